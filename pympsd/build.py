@@ -1,0 +1,23 @@
+"""The build id: a digest of the three packages' sources, so that a server refuses an executor of another build."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from pympsd.version import VERSION
+
+PACKAGES = ("pympsd", "pympsd_server", "pympsd_client")
+
+
+@cache
+def build_id() -> str:
+    """Return the version and the first 12 hexadecimal digits of the digest (a few milliseconds, once)."""
+    digest = sha256()
+    root = Path(__file__).resolve().parent.parent
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(str(path.relative_to(root)).encode())
+            digest.update(path.read_bytes())
+    return f"{VERSION}+{digest.hexdigest()[:12]}"

@@ -1,0 +1,1 @@
+"""Which GPUs exist: profiles, emulated machine descriptions, visible-device filtering. Pure."""

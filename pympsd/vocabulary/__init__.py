@@ -1,0 +1,1 @@
+"""Words all three programs share: identities, statuses, limits, settings, file names. Pure."""

@@ -1,0 +1,41 @@
+"""What is known of one device: facts that the daemon lists, servers check and clients answer from."""
+
+from attrs import frozen
+
+WINDOW_BASE = 0x6000_0000_0000
+WINDOW_BITS = 40
+"""Every device owns the addresses ``WINDOW_BASE + (ordinal << WINDOW_BITS)`` up to the next window (1 TiB)."""
+
+
+@frozen
+class DeviceFacts:
+    """One device as a machine description or a probe found it.
+
+    ``memory_bytes`` is the total of device memory in bytes; ``attributes`` maps the names of CUdevice_attribute
+    without their ``CU_DEVICE_ATTRIBUTE_`` prefix to their values.
+    """
+
+    name: str
+    uuid: str
+    """With its ``GPU-`` prefix."""
+    pci: str
+    """As device_query prints it: ``0000:00.06.00``."""
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    memory_bytes: int
+    attributes: dict[str, int]
+
+    @property
+    def is_volta_or_newer(self) -> bool:
+        """Whether the device takes part in Volta MPS (compute capability 7.0 and up)."""
+        return self.compute_capability >= (7, 0)
+
+
+def window_of(ordinal: int) -> int:
+    """Return the first address of a device's own window (ordinal as the daemon counts its visible devices)."""
+    return WINDOW_BASE + (ordinal << WINDOW_BITS)
+
+
+def ordinal_of(address: int) -> int:
+    """Return the ordinal of the device whose window holds an address; negative when below every window."""
+    return (address - WINDOW_BASE) >> WINDOW_BITS

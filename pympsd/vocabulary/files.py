@@ -1,0 +1,28 @@
+"""Every file name under the pipe and the log directory. Imports nothing: the quick command line uses it."""
+
+from typing import Final
+
+DEFAULT_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
+DEFAULT_LOG_DIRECTORY: Final = "/var/log/nvidia-mps"
+
+CONTROL: Final = "control"
+CONTROL_PRIVILEGED: Final = "control_privileged"
+LOCK: Final = "control_lock"
+LOG_FIFO: Final = "log"
+PID: Final = "nvidia-cuda-mps-control.pid"
+
+CONTROL_LOG: Final = "control.log"
+SERVER_LOG: Final = "server.log"
+
+SOCKET_PATH_LIMIT: Final = 107
+"""Bytes a Unix socket's path may have: sun_path less its terminating NUL (unix(7))."""
+
+
+def pipe_directory(environment: "dict[str, str]") -> str:
+    """Return the pipe directory that an environment names, or the documented default."""
+    return environment.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORY
+
+
+def log_directory(environment: "dict[str, str]") -> str:
+    """Return the log directory that an environment names, or the documented default."""
+    return environment.get("CUDA_MPS_LOG_DIRECTORY") or DEFAULT_LOG_DIRECTORY

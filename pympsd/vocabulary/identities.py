@@ -1,0 +1,39 @@
+"""Identities: 64-bit serials. A process is never known by its PID alone, for PIDs are used again."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import NewType
+
+from attrs import frozen
+
+ServerSerial = NewType("ServerSerial", int)
+"""Counts the servers of one daemon from 1."""
+ClientSerial = NewType("ClientSerial", int)
+"""Counts the client processes of one daemon from 1."""
+ContextSerial = NewType("ContextSerial", int)
+"""Counts the client contexts of one server from 1; ``ps`` shows it as ID."""
+
+OVERFLOW_UID = 65534
+"""What the kernel reports for a user of another user namespace (user_namespaces(7))."""
+
+
+@frozen
+class Peer:
+    """Who is at the other end of a socket, as the kernel said when it connected; pid 0: not visible here."""
+
+    pid: int
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+class Serials:
+    """A counter of serials: never gives one twice."""
+
+    def __init__(self) -> None:
+        self._next = count(1)
+
+    def take(self) -> int:
+        """Return the next serial."""
+        return next(self._next)

@@ -1,0 +1,57 @@
+"""Limits a client's contexts run under: active thread percentage, client priority, pinned memory."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from attrs import frozen
+
+
+class BadLimit(ValueError):
+    """A limit that cannot be; the message says what is allowed."""
+
+
+@frozen(order=True)
+class ThreadPercentage:
+    """The portion of a device's threads that a client may use: above 0, up to 100 (MPS documents, 4.2.5)."""
+
+    value: float = 100.0
+
+    def __attrs_post_init__(self) -> None:
+        if not (isfinite(self.value) and 0.0 < self.value <= 100.0):
+            raise BadLimit(f"an active thread percentage is above 0 and at most 100, not {self.value!r}")
+
+    @classmethod
+    def parse(cls, text: str) -> ThreadPercentage:
+        """Read a percentage from an environment variable."""
+        try:
+            number = float(text)
+        except ValueError:
+            raise BadLimit(
+                f"an active thread percentage is a number above 0, up to 100, not {text!r}"
+            ) from None
+        return cls(number)
+
+    def __str__(self) -> str:
+        return f"{self.value:.1f}"
+
+
+@frozen(order=True)
+class ClientPriority:
+    """A client's priority level: 0 normal, 1 below normal (MPS documents, 2.3.8)."""
+
+    level: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if self.level not in (0, 1):
+            raise BadLimit(f"a client priority is 0 (normal) or 1 (below normal), not {self.level!r}")
+
+    @classmethod
+    def parse(cls, text: str) -> ClientPriority:
+        """Read a priority level from an environment variable."""
+        if text.strip() not in ("0", "1"):
+            raise BadLimit(f"a client priority is 0 (normal) or 1 (below normal), not {text!r}")
+        return cls(int(text))
+
+    def __str__(self) -> str:
+        return str(self.level)

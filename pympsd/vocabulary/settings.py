@@ -1,0 +1,75 @@
+"""The daemon's settings: one mapping of environment variables in, one frozen Settings out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.vocabulary import files
+from pympsd.vocabulary.limits import BadLimit, ClientPriority, ThreadPercentage
+
+BACKENDS: Final = ("auto", "cuda", "emulated")
+
+
+class BadSetting(ValueError):
+    """A setting the daemon cannot start with; the message names the variable and what is allowed."""
+
+
+@frozen
+class Settings:
+    """How a daemon was told to run; ``complaints`` are values that were refused and fell back to defaults."""
+
+    pipe_directory: str
+    log_directory: str
+    backend: str
+    emulated_devices: str
+    visible_devices: str | None
+    thread_percentage: ThreadPercentage
+    client_priority: ClientPriority
+    complaints: tuple[str, ...] = ()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
+        """Read settings; raise BadSetting for what cannot be started with."""
+        complaints: list[str] = []
+        return cls(
+            pipe_directory=files.pipe_directory(dict(environment)),
+            log_directory=files.log_directory(dict(environment)),
+            backend=_backend(environment.get("PYMPSD_BACKEND", "auto")),
+            emulated_devices=environment.get("PYMPSD_EMULATED_DEVICES", "") or "H200",
+            visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
+            thread_percentage=_percentage(environment, complaints),
+            client_priority=_priority(environment, complaints),
+            complaints=tuple(complaints),
+        )
+
+
+def _backend(text: str) -> str:
+    if text not in BACKENDS:
+        raise BadSetting(f"PYMPSD_BACKEND is one of {', '.join(BACKENDS)}, not {text!r}")
+    if text == "cuda":
+        raise BadSetting(
+            "PYMPSD_BACKEND=cuda: this build has no backend for a real GPU yet; use emulated (or auto, which means "
+            "emulated for now)"
+        )
+    return "emulated"
+
+
+def _percentage(environment: Mapping[str, str], complaints: list[str]) -> ThreadPercentage:
+    text = environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    try:
+        return ThreadPercentage.parse(text) if text is not None else ThreadPercentage()
+    except BadLimit:
+        complaints.append("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE should be between (0.0, 100.0]")
+        return ThreadPercentage()
+
+
+def _priority(environment: Mapping[str, str], complaints: list[str]) -> ClientPriority:
+    text = environment.get("CUDA_MPS_CLIENT_PRIORITY")
+    try:
+        return ClientPriority.parse(text) if text is not None else ClientPriority()
+    except BadLimit:
+        complaints.append("CUDA_MPS_CLIENT_PRIORITY should be between [0,1]")
+        return ClientPriority()

@@ -1,0 +1,37 @@
+"""The frame: an 8-byte header and a body. Imports nothing, for the quick command line writes frames too.
+
+Header, in the machine's own byte order (both ends are on one machine): body length (4 bytes), kind (2),
+number of file descriptors that came with it (1), reserved, zero (1).
+"""
+
+from sys import byteorder
+from typing import Final
+
+HEADER_BYTES: Final = 8
+BODY_LIMIT: Final = 1 << 20
+"""No body is longer than 1 MiB; a peer that announces more has its connection closed."""
+
+# The operator's conversation: bodies are raw bytes, so that a command is echoed as it came.
+OPERATOR_HELLO: Final = 1
+OPERATOR_LINE: Final = 2
+OPERATOR_WORKING: Final = 3
+OPERATOR_STDOUT: Final = 4
+OPERATOR_STDERR: Final = 5
+OPERATOR_DONE: Final = 6
+"""Ends the answer to one line; the body is one byte, 0 accepted or 1 refused."""
+
+FIRST_MESSAGE_KIND: Final = 16
+"""Kinds from here on are messages (messages.py)."""
+
+if byteorder != "little":  # the command stream's records are laid out for little-endian machines
+    raise ImportError("pympsd runs on little-endian machines only")
+
+
+def encode(kind: int, body: bytes = b"", fds: int = 0) -> bytes:
+    """Return one frame."""
+    return len(body).to_bytes(4, byteorder) + kind.to_bytes(2, byteorder) + bytes((fds, 0)) + body
+
+
+def decode_header(header: bytes) -> tuple[int, int, int]:
+    """Return (body length, kind, number of fds) of an 8-byte header."""
+    return int.from_bytes(header[:4], byteorder), int.from_bytes(header[4:6], byteorder), header[6]

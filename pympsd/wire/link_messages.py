@@ -1,0 +1,108 @@
+"""Messages between the daemon and a server, over the registration socket the server inherits."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.wire.messages import message
+from pympsd.wire.versions import Versions
+
+
+@message(32)
+@frozen
+class ServerHello:
+    """The server's first word."""
+
+    versions: Versions
+    pid: int
+
+
+@message(33)
+@frozen
+class ServerSetup:
+    """What a server works with: its user, its devices and the limits it starts with."""
+
+    uid: int
+    control_socket: str
+    backend: str
+    devices: tuple[DeviceFacts, ...]
+    thread_percentage: float
+    client_priority: int
+
+
+@message(34)
+@frozen
+class StatusChanged:
+    """The server's status, pushed whenever it changes; the daemon never asks."""
+
+    status: str
+
+
+@message(35)
+@frozen
+class AdmitClient:
+    """Comes with 2 fds: the server's end of the session and a pidfd of the client (1 where pid is 0)."""
+
+    client: int
+    pid: int
+    uid: int
+    gid: int
+    command: str
+    priority: int
+    environment: dict[str, str]
+
+
+@message(36)
+@frozen
+class ContextReported:
+    """A client has made a context."""
+
+    client: int
+    serial: int
+    number: int
+    """Counts the process's contexts from 1."""
+    device: int
+
+
+@message(37)
+@frozen
+class ContextGone:
+    """A context is gone and what it held freed."""
+
+    client: int
+    serial: int
+
+
+@message(38)
+@frozen
+class ClientGone:
+    """A client process is gone from the server; when none is left the daemon may pass the turn on."""
+
+    client: int
+
+
+@message(39)
+@frozen
+class ShutDown:
+    """Leave: when the last client has gone, or (forced) at once."""
+
+    forced: bool
+
+
+@message(40)
+@frozen
+class LogRecord:
+    """A line for server.log: an event of the catalogue with its fields, at a time in seconds since the epoch."""
+
+    event: str
+    fields: dict[str, str | int | float]
+    time: float
+
+
+@message(41)
+@frozen
+class LogDropped:
+    """The link was full and so many records were dropped."""
+
+    count: int

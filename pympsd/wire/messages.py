@@ -1,0 +1,167 @@
+"""Every message, one frozen class each, and the codec: MessagePack bodies in frames, the kind in the header.
+
+Named by direction: hello and grants between client and daemon, session messages between client and server,
+link messages between server and daemon (``link_messages``) and between server and executor (``executor_messages``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+from attrs import frozen
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.wire import frames
+from pympsd.wire.errors import LocalError, RemoteError
+from pympsd.wire.framing import Frame
+from pympsd.wire.versions import Versions
+
+_KINDS: Final[dict[int, type]] = {}
+_KIND_OF: Final[dict[type, int]] = {}
+_M = TypeVar("_M")
+
+
+def message(kind: int) -> Any:
+    """Register a frozen class as the message of a kind."""
+
+    def register(cls: type[_M]) -> type[_M]:
+        number = frames.FIRST_MESSAGE_KIND + kind
+        if number in _KINDS:
+            raise LocalError(f"message kind {kind} is taken by {_KINDS[number].__name__}")
+        _KINDS[number] = cls
+        _KIND_OF[cls] = number
+        return cls
+
+    return register
+
+
+def encode(value: object, fds: int = 0) -> bytes:
+    """Return the frame of a message; ``fds`` descriptors are sent beside it."""
+    kind = _KIND_OF.get(type(value))
+    if kind is None:
+        raise LocalError(f"{type(value).__name__} is no message")
+    body = msgspec.msgpack.encode(value)
+    if len(body) > frames.BODY_LIMIT:
+        raise LocalError(
+            f"{type(value).__name__} of {len(body)} bytes is over the ceiling of {frames.BODY_LIMIT}"
+        )
+    return frames.encode(kind, body, fds)
+
+
+def decode(frame: Frame) -> Any:
+    """Return the message of a frame; raise RemoteError for an unknown kind or a body that does not fit it."""
+    cls = _KINDS.get(frame.kind)
+    if cls is None:
+        raise RemoteError(f"unknown message kind {frame.kind}")
+    try:
+        return msgspec.msgpack.decode(frame.body, type=cls)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RemoteError(f"a malformed {cls.__name__}: {error}") from None
+
+
+# --- client and daemon, on the control socket
+
+
+@message(0)
+@frozen
+class ClientHello:
+    """A client knocks. ``environment`` holds the MPS and device variables of its own that the server honours."""
+
+    versions: Versions
+    pid: int
+    command: str
+    pid_namespace: int
+    environment: dict[str, str]
+
+
+@message(1)
+@frozen
+class SessionGranted:
+    """Comes with 1 fd: the client's end of its session with the server."""
+
+    version: int
+    client: int
+    server_pid: int
+
+
+@message(2)
+@frozen
+class Refused:
+    """No: a CUresult number and a sentence a person can read. Ends the conversation it answers."""
+
+    code: int
+    reason: str
+
+
+# --- client and server, on the session
+
+
+@message(8)
+@frozen
+class SessionWelcome:
+    """The server's first word: the devices this client sees, in its own numbering."""
+
+    server_pid: int
+    driver_version: int
+    devices: tuple[DeviceFacts, ...]
+    ordinals: tuple[int, ...]
+    """For each device its ordinal among the daemon's devices: it says which address window is its own."""
+
+
+@message(9)
+@frozen
+class OpenContext:
+    """The client asks for a context on a device (ordinal in its own numbering)."""
+
+    request: int
+    device: int
+    flags: int = 0
+    priority: int | None = None
+    thread_percentage: float | None = None
+
+
+@message(10)
+@frozen
+class ContextOpened:
+    """Comes with 2 fds, stream and shared memory, when it is the process's first context of that executor."""
+
+    request: int
+    context: int
+    """The server's serial: names the context in records."""
+    generation: int
+    """The executor's generation: handles minted for another are refused."""
+    multiprocessors: int
+    memory_bytes: int
+    """What cuMemGetInfo calls total: the limit where there is one."""
+    stream_priorities: tuple[int, int]
+    """Least and greatest, as cuCtxGetStreamPriorityRange returns them."""
+    shared_bytes: int
+    """Size of the shared memory for bulk data."""
+
+
+@message(11)
+@frozen
+class CloseContext:
+    """The client destroys a context."""
+
+    request: int
+    context: int
+
+
+@message(12)
+@frozen
+class ContextClosed:
+    """All that the context held is freed."""
+
+    request: int
+
+
+@message(13)
+@frozen
+class RequestRefused:
+    """A session request failed; the session goes on."""
+
+    request: int
+    code: int
+    reason: str

@@ -1,0 +1,48 @@
+"""What loading a module answers: its functions with their parameter layouts and attributes, and its globals."""
+
+from __future__ import annotations
+
+import msgspec
+from attrs import frozen
+
+from pympsd.wire.errors import RemoteError
+
+
+@frozen
+class FunctionLayout:
+    """One kernel. ``parameters`` are (offset, size) in bytes in the flat parameter buffer, in order."""
+
+    name: str
+    parameters: tuple[tuple[int, int], ...]
+    parameter_bytes: int
+    attributes: dict[str, int]
+    """By the names of CUfunction_attribute without ``CU_FUNC_ATTRIBUTE_``."""
+
+
+@frozen
+class GlobalLayout:
+    """One variable: where it is and how many bytes it has."""
+
+    name: str
+    address: int
+    size: int
+
+
+@frozen
+class ModuleLayout:
+    """The tail of LOAD_MODULE's answer; a function's index in ``functions`` names it in LAUNCH."""
+
+    functions: tuple[FunctionLayout, ...]
+    globals: tuple[GlobalLayout, ...]
+
+    def encode(self) -> bytes:
+        """Return it as JSON (a native worker writes it too)."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> ModuleLayout:
+        """Read it; raise RemoteError when it does not fit."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RemoteError(f"a malformed module layout: {error}") from None

@@ -1,0 +1,197 @@
+"""The port between an executor and what really runs the work: Device, Context, Module, Stream, Event.
+
+Addresses are device addresses inside the device's own window, sizes are bytes. Calls are made from the executor's
+worker threads, several at once; none blocks for a stream. What happens later, in stream order, is told through a
+``Completion``: called once, from any thread, with the result of the context up to that point.
+
+Errors are ``BackendError``: a CUresult number and a sentence. Sources: the CUDA driver API, chapters Memory
+Management, Module Management, Execution Control, Stream Management and Event Management.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from attrs import frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
+
+
+class BackendError(Exception):
+    """A call failed: ``code`` is the CUresult, the message is for a person."""
+
+    def __init__(self, code: Result, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@frozen
+class Outcome:
+    """How the work before a completion ended: SUCCESS, or the error that ruined the context."""
+
+    code: Result = Result.SUCCESS
+    reason: str = ""
+
+
+Completion = Callable[[Outcome], None]
+
+
+@frozen
+class Capabilities:
+    """What an implementation can do, as values; nobody asks which implementation it is."""
+
+    isolates_address_spaces: bool
+    """Whether clients cannot reach each other's memory from kernels."""
+    contains_faults: bool
+    """Whether a fault can be kept to its client; if not the device's process must be replaced."""
+    stops_kernels: bool
+    """Whether a running kernel can be stopped."""
+    limits_multiprocessors: bool
+    """Whether a context can be kept to some of the device's SMs."""
+
+
+@frozen
+class Quota:
+    """What a context may use. ``memory_bytes`` 0 means the device's own limit; priority as ClientPriority.level."""
+
+    multiprocessors: int
+    memory_bytes: int
+    priority: int
+
+
+class Stream(Protocol):
+    """Work in order. Copies and fills check their addresses at once and raise BackendError (INVALID_VALUE)."""
+
+    def copy_to_device(self, destination: int, source: memoryview, done: Completion) -> None:
+        """Copy host bytes to device memory; ``source`` must stay as it is until ``done`` is called."""
+
+    def copy_from_device(self, target: memoryview, source: int, done: Completion) -> None:
+        """Copy device memory to host bytes (writable); they are there when ``done`` is called."""
+
+    def copy_on_device(self, destination: int, source: int, count: int) -> None:
+        """Copy bytes from device memory to device memory."""
+
+    def fill(self, destination: int, value: int, width: int, count: int) -> None:
+        """Set ``count`` elements of ``width`` 1, 2 or 4 bytes to a value."""
+
+    def launch(
+        self,
+        module: Module,
+        function: int,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        parameters: bytes,
+    ) -> None:
+        """Run a kernel: ``function`` is its index in the module's functions, ``parameters`` the flat buffer."""
+
+    def record(self, event: Event) -> None:
+        """The event is done when the work before it in this stream is."""
+
+    def wait(self, event: Event) -> None:
+        """Later work waits for what the event last recorded; an event never recorded holds nothing up."""
+
+    def notify(self, done: Completion) -> None:
+        """Call back when all work so far in this stream is done (at once when it is)."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether all work so far is done."""
+
+    def destroy(self) -> None:
+        """Forget the stream; its work goes on to its end."""
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    @property
+    def done(self) -> bool:
+        """Whether what it last recorded is done; true when never recorded."""
+
+    def notify(self, done: Completion) -> None:
+        """Call back when what it last recorded is done."""
+
+    def milliseconds_since(self, start: Event) -> float:
+        """Time between two recorded events; BackendError INVALID_HANDLE or NOT_READY as in CUDA."""
+
+
+class Module(Protocol):
+    """Loaded code; its layouts are what the client launches by."""
+
+    @property
+    def functions(self) -> Sequence[FunctionLayout]:
+        """Its kernels, in the order LAUNCH counts them."""
+
+    @property
+    def globals(self) -> Sequence[GlobalLayout]:
+        """Its variables with their addresses."""
+
+    def unload(self) -> None:
+        """Free it once its running kernels have ended."""
+
+
+class Context(Protocol):
+    """One client context: its memory, modules and streams. Destroying it frees all of them."""
+
+    def allocate(self, count: int) -> int:
+        """Return the address of new memory; BackendError OUT_OF_MEMORY, INVALID_VALUE for 0."""
+
+    def free(self, address: int) -> None:
+        """Give memory back; BackendError INVALID_VALUE when it is not an allocation's start."""
+
+    def memory_info(self) -> tuple[int, int]:
+        """Return (free, total) bytes; total is the limit where there is one."""
+
+    def load_module(self, image: bytes) -> Module:
+        """Load code; BackendError INVALID_PTX, INVALID_IMAGE ... with a reason that names line and instruction."""
+
+    @property
+    def default_stream(self) -> Stream:
+        """The legacy default stream: waits for and is waited for by the context's blocking streams."""
+
+    def create_stream(self, non_blocking: bool, priority: int) -> Stream:
+        """Return a new stream; priority is clamped to the range of ``stream_priorities``."""
+
+    def create_event(self, timing: bool) -> Event:
+        """Return a new event."""
+
+    def notify(self, done: Completion) -> None:
+        """Call back when all work so far in all streams is done."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """SUCCESS, or the sticky error that ruined the context."""
+
+    def destroy(self) -> None:
+        """Stop or finish what runs, free everything; later completions get CONTEXT_IS_DESTROYED."""
+
+
+class Device(Protocol):
+    """One device, opened by its executor."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this implementation can do."""
+
+    @property
+    def stream_priorities(self) -> tuple[int, int]:
+        """Least and greatest stream priority (numerically the least is the larger)."""
+
+    @property
+    def trace(self) -> Mapping[str, int]:
+        """Counters for tests and operators: kernels started and finished, batches, bytes allocated ..."""
+
+    def create_context(
+        self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None]
+    ) -> Context:
+        """Make a context; contexts of one ``address_space`` (one client process) share memory.
+
+        ``on_fault`` is called once, from any thread, when the context is ruined.
+        """
+
+    def close(self) -> None:
+        """Stop everything and let the device go."""
