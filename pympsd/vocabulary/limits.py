@@ -27,9 +27,7 @@ class ThreadPercentage:
         try:
             number = float(text)
         except ValueError:
-            raise BadLimit(
-                f"an active thread percentage is a number above 0, up to 100, not {text!r}"
-            ) from None
+            raise BadLimit(f"an active thread percentage is a number above 0, up to 100, not {text!r}") from None
         return cls(number)
 
     def __str__(self) -> str:

@@ -49,9 +49,7 @@ class FrameReader:
         if length > self.body_limit:
             raise RemoteError(f"a frame of {length} bytes is over the ceiling of {self.body_limit}")
         if fd_count > self.fds_allowed:
-            raise RemoteError(
-                f"a frame with {fd_count} file descriptors, {self.fds_allowed} are allowed here"
-            )
+            raise RemoteError(f"a frame with {fd_count} file descriptors, {self.fds_allowed} are allowed here")
         end = frames.HEADER_BYTES + length
         if len(self._buffer) < end:
             return None

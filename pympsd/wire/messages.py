@@ -43,9 +43,7 @@ def encode(value: object, fds: int = 0) -> bytes:
         raise LocalError(f"{type(value).__name__} is no message")
     body = msgspec.msgpack.encode(value)
     if len(body) > frames.BODY_LIMIT:
-        raise LocalError(
-            f"{type(value).__name__} of {len(body)} bytes is over the ceiling of {frames.BODY_LIMIT}"
-        )
+        raise LocalError(f"{type(value).__name__} of {len(body)} bytes is over the ceiling of {frames.BODY_LIMIT}")
     return frames.encode(kind, body, fds)
 
 

@@ -1,0 +1,162 @@
+"""An emulated machine: a short form such as ``2xH200,1xP100``, or a TOML file's path, to device facts.
+
+The file has one ``[[device]]`` table a device (or for ``count`` like ones)::
+
+    [[device]]
+    profile = "H200"          # H200, A100, V100 or P100
+    uuid = "GPU-7685caad-23a2-2403-a46b-a1dfeabe3819"   # the rest is optional
+    pci = "0000:00.06.00"
+    name = "NVIDIA H200"
+    multiprocessors = 132
+    memory_mib = 143155
+    compute_capability = "9.0"
+    compute_mode = "DEFAULT"  # or EXCLUSIVE_PROCESS, PROHIBITED
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+from uuid import NAMESPACE_OID, uuid5
+
+from attrs import evolve
+
+from pympsd.devices.profiles import PROFILES, Profile
+from pympsd.vocabulary.device_facts import DeviceFacts
+
+DEVICE_LIMIT: Final = 64
+COMPUTE_MODES: Final = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
+_KEYS: Final = frozenset(
+    {
+        "profile",
+        "count",
+        "uuid",
+        "pci",
+        "name",
+        "multiprocessors",
+        "memory_mib",
+        "compute_capability",
+        "compute_mode",
+    }
+)
+
+
+class BadMachine(ValueError):
+    """A machine description that cannot be; the message says what is allowed."""
+
+
+def describe(text: str) -> tuple[DeviceFacts, ...]:
+    """Return the devices of a machine: ``text`` is the short form, or the path of a TOML file."""
+    if "/" in text or text.endswith(".toml"):
+        return from_toml(_read(text))
+    return _checked([facts for part in text.split(",") for facts in _short(part.strip(), text)])
+
+
+def from_toml(text: str) -> tuple[DeviceFacts, ...]:
+    """Return the devices a TOML text describes."""
+    try:
+        tables = tomllib.loads(text).get("device")
+    except tomllib.TOMLDecodeError as error:
+        raise BadMachine(f"the machine description is no TOML: {error}") from None
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise BadMachine("a machine description has one [[device]] table a device")
+    return _checked([facts for table in tables for facts in _from_table(table)])
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadMachine(f"PYMPSD_EMULATED_DEVICES={path}: {error}") from None
+
+
+def _short(part: str, whole: str) -> list[tuple[Profile, dict[str, Any]]]:
+    count, _, name = part.rpartition("x")
+    if name not in PROFILES or not (count or "1").isdecimal() or not 0 < int(count or "1") <= DEVICE_LIMIT:
+        raise BadMachine(
+            f"PYMPSD_EMULATED_DEVICES={whole}: {part!r} is none of {', '.join(PROFILES)}, nor such a name after a "
+            f"count up to {DEVICE_LIMIT} (3xH200), nor the path of a TOML file"
+        )
+    return [(PROFILES[name], {})] * int(count or "1")
+
+
+def _from_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
+    unknown = table.keys() - _KEYS
+    if unknown:
+        raise BadMachine(f"a device has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(_KEYS))}")
+    profile = PROFILES.get(table.get("profile", "H200"))
+    if profile is None:
+        raise BadMachine(f"profile {table['profile']!r} is none of {', '.join(PROFILES)}")
+    count = table.get("count", 1)
+    if not isinstance(count, int) or not 0 < count <= DEVICE_LIMIT:
+        raise BadMachine(f"count is a number from 1 to {DEVICE_LIMIT}, not {count!r}")
+    if count > 1 and table.keys() & {"uuid", "pci"}:
+        raise BadMachine("devices of a count above 1 cannot share one uuid or pci")
+    return [(profile, table)] * count
+
+
+def _checked(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceFacts, ...]:
+    if not 0 < len(devices) <= DEVICE_LIMIT:
+        raise BadMachine(f"a machine has 1 to {DEVICE_LIMIT} devices, not {len(devices)}")
+    facts = tuple(_facts(index, profile, table) for index, (profile, table) in enumerate(devices))
+    if len({device.uuid for device in facts}) < len(facts):
+        raise BadMachine("two devices have the same uuid")
+    return facts
+
+
+def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
+    capability = _capability(table, profile)
+    multiprocessors = _positive(table, "multiprocessors", profile.multiprocessors)
+    mode = table.get("compute_mode", "DEFAULT")
+    if mode not in COMPUTE_MODES:
+        raise BadMachine(f"compute_mode is one of {', '.join(COMPUTE_MODES)}, not {mode!r}")
+    identity = {
+        "COMPUTE_CAPABILITY_MAJOR": capability[0],
+        "COMPUTE_CAPABILITY_MINOR": capability[1],
+        "MULTIPROCESSOR_COUNT": multiprocessors,
+        "COMPUTE_MODE": COMPUTE_MODES[mode],
+        "PCI_BUS_ID": 0,
+        "PCI_DEVICE_ID": 6 + index,
+    }
+    return DeviceFacts(
+        name=str(table.get("name", profile.name)),
+        uuid=_uuid(table, index),
+        pci=str(table.get("pci", f"0000:00.{6 + index:02x}.00")),
+        compute_capability=capability,
+        multiprocessors=multiprocessors,
+        memory_bytes=_positive(table, "memory_mib", profile.memory_bytes >> 20) << 20,
+        attributes={**profile.attributes, **identity},
+    )
+
+
+def _uuid(table: dict[str, Any], index: int) -> str:
+    given = table.get("uuid")
+    if given is None:
+        return f"GPU-{uuid5(NAMESPACE_OID, f'pympsd emulated device {index}')}"
+    digits = str(given).removeprefix("GPU-").replace("-", "")
+    if not str(given).startswith("GPU-") or len(digits) != 32 or set(digits) - set("0123456789abcdef"):
+        raise BadMachine(f"a uuid is GPU- and 32 hexadecimal digits in five groups, not {given!r}")
+    return str(given)
+
+
+def _capability(table: dict[str, Any], profile: Profile) -> tuple[int, int]:
+    given = table.get("compute_capability")
+    if given is None:
+        return profile.compute_capability
+    major, dot, minor = str(given).partition(".")
+    if not (dot and major.isdecimal() and minor.isdecimal()):
+        raise BadMachine(f'a compute_capability is written like "9.0", not {given!r}')
+    return int(major), int(minor)
+
+
+def _positive(table: dict[str, Any], key: str, default: int) -> int:
+    value = table.get(key, default)
+    if not isinstance(value, int) or value < 1:
+        raise BadMachine(f"{key} is a number above 0, not {value!r}")
+    return value
+
+
+def with_attributes(device: DeviceFacts, **attributes: int) -> DeviceFacts:
+    """Return the device with some attributes changed."""
+    return evolve(device, attributes={**device.attributes, **attributes})

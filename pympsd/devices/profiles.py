@@ -1,0 +1,104 @@
+"""Profiles of the devices an emulated machine can be made of: H200, A100, V100 and the pre-Volta P100.
+
+Figures are the vendor's published ones (CUDA C++ Programming Guide, table of compute capabilities, and the
+product pages); memory totals and the H200's attributes as a driver reports them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import field, frozen
+
+
+@frozen
+class Profile:
+    """One kind of device, without the identity (UUID, PCI id) that a machine gives it."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    memory_bytes: int
+    attributes: dict[str, int] = field(factory=dict)
+
+
+_EVERY_DEVICE: Final = {
+    "MAX_THREADS_PER_BLOCK": 1024,
+    "MAX_BLOCK_DIM_X": 1024,
+    "MAX_BLOCK_DIM_Y": 1024,
+    "MAX_BLOCK_DIM_Z": 64,
+    "MAX_GRID_DIM_X": 2147483647,
+    "MAX_GRID_DIM_Y": 65535,
+    "MAX_GRID_DIM_Z": 65535,
+    "MAX_SHARED_MEMORY_PER_BLOCK": 49152,
+    "TOTAL_CONSTANT_MEMORY": 65536,
+    "WARP_SIZE": 32,
+    "MAX_PITCH": 2147483647,
+    "MAX_REGISTERS_PER_BLOCK": 65536,
+    "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536,
+    "TEXTURE_ALIGNMENT": 512,
+    "GPU_OVERLAP": 1,
+    "KERNEL_EXEC_TIMEOUT": 0,
+    "INTEGRATED": 0,
+    "CAN_MAP_HOST_MEMORY": 0,
+    "COMPUTE_MODE": 0,
+    "CONCURRENT_KERNELS": 1,
+    "ECC_ENABLED": 1,
+    "TCC_DRIVER": 0,
+    "UNIFIED_ADDRESSING": 1,
+    "PCI_DOMAIN_ID": 0,
+    "STREAM_PRIORITIES_SUPPORTED": 1,
+    "GLOBAL_L1_CACHE_SUPPORTED": 1,
+    "LOCAL_L1_CACHE_SUPPORTED": 1,
+    "MANAGED_MEMORY": 0,
+    "MULTI_GPU_BOARD": 0,
+    "CONCURRENT_MANAGED_ACCESS": 0,
+    "PAGEABLE_MEMORY_ACCESS": 0,
+    "HOST_NATIVE_ATOMIC_SUPPORTED": 0,
+    "COOPERATIVE_LAUNCH": 0,
+    "MAX_BLOCKS_PER_MULTIPROCESSOR": 32,
+    "MEMORY_POOLS_SUPPORTED": 0,
+}
+
+
+def _architecture(
+    shared_per_sm: int,
+    shared_optin: int,
+    threads_per_sm: int,
+    clock: int,
+    memory_clock: int,
+    bus: int,
+    l2: int,
+) -> dict[str, int]:
+    return {
+        **_EVERY_DEVICE,
+        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": shared_per_sm,
+        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": shared_optin,
+        "RESERVED_SHARED_MEMORY_PER_BLOCK": 1024 if shared_optin > 100000 else 0,
+        "MAX_THREADS_PER_MULTIPROCESSOR": threads_per_sm,
+        "CLOCK_RATE": clock,
+        "MEMORY_CLOCK_RATE": memory_clock,
+        "GLOBAL_MEMORY_BUS_WIDTH": bus,
+        "L2_CACHE_SIZE": l2,
+        "ASYNC_ENGINE_COUNT": 3,
+    }
+
+
+PROFILES: Final = {
+    "H200": Profile(
+        "NVIDIA H200", (9, 0), 132, 143155 << 20,
+        _architecture(233472, 232448, 2048, 1980000, 3201000, 6144, 62914560),
+    ),
+    "A100": Profile(
+        "NVIDIA A100-SXM4-80GB", (8, 0), 108, 81038 << 20,
+        _architecture(167936, 166912, 2048, 1410000, 1593000, 5120, 41943040),
+    ),
+    "V100": Profile(
+        "Tesla V100-SXM2-32GB", (7, 0), 80, 32494 << 20,
+        _architecture(98304, 98304, 2048, 1530000, 877000, 4096, 6291456),
+    ),
+    "P100": Profile(
+        "Tesla P100-SXM2-16GB", (6, 0), 56, 16276 << 20,
+        _architecture(65536, 49152, 2048, 1480500, 715000, 4096, 4194304),
+    ),
+}  # fmt: skip

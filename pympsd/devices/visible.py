@@ -1,0 +1,54 @@
+"""CUDA_VISIBLE_DEVICES: which devices are visible, in which order (MPS documents, 4.2.1; recorded: several-gpus).
+
+An entry is an index, a UUID or a unique prefix of one that includes ``GPU-``. Reading stops at the first entry
+that is none; what came before it stays visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+
+
+class NoVisibleDevice(ValueError):
+    """Nothing is visible; the message says why. The daemon's exit status is CUDA_ERROR_NO_DEVICE."""
+
+
+class DuplicateDevice(ValueError):
+    """A device is named twice. The daemon's exit status is CUDA_ERROR_INVALID_DEVICE."""
+
+
+def select(devices: Sequence[DeviceFacts], visible: str | None) -> tuple[int, ...]:
+    """Return the indexes of the visible devices in order; None: all of them."""
+    if visible is None:
+        return tuple(range(len(devices)))
+    chosen: list[int] = []
+    for entry in visible.split(","):
+        index = _find(devices, entry.strip())
+        if index is None:
+            break
+        if index in chosen:
+            raise DuplicateDevice(f"CUDA_VISIBLE_DEVICES={visible} names device {index} twice; name it once")
+        chosen.append(index)
+    if not chosen:
+        raise NoVisibleDevice(
+            f"CUDA_VISIBLE_DEVICES={visible} leaves no device visible; there are the indexes 0 to "
+            f"{len(devices) - 1} and the UUIDs {', '.join(device.uuid for device in devices)}"
+        )
+    return tuple(chosen)
+
+
+def keep_one_generation(devices: Sequence[DeviceFacts], chosen: Sequence[int]) -> tuple[int, ...]:
+    """Drop the pre-Volta devices when any visible one is Volta or newer (MPS documents, 2.3.4)."""
+    volta = tuple(index for index in chosen if devices[index].is_volta_or_newer)
+    return volta or tuple(chosen)
+
+
+def _find(devices: Sequence[DeviceFacts], entry: str) -> int | None:
+    if entry.isdecimal():
+        return int(entry) if int(entry) < len(devices) else None
+    if not entry.startswith("GPU-"):
+        return None
+    matches = [index for index, device in enumerate(devices) if device.uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
