@@ -1,0 +1,22 @@
+"""Who may do what: anyone may ask, the user who started the daemon and root may change things (recorded)."""
+
+from __future__ import annotations
+
+from pympsd.commands.answers import Answer, refusal
+from pympsd.commands.registry import Asker
+from pympsd.mind.daemon_state import Daemon
+
+
+def is_owner(daemon: Daemon, asker: Asker) -> bool:
+    """Whether the asker is root or the user who started the daemon."""
+    return asker.uid in (0, daemon.uid)
+
+
+def may_change_settings(daemon: Daemon, asker: Asker) -> Answer | None:
+    """Return the recorded refusal for another user (its spelling is the recorded one), or None."""
+    if is_owner(daemon, asker):
+        return None
+    return refusal(
+        f"Insufficient privileges for UID {asker.uid}. Control deamon settings can only be modified by the user who "
+        "started it or by the root user."
+    )

@@ -1,0 +1,39 @@
+"""device_query: the devices that the daemon and each server have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pympsd.commands.answers import lines, refusal
+from pympsd.commands.arguments import flag
+from pympsd.commands.numbers import leading_integer
+from pympsd.commands.registry import Asker, Decision, command
+from pympsd.mind.daemon_state import Daemon
+
+HEADING: Final = ("Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes")
+TABLE_ROW: Final = "{:<16}{:<15}{:<42}{:<34}{}"
+
+
+def _first_number(words: Sequence[str]) -> int | None:
+    numbers = [leading_integer(word) for word in words if word != "--csv"]
+    return numbers[0] if numbers else None
+
+
+@command("device_query", pid=_first_number, csv=flag("--csv"))
+def device_query(daemon: Daemon, asker: Asker, pid: int | None, csv: bool) -> Decision:
+    """Show the devices of the daemon and of its servers, or of the server PID; --csv as comma-separated values."""
+    if pid is not None and daemon.server_by_pid(pid) is None:
+        return Decision(refusal(f"Server {pid} not found"))
+    rows = [",".join(HEADING) if csv else TABLE_ROW.format(*HEADING), *_rows(daemon, csv)]
+    shown = ["Default", *rows]
+    for server in daemon.running_servers():
+        if pid in (None, server.pid):
+            # Recorded: the heading of a server begins with the newline that sets it off.
+            shown += [f"\nServer {server.pid}", *rows]
+    return Decision(lines(*shown))
+
+
+def _rows(daemon: Daemon, csv: bool) -> list[str]:
+    values = [(n, device.pci, device.uuid, device.name, "N/A") for n, device in enumerate(daemon.devices)]
+    return [",".join(map(str, row)) if csv else TABLE_ROW.format(*row) for row in values]

@@ -1,0 +1,36 @@
+"""Commands about servers: their list, their status, starting one."""
+
+from __future__ import annotations
+
+from pympsd.commands.answers import lines, refusal
+from pympsd.commands.arguments import required_pid, user_id
+from pympsd.commands.privileges import may_change_settings
+from pympsd.commands.registry import Asker, Decision, command
+from pympsd.mind.admission import wish_for_server
+from pympsd.mind.daemon_state import Daemon
+
+
+@command("get_server_list")
+def get_server_list(daemon: Daemon, asker: Asker) -> Decision:
+    """List the PIDs of all server instances, one a line."""
+    return Decision(lines(*(str(server.pid) for server in daemon.running_servers())))
+
+
+@command("get_server_status", pid=required_pid)
+def get_server_status(daemon: Daemon, asker: Asker, pid: int) -> Decision:
+    """Print the status of the server PID: INITIALIZING, ACTIVE or FAULT."""
+    server = daemon.server_by_pid(pid)
+    return Decision(lines(server.status) if server else refusal(f"Server {pid} not found"))
+
+
+@command("start_server", uid=user_id)
+def start_server(daemon: Daemon, asker: Asker, uid: int) -> Decision:
+    """Start a server for the user UID (start_server -uid UID), or queue the wish while another user's is active."""
+    refused = may_change_settings(daemon, asker)
+    if refused is None and daemon.uid not in (0, uid):
+        refused = refusal(
+            diagnostic=f"start_server: this daemon is run by user {daemon.uid} and can serve only that user"
+        )
+    if refused is None and daemon.quitting is not None:
+        refused = refusal(diagnostic="start_server: the daemon is quitting")
+    return Decision(refused) if refused else Decision(lines(), tuple(wish_for_server(daemon, uid)))

@@ -1,0 +1,47 @@
+"""A log file: opened once, appended to line by line, the same inode for the daemon's life."""
+
+from __future__ import annotations
+
+import os
+
+MODE = 0o644
+
+
+class LogFile:
+    """Appends lines to a file, or (path None) to standard output. A line that cannot be written is dropped."""
+
+    def __init__(self, path: str | None) -> None:
+        """Open the file for appending, making it when missing; raise OSError when that cannot be."""
+        self._path = path
+        self._fd = _open(path) if path is not None else os.dup(1)
+        self.dropped = 0
+
+    def write(self, line: bytes) -> None:
+        """Append one line in one write, so that lines of several processes never mix."""
+        try:
+            os.write(self._fd, line)
+        except OSError:
+            self.dropped += 1
+
+    def reopen(self) -> None:
+        """Let go of a file that was moved away and open the path anew; keep the old one when that fails."""
+        if self._path is None:
+            return
+        try:
+            fd = _open(self._path)
+        except OSError:
+            return
+        os.close(self._fd)
+        self._fd = fd
+
+    def close(self) -> None:
+        """Close it; later lines are dropped."""
+        os.close(self._fd)
+        self._fd = -1
+
+
+def _open(path: str) -> int:
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, MODE)
+    if os.fstat(fd).st_uid == os.geteuid():
+        os.fchmod(fd, MODE)
+    return fd

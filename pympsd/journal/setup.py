@@ -1,0 +1,69 @@
+"""The one place that configures structlog: an event name and fields in, a sentence of the catalogue out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import structlog
+from attrs import frozen
+
+from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES, sentence
+from pympsd.journal.files import LogFile
+from pympsd.journal.line_format import line
+
+Fields = dict[str, str | int | float]
+
+
+@frozen
+class Journal:
+    """The daemon's two logs; either may be None where its file could not be opened."""
+
+    control: LogFile | None
+    server: LogFile | None
+
+    def write_control(self, event: str, fields: dict[str, Any]) -> None:
+        """Write a control line; an answer's embedded newline starts a line of its own, as recorded."""
+        if self.control is not None:
+            text = sentence(CONTROL_LINES, event, fields)
+            self.control.write(line(time.time(), "Control", os.getpid(), text))
+
+    def write_server(self, who: str, pid: int, event: str, fields: dict[str, Any], when: float | None = None) -> None:
+        """Write a line for a server (``who`` Server), or for a line of the fifo (Other)."""
+        if self.server is not None:
+            text = sentence(SERVER_LINES, event, fields)
+            self.server.write(line(time.time() if when is None else when, who, pid, text))
+
+    def reopen(self) -> None:
+        """Open both files anew by their paths."""
+        for file in (self.control, self.server):
+            if file is not None:
+                file.reopen()
+
+
+def control_logger(journal: Journal) -> structlog.typing.FilteringBoundLogger:
+    """Configure structlog for the daemon: ``logger.info(event, **fields)`` writes a line of control.log."""
+    return _configured(journal.write_control)
+
+
+def link_logger(send: Callable[[str, Fields, float], None]) -> structlog.typing.FilteringBoundLogger:
+    """Configure structlog for a server: events travel to the daemon, which words and writes them."""
+    return _configured(lambda event, fields: send(event, fields, time.time()))
+
+
+def _configured(emit: Callable[[str, dict[str, Any]], None]) -> structlog.typing.FilteringBoundLogger:
+    def deliver(_: object, __: str, event_dict: MutableMapping[str, Any]) -> str:
+        event = event_dict.pop("event")
+        emit(event, dict(event_dict))
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[deliver],
+        wrapper_class=structlog.make_filtering_bound_logger(0),
+        logger_factory=structlog.ReturnLoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+    return logger

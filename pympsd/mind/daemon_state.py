@@ -1,0 +1,100 @@
+"""What the daemon knows: its servers with their clients and contexts, the waiting line, a pending quit."""
+
+from __future__ import annotations
+
+from attrs import define, field, frozen
+
+from pympsd.mind import server_lifecycle
+from pympsd.mind.server_lifecycle import Phase
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.identities import Peer, Serials
+from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
+
+
+@frozen
+class Context:
+    """A client context as its server reported it."""
+
+    serial: int
+    number: int
+    device: int
+
+
+@define
+class Client:
+    """A client process on a server."""
+
+    serial: int
+    pid: int
+    uid: int
+    command: str
+    namespace: int
+    contexts: dict[int, Context] = field(factory=dict)
+
+
+@define
+class Server:
+    """A server process; ``pid`` is 0 until it is spawned."""
+
+    serial: int
+    uid: int
+    thread_percentage: ThreadPercentage
+    pid: int = 0
+    phase: Phase = Phase.SPAWNING
+    forced: bool = False
+    clients: dict[int, Client] = field(factory=dict)
+
+    def become(self, phase: Phase) -> None:
+        """Move to a phase; raise IllegalMove when the table does not allow it."""
+        self.phase = server_lifecycle.move(self.phase, phase)
+
+    @property
+    def status(self) -> str:
+        """The status an operator sees."""
+        return server_lifecycle.STATUS[self.phase]
+
+
+@frozen
+class Waiting:
+    """A place in the line: a client that knocked, or (client 0) an operator's wish for a server."""
+
+    uid: int
+    client: int = 0
+    peer: Peer | None = None
+    command: str = ""
+    namespace: int = 0
+
+
+@define
+class Quit:
+    """A quit under way; the operators in ``sessions`` are answered by the daemon's end."""
+
+    sessions: list[int]
+    forced: bool = False
+
+
+@define
+class Daemon:
+    """The whole state. ``uid`` is the user the daemon runs as; root serves every user, in turn."""
+
+    uid: int
+    devices: tuple[DeviceFacts, ...]
+    thread_percentage: ThreadPercentage = field(factory=ThreadPercentage)
+    client_priority: ClientPriority = field(factory=ClientPriority)
+    servers: dict[int, Server] = field(factory=dict)
+    line: list[Waiting] = field(factory=list)
+    quitting: Quit | None = None
+    server_serials: Serials = field(factory=Serials)
+
+    def server_by_pid(self, pid: int) -> Server | None:
+        """Return the server of a PID."""
+        return next((server for server in self.running_servers() if server.pid == pid), None)
+
+    def running_servers(self) -> list[Server]:
+        """Return the servers that have a process, oldest first."""
+        return [server for server in self.servers.values() if server.pid]
+
+    @property
+    def current(self) -> Server | None:
+        """The one server there is, if any."""
+        return next(iter(self.servers.values()), None)

@@ -1,0 +1,146 @@
+"""The one door of the mind: an event in, instructions out, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import singledispatch
+
+import pympsd.commands.v2  # noqa: F401 - registers the commands
+from pympsd.commands.registry import Asker, answer_line
+from pympsd.mind import admission, events, shutdown
+from pympsd.mind.daemon_state import Context, Daemon
+from pympsd.mind.instructions import Instruction, Log, RefuseClient, Reply
+from pympsd.mind.server_lifecycle import Phase
+from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.statuses import ServerStatus
+
+
+def handle(daemon: Daemon, event: events.Event) -> list[Instruction]:
+    """Change the state by an event; return what is to be done, in order."""
+    return list(_decide(event, daemon))
+
+
+@singledispatch
+def _decide(event: object, daemon: Daemon) -> Iterator[Instruction]:
+    raise TypeError(f"{type(event).__name__} is no event of the daemon")
+
+
+@_decide.register
+def _(event: events.OperatorLine, daemon: Daemon) -> Iterator[Instruction]:
+    shown = event.line.decode("utf-8", "surrogateescape").strip(" \t\r\n")
+    yield Log("command", {"line": shown.partition("\0")[0]})
+    decision = answer_line(daemon, Asker(event.session, event.uid), event.line)
+    if decision.answer is not None:
+        for part in decision.answer.parts:
+            if part.logged:
+                yield Log("answer", {"text": part.text})
+        yield Reply(event.session, decision.answer)
+    yield from decision.instructions
+
+
+@_decide.register
+def _(event: events.ClientKnocked, daemon: Daemon) -> Iterator[Instruction]:
+    yield from admission.knock(daemon, event)
+
+
+@_decide.register
+def _(event: events.ClientLeftTheLine, daemon: Daemon) -> Iterator[Instruction]:
+    admission.leave_the_line(daemon, event.client)
+    yield from admission.take_turns(daemon)
+
+
+@_decide.register
+def _(event: events.ServerSpawned, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers[event.server]
+    server.pid = event.pid
+    server.become(Phase.INITIALIZING)
+    yield Log("server_starting", {"server": event.pid, "uid": server.uid})
+    yield from shutdown.advance(daemon)
+
+
+@_decide.register
+def _(event: events.SpawnFailed, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.pop(event.server)
+    yield Log("server_spawn_failed", {"uid": server.uid, "reason": event.reason})
+    reason = f"the MPS server of user {server.uid} could not be started: {event.reason}"
+    yield from _refuse_user(daemon, server.uid, reason)
+    yield from _next_after(daemon)
+
+
+@_decide.register
+def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.get(event.server)
+    if server is None:
+        return
+    phases = {ServerStatus.ACTIVE: Phase.ACTIVE, ServerStatus.FAULT: Phase.FAULT}
+    target = phases.get(ServerStatus(event.status))
+    if target is None or server.phase in (Phase.LEAVING, target):
+        return
+    if server.phase is Phase.INITIALIZING:
+        yield Log("server_ready", {"server": server.pid})
+    server.become(target)
+    yield from admission.take_turns(daemon)
+
+
+@_decide.register
+def _(event: events.ContextPushed, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.get(event.server)
+    client = server.clients.get(event.client) if server else None
+    if client is None:
+        return
+    client.contexts[event.serial] = Context(event.serial, event.number, event.device)
+    yield Log("client_server_exists", {"pid": client.pid, "uid": client.uid})
+
+
+@_decide.register
+def _(event: events.ContextGonePushed, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.get(event.server)
+    client = server.clients.get(event.client) if server else None
+    if client is not None:
+        client.contexts.pop(event.serial, None)
+    yield from ()
+
+
+@_decide.register
+def _(event: events.ClientGonePushed, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.get(event.server)
+    if server is not None:
+        server.clients.pop(event.client, None)
+    yield from admission.take_turns(daemon)
+
+
+@_decide.register
+def _(event: events.ServerExited, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.pop(event.server, None)
+    if server is None:
+        return
+    yield Log("server_exited", {"server": server.pid, "status": event.status})
+    if server.phase is Phase.INITIALIZING:
+        # It never became ready: a retry would only repeat it, so those who wait for it are told.
+        reason = f"the MPS server of user {server.uid} ended with status {event.status} before it was ready"
+        yield from _refuse_user(daemon, server.uid, f"{reason}; server.log says why")
+    server.become(Phase.GONE)
+    yield from _next_after(daemon)
+
+
+@_decide.register
+def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
+    yield from shutdown.force(daemon) if event.token == shutdown.FORCE_TIMER else shutdown.kill(daemon)
+
+
+@_decide.register
+def _(event: events.StopSignal, daemon: Daemon) -> Iterator[Instruction]:
+    yield from shutdown.stop_by_signal(daemon)
+
+
+def _next_after(daemon: Daemon) -> Iterator[Instruction]:
+    yield from admission.take_turns(daemon)
+    yield from shutdown.advance(daemon)
+
+
+def _refuse_user(daemon: Daemon, uid: int, reason: str) -> Iterator[Instruction]:
+    refused = [waiting for waiting in daemon.line if waiting.uid == uid]
+    daemon.line = [waiting for waiting in daemon.line if waiting.uid != uid]
+    for waiting in refused:
+        if waiting.client:
+            yield RefuseClient(waiting.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)

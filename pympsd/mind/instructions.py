@@ -1,0 +1,103 @@
+"""Everything the mind can ask of the rim."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from pympsd.commands.answers import Answer
+from pympsd.vocabulary.identities import Peer
+
+
+@frozen
+class Log:
+    """Write the line of an event to control.log."""
+
+    event: str
+    fields: dict[str, str | int | float] = field(factory=dict)
+
+
+@frozen
+class SpawnServer:
+    """Start a server process for a user; ``peer`` gives gid and groups where a client's are known."""
+
+    server: int
+    uid: int
+    peer: Peer | None
+
+
+@frozen
+class AdmitClient:
+    """Make a session between a waiting client and a server."""
+
+    client: int
+    server: int
+    server_pid: int
+    priority: int
+
+
+@frozen
+class RefuseClient:
+    """Tell a waiting client no: a CUresult and a sentence."""
+
+    client: int
+    code: int
+    reason: str
+
+
+@frozen
+class TellServerToLeave:
+    """Ask a server to leave when its last client has gone, or (forced) at once."""
+
+    server: int
+    forced: bool
+
+
+@frozen
+class KillServer:
+    """A server did not leave though forced: kill it."""
+
+    server: int
+
+
+@frozen
+class Reply:
+    """Answer an operator's command."""
+
+    session: int
+    answer: Answer
+
+
+@frozen
+class Working:
+    """Tell an operator that the command is understood and takes its time."""
+
+    session: int
+
+
+@frozen
+class SetTimer:
+    """Send TimerEnded with this token after so many seconds."""
+
+    token: str
+    seconds: float
+
+
+@frozen
+class Exit:
+    """The daemon is done."""
+
+    status: int
+
+
+Instruction = (
+    Log
+    | SpawnServer
+    | AdmitClient
+    | RefuseClient
+    | TellServerToLeave
+    | KillServer
+    | Reply
+    | Working
+    | SetTimer
+    | Exit
+)

@@ -1,0 +1,53 @@
+"""The states of a server as the daemon sees it: one table; an illegal move raises and changes nothing."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from pympsd.vocabulary.statuses import ServerStatus
+
+
+class Phase(Enum):
+    """Where a server is in its life."""
+
+    SPAWNING = "spawning"
+    INITIALIZING = "initializing"
+    ACTIVE = "active"
+    FAULT = "fault"
+    LEAVING = "leaving"
+    """Told to go: when its clients have gone, or at once."""
+    GONE = "gone"
+
+
+MOVES: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.SPAWNING: frozenset({Phase.INITIALIZING, Phase.GONE}),
+    Phase.INITIALIZING: frozenset({Phase.ACTIVE, Phase.LEAVING, Phase.GONE}),
+    Phase.ACTIVE: frozenset({Phase.FAULT, Phase.LEAVING, Phase.GONE}),
+    Phase.FAULT: frozenset({Phase.ACTIVE, Phase.LEAVING, Phase.GONE}),
+    Phase.LEAVING: frozenset({Phase.GONE}),
+    Phase.GONE: frozenset(),
+}
+"""From each phase the phases it may move to."""
+
+
+class IllegalMove(Exception):
+    """A server cannot go from one phase to another like that."""
+
+
+def move(current: Phase, target: Phase) -> Phase:
+    """Return the target, or raise IllegalMove."""
+    if target not in MOVES[current]:
+        allowed = ", ".join(sorted(phase.value for phase in MOVES[current])) or "nothing"
+        raise IllegalMove(f"a server that is {current.value} cannot become {target.value}, only {allowed}")
+    return target
+
+
+STATUS: Final = {
+    Phase.SPAWNING: ServerStatus.INITIALIZING,
+    Phase.INITIALIZING: ServerStatus.INITIALIZING,
+    Phase.ACTIVE: ServerStatus.ACTIVE,
+    Phase.FAULT: ServerStatus.FAULT,
+    Phase.LEAVING: ServerStatus.ACTIVE,
+}
+"""What get_server_status calls a phase."""
