@@ -1,0 +1,128 @@
+"""A message channel over a trio socket: receiving awaits, sending never does.
+
+What is sent waits in a queue that a sender task empties; a peer that does not read is cut off when the queue is
+over its bound, so that nobody else waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from array import array
+from collections import deque
+from typing import Any, Final
+
+import trio
+
+from pympsd.wire import messages
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.framing import Frame, FrameReader
+
+RECEIVE_BYTES: Final = 65536
+FDS_AT_ONCE: Final = 16
+QUEUE_BYTES: Final = 8 << 20
+"""More than this unsent and the peer is cut off."""
+
+
+class MessageChannel:
+    """Frames in, frames out; owns the socket and every descriptor given to ``send`` or not yet claimed."""
+
+    def __init__(self, sock: trio.socket.SocketType, fds_allowed: int = 0) -> None:
+        self._socket = sock
+        self._reader = FrameReader(fds_allowed=fds_allowed)
+        self._frames: deque[Frame] = deque()
+        self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self.queued_bytes = 0
+        self._work = trio.Event()
+        self._finishing = False
+        self.overflowed = False
+
+    async def receive(self) -> Frame | None:
+        """Return the next frame, or None at the end; raise RemoteError for a broken one."""
+        while not self._frames:
+            try:
+                data, fds = await self._receive_once()
+            except OSError:
+                return None
+            if not data:
+                if self._reader.in_the_middle:
+                    raise RemoteError("the connection ended in the middle of a frame")
+                return None
+            self._frames.extend(self._reader.feed(data, fds))
+        return self._frames.popleft()
+
+    async def receive_message(self) -> tuple[Any, tuple[int, ...]] | None:
+        """Return the next message with its descriptors, or None at the end."""
+        frame = await self.receive()
+        return None if frame is None else (messages.decode(frame), frame.fds)
+
+    async def _receive_once(self) -> tuple[bytes, tuple[int, ...]]:
+        if not self._reader.fds_allowed:
+            # Without room for them the kernel closes descriptors that a stranger sends along.
+            return await self._socket.recv(RECEIVE_BYTES), ()
+        room = socket.CMSG_SPACE(FDS_AT_ONCE * 4)
+        data, ancillary, _, _ = await self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        fds = array("i")
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+        return data, tuple(fds)
+
+    def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
+        """Queue a message; the channel closes ``fds`` when they are sent or it ends."""
+        self.send_raw(messages.encode(message, len(fds)), fds)
+
+    def send_raw(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
+        """Queue a whole frame."""
+        if self.overflowed or self.queued_bytes > QUEUE_BYTES:
+            self.overflowed = True
+            _close(fds)
+        else:
+            self._queue.append((data, fds))
+            self.queued_bytes += len(data)
+        self._work.set()
+
+    def finish(self) -> None:
+        """Let the sender end when all is sent."""
+        self._finishing = True
+        self._work.set()
+
+    async def run_sender(self) -> None:
+        """Send what is queued, until ``finish``, an overflow or the peer's end."""
+        try:
+            while not self.overflowed:
+                if self._queue:
+                    await self._send_one(*self._queue[0])
+                    self.queued_bytes -= len(self._queue[0][0])
+                    _close(self._queue.popleft()[1])
+                elif self._finishing:
+                    return
+                else:
+                    self._work = trio.Event()
+                    await self._work.wait()
+        except OSError:
+            self.overflowed = True
+
+    async def _send_one(self, data: bytes, fds: tuple[int, ...]) -> None:
+        rest = memoryview(data)
+        if fds:
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))]
+            rest = rest[await self._socket.sendmsg([rest], ancillary) :]
+        while rest:
+            rest = rest[await self._socket.send(rest) :]
+
+    def close(self) -> None:
+        """Close the socket and every descriptor that was not sent or not claimed."""
+        self._socket.close()
+        for _, fds in self._queue:
+            _close(fds)
+        self._queue.clear()
+        for frame in self._frames:
+            _close(frame.fds)
+        self._frames.clear()
+        _close(self._reader.take_unclaimed_fds())
+
+
+def _close(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)

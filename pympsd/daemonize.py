@@ -1,0 +1,110 @@
+"""Starting the daemon: what can be refused is refused before the fork; the parent returns when the child is ready."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from pympsd.devices.discovery import visible_devices
+from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
+from pympsd.journal.files import LogFile
+from pympsd.journal.setup import Journal
+from pympsd.options import DROP_IN_NAME, OWN_NAME
+from pympsd.process_title import show_as
+from pympsd.service.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
+from pympsd.service.run import Daemon, run
+from pympsd.vocabulary import files
+from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.settings import BadSetting, Settings
+
+READY = b"."
+SERVER_NAMES = {OWN_NAME: "pympsd-server", DROP_IN_NAME: "nvidia-cuda-mps-server"}
+"""How servers show themselves, by the name the daemon was started under."""
+
+
+def start_daemon(name: str, words: Sequence[str], *, foreground: bool) -> int:
+    """Start the daemon; return the exit status of this process (of the parent, in the background)."""
+    prepared = _prepare(name, foreground)
+    if isinstance(prepared, int):
+        return prepared
+    show = [name, *words]
+    return _foreground(prepared, show) if foreground else _background(prepared, show)
+
+
+def _prepare(name: str, foreground: bool) -> Daemon | int:
+    try:
+        settings = Settings.from_environment(os.environ)
+        devices = visible_devices(settings)
+        directory = PipeDirectory.claim(settings.pipe_directory)
+    except AlreadyRunning:
+        print("An instance of this daemon is already running")
+        return 1
+    except Unusable as error:
+        print(f"Cannot access CUDA_MPS_PIPE_DIRECTORY={error.directory}")
+        return _complain(str(error), 1)
+    except NoVisibleDevice as error:
+        return _complain(str(error), Result.ERROR_NO_DEVICE)
+    except DuplicateDevice as error:
+        return _complain(str(error), Result.ERROR_INVALID_DEVICE)
+    except (BadSetting, ValueError) as error:
+        return _complain(str(error), 1)
+    journal = _open_journal(settings.log_directory, foreground)
+    return Daemon(settings, devices, directory, journal, SERVER_NAMES[name])
+
+
+def _complain(reason: str, status: int) -> int:
+    sys.stderr.write(f"{reason}\n")
+    return int(status)
+
+
+def _open_journal(directory: str, foreground: bool) -> Journal:
+    try:
+        # As the pipe directory: made when only it is missing.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory)
+        control = LogFile(None if foreground else os.path.join(directory, files.CONTROL_LOG))
+        server = LogFile(os.path.join(directory, files.SERVER_LOG))
+    except OSError:
+        print(f"Warning: Failed writing log files to directory [{directory}]. No logs will be available.")
+        return Journal(LogFile(None) if foreground else None, None)
+    return Journal(control, server)
+
+
+def _foreground(daemon: Daemon, show: Sequence[str]) -> int:
+    sys.stdout.flush()
+    show_as(show)
+    return run(daemon, ready=lambda: None)
+
+
+def _background(daemon: Daemon, show: Sequence[str]) -> int:
+    sys.stdout.flush()
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        is_ready = os.read(reader, 1) == READY
+        if not is_ready:
+            sys.stderr.write("the control daemon ended before it was ready; control.log may say why\n")
+        # The child owns everything now: leave without running any cleanup of this copy.
+        sys.stderr.flush()
+        os._exit(0 if is_ready else 1)
+    os.close(reader)
+    os.setsid()
+    _let_go_of_terminal(keep_stderr=True)
+    show_as(show)
+
+    def ready() -> None:
+        _let_go_of_terminal(keep_stderr=False)
+        os.write(writer, READY)
+        os.close(writer)
+
+    status = run(daemon, ready)
+    os._exit(status)
+
+
+def _let_go_of_terminal(*, keep_stderr: bool) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1) if keep_stderr else (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)

@@ -1,0 +1,126 @@
+"""Server processes: spawned as their user, watched, reaped."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any, Final
+
+import trio
+
+from pympsd.channel.awaited import MessageChannel
+from pympsd.journal.line_format import sanitised
+from pympsd.mind.events import ServerExited, ServerSpawned, SpawnFailed
+from pympsd.mind.instructions import SpawnServer
+from pympsd.service.hub import Hub
+from pympsd.service.reach import unreachable_folder
+from pympsd.service.server_session import ServerSession
+from pympsd.vocabulary.identities import Peer
+
+PASSED_ON: Final = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "PATH", "TZ", "LANG")
+"""What of the daemon's environment a server gets: its user can read it."""
+LEAVE_SECONDS: Final = 5.0
+"""A server that has closed its link has so long to end."""
+DRAIN_SECONDS: Final = 0.5
+"""What it wrote last is read for so long (an executor of its may hold the pipe a little longer)."""
+LAST_WORDS: Final = 64 * 1024
+"""Bytes of a server's standard error that are logged."""
+
+
+class CannotSpawn(Exception):
+    """The server's process cannot be started; the message says why and what to do."""
+
+
+async def spawn_server(hub: Hub, instruction: SpawnServer) -> None:
+    """Start a server, tell the mind, and stay until it has ended and is reaped."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        process = await _start(hub, instruction, theirs.fileno())
+    except (OSError, CannotSpawn) as error:
+        ours.close()
+        hub.feed(SpawnFailed(instruction.server, str(error)))
+        return
+    finally:
+        theirs.close()
+    channel = MessageChannel(trio.socket.from_stdlib_socket(ours))
+    session = ServerSession(instruction.server, instruction.uid, process.pid, channel, process)
+    hub.servers[instruction.server] = session
+    hub.feed(ServerSpawned(instruction.server, process.pid))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_log_last_words, hub, process)
+        await session.run(hub)
+        status = await _reap(process)
+        nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
+    channel.close()
+    del hub.servers[instruction.server]
+    hub.feed(ServerExited(instruction.server, status))
+
+
+async def _start(hub: Hub, instruction: SpawnServer, link: int) -> trio.Process:
+    main = _server_main()
+    arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", hub.show_server_as]
+    return await trio.lowlevel.open_process(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=(link,),
+        env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
+        cwd="/",
+        start_new_session=True,
+        **_as_user(instruction, main),
+    )
+
+
+def _server_main() -> str:
+    spec = find_spec("pympsd_server")
+    if spec is None or spec.origin is None:
+        raise CannotSpawn("the package pympsd_server is not installed beside pympsd")
+    return os.path.join(os.path.dirname(spec.origin), "__main__.py")
+
+
+def _as_user(instruction: SpawnServer, main: str) -> dict[str, Any]:
+    if os.geteuid() != 0:
+        return {}
+    gid, groups = _groups(instruction.uid, instruction.peer)
+    for needed in (sys.executable, main):
+        folder = unreachable_folder(needed, instruction.uid, frozenset((gid, *groups)))
+        if folder is not None:
+            raise CannotSpawn(
+                f"user {instruction.uid} cannot pass the folder {folder} on the way to {needed}; install pympsd, and "
+                "the interpreter it is installed with, where every user of this machine can read it"
+            )
+    return {"user": instruction.uid, "group": gid, "extra_groups": groups}
+
+
+def _groups(uid: int, peer: Peer | None) -> tuple[int, tuple[int, ...]]:
+    if peer is not None:
+        return peer.gid, peer.groups
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return uid, ()
+    return entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+
+
+async def _reap(process: trio.Process) -> int:
+    """Wait for a process whose link has ended; one that does not go by itself is killed."""
+    with trio.move_on_after(LEAVE_SECONDS):
+        return await process.wait()
+    process.kill()
+    return await process.wait()
+
+
+async def _log_last_words(hub: Hub, process: trio.Process) -> None:
+    assert process.stderr is not None  # it was asked for
+    said = 0
+    async with process.stderr as stream:
+        async for data in stream:
+            said += len(data)
+            if said <= LAST_WORDS:
+                for text in filter(None, (sanitised(part) for part in bytes(data).splitlines())):
+                    hub.journal.write_server("Other", process.pid, "fifo_line", {"text": text})

@@ -1,0 +1,36 @@
+"""The log fifo: anybody may write to it, so its lines are cleaned, rate-limited and marked Other."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import trio
+
+from pympsd.journal.line_format import sanitised
+from pympsd.service.hub import Hub
+
+LINES_PER_SECOND: Final = 100
+UNKNOWN_PID: Final = 0
+"""A fifo does not say who wrote."""
+
+
+async def read_fifo(hub: Hub, fd: int) -> None:
+    """Log what is written to the fifo, for ever."""
+    rest = b""
+    allowance = LINES_PER_SECOND
+    renewed = trio.current_time()
+    while True:
+        await trio.lowlevel.wait_readable(fd)
+        *lines, rest = (rest + os.read(fd, 65536)).split(b"\n")
+        rest = rest[-4096:]
+        if trio.current_time() - renewed >= 1:
+            allowance, renewed = LINES_PER_SECOND, trio.current_time()
+        for line in lines[:allowance]:
+            hub.journal.write_server("Other", UNKNOWN_PID, "fifo_line", {"text": sanitised(line)})
+        if len(lines) > allowance:
+            hub.journal.write_server("Other", UNKNOWN_PID, "records_dropped", {"count": len(lines) - allowance})
+        allowance = max(0, allowance - len(lines))
+        if not allowance:
+            # Writers wait in the fifo meanwhile; nobody else does.
+            await trio.sleep(max(0.0, renewed + 1 - trio.current_time()))

@@ -1,0 +1,131 @@
+"""The listening sockets: every connection is vetted, greeted within a deadline, and sent to its conversation."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections import Counter
+from typing import Final
+
+import trio
+from attrs import define, field
+
+from pympsd.channel.awaited import MessageChannel
+from pympsd.service.client_session import ClientSession
+from pympsd.service.hub import Hub
+from pympsd.service.operator_session import OperatorSession
+from pympsd.service.peers import credentials, with_pidfd
+from pympsd.vocabulary.identities import Peer
+from pympsd.wire import frames, messages
+from pympsd.wire.errors import ProtocolError, RemoteError
+from pympsd.wire.framing import Frame
+
+HELLO_SECONDS: Final = 10.0
+"""A connection that says nothing for so long is closed."""
+CONNECTIONS_PER_USER: Final = 4096
+"""More from one user at once are closed at the door, so that no user can take them all."""
+OUT_OF_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+@define
+class FrontDoor:
+    """Accepts on one listening socket; ``clients_too``: whether clients may knock here, or operators only."""
+
+    hub: Hub
+    listener: trio.socket.SocketType
+    clients_too: bool
+    _reserve: int = field(factory=lambda: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), init=False)
+    _open: Counter[int] = field(factory=Counter, init=False)
+
+    async def run(self) -> None:
+        """Accept for ever."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                sock = await self._accept()
+                if sock is not None:
+                    nursery.start_soon(self._serve, sock)
+
+    async def _accept(self) -> trio.socket.SocketType | None:
+        try:
+            sock, _ = await self.listener.accept()
+        except OSError as error:
+            if error.errno in OUT_OF_FDS:
+                await self._turn_one_away(error)
+            return None
+        return sock
+
+    async def _turn_one_away(self, error: OSError) -> None:
+        # Without a descriptor to accept with, the connection would stay and be reported for ever.
+        os.close(self._reserve)
+        try:
+            with trio.move_on_after(1):
+                (await self.listener.accept())[0].close()
+        except OSError:
+            await trio.sleep(0.01)
+        self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self.hub.log.error("connection_refused", reason=os.strerror(error.errno or 0))
+
+    async def _serve(self, sock: trio.socket.SocketType) -> None:
+        self.hub.log.info("connection_accepted")
+        channel = MessageChannel(sock)
+        try:
+            with socket.socket(fileno=os.dup(sock.fileno())) as plain:
+                peer = self._vetted(plain)
+                if peer is not None:
+                    await self._admit(channel, plain, peer)
+        finally:
+            channel.close()
+
+    def _vetted(self, plain: socket.socket) -> Peer | None:
+        try:
+            return credentials(plain)
+        except OSError:
+            self.hub.log.error("credentials_invalid")
+            return None
+
+    async def _admit(self, channel: MessageChannel, plain: socket.socket, peer: Peer) -> None:
+        if self._open[peer.uid] >= CONNECTIONS_PER_USER:
+            reason = f"user {peer.uid} has {CONNECTIONS_PER_USER} connections open"
+            self.hub.log.error("connection_refused", reason=reason)
+            return
+        self._open[peer.uid] += 1
+        try:
+            await self._greet(channel, plain, peer)
+        finally:
+            self._open[peer.uid] -= 1
+            if not self._open[peer.uid]:
+                del self._open[peer.uid]
+
+    async def _greet(self, channel: MessageChannel, plain: socket.socket, peer: Peer) -> None:
+        try:
+            with trio.fail_after(HELLO_SECONDS):
+                first = await channel.receive()
+            if first is not None:
+                await self._converse(first, channel, plain, peer)
+        except (ProtocolError, trio.TooSlowError):
+            self.hub.log.error("connection_type_unreadable")
+
+    async def _converse(self, first: Frame, channel: MessageChannel, plain: socket.socket, peer: Peer) -> None:
+        if first.kind == frames.OPERATOR_HELLO:
+            session = OperatorSession(self.hub.serials.take(), peer.uid, channel)
+            await _beside_sender(channel, session.run, self.hub)
+            return
+        hello = messages.decode(first)
+        if not isinstance(hello, messages.ClientHello) or not self.clients_too:
+            raise RemoteError(f"{type(hello).__name__} opens no conversation here")
+        known = with_pidfd(plain, peer)
+        try:
+            client = ClientSession(self.hub.serials.take(), known, channel, hello)
+            await _beside_sender(channel, client.run, self.hub)
+        finally:
+            known.close()
+
+
+async def _beside_sender(channel: MessageChannel, conversation: object, hub: Hub) -> None:
+    """Run a conversation with its sender; at its end what is queued is sent, within the deadline of a hello."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run_sender)
+        await conversation(hub)  # type: ignore[operator]  # the run of one of the two sessions
+        channel.finish()
+        nursery.cancel_scope.deadline = trio.current_time() + HELLO_SECONDS

@@ -1,0 +1,93 @@
+"""Where events meet the mind: feeds it, and has each instruction carried out, in order, without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import trio
+from attrs import define, field
+
+from pympsd.journal.setup import Journal
+from pympsd.mind import instructions as do
+from pympsd.mind.daemon_state import Daemon as Mind
+from pympsd.mind.decide import handle
+from pympsd.mind.events import Event, TimerEnded
+from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.settings import Settings
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+    from pympsd.service.client_session import ClientSession
+    from pympsd.service.operator_session import OperatorSession
+    from pympsd.service.server_session import ServerSession
+
+
+@define
+class Hub:
+    """The running daemon's one meeting point: its mind, and who is connected."""
+
+    mind: Mind
+    settings: Settings
+    control_socket: str
+    show_server_as: str
+    journal: Journal
+    log: FilteringBoundLogger
+    nursery: trio.Nursery
+    spawn: Callable[[Hub, do.SpawnServer], Any]
+    operators: dict[int, OperatorSession] = field(factory=dict)
+    clients: dict[int, ClientSession] = field(factory=dict)
+    servers: dict[int, ServerSession] = field(factory=dict)
+    serials: Serials = field(factory=Serials)
+    status: int = 0
+    done: trio.Event = field(factory=trio.Event)
+
+    def feed(self, event: Event) -> None:
+        """Let the mind decide an event and carry out what it asks for."""
+        for instruction in handle(self.mind, event):
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: do.Instruction) -> None:
+        match instruction:
+            case do.Log(event, fields):
+                self.log.info(event, **fields)
+            case do.Reply(session, answer):
+                if session in self.operators:
+                    self.operators[session].answer(answer)
+            case do.Working(session):
+                if session in self.operators:
+                    self.operators[session].working()
+            case do.SpawnServer():
+                self.nursery.start_soon(self.spawn, self, instruction)
+            case do.AdmitClient():
+                self._admit(instruction)
+            case do.RefuseClient(client, code, reason):
+                self._refuse(client, code, reason)
+            case do.TellServerToLeave(server, forced):
+                if server in self.servers:
+                    self.servers[server].tell_to_leave(forced)
+            case do.KillServer(server):
+                if server in self.servers:
+                    self.servers[server].kill()
+            case do.SetTimer(token, seconds):
+                self.nursery.start_soon(self._timer, token, seconds)
+            case do.Exit(status):
+                self.status = status
+                self.done.set()
+
+    def _admit(self, instruction: do.AdmitClient) -> None:
+        client = self.clients.get(instruction.client)
+        server = self.servers.get(instruction.server)
+        if client is not None and server is not None:
+            client.grant(server, instruction.priority)
+
+    def _refuse(self, client: int, code: int, reason: str) -> None:
+        session = self.clients.get(client)
+        if session is not None:
+            self.log.info("client_refused", pid=session.peer.pid, uid=session.peer.uid, reason=reason)
+            session.refuse(code, reason)
+
+    async def _timer(self, token: str, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self.feed(TimerEnded(token))

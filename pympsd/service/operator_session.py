@@ -1,0 +1,58 @@
+"""One operator's conversation: lines in, answers out, in order."""
+
+from __future__ import annotations
+
+import trio
+from attrs import define, field
+
+from pympsd.channel.awaited import MessageChannel
+from pympsd.commands.answers import Answer
+from pympsd.mind.events import OperatorLine
+from pympsd.service.hub import Hub
+from pympsd.wire import frames
+from pympsd.wire.errors import RemoteError
+
+
+@define
+class OperatorSession:
+    """A user interface that is connected; ``uid`` as the kernel said."""
+
+    session: int
+    uid: int
+    channel: MessageChannel
+    _answered: trio.Event = field(factory=trio.Event, init=False)
+
+    def working(self) -> None:
+        """The command takes its time."""
+        self.channel.send_raw(frames.encode(frames.OPERATOR_WORKING))
+
+    def answer(self, answer: Answer) -> None:
+        """Send a whole answer: stdout, stderr, and whether it was refused."""
+        if answer.printed:
+            for part in _pieces(answer.printed.encode("utf-8", "surrogateescape")):
+                self.channel.send_raw(frames.encode(frames.OPERATOR_STDOUT, part))
+        if answer.diagnostic:
+            self.channel.send_raw(frames.encode(frames.OPERATOR_STDERR, f"{answer.diagnostic}\n".encode()))
+        self.channel.send_raw(frames.encode(frames.OPERATOR_DONE, b"\1" if answer.refused else b"\0"))
+        self._answered.set()
+
+    async def run(self, hub: Hub) -> None:
+        """Talk until the operator leaves."""
+        hub.log.info("ui_connected")
+        hub.operators[self.session] = self
+        try:
+            while (frame := await self.channel.receive()) is not None:
+                if frame.kind != frames.OPERATOR_LINE:
+                    raise RemoteError(f"a frame of kind {frame.kind} in an operator's conversation")
+                self._answered = trio.Event()
+                hub.feed(OperatorLine(self.session, self.uid, frame.body))
+                # One answer before the next line is read: a flood stays in the flooder's own socket.
+                await self._answered.wait()
+        finally:
+            del hub.operators[self.session]
+            if not hub.done.is_set():
+                hub.log.info("ui_closed")
+
+
+def _pieces(data: bytes) -> list[bytes]:
+    return [data[start : start + frames.BODY_LIMIT] for start in range(0, len(data), frames.BODY_LIMIT)]

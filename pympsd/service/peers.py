@@ -1,0 +1,83 @@
+"""Who is at the other end of a connection: credentials, groups and a pidfd, taken once, at the door."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from pathlib import Path
+
+from attrs import define
+
+from pympsd.journal.line_format import sanitised
+from pympsd.vocabulary.identities import Peer
+
+_SO_PEERGROUPS = 59
+_SO_PEERPIDFD = 77
+_GROUPS_ROOM = 1024
+"""The most that getsockopt takes in Python: 256 groups."""
+_CREDENTIALS = struct.Struct("=iII")
+
+
+@define
+class KnownPeer:
+    """A peer with a pidfd of it (-1 where its process is not visible here); the owner closes the pidfd."""
+
+    peer: Peer
+    pidfd: int
+
+    def close(self) -> None:
+        """Close the pidfd."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def credentials(sock: socket.socket) -> Peer:
+    """Return who connected, as the kernel noted it; raise OSError when it cannot be read."""
+    pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return Peer(pid, uid, gid, _groups(sock, pid))
+
+
+def _groups(sock: socket.socket, pid: int) -> tuple[int, ...]:
+    try:
+        packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_ROOM)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        # More groups than fit: the process itself says them.
+        status = Path(f"/proc/{pid}/status").read_text()
+        return tuple(map(int, status.partition("Groups:")[2].partition("\n")[0].split()))
+    return struct.unpack(f"={len(packed) // 4}I", packed)
+
+
+def with_pidfd(sock: socket.socket, peer: Peer) -> KnownPeer:
+    """Return the peer with a pidfd: the kernel's own where it has one (Linux 6.5), else opened by PID."""
+    if peer.pid <= 0:
+        return KnownPeer(peer, -1)
+    try:
+        return KnownPeer(peer, sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
+    except OSError:
+        pass
+    try:
+        return KnownPeer(peer, os.pidfd_open(peer.pid))
+    except OSError:
+        return KnownPeer(peer, -1)
+
+
+def command_of(pid: int, told: str) -> str:
+    """Return a process's command line for ps, in one line; what it told of itself where it cannot be read."""
+    try:
+        data = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        data = b""
+    return sanitised((data.rstrip(b"\0") or told.encode()).replace(b"\0", b" "))
+
+
+def namespace_of(pid: int, told: int) -> int:
+    """Return the inode of a process's PID namespace; what it told of itself where it cannot be read."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+    except OSError:
+        return told

@@ -1,0 +1,41 @@
+"""Whether another user can reach a file: checked before a server is spawned, so that the error names the folder."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def unreachable_folder(path: str, uid: int, gids: frozenset[int]) -> str | None:
+    """Return the first folder on the way to a file that the user may not pass, or None. Links are followed."""
+    if uid == 0:
+        return None
+    for folder in _folders(Path(os.path.abspath(path))):
+        if not _may_pass(os.stat(folder), uid, gids):
+            return str(folder)
+    return None
+
+
+def _folders(path: Path, depth: int = 0) -> Iterator[Path]:
+    for folder in reversed(path.parents):
+        if folder.is_symlink() and depth < 40:
+            yield from _folders(_target(folder), depth + 1)
+            yield _target(folder)
+        else:
+            yield folder
+    if path.is_symlink() and depth < 40:
+        yield from _folders(_target(path), depth + 1)
+
+
+def _target(link: Path) -> Path:
+    return Path(os.path.normpath(link.parent / os.readlink(link)))
+
+
+def _may_pass(status: os.stat_result, uid: int, gids: frozenset[int]) -> bool:
+    if status.st_uid == uid:
+        return bool(status.st_mode & stat.S_IXUSR)
+    if status.st_gid in gids:
+        return bool(status.st_mode & stat.S_IXGRP)
+    return bool(status.st_mode & stat.S_IXOTH)

@@ -1,0 +1,87 @@
+"""The daemon's side of a server's link: what the server pushes becomes events, its log records become lines."""
+
+from __future__ import annotations
+
+import trio
+from attrs import define
+
+from pympsd.channel.awaited import MessageChannel
+from pympsd.mind import events
+from pympsd.service.hub import Hub
+from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.wire import link_messages as link
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.versions import Versions, agree
+
+
+@define
+class ServerSession:
+    """A server that runs."""
+
+    serial: int
+    uid: int
+    pid: int
+    channel: MessageChannel
+    process: trio.Process
+
+    def tell_to_leave(self, forced: bool) -> None:
+        """Ask the server to leave."""
+        self.channel.send(link.ShutDown(forced))
+
+    def kill(self) -> None:
+        """Kill a server that does not leave."""
+        self.process.kill()
+
+    async def run(self, hub: Hub) -> None:
+        """Take what the server says until its end; a server that breaks the conversation is killed."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.channel.run_sender)
+            try:
+                while (received := await self.channel.receive_message()) is not None:
+                    self._take(hub, received[0])
+            except RemoteError as error:
+                hub.log.error("server_misbehaved", server=self.pid, reason=str(error))
+                self.kill()
+            nursery.cancel_scope.cancel()
+
+    def _take(self, hub: Hub, message: object) -> None:
+        match message:
+            case link.ServerHello(versions):
+                self._set_up(hub, versions)
+            case link.StatusChanged(status):
+                if status not in set(ServerStatus):
+                    raise RemoteError(f"{status!r} is no server status")
+                hub.feed(events.StatusPushed(self.serial, status))
+            case link.ContextReported(client, serial, number, device):
+                if not 0 <= device < len(hub.mind.devices):
+                    raise RemoteError(f"there is no device {device}")
+                hub.feed(events.ContextPushed(self.serial, client, serial, number, device))
+            case link.ContextGone(client, serial):
+                hub.feed(events.ContextGonePushed(self.serial, client, serial))
+            case link.ClientGone(client):
+                hub.feed(events.ClientGonePushed(self.serial, client))
+            case link.LogRecord(event, fields, when):
+                self._log(hub, event, fields, when)
+            case link.LogDropped(count):
+                hub.journal.write_server("Server", self.pid, "records_dropped", {"count": count})
+            case _:
+                raise RemoteError(f"{type(message).__name__} is not for the daemon")
+
+    def _set_up(self, hub: Hub, versions: Versions) -> None:
+        if agree(Versions(), versions) is None:
+            raise RemoteError(f"the server speaks versions {versions.oldest} to {versions.newest}")
+        setup = link.ServerSetup(
+            uid=self.uid,
+            control_socket=hub.control_socket,
+            backend=hub.settings.backend,
+            devices=hub.mind.devices,
+            thread_percentage=hub.mind.servers[self.serial].thread_percentage.value,
+            client_priority=hub.mind.client_priority.level,
+        )
+        self.channel.send(setup)
+
+    def _log(self, hub: Hub, event: str, fields: dict[str, str | int | float], when: float) -> None:
+        try:
+            hub.journal.write_server("Server", self.pid, event, fields, when)
+        except (KeyError, IndexError, ValueError, OverflowError) as error:
+            raise RemoteError(f"a log record that is not in the catalogue: {event} ({error})") from None

@@ -1,0 +1,139 @@
+"""Say commands to the daemon and print its answers: from standard input line by line, or one from the arguments.
+
+Imports almost nothing: scripts and health probes run this in loops (docs/performance.md).
+"""
+
+import _socket
+import os
+
+from pympsd.vocabulary import files
+from pympsd.wire import frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+NOT_FOUND = b"Cannot find MPS control daemon process\n"
+PATIENCE = 10.0
+"""Seconds to wait for a silent daemon; one that says it is working is waited for without a bound."""
+UNREACHABLE, SILENT = 1, 2
+LINE_LIMIT = 1 << 17
+"""Longer lines are cut here; the daemon has a ceiling of its own below this."""
+
+
+CLOSED = b"The MPS control daemon closed the connection without an answer\n"
+
+
+class _DaemonGone(Exception):
+    """The daemon closed the connection: after it said it was working on a quit that is its answer."""
+
+
+def talk(words: "Sequence[str]") -> int:
+    """Give the command of ``words``, or without any the lines of standard input; return the exit status."""
+    daemon = _connect(files.pipe_directory(dict(os.environ)))
+    if daemon is None:
+        os.write(2, NOT_FOUND)
+        return UNREACHABLE
+    refused = False
+    try:
+        daemon.send(frames.encode(frames.OPERATOR_HELLO))
+        lines = iter([" ".join(words).encode("utf-8", "surrogateescape")]) if words else _lines(0)
+        for line in lines:
+            if (answer := _exchange(daemon, line)) is None:
+                return 0
+            refused = answer or refused
+    except TimeoutError:
+        os.write(2, b"The MPS control daemon does not answer: it was reached and said nothing for 10 s\n")
+        return SILENT
+    except (_DaemonGone, BrokenPipeError, ConnectionResetError):
+        os.write(2, CLOSED)
+        return UNREACHABLE
+    finally:
+        daemon.close()
+    return 1 if words and refused else 0
+
+
+def _connect(directory: str) -> "_socket.socket | None":
+    daemon = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    daemon.settimeout(PATIENCE)
+    try:
+        daemon.connect(os.fsencode(f"{directory}/{files.CONTROL}"))
+    except OSError:
+        daemon.close()
+        return None
+    return daemon
+
+
+def _lines(fd: int) -> "Iterator[bytes]":
+    rest = b""
+    while data := os.read(fd, 65536):
+        *whole, rest = (rest + data).split(b"\n")
+        yield from whole
+        if len(rest) > LINE_LIMIT:
+            # Enough to be refused by; the line goes on to its end without being kept.
+            rest = rest[:LINE_LIMIT]
+    if rest:
+        yield rest
+
+
+def _exchange(daemon: "_socket.socket", line: bytes) -> "bool | None":
+    """Give one line and print its answer; return whether it was refused, None when the daemon has ended by it."""
+    _send(daemon, frames.encode(frames.OPERATOR_LINE, line[:LINE_LIMIT]))
+    watched = None
+    while True:
+        try:
+            header = _receive(daemon, frames.HEADER_BYTES)
+        except (_DaemonGone, ConnectionResetError):
+            if watched is None:
+                raise
+            _await_end(watched)
+            return None
+        length, kind, _ = frames.decode_header(header)
+        body = _receive(daemon, length)
+        if kind == frames.OPERATOR_DONE:
+            daemon.settimeout(PATIENCE)
+            return body != b"\0"
+        if kind == frames.OPERATOR_WORKING:
+            watched = _watch(daemon)
+            daemon.settimeout(None)
+        elif kind == frames.OPERATOR_STDOUT:
+            _write(1, body)
+        elif kind == frames.OPERATOR_STDERR:
+            _write(2, body)
+
+
+def _watch(daemon: "_socket.socket") -> int:
+    """Return a pidfd of the daemon, -1 when there is none to be had: after a quit its process must be gone too."""
+    credentials = daemon.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+    try:
+        return os.pidfd_open(int.from_bytes(credentials[:4], "little"))
+    except OSError:
+        return -1
+
+
+def _await_end(pidfd: int) -> None:
+    import select
+
+    if pidfd >= 0:
+        select.select([pidfd], [], [], PATIENCE)
+        os.close(pidfd)
+
+
+def _send(daemon: "_socket.socket", data: bytes) -> None:
+    while data:
+        data = data[daemon.send(data) :]
+
+
+def _receive(daemon: "_socket.socket", count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = daemon.recv(count - len(data))
+        if not more:
+            raise _DaemonGone
+        data += more
+    return data
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

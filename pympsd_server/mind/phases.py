@@ -1,0 +1,36 @@
+"""The phases of a server: one table; an illegal move raises and changes nothing."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+
+class Phase(Enum):
+    """Where the server is in its life."""
+
+    INITIALIZING = "initializing"
+    SERVING = "serving"
+    LEAVING = "leaving"
+    """Told to go, or left alone by the daemon: it goes with its last client."""
+    ENDED = "ended"
+
+
+MOVES: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.INITIALIZING: frozenset({Phase.SERVING, Phase.ENDED}),
+    Phase.SERVING: frozenset({Phase.LEAVING, Phase.ENDED}),
+    Phase.LEAVING: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+"""From each phase the phases it may move to."""
+
+
+class IllegalMove(Exception):
+    """The server cannot go from one phase to another like that."""
+
+
+def move(current: Phase, target: Phase) -> Phase:
+    """Return the target, or raise IllegalMove."""
+    if target not in MOVES[current]:
+        raise IllegalMove(f"a server that is {current.value} cannot become {target.value}")
+    return target

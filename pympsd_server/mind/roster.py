@@ -1,0 +1,75 @@
+"""Who is here: client processes, their contexts, and the numbers both are known by."""
+
+from __future__ import annotations
+
+from attrs import define, field, frozen
+
+from pympsd.vocabulary.identities import Serials
+
+
+class NotHere(KeyError):
+    """No such client or context."""
+
+
+@frozen
+class Context:
+    """A client context. ``serial`` counts the server's contexts, ``number`` the process's own, from 1."""
+
+    serial: int
+    number: int
+    device: int
+    client: int
+    generation: int
+    """Of the executor that runs it."""
+
+
+@define
+class Client:
+    """A client process with its contexts by serial."""
+
+    serial: int
+    pid: int
+    priority: int
+    environment: dict[str, str]
+    contexts: dict[int, Context] = field(factory=dict)
+    made: int = 0
+    """How many contexts it ever made."""
+
+
+@define
+class Roster:
+    """All clients of a server, by serial."""
+
+    clients: dict[int, Client] = field(factory=dict)
+    _serials: Serials = field(factory=Serials, init=False)
+
+    def arrive(self, serial: int, pid: int, priority: int, environment: dict[str, str]) -> Client:
+        """Take a client in."""
+        client = Client(serial, pid, priority, environment)
+        self.clients[serial] = client
+        return client
+
+    def open_context(self, client: Client, device: int, generation: int) -> Context:
+        """Number a new context of a client."""
+        client.made += 1
+        context = Context(self._serials.take(), client.made, device, client.serial, generation)
+        client.contexts[context.serial] = context
+        return context
+
+    def close_context(self, client: Client, serial: int) -> Context:
+        """Forget a context; raise NotHere when the client has no such context."""
+        if serial not in client.contexts:
+            raise NotHere(serial)
+        return client.contexts.pop(serial)
+
+    def leave(self, serial: int) -> Client:
+        """Forget a client; its contexts are still listed in what is returned."""
+        return self.clients.pop(serial)
+
+    def uses_device(self, client: Client, device: int, generation: int) -> bool:
+        """Whether a client has a context on a device's present executor: then its stream is there too."""
+        return any(c.device == device and c.generation == generation for c in client.contexts.values())
+
+    def contexts_on(self, device: int) -> list[Context]:
+        """Return all contexts on a device."""
+        return [c for client in self.clients.values() for c in client.contexts.values() if c.device == device]

@@ -1,0 +1,40 @@
+"""The server's command line: the daemon passes its link; run by hand it explains itself."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pympsd.version import CUDA_VERSION, VERSION
+
+TITLE = "CUDA MPS Server for Linux/Unix."
+ABOUT = f"""{TITLE}
+
+The server is launched by the CUDA MPS control daemon (pympsd, or nvidia-cuda-mps-control).
+
+It creates a shared GPU context, manages clients, and issues work to the GPU on behalf of clients.
+
+MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve on the link of the daemon, or say what this program is."""
+    if "-v" in arguments or "--version" in arguments:
+        print(f"{TITLE} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)")
+        return 0
+    if "-h" in arguments or "--help" in arguments:
+        print(ABOUT)
+        return 0
+    if not arguments:
+        # Recorded: nothing on standard output, exit status 0.
+        sys.stderr.write("the server is launched by the control daemon; see pympsd -h\n")
+        return 0
+    parser = argparse.ArgumentParser(prog="pympsd-server", add_help=False)
+    parser.add_argument("--link-fd", type=int, required=True)
+    parser.add_argument("--name", default="pympsd-server")
+    given = parser.parse_args(arguments)
+    from pympsd_server.service.run import run
+
+    return run(given.link_fd, given.name)

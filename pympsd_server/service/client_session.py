@@ -1,0 +1,169 @@
+"""One client of the server: its session from welcome to end, contexts opened and closed, everything freed after."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import trio
+from attrs import define, field
+
+from pympsd.channel.awaited import MessageChannel
+from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select
+from pympsd.version import CUDA_VERSION
+from pympsd.vocabulary.results import Result
+from pympsd.wire import executor_messages as executor_says
+from pympsd.wire import messages
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.link_messages import AdmitClient
+from pympsd_server.mind.quotas import client_percentage, client_priority, multiprocessors
+from pympsd_server.mind.roster import Client, Context, NotHere
+from pympsd_server.service.executors import ExecutorError
+from pympsd_server.service.server import Server
+
+
+@define
+class ClientSession:
+    """The server's side of a session. ``pidfd`` is -1 where the client's process is not visible here."""
+
+    server: Server
+    client: Client
+    channel: MessageChannel
+    pidfd: int
+    ordinals: tuple[int, ...] = ()
+    _streams: set[tuple[int, int]] = field(factory=set, init=False)
+    """(device, generation) of each executor this client has a stream to."""
+
+    @classmethod
+    def of(cls, server: Server, admitted: AdmitClient, fds: tuple[int, ...]) -> ClientSession:
+        """Take in a client that the daemon hands over with its session and its pidfd."""
+        priority = client_priority(admitted.priority, admitted.environment)
+        client = server.roster.arrive(admitted.client, admitted.pid, priority, admitted.environment)
+        sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fds[0]))
+        return cls(server, client, MessageChannel(sock), fds[1] if len(fds) > 1 else -1)
+
+    async def run(self) -> None:
+        """Serve the client until its session or its process ends, then free what it held."""
+        self.server.log.info("client_connected", pid=self.client.pid)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.channel.run_sender)
+                nursery.start_soon(self._leave_with_process, nursery.cancel_scope)
+                await self._converse()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.channel.close()
+            if self.pidfd >= 0:
+                os.close(self.pidfd)
+            if not self.server.ending:
+                with trio.CancelScope(shield=True):
+                    await self._free_everything()
+
+    async def _leave_with_process(self, scope: trio.CancelScope) -> None:
+        # A forked child may hold copies of the sockets: the process's end is what counts.
+        if self.pidfd >= 0:
+            await trio.lowlevel.wait_readable(self.pidfd)
+            scope.cancel()
+
+    async def _converse(self) -> None:
+        if not self._welcome():
+            self.channel.finish()
+            return
+        try:
+            while (received := await self.channel.receive_message()) is not None:
+                await self._take(received[0])
+        except RemoteError as error:
+            self.server.log.error("client_misbehaved", pid=self.client.pid, reason=str(error))
+
+    def _welcome(self) -> bool:
+        devices = self.server.devices
+        try:
+            self.ordinals = select(devices, self.client.environment.get("CUDA_VISIBLE_DEVICES"))
+        except (NoVisibleDevice, DuplicateDevice) as error:
+            self.channel.send(messages.Refused(Result.ERROR_NO_DEVICE, str(error)))
+            return False
+        seen = tuple(devices[ordinal] for ordinal in self.ordinals)
+        self.channel.send(messages.SessionWelcome(os.getpid(), CUDA_VERSION, seen, self.ordinals))
+        return True
+
+    async def _take(self, message: object) -> None:
+        match message:
+            case messages.OpenContext():
+                await self._answer(message.request, self._open(message))
+            case messages.CloseContext(request, context):
+                await self._answer(request, self._close(request, context))
+            case _:
+                raise RemoteError(f"{type(message).__name__} is not for the server")
+
+    async def _answer(self, request: int, work: Any) -> None:
+        try:
+            await work
+        except ExecutorError as error:
+            self.channel.send(messages.RequestRefused(request, error.code, error.reason))
+        except NotHere:
+            reason = "this process has no such context"
+            self.channel.send(messages.RequestRefused(request, Result.ERROR_INVALID_CONTEXT, reason))
+
+    async def _open(self, asked: messages.OpenContext) -> None:
+        if not 0 <= asked.device < len(self.ordinals):
+            reason = f"there is no device {asked.device}: this client sees {len(self.ordinals)}"
+            raise ExecutorError(Result.ERROR_INVALID_DEVICE, reason)
+        device = self.ordinals[asked.device]
+        facts = self.server.devices[device]
+        executor = await self.server.executors.of(device)
+        percentage = client_percentage(self.server.thread_percentage, self.client.environment)
+        share = multiprocessors(percentage, facts.multiprocessors)
+        context = self.server.roster.open_context(self.client, device, executor.generation)
+        request = self.server.executors.next_request()
+        where = (device, executor.generation)
+        attach = executor_says.Attach(
+            request=request,
+            client=self.client.serial,
+            context=context.serial,
+            new_stream=where not in self._streams,
+            multiprocessors=share,
+            memory_bytes=0,
+            priority=self.client.priority,
+        )
+        try:
+            attached, fds = await executor.ask(request, attach)
+        except ExecutorError as error:
+            self.server.roster.close_context(self.client, context.serial)
+            self.server.refused_context(self.client, context, error.code, error.reason)
+            raise
+        self._streams.add(where)
+        self.server.made_context(self.client, context)
+        opened = messages.ContextOpened(
+            request=asked.request,
+            context=context.serial,
+            generation=executor.generation,
+            multiprocessors=share,
+            memory_bytes=attached.memory_bytes,
+            stream_priorities=attached.stream_priorities,
+            shared_bytes=attached.shared_bytes,
+        )
+        self.channel.send(opened, fds)
+
+    async def _close(self, request: int, serial: int) -> None:
+        context = self.server.roster.close_context(self.client, serial)
+        await self._detach(context)
+        self.server.lost_context(self.client, context)
+        self.channel.send(messages.ContextClosed(request))
+
+    async def _detach(self, context: Context) -> None:
+        executor = self.server.executors.running(context.device)
+        if executor is not None and executor.generation == context.generation:
+            number = self.server.executors.next_request()
+            await executor.ask(number, executor_says.Detach(number, context.serial))
+
+    async def _free_everything(self) -> None:
+        for device, generation in self._streams:
+            executor = self.server.executors.running(device)
+            if executor is not None and executor.generation == generation:
+                number = self.server.executors.next_request()
+                try:
+                    await executor.ask(number, executor_says.DropClient(number, self.client.serial))
+                except ExecutorError:
+                    continue  # it has ended, and all it held for the client with it
+        self.server.lost_client(self.client)

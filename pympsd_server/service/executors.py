@@ -1,0 +1,196 @@
+"""Executor processes, one a device: started when first needed, asked by request number, watched, replaced."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from itertools import count
+from typing import Any, Final
+
+import trio
+from attrs import define, field
+
+from pympsd.build import build_id
+from pympsd.channel.awaited import MessageChannel
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.results import Result
+from pympsd.wire import executor_messages as said
+from pympsd.wire.errors import RemoteError
+
+START_SECONDS: Final = 60.0
+"""An executor that is not ready after so long is given up."""
+LEAVE_SECONDS: Final = 5.0
+NOWHERE: Final = "/dev/null/no-mps-for-executors"
+"""The executor's pipe directory: its own libcuda must not knock at our door."""
+
+
+class ExecutorError(Exception):
+    """A request failed: a CUresult and a sentence."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@define
+class Executor:
+    """A running executor of a device; ``generation`` counts the device's executors from 1."""
+
+    device: int
+    generation: int
+    process: trio.Process
+    channel: MessageChannel
+    _answers: dict[int, tuple[trio.Event, list[tuple[Any, tuple[int, ...]]]]] = field(factory=dict, init=False)
+    _ended: bool = False
+
+    async def ask(self, request: int, message: object) -> tuple[Any, tuple[int, ...]]:
+        """Send a request; return its answer and descriptors; raise ExecutorError when it failed or ended."""
+        if self._ended:
+            raise _gone(self.device)
+        event, answers = self._answers[request] = (trio.Event(), [])
+        self.channel.send(message)
+        try:
+            await event.wait()
+        finally:
+            del self._answers[request]
+        if not answers:
+            raise _gone(self.device)
+        answer, fds = answers[0]
+        if isinstance(answer, said.ExecutorRefused):
+            raise ExecutorError(answer.code, answer.reason)
+        return answer, fds
+
+    def take(self, message: Any, fds: tuple[int, ...]) -> None:
+        """Hand an answer to who asked."""
+        waiting = self._answers.get(message.request)
+        if waiting is None:
+            for fd in fds:
+                os.close(fd)
+            return
+        waiting[1].append((message, fds))
+        waiting[0].set()
+
+    def end(self) -> None:
+        """Wake all who wait: the executor is gone."""
+        self._ended = True
+        for event, _ in self._answers.values():
+            event.set()
+
+
+def _gone(device: int) -> ExecutorError:
+    return ExecutorError(Result.ERROR_MPS_RPC_FAILURE, f"the executor of device {device} has ended")
+
+
+@define
+class Executors:
+    """All executors of a server."""
+
+    devices: tuple[DeviceFacts, ...]
+    backend: str
+    show_as: str
+    nursery: trio.Nursery
+    log: Any
+    on_fault: Any
+    """Called with (context serial, code, reason)."""
+    on_end: Any
+    """Called with the device when its executor has ended."""
+    _running: dict[int, Executor] = field(factory=dict, init=False)
+    _generations: dict[int, int] = field(factory=dict, init=False)
+    _starting: dict[int, trio.Lock] = field(factory=dict, init=False)
+    _requests: count[int] = field(factory=lambda: count(1), init=False)
+
+    def next_request(self) -> int:
+        """Return a request number."""
+        return next(self._requests)
+
+    def running(self, device: int) -> Executor | None:
+        """Return a device's executor when there is one."""
+        return self._running.get(device)
+
+    async def of(self, device: int) -> Executor:
+        """Return a device's executor, started now if need be; raise ExecutorError."""
+        async with self._starting.setdefault(device, trio.Lock()):
+            if device not in self._running:
+                self._generations[device] = self._generations.get(device, 0) + 1
+                self._running[device] = await self.nursery.start(self._run, device, self._generations[device])
+            return self._running[device]
+
+    async def _run(self, device: int, generation: int, task_status: Any) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            process = await _spawn(theirs.fileno(), self.show_as)
+        channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
+        executor = Executor(device, generation, process, channel)
+        setup = said.ExecutorSetup(build_id(), device, generation, self.backend, self.devices[device])
+        channel.send(setup)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(channel.run_sender)
+                await _await_ready(channel)
+                self.log.info("executor_started", device=device, pid=process.pid)
+                task_status.started(executor)
+                await self._listen(executor)
+                nursery.cancel_scope.cancel()
+        except* ExecutorError as group:
+            raise _single(group) from None
+        finally:
+            self._running.pop(device, None)
+            executor.end()
+            channel.close()
+            with trio.CancelScope(shield=True):
+                status = await _reap(process)
+        self.log.info("executor_ended", device=device, pid=process.pid, status=status)
+        self.on_end(device)
+
+    async def _listen(self, executor: Executor) -> None:
+        try:
+            while (received := await executor.channel.receive_message()) is not None:
+                message, fds = received
+                if isinstance(message, said.ContextFaulted):
+                    self.on_fault(message.context, message.code, message.reason)
+                else:
+                    executor.take(message, fds)
+        except RemoteError:
+            executor.process.kill()
+
+
+def _single(group: BaseExceptionGroup[ExecutorError]) -> ExecutorError:
+    error = group.exceptions[0]
+    return _single(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def _spawn(link: int, show_as: str) -> trio.Process:
+    main = os.path.join(os.path.dirname(os.path.dirname(__file__)), "executor", "__main__.py")
+    return await trio.lowlevel.open_process(
+        [sys.executable, "-I", main, "--link-fd", str(link), "--name", show_as],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(link,),
+        env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": NOWHERE},
+    )
+
+
+async def _await_ready(channel: MessageChannel) -> None:
+    with trio.move_on_after(START_SECONDS):
+        try:
+            received = await channel.receive_message()
+        except RemoteError as error:
+            raise ExecutorError(Result.ERROR_UNKNOWN, str(error)) from None
+        message = received[0] if received else None
+        if isinstance(message, said.ExecutorReady):
+            return
+        if isinstance(message, said.ExecutorFailed):
+            raise ExecutorError(message.code, message.reason)
+        raise ExecutorError(Result.ERROR_UNKNOWN, "the executor ended before it was ready; server.log may say why")
+    raise ExecutorError(Result.ERROR_UNKNOWN, f"the executor was not ready within {START_SECONDS:.0f} s")
+
+
+async def _reap(process: trio.Process) -> int:
+    # Its link is closed: it leaves by itself, unless it is stuck.
+    with trio.move_on_after(LEAVE_SECONDS):
+        return await process.wait()
+    process.kill()
+    return await process.wait()

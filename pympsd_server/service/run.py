@@ -1,0 +1,104 @@
+"""The running server on a page: it registers, initialises, serves, and leaves."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import trio
+
+from pympsd.channel.awaited import MessageChannel
+from pympsd.journal.setup import link_logger
+from pympsd.process_title import show_as
+from pympsd.version import CUDA_VERSION, DRIVER_BRANCH
+from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.wire import link_messages as link
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.versions import Versions
+from pympsd_server.service.client_session import ClientSession
+from pympsd_server.service.daemon_link import DaemonLink
+from pympsd_server.service.executors import Executors
+from pympsd_server.service.server import Server
+
+LAST_SECONDS = 1.0
+"""What is queued for the daemon at the end is sent within this."""
+
+
+def run(link_fd: int, name: str) -> int:
+    """Serve until told to leave; return the exit status."""
+    os.umask(0o077)
+    show_as([name])
+    return trio.run(_main, link_fd, name)
+
+
+async def _main(link_fd: int, name: str) -> int:
+    os.set_inheritable(link_fd, False)
+    sock = trio.socket.from_stdlib_socket(socket.socket(fileno=link_fd))
+    channel = MessageChannel(sock, fds_allowed=2)
+    daemon = DaemonLink(channel)
+    log = link_logger(daemon.log)
+    async with trio.open_nursery() as outer:
+        outer.start_soon(channel.run_sender)
+        channel.send(link.ServerHello(Versions(), os.getpid()))
+        log.info("server_startup")
+        setup = await _receive_setup(channel)
+        if setup is None:
+            return 1
+        async with trio.open_nursery() as nursery:
+            server = _initialise(daemon, log, setup, name, nursery)
+            daemon.status(ServerStatus.ACTIVE)
+            nursery.start_soon(_obey, server, channel, nursery)
+            await server.done.wait()
+            nursery.cancel_scope.cancel()
+        channel.finish()
+        outer.cancel_scope.deadline = trio.current_time() + LAST_SECONDS
+    channel.close()
+    return 0
+
+
+async def _receive_setup(channel: MessageChannel) -> link.ServerSetup | None:
+    try:
+        received = await channel.receive_message()
+    except RemoteError:
+        return None
+    return received[0] if received and isinstance(received[0], link.ServerSetup) else None
+
+
+def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str, nursery: trio.Nursery) -> Server:
+    log.info("server_connecting", socket=setup.control_socket)
+    log.info("server_initializing")
+    server = Server(daemon, log, setup.devices, ThreadPercentage(setup.thread_percentage))
+    server.executors = Executors(
+        setup.devices,
+        setup.backend,
+        name,
+        nursery,
+        log,
+        on_fault=server.faulted,
+        on_end=lambda device: None,
+    )
+    for ordinal, device in enumerate(setup.devices):
+        log.info("server_context_creating", device=ordinal, name=device.name)
+    log.info("server_version", version=CUDA_VERSION)
+    log.info("server_driver", version=DRIVER_BRANCH)
+    log.info("server_backend", backend=setup.backend)
+    log.info("server_thread_percentage", percentage=str(server.thread_percentage))
+    log.info("server_priority", priority=setup.client_priority)
+    server.serving()
+    log.info("server_started")
+    return server
+
+
+async def _obey(server: Server, channel: MessageChannel, nursery: trio.Nursery) -> None:
+    try:
+        while (received := await channel.receive_message()) is not None:
+            message, fds = received
+            if isinstance(message, link.AdmitClient):
+                nursery.start_soon(ClientSession.of(server, message, fds).run)
+            elif isinstance(message, link.ShutDown):
+                server.leave(message.forced)
+    except RemoteError:
+        pass  # a daemon that breaks the conversation is as good as gone
+    server.orphaned()
