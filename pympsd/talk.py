@@ -17,6 +17,8 @@ NOT_FOUND = b"Cannot find MPS control daemon process\n"
 PATIENCE = 10.0
 """Seconds to wait for a silent daemon; one that says it is working is waited for without a bound."""
 UNREACHABLE, SILENT = 1, 2
+REAP_SECONDS = 2.0
+"""Seconds to wait for PID 1 to reap a daemon that has ended."""
 LINE_LIMIT = 1 << 17
 """Longer lines are cut here; the daemon has a ceiling of its own below this."""
 
@@ -102,21 +104,29 @@ def _exchange(daemon: "_socket.socket", line: bytes) -> "bool | None":
             _write(2, body)
 
 
-def _watch(daemon: "_socket.socket") -> int:
-    """Return a pidfd of the daemon, -1 when there is none to be had: after a quit its process must be gone too."""
+def _watch(daemon: "_socket.socket") -> "tuple[int, int]":
+    """Return the daemon's PID and a pidfd of it, -1 when there is none to be had (another PID namespace)."""
     credentials = daemon.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+    pid = int.from_bytes(credentials[:4], "little")
     try:
-        return os.pidfd_open(int.from_bytes(credentials[:4], "little"))
+        return pid, os.pidfd_open(pid)
     except OSError:
-        return -1
+        return pid, -1
 
 
-def _await_end(pidfd: int) -> None:
+def _await_end(watched: "tuple[int, int]") -> None:
+    """Wait until the daemon's process has ended and is reaped: callers look for it in ps right after a quit."""
     import select
+    import time
 
-    if pidfd >= 0:
-        select.select([pidfd], [], [], PATIENCE)
-        os.close(pidfd)
+    pid, pidfd = watched
+    if pidfd < 0:
+        return
+    select.select([pidfd], [], [], PATIENCE)
+    os.close(pidfd)
+    give_up = time.monotonic() + REAP_SECONDS
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < give_up:
+        time.sleep(0.001)
 
 
 def _send(daemon: "_socket.socket", data: bytes) -> None:
