@@ -34,6 +34,7 @@ class MessageChannel:
         self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self.queued_bytes = 0
         self._work = trio.Event()
+        self._sent = trio.Event()
         self._finishing = False
         self.overflowed = False
 
@@ -82,6 +83,12 @@ class MessageChannel:
             self.queued_bytes += len(data)
         self._work.set()
 
+    async def drain(self) -> None:
+        """Wait until all that is queued is sent (the sender must be running)."""
+        while self._queue and not self.overflowed:
+            self._sent = trio.Event()
+            await self._sent.wait()
+
     def finish(self) -> None:
         """Let the sender end when all is sent."""
         self._finishing = True
@@ -95,6 +102,7 @@ class MessageChannel:
                     await self._send_one(*self._queue[0])
                     self.queued_bytes -= len(self._queue[0][0])
                     _close(self._queue.popleft()[1])
+                    self._sent.set()
                 elif self._finishing:
                     return
                 else:

@@ -25,6 +25,10 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.settings import Settings
 
 
+LAST_SECONDS = 1.0
+"""Operators who are owed an answer get it within this at the end."""
+
+
 @frozen
 class Daemon:
     """What was prepared before the fork."""
@@ -62,6 +66,9 @@ async def _main(daemon: Daemon, ready: Callable[[], None]) -> int:
         os.chdir("/")
         ready()
         await hub.done.wait()
+        with trio.move_on_after(LAST_SECONDS):
+            for operator in list(hub.operators.values()):
+                await operator.channel.drain()
         nursery.cancel_scope.cancel()
     os.close(fifo)
     return hub.status

@@ -1,0 +1,46 @@
+"""A daemon of the benchmark's own, in a temporary directory, on an emulated machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PYMPSD = str(Path(sys.executable).parent / "pympsd")
+
+
+def environment(directory: str, devices: str) -> dict[str, str]:
+    """Return the environment of a daemon and its clients."""
+    return {
+        **os.environ,
+        "CUDA_MPS_PIPE_DIRECTORY": directory,
+        "CUDA_MPS_LOG_DIRECTORY": directory,
+        "PYMPSD_EMULATED_DEVICES": devices,
+        "PYMPSD_BACKEND": "emulated",
+        "PYMPSD_REQUIRE_MPS": "1",
+    }
+
+
+def say(env: dict[str, str], command: str) -> str:
+    """Give the daemon one command."""
+    return subprocess.run([PYMPSD], env=env, input=command, capture_output=True, text=True, check=True).stdout
+
+
+@contextmanager
+def running(devices: str = "H200") -> Iterator[tuple[dict[str, str], float]]:
+    """Start a daemon; yield its environment and the seconds ``-d`` took; quit it."""
+    with tempfile.TemporaryDirectory(prefix="pympsd-bench-") as directory:
+        os.chmod(directory, 0o755)
+        env = environment(directory, devices)
+        start = time.perf_counter()
+        subprocess.run([PYMPSD, "-d"], env=env, check=True)
+        taken = time.perf_counter() - start
+        try:
+            yield env, taken
+        finally:
+            say(env, "quit -t 1")

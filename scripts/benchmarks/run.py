@@ -1,0 +1,35 @@
+"""Runs the benchmarks named on the command line (all that can be, when none is); exit status 1 when one is over."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+
+import client
+import control
+import translator
+from timing import Report
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="*", help="control, client, translator")
+    parser.add_argument("--study", help="the PTX study's file, for translator")
+    given = parser.parse_args()
+    what = given.what or ["control", "client", *(["translator"] if given.study else [])]
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, Linux {platform.release()}")
+    report = Report()
+    if "control" in what:
+        control.measure(report)
+    if "client" in what:
+        client.measure(report)
+    if "translator" in what:
+        translator.measure(report, given.study)
+    return 1 if report.over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

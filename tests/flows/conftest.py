@@ -1,0 +1,73 @@
+"""Daemons and clients for the flows; whatever a test leaves is ended, and what cannot be fails it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import ClientProcess, DaemonProcess, adopt_orphans
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _orphans_are_adopted() -> None:
+    adopt_orphans()
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A folder with room for pipe and log, which every user can reach (pytest's own is 0700)."""
+    path = Path(tempfile.mkdtemp(prefix="pympsd-test-"))
+    path.chmod(0o755)
+    for name in ("pipe", "log"):
+        (path / name).mkdir()
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def make_daemon(directory: Path) -> Iterator[Callable[..., DaemonProcess]]:
+    """Make daemons that are ended after the test; each is started by the test."""
+    made: list[DaemonProcess] = []
+
+    def make(**settings: str) -> DaemonProcess:
+        daemon = DaemonProcess(directory, settings)
+        made.append(daemon)
+        return daemon
+
+    yield make
+    for daemon in made:
+        daemon.stop()
+
+
+@pytest.fixture
+def daemon(make_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
+    """A daemon that runs."""
+    running = make_daemon()
+    done = running.start()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return running
+
+
+@pytest.fixture
+def make_client(daemon: DaemonProcess) -> Iterator[Callable[..., ClientProcess]]:
+    """Start clients of the running daemon; they are killed after the test."""
+    made: list[ClientProcess] = []
+
+    def make(uid: int | None = None, **more: str) -> ClientProcess:
+        client = daemon.client(uid, **more)
+        made.append(client)
+        return client
+
+    yield make
+    for client in made:
+        if client.process.poll() is None:
+            os.kill(client.pid, signal.SIGKILL)
+        for stream in (client.process.stdin, client.process.stdout, client.process.stderr):
+            if stream is not None and not stream.closed:
+                stream.close()
+        client.process.wait()

@@ -1,0 +1,213 @@
+"""Starting the daemon: its files, its manners, and everything it cannot start with (recorded: start-up)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from processes import PYMPSD, SECONDS, DaemonProcess, alive, wait_until
+
+FILES = {
+    "control": ("s", 0o666),
+    "control_lock": ("-", 0o666),
+    "control_privileged": ("s", 0o755),
+    "log": ("p", 0o777),
+    "nvidia-cuda-mps-control.pid": ("-", 0o666),
+}
+
+
+def listing(path: Path) -> dict[str, tuple[str, int]]:
+    kinds = {stat.S_IFSOCK: "s", stat.S_IFREG: "-", stat.S_IFIFO: "p"}
+    modes = {entry.name: entry.lstat().st_mode for entry in path.iterdir()}
+    return {name: (kinds[stat.S_IFMT(mode)], stat.S_IMODE(mode)) for name, mode in modes.items()}
+
+
+def test_c1_ready_when_it_returns(daemon: DaemonProcess) -> None:
+    assert listing(daemon.directory / "pipe") == FILES
+    assert listing(daemon.directory / "log") == {"control.log": ("-", 0o644), "server.log": ("-", 0o644)}
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(daemon.directory / "pipe" / "control"))
+
+
+def test_c8_the_pid_file_holds_the_pid_without_newline(daemon: DaemonProcess) -> None:
+    text = (daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text()
+    assert text == str(daemon.pid)
+    assert alive(daemon.pid)
+
+
+def test_log_of_start_and_quit(daemon: DaemonProcess) -> None:
+    pipe = daemon.directory / "pipe"
+    daemon.say("quit\n")
+    assert daemon.log() == [
+        f"Starting control daemon using socket {pipe}/control",
+        f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={pipe}",
+        "CUDA MPS Control binary version: 13000",
+        "Accepting connection...",
+        "NEW UI",
+        "Cmd:quit",
+        "Exit with status 0",
+    ]
+    assert listing(pipe).keys() == {"control", "control_lock", "control_privileged"}
+
+
+def test_c10_nothing_is_left_when_quit_returns(daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0\n")
+    wait_until(lambda: "ACTIVE" in daemon.say(f"get_server_status {daemon.servers()[0]}"))
+    (server,) = daemon.servers()
+    daemon.say("quit")
+    assert not alive(daemon.pid)
+    assert not alive(server)
+
+
+def test_no_daemon(make_daemon) -> None:  # type: ignore[no-untyped-def]
+    done = make_daemon().run([], "ps\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "Cannot find MPS control daemon process\n")
+
+
+def test_a_second_daemon_is_refused(daemon: DaemonProcess, make_daemon) -> None:  # type: ignore[no-untyped-def]
+    for option in ("-d", "-f"):
+        done = make_daemon().run([option])
+        assert (done.returncode, done.stdout) == (1, "An instance of this daemon is already running\n")
+    assert daemon.say("get_server_list") == ""
+
+
+def test_of_eight_racing_daemons_one_wins(make_daemon) -> None:  # type: ignore[no-untyped-def]
+    daemon = make_daemon()
+    racers = [
+        subprocess.Popen([PYMPSD, "-d"], env=daemon.environment, stdout=subprocess.PIPE, text=True) for _ in range(8)
+    ]
+    outcomes = sorted((racer.communicate(timeout=SECONDS)[0], racer.returncode) for racer in racers)
+    assert outcomes == [("", 0)] + [("An instance of this daemon is already running\n", 1)] * 7
+    daemon.pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
+    daemon.say("quit")
+    os.waitpid(daemon.pid, 0)
+
+
+def test_c13_leftovers_of_a_killed_daemon_neither_block_nor_look_alive(daemon: DaemonProcess, make_daemon) -> None:  # type: ignore[no-untyped-def]
+    os.kill(daemon.pid, signal.SIGKILL)
+    wait_until(lambda: not alive(daemon.pid))
+    assert listing(daemon.directory / "pipe") == FILES
+    assert daemon.run([], "get_server_list\n").returncode == 1
+    again = make_daemon()
+    assert again.start().returncode == 0
+    assert again.say("get_server_list") == ""
+
+
+def test_the_pipe_directory_is_made_when_its_parent_is_there(directory: Path) -> None:
+    daemon = DaemonProcess(directory, {"CUDA_MPS_PIPE_DIRECTORY": str(directory / "new")})
+    assert daemon.run(["-d"]).returncode == 0
+    pid = int((directory / "new" / "nvidia-cuda-mps-control.pid").read_text())
+    assert daemon.say("quit") == ""
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/x/y", "/etc/hostname"])
+def test_an_unusable_pipe_directory(directory: Path, path: str) -> None:
+    done = DaemonProcess(directory, {"CUDA_MPS_PIPE_DIRECTORY": path}).run(["-d"])
+    assert (done.returncode, done.stdout) == (1, f"Cannot access CUDA_MPS_PIPE_DIRECTORY={path}\n")
+    assert done.stderr.startswith(f"{path}: ")
+
+
+def test_a_pipe_directory_too_long_for_a_socket_is_explained(directory: Path) -> None:
+    path = str(directory / ("x" * 100))
+    done = DaemonProcess(directory, {"CUDA_MPS_PIPE_DIRECTORY": path}).run(["-d"])
+    assert done.returncode == 1
+    assert "too long for a socket" in done.stderr
+
+
+def test_an_unusable_log_directory_costs_only_the_logs(directory: Path) -> None:
+    daemon = DaemonProcess(directory, {"CUDA_MPS_LOG_DIRECTORY": "/nonexistent/x/y"})
+    done = daemon.start()
+    try:
+        warning = "Warning: Failed writing log files to directory [/nonexistent/x/y]. No logs will be available.\n"
+        assert (done.returncode, done.stdout) == (0, warning)
+        assert daemon.say("get_server_list") == ""
+    finally:
+        daemon.stop()
+
+
+def test_c12_pipe_and_log_directory_may_be_one(directory: Path) -> None:
+    daemon = DaemonProcess(directory, {"CUDA_MPS_LOG_DIRECTORY": str(directory / "pipe")})
+    assert daemon.start().returncode == 0
+    try:
+        assert daemon.say("get_server_list") == ""
+        assert (directory / "pipe" / "control.log").exists()
+    finally:
+        daemon.stop()
+
+
+def test_c11_the_environment_may_hold_two_variables_only(daemon: DaemonProcess) -> None:
+    assert len(daemon.environment) == 2
+    daemon.say("start_server -uid 0\n")
+    wait_until(lambda: any(line.endswith(": Ready") for line in daemon.log()), "a server")
+
+
+def test_c7_c9_environ_still_shows_the_pipe_directory(daemon: DaemonProcess) -> None:
+    environ = Path(f"/proc/{daemon.pid}/environ").read_bytes().split(b"\0")
+    assert f"CUDA_MPS_PIPE_DIRECTORY={daemon.directory}/pipe".encode() in environ
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(daemon: DaemonProcess, number: signal.Signals) -> None:
+    daemon.say("start_server -uid 0\n")
+    os.kill(daemon.pid, number)
+    wait_until(lambda: not alive(daemon.pid), "the end of the daemon")
+    assert listing(daemon.directory / "pipe").keys() == {"control", "control_lock", "control_privileged"}
+    assert daemon.log()[-1] == "Exit with status 0"
+
+
+def test_foreground_logs_to_stdout_and_stays(directory: Path) -> None:
+    daemon = DaemonProcess(directory)
+    process = subprocess.Popen(
+        [PYMPSD, "-f"], env=daemon.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    first = [process.stdout.readline().partition("] ")[2].rstrip("\n") for _ in range(3)]
+    assert first[0] == f"Starting control daemon using socket {directory}/pipe/control"
+    assert daemon.say("get_server_list") == ""
+    process.terminate()
+    rest = process.communicate(timeout=SECONDS)[0]
+    assert process.returncode == 0
+    assert rest.rstrip().endswith("Exit with status 0")
+    assert (directory / "log" / "server.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "word"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "9"}, 100, "leaves no device visible"),
+        ({"CUDA_VISIBLE_DEVICES": "0,0"}, 101, "twice"),
+        ({"PYMPSD_BACKEND": "cuda"}, 1, "no backend for a real GPU yet"),
+        ({"PYMPSD_BACKEND": "opencl"}, 1, "auto, cuda, emulated"),
+        ({"PYMPSD_EMULATED_DEVICES": "2xB900"}, 1, "H200, A100, V100, P100"),
+    ],
+)
+def test_what_it_cannot_start_with_is_explained(
+    directory: Path, settings: dict[str, str], status: int, word: str
+) -> None:
+    done = DaemonProcess(directory, settings).run(["-d"])
+    assert (done.returncode, done.stdout) == (status, "")
+    assert word in done.stderr
+
+
+def test_version_and_help(directory: Path) -> None:
+    daemon = DaemonProcess(directory)
+    assert daemon.run(["-v"]).stdout.startswith("CUDA MPS Control for Linux/Unix/QNX. Binary version: 13000\n")
+    assert daemon.run(["-d", "-v"]).stdout == daemon.run(["--version"]).stdout
+    assert daemon.run(["-h"]).stdout.startswith("CUDA MPS Control for Linux/Unix/QNX.\n")
+    unknown = daemon.run(["-x"])
+    assert (unknown.returncode, unknown.stdout.splitlines()[0]) == (0, "Unrecognized option ")
+    assert not (directory / "pipe" / "control").exists()
+
+
+def test_python_dash_m_works_too(daemon: DaemonProcess) -> None:
+    python = Path(PYMPSD).with_name("python3")
+    done = subprocess.run(
+        [python, "-m", "pympsd"], env=daemon.environment, input=b"foo", capture_output=True, timeout=SECONDS, cwd="/"
+    )
+    assert (done.returncode, done.stdout) == (0, b'Unknown command "foo"\n')
