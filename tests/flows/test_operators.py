@@ -1,0 +1,310 @@
+"""Operators: answers, privileges, servers of users, and peers that mean no good (recorded: start-up, multiuser)."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from processes import BIN, PYMPSD, SECONDS, DaemonProcess, alive, children_of, wait_until
+
+from pympsd.wire import frames
+
+NOBODY = pwd.getpwnam("nobody").pw_uid
+OTHER = 12345
+"""A uid without an entry in the user database."""
+
+
+def ready(daemon: DaemonProcess) -> int:
+    """Wait until the one server is ready; return its PID."""
+    wait_until(lambda: any(line.endswith(": Ready") for line in daemon.log()), "a ready server")
+    (server,) = daemon.servers()
+    return server
+
+
+def uid_of(pid: int) -> int:
+    return os.stat(f"/proc/{pid}").st_uid
+
+
+def test_answers_of_several_commands_in_one_session(daemon: DaemonProcess) -> None:
+    text = "get_server_list\nps\nfoo bar\nget_server_status 99\n\nps -p 7"
+    assert daemon.say(text) == (
+        'Server not found\nUnknown command "foo"\nServer 99 not found\nUnknown command ""\n'
+        "Server 7 not found\nServer 7 not found\n\n"
+    )
+    wait_until(lambda: daemon.log()[-1] == "UI closed", "the end of the session")
+    assert daemon.log()[3:] == [
+        "Accepting connection...",
+        "NEW UI",
+        "Cmd:get_server_list",
+        "Cmd:ps",
+        "Server not found",
+        "Cmd:foo bar",
+        'Unknown command "foo"',
+        "Cmd:get_server_status 99",
+        "Server 99 not found",
+        "Cmd:",
+        'Unknown command ""',
+        "Cmd:ps -p 7",
+        "Server 7 not found",
+        "Server 7 not found",
+        "UI closed",
+    ]
+
+
+def test_a_refused_command_says_what_is_allowed_on_stderr_only(daemon: DaemonProcess) -> None:
+    done = daemon.run([], "frobnicate\n")
+    assert (done.returncode, done.stdout) == (0, 'Unknown command "frobnicate"\n')
+    assert "get_server_list" in done.stderr
+
+
+def test_a_command_as_arguments(daemon: DaemonProcess) -> None:
+    assert daemon.run(["get_server_list"]).returncode == 0
+    done = daemon.run(["get_server_status", "5"])
+    assert (done.returncode, done.stdout) == (1, "Server 5 not found\n")
+
+
+def test_start_server_for_three_users_in_turn(daemon: DaemonProcess) -> None:
+    for uid in (0, NOBODY, OTHER):
+        assert daemon.say(f"start_server -uid {uid}\n") == ""
+    # Nobody is a client of the first two: each leaves as soon as it is ready, for the next user waits.
+    wait_until(lambda: sum(line.endswith(": Ready") for line in daemon.log()) == 3, "three servers in turn")
+    (server,) = daemon.servers()
+    assert uid_of(server) == OTHER
+    assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
+    starts = [line.rpartition(" ")[2] for line in daemon.log() if line.startswith("Starting new server")]
+    assert starts == ["0", str(NOBODY), str(OTHER)]
+
+
+def test_start_server_for_the_active_user_changes_nothing(daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0\n")
+    server = ready(daemon)
+    daemon.say("start_server -uid 0\n")
+    assert daemon.servers() == [server]
+
+
+def test_log_of_a_server(daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0\n")
+    server = ready(daemon)
+    daemon.say("quit")
+    assert [line for line in daemon.log() if str(server) in line] == [
+        f"Starting new server {server} for user 0",
+        f"NEW SERVER {server}: Ready",
+        str(server),
+        f"Try shutting down server {server}, backoff is disabled",
+        f"Server {server} exited with status 0",
+    ]
+    lines = (daemon.directory / "log" / "server.log").read_text().splitlines()
+    stamps = {line.split("]")[0].split(None, 2)[2] for line in lines}
+    assert stamps == {f"Server {server:>5}"}
+    assert daemon.log("server.log")[-3:] == [
+        "Server has been notified to shutdown",
+        "Waiting for current clients to finish",
+        "Exiting",
+    ]
+
+
+def test_privileges_of_another_user(daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0\n")
+    server = ready(daemon)
+    assert daemon.say("get_server_list", uid=NOBODY) == f"{server}\n"
+    assert daemon.say("quit", uid=NOBODY) == "Not enough privilege to execute quit command\n"
+    assert daemon.say("start_server -uid 0", uid=NOBODY) == (
+        f"Insufficient privileges for UID {NOBODY}. Control deamon settings can only be modified by the user who "
+        "started it or by the root user.\n"
+    )
+    assert alive(daemon.pid)
+
+
+def test_a_users_own_daemon_serves_that_user_only(directory: Path) -> None:
+    for name in ("pipe", "log"):
+        os.chown(directory / name, OTHER, OTHER)
+    daemon = DaemonProcess(directory, uid=OTHER)
+    assert daemon.start().returncode == 0
+    try:
+        assert uid_of(daemon.pid) == OTHER
+        refused = daemon.run([], "start_server -uid 0\n", uid=0)
+        assert (refused.returncode, refused.stdout) == (0, "")
+        assert f"run by user {OTHER}" in refused.stderr
+        daemon.say(f"start_server -uid {OTHER}\n")
+        assert uid_of(ready(daemon)) == OTHER
+        assert daemon.say("quit", uid=OTHER) == ""
+        assert not alive(daemon.pid)
+    finally:
+        daemon.stop()
+
+
+def test_server_environment_is_by_allow_list(make_daemon) -> None:  # type: ignore[no-untyped-def]
+    daemon = make_daemon(SECRET_TOKEN="hush", PATH="/usr/bin:/bin")
+    daemon.start()
+    daemon.say(f"start_server -uid {NOBODY}\n")
+    names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{ready(daemon)}/environ").read_bytes().split(b"\0")}
+    assert names == {b"", b"CUDA_MPS_PIPE_DIRECTORY", b"CUDA_MPS_LOG_DIRECTORY", b"PATH"}
+
+
+def test_groups_of_a_server_started_by_command(daemon: DaemonProcess) -> None:
+    daemon.say(f"start_server -uid {NOBODY}\n")
+    status = Path(f"/proc/{ready(daemon)}/status").read_text()
+    entry = pwd.getpwuid(NOBODY)
+    expected = sorted(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    groups = status.partition("Groups:")[2].partition("\n")[0].split()
+    assert sorted(map(int, groups)) == expected
+
+
+def test_a_server_that_is_killed_is_noticed(daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0\n")
+    server = ready(daemon)
+    os.kill(server, 9)
+    wait_until(lambda: f"Server {server} exited with status -9" in daemon.log(), "the log line")
+    assert daemon.say("get_server_list") == ""
+
+
+# --- who they show themselves as (C9)
+
+
+def shown(pid: int) -> tuple[str, list[bytes]]:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    return Path(f"/proc/{pid}/comm").read_text().rstrip("\n"), words
+
+
+def test_c9_processes_show_as_pympsd(daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0\n")
+    assert shown(daemon.pid) == ("pympsd", [b"pympsd", b"-d"])
+    assert shown(ready(daemon)) == ("pympsd-server", [b"pympsd-server"])
+
+
+@pytest.fixture
+def vendor_named(directory: Path):  # type: ignore[no-untyped-def]
+    """A daemon started under the vendor's name, through the links that the script makes."""
+    links = directory / "bin"
+    links.mkdir()
+    script = Path(__file__).parents[2] / "scripts" / "link-nvidia-names"
+    subprocess.run([script, links], env={"PYMPSD_BIN": str(BIN), "PATH": os.environ["PATH"]}, check=True)
+    daemon = DaemonProcess(directory, command=str(links / "nvidia-cuda-mps-control"))
+    assert daemon.start().returncode == 0
+    yield daemon
+    daemon.stop()
+
+
+def test_c9_processes_show_under_the_vendors_names(vendor_named: DaemonProcess) -> None:
+    daemon = vendor_named
+    daemon.say("start_server -uid 0\n")
+    server = ready(daemon)
+    assert shown(daemon.pid) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-control", b"-d"])
+    assert shown(server) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-server"])
+
+    def found(*words: str) -> list[int]:
+        return [int(pid) for pid in subprocess.run(words, capture_output=True, text=True).stdout.split()]
+
+    assert daemon.pid in found("pgrep", "-fx", "nvidia-cuda-mps-control -d")
+    assert daemon.pid in found("pidof", "nvidia-cuda-mps-control")
+    assert server in found("pidof", "nvidia-cuda-mps-server")
+    ps = subprocess.run(["ps", "auxww"], capture_output=True, text=True, check=True).stdout.splitlines()
+    eleventh = {int(fields[1]): fields[10] for fields in (line.split(None, 10) for line in ps[1:])}
+    assert eleventh[daemon.pid].split() == ["nvidia-cuda-mps-control", "-d"]
+    assert daemon.say("quit") == ""
+    assert not alive(daemon.pid)
+
+
+def test_servers_are_children_of_the_daemon(daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0\n")
+    assert children_of(daemon.pid) == [ready(daemon)]
+
+
+# --- peers that mean no good
+
+
+def knock(daemon: DaemonProcess, data: bytes, name: str = "control") -> bytes:
+    """Connect, say something, and return all that is answered."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(SECONDS)
+        sock.connect(str(daemon.directory / "pipe" / name))
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        answer = b""
+        while more := sock.recv(65536):
+            answer += more
+        return answer
+
+
+BAD_WORDS = {
+    "garbage": b"GET / HTTP/1.1\r\n\r\n" * 10,
+    "half a header": b"\x01\x00",
+    "half a frame": frames.encode(frames.OPERATOR_HELLO, b"x" * 100)[:50],
+    "over the ceiling": (frames.BODY_LIMIT + 1).to_bytes(4, "little") + b"\x01\x00\x00\x00",
+    "an unknown kind": frames.encode(9999, b"hello"),
+    "a malformed hello": frames.encode(frames.FIRST_MESSAGE_KIND, b"\xc1"),
+    "descriptors announced": frames.encode(frames.OPERATOR_HELLO, b"", 3),
+}
+
+
+@pytest.mark.parametrize("words", BAD_WORDS.values(), ids=BAD_WORDS.keys())
+def test_a_peer_that_talks_nonsense_loses_its_connection_and_nothing_else(
+    daemon: DaemonProcess, words: bytes
+) -> None:
+    assert knock(daemon, words) == b""
+    wait_until(lambda: "Unable to read new connection type information" in daemon.log(), "the log line")
+    assert daemon.say("get_server_list") == ""
+
+
+def test_mute_peers_delay_nobody(daemon: DaemonProcess) -> None:
+    mute = []
+    try:
+        for _ in range(200):
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(str(daemon.directory / "pipe" / "control"))
+            mute.append(sock)
+        mute[0].send(frames.encode(frames.OPERATOR_HELLO)[:3])
+        assert daemon.say("ps") == "Server not found\n"
+    finally:
+        for sock in mute:
+            sock.close()
+
+
+def test_clients_do_not_knock_at_the_privileged_socket(daemon: DaemonProcess) -> None:
+    from pympsd.wire.messages import ClientHello, encode
+    from pympsd.wire.versions import Versions
+
+    hello = encode(ClientHello(Versions(), 1, "x", 1, {}))
+    assert knock(daemon, hello, "control_privileged") == b""
+    assert daemon.servers() == []
+
+
+def test_a_client_of_another_version_is_told(daemon: DaemonProcess) -> None:
+    from pympsd.wire import messages
+    from pympsd.wire.framing import FrameReader
+    from pympsd.wire.versions import Versions
+
+    hello = messages.encode(messages.ClientHello(Versions(oldest=90, newest=99), 1, "x", 1, {}))
+    (frame,) = FrameReader().feed(knock(daemon, hello))
+    refused = messages.decode(frame)
+    assert isinstance(refused, messages.Refused)
+    assert "versions 90 to 99" in refused.reason
+
+
+def test_long_and_odd_lines(daemon: DaemonProcess) -> None:
+    odd = "é\udcff x\nget_server_list\0 junk\n" + "y" * 200_000 + "\n\tget_server_list  \r\n"
+    done = subprocess.run(
+        [PYMPSD],
+        env=daemon.environment,
+        input=odd.encode("utf-8", "surrogateescape"),
+        capture_output=True,
+        timeout=SECONDS,
+    )
+    lines = done.stdout.split(b"\n")
+    assert done.returncode == 0
+    assert lines[0] == b'Unknown command "\xc3\xa9\xff"'
+    assert lines[1].startswith(b'Unknown command "yyyy')
+    assert len(lines[1]) == len('Unknown command ""') + 64 * 1024
+    assert lines[2:] == [b""]
+
+
+def test_the_fifo_is_read_and_marked_other(daemon: DaemonProcess) -> None:
+    with open(daemon.directory / "pipe" / "log", "wb", buffering=0) as fifo:
+        fifo.write(b"hello \x1b[31m there\n")
+    wait_until(lambda: any("hello" in line for line in daemon.log("server.log")), "the line")
+    (line,) = (daemon.directory / "log" / "server.log").read_text().splitlines()
+    assert " Other     0] hello  [31m there" in line
