@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -19,7 +20,7 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.mind.quotas import client_percentage, client_priority, multiprocessors
 from pympsd_server.mind.roster import Client, Context, NotHere
-from pympsd_server.service.executors import ExecutorError
+from pympsd_server.service.executors import Executor, ExecutorError
 from pympsd_server.service.server import Server
 
 
@@ -115,24 +116,12 @@ class ClientSession:
         percentage = client_percentage(self.server.thread_percentage, self.client.environment)
         share = multiprocessors(percentage, facts.multiprocessors)
         context = self.server.roster.open_context(self.client, device, executor.generation)
-        request = self.server.executors.next_request()
-        where = (device, executor.generation)
-        attach = executor_says.Attach(
-            request=request,
-            client=self.client.serial,
-            context=context.serial,
-            new_stream=where not in self._streams,
-            multiprocessors=share,
-            memory_bytes=0,
-            priority=self.client.priority,
-        )
         try:
-            attached, fds = await executor.ask(request, attach)
-        except ExecutorError as error:
+            attached, fds = await self._attach(executor, context, share)
+        except BaseException:
+            # Refused, or the client has gone meanwhile: the context never was.
             self.server.roster.close_context(self.client, context.serial)
-            self.server.refused_context(self.client, context, error.code, error.reason)
             raise
-        self._streams.add(where)
         self.server.made_context(self.client, context)
         opened = messages.ContextOpened(
             request=asked.request,
@@ -145,6 +134,28 @@ class ClientSession:
         )
         self.channel.send(opened, fds)
 
+    async def _attach(self, executor: Executor, context: Context, share: int) -> tuple[Any, tuple[int, ...]]:
+        where = (context.device, executor.generation)
+        new_stream = where not in self._streams
+        # Noted before it is there: a client that dies during the request is dropped from the executor too.
+        self._streams.add(where)
+        attach = executor_says.Attach(
+            request=self.server.executors.next_request(),
+            client=self.client.serial,
+            context=context.serial,
+            new_stream=new_stream,
+            multiprocessors=share,
+            memory_bytes=0,
+            priority=self.client.priority,
+        )
+        try:
+            return await executor.ask(attach.request, attach)
+        except ExecutorError as error:
+            if new_stream:
+                self._streams.discard(where)
+            self.server.refused_context(self.client, context, error.code, error.reason)
+            raise
+
     async def _close(self, request: int, serial: int) -> None:
         context = self.server.roster.close_context(self.client, serial)
         await self._detach(context)
@@ -155,15 +166,15 @@ class ClientSession:
         executor = self.server.executors.running(context.device)
         if executor is not None and executor.generation == context.generation:
             number = self.server.executors.next_request()
-            await executor.ask(number, executor_says.Detach(number, context.serial))
+            # An executor that ends meanwhile has freed it too.
+            with suppress(ExecutorError):
+                await executor.ask(number, executor_says.Detach(number, context.serial))
 
     async def _free_everything(self) -> None:
         for device, generation in self._streams:
             executor = self.server.executors.running(device)
             if executor is not None and executor.generation == generation:
                 number = self.server.executors.next_request()
-                try:
+                with suppress(ExecutorError):
                     await executor.ask(number, executor_says.DropClient(number, self.client.serial))
-                except ExecutorError:
-                    continue  # it has ended, and all it held for the client with it
         self.server.lost_client(self.client)

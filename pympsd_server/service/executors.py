@@ -65,7 +65,7 @@ class Executor:
 
     def take(self, message: Any, fds: tuple[int, ...]) -> None:
         """Hand an answer to who asked."""
-        waiting = self._answers.get(message.request)
+        waiting = self._answers.get(getattr(message, "request", 0))
         if waiting is None:
             for fd in fds:
                 os.close(fd)

@@ -1,0 +1,274 @@
+"""Clients through the daemon: they share one device at the same time, and end without harm to each other."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from processes import ClientProcess, DaemonProcess, alive, children_of, wait_until
+
+NOBODY = pwd.getpwnam("nobody").pw_uid
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+MakeClient = Callable[..., ClientProcess]
+
+
+def executors(daemon: DaemonProcess) -> list[int]:
+    (server,) = daemon.servers()
+    return children_of(server)
+
+
+def test_two_clients_share_one_device(daemon: DaemonProcess, make_client: MakeClient) -> None:
+    one, two = make_client().connect(), make_client().connect()
+    one.begin("add")
+    two.begin("add")
+    assert (one.result(), two.result()) == (RIGHT, RIGHT)
+    (server,) = daemon.servers()
+    heading, *rows = daemon.say("ps").splitlines()
+    assert heading == "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        "
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    for number, (row, client) in enumerate(zip(rows, (one, two), strict=True), 1):
+        fields = row.split(None, 5)
+        command = Path(f"/proc/{client.pid}/cmdline").read_text().rstrip("\0").replace("\0", " ")
+        assert fields[:3] == [str(client.pid), str(number), str(server)]
+        assert re.fullmatch(r"GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}", fields[3])
+        assert fields[4:] == [str(namespace), command]
+    assert daemon.say(f"get_client_list {server}") == f"{one.pid}\n{two.pid}\n"
+    assert daemon.say("get_device_client_list") == f"[0] 00:00.0, NVIDIA H200\n{one.pid}.1\n{two.pid}.1\n"
+    assert daemon.say("ps -p 1") == "Server 1 not found\nServer 1 not found\n\n"
+
+
+def test_the_work_runs_in_an_executor_that_is_a_child_of_the_server(
+    daemon: DaemonProcess, make_client: MakeClient
+) -> None:
+    client = make_client().connect()
+    (executor,) = executors(daemon)
+    assert Path(f"/proc/{executor}/comm").read_text() == "pympsd-server\n"
+
+    def seconds() -> float:
+        fields = Path(f"/proc/{executor}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before = seconds()
+    assert client.do("endless") == "CUDA_SUCCESS"
+    wait_until(lambda: seconds() > before + 0.2, "work of the executor")
+    assert children_of(client.pid) == []
+
+
+def test_at_the_same_time_one_finishes_while_the_other_never_ends(make_client: MakeClient) -> None:
+    endless, other = make_client().connect(), make_client().connect()
+    assert endless.do("endless") == "CUDA_SUCCESS"
+    endless.begin("sync")
+    for _ in range(3):
+        assert other.do("add") == RIGHT
+    assert not endless.has_result()
+
+
+def test_contexts_of_one_process_are_counted(daemon: DaemonProcess, make_client: MakeClient) -> None:
+    client, neighbour = make_client().connect(), make_client().connect()
+    assert client.do("newctx 0") == "CUDA_SUCCESS"
+    assert daemon.say("get_device_client_list").split()[3:] == [
+        f"{client.pid}.1",
+        f"{client.pid}.2",
+        f"{neighbour.pid}.1",
+    ]
+    assert [row.split()[1] for row in daemon.say("ps").splitlines()[1:]] == ["1", "2"]
+
+
+def test_the_logs_tell_the_story(daemon: DaemonProcess, make_client: MakeClient) -> None:
+    client = make_client().connect()
+    assert client.do("add") == RIGHT
+    pid = client.pid
+    client.end()
+    wait_until(lambda: f"Client {pid} disconnected" in daemon.log("server.log"), "the client's end")
+    (server,) = daemon.servers()
+    control = [line for line in daemon.log() if "CLIENT" in line or "SERVER" in line or "server" in line.split()[:3]]
+    assert control == [
+        f"NEW CLIENT {pid} from user 0: Server is not ready, push client to pending list",
+        f"Starting new server {server} for user 0",
+        f"NEW SERVER {server}: Ready",
+        f"NEW CLIENT {pid} from user 0: Server already exists",
+    ]
+    uuid = daemon.say("device_query --csv").split(",")[-3]
+    lines = daemon.log("server.log")
+    story = lines[lines.index(f"New client {pid} connected") :]
+    assert re.fullmatch(r"Device 0 is run by process \d+", story.pop(1))
+    assert story == [
+        f"New client {pid} connected",
+        f"Device NVIDIA H200 (uuid {uuid}) is associated",
+        f"Volta MPS: status of client {{{pid}, 1}} is ACTIVE",
+        f"Client {{{pid}, 1}} exit",
+        f"Client {pid} disconnected",
+    ]
+
+
+def test_a_clients_exit_frees_what_it_held(daemon: DaemonProcess, make_client: MakeClient) -> None:
+    watcher = make_client().connect()
+    before = watcher.do("mem")
+    for number in (0, signal.SIGKILL):
+        holder = make_client().connect()
+        assert holder.do(f"alloc {1 << 30}").startswith("CUDA_SUCCESS")
+        assert watcher.do("mem") != before
+        holder.end(number)
+        wait_until(lambda: watcher.do("mem") == before, "the memory's return")
+        assert str(holder.pid) not in daemon.say("ps").split()
+    assert daemon.servers(), "the server stays when clients leave"
+
+
+def test_a_client_that_dies_mid_kernel_frees_the_device(daemon: DaemonProcess, make_client: MakeClient) -> None:
+    dying, other = make_client().connect(), make_client().connect()
+    before = other.do("mem")
+    assert dying.do(f"alloc {1 << 28}").startswith("CUDA_SUCCESS")
+    dying.do("endless")
+    dying.begin("sync")
+    dying.end(signal.SIGKILL)
+    wait_until(lambda: str(dying.pid) not in daemon.say("get_device_client_list"), "the client's end")
+    assert other.do("add") == RIGHT
+    assert other.do("mem").split()[1] == before.split()[1]
+
+
+def test_an_illegal_address_is_the_culprits_alone_and_sticky(daemon: DaemonProcess, make_client: MakeClient) -> None:
+    culprit, other = make_client().connect(), make_client().connect()
+    culprit.do("illegal")
+    assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert culprit.do("illegal") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert other.do("add") == RIGHT
+    (server,) = daemon.servers()
+    assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
+    assert make_client().connect().do("add") == RIGHT
+
+
+def test_ptx_that_does_not_parse_is_explained(make_client: MakeClient) -> None:
+    said = make_client().connect().do("badptx")
+    assert said.startswith("CUDA_ERROR_INVALID_PTX ")
+    assert "frobnicate" in said
+    assert "line 4" in said
+
+
+def test_after_fork_the_childs_handles_are_dead(make_client: MakeClient) -> None:
+    client = make_client().connect()
+    assert client.do("fork") == "child CUDA_ERROR_NOT_INITIALIZED parent CUDA_SUCCESS"
+    assert client.do("add") == RIGHT
+
+
+def test_an_endless_kernel_and_quit_with_a_bound(daemon: DaemonProcess, make_client: MakeClient) -> None:
+    client = make_client().connect()
+    client.do("endless")
+    (server,) = daemon.servers()
+    workers = executors(daemon)
+    assert daemon.say("quit -t 1") == ""
+    assert [alive(pid) for pid in (daemon.pid, server, *workers)] == [False] * (2 + len(workers))
+    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert "quit command issued with timeout of 1" in daemon.log()
+    assert f"Force shutting down server {server}" in daemon.log()
+    assert daemon.log()[-1] == "Exit with status 0"
+
+
+def test_quit_waits_for_clients_refuses_new_ones_and_answers_queries(
+    daemon: DaemonProcess, make_client: MakeClient
+) -> None:
+    client = make_client().connect()
+    (server,) = daemon.servers()
+    import subprocess
+
+    from processes import PYMPSD
+
+    quitting = subprocess.Popen([PYMPSD], env=daemon.environment, stdin=subprocess.PIPE)
+    assert quitting.stdin is not None
+    quitting.stdin.write(b"quit\n")
+    quitting.stdin.close()
+    wait_until(lambda: any("will not shutdown" in line for line in daemon.log()), "the quit")
+    assert daemon.servers() == [server]
+    assert make_client().do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert client.do("add") == RIGHT
+    assert quitting.poll() is None
+    client.end()
+    assert quitting.wait(30) == 0
+    assert not alive(daemon.pid)
+    assert not alive(server)
+
+
+def test_a_killed_server_is_an_rpc_failure_and_the_next_client_gets_a_new_one(
+    daemon: DaemonProcess, make_client: MakeClient
+) -> None:
+    client = make_client().connect()
+    (server,) = daemon.servers()
+    workers = executors(daemon)
+    os.kill(server, signal.SIGKILL)
+    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+    wait_until(lambda: not any(map(alive, workers)), "the executors' end")
+    assert make_client().connect().do("add") == RIGHT
+    assert daemon.servers() != [server]
+
+
+def test_clients_of_another_user_wait_for_their_turn(daemon: DaemonProcess, make_client: MakeClient) -> None:
+    first = make_client().connect()
+    (server,) = daemon.servers()
+    second = make_client(NOBODY)
+    second.begin("init")
+    waiting = f"NEW CLIENT {second.pid} from user {NOBODY}: Server is not ready, push client to pending list"
+    wait_until(lambda: waiting in daemon.log(), "the second user's knock")
+    assert not second.has_result()
+    first.end()
+    assert second.result() == "CUDA_SUCCESS"
+    assert second.do("ctx 0") == "CUDA_SUCCESS"
+    assert second.do("add") == RIGHT
+    (now,) = daemon.servers()
+    assert now != server
+    assert {os.stat(f"/proc/{pid}").st_uid for pid in (now, *children_of(now))} == {NOBODY}
+
+
+def test_a_waiting_client_that_dies_leaves_the_line(daemon: DaemonProcess, make_client: MakeClient) -> None:
+    first = make_client().connect()
+    second = make_client(NOBODY)
+    second.begin("init")
+    wait_until(lambda: any(f"CLIENT {second.pid} " in line for line in daemon.log()), "the knock")
+    second.end(signal.SIGKILL)
+    assert first.do("add") == RIGHT
+    first.end()
+    (server,) = daemon.servers()
+    wait_until(lambda: daemon.say("ps") == "", "the first client's end")
+    assert daemon.servers() == [server]
+
+
+def test_one_executor_per_device_in_use(make_daemon) -> None:  # type: ignore[no-untyped-def]
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES="3xH200")
+    assert daemon.start().returncode == 0
+    client = daemon.client()
+    try:
+        assert client.do("init") == "CUDA_SUCCESS"
+        assert client.do("count") == "3"
+        for device, running in ((2, 1), (0, 2)):
+            assert client.do(f"ctx {device}") == "CUDA_SUCCESS"
+            assert len(executors(daemon)) == running
+        address = int(client.do("alloc 4096").split()[1], 16)
+        assert address >> 40 == 0x6000_0000_0000 >> 40
+        assert client.do("ctx 2") == "CUDA_SUCCESS"
+        assert int(client.do("alloc 4096").split()[1], 16) >> 40 == (0x6000_0000_0000 >> 40) + 2
+        shown = daemon.say("get_device_client_list").splitlines()
+        assert shown == ["[0] 00:00.0, NVIDIA H200", f"{client.pid}.2", "[2] 00:02.0, NVIDIA H200", f"{client.pid}.1"]
+    finally:
+        client.end(signal.SIGKILL)
+
+
+def test_no_daemon_and_mps_required(make_daemon) -> None:  # type: ignore[no-untyped-def]
+    client = make_daemon().client()
+    try:
+        assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    finally:
+        client.end()
+
+
+def test_without_a_daemon_it_runs_on_privately_and_says_so_once(make_daemon) -> None:  # type: ignore[no-untyped-def]
+    client = make_daemon().client(PYMPSD_REQUIRE_MPS="0")
+    assert client.connect().do("add") == RIGHT
+    (executor,) = children_of(client.pid)
+    client.begin("exit")
+    _, complaint = client.process.communicate(timeout=30)
+    assert complaint.count("no MPS control daemon") == 1
+    wait_until(lambda: not alive(executor), "the private executor's end")
