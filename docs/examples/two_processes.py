@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -56,7 +57,8 @@ def run_clients(environment):
         for client in clients:
             client.kill()
             client.wait()
-            client.stdin.close()
+            with suppress(BrokenPipeError):
+                client.stdin.close()
             client.stdout.close()
 
 
@@ -93,9 +95,10 @@ def read_line(client):
 
 
 def tell(client):
-    """Let a client go on."""
-    client.stdin.write("\n")
-    client.stdin.flush()
+    """Let a client go on; one that has ended says why in its exit status."""
+    with suppress(BrokenPipeError):
+        client.stdin.write("\n")
+        client.stdin.flush()
 
 
 def say(environment, *options, command=""):

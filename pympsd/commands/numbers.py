@@ -15,7 +15,7 @@ def leading_integer(word: str) -> int | None:
     if digits == len(sign):
         return None
     # Python refuses to read numbers of thousands of digits; nothing past 20 changes a number held in an int.
-    value = int(text[: digits if digits < 20 else 20])
+    value = int(f"{sign}{text[len(sign) : digits].lstrip('0')[:20] or '0'}")
     return max(INT_MIN, min(INT_MAX, value))
 
 

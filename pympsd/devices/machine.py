@@ -26,6 +26,9 @@ from pympsd.devices.profiles import PROFILES, Profile
 from pympsd.vocabulary.device_facts import DeviceFacts
 
 DEVICE_LIMIT: Final = 64
+FIGURE_LIMIT: Final = 1 << 20
+"""No figure is greater: a device's memory, in MiB, has to fit its window of addresses."""
+_COUNTS: Final = frozenset(map(str, range(1, DEVICE_LIMIT + 1)))
 COMPUTE_MODES: Final = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 _KEYS: Final = frozenset(
     {
@@ -57,7 +60,7 @@ def from_toml(text: str) -> tuple[DeviceFacts, ...]:
     """Return the devices a TOML text describes."""
     try:
         tables = tomllib.loads(text).get("device")
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the reader lets some of its own through: a date, a long number
         raise BadMachine(f"the machine description is no TOML: {error}") from None
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise BadMachine("a machine description has one [[device]] table a device")
@@ -67,13 +70,13 @@ def from_toml(text: str) -> tuple[DeviceFacts, ...]:
 def _read(path: str) -> str:
     try:
         return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that cannot be, or a file that is no text
         raise BadMachine(f"PYMPSD_EMULATED_DEVICES={path}: {error}") from None
 
 
 def _short(part: str, whole: str) -> list[tuple[Profile, dict[str, Any]]]:
     count, _, name = part.rpartition("x")
-    if name not in PROFILES or not (count or "1").isdecimal() or not 0 < int(count or "1") <= DEVICE_LIMIT:
+    if name not in PROFILES or (count or "1") not in _COUNTS:
         raise BadMachine(
             f"PYMPSD_EMULATED_DEVICES={whole}: {part!r} is none of {', '.join(PROFILES)}, nor such a name after a "
             f"count up to {DEVICE_LIMIT} (3xH200), nor the path of a TOML file"
@@ -85,11 +88,11 @@ def _from_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
     unknown = table.keys() - _KEYS
     if unknown:
         raise BadMachine(f"a device has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(_KEYS))}")
-    profile = PROFILES.get(table.get("profile", "H200"))
+    profile = PROFILES.get(str(table.get("profile", "H200")))
     if profile is None:
         raise BadMachine(f"profile {table['profile']!r} is none of {', '.join(PROFILES)}")
     count = table.get("count", 1)
-    if not isinstance(count, int) or not 0 < count <= DEVICE_LIMIT:
+    if type(count) is not int or not 0 < count <= DEVICE_LIMIT:
         raise BadMachine(f"count is a number from 1 to {DEVICE_LIMIT}, not {count!r}")
     if count > 1 and table.keys() & {"uuid", "pci"}:
         raise BadMachine("devices of a count above 1 cannot share one uuid or pci")
@@ -109,7 +112,7 @@ def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
     capability = _capability(table, profile)
     multiprocessors = _positive(table, "multiprocessors", profile.multiprocessors)
     mode = table.get("compute_mode", "DEFAULT")
-    if mode not in COMPUTE_MODES:
+    if not isinstance(mode, str) or mode not in COMPUTE_MODES:
         raise BadMachine(f"compute_mode is one of {', '.join(COMPUTE_MODES)}, not {mode!r}")
     identity = {
         "COMPUTE_CAPABILITY_MAJOR": capability[0],
@@ -134,8 +137,9 @@ def _uuid(table: dict[str, Any], index: int) -> str:
     given = table.get("uuid")
     if given is None:
         return f"GPU-{uuid5(NAMESPACE_OID, f'pympsd emulated device {index}')}"
-    digits = str(given).removeprefix("GPU-").replace("-", "")
-    if not str(given).startswith("GPU-") or len(digits) != 32 or set(digits) - set("0123456789abcdef"):
+    groups = str(given).removeprefix("GPU-").split("-")
+    is_hexadecimal = not set("".join(groups)) - set("0123456789abcdef")
+    if not str(given).startswith("GPU-") or list(map(len, groups)) != [8, 4, 4, 4, 12] or not is_hexadecimal:
         raise BadMachine(f"a uuid is GPU- and 32 hexadecimal digits in five groups, not {given!r}")
     return str(given)
 
@@ -145,15 +149,15 @@ def _capability(table: dict[str, Any], profile: Profile) -> tuple[int, int]:
     if given is None:
         return profile.compute_capability
     major, dot, minor = str(given).partition(".")
-    if not (dot and major.isdecimal() and minor.isdecimal()):
+    if not (dot and 0 < len(major) < 4 and 0 < len(minor) < 4 and (major + minor).isdecimal()):
         raise BadMachine(f'a compute_capability is written like "9.0", not {given!r}')
     return int(major), int(minor)
 
 
 def _positive(table: dict[str, Any], key: str, default: int) -> int:
     value = table.get(key, default)
-    if not isinstance(value, int) or value < 1:
-        raise BadMachine(f"{key} is a number above 0, not {value!r}")
+    if type(value) is not int or not 0 < value <= FIGURE_LIMIT:
+        raise BadMachine(f"{key} is a number from 1 to {FIGURE_LIMIT}, not {value!r}")
     return value
 
 

@@ -47,7 +47,9 @@ def keep_one_generation(devices: Sequence[DeviceFacts], chosen: Sequence[int]) -
 
 def _find(devices: Sequence[DeviceFacts], entry: str) -> int | None:
     if entry.isdecimal():
-        return int(entry) if int(entry) < len(devices) else None
+        # By text: Python refuses to read numbers of thousands of digits.
+        indexes = {str(index): index for index in range(len(devices))}
+        return indexes.get(entry.lstrip("0") or "0")
     if not entry.startswith("GPU-"):
         return None
     matches = [index for index, device in enumerate(devices) if device.uuid.startswith(entry)]

@@ -71,6 +71,8 @@ class Quit:
 
     sessions: list[int]
     forced: bool = False
+    over: bool = False
+    """Exit was given; it is given once."""
 
 
 @define

@@ -27,8 +27,9 @@ def _decide(event: object, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.OperatorLine, daemon: Daemon) -> Iterator[Instruction]:
-    shown = event.line.decode("utf-8", "surrogateescape").strip(" \t\r\n")
-    yield Log("command", {"line": shown.partition("\0")[0]})
+    shown = event.line.partition(b"\0")[0].decode("utf-8", "surrogateescape").strip(" \t\r\n")
+    # A line end inside would be a line of the log's own.
+    yield Log("command", {"line": shown.replace("\r", " ").replace("\n", " ")})
     decision = answer_line(daemon, Asker(event.session, event.uid), event.line)
     if decision.answer is not None:
         for part in decision.answer.parts:

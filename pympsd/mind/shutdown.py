@@ -8,6 +8,7 @@ from typing import Final
 from pympsd.mind.admission import tell_to_leave
 from pympsd.mind.daemon_state import Daemon, Quit
 from pympsd.mind.instructions import Exit, Instruction, KillServer, Log, RefuseClient, SetTimer, Working
+from pympsd.mind.server_lifecycle import Phase
 from pympsd.vocabulary.results import Result
 
 FORCE_TIMER: Final = "force"
@@ -54,16 +55,21 @@ def force(daemon: Daemon) -> Iterator[Instruction]:
 def kill(daemon: Daemon) -> Iterator[Instruction]:
     """Forced servers had their time."""
     for server in daemon.servers.values():
-        yield KillServer(server.serial)
+        if server.phase is Phase.SPAWNING:
+            # There is no process to kill yet: when it is there it has its time too.
+            yield SetTimer(KILL_TIMER, KILL_PATIENCE)
+        else:
+            yield KillServer(server.serial)
 
 
 def advance(daemon: Daemon) -> Iterator[Instruction]:
     """Go on with a pending quit: tell servers to leave, or exit when none is left."""
-    if daemon.quitting is None:
+    if daemon.quitting is None or daemon.quitting.over:
         return
     for server in daemon.servers.values():
         yield from tell_to_leave(server, forced=daemon.quitting.forced)
     if not daemon.servers:
+        daemon.quitting.over = True
         yield Log("daemon_exiting", {"status": 0})
         yield Exit(0)
 

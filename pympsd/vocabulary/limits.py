@@ -25,7 +25,8 @@ class ThreadPercentage:
     def parse(cls, text: str) -> ThreadPercentage:
         """Read a percentage from an environment variable."""
         try:
-            number = float(text)
+            # C reads no underscores in a number; Python does.
+            number = float(text if "_" not in text else "")
         except ValueError:
             raise BadLimit(f"an active thread percentage is a number above 0, up to 100, not {text!r}") from None
         return cls(number)

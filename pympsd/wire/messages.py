@@ -54,7 +54,7 @@ def decode(frame: Frame) -> Any:
         raise RemoteError(f"unknown message kind {frame.kind}")
     try:
         return msgspec.msgpack.decode(frame.body, type=cls)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteError(f"a malformed {cls.__name__}: {error}") from None
 
 

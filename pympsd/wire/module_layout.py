@@ -44,5 +44,5 @@ class ModuleLayout:
         """Read it; raise RemoteError when it does not fit."""
         try:
             return msgspec.json.decode(data, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteError(f"a malformed module layout: {error}") from None

@@ -63,7 +63,10 @@ class Quota:
 
 
 class Stream(Protocol):
-    """Work in order. Copies and fills check their addresses at once and raise BackendError (INVALID_VALUE)."""
+    """Work in order. Copies and fills check their addresses at once and raise BackendError (INVALID_VALUE).
+
+    On a ruined context work raises BackendError with the sticky error, and ``notify`` calls back with it.
+    """
 
     def copy_to_device(self, destination: int, source: memoryview, done: Completion) -> None:
         """Copy host bytes to device memory; ``source`` must stay as it is until ``done`` is called."""
@@ -140,8 +143,11 @@ class Context(Protocol):
     def allocate(self, count: int) -> int:
         """Return the address of new memory; BackendError OUT_OF_MEMORY, INVALID_VALUE for 0."""
 
-    def free(self, address: int) -> None:
-        """Give memory back; BackendError INVALID_VALUE when it is not an allocation's start."""
+    def free(self, address: int, done: Completion) -> None:
+        """Give memory back once the context's work so far is done, as cuMemFree does; ``done`` is called then.
+
+        BackendError INVALID_VALUE at once when it is not an allocation's start. A no-op on a ruined context.
+        """
 
     def memory_info(self) -> tuple[int, int]:
         """Return (free, total) bytes; total is the limit where there is one."""

@@ -1,4 +1,4 @@
-"""The client: round trips, launches, and a vector addition with its copies, each against a yardstick in the same run."""
+"""The client: round trips, launches, a vector addition with its copies, each against a yardstick of the same run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,29 @@
+"""The one place where cuda-bindings comes in: its enums and handle types, never its driver calls.
+
+(`_fallback` alone calls the driver, and only where a program runs natively.)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from cuda.bindings import driver as _driver  # type: ignore[import-not-found,import-untyped,unused-ignore]  # no stubs
+
+bindings: Final[Any] = _driver
+"""The module ``cuda.bindings.driver``, for its names."""
+
+CUresult: Final[Any] = _driver.CUresult
+CUcontext: Final[Any] = _driver.CUcontext
+CUdevice: Final[Any] = _driver.CUdevice
+CUdeviceptr: Final[Any] = _driver.CUdeviceptr
+CUevent: Final[Any] = _driver.CUevent
+CUfunction: Final[Any] = _driver.CUfunction
+CUmodule: Final[Any] = _driver.CUmodule
+CUstream: Final[Any] = _driver.CUstream
+CUuuid: Final[Any] = _driver.CUuuid
+
+
+def members(enum: str, prefix: str) -> dict[str, int]:
+    """Return the numbers of an enum of cuda-bindings by name, aliases included, without their prefix."""
+    names = vars(getattr(_driver, enum))
+    return {name.removeprefix(prefix): int(names[name]) for name in names if name.startswith(prefix)}

@@ -1,0 +1,106 @@
+"""A conversation of messages over one socket: send one, receive the next with its file descriptors."""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+from collections import deque
+from typing import Any, Final
+
+from pympsd.wire import messages
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.framing import Frame, FrameReader
+
+FDS_LIMIT: Final = 2
+"""ContextOpened and Attached bring two: the command stream and the shared memory."""
+_CHUNK: Final = 65536
+
+
+class Ended(Exception):
+    """The other side closed the conversation, or broke its rules."""
+
+
+class Conversation:
+    """Messages both ways over a connected stream socket, which this object owns. One thread at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket: Final = connection
+        self._reader = FrameReader(fds_allowed=FDS_LIMIT)
+        self._frames: deque[Frame] = deque()
+
+    def send(self, message: object) -> None:
+        """Send a message; raise Ended when nobody is there."""
+        try:
+            self.socket.sendall(messages.encode(message))
+        except OSError as error:
+            raise Ended(f"it does not take a message: {error.strerror}") from None
+
+    def receive(self, timeout: float | None = None) -> tuple[Any, tuple[int, ...]]:
+        """Return the next message and its descriptors (the caller owns them); wait ``timeout`` seconds at most.
+
+        Raises Ended, and TimeoutError.
+        """
+        while not self._frames:
+            self._wait(timeout)
+            self._read()
+        frame = self._frames.popleft()
+        try:
+            return messages.decode(frame), frame.fds
+        except RemoteError as error:
+            close_all(frame.fds)
+            raise Ended(f"it sent {error}") from None
+
+    def _wait(self, timeout: float | None) -> None:
+        # Waiting apart from reading: Ctrl-C ends the wait and no byte or descriptor is lost.
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        if not poll.poll(None if timeout is None else timeout * 1000):
+            raise TimeoutError("no message came")
+
+    def _read(self) -> None:
+        try:
+            data, fds = _receive(self.socket)
+        except OSError as error:
+            raise Ended(f"it is gone: {error.strerror}") from None
+        if not data:
+            raise Ended("it closed the conversation")
+        try:
+            self._frames.extend(self._reader.feed(data, fds))
+        except RemoteError as error:
+            raise Ended(f"it sent {error}") from None
+
+    @property
+    def over(self) -> bool:
+        """Whether the other side has closed, seen without waiting and without taking anything."""
+        try:
+            return self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Close the socket and every descriptor nobody took."""
+        self.socket.close()
+        close_all(self._reader.take_unclaimed_fds())
+        while self._frames:
+            close_all(self._frames.popleft().fds)
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, tuple[int, ...]]:
+    """Receive bytes and descriptors; an executor started meanwhile must not inherit them."""
+    room = socket.CMSG_SPACE(FDS_LIMIT * array.array("i").itemsize)
+    data, controls, _, _ = connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, content in controls:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, tuple(fds)
+
+
+def close_all(fds: tuple[int, ...]) -> None:
+    """Close descriptors that came and are of no use."""
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,179 @@
+"""Memory: allocation, copies, fills (CUDA driver API, Memory Management). Sizes in bytes, addresses of devices.
+
+A host pointer is an address or anything with a buffer; its size is checked where it is known. Streams as in CUDA:
+NULL and CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, or one that was created.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pympsd.vocabulary.device_facts import ordinal_of
+from pympsd_client import _memory
+from pympsd_client._bindings import CUdeviceptr
+from pympsd_client._doors import door
+from pympsd_client._errors import DONE, SUCCESS
+from pympsd_client._host import HostMemory
+from pympsd_client._numbers import number, unsigned
+from pympsd_client._stream import resolve
+
+
+@door(1)
+def cuMemAlloc(bytesize: Any) -> tuple[Any, ...]:
+    """Return the address of new device memory; OUT_OF_MEMORY (a limit of MPS counts too), INVALID_VALUE for 0."""
+    return SUCCESS, CUdeviceptr(_memory.allocate(unsigned(bytesize)))
+
+
+@door()
+def cuMemFree(dptr: Any) -> tuple[Any, ...]:
+    """Free what cuMemAlloc gave; INVALID_VALUE for any other address."""
+    _memory.free(number(dptr))
+    return DONE
+
+
+@door(2)
+def cuMemGetInfo() -> tuple[Any, ...]:
+    """Return free and total bytes for the current context; total is the MPS limit where there is one."""
+    return SUCCESS, *_memory.info()
+
+
+@door()
+def cuMemcpyHtoD(dstDevice: Any, srcHost: Any, ByteCount: Any) -> tuple[Any, ...]:
+    """Copy from the host; returns when the bytes have arrived."""
+    return _host_to_device(dstDevice, srcHost, ByteCount, 0, wait=True)
+
+
+@door()
+def cuMemcpyHtoDAsync(dstDevice: Any, srcHost: Any, ByteCount: Any, hStream: Any) -> tuple[Any, ...]:
+    """Copy from the host in stream order; the source may change as soon as this returns."""
+    return _host_to_device(dstDevice, srcHost, ByteCount, hStream, wait=False)
+
+
+@door()
+def cuMemcpyDtoH(dstHost: Any, srcDevice: Any, ByteCount: Any) -> tuple[Any, ...]:
+    """Copy to the host; returns when the bytes are there."""
+    return _device_to_host(dstHost, srcDevice, ByteCount, 0)
+
+
+@door()
+def cuMemcpyDtoHAsync(dstHost: Any, srcDevice: Any, ByteCount: Any, hStream: Any) -> tuple[Any, ...]:
+    """Copy to the host in stream order; the memory is pageable, so this too returns when the bytes are there."""
+    return _device_to_host(dstHost, srcDevice, ByteCount, hStream)
+
+
+@door()
+def cuMemcpyDtoD(dstDevice: Any, srcDevice: Any, ByteCount: Any) -> tuple[Any, ...]:
+    """Copy from device memory to device memory, of one device or of two."""
+    return _device_to_device(dstDevice, srcDevice, ByteCount, 0)
+
+
+@door()
+def cuMemcpyDtoDAsync(dstDevice: Any, srcDevice: Any, ByteCount: Any, hStream: Any) -> tuple[Any, ...]:
+    """Copy from device memory to device memory in stream order (between two devices: waits)."""
+    return _device_to_device(dstDevice, srcDevice, ByteCount, hStream)
+
+
+@door()
+def cuMemcpy(dst: Any, src: Any, ByteCount: Any) -> tuple[Any, ...]:
+    """Copy between device addresses; INVALID_VALUE for an address on no device."""
+    return _device_to_device(dst, src, ByteCount, 0)
+
+
+@door()
+def cuMemcpyAsync(dst: Any, src: Any, ByteCount: Any, hStream: Any) -> tuple[Any, ...]:
+    """Copy between device addresses in stream order; INVALID_VALUE for an address on no device."""
+    return _device_to_device(dst, src, ByteCount, hStream)
+
+
+@door()
+def cuMemsetD8(dstDevice: Any, uc: Any, N: Any) -> tuple[Any, ...]:
+    """Set N bytes."""
+    return _fill(dstDevice, uc, 1, N, 0)
+
+
+@door()
+def cuMemsetD16(dstDevice: Any, us: Any, N: Any) -> tuple[Any, ...]:
+    """Set N elements of 2 bytes; the address is aligned to 2."""
+    return _fill(dstDevice, us, 2, N, 0)
+
+
+@door()
+def cuMemsetD32(dstDevice: Any, ui: Any, N: Any) -> tuple[Any, ...]:
+    """Set N elements of 4 bytes; the address is aligned to 4."""
+    return _fill(dstDevice, ui, 4, N, 0)
+
+
+@door()
+def cuMemsetD8Async(dstDevice: Any, uc: Any, N: Any, hStream: Any) -> tuple[Any, ...]:
+    """Set N bytes in stream order."""
+    return _fill(dstDevice, uc, 1, N, hStream)
+
+
+@door()
+def cuMemsetD16Async(dstDevice: Any, us: Any, N: Any, hStream: Any) -> tuple[Any, ...]:
+    """Set N elements of 2 bytes in stream order."""
+    return _fill(dstDevice, us, 2, N, hStream)
+
+
+@door()
+def cuMemsetD32Async(dstDevice: Any, ui: Any, N: Any, hStream: Any) -> tuple[Any, ...]:
+    """Set N elements of 4 bytes in stream order."""
+    return _fill(dstDevice, ui, 4, N, hStream)
+
+
+def _host_to_device(device: Any, host: Any, size: Any, stream: Any, wait: bool) -> tuple[Any, ...]:
+    count, destination = unsigned(size), number(device)
+    context, its_stream = resolve(stream)
+    with HostMemory(host) as memory:
+        if count == 0:
+            context.usable()
+            return DONE
+        memory.check(count, to_be_written=False)
+        _memory.owner(destination)
+        context, its_stream = _memory.place(destination, context, its_stream, stream)
+        _memory.to_device(context, its_stream, destination, memory.address, count, wait)
+    return DONE
+
+
+def _device_to_host(host: Any, device: Any, size: Any, stream: Any) -> tuple[Any, ...]:
+    count, source = unsigned(size), number(device)
+    context, its_stream = resolve(stream)
+    with HostMemory(host) as memory:
+        if count == 0:
+            context.usable()
+            return DONE
+        memory.check(count, to_be_written=True)
+        _memory.owner(source)
+        context, its_stream = _memory.place(source, context, its_stream, stream)
+        _memory.from_device(context, its_stream, memory.address, source, count)
+    return DONE
+
+
+def _device_to_device(to: Any, source: Any, size: Any, stream: Any) -> tuple[Any, ...]:
+    count, destination, start = unsigned(size), number(to), number(source)
+    context, its_stream = resolve(stream)
+    if count == 0:
+        context.usable()
+        return DONE
+    _memory.owner(destination)
+    _memory.owner(start)
+    here, there = ordinal_of(start), ordinal_of(destination)
+    reading = _memory.place(start, context, its_stream, stream)
+    if here == there:
+        _memory.on_device(*reading, destination, start, count)
+    else:
+        writing = _memory.place(destination, context, its_stream, stream)
+        _memory.between_devices(writing, reading, destination, start, count)
+    return DONE
+
+
+def _fill(device: Any, value: Any, width: int, size: Any, stream: Any) -> tuple[Any, ...]:
+    count, destination, pattern = unsigned(size), number(device), unsigned(value, 8 * width)
+    context, its_stream = resolve(stream)
+    if count == 0:
+        context.usable()
+        return DONE
+    _memory.owner(destination)
+    context, its_stream = _memory.place(destination, context, its_stream, stream)
+    _memory.fill(context, its_stream, destination, pattern, width, count)
+    return DONE

@@ -1,0 +1,124 @@
+"""Streams and events (CUDA driver API, Stream Management and Event Management)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pympsd_client import _event, _stream
+from pympsd_client._bindings import CUcontext, CUevent, CUstream
+from pympsd_client._doors import door
+from pympsd_client._errors import DONE, SUCCESS, invalid_value
+from pympsd_client._numbers import number, unsigned
+from pympsd_client._process import current, here
+
+
+@door(1)
+def cuStreamCreate(Flags: Any) -> tuple[Any, ...]:
+    """Return a new stream of the current context; flags CU_STREAM_DEFAULT or CU_STREAM_NON_BLOCKING."""
+    return SUCCESS, CUstream(_stream.create(current(), unsigned(Flags, 32), 0).handle)
+
+
+@door(1)
+def cuStreamCreateWithPriority(flags: Any, priority: Any) -> tuple[Any, ...]:
+    """Return a new stream; the priority is clamped to cuCtxGetStreamPriorityRange."""
+    return SUCCESS, CUstream(_stream.create(current(), unsigned(flags, 32), number(priority)).handle)
+
+
+@door()
+def cuStreamDestroy(hStream: Any) -> tuple[Any, ...]:
+    """Forget a stream; its work goes on to its end."""
+    here.require()
+    _stream.destroy(hStream)
+    return DONE
+
+
+@door()
+def cuStreamQuery(hStream: Any) -> tuple[Any, ...]:
+    """SUCCESS when all work so far is done, else NOT_READY."""
+    here.require()
+    _stream.query(hStream)
+    return DONE
+
+
+@door()
+def cuStreamSynchronize(hStream: Any) -> tuple[Any, ...]:
+    """Wait for all work so far; return the error of earlier asynchronous work, if any."""
+    here.require()
+    _stream.synchronize(hStream)
+    return DONE
+
+
+@door()
+def cuStreamWaitEvent(hStream: Any, hEvent: Any, Flags: Any) -> tuple[Any, ...]:
+    """Later work of the stream waits for the event (of another device: this call waits)."""
+    here.require()
+    if unsigned(Flags, 32):
+        raise invalid_value(f"cuStreamWaitEvent takes CU_EVENT_WAIT_DEFAULT (0), not {Flags}")
+    _event.make_stream_wait(hStream, hEvent)
+    return DONE
+
+
+@door(1)
+def cuStreamGetPriority(hStream: Any) -> tuple[Any, ...]:
+    """Return the stream's priority, clamped as it was at creation."""
+    here.require()
+    return SUCCESS, _stream.properties(hStream).priority
+
+
+@door(1)
+def cuStreamGetFlags(hStream: Any) -> tuple[Any, ...]:
+    """Return the flags the stream was created with."""
+    here.require()
+    return SUCCESS, _stream.properties(hStream).flags
+
+
+@door(1)
+def cuStreamGetCtx(hStream: Any) -> tuple[Any, ...]:
+    """Return the stream's context; the current one for the special streams."""
+    here.require()
+    return SUCCESS, CUcontext(_stream.properties(hStream).context.handle)
+
+
+@door(1)
+def cuEventCreate(Flags: Any) -> tuple[Any, ...]:
+    """Return a new event of the current context; CU_EVENT_INTERPROCESS is NOT_SUPPORTED."""
+    return SUCCESS, CUevent(_event.create(current(), unsigned(Flags, 32)).handle)
+
+
+@door()
+def cuEventRecord(hEvent: Any, hStream: Any) -> tuple[Any, ...]:
+    """The event stands for what is in the stream so far; INVALID_HANDLE when they are of different contexts."""
+    here.require()
+    _event.record(hEvent, hStream)
+    return DONE
+
+
+@door()
+def cuEventQuery(hEvent: Any) -> tuple[Any, ...]:
+    """SUCCESS when what it recorded is done, or nothing was recorded; else NOT_READY."""
+    here.require()
+    _event.query(hEvent)
+    return DONE
+
+
+@door()
+def cuEventSynchronize(hEvent: Any) -> tuple[Any, ...]:
+    """Wait until what it recorded is done."""
+    here.require()
+    _event.synchronize(hEvent)
+    return DONE
+
+
+@door()
+def cuEventDestroy(hEvent: Any) -> tuple[Any, ...]:
+    """Forget an event, done or not."""
+    here.require()
+    _event.destroy(hEvent)
+    return DONE
+
+
+@door(1)
+def cuEventElapsedTime(hStart: Any, hEnd: Any) -> tuple[Any, ...]:
+    """Return milliseconds between two recorded events; INVALID_HANDLE, NOT_READY."""
+    here.require()
+    return SUCCESS, _event.elapsed_milliseconds(hStart, hEnd)

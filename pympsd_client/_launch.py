@@ -1,0 +1,107 @@
+"""cuLaunchKernel: checked once for each shape, then one packed record and one send."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._errors import CudaError, invalid_handle, invalid_value
+from pympsd_client._module import Function
+from pympsd_client._numbers import unsigned
+from pympsd_client._parameters import flat, raw_packer, record_bytes, typed_packer
+from pympsd_client._process import current
+from pympsd_client._records import LAUNCH_OPCODE
+from pympsd_client._stream import resolve
+
+_REMEMBERED: Final = 256
+"""Shapes remembered for a function: more are checked anew."""
+_RAW: Final = ("raw",)
+
+
+def launch(function: Function, shape: tuple[int, ...], stream: Any, parameters: Any, extra: Any) -> None:
+    """Send a launch; ``shape`` is grid x, y, z, block x, y, z and dynamic shared bytes. Raise CudaError."""
+    context = function.context
+    opened = context.usable()
+    if context is not current():
+        raise invalid_handle(f"{function.layout.name} was loaded in another context than the current one")
+    if shape not in function.checked:
+        shape = _checked(function, shape)
+    its_stream = 0
+    if stream is not None and stream != 0:
+        its_context, its_stream = resolve(stream)
+        if its_context is not context:
+            raise invalid_handle("the stream is of another context than the kernel")
+    layout = function.layout
+    transport = opened.transport
+    fields = (
+        LAUNCH_OPCODE, 0, record_bytes(layout), context.serial, transport.sequence(),
+        its_stream, function.module, function.index, *shape, layout.parameter_bytes,
+    )  # fmt: skip
+    transport.post(_record(function, fields, parameters, extra))
+
+
+def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra: Any) -> bytes:
+    if extra in (0, None) and type(parameters) is tuple and len(parameters) == 2:
+        values, types = parameters
+        try:
+            packer = function.packers.get(types)
+            if packer is None:
+                packer = _remember(function, types)
+            if packer is not None:
+                return packer(*fields, *values)
+        except (struct.error, TypeError, OverflowError, ValueError):
+            pass  # a closer look says what is wrong, or finds that ctypes would take it
+    raw = function.packers.get(_RAW)
+    if raw is None:
+        raw = function.packers[_RAW] = raw_packer(function.layout)
+    return raw(*fields, flat(function.layout, parameters, extra))
+
+
+def _remember(function: Function, types: Any) -> Any:
+    if not isinstance(types, tuple):
+        return None
+    packer = typed_packer(function.layout, types)
+    if packer is not None and len(function.packers) < _REMEMBERED:
+        function.packers[types] = packer
+    return packer
+
+
+def _checked(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape as plain ints once it is within the limits of device and function; raise CudaError."""
+    shape = tuple(unsigned(size, 32) for size in shape)
+    _check_dimensions(function, shape)
+    _check_resources(function, shape)
+    if len(function.checked) >= _REMEMBERED:
+        function.checked.clear()
+    function.checked.add(shape)
+    return shape
+
+
+def _check_dimensions(function: Function, shape: tuple[int, ...]) -> None:
+    facts = function.context.device.facts.attributes
+    names = [f"MAX_{kind}_DIM_{axis}" for kind in ("GRID", "BLOCK") for axis in "XYZ"]
+    for name, size in zip(names, shape, strict=False):
+        most = facts.get(name, 0)
+        if not 1 <= size <= most:
+            what = name.removeprefix("MAX_").replace("_DIM_", " ").lower()
+            raise invalid_value(f"{what} is {size}; this device takes 1 to {most}")
+
+
+def _check_resources(function: Function, shape: tuple[int, ...]) -> None:
+    facts = function.context.device.facts.attributes
+    name = function.layout.name
+    threads = shape[3] * shape[4] * shape[5]
+    if threads > facts.get("MAX_THREADS_PER_BLOCK", threads):
+        raise invalid_value(f"{threads} threads a block; this device takes {facts['MAX_THREADS_PER_BLOCK']}")
+    most = function.attributes.get("MAX_THREADS_PER_BLOCK", threads)
+    if threads > most:
+        raise CudaError(
+            Result.ERROR_LAUNCH_OUT_OF_RESOURCES, f"{threads} threads a block; {name} was built for at most {most}"
+        )
+    allowed = function.attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", shape[6])
+    if shape[6] > allowed:
+        raise invalid_value(
+            f"{shape[6]} bytes of dynamic shared memory; {name} may use {allowed}: raise "
+            "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES with cuFuncSetAttribute"
+        )

@@ -1,0 +1,201 @@
+"""Device memory: allocation, copies through the shared memory, fills (CUDA driver API, Memory Management)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Iterator
+
+from pympsd.vocabulary.device_facts import ordinal_of
+from pympsd.wire.records import FLAG_QUIET
+from pympsd_client import _records
+from pympsd_client._context import Context, context_on, handles
+from pympsd_client._errors import invalid_value
+from pympsd_client._process import current, here
+from pympsd_client._records import Operation
+from pympsd_client._stream import synchronize
+from pympsd_client._transport import Transport
+
+
+def allocate(count: int) -> int:
+    """Return the address of ``count`` new bytes in the current context; OUT_OF_MEMORY, INVALID_VALUE for 0."""
+    context = current()
+    context.usable()
+    if count == 0:
+        raise invalid_value("an allocation has at least 1 byte")
+    (address,) = _records.ALLOCATE.answer.unpack_from(context.call(_records.ALLOCATE, count))
+    handles.memory[address] = context
+    return int(address)
+
+
+def free(address: int) -> None:
+    """Give an allocation back; INVALID_VALUE when it is not one's start. Address 0 is nothing to free."""
+    context = handles.memory.get(address)
+    if context is None:
+        current().usable()
+        if address:
+            raise invalid_value(f"{address:#x} is not the start of an allocation of this process")
+        return
+    context.call(_records.FREE, address)
+    handles.memory.pop(address, None)
+
+
+def info() -> tuple[int, int]:
+    """Return (free, total) bytes of the current context's device, or of its limit where there is one."""
+    rest, total = _records.MEMORY_INFO.answer.unpack_from(current().call(_records.MEMORY_INFO))
+    return int(rest), int(total)
+
+
+def owner(address: int) -> Context:
+    """Return a context on the device that an address belongs to; INVALID_VALUE when it is on none."""
+    current().usable()
+    ordinal = ordinal_of(address)
+    if all(device.ordinal != ordinal for device in here.require().devices):
+        raise invalid_value(f"{address:#x} is no address of a visible device (a host pointer, perhaps)")
+    context = context_on(ordinal)
+    context.usable()
+    return context
+
+
+def place(address: int, context: Context, stream: int, handle: object) -> tuple[Context, int]:
+    """Return (context, stream) for work on an address that is to come after a stream's work so far.
+
+    That is the stream itself, unless the address is on another device: then the stream is waited for.
+    """
+    if context.device.ordinal == ordinal_of(address):
+        return context, stream
+    synchronize(handle)
+    return owner(address), 0
+
+
+# --- copies: every chunk is one record, whose bytes lie in a part of the shared memory
+
+
+def to_device(
+    context: Context, stream: int, destination: int, source: int, count: int, wait: bool
+) -> None:
+    """Copy ``count`` host bytes at address ``source`` to device memory, in stream order.
+
+    The source may change as soon as this returns. With ``wait`` it returns when the bytes have arrived, else when
+    they are on their way: an error is then told by a later call (CUDA driver API, API synchronization behavior).
+    """
+    transport = context.usable().transport
+    sent: deque[int] = deque()
+    try:
+        for start, size in _chunks(count, transport.shared.part_limit):
+            sequence = transport.sequence()
+            offset = _filled_part(transport, context, sequence, source + start, size)
+            if wait:
+                transport.expect(sequence)
+                sent.append(sequence)
+            transport.post(
+                _records.COPY_TO_DEVICE.record(
+                    context.serial, sequence, stream, destination + start, offset, size,
+                    flags=0 if wait else FLAG_QUIET,
+                )
+            )  # fmt: skip
+        for sequence in sent:
+            context.judge(transport.answer(sequence))
+    finally:
+        for sequence in sent:
+            transport.forget(sequence)
+
+
+def _filled_part(transport: Transport, context: Context, sequence: int, source: int, size: int) -> int:
+    """Return the offset of a part that holds ``size`` bytes from a host address."""
+    offset = transport.take_part(sequence, size, context)
+    try:
+        ctypes.memmove(transport.shared.address + offset, source, size)
+    except BaseException:  # Ctrl-C: no record will be sent for it
+        transport.give_part_back(sequence)
+        raise
+    return offset
+
+
+def from_device(context: Context, stream: int, target: int, source: int, count: int) -> None:
+    """Copy ``count`` bytes of device memory to the host address ``target``, in stream order; return when there.
+
+    Pageable memory is what both forms of the call get, so both are synchronous, as CUDA documents.
+    """
+    transport = context.usable().transport
+    asked: deque[tuple[int, int, int, int]] = deque()
+    try:
+        for start, size in _chunks(count, transport.shared.part_limit):
+            sequence = transport.sequence()
+            offset = transport.shared.take(sequence, size, context, kept=True)
+            while offset is None and asked:  # our own parts first: a thread never waits while it keeps some
+                _copy_out(context, transport, *asked[0])
+                asked.popleft()
+                offset = transport.shared.take(sequence, size, context, kept=True)
+            if offset is None:
+                offset = transport.take_part(sequence, size, context, kept=True)
+            transport.expect(sequence)
+            asked.append((sequence, offset, target + start, size))
+            transport.post(
+                _records.COPY_FROM_DEVICE.record(
+                    context.serial, sequence, stream, source + start, offset, size
+                )
+            )
+        while asked:
+            _copy_out(context, transport, *asked[0])
+            asked.popleft()
+    finally:
+        for sequence, *_ in asked:
+            _let_go(transport, sequence)
+
+
+def _copy_out(
+    context: Context, transport: Transport, sequence: int, offset: int, target: int, size: int
+) -> None:
+    try:
+        context.judge(transport.answer(sequence))
+        ctypes.memmove(target, transport.shared.address + offset, size)
+    finally:
+        _let_go(transport, sequence)
+
+
+def _let_go(transport: Transport, sequence: int) -> None:
+    """The part is free again: now, or, when an error or Ctrl-C came before the answer, when that comes."""
+    transport.release_when_answered(sequence)
+    transport.forget(sequence)
+
+
+def upload(context: Context, operation: Operation, handle: int, data: bytes) -> None:
+    """Send bytes in parts, each a record (handle, offset in the shared memory, bytes); return when all are taken."""
+    transport = context.usable().transport
+    held = ctypes.create_string_buffer(data, len(data))
+    for start, size in _chunks(len(data), transport.shared.part_limit):
+        sequence = transport.sequence()
+        offset = _filled_part(transport, context, sequence, ctypes.addressof(held) + start, size)
+        record = operation.record(context.serial, sequence, handle, offset, size)
+        context.judge(transport.call(sequence, record))
+
+
+def between_devices(
+    destination: tuple[Context, int], source: tuple[Context, int], to: int, start: int, count: int
+) -> None:
+    """Copy device memory to another device, staged here; returns when the bytes have arrived."""
+    limit = source[0].usable().transport.shared.part_limit
+    staging = ctypes.create_string_buffer(min(count, limit))
+    address = ctypes.addressof(staging)
+    for offset, size in _chunks(count, limit):
+        from_device(*source, address, start + offset, size)
+        to_device(*destination, to + offset, address, size, wait=True)
+
+
+def on_device(context: Context, stream: int, destination: int, source: int, count: int) -> None:
+    """Copy within one device, in stream order; returns at once."""
+    context.post(_records.COPY_ON_DEVICE, stream, destination, source, count)
+
+
+def fill(context: Context, stream: int, destination: int, value: int, width: int, count: int) -> None:
+    """Set ``count`` elements of ``width`` bytes, in stream order; returns at once."""
+    if destination % width:
+        raise invalid_value(f"{destination:#x} is not aligned to the element's {width} bytes")
+    context.post(_records.FILL, stream, destination, value, width, count)
+
+
+def _chunks(count: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, size) of the parts that ``count`` bytes are copied in."""
+    for start in range(0, count, limit):
+        yield start, min(limit, count - start)

@@ -1,0 +1,228 @@
+"""A session with an MPS server: the knock at the daemon's door, then contexts asked for and closed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from itertools import count
+from threading import Lock
+from typing import Any, Final
+
+from attrs import evolve
+
+from pympsd.build import build_id
+from pympsd.vocabulary.identities import OVERFLOW_UID
+from pympsd.vocabulary.results import Result
+from pympsd.wire.messages import (
+    ClientHello,
+    CloseContext,
+    ContextClosed,
+    ContextOpened,
+    OpenContext,
+    Refused,
+    RequestRefused,
+    SessionGranted,
+    SessionWelcome,
+)
+from pympsd.wire.versions import Versions
+from pympsd_client._context import Device, Opened
+from pympsd_client._conversation import Conversation, Ended, close_all
+from pympsd_client._discovery import command_line, control_socket, hello_environment
+from pympsd_client._errors import CudaError, lost
+from pympsd_client._shared import SharedMemory
+from pympsd_client._transport import Transport
+
+_PEER_CREDENTIALS: Final = struct.Struct("3i")
+
+
+def reach(environment: Mapping[str, str]) -> socket.socket | str:
+    """Return a connection to the daemon's socket, or in words why there is none."""
+    path = control_socket(environment)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except OSError as error:
+        connection.close()
+        return f"no MPS control daemon at {path} ({error.strerror or error})"
+    return connection
+
+
+def knock(connection: socket.socket, environment: Mapping[str, str]) -> Session:
+    """Ask the daemon for a session and return it; waits as long as another user's turn lasts.
+
+    Takes the connection over. Raises CudaError: the daemon's refusal, or MPS_CONNECTION_FAILED.
+    """
+    door = Conversation(connection)
+    try:
+        _check_owner(connection)
+        door.send(_hello(environment))
+        answer, fds = door.receive()
+    except Ended as error:
+        raise _no_connection(f"the MPS control daemon at {control_socket(environment)}: {error}") from None
+    finally:
+        door.close()
+    if isinstance(answer, SessionGranted) and len(fds) == 1:
+        return Session(Conversation(socket.socket(fileno=fds[0])))
+    close_all(fds)
+    if isinstance(answer, Refused):
+        raise CudaError(answer.code, answer.reason)
+    raise _no_connection(f"the MPS control daemon answered with {type(answer).__name__}")
+
+
+def _check_owner(connection: socket.socket) -> None:
+    """A daemon of somebody else's would see and run our work: only root's and our own are trusted."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
+    if uid in (0, os.getuid()):
+        return
+    who = "a user of another user namespace" if uid == OVERFLOW_UID else f"uid {uid}"
+    raise _no_connection(
+        f"the MPS control daemon runs as {who}; only root's and your own (uid {os.getuid()}) is trusted: check "
+        "CUDA_MPS_PIPE_DIRECTORY"
+    )
+
+
+def _hello(environment: Mapping[str, str]) -> ClientHello:
+    with open("/proc/self/cmdline", "rb") as file:
+        command = command_line(file.read())
+    return ClientHello(
+        versions=evolve(Versions(), build=build_id()),
+        pid=os.getpid(),
+        command=command,
+        pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
+        environment=hello_environment(environment),
+    )
+
+
+def _no_connection(reason: str) -> CudaError:
+    return CudaError(Result.ERROR_MPS_CONNECTION_FAILED, reason)
+
+
+class Session:
+    """This process's session with its server; requests go one at a time. Safe for threads."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        """Take the conversation over and wait for the server's welcome; raise CudaError."""
+        self._conversation: Final = conversation
+        self._asking: Final = Lock()
+        self._number: Final = count(1).__next__
+        self._asked: Final[dict[int, Device]] = {}
+        self._transports: Final[dict[int, Transport]] = {}
+        self._lost: CudaError | None = None
+        welcome = self._welcome()
+        self.driver_version: int = welcome.driver_version
+        self.devices: tuple[Device, ...] = tuple(
+            Device(number, ordinal, facts)
+            for number, (ordinal, facts) in enumerate(zip(welcome.ordinals, welcome.devices, strict=True))
+        )
+
+    def _welcome(self) -> SessionWelcome:
+        try:
+            message, fds = self._conversation.receive()
+            close_all(fds)
+            if isinstance(message, SessionWelcome) and len(message.ordinals) == len(message.devices):
+                return message
+            reason = f"it sent {type(message).__name__} where its welcome was due"
+        except Ended as error:
+            reason = str(error)
+        self._conversation.close()
+        raise _no_connection(f"the MPS server: {reason}")
+
+    def open_context(self, device: Device, flags: int) -> Opened:
+        """Ask the server for a context on a device; raise CudaError with its refusal."""
+        with self._asking:
+            number = self._number()
+            self._asked[number] = device
+            answer = self._ask(OpenContext(request=number, device=device.number, flags=flags), number)
+            if not isinstance(answer, ContextOpened):
+                raise self._gone(f"it sent {type(answer).__name__} where ContextOpened was due")
+            transport = self._transports.get(device.ordinal)
+            if transport is None or transport.trouble is not None:
+                raise self._gone("it opened a context and gave no command stream")
+        return Opened(
+            serial=answer.context,
+            generation=answer.generation,
+            transport=transport,
+            multiprocessors=answer.multiprocessors,
+            memory_bytes=answer.memory_bytes,
+            stream_priorities=answer.stream_priorities,
+        )
+
+    def close_context(self, device: Device, serial: int) -> None:
+        """Ask the server to close a context; return when what it held is free."""
+        with self._asking:
+            number = self._number()
+            answer = self._ask(CloseContext(request=number, context=serial), number)
+            if not isinstance(answer, ContextClosed):
+                raise self._gone(f"it sent {type(answer).__name__} where ContextClosed was due")
+
+    def _ask(self, request: object, number: int) -> Any:
+        if self._lost is not None:
+            raise self._lost.again()
+        try:
+            self._conversation.send(request)
+            while True:
+                answer, fds = self._conversation.receive()
+                self._adopt(answer, fds)
+                if getattr(answer, "request", None) == number:
+                    break
+                self._decline(answer)
+        except (Ended, OSError) as error:
+            raise self._gone(str(error)) from None
+        if isinstance(answer, RequestRefused):
+            raise CudaError(answer.code, answer.reason)
+        return answer
+
+    def _adopt(self, answer: object, fds: tuple[int, ...]) -> None:
+        """Keep the command stream that came along, even with the answer to a request that Ctrl-C gave up."""
+        device = self._asked.pop(getattr(answer, "request", 0), None)
+        if not fds:
+            return
+        if not isinstance(answer, ContextOpened) or device is None or len(fds) != 2:
+            close_all(fds)
+            raise Ended(f"it sent {type(answer).__name__} with {len(fds)} descriptors that belong to nothing")
+        self._transports[device.ordinal] = adopt_stream(fds, answer.shared_bytes, self._stream_ended)
+
+    def _decline(self, answer: object) -> None:
+        if isinstance(answer, ContextOpened):
+            self._conversation.send(CloseContext(request=self._number(), context=answer.context))
+
+    def _stream_ended(self) -> None:
+        """An executor is gone: its server too, or is it being replaced after a fault?"""
+        if self._conversation.over:
+            self._gone("it has ended")
+
+    def _gone(self, reason: str) -> CudaError:
+        self._lost = self._lost or lost(f"the MPS server: {reason}; end this process and start it again")
+        return self._lost.again()
+
+    def check(self) -> None:
+        """Raise MPS_RPC_FAILURE when the server has gone; it stays gone for this process."""
+        if self._lost is None and self._conversation.over:
+            self._gone("it has ended")
+        if self._lost is not None:
+            raise self._lost.again()
+
+    def close(self) -> None:
+        """Leave: the server frees what this process held."""
+        for transport in tuple(self._transports.values()):
+            transport.close()
+        self._conversation.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the copies of the sockets."""
+        for transport in tuple(self._transports.values()):
+            transport.abandon()
+        self._conversation.close()
+
+
+def adopt_stream(fds: tuple[int, ...], shared_bytes: int, on_end: Callable[[], None]) -> Transport:
+    """Return the transport over the two descriptors that came with a first context; raise OSError."""
+    connection = socket.socket(fileno=fds[0])
+    try:
+        return Transport(connection, SharedMemory(fds[1], shared_bytes), on_end)
+    except BaseException:
+        connection.close()
+        raise

@@ -1,0 +1,187 @@
+"""The CUDA driver API by the names, argument order and returns of ``cuda.bindings.driver``.
+
+``from pympsd_client import driver as cuda`` and go on as with ``from cuda.bindings import driver as cuda``: every
+call returns ``(CUresult, output, ...)``; `pympsd_client.last_error` tells in words what a failed one meant. Enums,
+handle and structure types are those of cuda-bindings, reached through this module too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pympsd_client._bindings import bindings as _bindings
+from pympsd_client._doors_context import (
+    cuCtxCreate,
+    cuCtxDestroy,
+    cuCtxGetApiVersion,
+    cuCtxGetCurrent,
+    cuCtxGetDevice,
+    cuCtxGetFlags,
+    cuCtxGetStreamPriorityRange,
+    cuCtxPopCurrent,
+    cuCtxPushCurrent,
+    cuCtxSetCurrent,
+    cuCtxSynchronize,
+    cuDevicePrimaryCtxGetState,
+    cuDevicePrimaryCtxRelease,
+    cuDevicePrimaryCtxReset,
+    cuDevicePrimaryCtxRetain,
+    cuDevicePrimaryCtxSetFlags,
+)
+from pympsd_client._doors_device import (
+    cuDeviceGet,
+    cuDeviceGetAttribute,
+    cuDeviceGetCount,
+    cuDeviceGetName,
+    cuDeviceGetPCIBusId,
+    cuDeviceGetUuid,
+    cuDeviceGetUuid_v2,
+    cuDeviceTotalMem,
+    cuDriverGetVersion,
+    cuInit,
+)
+from pympsd_client._doors_errors import (
+    cuGetErrorName,
+    cuGetErrorString,
+)
+from pympsd_client._doors_memory import (
+    cuMemAlloc,
+    cuMemcpy,
+    cuMemcpyAsync,
+    cuMemcpyDtoD,
+    cuMemcpyDtoDAsync,
+    cuMemcpyDtoH,
+    cuMemcpyDtoHAsync,
+    cuMemcpyHtoD,
+    cuMemcpyHtoDAsync,
+    cuMemFree,
+    cuMemGetInfo,
+    cuMemsetD8,
+    cuMemsetD8Async,
+    cuMemsetD16,
+    cuMemsetD16Async,
+    cuMemsetD32,
+    cuMemsetD32Async,
+)
+from pympsd_client._doors_module import (
+    cuFuncGetAttribute,
+    cuFuncSetAttribute,
+    cuLaunchKernel,
+    cuModuleGetFunction,
+    cuModuleGetGlobal,
+    cuModuleLoad,
+    cuModuleLoadData,
+    cuModuleLoadDataEx,
+    cuModuleUnload,
+)
+from pympsd_client._doors_stream import (
+    cuEventCreate,
+    cuEventDestroy,
+    cuEventElapsedTime,
+    cuEventQuery,
+    cuEventRecord,
+    cuEventSynchronize,
+    cuStreamCreate,
+    cuStreamCreateWithPriority,
+    cuStreamDestroy,
+    cuStreamGetCtx,
+    cuStreamGetFlags,
+    cuStreamGetPriority,
+    cuStreamQuery,
+    cuStreamSynchronize,
+    cuStreamWaitEvent,
+)
+from pympsd_client._process import here as _here
+
+__all__ = [
+    "cuCtxCreate",
+    "cuCtxDestroy",
+    "cuCtxGetApiVersion",
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxGetFlags",
+    "cuCtxGetStreamPriorityRange",
+    "cuCtxPopCurrent",
+    "cuCtxPushCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxSynchronize",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceGetPCIBusId",
+    "cuDeviceGetUuid",
+    "cuDeviceGetUuid_v2",
+    "cuDevicePrimaryCtxGetState",
+    "cuDevicePrimaryCtxRelease",
+    "cuDevicePrimaryCtxReset",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxSetFlags",
+    "cuDeviceTotalMem",
+    "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy",
+    "cuEventElapsedTime",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuFuncGetAttribute",
+    "cuFuncSetAttribute",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuInit",
+    "cuLaunchKernel",
+    "cuMemAlloc",
+    "cuMemFree",
+    "cuMemGetInfo",
+    "cuMemcpy",
+    "cuMemcpyAsync",
+    "cuMemcpyDtoD",
+    "cuMemcpyDtoDAsync",
+    "cuMemcpyDtoH",
+    "cuMemcpyDtoHAsync",
+    "cuMemcpyHtoD",
+    "cuMemcpyHtoDAsync",
+    "cuMemsetD8",
+    "cuMemsetD8Async",
+    "cuMemsetD16",
+    "cuMemsetD16Async",
+    "cuMemsetD32",
+    "cuMemsetD32Async",
+    "cuModuleGetFunction",
+    "cuModuleGetGlobal",
+    "cuModuleLoad",
+    "cuModuleLoadData",
+    "cuModuleLoadDataEx",
+    "cuModuleUnload",
+    "cuStreamCreate",
+    "cuStreamCreateWithPriority",
+    "cuStreamDestroy",
+    "cuStreamGetCtx",
+    "cuStreamGetFlags",
+    "cuStreamGetPriority",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Give what cuda-bindings has: enums, types, constants; a driver function missing here is named as such."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(_bindings, name)
+    # A driver function that pympsd does not have is there only where the program runs natively.
+    if _is_driver_function(name) and _here.native is None:
+        raise AttributeError(f"pympsd does not have {name} yet; it has {', '.join(__all__)}")
+    return found
+
+
+def _is_driver_function(name: str) -> bool:
+    return name.startswith("cu") and not isinstance(getattr(_bindings, name), type)
+
+
+def __dir__() -> list[str]:
+    """List the functions that are here, and the types and constants of cuda-bindings."""
+    public = (name for name in dir(_bindings) if not name.startswith("_"))
+    return sorted({*__all__, *(name for name in public if not _is_driver_function(name))})

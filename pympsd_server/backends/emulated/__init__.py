@@ -1,0 +1,1 @@
+"""The embedded emulated GPU: real PTX, executed with NumPy."""

@@ -1,0 +1,204 @@
+"""One client context on the emulated device: its memory, modules, streams, and all its unfinished work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event as Flag
+from typing import TYPE_CHECKING
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.context_memory import ContextMemory
+from pympsd_server.backends.emulated.memory import AddressSpace
+from pympsd_server.backends.emulated.module import EmulatedModule
+from pympsd_server.backends.emulated.operations import Marker, Operation
+from pympsd_server.backends.emulated.placement import Placement
+from pympsd_server.backends.emulated.programs import load
+from pympsd_server.backends.emulated.scheduler import Scheduler
+from pympsd_server.backends.emulated.stream import EmulatedEvent, EmulatedStream
+from pympsd_server.backends.emulated.trace import Trace
+from pympsd_server.backends.emulated.turns import Group, Share, weight_of_level, weight_of_priority
+from pympsd_server.backends.interface import BackendError, Completion, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_DESTROYED = Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
+
+
+class EmulatedContext:
+    """Made by EmulatedDevice. ``pending``, ``busy`` and the streams' tails are guarded by the scheduler's lock."""
+
+    def __init__(
+        self,
+        facts: DeviceFacts,
+        scheduler: Scheduler,
+        memory: ContextMemory,
+        placement: Placement,
+        level: int,
+        trace: Trace,
+        on_fault: Callable[[Outcome], None],
+        on_destroyed: Callable[[EmulatedContext], None],
+    ) -> None:
+        self.facts = facts
+        self.scheduler = scheduler
+        self.memory = memory
+        self.placement = placement
+        self.trace = trace
+        self.on_fault = on_fault
+        self._on_destroyed = on_destroyed
+        self.cancel = Flag()
+        self.group = Group(Share(weight_of_level(level)))
+        self.pending: dict[Operation, None] = {}
+        """Unfinished operations, in the order they came."""
+        self.busy: dict[EmulatedStream, None] = {}
+        """Streams with unfinished operations."""
+        self._outcome = Outcome()
+        self._modules: dict[EmulatedModule, None] = {}
+        self._default = EmulatedStream(self, weight_of_priority(0), blocking=True)
+
+    @property
+    def space(self) -> AddressSpace:
+        """The client's memory."""
+        return self.memory.space
+
+    # --- memory
+
+    def allocate(self, count: int) -> int:
+        """Return the address of new memory, all zero."""
+        self.check()
+        address = self.memory.allocate(count)
+        self.trace.add("bytes_allocated", count)
+        return address
+
+    def free(self, address: int, done: Completion) -> None:
+        """Take memory back once the work so far is done; a ruined context's goes when it is destroyed."""
+        if self.outcome.code is not Result.SUCCESS:
+            done(self.outcome)
+            return
+        self.memory.retire(address)
+
+        def release(outcome: Outcome) -> None:
+            if outcome.code is Result.SUCCESS:
+                self.memory.release(address)
+            done(outcome)
+
+        self.notify(release)
+
+    def memory_info(self) -> tuple[int, int]:
+        """Return (free, total) bytes."""
+        return self.memory.info()
+
+    # --- modules
+
+    def load_module(self, image: bytes) -> EmulatedModule:
+        """Load PTX text."""
+        self.check()
+        program = load(image)
+        module = EmulatedModule(self, program, self.memory.link(program, self.facts.multiprocessors))
+        self._modules[module] = None
+        self.trace.add("modules_loaded")
+        return module
+
+    def unload(self, module: EmulatedModule) -> None:
+        """Release a module's memory after the work so far; a ruined context's goes when it is destroyed."""
+
+        def release(outcome: Outcome) -> None:
+            if outcome.code is Result.SUCCESS and self._modules.pop(module, module) is None:
+                self.memory.unlink(module.loaded)
+
+        self.notify(release)
+
+    # --- streams and events
+
+    @property
+    def default_stream(self) -> EmulatedStream:
+        """The legacy default stream."""
+        return self._default
+
+    def create_stream(self, non_blocking: bool, priority: int) -> EmulatedStream:
+        """Return a new stream."""
+        self.check()
+        return EmulatedStream(self, weight_of_priority(priority), blocking=not non_blocking)
+
+    def create_event(self, timing: bool) -> EmulatedEvent:
+        """Return a new event."""
+        self.check()
+        return EmulatedEvent(self, timing)
+
+    def notify(self, done: Completion) -> None:
+        """Call back when all work so far in all streams is done."""
+        self.notify_after(Marker(self, None, self._default.share), done)
+
+    def notify_after(self, marker: Marker, done: Completion) -> None:
+        """Call back when a marker is passed; at once, with the outcome, on a context that is ruined."""
+        marker.callbacks.append(done)
+        try:
+            self.scheduler.submit(marker)
+        except BackendError:
+            done(self.outcome)
+
+    # --- order of work; the scheduler calls these under its lock
+
+    def held_up_by(self, stream: EmulatedStream | None) -> list[Operation]:
+        """Return the unfinished operations that new work in a stream (None: all streams) comes after."""
+        if stream is None:
+            tails: Iterable[Operation | None] = [each.tail for each in self.busy]
+        elif stream is self._default:
+            tails = [each.tail for each in self.busy if each.blocking]
+        elif stream.blocking:
+            tails = (stream.tail, self._default.tail)
+        else:
+            tails = (stream.tail,)
+        return [tail for tail in tails if tail is not None]
+
+    def order(self, operation: Operation) -> list[Operation]:
+        """Put an operation at the end of its stream; return what it comes after."""
+        stream = operation.stream
+        before = self.held_up_by(stream)
+        if isinstance(operation, Marker) and operation.also_after is not None:
+            before.append(operation.also_after)
+        if stream is not None:
+            stream.tail = operation
+            self.busy[stream] = None
+        return before
+
+    def forget(self, operation: Operation) -> None:
+        """An operation is finished."""
+        self.pending.pop(operation, None)
+        stream = operation.stream
+        if stream is not None and stream.tail is operation:
+            stream.tail = None
+            self.busy.pop(stream, None)
+
+    # --- its end
+
+    @property
+    def outcome(self) -> Outcome:
+        """SUCCESS, or what ruined it."""
+        return self._outcome
+
+    def check(self) -> None:
+        """Raise BackendError with the sticky error of a ruined or destroyed context."""
+        if self._outcome.code is not Result.SUCCESS:
+            raise BackendError(self._outcome.code, self._outcome.reason)
+
+    def give_up(self, outcome: Outcome) -> bool:
+        """Keep the error (the first, or that it was destroyed) and stop kernels; return whether it is new."""
+        if self._outcome.code is not Result.SUCCESS and outcome is not _DESTROYED:
+            return False
+        self._outcome = outcome
+        self.cancel.set()
+        return True
+
+    def destroy(self) -> None:
+        """Stop what runs, free everything. Returns within a few milliseconds; a second call does nothing."""
+        if self._outcome is _DESTROYED:
+            return
+        self.scheduler.ruin(self, _DESTROYED)
+        self.scheduler.wait_until_at_rest(self)
+        for module in self._modules:
+            self.memory.unlink(module.loaded)
+        self._modules.clear()
+        self.memory.close()
+        self._on_destroyed(self)

@@ -1,0 +1,126 @@
+"""One launched kernel: its blocks in batches, as many resident at once as its progress needs and the SMs hold.
+
+A batch that uses its slice without finishing may be waiting for a block that has not begun; then another batch is
+opened, as long as the context's multiprocessors have room. That is what a GPU does with blocks, and it lets
+kernels whose blocks wait for each other come to an end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from attrs import define
+
+from pympsd_server.backends.emulated.module import EmulatedModule
+from pympsd_server.backends.emulated.operations import Operation
+from pympsd_server.backends.emulated.placement import BlockSize, Seats
+from pympsd_server.backends.emulated.programs import Batch, Kernel, preferred_blocks
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.emulated.context import EmulatedContext
+    from pympsd_server.backends.emulated.stream import EmulatedStream
+
+Extent = tuple[int, int, int]
+
+
+@define(eq=False)
+class _Resident:
+    """Blocks that have begun and not ended."""
+
+    batch: Batch
+    seats: Seats
+
+
+class KernelRun(Operation):
+    """A launch whose arguments have been checked."""
+
+    def __init__(
+        self,
+        context: EmulatedContext,
+        stream: EmulatedStream,
+        module: EmulatedModule,
+        kernel: Kernel,
+        grid: Extent,
+        block: Extent,
+        shared_bytes: int,
+        parameters: bytes,
+    ) -> None:
+        super().__init__(context, stream, stream.share)
+        self._module, self._kernel = module, kernel
+        self._grid, self._block = grid, block
+        self._shared_bytes, self._parameters = shared_bytes, parameters
+        self._size = BlockSize(block[0] * block[1] * block[2], kernel.shared_bytes + shared_bytes)
+        self._begun = 0
+        self._blocks = grid[0] * grid[1] * grid[2]
+        self._residents: deque[_Resident] = deque()
+        self._fruitless = 0
+        """Slices in a row that ended without a finished batch."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether no block of it is resident and none fits now."""
+        if self._residents:
+            return False
+        placement = self.context.placement
+        if placement.resident and not placement.room(self._size):
+            placement.wanting.add(self)
+            return True
+        placement.wanting.discard(self)
+        return False
+
+    def step(self, seconds: float) -> bool:
+        """Run batches in turn for about so long; return whether the last block has ended."""
+        if not self._begun:
+            self.context.trace.add("kernels_started")
+        deadline = time.perf_counter() + seconds
+        while True:
+            if self._wants_another():
+                self._open()
+            if not self._residents:
+                break
+            left = deadline - time.perf_counter()
+            if left <= 0:
+                return False
+            self._advance(self._residents[0], left)
+        if self._begun < self._blocks:
+            return False
+        self.context.trace.add("kernels_finished")
+        return True
+
+    def _wants_another(self) -> bool:
+        if self._begun == self._blocks:
+            return False
+        if not self._residents:
+            return True
+        stuck = self._fruitless >= len(self._residents)
+        return stuck and not self.context.placement.wanting
+
+    def _open(self) -> None:
+        self._fruitless = 0
+        wanted = preferred_blocks(self._size.threads, self._kernel.local_bytes)
+        seats = self.context.placement.seat(self._size, min(wanted, self._blocks - self._begun))
+        if not len(seats.sm_of_block):
+            return
+        batch = self._module.batch(
+            self._kernel,
+            self._grid,
+            self._block,
+            self._parameters,
+            self._shared_bytes,
+            self._begun,
+            seats.sm_of_block,
+        )
+        self._begun += len(seats.sm_of_block)
+        self._residents.append(_Resident(batch, seats))
+        self.context.trace.add("batches")
+
+    def _advance(self, resident: _Resident, seconds: float) -> None:
+        if resident.batch.step(seconds, self.context.cancel):
+            self._residents.popleft()
+            self.context.placement.leave(resident.seats)
+            self._fruitless = 0
+        else:
+            self._residents.rotate(-1)
+            self._fruitless += 1

@@ -1,0 +1,182 @@
+"""One client's memory on one emulated device."""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_right, insort
+
+import numpy as np
+
+from .ptx.datatypes import DTYPES, Array, DType, Value
+from .ptx.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
+
+GUARD_BYTES = 512
+_PAGE = mmap.PAGESIZE
+
+
+class NotAnAllocation(ValueError):
+    """The address given to free or size_of is not the start of an allocation."""
+
+
+class ReserveRefused(OSError):
+    """The host refused to reserve the address range."""
+
+
+class AddressSpace:
+    """Device addresses `base` to `base + size`, backed by virtual memory that costs nothing until touched.
+
+    Kernels and copies of the owner reach its allocations and nothing else. Addresses and sizes are in
+    bytes. Between allocations lies a gap of GUARD_BYTES, so that an overrun faults.
+    """
+
+    def __init__(self, base: int, size: int) -> None:
+        if base % 4096 or size <= 0:
+            raise ValueError("an address space needs a page-aligned base and a positive size")
+        self.base = base
+        self.size = -(-size // _PAGE) * _PAGE
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        try:
+            self._map = mmap.mmap(-1, self.size, flags=flags)
+        except (OSError, OverflowError, ValueError) as error:
+            raise ReserveRefused(f"cannot reserve {size} bytes of address space: {error}") from error
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        # One view of the whole range per element type: kernels index these.
+        self.views: dict[DType, Array] = {
+            dtype: self._bytes.view(dtype) for dtype in set(DTYPES.values()) if dtype.kind != "b"
+        }
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._gaps: list[tuple[int, int]] = [(0, self.size)]
+        self._table: tuple[Array, Array] | None = None
+        self.used_bytes = 0
+
+    def allocate(self, nbytes: int, alignment: int = 512) -> int:
+        """The address of `nbytes` new bytes, zero. Raises OutOfMemory, ValueError for a bad size."""
+        if nbytes <= 0 or alignment <= 0 or alignment & (alignment - 1):
+            raise ValueError(f"cannot allocate {nbytes} bytes aligned to {alignment}")
+        for index, (low, high) in enumerate(self._gaps):
+            start = -(-(self.base + low) // alignment) * alignment - self.base
+            taken = start + nbytes + GUARD_BYTES
+            if taken <= high:
+                self._take(index, low, high, start, taken)
+                self._insert(start, nbytes)
+                return self.base + start
+        raise OutOfMemory(f"no free range of {nbytes} bytes")
+
+    def _take(self, index: int, low: int, high: int, start: int, end: int) -> None:
+        rest = [(a, b) for a, b in ((low, start), (end, high)) if a < b]
+        self._gaps[index : index + 1] = rest
+
+    def _insert(self, start: int, nbytes: int) -> None:
+        at = bisect_right(self._starts, start)
+        self._starts.insert(at, start)
+        self._ends.insert(at, start + nbytes)
+        self._table = None
+        self.used_bytes += nbytes
+
+    def free(self, address: int) -> None:
+        """Give back an allocation. Its pages are released and read zero when reused."""
+        at = self._at(address)
+        start, end = self._starts.pop(at), self._ends.pop(at)
+        self._table = None
+        self.used_bytes -= end - start
+        self._release(start, end)
+        self._return(start, end + GUARD_BYTES)
+
+    def _release(self, start: int, end: int) -> None:
+        first, last = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
+        if first >= last:
+            self._bytes[start:end] = 0
+            return
+        self._bytes[start:first] = 0
+        self._bytes[last:end] = 0
+        self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def _return(self, low: int, high: int) -> None:
+        insort(self._gaps, (low, high))
+        merged: list[tuple[int, int]] = []
+        for gap in self._gaps:
+            if merged and merged[-1][1] == gap[0]:
+                merged[-1] = (merged[-1][0], gap[1])
+            else:
+                merged.append(gap)
+        self._gaps = merged
+
+    def _at(self, address: int) -> int:
+        start = address - self.base
+        at = bisect_right(self._starts, start) - 1
+        if at < 0 or self._starts[at] != start:
+            raise NotAnAllocation(f"{address:#x} is not the start of an allocation")
+        return at
+
+    def size_of(self, address: int) -> int:
+        """The size in bytes of the allocation that starts at `address`. Raises NotAnAllocation."""
+        at = self._at(address)
+        return self._ends[at] - self._starts[at]
+
+    def find(self, address: int) -> tuple[int, int]:
+        """(start, size) of the allocation that contains `address`. Raises IllegalAddress."""
+        offset = address - self.base
+        at = bisect_right(self._starts, offset) - 1
+        if at < 0 or offset >= self._ends[at]:
+            raise IllegalAddress(f"address {address:#x} is in no allocation")
+        return self.base + self._starts[at], self._ends[at] - self._starts[at]
+
+    def view(self, address: int, nbytes: int) -> memoryview:
+        """The bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
+        low = address - self.base
+        if nbytes < 0 or not self.contains(low, low + nbytes):
+            raise IllegalAddress(f"address {address:#x}, {nbytes} bytes: outside of the allocations")
+        return self._bytes[low : low + nbytes].data
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        return bytes(self.view(address, nbytes))
+
+    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        source = memoryview(data).cast("B")
+        self.view(address, source.nbytes)[:] = source
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy inside the space; the ranges may overlap."""
+        destination = np.frombuffer(self.view(target, nbytes), np.uint8)
+        destination[...] = np.frombuffer(self.view(source, nbytes), np.uint8)
+
+    def fill(self, address: int, pattern: bytes, count: int) -> None:
+        """Repeat `pattern` (1, 2 or 4 bytes) `count` times from `address`."""
+        dtype = np.dtype(f"V{len(pattern)}")
+        np.frombuffer(self.view(address, len(pattern) * count), dtype)[:] = np.frombuffer(pattern, dtype)[0]
+
+    def contains(self, low: int, high: int) -> bool:
+        """Whether offsets low to high (exclusive) all lie inside one allocation."""
+        at = bisect_right(self._starts, low) - 1
+        return at >= 0 and high <= self._ends[at]
+
+    def check(self, offsets: Value, nbytes: int) -> None:
+        """Fault unless at each offset (int64, relative to base) `nbytes` aligned bytes are allocated."""
+        each = np.atleast_1d(offsets)
+        if self._table is None:
+            self._table = (np.array(self._starts, np.int64), np.array(self._ends, np.int64))
+        starts, ends = self._table
+        at = np.searchsorted(starts, each, "right") - 1
+        good = at >= 0
+        if len(starts):
+            good &= each + nbytes <= ends[np.maximum(at, 0)]
+        self._raise_first(each, ~good, nbytes, IllegalAddress, "outside of the allocations")
+        self._raise_first(each, (each & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
+
+    def _raise_first(self, each: Array, bad: Array, nbytes: int, fault: type[DeviceFault], why: str) -> None:
+        if bad.any():
+            offset = int(each[int(np.argmax(bad))])
+            address = (offset + self.base) & (2**64 - 1)
+            raise fault(f"address {address:#x}, {nbytes} bytes: {why}")
+
+    def close(self) -> None:
+        """Release everything. Views handed out keep their pages until they are dropped."""
+        self._starts, self._ends, self._gaps, self._table, self.used_bytes = [], [], [], None, 0
+        self.views = {}
+        self._bytes = np.zeros(0, np.uint8)
+        # A view still alive somewhere keeps the mapping; it goes when that view does.
+        try:
+            self._map.close()
+        except BufferError:
+            self._map.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,73 @@
+"""PTX scalar types and the NumPy dtypes that hold them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+# A NumPy scalar (the same for every thread of a group) or a 1-d array (one element per thread).
+Value: TypeAlias = Any
+Array: TypeAlias = npt.NDArray[Any]
+DType: TypeAlias = "np.dtype[Any]"
+
+
+def _table() -> dict[str, DType]:
+    table: dict[str, DType] = {"pred": np.dtype(np.bool_)}
+    for bits in (8, 16, 32, 64):
+        for letter, kind in (("u", "u"), ("s", "i"), ("b", "u")):
+            table[f"{letter}{bits}"] = np.dtype(f"{kind}{bits // 8}")
+    for bits in (16, 32, 64):
+        table[f"f{bits}"] = np.dtype(f"f{bits // 8}")
+    # NumPy has no bfloat16 and no packed pairs: they travel as their bits.
+    table.update(bf16=np.dtype("u2"), f16x2=np.dtype("u4"), bf16x2=np.dtype("u4"))
+    table.update(u16x2=np.dtype("u4"), s16x2=np.dtype("u4"))
+    return table
+
+
+DTYPES = _table()
+# Types that exist in PTX but not here; parsed so that the refusal can name them.
+UNSUPPORTED_TYPES = frozenset(
+    [
+        "b128",
+        "tf32",
+        "e4m3",
+        "e5m2",
+        "e4m3x2",
+        "e5m2x2",
+        "e2m1x2",
+        "e2m3x2",
+        "e3m2x2",
+        "ue8m0x2",
+        "s4",
+        "u4",
+        "b1",
+        "texref",
+        "samplerref",
+        "surfref",
+    ]
+)
+BOOL = np.dtype(np.bool_)
+U8, S8 = np.dtype("u1"), np.dtype("i1")
+U16, S16 = np.dtype("u2"), np.dtype("i2")
+U32, S32 = np.dtype("u4"), np.dtype("i4")
+U64, S64 = np.dtype("u8"), np.dtype("i8")
+F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
+
+
+def dtype_name(dtype: DType) -> str:
+    """The name under which generated code knows a dtype's scalar type."""
+    return "d_b1" if dtype.kind == "b" else f"d_{dtype.kind}{dtype.itemsize}"
+
+
+def unsigned(dtype: DType) -> DType:
+    return np.dtype(f"u{dtype.itemsize}") if dtype.kind != "b" else dtype
+
+
+def widened(ptx_type: str) -> str:
+    """u16 -> u32, s32 -> s64: the type of a .wide result."""
+    return ptx_type[0] + str(int(ptx_type[1:]) * 2)
+
+
+DTYPE_NAMES: dict[str, type[Any]] = {dtype_name(d): d.type for d in DTYPES.values()}

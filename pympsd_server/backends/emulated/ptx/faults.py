@@ -1,0 +1,75 @@
+"""What can go wrong in the emulated GPU's memory, translator and kernels."""
+
+from __future__ import annotations
+
+OUT_OF_MEMORY = 2
+ILLEGAL_ADDRESS = 700
+LAUNCH_TIMEOUT = 702
+ASSERT = 710
+ILLEGAL_INSTRUCTION = 715
+MISALIGNED_ADDRESS = 716
+LAUNCH_FAILED = 719
+
+
+class DeviceFault(Exception):
+    """A kernel (or a copy) did what a GPU would fault on. `code` is the CUresult integer."""
+
+    code = LAUNCH_FAILED
+
+    def __init__(self, message: str, *, kernel: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.kernel = kernel
+
+    def __str__(self) -> str:
+        return f"{self.message} (kernel {self.kernel})" if self.kernel else self.message
+
+
+class IllegalAddress(DeviceFault):
+    """An access outside the client's own allocations (CUDA_ERROR_ILLEGAL_ADDRESS)."""
+
+    code = ILLEGAL_ADDRESS
+
+
+class MisalignedAddress(DeviceFault):
+    """An access whose address is no multiple of its size (CUDA_ERROR_MISALIGNED_ADDRESS)."""
+
+    code = MISALIGNED_ADDRESS
+
+
+class DeviceAssertion(DeviceFault):
+    """A device-side assert failed (CUDA_ERROR_ASSERT)."""
+
+    code = ASSERT
+
+
+class LaunchFailed(DeviceFault):
+    """A trap, or threads that wait for each other for ever (CUDA_ERROR_LAUNCH_FAILED)."""
+
+    code = LAUNCH_FAILED
+
+
+class OutOfMemory(DeviceFault):
+    """No free range is large enough (CUDA_ERROR_OUT_OF_MEMORY)."""
+
+    code = OUT_OF_MEMORY
+
+
+class Cancelled(Exception):
+    """The cancel flag was set while a kernel ran."""
+
+
+class NotPtx(ValueError):
+    """The image is a cubin, a fatbin or not text: nothing this device can execute."""
+
+
+class InvalidPtx(ValueError):
+    """PTX with a syntax error, or using something the emulated GPU does not support.
+
+    `line` is the one-based line of the image, or None where no single line is to blame.
+    """
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message if line is None else f"line {line}: {message}")
+        self.message = message
+        self.line = line

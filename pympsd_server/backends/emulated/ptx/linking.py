@@ -1,0 +1,82 @@
+"""A program's variables in one client's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .datatypes import DTYPES
+from .faults import InvalidPtx
+from .literals import immediate_value
+from .syntax import Initialiser, Variable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ..memory import AddressSpace
+    from .program import Program
+
+
+class LoadedModule:
+    """A program whose globals live in `space`. Raises OutOfMemory when they do not fit."""
+
+    def __init__(self, program: Program, space: AddressSpace, multiprocessors: int = 1) -> None:
+        self.program = program
+        self.space = space
+        self.multiprocessors = multiprocessors
+        self._addresses: dict[str, int] = {}
+        self._functions: dict[str, list[Callable[..., Any]]] = {}
+        try:
+            for name, variable in program.variables.items():
+                alignment = max(variable.alignment, 512)
+                self._addresses[name] = space.allocate(max(variable.size, 1), alignment)
+            for name, variable in program.variables.items():
+                if variable.initial:
+                    space.write(self._addresses[name], initial_bytes(variable, self._addresses))
+        except BaseException:
+            self.unload()
+            raise
+
+    def address_of(self, name: str) -> int:
+        """The device address of a global or constant. Raises KeyError."""
+        return self._addresses[name]
+
+    @property
+    def addresses(self) -> Mapping[str, int]:
+        return self._addresses
+
+    def functions(self, kernel_name: str) -> list[Callable[..., Any]]:
+        """The kernel's block functions, bound to this module's addresses."""
+        found = self._functions.get(kernel_name)
+        if found is None:
+            translation = self.program.kernels[kernel_name].translation
+            found = self._functions[kernel_name] = translation.functions(self._addresses)
+        return found
+
+    def unload(self) -> None:
+        """Free the variables. Batches of this module must be finished or dropped."""
+        addresses, self._addresses, self._functions = self._addresses, {}, {}
+        for address in addresses.values():
+            self.space.free(address)
+
+
+def initial_bytes(variable: Variable, addresses: Mapping[str, int]) -> bytes:
+    """A variable's initial contents; what is not mentioned is zero."""
+    dtype = DTYPES[variable.type]
+    values = b"".join(_initial_value(v, dtype, addresses, variable) for v in variable.initial)
+    if len(values) > variable.size:
+        raise InvalidPtx(f"too many initial values for {variable.name}", variable.line)
+    return values.ljust(variable.size, b"\0")
+
+
+def _initial_value(
+    initial: Initialiser, dtype: np.dtype[Any], addresses: Mapping[str, int], variable: Variable
+) -> bytes:
+    if initial.symbol is None:
+        return immediate_value(initial.value, dtype).tobytes()  # type: ignore[no-any-return]
+    if initial.symbol not in addresses or dtype.itemsize != 8:
+        raise InvalidPtx(f"unsupported initialiser {initial.symbol} of {variable.name}", variable.line)
+    return int(addresses[initial.symbol] + initial.value.value).to_bytes(8, "little")

@@ -1,0 +1,146 @@
+"""PTX images, loaded: kernels, global variables, and the door to linking them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from .call_parameters import resolve_call_parameters
+from .faults import InvalidPtx, NotPtx
+from .inlining import flatten, parameter_layout
+from .linking import LoadedModule, initial_bytes
+from .parser import parse_module
+from .syntax import Function, Module, Variable
+from .translation import Translation, translate
+
+if TYPE_CHECKING:
+    from ..memory import AddressSpace
+
+MAXIMUM_THREADS = 1024
+MAXIMUM_STATIC_SHARED = 48 << 10
+_ELF = b"\x7fELF"
+_FATBIN = (0x466243B1.to_bytes(4, "little"), 0xBA55ED50.to_bytes(4, "little"))
+
+
+@frozen
+class Global:
+    """A .global or .const variable: size and alignment in bytes."""
+
+    name: str
+    size: int
+    alignment: int
+    constant: bool
+
+
+@frozen
+class Kernel:
+    """One .entry. `parameters` are (name, offset, size) in the parameter buffer; all sizes in bytes."""
+
+    name: str
+    parameters: tuple[tuple[str, int, int], ...]
+    parameter_bytes: int
+    shared_bytes: int
+    local_bytes: int
+    constant_bytes: int
+    max_threads_per_block: int
+    required_block: tuple[int, int, int] | None
+    registers: int
+    ptx_version: int
+    binary_version: int
+    translation: Translation
+
+
+@frozen
+class Program:
+    """A module that any number of clients may link."""
+
+    kernels: Mapping[str, Kernel]
+    globals: Mapping[str, Global]
+    variables: Mapping[str, Variable]
+
+    def link(self, space: AddressSpace, multiprocessors: int = 1) -> LoadedModule:
+        """Allocate and initialise the variables in `space`. `multiprocessors` is what %nsmid reads."""
+        return LoadedModule(self, space, multiprocessors)
+
+
+def load_program(image: bytes) -> Program:
+    """Parse and translate a PTX image (trailing NUL bytes are fine).
+
+    Raises NotPtx for a cubin, a fatbin or anything that is not text, and InvalidPtx, naming the
+    instruction and the line, for syntax errors and for whatever is not supported.
+    """
+    if image.startswith(_ELF):
+        raise NotPtx("the image is a cubin (ELF); the emulated GPU executes PTX only")
+    if image.startswith(_FATBIN):
+        raise NotPtx("the image is a fatbin; the emulated GPU executes PTX only")
+    try:
+        text = image.rstrip(b"\0").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotPtx("the image is no PTX text") from error
+    if "\0" in text:
+        raise NotPtx("the image is no PTX text: it contains NUL bytes")
+    module = parse_module(text)
+    variables = _variables(module)
+    constant = sum(v.size for v in variables.values() if v.space == "const")
+    kernels = {
+        f.name: _kernel(module, f, constant) for f in module.functions.values() if f.is_entry and f.body is not None
+    }
+    listed = {v.name: Global(v.name, v.size, v.alignment, v.space == "const") for v in variables.values()}
+    return Program(MappingProxyType(kernels), MappingProxyType(listed), MappingProxyType(variables))
+
+
+def _variables(module: Module) -> dict[str, Variable]:
+    found = {}
+    for variable in module.variables.values():
+        if variable.space in ("global", "const") and not variable.extern:
+            if variable.count is None:
+                raise InvalidPtx(f"{variable.name} has no size", variable.line)
+            found[variable.name] = variable
+        elif variable.space not in ("global", "const", "shared"):
+            raise InvalidPtx(f"unsupported: module-level .{variable.space} variable", variable.line)
+    # Initialisers are checked here, with made-up addresses, so that a refusal comes at load.
+    made_up = dict.fromkeys(found, 0)
+    for variable in found.values():
+        initial_bytes(variable, made_up)
+    return found
+
+
+def _kernel(module: Module, function: Function, constant_bytes: int) -> Kernel:
+    code = flatten(module, function)
+    resolve_call_parameters(code)
+    translation = translate(code)
+    layout = parameter_layout(function.parameters)
+    parameters = tuple((p.name, offset, p.size) for p, offset in layout)
+    required = _block_shape(function.directives.get("reqntid"))
+    limit = _block_shape(function.directives.get("maxntid")) or required
+    threads = MAXIMUM_THREADS if limit is None else min(MAXIMUM_THREADS, limit[0] * limit[1] * limit[2])
+    return Kernel(
+        name=function.name,
+        parameters=parameters,
+        parameter_bytes=max((offset + size for _, offset, size in parameters), default=0),
+        shared_bytes=translation.shared_bytes,
+        local_bytes=translation.local_bytes,
+        constant_bytes=constant_bytes,
+        max_threads_per_block=threads,
+        required_block=required,
+        registers=_register_estimate(translation),
+        ptx_version=module.version[0] * 10 + module.version[1],
+        binary_version=module.target,
+        translation=translation,
+    )
+
+
+def _block_shape(values: tuple[int, ...] | None) -> tuple[int, int, int] | None:
+    if values is None:
+        return None
+    x, y, z = (*values, 1, 1)[:3]
+    return x, y, z
+
+
+def _register_estimate(translation: Translation) -> int:
+    """The most 32-bit registers alive at the start of a block, and some for temporaries."""
+    alive = (sum(max(1, d.itemsize // 4) for d in plan.dtypes) for plan in translation.plans)
+    return min(255, max(alive, default=0) + 8)

@@ -1,0 +1,170 @@
+"""What the parser makes of PTX text: functions, statements and operands, nothing resolved yet."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from attrs import define, field, frozen
+
+
+@frozen
+class Name:
+    """A register, a variable, a label, a function or a special register."""
+
+    text: str
+
+
+@frozen
+class Immediate:
+    """A literal: an integer, or the bits of a float (form "f32" or "f64")."""
+
+    value: int
+    form: str = "int"
+
+
+@frozen
+class Address:
+    """`[base+offset]`; a base of None is an absolute address."""
+
+    base: Name | Immediate
+    offset: int = 0
+
+
+@frozen
+class Vector:
+    """`{a, b, ...}`"""
+
+    items: tuple[Operand, ...]
+
+
+@frozen
+class Pair:
+    """`d|p`: a result and a second, predicate, result."""
+
+    first: Name
+    second: Name
+
+
+@frozen
+class Negated:
+    """`!p`"""
+
+    operand: Name
+
+
+@frozen
+class Sum:
+    """`symbol+4` outside of brackets."""
+
+    base: Name
+    offset: int
+
+
+@frozen
+class Arguments:
+    """`(a, b)` of a call."""
+
+    items: tuple[Operand, ...]
+
+
+Operand: TypeAlias = Name | Immediate | Address | Vector | Pair | Negated | Sum | Arguments
+
+
+@frozen
+class Guard:
+    register: str
+    negated: bool
+
+
+@frozen
+class Instruction:
+    """One PTX instruction; `types` are the type suffixes of its opcode, `modifiers` all others, in order."""
+
+    name: str
+    modifiers: tuple[str, ...]
+    types: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    guard: Guard | None
+    line: int
+
+    @property
+    def opcode(self) -> str:
+        return ".".join((self.name, *self.modifiers, *self.types))
+
+
+@frozen
+class Label:
+    name: str
+    line: int
+
+
+@frozen
+class Registers:
+    """`.reg .b32 %r<5>, %x;`"""
+
+    type: str
+    names: tuple[str, ...]
+    line: int
+
+
+@frozen
+class Targets:
+    """`name: .branchtargets a, b;`"""
+
+    name: str
+    labels: tuple[str, ...]
+
+
+@frozen
+class Initialiser:
+    """One initial value: a literal, or the address of a global (`symbol`, plus the literal)."""
+
+    value: Immediate
+    symbol: str | None = None
+    generic: bool = False
+
+
+@frozen
+class Variable:
+    """A variable in a state space. `count` is None for an unsized array (`extern .shared x[]`)."""
+
+    name: str
+    space: str
+    type: str
+    alignment: int
+    element_size: int
+    count: int | None
+    extern: bool
+    initial: tuple[Initialiser, ...]
+    line: int
+
+    @property
+    def size(self) -> int:
+        return self.element_size * (self.count or 0)
+
+
+@frozen
+class Scope:
+    statements: tuple[Statement, ...]
+
+
+Statement: TypeAlias = Instruction | Label | Registers | Variable | Targets | Scope
+
+
+@define
+class Function:
+    name: str
+    is_entry: bool
+    returns: tuple[Variable, ...]
+    parameters: tuple[Variable, ...]
+    line: int
+    body: tuple[Statement, ...] | None = None
+    directives: dict[str, tuple[int, ...]] = field(factory=dict)
+
+
+@define
+class Module:
+    version: tuple[int, int] = (0, 0)
+    target: int = 0
+    variables: dict[str, Variable] = field(factory=dict)
+    functions: dict[str, Function] = field(factory=dict)

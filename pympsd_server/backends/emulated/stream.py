@@ -1,0 +1,161 @@
+"""Streams and events of the emulated device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated import transfers
+from pympsd_server.backends.emulated.kernel_run import KernelRun
+from pympsd_server.backends.emulated.launch_limits import check_launch
+from pympsd_server.backends.emulated.module import EmulatedModule
+from pympsd_server.backends.emulated.operations import Marker, Operation, Transfer
+from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
+from pympsd_server.backends.emulated.turns import Share
+from pympsd_server.backends.interface import BackendError, Completion, Event, Module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pympsd_server.backends.emulated.context import EmulatedContext
+
+_ADDRESS_LIMIT = 1 << 63
+
+
+class EmulatedStream:
+    """Operations in order. ``blocking`` streams and the legacy default stream wait for each other."""
+
+    def __init__(self, context: EmulatedContext, weight: int, blocking: bool) -> None:
+        self._context = context
+        self.share = Share(weight)
+        self.blocking = blocking
+        self.tail: Operation | None = None
+        """The last operation that is not finished; guarded by the scheduler's lock."""
+
+    def copy_to_device(self, destination: int, source: memoryview, done: Completion) -> None:
+        """Copy host bytes to device memory."""
+        self._check(destination, source.nbytes)
+        self._transfer(transfers.host_to_device(self._context.space, destination, source), done)
+
+    def copy_from_device(self, target: memoryview, source: int, done: Completion) -> None:
+        """Copy device memory to host bytes."""
+        self._check(source, target.nbytes)
+        self._transfer(transfers.device_to_host(self._context.space, target, source), done)
+
+    def copy_on_device(self, destination: int, source: int, count: int) -> None:
+        """Copy inside the device."""
+        self._check(destination, count)
+        self._check(source, count)
+        self._transfer(transfers.device_to_device(self._context.space, destination, source, count))
+
+    def fill(self, destination: int, value: int, width: int, count: int) -> None:
+        """Set ``count`` elements of ``width`` bytes; the destination is aligned to the width."""
+        if width not in (1, 2, 4) or destination % width:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"a fill of width {width} at {destination:#x}")
+        self._check(destination, width * count)
+        pattern = (value & ((1 << 8 * width) - 1)).to_bytes(width, "little")
+        self._transfer(transfers.fill(self._context.space, destination, pattern, count))
+
+    def _check(self, address: int, count: int) -> None:
+        if not count:
+            return
+        if not 0 < count < _ADDRESS_LIMIT or not 0 <= address < _ADDRESS_LIMIT:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"{count} bytes at {address:#x}")
+        try:
+            self._context.space.view(address, count)
+        except IllegalAddress as error:
+            raise BackendError(Result.ERROR_INVALID_VALUE, str(error)) from None
+
+    def _transfer(self, pieces: Iterator[None], done: Completion | None = None) -> None:
+        operation = Transfer(self._context, self, pieces, self._context.cancel)
+        if done is not None:
+            operation.callbacks.append(done)
+        # Whoever has nothing pending in the stream copies in its own thread, and never queues behind a kernel.
+        self._context.scheduler.submit(operation, here=True)
+
+    def launch(
+        self,
+        module: Module,
+        function: int,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        parameters: bytes,
+    ) -> None:
+        """Run a kernel."""
+        if not isinstance(module, EmulatedModule) or module.context is not self._context:
+            raise BackendError(Result.ERROR_INVALID_HANDLE, "the module is of another context")
+        kernel = module.kernel(function)
+        check_launch(self._context.facts.attributes, kernel, grid, block, shared_bytes, len(parameters))
+        run = KernelRun(self._context, self, module, kernel, grid, block, shared_bytes, parameters)
+        self._context.scheduler.submit(run)
+
+    def record(self, event: Event) -> None:
+        """Make the event stand for this point of the stream."""
+        own = self._own(event)
+        marker = Marker(self._context, self, self.share)
+        self._context.scheduler.submit(marker)
+        own.marker = marker
+
+    def wait(self, event: Event) -> None:
+        """Later work waits for the event's point."""
+        awaited = self._own(event).marker
+        if awaited is None:
+            self._context.check()
+            return
+        marker = Marker(self._context, self, self.share)
+        marker.also_after = awaited
+        self._context.scheduler.submit(marker)
+
+    def _own(self, event: Event) -> EmulatedEvent:
+        if not isinstance(event, EmulatedEvent) or event.context is not self._context:
+            raise BackendError(Result.ERROR_INVALID_HANDLE, "the event is of another context")
+        return event
+
+    def notify(self, done: Completion) -> None:
+        """Call back when all work so far is done."""
+        self._context.notify_after(Marker(self._context, self, self.share), done)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all work so far is done, and all that this stream would wait for."""
+        with self._context.scheduler.lock:
+            return all(operation.finished for operation in self._context.held_up_by(self))
+
+    def destroy(self) -> None:
+        """Forget the stream; the scheduler keeps its work."""
+
+
+class EmulatedEvent:
+    """A point in a stream; ``marker`` is the operation it last recorded."""
+
+    def __init__(self, context: EmulatedContext, timing: bool) -> None:
+        self.context = context
+        self._timing = timing
+        self.marker: Marker | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether its point is passed."""
+        marker = self.marker
+        return marker is None or marker.finished
+
+    def notify(self, done: Completion) -> None:
+        """Call back when its point is passed."""
+        marker = self.marker
+        with self.context.scheduler.lock:
+            if marker is not None and not marker.finished:
+                marker.callbacks.append(done)
+                return
+        done(self.context.outcome)
+
+    def milliseconds_since(self, start: Event) -> float:
+        """Time between two recorded events, in milliseconds."""
+        if not isinstance(start, EmulatedEvent) or start.context is not self.context:
+            raise BackendError(Result.ERROR_INVALID_HANDLE, "the start event is of another context")
+        first, last = start.marker, self.marker
+        if first is None or last is None or not (start._timing and self._timing):
+            raise BackendError(Result.ERROR_INVALID_HANDLE, "an event was not recorded, or is without timing")
+        if not (first.finished and last.finished):
+            raise BackendError(Result.ERROR_NOT_READY, "an event is not done yet")
+        return (last.finished_at - first.finished_at) / 1e6

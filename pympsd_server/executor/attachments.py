@@ -1,0 +1,115 @@
+"""Who is attached: the owner's requests, answered by making and ending clients and their contexts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.executor_messages import (
+    Attach,
+    Attached,
+    ContextFaulted,
+    Detach,
+    DropClient,
+    ExecutorDone,
+    ExecutorRefused,
+)
+from pympsd_server.backends.interface import BackendError, Device, Outcome, Quota
+from pympsd_server.executor import shared_memory
+from pympsd_server.executor.client import Client
+from pympsd_server.executor.client_context import ClientContext
+
+
+class Send(Protocol):
+    """How a message goes to the owner."""
+
+    def __call__(self, message: object, fds: tuple[int, ...] = ()) -> None:
+        """Send it, with descriptors that are closed afterwards."""
+
+
+class Attachments:
+    """The clients of one device. Used by one thread, the desk's."""
+
+    def __init__(self, device: Device, generation: int, send: Send) -> None:
+        self._device = device
+        self._generation = generation
+        self._send = send
+        self._clients: dict[int, Client] = {}
+        self._owners: dict[int, Client] = {}
+        """For each context its client."""
+
+    def handle(self, message: Any) -> None:
+        """Answer a request of the owner."""
+        try:
+            self._answer(message)
+        except BackendError as error:
+            self._send(ExecutorRefused(message.request, error.code, error.reason))
+        except Exception as error:
+            reason = f"the executor failed: {type(error).__name__}: {error}"
+            self._send(ExecutorRefused(getattr(message, "request", 0), Result.ERROR_UNKNOWN, reason))
+
+    def _answer(self, message: Any) -> None:
+        match message:
+            case Attach():
+                self._attach(message)
+            case Detach():
+                self._detach(message)
+            case DropClient():
+                self._drop(message)
+            case _:
+                raise BackendError(Result.ERROR_NOT_SUPPORTED, f"{type(message).__name__} is no request")
+
+    def _attach(self, request: Attach) -> None:
+        if request.context in self._owners:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"context {request.context} exists")
+        if request.new_stream == (request.client in self._clients):
+            state = "has" if request.new_stream else "has no"
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"client {request.client} {state} command stream")
+        context = self._make_context(request)
+        try:
+            client, fds = self._client(request)
+        except BaseException:
+            context.backend.destroy()
+            raise
+        client.contexts[request.context] = context
+        self._owners[request.context] = client
+        _, total = context.backend.memory_info()
+        answer = Attached(request.request, shared_memory.SHARED_BYTES, total, self._device.stream_priorities)
+        self._send(answer, fds)
+
+    def _make_context(self, request: Attach) -> ClientContext:
+        quota = Quota(request.multiprocessors, request.memory_bytes, request.priority)
+        backend = self._device.create_context(request.client, quota, self._fault_report(request.context))
+        return ClientContext(backend, self._generation)
+
+    def _fault_report(self, context: int) -> Callable[[Outcome], None]:
+        return lambda outcome: self._send(ContextFaulted(context, outcome.code, outcome.reason))
+
+    def _client(self, request: Attach) -> tuple[Client, tuple[int, ...]]:
+        if not request.new_stream:
+            return self._clients[request.client], ()
+        try:
+            memory = shared_memory.make()
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {error}") from None
+        client = self._clients[request.client] = Client(ours, memory.view)
+        client.start()
+        return client, (theirs.detach(), memory.fd)
+
+    def _detach(self, request: Detach) -> None:
+        client = self._owners.pop(request.context, None)
+        if client is None:
+            raise BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {request.context}")
+        client.contexts.pop(request.context).backend.destroy()
+        self._send(ExecutorDone(request.request))
+
+    def _drop(self, request: DropClient) -> None:
+        client = self._clients.pop(request.client, None)
+        if client is not None:
+            for context in client.contexts:
+                del self._owners[context]
+            client.drop()
+        self._send(ExecutorDone(request.request))

@@ -1,0 +1,106 @@
+"""One client process: its command stream, its shared memory, its contexts, and the thread that works for it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Final
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire import records
+from pympsd.wire.errors import RemoteError
+from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.executor.answers import AnswerWriter
+from pympsd_server.executor.call import Call, reason_bytes
+from pympsd_server.executor.client_context import ClientContext
+from pympsd_server.executor.operations import ROWS, Row
+from pympsd_server.executor.work_limit import WorkLimit
+
+_RECEIVE_BYTES: Final = 1 << 18
+_PATIENCE_SECONDS: Final = 1.0
+
+
+class Client:
+    """``contexts`` are keyed by the owner's serials, which records name them by."""
+
+    def __init__(self, stream: socket.socket, shared: memoryview) -> None:
+        self._stream = stream
+        self.shared = shared
+        self.contexts: dict[int, ClientContext] = {}
+        self.answers = AnswerWriter(stream)
+        self.work_limit = WorkLimit()
+        self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take records."""
+        self._worker.start()
+
+    def drop(self) -> None:
+        """Destroy its contexts, stop its kernels, close its stream."""
+        self.answers.close()
+        for context in self.contexts.values():
+            context.backend.destroy()
+        self.work_limit.close()
+        # A worker in the midst of a long translation ends when that does; nobody waits for it.
+        self._worker.join(_PATIENCE_SECONDS)
+
+    # --- the worker
+
+    def _work(self) -> None:
+        reader = records.RecordReader()
+        try:
+            while data := self._receive():
+                for record in reader.feed(data):
+                    self._execute(record)
+        except RemoteError:
+            pass  # the length field is broken: no later record can be found, so the stream ends here
+        self.answers.close()
+        self._stream.close()
+
+    def _receive(self) -> bytes:
+        try:
+            return self._stream.recv(_RECEIVE_BYTES)
+        except OSError:
+            return b""
+
+    def _execute(self, record: records.Record) -> None:
+        row = ROWS.get(record.opcode)
+        # An opcode we do not know may be one whose sender waits: it had better hear.
+        answered = row.answered if row is not None else not record.flags & records.FLAG_QUIET
+        context = self.contexts.get(record.context)
+        if context is None:
+            if answered:
+                outcome = Outcome(Result.ERROR_INVALID_CONTEXT, f"no context {record.context} in this process")
+                self.refuse(record.opcode, record.sequence, outcome, 0)
+            return
+        call = Call(self, context, record, answered)
+        try:
+            _run(call, row, record)
+        except BackendError as error:
+            call.fail(Outcome(error.code, error.reason))
+        except Exception as error:  # a defect of ours, or no memory: this call's trouble, nobody else's
+            reason = f"the executor failed: {type(error).__name__}: {error}"
+            call.fail(Outcome(Result.ERROR_UNKNOWN, reason))
+
+    def refuse(self, opcode: int, sequence: int, outcome: Outcome, flags: int) -> None:
+        """Send an answer that carries an error."""
+        tail = reason_bytes(outcome)
+        self.answers.send(records.pack_answer(opcode, sequence, outcome.code, b"", tail, flags))
+
+
+def _run(call: Call, row: Row | None, record: records.Record) -> None:
+    sticky = call.context.backend.outcome
+    if sticky.code is not Result.SUCCESS:
+        if call.answered:
+            call.fail(sticky)
+        return
+    if call.waited:
+        deferred = call.context.take_deferred()
+        if deferred is not None:
+            call.fail(deferred)
+            return
+    if row is None:
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, f"unknown opcode {record.opcode}")
+    row.read(call, record.body)
+    row.execute(call)
+    call.client.work_limit.wait_for_room()

@@ -1,0 +1,87 @@
+"""An executor's life: settle in, open the device its owner names, serve until the link ends."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from pympsd.build import build_id
+from pympsd.process_title import show_as
+from pympsd.vocabulary.results import Result
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, ExecutorSetup
+from pympsd_server.backends.interface import BackendError
+from pympsd_server.executor.attachments import Attachments
+from pympsd_server.executor.link import Link
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.interface import Device
+
+_SWITCH_SECONDS: Final = 0.0005
+"""How long a busy thread keeps the interpreter from another: a client's call must not wait 5 ms for a kernel."""
+_FIRST_VICTIM: Final = "1000"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until the owner goes; return the exit status (1: no device, or not a proper owner)."""
+    parser = argparse.ArgumentParser(prog="pympsd-executor", description="Owns one device. Started by its server.")
+    parser.add_argument("--link-fd", type=int, required=True, help="inherited socket to the owner")
+    parser.add_argument("--name", help="how to show in ps")
+    options = parser.parse_args(arguments)
+    if options.name:
+        show_as([options.name])
+    _settle_in()
+    link = Link(socket.socket(fileno=options.link_fd))
+    try:
+        return _serve(link)
+    except RemoteError as error:
+        print(f"pympsd executor: the owner broke the rules: {error}", file=sys.stderr)
+        return 1
+
+
+def _settle_in() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal of a client is not meant for its executor
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        # What clients make a device hold is this process's memory: it goes first, not the machine's other work.
+        file.write(_FIRST_VICTIM)
+
+
+def _serve(link: Link) -> int:
+    setup = link.first()
+    if setup is None:
+        return 0
+    if not isinstance(setup, ExecutorSetup):
+        raise RemoteError(f"{type(setup).__name__} before ExecutorSetup")
+    try:
+        device = _open(setup)
+    except BackendError as error:
+        link.send(ExecutorFailed(error.code, error.reason))
+        link.drain()
+        return 1
+    attachments = Attachments(device, setup.generation, link.send)
+    gc.freeze()  # what is loaded stays: no later collection looks at it again
+    link.send(ExecutorReady(os.getpid()))
+    link.watch(attachments.handle)
+    # The link is gone, and with it all who could want an answer: leave, whatever kernels run.
+    os._exit(0)
+
+
+def _open(setup: ExecutorSetup) -> Device:
+    if setup.build != build_id():
+        raise BackendError(
+            Result.ERROR_NOT_SUPPORTED,
+            f"this executor is of build {build_id()}, its owner of {setup.build}: start the owner anew",
+        )
+    # NumPy reads this when it is imported; one compute thread has no use for a pool of others.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from pympsd_server.backends.selection import open_device
+
+    return open_device(setup)

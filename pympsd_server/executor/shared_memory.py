@@ -1,0 +1,34 @@
+"""The shared memory for bulk data: made here and sealed, so that no client can cut it under our feet."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Final
+
+from attrs import frozen
+
+SHARED_BYTES: Final = 16 << 20
+# A file that shrinks kills whoever reads its mapping (SIGBUS); none of these seals can be taken off again.
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@frozen
+class SharedMemory:
+    """``view`` is our mapping, ``fd`` the descriptor for the client, which the receiver of this object closes."""
+
+    fd: int
+    view: memoryview
+
+
+def make() -> SharedMemory:
+    """Return new shared memory of SHARED_BYTES, all zero; OSError when the system has none."""
+    fd = os.memfd_create("pympsd-bulk", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, SHARED_BYTES)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        return SharedMemory(fd, memoryview(mmap.mmap(fd, SHARED_BYTES)))
+    except BaseException:
+        os.close(fd)
+        raise

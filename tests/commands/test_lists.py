@@ -1,0 +1,120 @@
+"""What the lists show when there are servers, clients and contexts; and who may do what."""
+
+from __future__ import annotations
+
+import pytest
+
+import pympsd.commands.v2  # noqa: F401 - registers the commands
+from pympsd.commands.registry import Asker, answer_line
+from pympsd.devices.machine import from_toml
+from pympsd.mind.daemon_state import Client, Context, Daemon, Server
+from pympsd.mind.server_lifecycle import Phase
+from pympsd.vocabulary.limits import ThreadPercentage
+
+UUIDS = ("GPU-7685caad-23a2-2403-a46b-a1dfeabe3819", "GPU-c194f552-d094-dc8e-63fd-a74b1b2f9eeb")
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    """Two devices; a server 847 with a client of two contexts, one of one on the second device, one of none."""
+    mind = Daemon(0, from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS)))
+    server = Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)
+    server.clients = {
+        1: Client(1, 907, 0, "python a.py", 4026531836, {1: Context(1, 1, 0), 3: Context(3, 2, 0)}),
+        2: Client(2, 920, 0, "python b.py", 4026531836, {2: Context(2, 1, 1)}),
+        3: Client(3, 930, 0, "python c.py", 4026531836),
+    }
+    mind.servers = {1: server}
+    return mind
+
+
+def _printed(daemon: Daemon, line: bytes, uid: int = 0) -> str:
+    answer = answer_line(daemon, Asker(1, uid), line).answer
+    assert answer is not None
+    return answer.printed
+
+
+def test_ps_shows_one_row_a_process_that_has_a_context(daemon: Daemon) -> None:
+    assert _printed(daemon, b"ps").splitlines() == [
+        "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        ",
+        "907       1         847            GPU-7685caad-23a2-2403    4026531836     python a.py",
+        "920       2         847            GPU-c194f552-d094-dc8e    4026531836     python b.py",
+    ]
+    assert _printed(daemon, b"ps -p 847") == _printed(daemon, b"ps")
+
+
+def test_ps_of_a_server_without_clients_prints_nothing(daemon: Daemon) -> None:
+    daemon.servers[1].clients.clear()
+    assert _printed(daemon, b"ps") == _printed(daemon, b"ps -p 847") == ""
+
+
+def test_the_lists_of_servers_and_clients(daemon: Daemon) -> None:
+    assert _printed(daemon, b"get_server_list") == "847\n"
+    assert _printed(daemon, b"get_client_list 847") == "907\n920\n930\n"
+    assert _printed(daemon, b"get_client_list 848") == "Server 848 not found\n"
+
+
+def test_contexts_are_listed_under_their_devices(daemon: Daemon) -> None:
+    expected = "[0] 00:00.0, NVIDIA H200\n907.1\n907.2\n[1] 00:01.0, NVIDIA H200\n920.1\n"
+    assert _printed(daemon, b"get_device_client_list") == expected
+    assert _printed(daemon, b"get_device_client_list 847") == expected
+
+
+@pytest.mark.parametrize(
+    ("phase", "status"),
+    [
+        (Phase.INITIALIZING, "INITIALIZING"),
+        (Phase.ACTIVE, "ACTIVE"),
+        (Phase.FAULT, "FAULT"),
+        (Phase.LEAVING, "ACTIVE"),
+    ],
+)
+def test_a_servers_status(daemon: Daemon, phase: Phase, status: str) -> None:
+    daemon.servers[1].phase = phase
+    assert _printed(daemon, b"get_server_status 847") == f"{status}\n"
+
+
+def test_a_server_without_a_process_is_not_shown(daemon: Daemon) -> None:
+    daemon.servers[1].pid = 0
+    daemon.servers[1].phase = Phase.SPAWNING
+    assert _printed(daemon, b"get_server_list") == ""
+    assert _printed(daemon, b"get_server_status 0") == "Server 0 not found\n"
+
+
+def test_device_query_shows_the_daemons_devices_then_the_servers(daemon: Daemon) -> None:
+    rows = [
+        "Device Ordinal  PCI IDs        UUID                                      Name                              "
+        "Attributes",
+        f"0               0000:00.06.00  {UUIDS[0]}  NVIDIA H200                       N/A",
+        f"1               0000:00.07.00  {UUIDS[1]}  NVIDIA H200                       N/A",
+    ]
+    for line in (b"device_query", b"device_query 847"):
+        assert _printed(daemon, line).splitlines() == ["Default", *rows, "", "Server 847", *rows]
+    assert _printed(daemon, b"device_query --csv 847").splitlines()[:2] == [
+        "Default",
+        "Device Ordinal,PCI IDs,UUID,Name,Attributes",
+    ]
+
+
+def test_anyone_may_ask(daemon: Daemon) -> None:
+    for line in (b"ps", b"get_server_list", b"get_client_list 847", b"get_server_status 847", b"device_query"):
+        assert _printed(daemon, line, uid=12345) == _printed(daemon, line)
+
+
+def test_another_user_may_not_start_or_quit(daemon: Daemon) -> None:
+    assert _printed(daemon, b"start_server -uid 1000", uid=1000) == (
+        "Insufficient privileges for UID 1000. Control deamon settings can only be modified by the user who started "
+        "it or by the root user.\n"
+    )
+    assert _printed(daemon, b"quit -t 1", uid=1000) == "Not enough privilege to execute quit command\n"
+    assert daemon.quitting is None
+    assert daemon.line == []
+
+
+def test_a_users_own_daemon_starts_servers_for_that_user_only() -> None:
+    own = Daemon(1000, from_toml("[[device]]"))
+    refused = answer_line(own, Asker(1, 1000), b"start_server -uid 1001")
+    assert refused.answer is not None
+    assert refused.answer.refused
+    assert "can serve only that user" in refused.answer.diagnostic
+    assert answer_line(own, Asker(1, 1000), b"start_server -uid 1000").instructions

@@ -1,0 +1,53 @@
+"""Numbers as C reads them: compared with the C library's own strtol and atoi."""
+
+from __future__ import annotations
+
+import ctypes
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.commands.numbers import INT_MAX, INT_MIN, atoi, leading_integer
+
+LIBC = ctypes.CDLL(None)
+LIBC.strtol.restype = ctypes.c_long
+LIBC.strtol.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p), ctypes.c_int]
+LIBC.atoi.argtypes = [ctypes.c_char_p]
+# No NUL: a command line ends there.
+WORDS = st.text("0123456789+-xe. \tabc") | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+
+
+def _strtol(word: str) -> int | None:
+    data = ctypes.create_string_buffer(word.encode())
+    pointer = ctypes.cast(data, ctypes.c_char_p)
+    end = ctypes.c_char_p()
+    value = int(LIBC.strtol(pointer, ctypes.byref(end), 10))
+    start_address = ctypes.addressof(data)
+    end_address = ctypes.cast(end, ctypes.c_void_p).value
+    return None if end_address == start_address else value
+
+
+@given(WORDS)
+def test_a_word_reads_as_strtol_reads_it_held_in_an_int(word: str) -> None:
+    expected = _strtol(word)
+    assert leading_integer(word) == (None if expected is None else max(INT_MIN, min(INT_MAX, expected)))
+
+
+@given(st.integers(INT_MIN, INT_MAX), st.integers(0, 40), st.text("abc.+-", max_size=5))
+def test_leading_zeros_and_what_follows_change_nothing(value: int, zeros: int, after: str) -> None:
+    word = f"{'-' if value < 0 else ''}{'0' * zeros}{abs(value)}{after}"
+    assert leading_integer(word) == value == _strtol(word)
+
+
+@given(WORDS)
+def test_atoi_is_the_librarys_within_an_int(word: str) -> None:
+    value = _strtol(word)
+    if value is None or INT_MIN <= value <= INT_MAX:
+        assert atoi(word) == int(LIBC.atoi(word.encode()))
+
+
+def test_what_no_int_holds_is_held_at_its_ends() -> None:
+    assert leading_integer("9" * 5000) == INT_MAX
+    assert leading_integer("-" + "9" * 5000) == INT_MIN
+    assert leading_integer("0" * 5000 + "7") == 7
+    assert atoi(None) == 0

@@ -1,0 +1,73 @@
+"""For every test: hypothesis' profile, and a check that a test leaves no descriptor, child process or thread behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("here", deadline=None, database=None)
+settings.register_profile("ci", deadline=None, database=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+THREAD_SECONDS = 5.0
+"""A thread that is on its way out when its test ends is waited for so long."""
+KEPT_BY_LIBRARIES = ("/dev/urandom", "/dev/random", "/proc/self/maps")
+
+
+def _descriptors() -> set[tuple[int, str]]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+        except FileNotFoundError:
+            continue  # the descriptor of this very listing
+    return {(fd, target) for fd, target in found if not target.startswith(KEPT_BY_LIBRARIES)}
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        try:
+            found.update(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
+        except OSError:
+            continue  # a thread that ended meanwhile
+    return found
+
+
+def _threads() -> set[threading.Thread]:
+    # Trio keeps worker threads for ten idle seconds, on purpose.
+    return {thread for thread in threading.enumerate() if not thread.name.lower().startswith("trio")}
+
+
+def _leaks(fds: set[tuple[int, str]], children: set[int], threads: set[threading.Thread]) -> list[str]:
+    for thread in _threads() - threads:
+        thread.join(THREAD_SECONDS)
+    leaked = [f"the thread {thread.name}" for thread in _threads() - threads]
+    leaked += [f"the child process {pid}: {_command(pid)}" for pid in sorted(_children() - children)]
+    return leaked + [f"the descriptor {fd}: {target}" for fd, target in sorted(_descriptors() - fds)]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace") or "a zombie"
+    except OSError:
+        return "gone meanwhile"
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """Fail a test that left a descriptor, a child process or a thread behind."""
+    before = _descriptors(), _children(), _threads()
+    yield
+    leaked = _leaks(*before)
+    if leaked:
+        # A descriptor may belong to an object that waits for the collector.
+        gc.collect()
+        leaked = _leaks(*before)
+    assert not leaked, f"this test left behind: {'; '.join(leaked)}"

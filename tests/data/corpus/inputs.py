@@ -1,0 +1,150 @@
+"""The corpus's inputs, made from the manifest: the same bytes on every machine.
+
+Only ``Generator.integers`` is drawn from, with a PCG64 of its own for every buffer, and floats are put together
+from those integers by exact operations. The recording keeps a SHA-256 of each input all the same, so that a NumPy
+that draws differently is noticed rather than taken for a wrong kernel.
+"""
+
+import hashlib
+import struct
+from typing import Any
+
+import numpy as np
+
+#: NumPy has no bfloat16: it travels as the bits, and ``rules.py`` knows how to compare it.
+STORAGE = {"bfloat16": "uint16"}
+BITS = {"float16": "uint16", "bfloat16": "uint16", "float32": "uint32", "float64": "uint64"}
+# Zeros, least and greatest denormal, least normal, 1 and neighbours, odd halves, the greatest, infinity, NaN.
+SPECIAL_BITS = {
+    "float16": [0x0, 0x1, 0x3FF, 0x400, 0x3BFF, 0x3C00, 0x3C01, 0x3800, 0x3E00, 0x4100, 0x7BFF, 0x7C00, 0x7E00],
+    "bfloat16": [0x0, 0x1, 0x7F, 0x80, 0x3F7F, 0x3F80, 0x3F81, 0x3F00, 0x3FC0, 0x4020, 0x7F7F, 0x7F80, 0x7FC0],
+}
+SPECIAL_FLOATS = {
+    "float32": [0.0, 1e-45, 1.1754942e-38, 1.1754944e-38, 0.99999994, 1.0, 1.0000001, 0.5, 1.5, 2.5, 127.5, 255.5,
+                32767.5, 65504.0, 8388607.5, 2147483520.0, 2147483648.0, 4294967296.0, 9.2233715e18, 1.8446744e19,
+                3.4028235e38, float("inf"), float("nan")],
+    "float64": [0.0, 5e-324, 2.2250738585072009e-308, 2.2250738585072014e-308, 1.401298464324817e-45,
+                7.006492321624085e-46, 0.9999999999999999, 1.0, 1.0000000000000002, 0.5, 1.5, 2.5, 65519.99, 65520.0,
+                2147483647.5, 4294967295.5, 4503599627370497.5, 9.223372036854776e18, 1.8446744073709552e19,
+                3.4028235677973366e38, 3.4028234663852886e38, 1.7976931348623157e308, float("inf"), float("nan")],
+}  # fmt: skip
+
+
+def storage(dtype: str) -> np.dtype:
+    """The NumPy type that holds a manifest's type."""
+    return np.dtype(STORAGE.get(dtype, dtype))
+
+
+def special_values(dtype: str) -> np.ndarray:
+    """The values worth meeting each other, both signs of each."""
+    if dtype in SPECIAL_BITS:
+        bits = np.array(SPECIAL_BITS[dtype], np.uint16)
+        return np.concatenate([bits, bits | np.uint16(0x8000)]).view(storage(dtype))
+    if dtype in SPECIAL_FLOATS:
+        values = np.array(SPECIAL_FLOATS[dtype], dtype)
+        return np.concatenate([values, -values])
+    info = np.iinfo(dtype)
+    size = info.bits
+    words = [0, 1, 2, 3, 5, 7, size - 1, size, 1 << (size // 2), (1 << (size - 1)) - 1, 1 << (size - 1)]
+    words += [(1 << (size - 1)) + 1, (1 << size) - 1, (1 << size) - 2, (1 << size) - 7, 0x55555555 & (1 << size) - 1]
+    return np.array([word % (1 << size) for word in words], f"uint{size}").view(dtype)
+
+
+def random_bits(generator: np.random.Generator, dtype: str, count: int) -> np.ndarray:
+    """Every pattern of bits alike."""
+    size = storage(dtype).itemsize
+    return generator.integers(0, 256, count * size, np.uint8).view(storage(dtype))
+
+
+def uniform(generator: np.random.Generator, dtype: str, count: int, low: float, high: float) -> np.ndarray:
+    """Floats between two limits: 24 random bits, scaled in double and rounded once."""
+    unit = generator.integers(0, 1 << 24, count).astype(np.float64) / (1 << 24)
+    return (low + unit * (high - low)).astype(dtype)
+
+
+def crossed(generator: np.random.Generator, dtype: str, count: int, spec: dict[str, Any]) -> np.ndarray:
+    """All pairs of special values (one operand of two, by ``side``), then what ``rest`` says, by default bits."""
+    values = special_values(dtype)
+    if "side" in spec:
+        pairs = np.repeat(values, len(values)) if spec["side"] == "left" else np.tile(values, len(values))
+        # A stride coprime to the number of pairs meets all of them in an order where every prefix is mixed.
+        values = pairs[np.arange(len(pairs)) * 7919 % len(pairs)]
+    values = values[: spec.get("most", count)][:count]
+    rest = count - len(values)
+    if "low" in spec:
+        drawn = drawn_between(generator, dtype, rest, spec)
+    else:
+        drawn = random_bits(generator, dtype, rest)
+    return np.concatenate([values, drawn])
+
+
+def drawn_between(generator: np.random.Generator, dtype: str, count: int, spec: dict[str, Any]) -> np.ndarray:
+    """Numbers between ``low`` and ``high``: integers with ``high`` included, or floats; times ``scale`` if said."""
+    if np.dtype(storage(dtype)).kind == "f" and "scale" not in spec:
+        return uniform(generator, dtype, count, spec["low"], spec["high"])
+    kind = np.uint64 if dtype == "uint64" else np.int64
+    drawn = generator.integers(spec["low"], spec["high"], count, kind, endpoint=True)
+    return (drawn * spec["scale"] if "scale" in spec else drawn).astype(storage(dtype))
+
+
+def fill(spec: dict[str, Any]) -> np.ndarray:
+    """The contents of one buffer, from its entry in the manifest (README.md lists the kinds)."""
+    dtype, shape, how = spec["dtype"], spec["shape"], spec["fill"]
+    count = int(np.prod(shape))
+    generator = np.random.Generator(np.random.PCG64(how.get("seed", 0)))
+    kind = how["kind"]
+    if kind == "constant":
+        values = np.full(count, how["value"], storage(dtype))
+    elif kind == "untouched":
+        values = np.full(count * storage(dtype).itemsize, 0xA5, np.uint8).view(storage(dtype))
+    elif kind == "range":
+        values = (np.arange(count) * how.get("step", 1) + how.get("start", 0)).astype(storage(dtype))
+    elif kind == "values":
+        values = np.resize(np.array(how["values"], storage(dtype)), count)
+    elif kind == "between":
+        values = drawn_between(generator, dtype, count, how)
+    elif kind == "bits":
+        values = random_bits(generator, dtype, count)
+    elif kind == "specials":
+        values = crossed(generator, dtype, count, how)
+    else:
+        raise ValueError(f"no such fill: {kind}")
+    return np.ascontiguousarray(values).reshape(shape)
+
+
+def contents(entry: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The first contents of every buffer and written global of a kernel, by name."""
+    named = {**entry["buffers"], **entry.get("globals", {})}
+    return {name: fill(spec) for name, spec in named.items() if "fill" in spec}
+
+
+def digest(values: np.ndarray) -> str:
+    """The SHA-256 of a buffer's bytes."""
+    return hashlib.sha256(values.tobytes()).hexdigest()
+
+
+CODES = {"int8": "<b", "uint8": "<B", "int16": "<h", "uint16": "<H", "int32": "<i", "uint32": "<I", "int64": "<q",
+         "uint64": "<Q", "float32": "<f", "float64": "<d", "bool": "<?"}  # fmt: skip
+
+
+def argument(spec: dict[str, Any], addresses: dict[str, int]) -> bytes:
+    """The bytes of one kernel parameter, given where the buffers are."""
+    if "buffer" in spec:
+        return struct.pack("<Q", addresses[spec["buffer"]])
+    if "scalar" in spec:
+        return struct.pack(CODES[spec["scalar"]], spec["value"])
+    raw = bytearray.fromhex(spec["bytes"])
+    for offset, name in spec.get("pointers", {}).items():
+        struct.pack_into("<Q", raw, int(offset), addresses[name])
+    return bytes(raw)
+
+
+def arguments(entry: dict[str, Any], addresses: dict[str, int]) -> list[bytes]:
+    """The bytes of every parameter of a kernel, in order."""
+    return [argument(spec, addresses) for spec in entry["args"]]
+
+
+def outputs(entry: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The buffers and globals whose contents after the launch are compared, with their specification."""
+    named = {**entry["buffers"], **entry.get("globals", {})}
+    return {name: spec for name, spec in named.items() if "compare" in spec}

@@ -1,0 +1,189 @@
+"""Emulated machines: the short form, the TOML form, and each way to get one wrong, named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.devices.machine import BadMachine, describe, from_toml, with_attributes
+from pympsd.devices.profiles import PROFILES
+
+UUID = "GPU-53147097-3520-1ce0-a94e-3d46a05aacf3"
+
+
+def test_the_default_machine_is_one_h200_of_132_sms() -> None:
+    (device,) = describe("H200")
+    assert (device.name, device.multiprocessors, device.compute_capability) == ("NVIDIA H200", 132, (9, 0))
+    assert device.pci == "0000:00.06.00"
+    assert device.attributes["MULTIPROCESSOR_COUNT"] == 132
+    assert device.attributes["WARP_SIZE"] == 32
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_profile_makes_a_device_whose_attributes_fit_it(profile: str) -> None:
+    (device,) = describe(profile)
+    assert device.attributes["COMPUTE_CAPABILITY_MAJOR"] == device.compute_capability[0]
+    assert device.attributes["COMPUTE_CAPABILITY_MINOR"] == device.compute_capability[1]
+    assert device.memory_bytes >= 8 << 30
+    assert device.is_volta_or_newer == (profile != "P100")
+
+
+def test_counts_and_commas_make_several_devices_with_identities_of_their_own() -> None:
+    devices = describe("2xH200, 1xP100,A100")
+    assert [device.name.split()[-1] for device in devices] == ["H200", "H200", "P100-SXM2-16GB", "A100-SXM4-80GB"]
+    assert len({device.uuid for device in devices}) == 4
+    assert [device.pci for device in devices] == [f"0000:00.{6 + n:02x}.00" for n in range(4)]
+
+
+def test_a_machine_is_the_same_each_time_it_is_described() -> None:
+    assert describe("64xH200") == describe("64xH200")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ",", "B200", "h200", "0xH200", "65xH200", "-1xH200", "2 xH200", "xH200x", "H200,", "1.5xH200", "²xH200"],
+)
+def test_a_short_form_that_cannot_be_names_what_is_allowed(text: str) -> None:
+    with pytest.raises(BadMachine, match=r"none of H200, A100, V100, P100.*count up to 64.*path of a TOML file"):
+        describe(text)
+
+
+def test_too_many_devices_in_all_are_refused() -> None:
+    with pytest.raises(BadMachine, match="1 to 64 devices, not 65"):
+        describe("64xH200,A100")
+
+
+def test_a_count_of_thousands_of_digits_is_refused() -> None:
+    with pytest.raises(BadMachine, match="none of H200"):
+        describe("9" * 5000 + "xH200")
+
+
+def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
+    file = tmp_path / "machine"
+    file.write_text(
+        f"""
+        [[device]]
+        uuid = "{UUID}"
+        pci = "0000:00.09.00"
+        name = "A device of ours"
+        multiprocessors = 16
+        memory_mib = 1024
+        compute_capability = "8.6"
+        compute_mode = "EXCLUSIVE_PROCESS"
+        [[device]]
+        profile = "V100"
+        count = 2
+        """
+    )
+    first, second, third = describe(str(file))
+    assert (first.uuid, first.pci, first.name) == (UUID, "0000:00.09.00", "A device of ours")
+    assert (first.multiprocessors, first.memory_bytes, first.compute_capability) == (16, 1 << 30, (8, 6))
+    assert first.attributes["COMPUTE_MODE"] == 3
+    assert first.attributes["MULTIPROCESSOR_COUNT"] == 16
+    assert second.name == third.name == "Tesla V100-SXM2-32GB"
+    assert second.uuid != third.uuid
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("nonsense", "no TOML"),
+        ("x = " + "9" * 5000, "no TOML"),
+        ("x = " + "[" * 5000, "no TOML"),
+        ("", r"one \[\[device\]\] table a device"),
+        ("device = 5", r"one \[\[device\]\] table a device"),
+        ("device = [1]", r"one \[\[device\]\] table a device"),
+        ("device = []", "1 to 64 devices, not 0"),
+        ("[[device]]\ncolour = 1", "a device has no colour; it has compute_capability, compute_mode, count"),
+        ('[[device]]\nprofile = "B200"', "profile 'B200' is none of H200, A100, V100, P100"),
+        ("[[device]]\nprofile = []", "is none of H200, A100, V100, P100"),
+        ("[[device]]\ncount = 0", "count is a number from 1 to 64, not 0"),
+        ("[[device]]\ncount = 65", "count is a number from 1 to 64, not 65"),
+        ("[[device]]\ncount = true", "count is a number from 1 to 64, not True"),
+        ('[[device]]\ncount = "2"', "count is a number from 1 to 64, not '2'"),
+        (f'[[device]]\ncount = 2\nuuid = "{UUID}"', "cannot share one uuid or pci"),
+        ('[[device]]\ncount = 2\npci = "x"', "cannot share one uuid or pci"),
+        (f'[[device]]\nuuid = "{UUID}"\n[[device]]\nuuid = "{UUID}"', "two devices have the same uuid"),
+        (f'[[device]]\nuuid = "{UUID[4:]}"', "GPU- and 32 hexadecimal digits in five groups"),
+        (f'[[device]]\nuuid = "{UUID[:-1]}"', "GPU- and 32 hexadecimal digits in five groups"),
+        (f'[[device]]\nuuid = "{UUID[:-1]}g"', "GPU- and 32 hexadecimal digits in five groups"),
+        (f'[[device]]\nuuid = "GPU-{UUID[4:].replace("-", "")}"', "GPU- and 32 hexadecimal digits in five groups"),
+        ("[[device]]\nuuid = 5", "GPU- and 32 hexadecimal digits in five groups"),
+        ("[[device]]\nmultiprocessors = 0", "multiprocessors is a number from 1 to"),
+        ('[[device]]\nmemory_mib = "many"', "memory_mib is a number from 1 to"),
+        ("[[device]]\nmemory_mib = 1048577", "memory_mib is a number from 1 to 1048576, not 1048577"),
+        ("[[device]]\ncompute_capability = 9", 'written like "9.0"'),
+        ('[[device]]\ncompute_capability = "9."', 'written like "9.0"'),
+        ('[[device]]\ncompute_mode = "OFF"', "compute_mode is one of DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS"),
+        ("[[device]]\ncompute_mode = [1]", "compute_mode is one of DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS"),
+    ],
+)
+def test_a_toml_text_that_cannot_be_says_what_is_wrong(lines: str, says: str) -> None:
+    with pytest.raises(BadMachine, match=says):
+        from_toml(lines)
+
+
+def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadMachine, match=r"PYMPSD_EMULATED_DEVICES=.*missing\.toml: .*No such file"):
+        describe(str(tmp_path / "missing.toml"))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadMachine, match=r"binary\.toml"):
+        describe(str(tmp_path / "binary.toml"))
+    with pytest.raises(BadMachine):
+        describe("/\0.toml")
+
+
+VALUES = st.recursive(
+    st.text(max_size=10) | st.integers() | st.booleans() | st.floats(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def _literal(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return '"' + "".join(f"\\U{ord(c):08x}" for c in value if not 0xD800 <= ord(c) < 0xE000) + '"'
+        case list():
+            return f"[{', '.join(map(_literal, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{_literal(k)} = {_literal(v)}' for k, v in value.items())}}}"
+    return repr(value)
+
+
+@given(st.text())
+def test_any_text_is_a_machine_or_a_bad_one(text: str) -> None:
+    for read in (describe, from_toml):
+        try:
+            assert read(text)
+        except BadMachine as error:
+            assert str(error)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            "profile count uuid pci name multiprocessors memory_mib compute_capability compute_mode x".split()
+        ),
+        VALUES,
+    )
+)
+def test_any_table_is_a_device_or_a_bad_machine(table: dict[str, object]) -> None:
+    text = "[[device]]\n" + "\n".join(f"{key} = {_literal(value)}" for key, value in table.items())
+    try:
+        devices = from_toml(text)
+    except BadMachine as error:
+        assert "no TOML" not in str(error) or "inf" in text or "nan" in text or "Duplicate" in text or "{" in text
+    else:
+        assert all(0 < device.memory_bytes <= 1 << 40 for device in devices)
+
+
+def test_attributes_can_be_changed_without_touching_the_device() -> None:
+    (device,) = describe("H200")
+    changed = with_attributes(device, COMPUTE_MODE=2)
+    assert (changed.attributes["COMPUTE_MODE"], device.attributes["COMPUTE_MODE"]) == (2, 0)

@@ -1,0 +1,88 @@
+"""Runs kernels on a small address space, for the tests of this folder."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from pympsd_server.backends.emulated.memory import AddressSpace
+from pympsd_server.backends.emulated.ptx import Batch, LoadedModule, Program, load_program, preferred_blocks
+
+BASE = 0x6000_0000_0000
+HEADER = ".version 8.0\n.target sm_80\n.address_size 64\n"
+
+
+class Never:
+    """A cancel flag that is never set."""
+
+    def is_set(self) -> bool:
+        return False
+
+
+def three(values: int | tuple[int, ...]) -> tuple[int, int, int]:
+    given = (values,) if isinstance(values, int) else values
+    x, y, z = (*given, 1, 1)[:3]
+    return x, y, z
+
+
+class Device:
+    """An address space with typed copies, and launches that run to the end."""
+
+    def __init__(self, size: int = 1 << 28) -> None:
+        self.space = AddressSpace(BASE, size)
+
+    def put(self, array: np.ndarray[Any, Any]) -> int:
+        data = np.ascontiguousarray(array).tobytes()
+        address = self.space.allocate(max(len(data), 1))
+        self.space.write(address, data)
+        return address
+
+    def get(self, address: int, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.frombuffer(self.space.read(address, like.nbytes), like.dtype).reshape(like.shape)
+
+    def load(self, ptx: str) -> LoadedModule:
+        return load_program(ptx.encode()).link(self.space)
+
+    def launch(
+        self,
+        module: LoadedModule,
+        name: str,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        *arguments: Any,
+        shared: int = 0,
+    ) -> None:
+        for batch in batches(module, name, three(grid), three(block), arguments, shared):
+            while not batch.step(1.0, Never()):
+                pass
+
+
+def pack(program: Program, name: str, arguments: tuple[Any, ...]) -> bytes:
+    """The parameter buffer; Python ints take the parameter's size, NumPy values their own."""
+    kernel = program.kernels[name]
+    buffer = bytearray(kernel.parameter_bytes)
+    for (_, offset, size), value in zip(kernel.parameters, arguments, strict=True):
+        if isinstance(value, int):
+            data = struct.pack("<q" if value < 0 else "<Q", value)[:size]
+        else:
+            data = value if isinstance(value, bytes) else np.asarray(value).tobytes()
+        buffer[offset : offset + len(data)] = data
+    return bytes(buffer)
+
+
+def batches(
+    module: LoadedModule,
+    name: str,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    arguments: tuple[Any, ...],
+    shared: int = 0,
+) -> list[Batch]:
+    parameters = pack(module.program, name, arguments)
+    total, each = grid[0] * grid[1] * grid[2], preferred_blocks(block[0] * block[1] * block[2])
+    return [
+        Batch(module, name, grid, block, parameters, shared, first, np.zeros(min(each, total - first), np.int64))
+        for first in range(0, total, each)
+    ]

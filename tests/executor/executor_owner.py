@@ -1,0 +1,170 @@
+"""Stands in for the server: starts a real executor process and talks to it over its link."""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from pympsd.build import build_id
+from pympsd.devices.machine import describe
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.wire import messages
+from pympsd.wire.executor_messages import (
+    Attach,
+    Attached,
+    Detach,
+    DropClient,
+    ExecutorReady,
+    ExecutorSetup,
+)
+from pympsd.wire.framing import FrameReader
+
+from .raw_client import RawClient
+
+PROGRAM = Path(__file__).resolve().parents[2] / "pympsd_server" / "executor" / "__main__.py"
+SECONDS = 30.0
+"""The absolute limit of every wait."""
+GENERATION = 7
+
+
+@define
+class ExecutorOwner:
+    """``process`` is the executor, ``link`` our end of the link. Close it in any case."""
+
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+    _reader: FrameReader = field(factory=lambda: FrameReader(fds_allowed=2))
+    _waiting: list[Any] = field(factory=list)
+    _clients: list[RawClient] = field(factory=list)
+    _request: int = 0
+
+    @classmethod
+    def start(cls, *options: str, **popen: Any) -> ExecutorOwner:
+        """Start an executor that has not been told anything yet."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(SECONDS)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-I", str(PROGRAM), "--link-fd", str(theirs.fileno()), *options],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=popen.pop("stdout", subprocess.DEVNULL),
+                **popen,
+            )
+        return cls(process, ours)
+
+    def set_up(self, device: DeviceFacts | None = None, **changes: Any) -> Any:
+        """Tell it its device; return its first word."""
+        # Others edit the sources while tests run: the digest must not be an older one than the executor's.
+        build = changes.get("build", build_id.__wrapped__())
+        backend = changes.get("backend", "emulated")
+        facts = device or describe("H200")[0]
+        self.send(ExecutorSetup(build, changes.get("ordinal", 0), GENERATION, backend, facts))
+        return self.receive()[0]
+
+    def ready(self, device: DeviceFacts | None = None) -> ExecutorOwner:
+        """Set it up and expect it to be ready."""
+        first = self.set_up(device)
+        assert first == ExecutorReady(self.process.pid)
+        return self
+
+    # --- the link
+
+    def send(self, message: object) -> None:
+        """Send a message."""
+        self.link.sendall(messages.encode(message))
+
+    def receive(self) -> tuple[Any, tuple[int, ...]]:
+        """Return the next message and its descriptors; EOFError when the executor is gone."""
+        while not self._waiting:
+            room = socket.CMSG_SPACE(2 * array.array("i").itemsize)
+            data, ancillary, _, _ = self.link.recvmsg(1 << 16, room)
+            if not data:
+                raise EOFError
+            fds = array.array("i")
+            for _, _, content in ancillary:
+                fds.frombytes(content)
+            frames = self._reader.feed(data, tuple(fds))
+            self._waiting += [(messages.decode(frame), frame.fds) for frame in frames]
+        return self._waiting.pop(0)
+
+    def ask(self, kind: type, **fields: Any) -> tuple[Any, tuple[int, ...]]:
+        """Send a request and return what comes next."""
+        self._request += 1
+        self.send(kind(request=self._request, **fields))
+        answer, fds = self.receive()
+        assert answer.request == self._request
+        return answer, fds
+
+    def attach(self, client: int = 1, context: int = 1, **limits: int) -> RawClient:
+        """Attach a client with its first context."""
+        answer, fds = self.ask(Attach, **self.request(client, context, True, **limits))
+        assert isinstance(answer, Attached), answer
+        assert len(fds) == 2
+        raw = RawClient.from_fds(fds, context, GENERATION, answer)
+        self._clients.append(raw)
+        return raw
+
+    @staticmethod
+    def request(client: int, context: int, new_stream: bool, **limits: int) -> dict[str, Any]:
+        """Return the fields of an Attach."""
+        return {
+            "client": client,
+            "context": context,
+            "new_stream": new_stream,
+            "multiprocessors": limits.get("multiprocessors", 0),
+            "memory_bytes": limits.get("memory_bytes", 0),
+            "priority": limits.get("priority", 0),
+        }
+
+    def detach(self, context: int) -> Any:
+        """Destroy a context."""
+        return self.ask(Detach, context=context)[0]
+
+    def drop(self, client: int) -> Any:
+        """Drop a client process."""
+        return self.ask(DropClient, client=client)[0]
+
+    # --- the process
+
+    def wait_for_exit(self) -> int:
+        """Return the executor's exit status."""
+        return self.process.wait(SECONDS)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.process.poll() is None
+
+    def fd_count(self) -> int:
+        """Return how many descriptors the executor has."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def close(self) -> None:
+        """End the link, which must end the executor; kill it if it does not, and say so."""
+        for client in self._clients:
+            client.close()
+        self.link.close()
+        try:
+            self.process.wait(SECONDS)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+            if self.process.stderr is not None:
+                self.process.stderr.close()
+
+
+def readable(sock: socket.socket, seconds: float) -> bool:
+    """Return whether something can be read within so many seconds."""
+    return bool(select.select([sock], [], [], seconds)[0])

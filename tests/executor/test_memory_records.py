@@ -1,0 +1,142 @@
+"""Allocating, copying and filling, by bare records."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pympsd.vocabulary.device_facts import window_of
+from pympsd.vocabulary.results import Result
+from pympsd.wire.executor_messages import Attach
+
+from .executor_owner import ExecutorOwner
+from .raw_client import ENDLESS, RawClient
+
+VALUE = Result.ERROR_INVALID_VALUE
+
+
+def test_memory_lies_in_the_devices_window_and_is_zero(client: RawClient) -> None:
+    address = client.allocate(10_000)
+    assert window_of(0) <= address < window_of(1)
+    assert client.read(address, 10_000) == bytes(10_000)
+
+
+def test_bytes_go_there_and_back(client: RawClient) -> None:
+    address, data = client.allocate(100_000), os.urandom(100_000)
+    client.write(address, data)
+    assert client.read(address, 100_000) == data
+    assert client.read(address + 17, 1000) == data[17:1017]
+
+
+def test_copies_and_fills_on_the_device(client: RawClient) -> None:
+    first, second = client.allocate(4096), client.allocate(4096)
+    client.send("FILL", 0, first, 0xABCD1234, 4, 1024)
+    client.send("FILL", 0, first + 4, 0x1FF, 1, 3)
+    client.send("COPY_ON_DEVICE", 0, second, first, 4096)
+    assert client.read(second, 4096) == (
+        bytes.fromhex("3412cdab") + b"\xff\xff\xff\xab" + bytes.fromhex("3412cdab") * 1022
+    )
+
+
+def test_freed_memory_is_gone(client: RawClient) -> None:
+    before = client.memory_info()
+    address = client.allocate(1 << 20)
+    client.good("FREE", address)
+    assert client.memory_info() == before
+    assert client.call("FREE", address).result == VALUE
+    assert client.call("COPY_FROM_DEVICE", 0, address, 0, 16).result == VALUE
+
+
+def test_nothing_is_copied_for_no_bytes(client: RawClient) -> None:
+    client.good("COPY_TO_DEVICE", 0, 0, 0, 0)
+    client.send("FILL", 0, 0, 7, 1, 0)
+    client.good("SYNCHRONIZE_CONTEXT")
+
+
+def test_a_memory_limit_holds_and_is_what_the_client_sees(executor: ExecutorOwner) -> None:
+    client = executor.attach(memory_bytes=100 << 20)
+    free, total = client.memory_info()
+    assert total == 100 << 20
+    assert 0 < free < total
+    answer = client.call("ALLOCATE", 100 << 20)
+    assert answer.result == Result.ERROR_OUT_OF_MEMORY
+    assert str(100 << 20) in answer.reason
+    client.good("ALLOCATE", free)
+    assert client.call("ALLOCATE", 1).result == Result.ERROR_OUT_OF_MEMORY
+
+
+def test_contexts_of_a_process_reach_each_others_memory_other_processes_do_not(executor: ExecutorOwner) -> None:
+    client = executor.attach(client=1, context=1)
+    executor.ask(Attach, **executor.request(1, 2, False))
+    stranger = executor.attach(client=2, context=3)
+    address = client.allocate(64)
+    client.write(address, b"x" * 64)
+    client.good("COPY_FROM_DEVICE", 0, address, 0, 64, context=2)
+    assert client.memory[:64] == b"x" * 64
+    assert stranger.call("COPY_FROM_DEVICE", 0, address, 0, 64).result == VALUE
+    assert client.call("FREE", address, context=2).result == VALUE
+
+
+@pytest.mark.parametrize(
+    ("name", "operands"),
+    [
+        ("ALLOCATE", (0,)),
+        ("FREE", (0,)),
+        ("FREE", (2**64 - 1,)),
+        ("COPY_TO_DEVICE", (0, 0x1000, 0, 16)),
+        ("COPY_FROM_DEVICE", (0, 2**64 - 8, 0, 16)),
+        ("COPY_TO_DEVICE", (0, window_of(0), 16 << 20, 1)),
+        ("COPY_TO_DEVICE", (0, window_of(0), 2**64 - 1, 2)),
+        ("COPY_FROM_DEVICE", (0, window_of(0), 0, (16 << 20) + 1)),
+        ("COPY_FROM_DEVICE", (0, window_of(0), 0, 2**64 - 1)),
+        ("IMAGE_PART", ((7 << 40) + 16, 16 << 20, 1)),
+    ],
+)
+def test_what_lies_outside_is_an_invalid_value(client: RawClient, name: str, operands: tuple[int, ...]) -> None:
+    address = client.allocate(4096)
+    answer = client.call(name, *operands)
+    assert answer.result == VALUE
+    assert answer.reason
+    assert client.read(address, 4096) == bytes(4096)
+
+
+@pytest.mark.parametrize(
+    ("destination", "width", "count"),
+    [(0, 3, 1), (0, 8, 1), (2, 4, 1), (0, 4, 1025), (0, 4, 2**64 - 1), (4096, 1, 1), (0, 0, 5)],
+)
+def test_a_fill_that_does_not_fit_is_told_at_the_next_call(
+    client: RawClient, destination: int, width: int, count: int
+) -> None:
+    address = client.allocate(4096)
+    client.send("FILL", 0, address + destination, 0xFF, width, count)
+    assert client.call("SYNCHRONIZE_CONTEXT").result == VALUE
+    assert client.read(address, 4096) == bytes(4096)
+
+
+def test_more_than_there_is_cannot_be_had(client: RawClient) -> None:
+    for count in (1 << 40, 1 << 63, 2**64 - 1):
+        assert client.call("ALLOCATE", count).result == Result.ERROR_OUT_OF_MEMORY
+    assert client.allocate(1 << 30)
+
+
+def test_quick_calls_do_not_queue_behind_a_kernel(client: RawClient) -> None:
+    module, _ = client.load()
+    stream = client.handle()
+    client.send("CREATE_STREAM", stream, 1, 0)
+    client.launch(module, ENDLESS, stream=stream)
+    address = client.allocate(4096)
+    client.write(address, b"y" * 4096)
+    assert client.read(address, 4096) == b"y" * 4096
+    assert client.memory_info()[1]
+    assert client.call("QUERY_STREAM", stream).result == Result.ERROR_NOT_READY
+
+
+def test_memory_in_use_by_a_kernel_is_freed_after_it(client: RawClient) -> None:
+    module, _ = client.load()
+    address = client.allocate(4096)
+    client.launch(module, ENDLESS)
+    freeing = client.send("FREE", address)
+    assert client.call("QUERY_STREAM", 0).result == Result.ERROR_NOT_READY
+    assert client.call("FREE", address).result == VALUE
+    assert freeing not in client.arrived()

@@ -1,0 +1,176 @@
+"""A log line's form, foreign text made harmless, the files, and the two loggers."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.journal.files import LogFile
+from pympsd.journal.line_format import line, sanitised
+from pympsd.journal.setup import Journal, control_logger, link_logger
+
+FORM = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (Control|Server|Other) ( {0,4}\d+)\] (.*)\n")
+
+
+@given(st.floats(0, 4e9), st.integers(1, 1 << 22), st.text(st.characters(exclude_categories=["Cs", "Cc"])))
+def test_a_line_has_its_form(when: float, pid: int, text: str) -> None:
+    match = FORM.fullmatch(line(when, "Control", pid, text))
+    assert match is not None
+    assert match[2] == str(pid).rjust(5).encode()
+    assert match[3] == text.encode()
+
+
+def test_milliseconds_are_cut_and_short_pids_padded() -> None:
+    assert line(0.9999, "Other", 7, "x").endswith(b".999 Other     7] x\n")
+    assert b" Server 1234567] " in line(0, "Server", 1234567, "x")
+
+
+def test_undecodable_bytes_survive() -> None:
+    text = b"\xff\xfe name".decode("utf-8", "surrogateescape")
+    assert line(0, "Control", 1, text).endswith(b"] \xff\xfe name\n")
+
+
+@given(st.binary(max_size=3000), st.integers(0, 2000))
+def test_foreign_bytes_become_one_harmless_piece(data: bytes, limit: int) -> None:
+    text = sanitised(data, limit)
+    assert text.isprintable()
+    assert len(text) <= limit
+    assert sanitised(text.encode(), limit) == text
+
+
+@given(st.text(st.characters(categories=["L", "N", "P"]), max_size=100))
+def test_harmless_text_stays_as_it_is(text: str) -> None:
+    assert sanitised(text.encode()) == text
+
+
+def test_line_ends_and_escapes_cannot_forge_a_line() -> None:
+    assert sanitised(b"a\n[2026] b\r\x1b[31m\xe2\x80\xa8c\xe2\x80\xaed") == "a [2026] b  [31m c d"
+
+
+# --- files
+
+
+def test_a_file_is_made_appended_to_and_keeps_its_inode(tmp_path: Path) -> None:
+    path = tmp_path / "control.log"
+    path.write_bytes(b"before\n")
+    inode = path.stat().st_ino
+    file = LogFile(str(path))
+    file.write(b"one\n")
+    file.write(b"two\n")
+    assert path.read_bytes() == b"before\none\ntwo\n"
+    assert (path.stat().st_ino, path.stat().st_mode & 0o777) == (inode, 0o644)
+    file.close()
+
+
+def test_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        file = LogFile(str(tmp_path / "log"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o644
+    file.close()
+
+
+def test_reopen_lets_go_of_a_file_that_was_moved_away(tmp_path: Path) -> None:
+    path = tmp_path / "control.log"
+    file = LogFile(str(path))
+    file.write(b"old\n")
+    path.rename(tmp_path / "control.log.1")
+    file.write(b"still old\n")
+    file.reopen()
+    file.write(b"new\n")
+    assert (tmp_path / "control.log.1").read_bytes() == b"old\nstill old\n"
+    assert path.read_bytes() == b"new\n"
+    file.close()
+
+
+def test_a_reopen_that_fails_keeps_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    file = LogFile(str(folder / "control.log"))
+    folder.rename(tmp_path / "moved")
+    file.reopen()
+    file.write(b"kept\n")
+    assert (tmp_path / "moved" / "control.log").read_bytes() == b"kept\n"
+    file.close()
+
+
+@pytest.mark.parametrize("name", ["missing/control.log", "."])
+def test_a_file_that_cannot_be_opened_is_an_os_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OSError, match="No such file|Is a directory"):
+        LogFile(str(tmp_path / name))
+
+
+def test_a_line_that_cannot_be_written_is_dropped_and_counted(tmp_path: Path) -> None:
+    file = LogFile("/dev/full")
+    file.write(b"one\n")
+    file.write(b"two\n")
+    assert file.dropped == 2
+    file.close()
+    file.write(b"after the end\n")
+    assert file.dropped == 3
+
+
+def test_without_a_path_lines_go_to_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
+    file = LogFile(None)
+    file.write(b"shown\n")
+    file.reopen()
+    file.write(b"shown too\n")
+    file.close()
+    assert capfd.readouterr().out == "shown\nshown too\n"
+
+
+# --- loggers
+
+
+@pytest.fixture(autouse=True)
+def _own_structlog() -> object:
+    """Give structlog's configuration back after each test."""
+    yield
+    structlog.reset_defaults()
+
+
+def test_the_control_logger_writes_the_catalogues_line(tmp_path: Path) -> None:
+    journal = Journal(LogFile(str(tmp_path / "c")), LogFile(str(tmp_path / "s")))
+    assert journal.control is not None
+    assert journal.server is not None
+    control_logger(journal).info("server_ready", server=847)
+    journal.write_server("Other", 9, "fifo_line", {"text": "hello"}, 0.5)
+    match = FORM.fullmatch((tmp_path / "c").read_bytes())
+    assert match is not None
+    assert (match[1], int(match[2]), match[3]) == (b"Control", os.getpid(), b"NEW SERVER 847: Ready")
+    assert (tmp_path / "s").read_bytes().endswith(b".500 Other     9] hello\n")
+    journal.reopen()
+    journal.control.close()
+    journal.server.close()
+
+
+def test_a_journal_without_files_writes_nothing() -> None:
+    journal = Journal(None, None)
+    assert control_logger(journal).info("ui_connected") is None
+    journal.write_server("Server", 1, "server_startup", {})
+    journal.reopen()
+
+
+def test_a_server_sends_events_and_fields_as_they_were_given() -> None:
+    sent: list[tuple[str, dict[str, str | int | float], float]] = []
+    logger = link_logger(lambda event, fields, when: sent.append((event, fields, when)))
+    logger.info("client_connected", pid=7)
+    logger.error("server_failed")
+    assert [(event, fields) for event, fields, _ in sent] == [("client_connected", {"pid": 7}), ("server_failed", {})]
+    assert sent[0][2] <= sent[1][2]
+
+
+def test_a_wrong_event_is_a_defect_that_shows() -> None:
+    journal = Journal(LogFile("/dev/null"), None)
+    with pytest.raises(KeyError):
+        control_logger(journal).info("no_such_event")
+    assert journal.control is not None
+    journal.control.close()

@@ -1,0 +1,65 @@
+"""A daemon's mind that is driven by events, and reads like the story of control.log."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import define, field
+
+from pympsd.devices.machine import describe
+from pympsd.journal.catalogue import CONTROL_LINES, sentence
+from pympsd.mind import events
+from pympsd.mind.daemon_state import Daemon
+from pympsd.mind.decide import handle
+from pympsd.mind.instructions import Instruction, Log
+from pympsd.vocabulary.identities import Peer
+
+DEVICES = describe("2xH200")
+
+
+@define
+class Story:
+    """A mind, everything it instructed, and the sentences it logged."""
+
+    daemon: Daemon
+    told: list[Instruction] = field(factory=list)
+    logged: list[str] = field(factory=list)
+
+    def feed(self, event: events.Event) -> list[Instruction]:
+        """Let an event happen; return what is to be done, the log's lines apart."""
+        done = handle(self.daemon, event)
+        for instruction in done:
+            if isinstance(instruction, Log):
+                self.logged.append(sentence(CONTROL_LINES, instruction.event, dict(instruction.fields)))
+        told = [instruction for instruction in done if not isinstance(instruction, Log)]
+        self.told += told
+        return told
+
+    def says(self, line: str, *, session: int = 1, uid: int = 0) -> list[Instruction]:
+        """An operator gives a command."""
+        return self.feed(events.OperatorLine(session, uid, line.encode()))
+
+    def knocks(self, client: int, uid: int) -> list[Instruction]:
+        """A client of a user knocks; its PID is its serial plus 100."""
+        return self.feed(events.ClientKnocked(client, Peer(client + 100, uid, uid, (uid,)), f"client {client}", 7))
+
+    def is_ready(self, server: int, pid: int) -> list[Instruction]:
+        """A server is spawned and becomes active."""
+        self.feed(events.ServerSpawned(server, pid))
+        return self.feed(events.StatusPushed(server, "ACTIVE"))
+
+    def take_log(self) -> list[str]:
+        """Return the lines logged since the last time."""
+        lines, self.logged = self.logged, []
+        return lines
+
+
+@pytest.fixture
+def story() -> Story:
+    """A root daemon."""
+    return Story(Daemon(0, DEVICES))
+
+
+@pytest.fixture
+def own_story() -> Story:
+    """The daemon of user 1000."""
+    return Story(Daemon(1000, DEVICES))

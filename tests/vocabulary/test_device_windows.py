@@ -1,0 +1,35 @@
+"""Every device owns a window of addresses: no two overlap, and an address says which device it is on."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.vocabulary.device_facts import WINDOW_BASE, WINDOW_BITS, DeviceFacts, ordinal_of, window_of
+
+ORDINALS = st.integers(0, 63)
+
+
+@given(ORDINALS, st.integers(0, (1 << WINDOW_BITS) - 1))
+def test_an_address_says_its_device(ordinal: int, offset: int) -> None:
+    assert ordinal_of(window_of(ordinal) + offset) == ordinal
+
+
+@given(ORDINALS)
+def test_windows_lie_side_by_side(ordinal: int) -> None:
+    assert window_of(ordinal + 1) - window_of(ordinal) == 1 << WINDOW_BITS
+
+
+@given(st.integers(0, WINDOW_BASE - 1))
+def test_an_address_below_every_window_has_no_device(address: int) -> None:
+    assert ordinal_of(address) < 0
+
+
+def test_the_windows_of_32_devices_are_addresses_a_process_can_have() -> None:
+    # More than any host has; an emulated machine may have 64, whose addresses are nobody's but the emulator's.
+    assert window_of(32) == 1 << 47
+
+
+def test_volta_begins_at_7_0() -> None:
+    def facts(*capability: int) -> DeviceFacts:
+        return DeviceFacts("n", "GPU-0", "0000:00.06.00", (capability[0], capability[1]), 8, 1 << 30, {})
+
+    assert [facts(*c).is_volta_or_newer for c in ((6, 2), (7, 0), (9, 0), (10, 0))] == [False, True, True, True]

@@ -1,0 +1,27 @@
+"""File names, identities and statuses."""
+
+from pympsd.vocabulary import files
+from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.statuses import ClientStatus, ServerStatus
+
+
+def test_the_files_are_the_documented_ones() -> None:
+    assert (files.CONTROL, files.CONTROL_PRIVILEGED, files.LOCK) == ("control", "control_privileged", "control_lock")
+    assert (files.LOG_FIFO, files.PID) == ("log", "nvidia-cuda-mps-control.pid")
+    assert (files.CONTROL_LOG, files.SERVER_LOG) == ("control.log", "server.log")
+
+
+def test_directories_come_from_the_environment_or_are_the_documented_ones() -> None:
+    given = {"CUDA_MPS_PIPE_DIRECTORY": "a", "CUDA_MPS_LOG_DIRECTORY": "b"}
+    assert (files.pipe_directory(given), files.log_directory(given)) == ("a", "b")
+    assert (files.pipe_directory({}), files.log_directory({})) == ("/tmp/nvidia-mps", "/var/log/nvidia-mps")
+
+
+def test_serials_count_from_1_and_never_twice() -> None:
+    serials = Serials()
+    assert [serials.take() for _ in range(1000)] == list(range(1, 1001))
+
+
+def test_statuses_are_what_operators_see() -> None:
+    assert [str(status) for status in ServerStatus] == ["INITIALIZING", "ACTIVE", "FAULT"]
+    assert [str(status) for status in ClientStatus] == ["ACTIVE", "INACTIVE"]

@@ -1,0 +1,107 @@
+"""Settings out of an environment: every variable, its default, its complaint."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
+from pympsd.vocabulary.settings import BadSetting, Settings
+
+PERCENTAGE_COMPLAINT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE should be between (0.0, 100.0]"
+PRIORITY_COMPLAINT = "CUDA_MPS_CLIENT_PRIORITY should be between [0,1]"
+
+
+def test_an_empty_environment_gives_the_documented_defaults() -> None:
+    assert Settings.from_environment({}) == Settings(
+        pipe_directory="/tmp/nvidia-mps",
+        log_directory="/var/log/nvidia-mps",
+        backend="emulated",
+        emulated_devices="H200",
+        visible_devices=None,
+        thread_percentage=ThreadPercentage(100.0),
+        client_priority=ClientPriority(0),
+        complaints=(),
+    )
+
+
+def test_every_variable_is_read() -> None:
+    settings = Settings.from_environment(
+        {
+            "CUDA_MPS_PIPE_DIRECTORY": "/pipe",
+            "CUDA_MPS_LOG_DIRECTORY": "/log",
+            "PYMPSD_BACKEND": "emulated",
+            "PYMPSD_EMULATED_DEVICES": "2xA100",
+            "CUDA_VISIBLE_DEVICES": "1",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5",
+            "CUDA_MPS_CLIENT_PRIORITY": "1",
+        }
+    )
+    assert settings == Settings(
+        "/pipe", "/log", "emulated", "2xA100", "1", ThreadPercentage(12.5), ClientPriority(1), ()
+    )
+
+
+def test_empty_directories_mean_the_defaults_and_an_empty_selection_stays() -> None:
+    empty = {"CUDA_MPS_PIPE_DIRECTORY": "", "CUDA_MPS_LOG_DIRECTORY": "", "CUDA_VISIBLE_DEVICES": ""}
+    settings = Settings.from_environment(empty)
+    assert (settings.pipe_directory, settings.log_directory) == ("/tmp/nvidia-mps", "/var/log/nvidia-mps")
+    assert settings.visible_devices == ""
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "101", "100.01", "abc", "", "nan", "inf", "-inf", "12abc", "1_0"])
+def test_a_percentage_that_cannot_be_is_complained_of_and_the_default_stays(text: str) -> None:
+    settings = Settings.from_environment({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": text})
+    assert settings.complaints == (PERCENTAGE_COMPLAINT,)
+    assert settings.thread_percentage == ThreadPercentage(100.0)
+
+
+@pytest.mark.parametrize("text", ["2", "-1", "abc", "", "0.5", "10", "٠"])
+def test_a_priority_that_cannot_be_is_complained_of_and_the_default_stays(text: str) -> None:
+    settings = Settings.from_environment({"CUDA_MPS_CLIENT_PRIORITY": text})
+    assert settings.complaints == (PRIORITY_COMPLAINT,)
+    assert settings.client_priority == ClientPriority(0)
+
+
+def test_both_complaints_are_kept() -> None:
+    both = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "x", "CUDA_MPS_CLIENT_PRIORITY": "x"}
+    assert Settings.from_environment(both).complaints == (PERCENTAGE_COMPLAINT, PRIORITY_COMPLAINT)
+
+
+def test_auto_means_emulated() -> None:
+    assert Settings.from_environment({"PYMPSD_BACKEND": "auto"}).backend == "emulated"
+
+
+def test_an_unknown_backend_is_refused_with_what_is_allowed() -> None:
+    with pytest.raises(BadSetting, match=r"PYMPSD_BACKEND is one of auto, cuda, emulated, not 'gpu'"):
+        Settings.from_environment({"PYMPSD_BACKEND": "gpu"})
+
+
+def test_the_backend_that_is_not_there_yet_is_refused_with_the_way_out() -> None:
+    with pytest.raises(BadSetting, match=r"PYMPSD_BACKEND=cuda.*use emulated"):
+        Settings.from_environment({"PYMPSD_BACKEND": "cuda"})
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "CUDA_MPS_PIPE_DIRECTORY",
+                "CUDA_MPS_LOG_DIRECTORY",
+                "PYMPSD_BACKEND",
+                "PYMPSD_EMULATED_DEVICES",
+                "CUDA_VISIBLE_DEVICES",
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+                "CUDA_MPS_CLIENT_PRIORITY",
+            ]
+        ),
+        st.text(),
+    )
+)
+def test_no_environment_raises_anything_but_bad_setting(environment: dict[str, str]) -> None:
+    try:
+        settings = Settings.from_environment(environment)
+    except BadSetting:
+        assert environment["PYMPSD_BACKEND"] not in ("auto", "emulated")
+    else:
+        assert 0 < settings.thread_percentage.value <= 100
+        assert settings.client_priority.level in (0, 1)

@@ -1,0 +1,129 @@
+"""Frames survive any chunking, with their descriptors; what breaks a rule is the other side's fault."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.wire import frames
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.framing import Frame, FrameReader
+
+KINDS = st.integers(0, 0xFFFF)
+CONTENTS = st.tuples(KINDS, st.binary(max_size=200), st.integers(0, 3))
+
+
+def _cut(data: bytes, cuts: list[int]) -> Iterator[tuple[int, bytes]]:
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    for start, end in zip(edges, edges[1:], strict=False):
+        if end > start:
+            yield start, data[start:end]
+
+
+@given(st.lists(CONTENTS, min_size=1, max_size=8), st.lists(st.integers(0, 4000), max_size=20))
+def test_frames_cut_anywhere_come_out_whole_with_their_own_descriptors(
+    contents: list[tuple[int, bytes, int]], cuts: list[int]
+) -> None:
+    stream, starts, expected, fd = b"", [], [], 100
+    for kind, body, count in contents:
+        fds = tuple(range(fd, fd + count))
+        fd += count
+        starts.append((len(stream), fds))
+        stream += frames.encode(kind, body, count)
+        expected.append(Frame(kind, body, fds))
+    reader = FrameReader(fds_allowed=3)
+    got: list[Frame] = []
+    for start, data in _cut(stream, cuts):
+        # The kernel hands descriptors over with the first byte they were sent beside.
+        came = tuple(n for at, fds in starts if start <= at < start + len(data) for n in fds)
+        got.extend(reader.feed(data, came))
+    assert got == expected
+    assert not reader.in_the_middle
+    assert reader.take_unclaimed_fds() == ()
+
+
+@given(st.binary(max_size=100), st.integers(1, 107))
+def test_a_frame_that_has_begun_is_in_the_middle_until_its_last_byte(body: bytes, cut: int) -> None:
+    data = frames.encode(20, body)
+    cut = min(cut, len(data) - 1)
+    reader = FrameReader()
+    assert list(reader.feed(data[:cut])) == []
+    assert reader.in_the_middle
+    assert list(reader.feed(data[cut:])) == [Frame(20, body)]
+    assert not reader.in_the_middle
+
+
+def test_a_body_of_the_ceiling_passes_and_one_byte_more_does_not() -> None:
+    assert list(FrameReader(body_limit=10).feed(frames.encode(1, b"x" * 10))) == [Frame(1, b"x" * 10)]
+    with pytest.raises(RemoteError, match="11 bytes is over the ceiling of 10"):
+        list(FrameReader(body_limit=10).feed(frames.encode(1, b"x" * 11)))
+
+
+def test_an_announced_length_is_refused_before_its_body_comes() -> None:
+    header = frames.encode(1, b"")
+    huge = (0xFFFF_FFFF).to_bytes(4, "little") + header[4:]
+    with pytest.raises(RemoteError, match="over the ceiling"):
+        list(FrameReader().feed(huge))
+
+
+def test_descriptors_are_refused_where_none_are_allowed_and_can_be_closed() -> None:
+    reader = FrameReader()
+    with pytest.raises(RemoteError, match="not accepted here"):
+        list(reader.feed(frames.encode(1), (7,)))
+    assert reader.take_unclaimed_fds() == (7,)
+
+
+def test_a_frame_may_not_state_more_descriptors_than_are_allowed() -> None:
+    reader = FrameReader(fds_allowed=1)
+    with pytest.raises(RemoteError, match="2 file descriptors, 1 are allowed"):
+        list(reader.feed(frames.encode(1, b"", 2), (7, 8)))
+    assert reader.take_unclaimed_fds() == (7, 8)
+
+
+def test_a_frame_may_not_state_descriptors_that_did_not_come() -> None:
+    with pytest.raises(RemoteError, match="states 2 file descriptors and brought 1"):
+        list(FrameReader(fds_allowed=2).feed(frames.encode(1, b"", 2), (7,)))
+
+
+def test_unclaimed_descriptors_are_given_back_once() -> None:
+    reader = FrameReader(fds_allowed=2)
+    assert [frame.fds for frame in reader.feed(frames.encode(1, b"", 1), (7, 8))] == [(7,)]
+    assert reader.take_unclaimed_fds() == (8,)
+    assert reader.take_unclaimed_fds() == ()
+
+
+def test_frames_before_a_broken_one_still_come_out() -> None:
+    got = []
+    with pytest.raises(RemoteError):
+        got.extend(FrameReader(body_limit=4).feed(frames.encode(1, b"ok") + frames.encode(2, b"too long")))
+    # list.extend keeps what a generator gave before it raised.
+    assert got == [Frame(1, b"ok")]
+
+
+@given(st.lists(st.binary(max_size=64), max_size=20))
+def test_garbage_raises_nothing_but_remote_error(chunks: list[bytes]) -> None:
+    reader = FrameReader(body_limit=1000, fds_allowed=0)
+    try:
+        for chunk in chunks:
+            for frame in reader.feed(chunk):
+                assert len(frame.body) <= 1000
+    except RemoteError as error:
+        assert str(error)
+
+
+@given(KINDS, st.binary(max_size=50), st.integers(0, 255))
+def test_a_header_reads_back(kind: int, body: bytes, fds: int) -> None:
+    data = frames.encode(kind, body, fds)
+    assert frames.decode_header(data[: frames.HEADER_BYTES]) == (len(body), kind, fds)
+    assert data[frames.HEADER_BYTES :] == body
+
+
+def test_random_bytes_of_a_megabyte_do_not_take_long() -> None:
+    data = frames.encode(1, os.urandom(frames.BODY_LIMIT))
+    reader = FrameReader()
+    got = [frame for start in range(0, len(data), 997) for frame in reader.feed(data[start : start + 997])]
+    assert [len(frame.body) for frame in got] == [frames.BODY_LIMIT]

@@ -1,0 +1,113 @@
+"""The command stream's records: the table is sound, records survive any chunking, bad lengths are refused."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.wire import records
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.records import ANSWER, BY_OPCODE, HEADER, HEADER_BYTES, OPERATIONS, Operation, Record, RecordReader
+
+U64 = st.integers(0, (1 << 64) - 1)
+CODES = {"Q": U64, "q": st.integers(-(1 << 63), (1 << 63) - 1), "d": st.floats(allow_nan=False)}
+
+
+def _operands(fields: tuple[tuple[str, str], ...]) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.tuples(*(CODES[code] for _, code in fields))
+
+
+def test_the_table_is_sound() -> None:
+    assert len({operation.opcode for operation in OPERATIONS}) == len(OPERATIONS)
+    assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
+    assert all(0 < operation.opcode < ANSWER for operation in OPERATIONS)
+    assert records.BY_NAME.keys() == {operation.name for operation in OPERATIONS}
+    assert HEADER_BYTES == 24
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_operands_are_eight_bytes_each_with_names_of_their_own(operation: Operation) -> None:
+    for fields in (operation.operands, operation.answers):
+        assert all(code in CODES and struct.calcsize(f"={code}") == 8 for _, code in fields)
+        assert len({name for name, _ in fields}) == len(fields)
+    assert operation.layout.size == HEADER_BYTES + 8 * len(operation.operands)
+    assert operation.answer_layout.size == 8 * len(operation.answers)
+    assert operation.answered or not (operation.answers or operation.answer_tail)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@given(data=st.data())
+def test_a_record_reads_back(operation: Operation, data: st.DataObject) -> None:
+    context, sequence, flags = data.draw(U64), data.draw(U64), data.draw(st.integers(0, 0xFFFF))
+    operands = data.draw(_operands(operation.operands))
+    tail = data.draw(st.binary(max_size=40)) if operation.tail else b""
+    packed = records.pack(operation.name, context, sequence, *operands, tail=tail, flags=flags)
+    (record,) = RecordReader().feed(packed)
+    assert (record.opcode, record.flags) == (operation.opcode, flags)
+    assert (record.context, record.sequence) == (context, sequence)
+    assert operation.layout.unpack_from(packed)[5:] == operands
+    operand_bytes = 8 * len(operation.operands)
+    assert record.body[operand_bytes:] == tail.ljust(records.padded(len(tail)), b"\0")
+    assert len(packed) % 8 == 0
+
+
+@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o.answered], ids=lambda operation: operation.name)
+@given(data=st.data())
+def test_an_answer_reads_back(operation: Operation, data: st.DataObject) -> None:
+    operands = data.draw(_operands(operation.answers))
+    tail = data.draw(st.binary(max_size=40))
+    packed = records.pack_answer(operation.opcode, 7, 719, operation.answer_layout.pack(*operands), tail, flags=1)
+    (answer,) = RecordReader().feed(packed)
+    assert answer.opcode == operation.opcode | ANSWER
+    assert BY_OPCODE[answer.opcode & ~ANSWER] is operation
+    assert (answer.flags, answer.context, answer.sequence) == (1, 719, 7)
+    assert operation.answer_layout.unpack_from(answer.body) == operands
+    assert answer.body[operation.answer_layout.size :] == tail
+
+
+@given(st.lists(st.binary(max_size=100), max_size=10), st.lists(st.integers(1, 60), max_size=40))
+def test_records_cut_anywhere_come_out_whole(tails: list[bytes], steps: list[int]) -> None:
+    stream = b"".join(records.pack("LAUNCH", 1, number, *range(11), tail=tail) for number, tail in enumerate(tails))
+    reader, got, start = RecordReader(), [], 0
+    for step in [*steps, len(stream)]:
+        got += reader.feed(stream[start : start + step])
+        start += step
+    assert [record.sequence for record in got] == list(range(len(tails)))
+    assert [record.body[88 : 88 + len(tail)] for record, tail in zip(got, tails, strict=True)] == tails
+
+
+@given(st.integers(0, (1 << 32) - 1).filter(lambda n: not HEADER_BYTES <= n <= records.RECORD_LIMIT))
+def test_a_length_out_of_range_is_refused_at_once(length: int) -> None:
+    with pytest.raises(RemoteError, match=f"a record of {length} bytes: between 24 and 1048576 are allowed"):
+        RecordReader().feed(HEADER.pack(1, 0, length, 0, 0))
+
+
+@given(st.lists(st.binary(max_size=64), max_size=20))
+def test_garbage_raises_nothing_but_remote_error(chunks: list[bytes]) -> None:
+    reader = RecordReader()
+    try:
+        got = [record for chunk in chunks for record in reader.feed(chunk)]
+    except RemoteError as error:
+        assert "bytes" in str(error)
+    else:
+        assert all(isinstance(record, Record) for record in got)
+
+
+def test_the_longest_record_passes() -> None:
+    longest = HEADER.pack(8, 0, records.RECORD_LIMIT, 0, 0) + bytes(records.RECORD_LIMIT - HEADER_BYTES)
+    (record,) = RecordReader().feed(longest)
+    assert len(record.body) == records.RECORD_LIMIT - HEADER_BYTES
+
+
+@given(st.integers(0, 1 << 40))
+def test_padding_goes_up_to_the_next_8(length: int) -> None:
+    assert records.padded(length) % 8 == 0
+    assert 0 <= records.padded(length) - length < 8
+
+
+def test_handles_of_cudas_own_streams_are_never_minted() -> None:
+    assert records.FIRST_HANDLE > 2
+    assert 1 << records.GENERATION_SHIFT > records.FIRST_HANDLE

@@ -1,0 +1,27 @@
+"""Two sides agree on the newest version both speak, or on none."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.version import VERSION
+from pympsd.wire.versions import NEWEST, OLDEST, Versions, agree
+
+RANGES = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ends: Versions(min(ends), max(ends)))
+
+
+@given(RANGES, RANGES)
+def test_the_newest_common_version_is_agreed_on(ours: Versions, theirs: Versions) -> None:
+    common = set(range(ours.oldest, ours.newest + 1)) & set(range(theirs.oldest, theirs.newest + 1))
+    assert agree(ours, theirs) == (max(common) if common else None)
+    assert agree(theirs, ours) == agree(ours, theirs)
+
+
+@given(st.integers(), st.integers())
+def test_a_range_that_ends_before_it_begins_agrees_with_nobody_outside_it(oldest: int, newest: int) -> None:
+    agreed = agree(Versions(), Versions(oldest, newest))
+    assert agreed is None or (OLDEST <= agreed <= NEWEST and oldest <= agreed <= newest)
+
+
+def test_this_build_agrees_with_itself_and_says_which_it_is() -> None:
+    assert agree(Versions(), Versions()) == NEWEST
+    assert Versions().build == VERSION
