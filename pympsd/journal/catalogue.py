@@ -54,6 +54,7 @@ SERVER_LINES: Final = {
     "server_shutdown_busy": "Server was unable to shutdown due to {clients} active clients",
     "server_waiting": "Waiting for current clients to finish",
     "server_exiting": "Exiting",
+    "server_defect": "The server met a defect of its own with client {pid} and goes on: {reason}",
     "server_orphaned": "The control daemon is gone",
     "client_connected": "New client {pid} connected",
     "client_disconnected": "Client {pid} disconnected",

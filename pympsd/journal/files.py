@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 MODE = 0o644
 
@@ -42,6 +43,7 @@ class LogFile:
 
 def _open(path: str) -> int:
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, MODE)
-    if os.fstat(fd).st_uid == os.geteuid():
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
         os.fchmod(fd, MODE)
     return fd

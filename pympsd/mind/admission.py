@@ -8,7 +8,6 @@ from pympsd.mind.daemon_state import Client, Daemon, Server, Waiting
 from pympsd.mind.events import ClientKnocked
 from pympsd.mind.instructions import AdmitClient, Instruction, Log, RefuseClient, SpawnServer, TellServerToLeave
 from pympsd.mind.server_lifecycle import Phase
-from pympsd.vocabulary.identities import OVERFLOW_UID
 from pympsd.vocabulary.results import Result
 
 
@@ -74,7 +73,7 @@ def _refusal(daemon: Daemon, event: ClientKnocked) -> RefuseClient | None:
         return RefuseClient(
             event.client, Result.ERROR_MPS_CONNECTION_FAILED, "the MPS control daemon is quitting: no new clients"
         )
-    if event.peer.uid == OVERFLOW_UID:
+    if event.peer.foreign:
         reason = "your user is unknown in the daemon's user namespace; run the daemon in the same one"
         return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
     if daemon.uid not in (0, event.peer.uid):

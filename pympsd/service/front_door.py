@@ -74,6 +74,9 @@ class FrontDoor:
                 peer = self._vetted(plain)
                 if peer is not None:
                     await self._admit(channel, plain, peer)
+        except Exception as error:
+            # A defect of ours that one connection met must not end the daemon.
+            self.hub.log.error("daemon_defect", reason=repr(error))
         finally:
             channel.close()
 

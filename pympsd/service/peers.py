@@ -11,7 +11,7 @@ from pathlib import Path
 from attrs import define
 
 from pympsd.journal.line_format import sanitised
-from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.identities import OVERFLOW_UID, Peer
 
 _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
@@ -37,7 +37,15 @@ class KnownPeer:
 def credentials(sock: socket.socket) -> Peer:
     """Return who connected, as the kernel noted it; raise OSError when it cannot be read."""
     pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return Peer(pid, uid, gid, _groups(sock, pid))
+    return Peer(pid, uid, gid, _groups(sock, pid), uid == OVERFLOW_UID and not _shares_our_users(pid))
+
+
+def _shares_our_users(pid: int) -> bool:
+    # The overflow uid is a user's own number too (nobody): then it comes from our own user namespace.
+    try:
+        return os.stat(f"/proc/{pid}/ns/user").st_ino == os.stat("/proc/self/ns/user").st_ino
+    except OSError:
+        return False
 
 
 def _groups(sock: socket.socket, pid: int) -> tuple[int, ...]:

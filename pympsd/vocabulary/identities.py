@@ -20,12 +20,16 @@ OVERFLOW_UID = 65534
 
 @frozen
 class Peer:
-    """Who is at the other end of a socket, as the kernel said when it connected; pid 0: not visible here."""
+    """Who is at the other end of a socket, as the kernel said when it connected; pid 0: not visible here.
+
+    ``foreign``: the user is not one of this user namespace, and the uid only stands for it.
+    """
 
     pid: int
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
+    foreign: bool = False
 
 
 class Serials:

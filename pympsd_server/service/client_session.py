@@ -53,6 +53,9 @@ class ClientSession:
                 nursery.start_soon(self._leave_with_process, nursery.cancel_scope)
                 await self._converse()
                 nursery.cancel_scope.cancel()
+        except Exception as error:
+            # A defect of ours met by one client must not cost the others their server.
+            self.server.log.error("server_defect", pid=self.client.pid, reason=repr(error))
         finally:
             self.channel.close()
             if self.pidfd >= 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from itertools import count
 from typing import Any, Final
@@ -119,9 +118,11 @@ class Executors:
             return self._running[device]
 
     async def _run(self, device: int, generation: int, task_status: Any) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            process = await _spawn(theirs.fileno(), self.show_as)
+        try:
+            ours, process = await _spawn(self.show_as)
+        except OSError as error:
+            reason = f"the executor of device {device} could not be started: {error}"
+            raise ExecutorError(Result.ERROR_OPERATING_SYSTEM, reason) from None
         channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
         executor = Executor(device, generation, process, channel)
         setup = said.ExecutorSetup(build_id(), device, generation, self.backend, self.devices[device])
@@ -162,15 +163,21 @@ def _single(group: BaseExceptionGroup[ExecutorError]) -> ExecutorError:
     return _single(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _spawn(link: int, show_as: str) -> trio.Process:
+async def _spawn(show_as: str) -> tuple[socket.socket, trio.Process]:
     main = os.path.join(os.path.dirname(os.path.dirname(__file__)), "executor", "__main__.py")
-    return await trio.lowlevel.open_process(
-        [sys.executable, "-I", main, "--link-fd", str(link), "--name", show_as],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=(link,),
-        env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": NOWHERE},
-    )
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        try:
+            # Its standard streams are the server's: nothing in, nothing out, last words to the daemon.
+            process = await trio.lowlevel.open_process(
+                [sys.executable, "-I", main, "--link-fd", str(theirs.fileno()), "--name", show_as],
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": NOWHERE},
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return ours, process
 
 
 async def _await_ready(channel: MessageChannel) -> None:

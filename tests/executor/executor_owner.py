@@ -51,9 +51,16 @@ class ExecutorOwner:
         """Start an executor that has not been told anything yet."""
         ours, theirs = socket.socketpair()
         ours.settimeout(SECONDS)
+        interpreter = [sys.executable, "-I", *popen.pop("python_options", ())]
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-I", str(PROGRAM), "--link-fd", str(theirs.fileno()), *options],
+                [
+                    *interpreter,
+                    str(PROGRAM),
+                    "--link-fd",
+                    str(theirs.fileno()),
+                    *options,
+                ],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=popen.pop("stdout", subprocess.DEVNULL),

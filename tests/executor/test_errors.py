@@ -14,6 +14,7 @@ from .executor_owner import ExecutorOwner
 from .raw_client import EMPTY, HEADER, STORE, TRAPPED, RawClient
 
 QUIET = records.FLAG_QUIET
+UNKNOWN_INSTRUCTION = HEADER + ".visible .entry f() { .reg .b32 %r<2>; frobnicate.u32 %r1; }"
 
 
 def test_an_unanswered_records_error_comes_with_the_next_call_once(client: RawClient) -> None:
@@ -94,7 +95,11 @@ def test_who_waits_when_the_fault_happens_is_told(client: RawClient) -> None:
     ("ptx", "code", "words"),
     [
         ("no ptx at all", Result.ERROR_INVALID_PTX, "line"),
-        (HEADER + ".visible .entry f() { frobnicate.u32 %r1; }", Result.ERROR_INVALID_PTX, "frobnicate"),
+        (
+            UNKNOWN_INSTRUCTION,
+            Result.ERROR_INVALID_PTX,
+            "frobnicate",
+        ),
         ("\x7fELF....", Result.ERROR_NO_BINARY_FOR_GPU, "cubin"),
         ("a\0b", Result.ERROR_INVALID_IMAGE, "PTX"),
     ],

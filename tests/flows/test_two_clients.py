@@ -12,6 +12,7 @@ from pathlib import Path
 from processes import ClientProcess, DaemonProcess, alive, children_of, wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
+"""Also the number that stands for users of other user namespaces: a real one is served all the same."""
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 MakeClient = Callable[..., ClientProcess]
 
@@ -70,7 +71,7 @@ def test_at_the_same_time_one_finishes_while_the_other_never_ends(make_client: M
 def test_contexts_of_one_process_are_counted(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client, neighbour = make_client().connect(), make_client().connect()
     assert client.do("newctx 0") == "CUDA_SUCCESS"
-    assert daemon.say("get_device_client_list").split()[3:] == [
+    assert daemon.say("get_device_client_list").splitlines()[1:] == [
         f"{client.pid}.1",
         f"{client.pid}.2",
         f"{neighbour.pid}.1",
@@ -199,9 +200,9 @@ def test_a_killed_server_is_an_rpc_failure_and_the_next_client_gets_a_new_one(
     (server,) = daemon.servers()
     workers = executors(daemon)
     os.kill(server, signal.SIGKILL)
-    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
-    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
     wait_until(lambda: not any(map(alive, workers)), "the executors' end")
+    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
     assert make_client().connect().do("add") == RIGHT
     assert daemon.servers() != [server]
 

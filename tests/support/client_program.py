@@ -48,7 +48,7 @@ class Program:
     """What the steps share."""
 
     def __init__(self) -> None:
-        self.module = None
+        self.functions = None
         self.context = None
         self.allocated = None
 
@@ -68,18 +68,20 @@ class Program:
     def do_newctx(self, device: str) -> str:
         return _said(cuda.cuCtxCreate(0, int(device)))
 
-    def _function(self, name: bytes):  # type: ignore[no-untyped-def]
-        if self.module is None:
-            result, self.module = _pair(cuda.cuModuleLoadData(PTX))
+    def _function(self, name: str):  # type: ignore[no-untyped-def]
+        if self.functions is None:
+            result, module = _pair(cuda.cuModuleLoadData(PTX))
             assert result == cuda.CUresult.CUDA_SUCCESS, last_error()
-        return _pair(cuda.cuModuleGetFunction(self.module, name))[1]
+            names = ("add_one", "endless")
+            self.functions = {each: _pair(cuda.cuModuleGetFunction(module, each.encode()))[1] for each in names}
+        return self.functions[name]
 
     def do_add(self) -> str:
         host = np.arange(COUNT, dtype=np.float32)
         data = _pair(cuda.cuMemAlloc(host.nbytes))[1]
         cuda.cuMemcpyHtoD(data, host, host.nbytes)
         parameters = ((data, COUNT), (None, ctypes.c_uint32))
-        launched = cuda.cuLaunchKernel(self._function(b"add_one"), COUNT // 256, 1, 1, 256, 1, 1, 0, 0, parameters, 0)
+        launched = cuda.cuLaunchKernel(self._function("add_one"), COUNT // 256, 1, 1, 256, 1, 1, 0, 0, parameters, 0)
         synced = cuda.cuCtxSynchronize()
         cuda.cuMemcpyDtoH(host, data, host.nbytes)
         cuda.cuMemFree(data)
@@ -88,11 +90,11 @@ class Program:
 
     def do_endless(self) -> str:
         stream = _pair(cuda.cuStreamCreate(1))[1]
-        return _said(cuda.cuLaunchKernel(self._function(b"endless"), 1, 1, 1, 32, 1, 1, 0, stream, 0, 0))
+        return _said(cuda.cuLaunchKernel(self._function("endless"), 1, 1, 1, 32, 1, 1, 0, stream, 0, 0))
 
     def do_illegal(self) -> str:
         parameters = ((0x7000_0000_0000, 1), (ctypes.c_uint64, ctypes.c_uint32))
-        return _said(cuda.cuLaunchKernel(self._function(b"add_one"), 1, 1, 1, 32, 1, 1, 0, 0, parameters, 0))
+        return _said(cuda.cuLaunchKernel(self._function("add_one"), 1, 1, 1, 32, 1, 1, 0, 0, parameters, 0))
 
     def do_sync(self) -> str:
         return _said(cuda.cuCtxSynchronize())
@@ -118,7 +120,7 @@ class Program:
     def do_badptx(self) -> str:
         log = bytearray(2048)
         options = [cuda.CUjit_option.CU_JIT_ERROR_LOG_BUFFER, cuda.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
-        text = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { frobnicate.u32 %r1; ret; }\n"
+        text = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { .reg .u32 %r1; frobnicate.u32 %r1; ret; }\n"
         result = cuda.cuModuleLoadDataEx(text, 2, options, [log, len(log)])
         return f"{_said(result)} {bytes(log).rstrip(bytes(1)).decode()!r}"
 

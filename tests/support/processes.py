@@ -123,6 +123,10 @@ class DaemonProcess:
         if self._reaper is not None:
             self._reaper.join(SECONDS)
             assert not self._reaper.is_alive(), "the daemon could not be ended"
+        for pid in children_of(os.getpid()):
+            if not alive(pid):
+                # An executor or server whose parent was killed: this process adopted it.
+                _reap(pid)
 
 
 def _reap(pid: int) -> None:

@@ -44,7 +44,9 @@ def build(name: str, options: list[str], *, machine_code: bool) -> bytes:
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise RuntimeError(f"{name}: {error}\n{log.decode(errors='replace')}")
     size_of, get = (
-        (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) if machine_code else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+        (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        if machine_code
+        else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
     )
     error, size = size_of(program)
     check(error)
@@ -56,7 +58,11 @@ def build(name: str, options: list[str], *, machine_code: bool) -> bytes:
 
 def to_ptx(name: str, entry: dict) -> str:
     """The PTX of one kernel, checked by the assembler and for its version."""
-    options = [*OPTIONS, *entry.get("options", []), *(f"--include-path={folder}" for folder in include_folders())]
+    options = [
+        *OPTIONS,
+        *entry.get("options", []),
+        *(f"--include-path={folder}" for folder in include_folders()),
+    ]
     arch = entry.get("arch", "compute_75")
     ptx = build(name, [*options, f"--gpu-architecture={arch}"], machine_code=False).decode().rstrip("\0")
     build(name, [*options, f"--gpu-architecture={arch.replace('compute', 'sm')}"], machine_code=True)

@@ -16,18 +16,18 @@ STORAGE = {"bfloat16": "uint16"}
 BITS = {"float16": "uint16", "bfloat16": "uint16", "float32": "uint32", "float64": "uint64"}
 # Zeros, least and greatest denormal, least normal, 1 and neighbours, odd halves, the greatest, infinity, NaN.
 SPECIAL_BITS = {
-    "float16": [0x0, 0x1, 0x3FF, 0x400, 0x3BFF, 0x3C00, 0x3C01, 0x3800, 0x3E00, 0x4100, 0x7BFF, 0x7C00, 0x7E00],
-    "bfloat16": [0x0, 0x1, 0x7F, 0x80, 0x3F7F, 0x3F80, 0x3F81, 0x3F00, 0x3FC0, 0x4020, 0x7F7F, 0x7F80, 0x7FC0],
+    "float16": "0 1 3ff 400 3bff 3c00 3c01 3800 3e00 4100 7bff 7c00 7e00",
+    "bfloat16": "0 1 7f 80 3f7f 3f80 3f81 3f00 3fc0 4020 7f7f 7f80 7fc0",
 }
+# The same, and the edges of the integers and of the narrower types that such a float may be converted to.
 SPECIAL_FLOATS = {
-    "float32": [0.0, 1e-45, 1.1754942e-38, 1.1754944e-38, 0.99999994, 1.0, 1.0000001, 0.5, 1.5, 2.5, 127.5, 255.5,
-                32767.5, 65504.0, 8388607.5, 2147483520.0, 2147483648.0, 4294967296.0, 9.2233715e18, 1.8446744e19,
-                3.4028235e38, float("inf"), float("nan")],
-    "float64": [0.0, 5e-324, 2.2250738585072009e-308, 2.2250738585072014e-308, 1.401298464324817e-45,
-                7.006492321624085e-46, 0.9999999999999999, 1.0, 1.0000000000000002, 0.5, 1.5, 2.5, 65519.99, 65520.0,
-                2147483647.5, 4294967295.5, 4503599627370497.5, 9.223372036854776e18, 1.8446744073709552e19,
-                3.4028235677973366e38, 3.4028234663852886e38, 1.7976931348623157e308, float("inf"), float("nan")],
-}  # fmt: skip
+    "float32": "0 1e-45 1.1754942e-38 1.1754944e-38 0.99999994 1 1.0000001 0.5 1.5 2.5 127.5 255.5 32767.5 65504"
+    " 8388607.5 2147483520 2147483648 4294967296 9.2233715e18 1.8446744e19 3.4028235e38 inf nan",
+    "float64": "0 5e-324 2.2250738585072009e-308 2.2250738585072014e-308 1.401298464324817e-45"
+    " 7.006492321624085e-46 0.9999999999999999 1 1.0000000000000002 0.5 1.5 2.5 65519.99 65520 2147483647.5"
+    " 4294967295.5 4503599627370497.5 9.223372036854776e18 1.8446744073709552e19 3.4028235677973366e38"
+    " 3.4028234663852886e38 1.7976931348623157e308 inf nan",
+}
 
 
 def storage(dtype: str) -> np.dtype:
@@ -38,15 +38,15 @@ def storage(dtype: str) -> np.dtype:
 def special_values(dtype: str) -> np.ndarray:
     """The values worth meeting each other, both signs of each."""
     if dtype in SPECIAL_BITS:
-        bits = np.array(SPECIAL_BITS[dtype], np.uint16)
+        bits = np.array([int(word, 16) for word in SPECIAL_BITS[dtype].split()], np.uint16)
         return np.concatenate([bits, bits | np.uint16(0x8000)]).view(storage(dtype))
     if dtype in SPECIAL_FLOATS:
-        values = np.array(SPECIAL_FLOATS[dtype], dtype)
+        values = np.array([float(word) for word in SPECIAL_FLOATS[dtype].split()], dtype)
         return np.concatenate([values, -values])
     info = np.iinfo(dtype)
     size = info.bits
     words = [0, 1, 2, 3, 5, 7, size - 1, size, 1 << (size // 2), (1 << (size - 1)) - 1, 1 << (size - 1)]
-    words += [(1 << (size - 1)) + 1, (1 << size) - 1, (1 << size) - 2, (1 << size) - 7, 0x55555555 & (1 << size) - 1]
+    words += [(1 << (size - 1)) + 1, -1, -2, -7, 0x55555555]
     return np.array([word % (1 << size) for word in words], f"uint{size}").view(dtype)
 
 
@@ -63,7 +63,7 @@ def uniform(generator: np.random.Generator, dtype: str, count: int, low: float, 
 
 
 def crossed(generator: np.random.Generator, dtype: str, count: int, spec: dict[str, Any]) -> np.ndarray:
-    """All pairs of special values (one operand of two, by ``side``), then what ``rest`` says, by default bits."""
+    """Special values (or one ``side`` of all their pairs), then numbers between limits, or any bits."""
     values = special_values(dtype)
     if "side" in spec:
         pairs = np.repeat(values, len(values)) if spec["side"] == "left" else np.tile(values, len(values))
@@ -79,7 +79,7 @@ def crossed(generator: np.random.Generator, dtype: str, count: int, spec: dict[s
 
 
 def drawn_between(generator: np.random.Generator, dtype: str, count: int, spec: dict[str, Any]) -> np.ndarray:
-    """Numbers between ``low`` and ``high``: integers with ``high`` included, or floats; times ``scale`` if said."""
+    """Floats between limits; or integers, ``high`` included, times ``scale`` if there is one."""
     if np.dtype(storage(dtype)).kind == "f" and "scale" not in spec:
         return uniform(generator, dtype, count, spec["low"], spec["high"])
     kind = np.uint64 if dtype == "uint64" else np.int64
@@ -123,8 +123,19 @@ def digest(values: np.ndarray) -> str:
     return hashlib.sha256(values.tobytes()).hexdigest()
 
 
-CODES = {"int8": "<b", "uint8": "<B", "int16": "<h", "uint16": "<H", "int32": "<i", "uint32": "<I", "int64": "<q",
-         "uint64": "<Q", "float32": "<f", "float64": "<d", "bool": "<?"}  # fmt: skip
+CODES = {
+    "bool": "<?",
+    "int8": "<b",
+    "uint8": "<B",
+    "int16": "<h",
+    "uint16": "<H",
+    "int32": "<i",
+    "uint32": "<I",
+    "int64": "<q",
+    "uint64": "<Q",
+    "float32": "<f",
+    "float64": "<d",
+}
 
 
 def argument(spec: dict[str, Any], addresses: dict[str, int]) -> bytes:

@@ -1,0 +1,225 @@
+"""The awaited message channel over real sockets: whole messages, their descriptors, and peers that misbehave."""
+
+from __future__ import annotations
+
+import os
+import socket
+from array import array
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+import trio.testing
+
+from pympsd.channel.awaited import QUEUE_BYTES, MessageChannel
+from pympsd.wire import frames, messages
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.link_messages import AdmitClient, ShutDown
+
+SECONDS = 20
+ADMIT = AdmitClient(1, 2, 3, 4, "c", 0, {"A": "b"})
+
+
+@pytest.fixture(autouse=True)
+async def _bounded() -> AsyncIterator[None]:
+    """Bound every test."""
+    with trio.fail_after(SECONDS):
+        yield
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
+    """Two ends that may send two descriptors a message."""
+    ours, theirs = trio.socket.socketpair()
+    channels = MessageChannel(ours, fds_allowed=2), MessageChannel(theirs, fds_allowed=2)
+    yield channels
+    for channel in channels:
+        channel.close()
+
+
+@pytest.fixture
+async def stranger() -> AsyncIterator[tuple[socket.socket, MessageChannel]]:
+    """A raw peer, and a channel that takes no descriptors."""
+    raw, ours = socket.socketpair()
+    channel = MessageChannel(trio.socket.from_stdlib_socket(ours))
+    yield raw, channel
+    channel.close()
+    raw.close()
+
+
+def _file(text: bytes) -> int:
+    fd = os.memfd_create("sent")
+    os.write(fd, text)
+    return fd
+
+
+async def test_messages_arrive_in_order_with_their_descriptors(pair: tuple[MessageChannel, MessageChannel]) -> None:
+    one, other = pair
+    one.send(ADMIT, (_file(b"first"), _file(b"second")))
+    one.send(ShutDown(False))
+    one.send(ADMIT, (_file(b"third"),))
+    one.finish()
+    await one.run_sender()
+    got = [await other.receive_message() for _ in range(3)]
+    assert [received[0] for received in got if received] == [ADMIT, ShutDown(False), ADMIT]
+    fds = [fd for received in got if received for fd in received[1]]
+    assert [os.pread(fd, 10, 0) for fd in fds] == [b"first", b"second", b"third"]
+    assert not any(os.get_inheritable(fd) for fd in fds)
+    for fd in fds:
+        os.close(fd)
+
+
+async def test_sent_descriptors_are_closed_by_the_sender(pair: tuple[MessageChannel, MessageChannel]) -> None:
+    one, other = pair
+    reader, writer = os.pipe()
+    one.send(ADMIT, (writer,))
+    one.finish()
+    await one.run_sender()
+    received = await other.receive_message()
+    assert received is not None
+    (theirs,) = received[1]
+    os.close(theirs)
+    assert os.read(reader, 1) == b""  # the end of file: nobody holds the writing end
+    os.close(reader)
+
+
+async def test_a_large_message_passes_while_both_ends_work(pair: tuple[MessageChannel, MessageChannel]) -> None:
+    one, other = pair
+    refused = messages.Refused(1, "x" * 1_000_000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.run_sender)
+        for _ in range(5):
+            one.send(refused)
+        for _ in range(5):
+            assert await other.receive_message() == (refused, ())
+        one.finish()
+    assert one.queued_bytes == 0
+
+
+async def test_the_end_of_file_is_the_end(pair: tuple[MessageChannel, MessageChannel]) -> None:
+    one, other = pair
+    one.send(ShutDown(True))
+    one.finish()
+    await one.run_sender()
+    one.close()
+    assert await other.receive_message() == (ShutDown(True), ())
+    assert await other.receive() is None
+    assert await other.receive() is None
+
+
+async def test_an_end_in_the_middle_of_a_frame_is_the_other_sides_fault(
+    stranger: tuple[socket.socket, MessageChannel],
+) -> None:
+    raw, channel = stranger
+    raw.send(frames.encode(20, b"whole") + frames.encode(20, b"half")[:-1])
+    raw.shutdown(socket.SHUT_WR)
+    first = await channel.receive()
+    assert first is not None
+    assert first.body == b"whole"
+    with pytest.raises(RemoteError, match="middle of a frame"):
+        await channel.receive()
+
+
+async def test_a_frame_over_the_ceiling_is_the_other_sides_fault(
+    stranger: tuple[socket.socket, MessageChannel],
+) -> None:
+    raw, channel = stranger
+    raw.send(b"\xff" * 8)
+    with pytest.raises(RemoteError, match="over the ceiling"):
+        await channel.receive()
+
+
+async def test_a_strangers_descriptors_are_not_kept(stranger: tuple[socket.socket, MessageChannel]) -> None:
+    raw, channel = stranger
+    reader, writer = os.pipe()
+    socket.send_fds(raw, [frames.encode(20, b"with a gift")], [writer])
+    os.close(writer)
+    frame = await channel.receive()
+    assert frame is not None
+    assert (frame.body, frame.fds) == (b"with a gift", ())
+    assert os.read(reader, 1) == b""  # nobody holds the writing end
+    os.close(reader)
+
+
+@pytest.mark.parametrize("stated", [0, 1, 3])
+async def test_descriptors_that_no_frame_claims_are_closed(stated: int) -> None:
+    raw, ours = socket.socketpair()
+    channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
+    reader, writer = os.pipe()
+    socket.send_fds(raw, [frames.encode(20, b"", stated)], [writer, writer])
+    os.close(writer)
+    try:
+        frame = await channel.receive()
+    except RemoteError:
+        assert stated == 3
+    else:
+        assert frame is not None
+        assert len(frame.fds) == stated
+        for fd in frame.fds:
+            os.close(fd)
+    channel.close()
+    raw.close()
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+async def test_a_received_frame_that_nobody_takes_gives_up_its_descriptors() -> None:
+    raw, ours = socket.socketpair()
+    channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
+    reader, writer = os.pipe()
+    raw.sendmsg(
+        [frames.encode(20, b"first") + frames.encode(20, b"second", 1)],
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [writer]))],
+    )
+    os.close(writer)
+    first = await channel.receive()
+    assert first is not None
+    assert first.fds == ()
+    channel.close()
+    raw.close()
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+async def test_what_was_not_sent_is_closed_with_the_channel() -> None:
+    one, other = trio.socket.socketpair()
+    channel = MessageChannel(one, fds_allowed=2)
+    reader, writer = os.pipe()
+    channel.send(ADMIT, (writer,))
+    channel.close()
+    other.close()
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+async def test_a_peer_that_does_not_read_is_cut_off_and_blocks_nobody(
+    stranger: tuple[socket.socket, MessageChannel],
+) -> None:
+    raw, channel = stranger
+    reader, writer = os.pipe()
+    body = frames.encode(20, bytes(frames.BODY_LIMIT))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run_sender)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(QUEUE_BYTES // len(body) + 3):
+            channel.send_raw(body)
+        await trio.testing.wait_all_tasks_blocked()
+        channel.send_raw(body, (writer,))
+        assert channel.overflowed
+        # Cut off: the sender ends, and whoever waits for a word of this peer sees its end.
+        assert await channel.receive() is None
+    assert channel.queued_bytes <= QUEUE_BYTES + len(body)
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+    raw.setblocking(False)
+    while data := raw.recv(1 << 20):
+        assert data.strip(b"\0\x14\x10") == b""
+
+
+async def test_a_peer_that_is_gone_ends_the_sender(stranger: tuple[socket.socket, MessageChannel]) -> None:
+    raw, channel = stranger
+    raw.close()
+    channel.send_raw(frames.encode(20, b"x"))
+    await channel.run_sender()
+    assert channel.overflowed
+    assert await channel.receive() is None

@@ -1,0 +1,170 @@
+"""The pipe directory: its files and modes, what a dead daemon left, and each way it cannot be used."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pympsd.service.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
+from pympsd.vocabulary import files
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """A umask that would spoil every mode."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.mark.usefixtures("umask")
+def test_the_files_have_the_modes_of_the_reference(tmp_path: Path) -> None:
+    directory = PipeDirectory.claim(str(tmp_path / "pipe"))
+    listeners = [directory.listen(files.CONTROL), directory.listen(files.CONTROL_PRIVILEGED)]
+    fifo = directory.open_fifo()
+    directory.write_pid(12345)
+    where = tmp_path / "pipe"
+    assert {path.name: _mode(path) for path in where.iterdir()} == {
+        "control": 0o666,
+        "control_privileged": 0o755,
+        "control_lock": 0o666,
+        "log": 0o777,
+        "nvidia-cuda-mps-control.pid": 0o666,
+    }
+    assert (where / files.PID).read_bytes() == b"12345"
+    assert stat.S_ISFIFO((where / "log").stat().st_mode)
+    assert all(stat.S_ISSOCK((where / name).stat().st_mode) for name in ("control", "control_privileged"))
+    for listener in listeners:
+        listener.close()
+    os.close(fifo)
+    directory.leave()
+    assert {path.name for path in where.iterdir()} == {"control", "control_privileged", "control_lock"}
+
+
+def test_a_second_claim_finds_the_first_until_it_leaves(tmp_path: Path) -> None:
+    first = PipeDirectory.claim(str(tmp_path))
+    with pytest.raises(AlreadyRunning):
+        PipeDirectory.claim(str(tmp_path))
+    first.leave()
+    PipeDirectory.claim(str(tmp_path)).leave()
+    assert (tmp_path / files.LOCK).exists()
+
+
+def test_what_a_dead_daemon_left_is_replaced(tmp_path: Path) -> None:
+    for name in (files.CONTROL, files.CONTROL_PRIVILEGED):
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(tmp_path / name))
+    (tmp_path / files.PID).write_text("99")
+    (tmp_path / files.LOG_FIFO).write_text("a file where the fifo goes")
+    directory = PipeDirectory.claim(str(tmp_path))
+    listener = directory.listen(files.CONTROL)
+    fifo = directory.open_fifo()
+    directory.write_pid(7)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(directory.name(files.CONTROL))
+    assert (tmp_path / files.PID).read_text() == "7"
+    assert stat.S_ISFIFO((tmp_path / files.LOG_FIFO).stat().st_mode)
+    listener.close()
+    os.close(fifo)
+    directory.leave()
+
+
+def test_the_fifo_never_ends(tmp_path: Path) -> None:
+    directory = PipeDirectory.claim(str(tmp_path))
+    fifo = directory.open_fifo()
+    writer = os.open(directory.name(files.LOG_FIFO), os.O_WRONLY)
+    os.write(writer, b"line\n")
+    os.close(writer)
+    assert os.read(fifo, 100) == b"line\n"
+    with pytest.raises(BlockingIOError):
+        os.read(fifo, 1)
+    os.close(fifo)
+    directory.leave()
+
+
+def _path_of(tmp_path: Path, length: int) -> str:
+    path = str(tmp_path / "x")
+    return path + "x" * (length - len(path))
+
+
+def test_a_path_too_long_for_a_socket_says_how_long_it_may_be(tmp_path: Path) -> None:
+    room = 107 - len("control_privileged") - 1
+    with pytest.raises(Unusable, match=f"too long for a socket: choose a path of at most {room} bytes"):
+        PipeDirectory.claim(_path_of(tmp_path, room + 1))
+    longest = PipeDirectory.claim(_path_of(tmp_path, room))
+    longest.listen(files.CONTROL_PRIVILEGED).close()
+    longest.leave()
+
+
+def test_bytes_count_not_characters(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match="too long"):
+        PipeDirectory.claim(str(tmp_path / ("ü" * 50)))
+
+
+def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pipe").write_text("")
+    with pytest.raises(Unusable, match="File exists") as caught:
+        PipeDirectory.claim(str(tmp_path / "pipe"))
+    assert caught.value.directory == str(tmp_path / "pipe")
+
+
+def test_only_the_last_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match="No such file"):
+        PipeDirectory.claim(str(tmp_path / "missing" / "pipe"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [files.CONTROL, files.LOG_FIFO, files.PID])
+def test_a_folder_where_a_file_goes_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    directory = PipeDirectory.claim(str(tmp_path))
+    with pytest.raises(Unusable, match=f"{name} is a directory: remove it"):
+        {
+            files.CONTROL: lambda: directory.listen(files.CONTROL),
+            files.LOG_FIFO: directory.open_fifo,
+            files.PID: lambda: directory.write_pid(1),
+        }[name]()
+    (tmp_path / name).rmdir()
+    directory.leave()
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    # Whoever owns the folder could have root open another file to everyone.
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    secret.chmod(0o600)
+    pipe = tmp_path / "pipe"
+    pipe.mkdir()
+    (pipe / files.LOCK).symlink_to(secret)
+    with pytest.raises(Unusable):
+        PipeDirectory.claim(str(pipe))
+    assert _mode(secret) == 0o600
+
+
+def test_a_pid_file_that_is_a_link_is_replaced_not_followed(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    pipe = tmp_path / "pipe"
+    pipe.mkdir()
+    (pipe / files.PID).symlink_to(secret)
+    directory = PipeDirectory.claim(str(pipe))
+    directory.write_pid(8)
+    assert secret.read_text() == "x"
+    assert (pipe / files.PID).read_text() == "8"
+    directory.leave()
+
+
+def test_a_relative_path_keeps_its_name_and_finds_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = PipeDirectory.claim("pipe")
+    assert (directory.given, directory.path) == ("pipe", str(tmp_path / "pipe"))
+    directory.leave()
