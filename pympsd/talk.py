@@ -4,7 +4,7 @@ Imports almost nothing: scripts and health probes run this in loops (docs/perfor
 """
 
 import _socket
-import os
+import posix
 
 from pympsd.vocabulary import files
 from pympsd.wire import frames
@@ -32,9 +32,9 @@ class _DaemonGone(Exception):
 
 def talk(words: "Sequence[str]") -> int:
     """Give the command of ``words``, or without any the lines of standard input; return the exit status."""
-    daemon = _connect(files.pipe_directory(dict(os.environ)))
+    daemon = _connect(_pipe_directory())
     if daemon is None:
-        os.write(2, NOT_FOUND)
+        posix.write(2, NOT_FOUND)
         return UNREACHABLE
     refused = False
     try:
@@ -45,21 +45,26 @@ def talk(words: "Sequence[str]") -> int:
                 return 0
             refused = answer or refused
     except TimeoutError:
-        os.write(2, b"The MPS control daemon does not answer: it was reached and said nothing for 10 s\n")
+        posix.write(2, b"The MPS control daemon does not answer: it was reached and said nothing for 10 s\n")
         return SILENT
     except (_DaemonGone, BrokenPipeError, ConnectionResetError):
-        os.write(2, CLOSED)
+        posix.write(2, CLOSED)
         return UNREACHABLE
     finally:
         daemon.close()
     return 1 if words and refused else 0
 
 
-def _connect(directory: str) -> "_socket.socket | None":
+def _pipe_directory() -> bytes:
+    # The environment as posix has it, in bytes: os would make 1 ms of text of it.
+    return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or files.DEFAULT_PIPE_DIRECTORY.encode()
+
+
+def _connect(directory: bytes) -> "_socket.socket | None":
     daemon = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     daemon.settimeout(PATIENCE)
     try:
-        daemon.connect(os.fsencode(f"{directory}/{files.CONTROL}"))
+        daemon.connect(directory + b"/" + files.CONTROL.encode())
     except OSError:
         daemon.close()
         return None
@@ -68,7 +73,7 @@ def _connect(directory: str) -> "_socket.socket | None":
 
 def _lines(fd: int) -> "Iterator[bytes]":
     rest = b""
-    while data := os.read(fd, 65536):
+    while data := posix.read(fd, 65536):
         *whole, rest = (rest + data).split(b"\n")
         yield from whole
         if len(rest) > LINE_LIMIT:
@@ -109,7 +114,7 @@ def _watch(daemon: "_socket.socket") -> "tuple[int, int]":
     credentials = daemon.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
     pid = int.from_bytes(credentials[:4], "little")
     try:
-        return pid, os.pidfd_open(pid)
+        return pid, posix.pidfd_open(pid)
     except OSError:
         return pid, -1
 
@@ -123,10 +128,18 @@ def _await_end(watched: "tuple[int, int]") -> None:
     if pidfd < 0:
         return
     select.select([pidfd], [], [], PATIENCE)
-    os.close(pidfd)
+    posix.close(pidfd)
     give_up = time.monotonic() + REAP_SECONDS
-    while os.path.exists(f"/proc/{pid}") and time.monotonic() < give_up:
+    while _is_listed(pid) and time.monotonic() < give_up:
         time.sleep(0.001)
+
+
+def _is_listed(pid: int) -> bool:
+    try:
+        posix.stat(f"/proc/{pid}")
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _send(daemon: "_socket.socket", data: bytes) -> None:
@@ -146,4 +159,4 @@ def _receive(daemon: "_socket.socket", count: int) -> bytes:
 
 def _write(fd: int, data: bytes) -> None:
     while data:
-        data = data[os.write(fd, data) :]
+        data = data[posix.write(fd, data) :]

@@ -1,12 +1,10 @@
-"""The version of pympsd, and the CUDA driver API version it answers with."""
+"""The version of pympsd, and of the CUDA driver API it answers with. Imports nothing, for the quick command line."""
 
-from typing import Final
-
-VERSION: Final = "0.1.0"
+VERSION = "0.1.0"
 """The release, as in pyproject.toml (which reads it here)."""
 
-CUDA_VERSION: Final = 13000
+CUDA_VERSION = 13000
 """What cuDriverGetVersion and the version texts say: 1000 x major + 10 x minor (CUDA 13.0)."""
 
-DRIVER_BRANCH: Final = 580
+DRIVER_BRANCH = 580
 """The driver whose recorded behaviour is followed, as server.log prints it."""

@@ -73,8 +73,7 @@ def knock(connection: socket.socket, environment: Mapping[str, str]) -> Session:
 
 def _check_owner(connection: socket.socket) -> None:
     """A daemon of somebody else's would see and run our work: only root's and our own are trusted."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    _, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
+    uid = _peer_uid(connection)
     if uid in (0, os.getuid()):
         return
     who = "a user of another user namespace" if uid == OVERFLOW_UID else f"uid {uid}"
@@ -82,6 +81,12 @@ def _check_owner(connection: socket.socket) -> None:
         f"the MPS control daemon runs as {who}; only root's and your own (uid {os.getuid()}) is trusted: check "
         "CUDA_MPS_PIPE_DIRECTORY"
     )
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
+    return int(uid)
 
 
 def _hello(environment: Mapping[str, str]) -> ClientHello:

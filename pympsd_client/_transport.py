@@ -33,6 +33,8 @@ _NOW: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _CHUNK: Final = (65536,)
 _RECHECK_S: Final = 1.0
 """Waits are bounded: should a wake-up ever be missed (a second Ctrl-C inside the first one's clean-up)."""
+_SEND_BUFFER_BYTES: Final = 4 << 20
+"""Asked for, so that a burst of launches does not wait for the executor; the kernel gives what it allows."""
 _FULL_RECHECK_MS: Final = 50
 """While the peer takes no records another thread may stop reading answers; then this one reads them."""
 
@@ -46,6 +48,7 @@ class Transport:
     def __init__(
         self, connection: socket.socket, shared: SharedMemory, on_end: Callable[[], None] = lambda: None
     ) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self.sequence: Final = count(1).__next__
         self.shared: Final = shared
         self._socket: Final = connection

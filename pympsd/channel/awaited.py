@@ -6,6 +6,7 @@ over its bound, so that nobody else waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from array import array
@@ -76,7 +77,7 @@ class MessageChannel:
     def send_raw(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
         """Queue a whole frame."""
         if self.overflowed or self.queued_bytes > QUEUE_BYTES:
-            self.overflowed = True
+            self._cut_off()
             _close(fds)
         else:
             self._queue.append((data, fds))
@@ -88,6 +89,12 @@ class MessageChannel:
         while self._queue and not self.overflowed:
             self._sent = trio.Event()
             await self._sent.wait()
+
+    def _cut_off(self) -> None:
+        self.overflowed = True
+        # Wakes a send that waits for the peer, and shows whoever receives that the conversation has ended.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def finish(self) -> None:
         """Let the sender end when all is sent."""

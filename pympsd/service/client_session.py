@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -15,6 +16,7 @@ from pympsd.service.peers import KnownPeer, command_of, namespace_of
 from pympsd.service.server_session import ServerSession
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.results import Result
+from pympsd.wire.errors import RemoteError
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import ClientHello, Refused, SessionGranted
 from pympsd.wire.versions import NEWEST, OLDEST, Versions, agree
@@ -58,9 +60,15 @@ class ClientSession:
             del hub.clients[self.client]
 
     def grant(self, server: ServerSession, priority: int) -> None:
-        """Give the client one end of a new session and the server the other."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        fds = (theirs.detach(),) if self.known.pidfd < 0 else (theirs.detach(), os.dup(self.known.pidfd))
+        """Give the client one end of a new session and the server the other; raise OSError without descriptors."""
+        pidfds = () if self.known.pidfd < 0 else (os.dup(self.known.pidfd),)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:
+            for fd in pidfds:
+                os.close(fd)
+            raise
+        fds = (theirs.detach(), *pidfds)
         admit = AdmitClient(
             self.client, self.peer.pid, self.peer.uid, self.peer.gid, self.command, priority, self.hello.environment
         )
@@ -84,7 +92,8 @@ class ClientSession:
 
     async def _hung_up(self) -> None:
         # Nothing is expected of a waiting client: an end of file, or any word, ends the waiting.
-        await self.channel.receive()
+        with contextlib.suppress(RemoteError):
+            await self.channel.receive()
 
     async def _died(self) -> None:
         if self.known.pidfd < 0:

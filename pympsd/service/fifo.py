@@ -22,7 +22,11 @@ async def read_fifo(hub: Hub, fd: int) -> None:
     renewed = trio.current_time()
     while True:
         await trio.lowlevel.wait_readable(fd)
-        *lines, rest = (rest + os.read(fd, 65536)).split(b"\n")
+        try:
+            data = os.read(fd, 65536)
+        except BlockingIOError:
+            continue  # somebody else read it: the fifo is anybody's
+        *lines, rest = (rest + data).split(b"\n")
         rest = rest[-4096:]
         if trio.current_time() - renewed >= 1:
             allowance, renewed = LINES_PER_SECOND, trio.current_time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -40,11 +41,14 @@ class FrontDoor:
 
     async def run(self) -> None:
         """Accept for ever."""
-        async with trio.open_nursery() as nursery:
-            while True:
-                sock = await self._accept()
-                if sock is not None:
-                    nursery.start_soon(self._serve, sock)
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    sock = await self._accept()
+                    if sock is not None:
+                        nursery.start_soon(self._serve, sock)
+        finally:
+            self._give_up_reserve()
 
     async def _accept(self) -> trio.socket.SocketType | None:
         try:
@@ -57,14 +61,21 @@ class FrontDoor:
 
     async def _turn_one_away(self, error: OSError) -> None:
         # Without a descriptor to accept with, the connection would stay and be reported for ever.
-        os.close(self._reserve)
+        self._give_up_reserve()
         try:
             with trio.move_on_after(1):
                 (await self.listener.accept())[0].close()
         except OSError:
             await trio.sleep(0.01)
-        self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        # Another task may have taken the descriptor: then there is none to give up the next time.
+        with contextlib.suppress(OSError):
+            self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.hub.log.error("connection_refused", reason=os.strerror(error.errno or 0))
+
+    def _give_up_reserve(self) -> None:
+        if self._reserve >= 0:
+            os.close(self._reserve)
+            self._reserve = -1
 
     async def _serve(self, sock: trio.socket.SocketType) -> None:
         self.hub.log.info("connection_accepted")
@@ -77,6 +88,9 @@ class FrontDoor:
         except Exception as error:
             # A defect of ours that one connection met must not end the daemon.
             self.hub.log.error("daemon_defect", reason=repr(error))
+        except OSError as error:
+            # Out of descriptors: this connection is lost, the door stays open.
+            self.hub.log.error("connection_refused", reason=os.strerror(error.errno or 0))
         finally:
             channel.close()
 
@@ -127,8 +141,15 @@ class FrontDoor:
 
 async def _beside_sender(channel: MessageChannel, conversation: object, hub: Hub) -> None:
     """Run a conversation with its sender; at its end what is queued is sent, within the deadline of a hello."""
+    broken: ProtocolError | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run_sender)
-        await conversation(hub)  # type: ignore[operator]  # the run of one of the two sessions
+        try:
+            await conversation(hub)  # type: ignore[operator]  # the run of one of the two sessions
+        except ProtocolError as error:
+            broken = error
         channel.finish()
         nursery.cancel_scope.deadline = trio.current_time() + HELLO_SECONDS
+    if broken is not None:
+        # Here, for a nursery would wrap it in a group.
+        raise broken

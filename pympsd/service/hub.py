@@ -12,8 +12,9 @@ from pympsd.journal.setup import Journal
 from pympsd.mind import instructions as do
 from pympsd.mind.daemon_state import Daemon as Mind
 from pympsd.mind.decide import handle
-from pympsd.mind.events import Event, TimerEnded
+from pympsd.mind.events import ClientGonePushed, Event, TimerEnded
 from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import Settings
 
 if TYPE_CHECKING:
@@ -79,8 +80,14 @@ class Hub:
     def _admit(self, instruction: do.AdmitClient) -> None:
         client = self.clients.get(instruction.client)
         server = self.servers.get(instruction.server)
-        if client is not None and server is not None:
+        if client is None or server is None:
+            return
+        try:
             client.grant(server, instruction.priority)
+        except OSError as error:
+            reason = f"no session can be made: {error.strerror}"
+            self._refuse(client.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
+            self.feed(ClientGonePushed(server.serial, client.client))
 
     def _refuse(self, client: int, code: int, reason: str) -> None:
         session = self.clients.get(client)

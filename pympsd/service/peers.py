@@ -55,8 +55,9 @@ def _groups(sock: socket.socket, pid: int) -> tuple[int, ...]:
         if error.errno != errno.ERANGE:
             raise
         # More groups than fit: the process itself says them.
-        status = Path(f"/proc/{pid}/status").read_text()
-        return tuple(map(int, status.partition("Groups:")[2].partition("\n")[0].split()))
+        status = Path(f"/proc/{pid}/status").read_bytes()
+        # At the start of a line: the process's own name, which comes first, may hold the word.
+        return tuple(map(int, status.partition(b"\nGroups:")[2].partition(b"\n")[0].split()))
     return struct.unpack(f"={len(packed) // 4}I", packed)
 
 

@@ -16,6 +16,8 @@ DIRECTORY_MODE = 0o755
 MODES = {files.CONTROL: 0o666, files.LOCK: 0o666, files.CONTROL_PRIVILEGED: 0o755, files.LOG_FIFO: 0o777}
 PID_MODE = 0o666
 BACKLOG = 4096
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+"""A link in its place is not followed: its owner would have root's daemon open another file to everyone."""
 
 
 class Unusable(Exception):
@@ -51,7 +53,7 @@ class PipeDirectory:
         try:
             if not os.path.isdir(path):
                 os.mkdir(path, DIRECTORY_MODE)
-            lock = os.open(os.path.join(path, files.LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            lock = os.open(os.path.join(path, files.LOCK), LOCK_FLAGS, MODES[files.LOCK])
         except OSError as error:
             raise Unusable(
                 given, f"{given}: {error.strerror}; choose a directory that can be made or written"
@@ -61,7 +63,9 @@ class PipeDirectory:
         except OSError:
             os.close(lock)
             raise AlreadyRunning(given) from None
-        _set_mode(os.path.join(path, files.LOCK))
+        # A lock left by another user's daemon cannot be changed; it could be opened, so it serves.
+        with contextlib.suppress(PermissionError):
+            os.fchmod(lock, MODES[files.LOCK])
         return cls(given, path, lock)
 
     def name(self, file: str) -> str:
@@ -106,6 +110,4 @@ class PipeDirectory:
 
 
 def _set_mode(path: str) -> None:
-    # A lock left by another user's daemon cannot be changed; it could be opened, so it serves.
-    with contextlib.suppress(PermissionError):
-        os.chmod(path, MODES[os.path.basename(path)])
+    os.chmod(path, MODES[os.path.basename(path)])

@@ -24,7 +24,6 @@ from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.settings import Settings
 
-
 LAST_SECONDS = 1.0
 """Operators who are owed an answer get it within this at the end."""
 

@@ -6,7 +6,9 @@ import trio
 from attrs import define
 
 from pympsd.channel.awaited import MessageChannel
+from pympsd.journal.line_format import sanitised
 from pympsd.mind import events
+from pympsd.mind.server_lifecycle import IllegalMove
 from pympsd.service.hub import Hub
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
@@ -51,7 +53,10 @@ class ServerSession:
             case link.StatusChanged(status):
                 if status not in set(ServerStatus):
                     raise RemoteError(f"{status!r} is no server status")
-                hub.feed(events.StatusPushed(self.serial, status))
+                try:
+                    hub.feed(events.StatusPushed(self.serial, status))
+                except IllegalMove as error:
+                    raise RemoteError(str(error)) from None
             case link.ContextReported(client, serial, number, device):
                 if not 0 <= device < len(hub.mind.devices):
                     raise RemoteError(f"there is no device {device}")
@@ -82,6 +87,8 @@ class ServerSession:
 
     def _log(self, hub: Hub, event: str, fields: dict[str, str | int | float], when: float) -> None:
         try:
-            hub.journal.write_server("Server", self.pid, event, fields, when)
-        except (KeyError, IndexError, ValueError, OverflowError) as error:
+            # Its user can make it say anything: no field may begin a line of its own.
+            clean = {name: sanitised(v.encode()) if isinstance(v, str) else v for name, v in fields.items()}
+            hub.journal.write_server("Server", self.pid, event, clean, when)
+        except (KeyError, IndexError, ValueError, OverflowError, OSError) as error:
             raise RemoteError(f"a log record that is not in the catalogue: {event} ({error})") from None

@@ -1,20 +1,18 @@
 """Every file name under the pipe and the log directory. Imports nothing: the quick command line uses it."""
 
-from typing import Final
+DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
+DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
 
-DEFAULT_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
-DEFAULT_LOG_DIRECTORY: Final = "/var/log/nvidia-mps"
+CONTROL = "control"
+CONTROL_PRIVILEGED = "control_privileged"
+LOCK = "control_lock"
+LOG_FIFO = "log"
+PID = "nvidia-cuda-mps-control.pid"
 
-CONTROL: Final = "control"
-CONTROL_PRIVILEGED: Final = "control_privileged"
-LOCK: Final = "control_lock"
-LOG_FIFO: Final = "log"
-PID: Final = "nvidia-cuda-mps-control.pid"
+CONTROL_LOG = "control.log"
+SERVER_LOG = "server.log"
 
-CONTROL_LOG: Final = "control.log"
-SERVER_LOG: Final = "server.log"
-
-SOCKET_PATH_LIMIT: Final = 107
+SOCKET_PATH_LIMIT = 107
 """Bytes a Unix socket's path may have: sun_path less its terminating NUL (unix(7))."""
 
 

@@ -5,22 +5,21 @@ number of file descriptors that came with it (1), reserved, zero (1).
 """
 
 from sys import byteorder
-from typing import Final
 
-HEADER_BYTES: Final = 8
-BODY_LIMIT: Final = 1 << 20
+HEADER_BYTES = 8
+BODY_LIMIT = 1 << 20
 """No body is longer than 1 MiB; a peer that announces more has its connection closed."""
 
 # The operator's conversation: bodies are raw bytes, so that a command is echoed as it came.
-OPERATOR_HELLO: Final = 1
-OPERATOR_LINE: Final = 2
-OPERATOR_WORKING: Final = 3
-OPERATOR_STDOUT: Final = 4
-OPERATOR_STDERR: Final = 5
-OPERATOR_DONE: Final = 6
+OPERATOR_HELLO = 1
+OPERATOR_LINE = 2
+OPERATOR_WORKING = 3
+OPERATOR_STDOUT = 4
+OPERATOR_STDERR = 5
+OPERATOR_DONE = 6
 """Ends the answer to one line; the body is one byte, 0 accepted or 1 refused."""
 
-FIRST_MESSAGE_KIND: Final = 16
+FIRST_MESSAGE_KIND = 16
 """Kinds from here on are messages (messages.py)."""
 
 if byteorder != "little":  # the command stream's records are laid out for little-endian machines

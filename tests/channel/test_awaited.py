@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
 
 import pytest
 import trio
@@ -20,11 +21,15 @@ SECONDS = 20
 ADMIT = AdmitClient(1, 2, 3, 4, "c", 0, {"A": "b"})
 
 
-@pytest.fixture(autouse=True)
-async def _bounded() -> AsyncIterator[None]:
-    """Bound every test."""
-    with trio.fail_after(SECONDS):
-        yield
+def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Give a test an absolute limit of time."""
+
+    @wraps(test)
+    async def run(*arguments: object, **keywords: object) -> None:
+        with trio.fail_after(SECONDS):
+            await test(*arguments, **keywords)
+
+    return run
 
 
 @pytest.fixture
@@ -53,6 +58,7 @@ def _file(text: bytes) -> int:
     return fd
 
 
+@bounded
 async def test_messages_arrive_in_order_with_their_descriptors(pair: tuple[MessageChannel, MessageChannel]) -> None:
     one, other = pair
     one.send(ADMIT, (_file(b"first"), _file(b"second")))
@@ -69,6 +75,7 @@ async def test_messages_arrive_in_order_with_their_descriptors(pair: tuple[Messa
         os.close(fd)
 
 
+@bounded
 async def test_sent_descriptors_are_closed_by_the_sender(pair: tuple[MessageChannel, MessageChannel]) -> None:
     one, other = pair
     reader, writer = os.pipe()
@@ -83,6 +90,7 @@ async def test_sent_descriptors_are_closed_by_the_sender(pair: tuple[MessageChan
     os.close(reader)
 
 
+@bounded
 async def test_a_large_message_passes_while_both_ends_work(pair: tuple[MessageChannel, MessageChannel]) -> None:
     one, other = pair
     refused = messages.Refused(1, "x" * 1_000_000)
@@ -96,6 +104,7 @@ async def test_a_large_message_passes_while_both_ends_work(pair: tuple[MessageCh
     assert one.queued_bytes == 0
 
 
+@bounded
 async def test_the_end_of_file_is_the_end(pair: tuple[MessageChannel, MessageChannel]) -> None:
     one, other = pair
     one.send(ShutDown(True))
@@ -107,6 +116,7 @@ async def test_the_end_of_file_is_the_end(pair: tuple[MessageChannel, MessageCha
     assert await other.receive() is None
 
 
+@bounded
 async def test_an_end_in_the_middle_of_a_frame_is_the_other_sides_fault(
     stranger: tuple[socket.socket, MessageChannel],
 ) -> None:
@@ -120,6 +130,7 @@ async def test_an_end_in_the_middle_of_a_frame_is_the_other_sides_fault(
         await channel.receive()
 
 
+@bounded
 async def test_a_frame_over_the_ceiling_is_the_other_sides_fault(
     stranger: tuple[socket.socket, MessageChannel],
 ) -> None:
@@ -129,6 +140,7 @@ async def test_a_frame_over_the_ceiling_is_the_other_sides_fault(
         await channel.receive()
 
 
+@bounded
 async def test_a_strangers_descriptors_are_not_kept(stranger: tuple[socket.socket, MessageChannel]) -> None:
     raw, channel = stranger
     reader, writer = os.pipe()
@@ -142,6 +154,7 @@ async def test_a_strangers_descriptors_are_not_kept(stranger: tuple[socket.socke
 
 
 @pytest.mark.parametrize("stated", [0, 1, 3])
+@bounded
 async def test_descriptors_that_no_frame_claims_are_closed(stated: int) -> None:
     raw, ours = socket.socketpair()
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
@@ -163,6 +176,7 @@ async def test_descriptors_that_no_frame_claims_are_closed(stated: int) -> None:
     os.close(reader)
 
 
+@bounded
 async def test_a_received_frame_that_nobody_takes_gives_up_its_descriptors() -> None:
     raw, ours = socket.socketpair()
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
@@ -181,6 +195,7 @@ async def test_a_received_frame_that_nobody_takes_gives_up_its_descriptors() -> 
     os.close(reader)
 
 
+@bounded
 async def test_what_was_not_sent_is_closed_with_the_channel() -> None:
     one, other = trio.socket.socketpair()
     channel = MessageChannel(one, fds_allowed=2)
@@ -192,6 +207,7 @@ async def test_what_was_not_sent_is_closed_with_the_channel() -> None:
     os.close(reader)
 
 
+@bounded
 async def test_a_peer_that_does_not_read_is_cut_off_and_blocks_nobody(
     stranger: tuple[socket.socket, MessageChannel],
 ) -> None:
@@ -216,6 +232,7 @@ async def test_a_peer_that_does_not_read_is_cut_off_and_blocks_nobody(
         assert data.strip(b"\0\x14\x10") == b""
 
 
+@bounded
 async def test_a_peer_that_is_gone_ends_the_sender(stranger: tuple[socket.socket, MessageChannel]) -> None:
     raw, channel = stranger
     raw.close()

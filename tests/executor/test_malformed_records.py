@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from attrs import frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,14 +22,17 @@ from .raw_client import ENDLESS, STORE, RawClient
 EDGES = (0, 1, 2, 15, 16, 4096, 1 << 24, 1 << 32, (7 << 40) + 16, (7 << 40) + 17, 2**63, 2**64 - 1, 2**64 - 8)
 
 
-@frozen(repr=False)
 class Pair:
-    """A bad client beside a good one, whose work is checked after every attack."""
+    """A bad client beside a good one, whose work is checked after every attack.
 
-    executor: ExecutorOwner
-    good: RawClient
-    address: int
-    module: int
+    No attrs class: hypothesis would print all that is inside.
+    """
+
+    def __init__(self, executor: ExecutorOwner) -> None:
+        self.executor = executor
+        self.good = executor.attach(client=1000, context=1000)
+        self.module, _ = self.good.load()
+        self.address = self.good.allocate(64)
 
     @contextmanager
     def bad_client(self) -> Iterator[RawClient]:
@@ -56,9 +58,7 @@ def pair() -> Iterator[Pair]:
     """One executor for all attacks of this module."""
     executor = ExecutorOwner.start().ready()
     try:
-        good = executor.attach(client=1000, context=1000)
-        module, _ = good.load()
-        yield Pair(executor, good, good.allocate(64), module)
+        yield Pair(executor)
     finally:
         executor.close()
 

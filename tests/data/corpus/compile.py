@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Regenerate the corpus's PTX from its CUDA C++: ``compile.py [NAME...]``.
 
-Needs ``cuda-bindings``, and an NVRTC no newer than 13.0 (README.md says how to get one): the PTX of a newer one
-is refused by the driver that recorded the results. Each source is compiled a second time to machine code, which
-is thrown away: NVRTC does not read inline assembly, only the assembler inside it does.
+Needs ``cuda-bindings``, and an NVRTC no newer than 13.0 (README.md says how to get one): the PTX of a newer
+one is refused by the driver that recorded the results. Each source is compiled a second time to machine code,
+which is thrown away: NVRTC does not read inline assembly, only the assembler inside it does.
 """
 
 import json
@@ -15,7 +15,7 @@ from cuda.bindings import nvrtc
 
 HERE = Path(__file__).resolve().parent
 NEWEST_PTX = (9, 0)
-# Sums of products are rounded twice unless a kernel asks otherwise: then what PTX says is all that may happen.
+# Sums of products are rounded twice unless a kernel asks otherwise: then only what PTX says can happen.
 OPTIONS = ("--fmad=false", "--std=c++17")
 
 

@@ -1,0 +1,61 @@
+"""Talking to the daemon imports almost nothing: health probes run it in loops (DESIGN, 7)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pympsd
+
+MAIN = Path(pympsd.__file__).with_name("__main__.py")
+SLOW = "trio attrs attr structlog argparse re msgspec enum typing socket dataclasses pathlib subprocess numpy"
+
+
+def _imported(*arguments: str) -> tuple[int, str, set[str]]:
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", "-X", "importtime", str(MAIN), *arguments],
+        stdin=subprocess.DEVNULL,
+        env={"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent/pympsd-test"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    timed = [line for line in ran.stderr.splitlines() if line.startswith("import time:")]
+    said = "\n".join(line for line in ran.stderr.splitlines() if not line.startswith("import time:"))
+    return ran.returncode, said, {line.rpartition("|")[2].strip() for line in timed}
+
+
+def test_without_a_daemon_it_says_so_and_has_imported_almost_nothing() -> None:
+    status, said, imported = _imported()
+    assert (status, said) == (1, "Cannot find MPS control daemon process")
+    assert "pympsd.talk" in imported
+    assert imported & set(SLOW.split()) == set()
+
+
+def test_a_command_in_the_arguments_takes_the_same_path() -> None:
+    status, said, imported = _imported("get_server_list")
+    assert (status, said) == (1, "Cannot find MPS control daemon process")
+    assert imported & set(SLOW.split()) == set()
+
+
+def test_the_packages_modules_on_the_path_are_few() -> None:
+    _, _, imported = _imported()
+    assert {name for name in imported if name.startswith("pympsd")} <= {
+        "pympsd",
+        "pympsd.options",
+        "pympsd.talk",
+        "pympsd.vocabulary",
+        "pympsd.vocabulary.files",
+        "pympsd.wire",
+        "pympsd.wire.frames",
+    }
+
+
+def test_version_and_help_are_quick_too() -> None:
+    for option in ("-v", "-h"):
+        status, _, imported = _imported(option)
+        assert status == 0
+        assert imported & set(SLOW.split()) == set()

@@ -1,0 +1,216 @@
+"""A user of the port for the contract tests: waits with limits, and kernels to wait for."""
+
+from __future__ import annotations
+
+import struct
+from threading import Event as Flag
+from typing import Any
+
+from attrs import define, field
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.interface import Context, Device, Module, Outcome, Quota, Stream
+
+SECONDS = 30.0
+"""The absolute limit of every wait."""
+SOON = 0.05
+"""How long something is watched that must not happen."""
+PTX = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .global .align 4 .u32 counter = 5;
+.visible .entry empty() { ret; }
+.visible .entry endless() {
+    .reg .b32 %r<2>;
+    mov.u32 %r1, 0;
+AGAIN:
+    add.u32 %r1, %r1, 1;
+    bra AGAIN;
+}
+.visible .entry store(.param .u64 where, .param .u32 value) {
+    .reg .b32 %r<2>; .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [where]; ld.param.u32 %r1, [value];
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+// Spins until the word is what is given: how a test holds a stream, and lets it go with a copy.
+.visible .entry until(.param .u64 where, .param .u32 value) {
+    .reg .b32 %r<3>; .reg .b64 %rd<2>; .reg .pred %p<2>;
+    ld.param.u64 %rd1, [where]; ld.param.u32 %r1, [value];
+AGAIN:
+    ld.volatile.global.u32 %r2, [%rd1];
+    setp.ne.u32 %p1, %r2, %r1;
+    @%p1 bra AGAIN;
+    ret;
+}
+.visible .entry add(.param .u64 where, .param .u32 count) {
+    .reg .b32 %r<6>; .reg .b64 %rd<4>; .reg .pred %p<2>;
+    ld.param.u64 %rd1, [where]; ld.param.u32 %r5, [count];
+    mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x;
+    mad.lo.s32 %r4, %r1, %r2, %r3;
+    setp.ge.u32 %p1, %r4, %r5;
+    @%p1 bra DONE;
+    mul.wide.u32 %rd2, %r4, 4; add.s64 %rd3, %rd1, %rd2;
+    ld.global.u32 %r1, [%rd3]; add.u32 %r1, %r1, %r4; st.global.u32 [%rd3], %r1;
+DONE:
+    ret;
+}
+// Every block but the last waits for the last: it must be resident with them.
+.visible .entry gather(.param .u64 where) {
+    .reg .b32 %r<5>; .reg .b64 %rd<2>; .reg .pred %p<3>;
+    ld.param.u64 %rd1, [where];
+    mov.u32 %r1, %ctaid.x; mov.u32 %r2, %nctaid.x; sub.u32 %r2, %r2, 1;
+    setp.eq.u32 %p1, %r1, %r2;
+    @%p1 bra LAST;
+AGAIN:
+    ld.volatile.global.u32 %r3, [%rd1];
+    setp.eq.u32 %p2, %r3, 0;
+    @%p2 bra AGAIN;
+    ret;
+LAST:
+    mov.u32 %r4, 1;
+    st.volatile.global.u32 [%rd1], %r4;
+    ret;
+}
+.visible .entry trapped() { trap; ret; }
+.visible .entry shared_words(.param .u64 where) {
+    .shared .align 4 .b8 words[40000];
+    ret;
+}
+.visible .entry narrow() .maxntid 64, 1, 1 { ret; }
+"""
+
+
+@define
+class Told:
+    """A completion that remembers."""
+
+    _flag: Flag = field(factory=Flag)
+    _outcomes: list[Outcome] = field(factory=list)
+
+    def __call__(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self._flag.set()
+
+    def wait(self) -> Result:
+        """Return the result it was told, once."""
+        assert self._flag.wait(SECONDS), "no completion came"
+        assert len(self._outcomes) == 1
+        return self._outcomes[0].code
+
+    @property
+    def reason(self) -> str:
+        """The sentence it was told."""
+        return self._outcomes[0].reason
+
+    @property
+    def told(self) -> bool:
+        """Whether it was called already."""
+        return self._flag.is_set()
+
+    def stays_silent(self) -> bool:
+        """Whether nothing comes for a little while."""
+        return not self._flag.wait(SOON)
+
+
+@define(eq=False)
+class PortUser:
+    """A context, its faults, and the module above."""
+
+    device: Device
+    context: Context
+    fault: Told
+    _module: Module | None = None
+
+    @classmethod
+    def on(cls, device: Device, client: int = 1, **quota: int) -> PortUser:
+        """Make a context for a client."""
+        fault = Told()
+        limits = Quota(quota.get("multiprocessors", 0), quota.get("memory_bytes", 0), quota.get("priority", 0))
+        return cls(device, device.create_context(client, limits, fault), fault)
+
+    @property
+    def default(self) -> Stream:
+        """The legacy default stream."""
+        return self.context.default_stream
+
+    @property
+    def module(self) -> Module:
+        """The module, loaded once."""
+        if self._module is None:
+            self._module = self.context.load_module(PTX)
+        return self._module
+
+    def launch(self, name: str, *values: Any, stream: Stream | None = None, **shape: Any) -> None:
+        """Launch a kernel by name; values are packed by the sizes of its parameters."""
+        names = [function.name for function in self.module.functions]
+        layout = self.module.functions[names.index(name)]
+        parameters = bytearray(layout.parameter_bytes)
+        for (offset, size), value in zip(layout.parameters, values, strict=True):
+            parameters[offset : offset + size] = value.to_bytes(size, "little")
+        (stream or self.default).launch(
+            self.module,
+            names.index(name),
+            shape.get("grid", (1, 1, 1)),
+            shape.get("block", (1, 1, 1)),
+            shape.get("shared", 0),
+            bytes(parameters),
+        )
+
+    def write(self, address: int, data: bytes, stream: Stream | None = None) -> Told:
+        """Copy bytes to the device."""
+        told = Told()
+        (stream or self.default).copy_to_device(address, memoryview(data), told)
+        return told
+
+    def put(self, address: int, value: int, stream: Stream | None = None) -> None:
+        """Write a word and wait for it."""
+        assert self.write(address, struct.pack("=I", value), stream).wait() == Result.SUCCESS
+
+    def read(self, address: int, count: int, stream: Stream | None = None) -> bytes:
+        """Copy bytes from the device and wait for them."""
+        target, told = bytearray(count), Told()
+        (stream or self.default).copy_from_device(memoryview(target), address, told)
+        assert told.wait() == Result.SUCCESS
+        return bytes(target)
+
+    def word(self, address: int, stream: Stream | None = None) -> int:
+        """Read a word."""
+        return int(struct.unpack("=I", self.read(address, 4, stream))[0])
+
+    def synchronize(self) -> Result:
+        """Wait for everything."""
+        told = Told()
+        self.context.notify(told)
+        return told.wait()
+
+    def words(self, count: int = 1) -> int:
+        """Return the address of words, all zero."""
+        return self.context.allocate(4 * count)
+
+    def free(self, address: int) -> Told:
+        """Free memory."""
+        told = Told()
+        self.context.free(address, told)
+        return told
+
+
+@define(eq=False)
+class Gate:
+    """Holds a stream until it is opened, by a kernel that watches a word."""
+
+    user: PortUser
+    _word: int
+    _side: Stream
+
+    @classmethod
+    def closed(cls, user: PortUser, stream: Stream | None = None) -> Gate:
+        """Put the watching kernel into a stream."""
+        gate = cls(user, user.words(), user.context.create_stream(True, 0))
+        user.launch("until", gate._word, 1, stream=stream)
+        return gate
+
+    def open(self) -> None:
+        """Let the stream go on."""
+        self.user.put(self._word, 1, self._side)

@@ -1,0 +1,215 @@
+"""Modules, launches, faults, and kernels that never end."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.interface import Device
+
+from .port_user import PTX, Gate, PortUser, Told
+from .test_memory import refused
+
+VALUE = Result.ERROR_INVALID_VALUE
+
+
+def test_a_module_says_what_it_holds(user: PortUser) -> None:
+    functions = {function.name: function for function in user.module.functions}
+    assert functions["store"].parameters == ((0, 8), (8, 4))
+    assert functions["store"].parameter_bytes == 12
+    assert functions["shared_words"].attributes["SHARED_SIZE_BYTES"] == 40000
+    assert functions["narrow"].attributes["MAX_THREADS_PER_BLOCK"] == 64
+    (counter,) = user.module.globals
+    assert (counter.name, counter.size) == ("counter", 4)
+    assert user.word(counter.address) == 5
+
+
+@pytest.mark.parametrize(
+    ("image", "code"),
+    [
+        (b"", Result.ERROR_INVALID_PTX),
+        (b"\x7fELF\2\1\1", Result.ERROR_NO_BINARY_FOR_GPU),
+        (b"\xff\xfe\0", Result.ERROR_INVALID_IMAGE),
+        (PTX.replace(b"trap;", b"traps;"), Result.ERROR_INVALID_PTX),
+        (PTX + b".entry (", Result.ERROR_INVALID_PTX),
+    ],
+)
+def test_images_that_cannot_be_loaded(user: PortUser, image: bytes, code: Result) -> None:
+    with refused(code):
+        user.context.load_module(image)
+    assert user.module.functions
+
+
+def test_unloading_frees_after_the_kernels_that_run(user: PortUser) -> None:
+    before = user.context.memory_info()
+    module = user.module
+    held = before[0] - user.context.memory_info()[0]
+    assert held > 0
+    gate = Gate.closed(user)
+    module.unload()
+    gate.open()
+    assert user.synchronize() == Result.SUCCESS
+    assert user.context.memory_info()[0] == before[0] - 512  # the gate's word
+
+
+@pytest.mark.parametrize("count", [1, 1000, 100_000])
+def test_every_thread_runs_once(user: PortUser, count: int) -> None:
+    words = user.words(count)
+    user.launch("add", words, count, grid=(-(-count // 256), 1, 1), block=(256, 1, 1))
+    assert user.read(words, 4 * count) == struct.pack(f"={count}I", *range(count))
+
+
+@pytest.mark.parametrize("blocks", [2, 64, 2000])
+def test_blocks_that_wait_for_each_other_get_there(user: PortUser, blocks: int) -> None:
+    user.launch("gather", user.words(), grid=(blocks, 1, 1), block=(64, 1, 1))
+    assert user.synchronize() == Result.SUCCESS
+
+
+def test_kernels_of_two_streams_that_wait_for_each_other_get_there(user: PortUser) -> None:
+    words = user.words(2)
+    first, second = user.context.create_stream(True, -5), user.context.create_stream(True, 0)
+    user.launch("until", words, 1, stream=first)
+    user.launch("store", words, 1, stream=second)
+    assert user.synchronize() == Result.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("shape", "code"),
+    [
+        ({"grid": (0, 1, 1)}, VALUE),
+        ({"grid": (2**31, 1, 1)}, VALUE),
+        ({"grid": (1, 65536, 1)}, VALUE),
+        ({"block": (1025, 1, 1)}, VALUE),
+        ({"block": (1, 1, 65)}, VALUE),
+        ({"block": (512, 2, 2)}, VALUE),
+        ({"shared": 300_000}, VALUE),
+    ],
+)
+def test_launches_no_device_takes(user: PortUser, shape: dict[str, object], code: Result) -> None:
+    with refused(code):
+        user.launch("empty", **shape)
+    assert user.synchronize() == Result.SUCCESS
+
+
+def test_launches_this_kernel_does_not_take(user: PortUser) -> None:
+    with refused(Result.ERROR_LAUNCH_OUT_OF_RESOURCES):
+        user.launch("narrow", block=(65, 1, 1))
+    with refused(VALUE):
+        user.default.launch(user.module, 0, (1, 1, 1), (1, 1, 1), 0, b"surplus!")
+    with refused(Result.ERROR_INVALID_HANDLE):
+        user.default.launch(user.module, 99, (1, 1, 1), (1, 1, 1), 0, b"")
+
+
+def test_a_fault_is_sticky_and_told_once(user: PortUser) -> None:
+    word = user.words()
+    user.launch("trapped")
+    assert user.synchronize() == Result.ERROR_LAUNCH_FAILED
+    assert user.fault.wait() == Result.ERROR_LAUNCH_FAILED
+    assert "trapped" in user.fault.reason
+    assert user.context.outcome.code == Result.ERROR_LAUNCH_FAILED
+    for attempt in (
+        lambda: user.launch("empty"),
+        lambda: user.words(),
+        lambda: user.write(word, b"1234"),
+        lambda: user.context.load_module(PTX),
+        lambda: user.context.create_stream(False, 0),
+    ):
+        with refused(Result.ERROR_LAUNCH_FAILED):
+            attempt()
+    assert user.free(word).wait() == Result.ERROR_LAUNCH_FAILED
+    assert user.synchronize() == Result.ERROR_LAUNCH_FAILED
+
+
+def test_a_store_outside_is_an_illegal_address(user: PortUser) -> None:
+    user.launch("store", 0x1234_5678_0000, 1)
+    assert user.synchronize() == Result.ERROR_ILLEGAL_ADDRESS
+
+
+def test_a_misaligned_store_is_one(user: PortUser) -> None:
+    user.launch("store", user.words(2) + 1, 1)
+    assert user.synchronize() == Result.ERROR_MISALIGNED_ADDRESS
+
+
+def test_work_behind_a_fault_is_dropped_and_told(user: PortUser) -> None:
+    word, gate = user.words(), Gate.closed(user)
+    user.launch("trapped")
+    user.launch("store", word, 1)
+    copied, done = user.write(word, b"1234"), Told()
+    user.default.notify(done)
+    gate.open()
+    assert copied.wait() == done.wait() == Result.ERROR_LAUNCH_FAILED
+
+
+def test_a_fault_stays_with_its_context(device: Device) -> None:
+    if not device.capabilities.contains_faults:
+        pytest.fail("this backend's executor is replaced after a fault: test it there")
+    bad, same_client, other = (PortUser.on(device, client=client) for client in (1, 1, 2))
+    words = [user.words() for user in (same_client, other)]
+    bad.launch("trapped")
+    assert bad.synchronize() == Result.ERROR_LAUNCH_FAILED
+    for user, word in zip((same_client, other), words, strict=True):
+        user.launch("store", word, 8)
+        assert user.word(word) == 8
+        assert not user.fault.told
+
+
+def test_an_endless_kernel_does_not_hold_other_contexts(device: Device) -> None:
+    hog, users = PortUser.on(device, client=1), [PortUser.on(device, client=client) for client in (2, 3)]
+    hog.launch("endless", grid=(10_000, 1, 1), block=(1024, 1, 1))
+    for user in users:
+        word = user.words()
+        for value in range(5):
+            user.launch("store", word, value)
+        assert user.word(word) == 4
+    assert not hog.default.idle
+
+
+def test_a_context_is_destroyed_while_its_kernel_runs(device: Device) -> None:
+    other, hog = PortUser.on(device, client=2), PortUser.on(device, client=1)
+    before = other.context.memory_info()
+    hog.context.allocate(1 << 30)
+    hog.launch("endless", grid=(100, 1, 1), block=(256, 1, 1))
+    hog.launch("endless", stream=hog.context.create_stream(True, 0))
+    hog.context.destroy()
+    hog.context.destroy()
+    assert other.context.memory_info()[0] > before[0]
+    other.launch("empty")
+    assert other.synchronize() == Result.SUCCESS
+
+
+def test_a_device_closes_whatever_runs(device: Device) -> None:
+    user = PortUser.on(device)
+    user.launch("endless")
+    told = Told()
+    user.default.notify(told)
+    device.close()
+    assert told.wait() == Result.ERROR_CONTEXT_IS_DESTROYED
+    with refused(Result.ERROR_DEINITIALIZED):
+        PortUser.on(device)
+
+
+def test_a_context_keeps_to_its_multiprocessors(device: Device) -> None:
+    if not device.capabilities.limits_multiprocessors:
+        pytest.fail("a backend that cannot limit multiprocessors has no use for this test")
+    user = PortUser.on(device, multiprocessors=2)
+    user.launch("gather", user.words(), grid=(60, 1, 1), block=(32, 1, 1))
+    assert user.synchronize() == Result.SUCCESS
+    assert device.trace["resident_blocks_high_water"] == 60
+    user.launch("endless", grid=(1000, 1, 1), block=(1024, 1, 1))
+    waiting = Told()
+    user.default.notify(waiting)
+    assert waiting.stays_silent()
+    assert device.trace["resident_blocks_high_water"] == 60  # 4 of 1,024 threads fit two multiprocessors
+
+
+def test_the_trace_counts(user: PortUser) -> None:
+    user.launch("add", user.words(100_000), 100_000, grid=(400, 1, 1), block=(256, 1, 1))
+    assert user.synchronize() == Result.SUCCESS
+    trace = user.device.trace
+    assert trace["kernels_started"] == trace["kernels_finished"] == 1
+    assert trace["batches"] >= 1
+    assert trace["contexts"] == 1
+    assert trace["bytes_allocated"] == 400_000
+    assert trace["bytes_used"] > 400_000

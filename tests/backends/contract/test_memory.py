@@ -1,0 +1,184 @@
+"""The port's memory: allocations, copies, fills, limits."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pympsd.vocabulary.device_facts import window_of
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.interface import BackendError, Device
+
+from .conftest import DEVICE_BYTES
+from .port_user import Gate, PortUser, Told
+
+VALUE, MEMORY = Result.ERROR_INVALID_VALUE, Result.ERROR_OUT_OF_MEMORY
+
+
+def refused(code: Result) -> pytest.RaisesExc[BackendError]:
+    """Expect a BackendError with this code and a reason."""
+    return pytest.raises(BackendError, check=lambda error: error.code == code and bool(error.reason))
+
+
+def test_new_memory_is_zero_and_in_the_window(user: PortUser) -> None:
+    address = user.context.allocate(5000)
+    assert window_of(0) <= address < address + 5000 <= window_of(1)
+    assert user.read(address, 5000) == bytes(5000)
+
+
+def test_reused_memory_is_zero_again(user: PortUser) -> None:
+    address = user.context.allocate(100_000)
+    user.write(address, b"s" * 100_000)
+    user.free(address)
+    assert user.read(user.context.allocate(100_000), 100_000) == bytes(100_000)
+
+
+@pytest.mark.parametrize("count", [1, 4096, (4 << 20) + 5, 20 << 20])
+def test_copies_of_every_size(user: PortUser, count: int) -> None:
+    data, first, second = os.urandom(count), user.context.allocate(count), user.context.allocate(count)
+    user.write(first, data)
+    user.default.copy_on_device(second, first, count)
+    assert user.read(second, count) == data
+
+
+def test_overlapping_copies_move_as_if_through_a_buffer(user: PortUser) -> None:
+    data, size = os.urandom(9 << 20), 9 << 20
+    address = user.context.allocate(size)
+    user.write(address, data)
+    user.default.copy_on_device(address + 1000, address, size - 1000)
+    assert user.read(address, size) == data[:1000] + data[:-1000]
+    user.default.copy_on_device(address, address + 1000, size - 1000)
+    assert user.read(address, size - 1000) == data[:-1000]
+
+
+@pytest.mark.parametrize(("width", "value"), [(1, 0xAB), (2, 0xABCD), (4, 0x12345678)])
+def test_fills_of_every_width(user: PortUser, width: int, value: int) -> None:
+    address = user.context.allocate(64)
+    user.default.fill(address + width, value, width, 3)
+    assert user.read(address, 5 * width) == bytes(width) + value.to_bytes(width, "little") * 3 + bytes(width)
+
+
+def test_a_fill_takes_the_low_bytes_of_its_value(user: PortUser) -> None:
+    address = user.context.allocate(64)
+    user.default.fill(address, 0xFFFF_FF07, 1, 2)
+    assert user.read(address, 3) == b"\7\7\0"
+
+
+def test_large_fills(user: PortUser) -> None:
+    address = user.context.allocate(20 << 20)
+    user.default.fill(address, 0x01020304, 4, 5 << 20)
+    assert user.read(address, 20 << 20) == bytes((4, 3, 2, 1)) * (5 << 20)
+
+
+def test_calls_about_what_is_not_allocated(user: PortUser) -> None:
+    address = user.context.allocate(100)
+    stream = user.default
+    for where, count in ((address + 90, 11), (address - 1, 1), (0, 1), (2**64 - 4, 8), (address, 2**62)):
+        with refused(VALUE):
+            stream.fill(where, 0, 1, count)
+        with refused(VALUE):
+            stream.copy_on_device(address, where, count)
+        with refused(VALUE):
+            stream.copy_on_device(where, address, count)
+    with refused(VALUE):
+        stream.copy_to_device(address + 99, memoryview(bytes(2)), Told())
+    with refused(VALUE):
+        stream.copy_from_device(memoryview(bytearray(2)), address + 99, Told())
+    for width in (0, 3, 8):
+        with refused(VALUE):
+            stream.fill(address, 0, width, 1)
+    with refused(VALUE):
+        stream.fill(address + 1, 0, 2, 1)
+    assert user.synchronize() == Result.SUCCESS
+
+
+def test_no_bytes_are_no_error(user: PortUser) -> None:
+    told = Told()
+    user.default.copy_to_device(0, memoryview(b""), told)
+    user.default.fill(0, 0, 4, 0)
+    user.default.copy_on_device(0, 0, 0)
+    assert told.wait() == Result.SUCCESS
+
+
+def test_freeing(user: PortUser) -> None:
+    before, address = user.context.memory_info(), user.context.allocate(1 << 20)
+    with refused(VALUE):
+        user.context.free(address + 512, Told())
+    assert user.free(address).wait() == Result.SUCCESS
+    assert user.context.memory_info() == before
+    with refused(VALUE):
+        user.context.free(address, Told())
+
+
+def test_memory_is_freed_after_the_work_that_may_use_it(user: PortUser) -> None:
+    kept, address = user.context.memory_info()[0], user.words()
+    gate = Gate.closed(user, user.context.create_stream(True, 0))
+    freed = user.free(address)
+    assert freed.stays_silent()
+    with refused(VALUE):
+        user.context.free(address, Told())
+    gate.open()
+    assert freed.wait() == Result.SUCCESS
+    assert kept - user.context.memory_info()[0] < 1 << 20
+
+
+def test_allocations_that_cannot_be(user: PortUser) -> None:
+    with refused(VALUE):
+        user.context.allocate(0)
+    for count in (DEVICE_BYTES, 1 << 62, 2**64 - 1):
+        with refused(MEMORY):
+            user.context.allocate(count)
+
+
+def test_all_of_the_device_can_be_had_in_any_order(user: PortUser) -> None:
+    part = (DEVICE_BYTES - (64 << 20)) // 64
+    addresses = [user.context.allocate(part) for _ in range(64)]
+    for address in addresses[::2]:
+        assert user.free(address).wait() == Result.SUCCESS
+    # Half the memory is free, in holes: a device moves its pages, so one allocation has it all.
+    assert user.context.allocate(part * 32)
+
+
+def test_contexts_share_the_devices_memory(device: Device) -> None:
+    first, second = PortUser.on(device, client=1), PortUser.on(device, client=2)
+    free, total = second.context.memory_info()
+    assert total == DEVICE_BYTES
+    first.context.allocate(6 << 30)
+    assert second.context.memory_info()[0] == free - (6 << 30)
+    with refused(MEMORY):
+        second.context.allocate(3 << 30)
+    first.context.destroy()
+    assert second.context.memory_info()[0] > free
+    assert second.context.allocate(6 << 30)
+
+
+def test_a_limit_covers_all_that_a_context_holds(device: Device) -> None:
+    user = PortUser.on(device, memory_bytes=64 << 20)
+    free, total = user.context.memory_info()
+    assert total == 64 << 20
+    assert 0 < free < total
+    with refused(MEMORY):
+        user.context.allocate(free + 1)
+    address = user.context.allocate(free)
+    with refused(MEMORY):
+        user.context.load_module(b".version 7.0\n.target sm_70\n.address_size 64\n.global .b8 table[4096];\n")
+    user.free(address)
+    assert user.module.functions
+
+
+def test_a_limit_too_low_for_a_context_is_refused_and_leaves_nothing(device: Device) -> None:
+    before = dict(device.trace)
+    with refused(MEMORY):
+        PortUser.on(device, memory_bytes=1024)
+    assert dict(device.trace) == before
+
+
+def test_clients_do_not_see_each_others_memory_but_contexts_of_one_do(device: Device) -> None:
+    one, same, other = (PortUser.on(device, client=client) for client in (1, 1, 2))
+    address = one.words()
+    one.put(address, 9)
+    assert same.word(address) == 9
+    if device.capabilities.isolates_address_spaces:
+        with refused(VALUE):
+            other.write(address, b"1234")

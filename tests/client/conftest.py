@@ -1,0 +1,91 @@
+"""Fake and real executors for the client's tests, and a process state that each test finds as new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pympsd_client import driver as cuda
+from pympsd_client import last_error
+from pympsd_client._context import Connection, handles
+from pympsd_client._fallback import PrivateExecutors
+from pympsd_client._process import here
+from pympsd_client._threads import mine
+
+from .fake_executor import FakeExecutor
+
+
+@pytest.fixture
+def make_executor() -> Iterator[Callable[..., FakeExecutor]]:
+    """Make fake executors that are ended after the test."""
+    made: list[FakeExecutor] = []
+
+    def make(**settings: Any) -> FakeExecutor:
+        made.append(FakeExecutor(**settings))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()
+    handles.contexts.clear()
+
+
+@pytest.fixture
+def executor(make_executor: Callable[..., FakeExecutor]) -> FakeExecutor:
+    """One fake executor that answers everything with success."""
+    return make_executor()
+
+
+@pytest.fixture
+def fresh_process() -> Iterator[Callable[[Connection], None]]:
+    """Pretend that cuInit has reached a connection; afterwards the process is as before cuInit."""
+    before = here.connection, here.primaries
+    tables = (handles.contexts, handles.modules, handles.functions, handles.streams, handles.events, handles.memory)
+    kept = [dict(table) for table in tables]  # type: ignore[call-overload]
+    stack = list(mine.stack)
+    mine.stack.clear()
+    here.connection, here.primaries = None, {}
+    yield here._connected
+    here.connection, here.primaries = before
+    here.native, here.forked = None, False
+    for table, was in zip(tables, kept, strict=True):
+        table.clear()
+        table.update(was)
+    mine.stack[:] = stack
+    mine.streams.handles.clear()
+    mine.message = ""
+
+
+@pytest.fixture(scope="session")
+def private() -> Iterator[PrivateExecutors]:
+    """Two real devices, executors of the tests' own: started once."""
+    connection = PrivateExecutors({"PYMPSD_EMULATED_DEVICES": "2xH200", "PYMPSD_BACKEND": "emulated"})
+    for device in connection.devices:
+        opened = connection.open_context(device, 0)
+        connection.close_context(device, opened.serial)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def devices(private: PrivateExecutors, fresh_process: Callable[[Connection], None]) -> Iterator[None]:
+    """CUDA initialised on two real devices; contexts left over are destroyed."""
+    fresh_process(private)
+    yield
+    mine.streams.handles.clear()
+    for context in tuple(handles.contexts.values()):
+        context.close(private)
+
+
+@pytest.fixture
+def context(devices: None) -> Any:
+    """A context, current to the test's thread, on device 0."""
+    return ok(cuda.cuCtxCreate(None, 0, 0))
+
+
+def ok(answer: tuple[Any, ...]) -> Any:
+    """Return a call's output, or its outputs; fail with the readable message when it failed."""
+    assert answer[0] == cuda.CUresult.CUDA_SUCCESS, f"{answer[0].name}: {last_error()}"
+    return answer[1] if len(answer) == 2 else answer[1:]

@@ -1,0 +1,109 @@
+"""The doors: names, arguments and returns as in cuda.bindings.driver."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as real
+
+from pympsd_client import driver as cuda
+from pympsd_client import last_error
+
+FUNCTIONS = [name for name in cuda.__all__ if hasattr(real, name)]
+
+
+def _names(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_arguments_are_those_of_cuda_bindings(name: str) -> None:
+    ours, theirs = _names(getattr(cuda, name)), _names(getattr(real, name))
+    if name == "cuCtxCreate" and "ctxCreateParams" not in theirs:  # cuda-bindings 12: ours takes both forms
+        theirs = ["ctxCreateParams", *theirs]
+    assert ours == theirs
+
+
+def _outputs(name: str) -> int:
+    documented = (getattr(real, name).__doc__ or "").split("Returns\n")[-1].split("See Also")[0]
+    lines = [line.strip() for line in documented.splitlines()]
+    return sum(1 for line in lines if " : " in line and not line.startswith(":py"))
+
+
+ALWAYS_THERE = ("cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString")
+ARGUMENTS = {"cuLaunchKernel": (0,) * 11, "cuModuleLoad": (b"x",), "cuModuleGetFunction": (0, b"f")}
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in ALWAYS_THERE])
+def test_before_cuinit_every_call_says_so_with_none_for_each_output(name: str, fresh_process: object) -> None:
+    arguments = ARGUMENTS.get(name) or [b"x" if one == "name" else 0 for one in _names(getattr(real, name))]
+    answer = getattr(cuda, name)(*arguments)
+    assert answer == (cuda.CUresult.CUDA_ERROR_NOT_INITIALIZED, *(None,) * _outputs(name))
+    assert "cuInit" in last_error()
+
+
+def test_the_version_is_known_before_cuinit() -> None:
+    assert cuda.cuDriverGetVersion() == (cuda.CUresult.CUDA_SUCCESS, 13000)
+
+
+def test_cuinit_takes_no_flags(fresh_process: object) -> None:
+    assert cuda.cuInit(1) == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
+    assert "0, not 1" in last_error()
+
+
+@pytest.mark.parametrize("result", list(real.CUresult), ids=lambda result: result.name)
+def test_every_result_has_its_name_and_a_description(result: Any) -> None:
+    assert cuda.cuGetErrorName(result) == (cuda.CUresult.CUDA_SUCCESS, result.name.encode())
+    code, text = cuda.cuGetErrorString(int(result))
+    assert code == cuda.CUresult.CUDA_SUCCESS
+    assert text
+    assert b":py:" not in text
+
+
+def test_what_is_no_result_has_no_name() -> None:
+    assert cuda.cuGetErrorName(123456) == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None)
+    assert cuda.cuGetErrorString(-1) == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["CUresult", "CUdevice_attribute", "CUdeviceptr", "CUstream_flags", "CUuuid", "CU_STREAM_PER_THREAD"],
+)
+def test_enums_types_and_constants_are_those_of_cuda_bindings(name: str) -> None:
+    assert getattr(cuda, name) is getattr(real, name)
+    assert name in dir(cuda)
+
+
+def test_a_function_that_is_missing_is_named() -> None:
+    with pytest.raises(AttributeError, match=r"pympsd does not have cuGraphCreate yet; it has cuCtxCreate, "):
+        _ = cuda.cuGraphCreate
+    assert "cuGraphCreate" not in dir(cuda)
+    assert not hasattr(cuda, "cuNoSuchThing")
+    assert not hasattr(cuda, "_driver")
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: cuda.cuMemAlloc("x"), TypeError),
+        (lambda: cuda.cuMemAlloc(-1), OverflowError),
+        (lambda: cuda.cuMemsetD8(0, 256, 1), OverflowError),
+        (lambda: cuda.cuGetErrorName("x"), TypeError),
+    ],
+)
+def test_what_is_no_number_raises_as_in_cuda_bindings(call: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        call()
+
+
+def test_importing_the_doors_loads_neither_trio_nor_structlog_nor_numpy() -> None:
+    program = (
+        "import sys; import pympsd_client; assert 'cuda' not in sys.modules; from pympsd_client import driver; "
+        "print(sorted({'trio', 'structlog', 'numpy', 'pympsd_server'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,65 @@
+"""Which way a program goes, and what it says of itself at the door."""
+
+from __future__ import annotations
+
+import pytest
+
+from pympsd_client._discovery import Way, command_line, control_socket, hello_environment, without_daemon
+
+
+@pytest.mark.parametrize(
+    ("environment", "path"),
+    [
+        ({}, "/tmp/nvidia-mps/control"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": ""}, "/tmp/nvidia-mps/control"),
+        ({"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, "/run/mps/control"),
+    ],
+)
+def test_the_door_is_where_the_pipe_directory_says(environment: dict[str, str], path: str) -> None:
+    assert control_socket(environment) == path
+
+
+@pytest.mark.parametrize(
+    ("environment", "native_driver", "way"),
+    [
+        ({}, False, Way.PRIVATE),
+        ({}, True, Way.NATIVE),
+        ({"PYMPSD_REQUIRE_MPS": "1"}, False, Way.REFUSE),
+        ({"PYMPSD_REQUIRE_MPS": "1"}, True, Way.REFUSE),
+        ({"PYMPSD_REQUIRE_MPS": "0"}, True, Way.NATIVE),
+        ({"PYMPSD_REQUIRE_MPS": ""}, False, Way.PRIVATE),
+    ],
+)
+def test_without_a_daemon(environment: dict[str, str], native_driver: bool, way: Way) -> None:
+    assert without_daemon(environment, native_driver) is way
+
+
+def test_a_hello_carries_what_a_daemon_honours_and_nothing_else() -> None:
+    environment = {
+        "CUDA_MPS_CLIENT_PRIORITY": "1",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "8",
+        "PYMPSD_LENIENT_LIMITS": "1",
+        "HOME": "/root",
+        "SECRET_TOKEN": "x",
+    }
+    assert hello_environment(environment) == {
+        name: value for name, value in environment.items() if name not in ("HOME", "SECRET_TOKEN")
+    }
+
+
+def test_a_hello_carries_no_byte_that_is_no_text() -> None:
+    assert hello_environment({"CUDA_MPS_X": "a\udcffb"}) == {"CUDA_MPS_X": "a?b"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        (b"python3\0-m\0train\0", "python3 -m train"),
+        (b"", ""),
+        (b"a\xff\0", "a�"),
+        (b"x" * 9000, "x" * 4096),
+    ],
+)
+def test_a_command_line_as_ps_shows_it(raw: bytes, shown: str) -> None:
+    assert command_line(raw) == shown

@@ -1,0 +1,350 @@
+"""The knock at the daemon's door and the session with a server, both played by the test."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from pympsd.build import build_id
+from pympsd.wire import messages
+from pympsd.wire.framing import FrameReader
+from pympsd.wire.messages import (
+    ClientHello,
+    CloseContext,
+    ContextClosed,
+    ContextOpened,
+    OpenContext,
+    Refused,
+    RequestRefused,
+    SessionGranted,
+    SessionWelcome,
+)
+from pympsd_client import _session, last_error
+from pympsd_client import driver as cuda
+from pympsd_client._errors import CudaError
+from pympsd_client._session import Session, knock, reach
+
+from .fake_executor import FACTS, SHARED_BYTES
+
+CONNECTION_FAILED, RPC_FAILURE, SERVER_NOT_READY, MAX_CLIENTS = 805, 806, 807, 808
+
+
+class Peer:
+    """One end of a conversation, for the test to play."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self._reader = FrameReader()
+        self._messages: list[Any] = []
+
+    def receive(self) -> Any:
+        """Return the next message, None at the end."""
+        while not self._messages:
+            data = self.socket.recv(65536)
+            if not data:
+                return None
+            self._messages += [messages.decode(frame) for frame in self._reader.feed(data)]
+        return self._messages.pop(0)
+
+    def send(self, message: object, *fds: int) -> None:
+        """Send a message with descriptors, which are closed here afterwards."""
+        socket.send_fds(self.socket, [messages.encode(message, len(fds))], fds)
+        for fd in fds:
+            os.close(fd)
+
+
+@define(eq=False)
+class FakeDaemon:
+    """Listens at ``control``; ``at_the_door`` and ``in_session`` are what it does, each in its thread."""
+
+    directory: Path
+    at_the_door: Callable[[FakeDaemon, Peer], None] | None = None
+    in_session: Callable[[Peer, object], None] | None = None
+    hellos: list[ClientHello] = field(factory=list)
+    fds: list[int] = field(factory=list)
+    threads: list[threading.Thread] = field(factory=list)
+    sockets: list[socket.socket] = field(factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client finds it by."""
+        return {"CUDA_MPS_PIPE_DIRECTORY": str(self.directory), "CUDA_MPS_CLIENT_PRIORITY": "1"}
+
+    def start(self) -> None:
+        """Listen and serve one client."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(self.directory / "control"))
+        listener.listen()
+        self._own(listener)
+        self.start_thread(self._serve, listener)
+
+    def start_thread(self, run: Callable[..., None], *arguments: object) -> None:
+        """Run something until it ends, at the latest when the sockets are shut."""
+        thread = threading.Thread(target=run, args=arguments)
+        self.threads.append(thread)
+        thread.start()
+
+    def _own(self, connection: socket.socket) -> socket.socket:
+        self.sockets.append(connection)
+        return connection
+
+    def _serve(self, listener: socket.socket) -> None:
+        try:
+            peer = Peer(self._own(listener.accept()[0]))
+        except OSError:
+            return
+        self.hellos.append(peer.receive())
+        (self.at_the_door or FakeDaemon.grant)(self, peer)
+
+    def grant(self, peer: Peer) -> None:
+        """Grant a session and welcome the client in it."""
+        ours, theirs = socket.socketpair()
+        server = Peer(self._own(ours))
+        peer.send(SessionGranted(1, 7, 4321), theirs.detach())
+        server.send(SessionWelcome(4321, 13000, (FACTS, FACTS), (2, 0)))
+        while (request := server.receive()) is not None:
+            (self.in_session or self.open_and_close)(server, request)
+
+    def open_and_close(self, server: Peer, request: object) -> None:
+        """Do what a server does; every first context of a device comes with a command stream."""
+        if isinstance(request, OpenContext):
+            server.send(opened(request), *self.stream())
+        elif isinstance(request, CloseContext):
+            server.send(ContextClosed(request.request))
+
+    def stream(self) -> tuple[int, int]:
+        """Return what comes with a first context; the executor's end stays here."""
+        ours, theirs = socket.socketpair()
+        self._own(ours)
+        memory = os.memfd_create("shared", os.MFD_CLOEXEC)
+        os.ftruncate(memory, SHARED_BYTES)
+        return theirs.detach(), memory
+
+    def stop(self) -> None:
+        """Shut everything and wait for the threads."""
+        for connection in self.sockets:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+        for thread in self.threads:
+            thread.join(10)
+        for connection in self.sockets:
+            connection.close()
+
+
+def opened(request: OpenContext, context: int = 11) -> ContextOpened:
+    """Return the answer that opens a context."""
+    return ContextOpened(request.request, context, 3, 66, 1 << 30, (0, -5), SHARED_BYTES)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    """A daemon that is started by the test."""
+    fake = FakeDaemon(tmp_path)
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture
+def knocked() -> Iterator[Callable[[FakeDaemon], Session]]:
+    """Knock at a daemon's door; the session is closed after the test."""
+    sessions: list[Session] = []
+
+    def through(daemon: FakeDaemon) -> Session:
+        daemon.start()
+        door = reach(daemon.environment)
+        assert not isinstance(door, str), door
+        sessions.append(knock(door, daemon.environment))
+        return sessions[-1]
+
+    yield through
+    for session in sessions:
+        session.close()
+
+
+Knocked = Callable[[FakeDaemon], Session]
+
+
+def test_a_session_shows_its_devices(daemon: FakeDaemon, knocked: Knocked) -> None:
+    session = knocked(daemon)
+    assert [(device.number, device.ordinal) for device in session.devices] == [(0, 2), (1, 0)]
+    assert session.driver_version == 13000
+
+
+def test_the_hello_says_who_knocks(daemon: FakeDaemon, knocked: Knocked) -> None:
+    knocked(daemon)
+    hello = daemon.hellos[0]
+    assert hello.pid == os.getpid()
+    assert "pytest" in hello.command
+    assert hello.pid_namespace == os.stat("/proc/self/ns/pid").st_ino
+    assert hello.environment == daemon.environment
+    assert hello.versions.build == build_id()
+
+
+def test_contexts_of_one_device_share_a_stream(daemon: FakeDaemon, knocked: Knocked) -> None:
+    given: list[int] = []
+
+    def serve(server: Peer, request: object) -> None:
+        assert isinstance(request, OpenContext)
+        first = request.device not in given
+        given.append(request.device)
+        server.send(opened(request, 10 + len(given)), *(daemon.stream() if first else ()))
+
+    daemon.in_session = serve
+    session = knocked(daemon)
+    one, two, other = (session.open_context(session.devices[number], 0) for number in (0, 0, 1))
+    assert (one.serial, two.serial, other.serial) == (11, 12, 13)
+    assert one.transport is two.transport
+    assert other.transport is not one.transport
+    assert (one.generation, one.multiprocessors, one.stream_priorities) == (3, 66, (0, -5))
+
+
+def test_a_refused_request_leaves_the_session_as_it_was(daemon: FakeDaemon, knocked: Knocked) -> None:
+    def refuse_device_1(server: Peer, request: object) -> None:
+        if isinstance(request, OpenContext) and request.device == 1:
+            server.send(RequestRefused(request.request, MAX_CLIENTS, "48 clients are connected"))
+        else:
+            daemon.open_and_close(server, request)
+
+    daemon.in_session = refuse_device_1
+    session = knocked(daemon)
+    with pytest.raises(CudaError, match="48 clients") as caught:
+        session.open_context(session.devices[1], 0)
+    assert caught.value.code == MAX_CLIENTS
+    opened_one = session.open_context(session.devices[0], 0)
+    session.close_context(session.devices[0], opened_one.serial)
+
+
+def test_an_answer_to_a_request_that_was_given_up_is_put_away(daemon: FakeDaemon, knocked: Knocked) -> None:
+    closed: list[int] = []
+
+    def late(server: Peer, request: object) -> None:
+        if isinstance(request, OpenContext):
+            server.send(opened(OpenContext(77, request.device), 99), *daemon.stream())
+            server.send(opened(request, 100))
+        elif isinstance(request, CloseContext):
+            closed.append(request.context)
+            server.send(ContextClosed(request.request))
+
+    daemon.in_session = late
+    session = knocked(daemon)
+    session._asked[77] = session.devices[0]  # as Ctrl-C in an earlier wait leaves it
+    assert session.open_context(session.devices[0], 0).serial == 100
+    session.close_context(session.devices[0], 100)
+    assert closed == [99, 100]
+
+
+def test_a_stream_that_nobody_asked_for_ends_the_session(daemon: FakeDaemon, knocked: Knocked) -> None:
+    daemon.in_session = lambda server, request: server.send(ContextClosed(request.request), *daemon.stream())  # type: ignore[attr-defined]
+    session = knocked(daemon)
+    with pytest.raises(CudaError, match="belong to nothing") as caught:
+        session.open_context(session.devices[0], 0)
+    assert caught.value.code == RPC_FAILURE
+
+
+def test_the_servers_end_is_told_for_ever(daemon: FakeDaemon, knocked: Knocked) -> None:
+    session = knocked(daemon)
+    session.check()
+    daemon.stop()
+    for _ in range(2):
+        with pytest.raises(CudaError, match="end this process") as caught:
+            session.check()
+        assert caught.value.code == RPC_FAILURE
+        with pytest.raises(CudaError):
+            session.open_context(session.devices[0], 0)
+
+
+@pytest.mark.parametrize("code", [CONNECTION_FAILED, SERVER_NOT_READY, MAX_CLIENTS])
+def test_a_refusal_is_what_cuinit_returns(
+    daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    daemon.at_the_door = lambda daemon, peer: peer.send(Refused(code, "not today"))
+    daemon.start()
+    for name, value in daemon.environment.items():
+        monkeypatch.setenv(name, value)
+    assert cuda.cuInit(0) == (cuda.CUresult(code),)
+    assert last_error() == "not today"
+    assert cuda.cuDeviceGetCount()[0] == cuda.CUresult.CUDA_ERROR_NOT_INITIALIZED
+
+
+@pytest.mark.parametrize(
+    ("at_the_door", "reason"),
+    [
+        (lambda daemon, peer: peer.socket.shutdown(socket.SHUT_RDWR), "closed the conversation"),
+        (lambda daemon, peer: peer.socket.sendall(b"\xff" * 64), "over the ceiling"),
+        (lambda daemon, peer: peer.socket.sendall(b"\x00\x00\x00\x00\xff\xff\x00\x00"), "unknown message kind"),
+        (lambda daemon, peer: peer.send(ContextClosed(1)), "answered with ContextClosed"),
+        (lambda daemon, peer: peer.send(SessionGranted(1, 1, 1)), "answered with SessionGranted"),
+        (lambda daemon, peer: peer.send(Refused(1, "no"), os.dup(0)), "no"),
+    ],
+)
+def test_a_daemon_that_breaks_the_rules_is_no_connection(
+    daemon: FakeDaemon, at_the_door: Callable[[FakeDaemon, Peer], None], reason: str
+) -> None:
+    daemon.at_the_door = at_the_door
+    daemon.start()
+    door = reach(daemon.environment)
+    assert not isinstance(door, str)
+    with pytest.raises(CudaError, match=reason):
+        knock(door, daemon.environment)
+
+
+def test_a_server_that_does_not_welcome_is_no_connection(daemon: FakeDaemon) -> None:
+    def grant_and_leave(daemon: FakeDaemon, peer: Peer) -> None:
+        ours, theirs = socket.socketpair()
+        peer.send(SessionGranted(1, 7, 4321), theirs.detach())
+        ours.close()
+
+    daemon.at_the_door = grant_and_leave
+    daemon.start()
+    door = reach(daemon.environment)
+    assert not isinstance(door, str)
+    with pytest.raises(CudaError, match="the MPS server: it closed") as caught:
+        knock(door, daemon.environment)
+    assert caught.value.code == CONNECTION_FAILED
+
+
+@pytest.mark.parametrize(("uid", "who"), [(4711, "uid 4711"), (65534, "another user namespace")])
+def test_somebody_elses_daemon_is_not_trusted(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, uid: int, who: str
+) -> None:
+    daemon.at_the_door = lambda daemon, peer: None
+    daemon.start()
+    door = reach(daemon.environment)
+    assert not isinstance(door, str)
+    monkeypatch.setattr(_session, "_peer_uid", lambda connection: uid)
+    with pytest.raises(CudaError, match=who) as caught:
+        knock(door, daemon.environment)
+    assert caught.value.code == CONNECTION_FAILED
+    daemon.stop()
+    assert daemon.hellos == [None]
+
+
+@pytest.mark.parametrize("path", ["/nonexistent", "/" + "x" * 200, "/dev/null"])
+def test_no_daemon_is_told_with_the_place(path: str) -> None:
+    why = reach({"CUDA_MPS_PIPE_DIRECTORY": path})
+    assert isinstance(why, str)
+    assert why.startswith(f"no MPS control daemon at {path}/control (")
+
+
+def test_a_dead_daemons_socket_is_no_daemon(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "control"))
+    why = reach({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+    assert isinstance(why, str)
+    assert "Connection refused" in why
+
+
+def test_the_vendors_daemon_is_no_daemon_of_ours(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "control"))
+        listener.listen()
+        assert isinstance(reach({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}), str)

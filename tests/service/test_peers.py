@@ -1,0 +1,93 @@
+"""Who is at the other end: credentials, groups and a pidfd of a real child."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pympsd.service.peers import command_of, credentials, namespace_of, with_pidfd
+from pympsd.vocabulary.identities import Peer
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+CALL = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1)"
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    """A listening socket that everybody reaches."""
+    where = socket.socket(socket.AF_UNIX)
+    where.bind(f"\0pympsd-test-{os.getpid()}-{tmp_path.name}")  # abstract: no folder to pass
+    where.listen()
+    where.settimeout(20)
+    yield where
+    where.close()
+
+
+def _caller(listener: socket.socket, **identity: object) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    program = CALL.replace("sys.argv[1]", repr(listener.getsockname()))
+    child = subprocess.Popen(["/usr/bin/env", "python3", "-c", program], cwd="/", **identity)  # type: ignore[call-overload]
+    return child, listener.accept()[0]
+
+
+def _end(child: subprocess.Popen[bytes], sock: socket.socket) -> None:
+    sock.close()
+    child.wait(20)
+
+
+@as_root
+def test_a_peer_is_who_the_kernel_says(listener: socket.socket) -> None:
+    child, sock = _caller(listener, user=12345, group=23456, extra_groups=[23456, 34567])
+    assert credentials(sock) == Peer(child.pid, 12345, 23456, (23456, 34567))
+    _end(child, sock)
+
+
+@as_root
+def test_more_groups_than_the_call_takes_are_all_found(listener: socket.socket) -> None:
+    many = list(range(50_000, 50_400))
+    child, sock = _caller(listener, user=12345, group=23456, extra_groups=many)
+    assert sorted(credentials(sock).groups) == many
+    _end(child, sock)
+
+
+def test_a_pidfd_shows_the_peers_end(listener: socket.socket) -> None:
+    child, sock = _caller(listener)
+    known = with_pidfd(sock, credentials(sock))
+    assert known.peer.pid == child.pid
+    assert known.pidfd >= 0
+    assert not os.get_inheritable(known.pidfd)
+    assert select.select([known.pidfd], [], [], 0)[0] == []
+    _end(child, sock)
+    assert select.select([known.pidfd], [], [], 20)[0] == [known.pidfd]
+    known.close()
+    known.close()
+    assert known.pidfd == -1
+
+
+def test_a_peer_that_is_not_visible_here_has_no_pidfd() -> None:
+    one, other = socket.socketpair()
+    known = with_pidfd(one, Peer(0, 1, 1))
+    assert known.pidfd == -1
+    known.close()
+    one.close()
+    other.close()
+
+
+def test_a_command_is_one_line_of_what_the_kernel_shows() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()", "a b", "c\nd"], stdin=subprocess.PIPE
+    )
+    assert command_of(child.pid, "told").endswith("import sys; sys.stdin.read() a b c d")
+    child.communicate(timeout=20)
+
+
+def test_what_cannot_be_read_is_as_told() -> None:
+    assert command_of(1 << 30, "told\nof itself") == "told of itself"
+    assert namespace_of(1 << 30, 77) == 77
+    assert namespace_of(os.getpid(), 77) == os.stat("/proc/self/ns/pid").st_ino
