@@ -1,4 +1,4 @@
-"""For every test: hypothesis' profile, and a check that a test leaves no descriptor, child process or thread behind."""
+"""For every test: hypothesis' profile, and a check that it leaves no descriptor, child process or thread behind."""
 
 from __future__ import annotations
 

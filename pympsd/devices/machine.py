@@ -128,7 +128,7 @@ def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
         pci=str(table.get("pci", f"0000:00.{6 + index:02x}.00")),
         compute_capability=capability,
         multiprocessors=multiprocessors,
-        memory_bytes=_positive(table, "memory_mib", profile.memory_bytes >> 20) << 20,
+        memory_bytes=_positive(table, "memory_mib", 0) << 20 if "memory_mib" in table else profile.memory_bytes,
         attributes={**profile.attributes, **identity},
     )
 

@@ -1,7 +1,8 @@
 """Profiles of the devices an emulated machine can be made of: H200, A100, V100 and the pre-Volta P100.
 
 Figures are the vendor's published ones (CUDA C++ Programming Guide, table of compute capabilities, and the
-product pages); memory totals and the H200's attributes as a driver reports them.
+product pages); the H200's memory and attributes as driver 580 reports them (tests/data/corpus/recorded.json), except
+that what the emulated device does not do, such as managed memory, is 0.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ _EVERY_DEVICE: Final = {
     "MAX_REGISTERS_PER_BLOCK": 65536,
     "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536,
     "TEXTURE_ALIGNMENT": 512,
+    "TEXTURE_PITCH_ALIGNMENT": 32,
+    "SURFACE_ALIGNMENT": 512,
+    "COMPUTE_PREEMPTION_SUPPORTED": 1,
+    "SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO": 2,
+    "MPS_ENABLED": 1,
     "GPU_OVERLAP": 1,
     "KERNEL_EXEC_TIMEOUT": 0,
     "INTEGRATED": 0,
@@ -86,8 +92,8 @@ def _architecture(
 
 PROFILES: Final = {
     "H200": Profile(
-        "NVIDIA H200", (9, 0), 132, 143155 << 20,
-        _architecture(233472, 232448, 2048, 1980000, 3201000, 6144, 62914560),
+        "NVIDIA H200", (9, 0), 132, 150109880320,
+        _architecture(233472, 232448, 2048, 1980000, 3201000, 6016, 62914560),
     ),
     "A100": Profile(
         "NVIDIA A100-SXM4-80GB", (8, 0), 108, 81038 << 20,

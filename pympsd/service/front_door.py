@@ -85,12 +85,12 @@ class FrontDoor:
                 peer = self._vetted(plain)
                 if peer is not None:
                     await self._admit(channel, plain, peer)
-        except Exception as error:
-            # A defect of ours that one connection met must not end the daemon.
-            self.hub.log.error("daemon_defect", reason=repr(error))
         except OSError as error:
             # Out of descriptors: this connection is lost, the door stays open.
             self.hub.log.error("connection_refused", reason=os.strerror(error.errno or 0))
+        except Exception as error:
+            # A defect of ours that one connection met must not end the daemon.
+            self.hub.log.error("daemon_defect", reason=repr(error))
         finally:
             channel.close()
 

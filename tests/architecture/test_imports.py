@@ -22,8 +22,11 @@ PURE = (
     "pympsd.version",
 )
 IMPURE = frozenset(
-    "trio asyncio socket _socket select selectors subprocess signal threading multiprocessing time os fcntl resource "
-    "ctypes shutil tempfile random secrets structlog logging".split()
+    (
+        *("trio", "asyncio", "socket", "_socket", "select", "selectors", "subprocess", "signal", "threading"),
+        *("multiprocessing", "time", "os", "fcntl", "resource", "ctypes", "shutil", "tempfile", "random", "secrets"),
+        *("structlog", "logging"),
+    )
 )
 TOUCHES_THE_WORLD = frozenset({"pympsd.devices.__main__"})
 """Programs of a pure room: they read the environment and print."""

@@ -83,8 +83,7 @@ def test_a_server_without_a_process_is_not_shown(daemon: Daemon) -> None:
 
 def test_device_query_shows_the_daemons_devices_then_the_servers(daemon: Daemon) -> None:
     rows = [
-        "Device Ordinal  PCI IDs        UUID                                      Name                              "
-        "Attributes",
+        f"Device Ordinal  PCI IDs        {'UUID':<42}{'Name':<34}Attributes",
         f"0               0000:00.06.00  {UUIDS[0]}  NVIDIA H200                       N/A",
         f"1               0000:00.07.00  {UUIDS[1]}  NVIDIA H200                       N/A",
     ]

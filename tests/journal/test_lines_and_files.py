@@ -104,7 +104,7 @@ def test_a_reopen_that_fails_keeps_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["missing/control.log", "."])
 def test_a_file_that_cannot_be_opened_is_an_os_error(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OSError, match="No such file|Is a directory"):
+    with pytest.raises(OSError, match=r"No such file|Is a directory"):
         LogFile(str(tmp_path / name))
 
 

@@ -17,9 +17,9 @@ from pympsd.mind import instructions as do
 from pympsd.mind.daemon_state import Daemon
 from pympsd.mind.decide import handle
 from pympsd.mind.server_lifecycle import MOVES, Phase
-from pympsd.vocabulary.identities import OVERFLOW_UID, Peer
+from pympsd.vocabulary.identities import Peer
 
-UIDS = st.sampled_from([0, 500, 600, OVERFLOW_UID])
+UIDS = st.sampled_from([0, 500, 600, 65534])
 DEVICES = describe("2xH200")
 
 
@@ -123,14 +123,14 @@ class DaemonMachine(RuleBasedStateMachine):
 
     # --- what can happen
 
-    @rule(target=waiting, uid=UIDS)
-    def knock(self, uid: int) -> object:
+    @rule(target=waiting, uid=UIDS, foreign=st.sampled_from([False, False, False, True]))
+    def knock(self, uid: int, foreign: bool) -> object:
         self.serial += 1
         client = self.serial
         self.uid_of[client] = uid
         self.in_line.add(client)
-        self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid), "c", 1))
-        if uid == OVERFLOW_UID or self.daemon_uid not in (0, uid) or self.quit_begun:
+        self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
+        if foreign or self.daemon_uid not in (0, uid) or self.quit_begun:
             assert client not in self.in_line
         return client if client in self.in_line else multiple()
 
@@ -140,7 +140,9 @@ class DaemonMachine(RuleBasedStateMachine):
             self.in_line.discard(client)
             self.feed(events.ClientLeftTheLine(client))
 
-    @rule(line=st.sampled_from(["ps", "get_server_list", "device_query", "foo", "", "get_client_list 1001"]), uid=UIDS)
+    @rule(
+        line=st.sampled_from(["ps", "get_server_list", "device_query", "foo", "", "get_client_list 1001"]), uid=UIDS
+    )
     def ask(self, line: str, uid: int) -> None:
         self._operator(line, uid)
 

@@ -284,11 +284,13 @@ def test_a_users_own_daemon_refuses_others(own_story: Story) -> None:
     assert [type(told) for told in own_story.knocks(2, 1000)] == [SpawnServer]
 
 
-def test_the_overflow_user_is_refused(story: Story) -> None:
-    (refusal,) = story.knocks(1, OVERFLOW_UID)
+def test_a_user_of_another_namespace_is_refused_whatever_stands_for_it(story: Story) -> None:
+    (refusal,) = story.feed(events.ClientKnocked(1, Peer(101, OVERFLOW_UID, 0, foreign=True), "c", 7))
     assert isinstance(refusal, RefuseClient)
     assert "unknown in the daemon's user namespace" in refusal.reason
     assert story.daemon.line == []
+    # The user nobody of this very namespace has the same number.
+    assert [type(told) for told in story.knocks(2, OVERFLOW_UID)] == [SpawnServer]
 
 
 def test_a_status_that_cannot_follow_changes_nothing(story: Story) -> None:

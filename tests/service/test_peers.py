@@ -80,11 +80,13 @@ def test_a_peer_that_is_not_visible_here_has_no_pidfd() -> None:
 
 
 def test_a_command_is_one_line_of_what_the_kernel_shows() -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()", "a b", "c\nd"], stdin=subprocess.PIPE
-    )
-    assert command_of(child.pid, "told").endswith("import sys; sys.stdin.read() a b c d")
-    child.communicate(timeout=20)
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    arguments = [sys.executable, "-c", program, "a b", "c\nd"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # it runs: before, its arguments are not there yet
+        shown = command_of(child.pid, "told")
+    assert shown.endswith(f"{program} a b c d")
 
 
 def test_what_cannot_be_read_is_as_told() -> None:

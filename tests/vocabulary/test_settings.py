@@ -55,7 +55,7 @@ def test_a_percentage_that_cannot_be_is_complained_of_and_the_default_stays(text
     assert settings.thread_percentage == ThreadPercentage(100.0)
 
 
-@pytest.mark.parametrize("text", ["2", "-1", "abc", "", "0.5", "10", "٠"])
+@pytest.mark.parametrize("text", ["2", "-1", "abc", "", "0.5", "10", "\N{ARABIC-INDIC DIGIT ZERO}"])
 def test_a_priority_that_cannot_be_is_complained_of_and_the_default_stays(text: str) -> None:
     settings = Settings.from_environment({"CUDA_MPS_CLIENT_PRIORITY": text})
     assert settings.complaints == (PRIORITY_COMPLAINT,)

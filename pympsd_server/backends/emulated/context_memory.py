@@ -1,44 +1,19 @@
-"""A client's address space, and the part of it that one of its contexts holds."""
+"""What one context holds of its client's memory, within its budget."""
 
 from __future__ import annotations
 
-import mmap
-from threading import Lock
 from typing import Final
 
-from attrs import define, field
-
-from pympsd.vocabulary.device_facts import WINDOW_BITS
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.budget import CONTEXT_OVERHEAD_BYTES, ContextBudget, charged
-from pympsd_server.backends.emulated.memory import AddressSpace, ReserveRefused
+from pympsd_server.backends.emulated.client_space import ClientSpace
+from pympsd_server.backends.emulated.memory import AddressSpace
 from pympsd_server.backends.emulated.programs import LoadedModule, Program
 from pympsd_server.backends.emulated.ptx.faults import OutOfMemory
 from pympsd_server.backends.interface import BackendError
 
 ALLOCATION_LIMIT: Final = 1 << 18
 """Allocations one context may hold; each costs the executor some hundred bytes, however small it is."""
-
-if not hasattr(mmap, "MAP_NORESERVE"):
-    # Python 3.11 has no name for it; without it the kernel refuses to reserve more than the host's own memory.
-    mmap.MAP_NORESERVE = 0x4000  # type: ignore[attr-defined]
-
-
-@define(eq=False)
-class ClientSpace:
-    """The address space that the contexts of one client process share."""
-
-    space: AddressSpace
-    lock: Lock = field(factory=Lock, init=False)
-    contexts: int = field(default=0, init=False)
-
-
-def reserve(base: int, total: int) -> ClientSpace:
-    """Reserve a space at a device's window, twice the memory, so that gaps never make memory unreachable."""
-    try:
-        return ClientSpace(AddressSpace(base, min(1 << WINDOW_BITS, 2 * total)))
-    except ReserveRefused as error:
-        raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
 
 
 class ContextMemory:

@@ -8,8 +8,9 @@ from threading import Lock
 from pympsd.vocabulary.device_facts import DeviceFacts, window_of
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.budget import ContextBudget, DeviceBudget
+from pympsd_server.backends.emulated.client_space import ClientSpace, reserve
 from pympsd_server.backends.emulated.context import EmulatedContext
-from pympsd_server.backends.emulated.context_memory import ClientSpace, ContextMemory, reserve
+from pympsd_server.backends.emulated.context_memory import ContextMemory
 from pympsd_server.backends.emulated.placement import Placement
 from pympsd_server.backends.emulated.scheduler import Scheduler
 from pympsd_server.backends.emulated.trace import Trace

@@ -213,3 +213,16 @@ def test_the_trace_counts(user: PortUser) -> None:
     assert trace["contexts"] == 1
     assert trace["bytes_allocated"] == 400_000
     assert trace["bytes_used"] > 400_000
+
+
+def test_allocating_beside_a_running_kernel_does_not_disturb_it(user: PortUser) -> None:
+    others = [user.words() for _ in range(50)]
+    for address in others[::2]:
+        assert user.free(address).wait() == Result.SUCCESS
+    gate = Gate.closed(user, user.context.create_stream(True, 0))
+    kept = [user.context.allocate(1 + number % 5000) for number in range(5000)]
+    assert not user.fault.told
+    gate.open()
+    assert user.synchronize() == Result.SUCCESS
+    for address in kept:
+        assert user.free(address).wait() == Result.SUCCESS

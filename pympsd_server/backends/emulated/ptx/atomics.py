@@ -109,7 +109,7 @@ def _running_sum(memory: Array, index: Array, first: Array, values: Array) -> Ar
 
 
 def _exchange(memory: Array, index: Array, first: Array, values: Array) -> Array:
-    old = np.r_[values[:1], values[:-1]]
+    old: Array = np.r_[values[:1], values[:-1]]
     old[first] = memory[index[first]]
     memory[index] = values
     last = np.r_[first[1:], True]

@@ -205,9 +205,7 @@ class Batch:
         if at in self._released:
             self._released.discard(at)
             return group
-        mask = plan.meeting
-        if isinstance(mask, int):
-            mask = group.registers[mask].view(np.uint32)
+        mask = self._mask(plan, group)
         ready = arrived_everywhere(self._state, group.lanes, mask)
         if ready.all():
             return group
@@ -216,6 +214,11 @@ class Batch:
         if not ready.any():
             return None
         return part_of(group.lanes, group.registers, np.flatnonzero(ready))
+
+    @staticmethod
+    def _mask(plan: BlockPlan, group: Group) -> Value:
+        mask = plan.meeting
+        return group.registers[mask].view(np.uint32) if isinstance(mask, int) else mask
 
     def _release_across(self) -> bool:
         """Lanes that wait for each other at different places may go on: each place counts as the meeting."""
@@ -228,8 +231,7 @@ class Batch:
         released = False
         for at, parts in list(self._parked.items()):
             group = merge(parts, self._plans[at].dtypes, self._state.all)
-            mask = self._plans[at].meeting
-            mask = group.registers[mask].view(np.uint32) if isinstance(mask, int) else mask
+            mask = self._mask(self._plans[at], group)
             full = np.zeros(self._state.count, np.uint32)
             full[group.lanes.indices()] = mask
             met = arrived_everywhere(self._state, everyone, full.take(everyone.indices()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .datatypes import BOOL, S32, U32, dtype_name, unsigned
 from .emission import BITS, INTEGERS, dtype_of, emits
-from .ir import Immediate, Operation
+from .ir import Operation
+from .syntax import Immediate
 from .writer import Writer
 
 _SIGNS = {"and": "&", "or": "|", "xor": "^"}

@@ -217,8 +217,7 @@ class _Flattener:
         prefix = f"{self.instances}:"
         inside = _Names({}, prefix, prefix + "$end")
         for formal, actual in zip(function.parameters, inputs, strict=True):
-            given = self._argument(actual, names, line)
-            inside.meanings[formal.name] = self._bind(formal, given, line)
+            inside.meanings[formal.name] = self._bind(formal, self._argument(actual, names, line), line)
         back: list[tuple[Argument, Argument, str]] = []
         for formal, actual in zip(function.returns, results, strict=True):
             wanted = self._argument(actual, names, line)
@@ -230,8 +229,8 @@ class _Flattener:
                 back.append((wanted, register, formal.type))
         self.function(function, inside, (*stack, function.name))
         self.code.operations.append(label(prefix + "$end", line))
-        for wanted, register, type_name in back:
-            self.code.operations.append(plain("mov", (type_name,), (wanted, register), line))
+        for wanted, inner, type_name in back:
+            self.code.operations.append(plain("mov", (type_name,), (wanted, inner), line))
 
     def _bind(self, formal: Variable, given: Argument, line: int) -> Argument:
         """A call's .param is aliased (its value is only read inside); a register is copied."""

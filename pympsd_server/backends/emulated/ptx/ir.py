@@ -126,31 +126,11 @@ class Code:
 
 
 # The operations that have no result; of all others operand 0 is the result.
-WITHOUT_RESULT = frozenset(
-    [
-        "st",
-        "red",
-        "bra",
-        "brx",
-        "exit",
-        "bar",
-        "barrier",
-        "trap",
-        "membar",
-        "fence",
-        "nanosleep",
-        "prefetch",
-        "prefetchu",
-        "discard",
-        "applypriority",
-        "label",
-        "pmevent",
-        "brkpt",
-        "assertfail",
-        "createpolicy",
-        "griddepcontrol",
-    ]
+WITHOUT_RESULT_NAMES = (
+    "st red bra brx exit bar barrier trap membar fence nanosleep prefetch prefetchu discard applypriority "
+    "label pmevent brkpt assertfail createpolicy griddepcontrol"
 )
+WITHOUT_RESULT = frozenset(WITHOUT_RESULT_NAMES.split())
 
 
 def has_result(operation: Operation) -> bool:

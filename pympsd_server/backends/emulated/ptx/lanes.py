@@ -38,7 +38,8 @@ class Lanes:
 
     def indices(self) -> Array:
         if self.ids is None:
-            return self.fact("indices", lambda: np.arange(self.count))  # type: ignore[no-any-return]
+            found: Array = self.fact("indices", lambda: np.arange(self.count))
+            return found
         return self.ids
 
 

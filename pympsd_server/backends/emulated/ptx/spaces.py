@@ -120,7 +120,7 @@ def load(
 ) -> Value:
     """Load one element per thread; where `guard` is false the result is 0 and nothing is touched."""
     if guard is not None and guard.ndim:
-        chosen = np.flatnonzero(guard)
+        chosen: Array = np.flatnonzero(guard)
         result = np.zeros(lanes.count, dtype)
         if len(chosen):
             inner = _subset(lanes, chosen)
@@ -132,8 +132,8 @@ def load(
     if parts[0][2] is None:
         return state.view(parts[0][0], dtype)[parts[0][1]]
     result = np.empty(lanes.count, dtype)
-    for kind, index, chosen in parts:
-        result[chosen] = state.view(kind, dtype)[index]
+    for kind, index, some in parts:
+        result[some] = state.view(kind, dtype)[index]
     return result
 
 
@@ -149,11 +149,11 @@ def store(
 ) -> None:
     """Store one or more consecutive elements per thread. Nothing is written when any thread faults."""
     if guard is not None and guard.ndim:
-        chosen = np.flatnonzero(guard)
-        if len(chosen):
-            inner = _subset(lanes, chosen)
-            picked = tuple(_pick(v, chosen) for v in values)
-            store(state, inner, space, _pick(address, chosen), dtype, align, picked, None)
+        held: Array = np.flatnonzero(guard)
+        if len(held):
+            inner = _subset(lanes, held)
+            picked = tuple(_pick(v, held) for v in values)
+            store(state, inner, space, _pick(address, held), dtype, align, picked, None)
         return
     if guard is not None and not guard:
         return

@@ -15,29 +15,11 @@ if TYPE_CHECKING:
 
 _AXES = ("x", "y", "z")
 _VECTORS = ("tid", "ntid", "ctaid", "nctaid")
-_SCALARS = frozenset(
-    [
-        "laneid",
-        "warpid",
-        "nwarpid",
-        "smid",
-        "nsmid",
-        "gridid",
-        "lanemask_eq",
-        "lanemask_lt",
-        "lanemask_le",
-        "lanemask_gt",
-        "lanemask_ge",
-        "clock",
-        "clock_hi",
-        "clock64",
-        "globaltimer",
-        "globaltimer_lo",
-        "globaltimer_hi",
-        "dynamic_smem_size",
-        "total_smem_size",
-    ]
+_SCALARS_NAMES = (
+    "laneid warpid nwarpid smid nsmid gridid lanemask_eq lanemask_lt lanemask_le lanemask_gt lanemask_ge "
+    "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi dynamic_smem_size total_smem_size"
 )
+_SCALARS = frozenset(_SCALARS_NAMES.split())
 TIMERS = frozenset(["clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"])
 
 

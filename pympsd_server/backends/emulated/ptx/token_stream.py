@@ -97,7 +97,7 @@ class TokenStream:
 
 
 def parse_integer(text: str) -> int:
-    digits = text.rstrip("U") if not text.startswith(("0x", "0X")) else text.rstrip("U")
+    digits = text.rstrip("U")
     if len(digits) > 1 and digits[0] == "0" and digits.isdigit():
         return int(digits, 8)
     return int(digits, 0)

@@ -32,7 +32,8 @@ from .control_flow import EXIT, Block, build_blocks, without_dead_results
 from .datatypes import BOOL, DTYPE_NAMES, U32
 from .emission import emit
 from .faults import InvalidPtx
-from .ir import Code, Immediate, Operation, Register, Sink, Symbol
+from .ir import Code, Operation, Register, Sink, Symbol
+from .syntax import Immediate
 from .writer import Constants, Writer
 
 EMITTERS = (emit_arithmetic, emit_bits, emit_compare, emit_convert, emit_float, emit_memory, emit_warp)

@@ -17,7 +17,6 @@ from .ir import (
     Argument,
     Both,
     Code,
-    Immediate,
     Memory,
     Not,
     Operation,
@@ -26,6 +25,7 @@ from .ir import (
     Special,
     Symbol,
 )
+from .syntax import Immediate
 from .literals import immediate_value
 
 

@@ -1,0 +1,197 @@
+"""Memory on real emulated devices: allocation, copies of any size, fills, host pointers of every kind."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pympsd.vocabulary.device_facts import ordinal_of, window_of
+from pympsd_client import driver as cuda
+from pympsd_client import last_error
+
+from .conftest import ok
+
+INVALID_VALUE = (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
+SIZES = [1, 3, 4095, 65536, 65537, (4 << 20) - 1, 4 << 20, (16 << 20) + 5, 40 << 20]
+
+
+@pytest.fixture
+def device_bytes(context: Any) -> Any:
+    """Allocate 64 MiB."""
+    return ok(cuda.cuMemAlloc(64 << 20))
+
+
+def _random(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_copies_bring_back_what_was_sent(device_bytes: Any, size: int) -> None:
+    sent, back = _random(size), np.zeros(size + 16, dtype=np.uint8)
+    ok(cuda.cuMemcpyHtoD(device_bytes, sent, size))
+    ok(cuda.cuMemcpyDtoH(back, device_bytes, size))
+    assert (back[:size] == sent).all()
+    assert not back[size:].any()
+
+
+@pytest.mark.parametrize("size", [5, 4 << 20, 40 << 20])
+def test_asynchronous_copies_keep_stream_order(device_bytes: Any, size: int) -> None:
+    stream = ok(cuda.cuStreamCreate(1))
+    sent, back = _random(size), np.zeros(size, dtype=np.uint8)
+    source = sent.copy()
+    ok(cuda.cuMemcpyHtoDAsync(device_bytes, source, size, stream))
+    source[:] = 0  # it may change as soon as the call has returned
+    ok(cuda.cuMemcpyDtoHAsync(back, device_bytes, size, stream))
+    assert (back == sent).all()
+    ok(cuda.cuStreamSynchronize(stream))
+
+
+@pytest.mark.parametrize("copy", ["cuMemcpyDtoD", "cuMemcpy"])
+def test_copies_within_a_device(device_bytes: Any, copy: str) -> None:
+    sent, back = _random(1000), np.zeros(1000, dtype=np.uint8)
+    ok(cuda.cuMemcpyHtoD(device_bytes, sent, 1000))
+    ok(getattr(cuda, copy)(int(device_bytes) + 5000, device_bytes, 1000))
+    ok(cuda.cuMemcpyDtoH(back, int(device_bytes) + 5000, 1000))
+    assert (back == sent).all()
+
+
+@pytest.mark.parametrize("copy", ["cuMemcpyDtoDAsync", "cuMemcpyAsync"])
+def test_copies_between_devices_are_staged(device_bytes: Any, copy: str) -> None:
+    size = (9 << 20) + 1
+    sent, back = _random(size), np.zeros(size, dtype=np.uint8)
+    stream = ok(cuda.cuStreamCreate(0))
+    other = ok(cuda.cuCtxCreate(None, 0, 1))
+    elsewhere = ok(cuda.cuMemAlloc(size))
+    assert (ordinal_of(int(device_bytes)), ordinal_of(int(elsewhere))) == (0, 1)
+    ok(cuda.cuCtxPopCurrent())
+    ok(cuda.cuMemcpyHtoDAsync(device_bytes, sent, size, stream))
+    ok(getattr(cuda, copy)(elsewhere, device_bytes, size, stream))
+    ok(cuda.cuMemcpyDtoH(back, elsewhere, size))  # found by its window, whatever context is current
+    assert (back == sent).all()
+    ok(cuda.cuCtxDestroy(other))
+
+
+HOSTS = {
+    "bytes": lambda data: data,
+    "bytearray": bytearray,
+    "memoryview": memoryview,
+    "ctypes": lambda data: (ctypes.c_char * len(data)).from_buffer_copy(data),
+    "array of floats": lambda data: np.frombuffer(data, dtype=np.float32),
+    "Fortran order": lambda data: np.asfortranarray(np.frombuffer(data, dtype=np.uint8).reshape(4, -1).T).T,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTS)
+def test_anything_with_a_buffer_is_a_host_pointer(device_bytes: Any, kind: str) -> None:
+    data = bytes(range(64))
+    ok(cuda.cuMemcpyHtoD(device_bytes, HOSTS[kind](data), 64))
+    back = bytearray(64)
+    ok(cuda.cuMemcpyDtoH(back, device_bytes, 64))
+    assert bytes(back) == data
+
+
+@pytest.mark.parametrize("kind", ["int", "numpy integer", "c_void_p value"])
+def test_an_address_is_a_host_pointer(device_bytes: Any, kind: str) -> None:
+    array = _random(100)
+    address = {"int": int, "numpy integer": np.uint64, "c_void_p value": lambda at: ctypes.c_void_p(at).value}[kind](
+        array.ctypes.data
+    )
+    ok(cuda.cuMemcpyHtoD(device_bytes, address, 100))
+    back = np.zeros(100, dtype=np.uint8)
+    ok(cuda.cuMemcpyDtoH(back.ctypes.data, device_bytes, 100))
+    assert (back == array).all()
+
+
+def test_an_array_of_one_element_is_a_buffer_and_not_an_address(device_bytes: Any) -> None:
+    ok(cuda.cuMemcpyHtoD(device_bytes, np.array([7], dtype=np.int32), 4))
+    back = np.zeros(1, dtype=np.int32)
+    ok(cuda.cuMemcpyDtoH(back, device_bytes, 4))
+    assert back[0] == 7
+
+
+@pytest.mark.parametrize("host", ["text", 1.5j, [1, 2], {}])
+def test_what_is_no_host_pointer_is_a_type_error(device_bytes: Any, host: object) -> None:
+    with pytest.raises(TypeError):
+        cuda.cuMemcpyHtoD(device_bytes, host, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda at: cuda.cuMemcpyHtoD(at, bytes(10), 11), "11 bytes are more than the host buffer has: 10"),
+        (lambda at: cuda.cuMemcpyDtoH(bytearray(10), at, 11), "11 bytes are more than the host buffer has: 10"),
+        (lambda at: cuda.cuMemcpyDtoH(bytes(10), at, 10), "read-only"),
+        (lambda at: cuda.cuMemcpyHtoD(at, 0, 10), "NULL"),
+        (lambda at: cuda.cuMemcpyHtoD(at, None, 10), "NULL"),
+        (lambda at: cuda.cuMemcpyHtoD(0x1000, bytes(10), 10), "no address of a visible device"),
+        (lambda at: cuda.cuMemcpyHtoD(window_of(2), bytes(10), 10), "no address of a visible device"),
+        (lambda at: cuda.cuMemcpyHtoD(window_of(1), bytes(10), 10), "no usable context"),
+        (lambda at: cuda.cuMemcpyDtoH(bytearray(10), 0, 10), "no address of a visible device"),
+        (lambda at: cuda.cuMemcpy(at, 0x1000, 10), "no address of a visible device"),
+        (lambda at: cuda.cuMemsetD32(int(at) + 2, 0, 1), "not aligned"),
+        (lambda at: cuda.cuMemsetD16(int(at) + 1, 0, 1), "not aligned"),
+        (lambda at: cuda.cuMemFree(int(at) + 1), "not the start of an allocation"),
+        (lambda at: cuda.cuMemFree(0x1234), "not the start of an allocation"),
+        (lambda at: cuda.cuMemcpyHtoD(int(at) + (64 << 20), bytes(10), 10), ""),
+    ],
+)
+def test_bad_addresses_and_sizes_are_named(device_bytes: Any, call: Any, words: str) -> None:
+    assert call(device_bytes) == INVALID_VALUE
+    assert words in last_error()
+    ok(cuda.cuCtxSynchronize())
+
+
+def test_an_asynchronous_mistake_is_told_by_a_later_call_once(device_bytes: Any) -> None:
+    ok(cuda.cuMemsetD8(int(device_bytes) + (64 << 20) - 1, 0, 2))
+    assert cuda.cuCtxSynchronize() == INVALID_VALUE
+    ok(cuda.cuCtxSynchronize())
+
+
+def test_nothing_is_copied_or_set_for_a_size_of_zero(context: Any) -> None:
+    for call in (
+        lambda: cuda.cuMemcpyHtoD(0, b"", 0),
+        lambda: cuda.cuMemcpyDtoH(bytearray(), 0, 0),
+        lambda: cuda.cuMemcpyDtoD(0, 0, 0),
+        lambda: cuda.cuMemsetD8(0, 0, 0),
+    ):
+        ok(call())
+
+
+@pytest.mark.parametrize(("width", "value"), [(8, 0xA5), (16, 0xBEEF), (32, 0xDEADBEEF)])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_fills(device_bytes: Any, width: int, value: int, asynchronous: bool) -> None:
+    count, kind = 1003, {8: np.uint8, 16: np.uint16, 32: np.uint32}[width]
+    ok(cuda.cuMemsetD8(device_bytes, 0, 8192))
+    if asynchronous:
+        ok(getattr(cuda, f"cuMemsetD{width}Async")(device_bytes, value, count, cuda.CU_STREAM_LEGACY))
+    else:
+        ok(getattr(cuda, f"cuMemsetD{width}")(device_bytes, value, count))
+    back = np.zeros(count + 1, dtype=kind)
+    ok(cuda.cuMemcpyDtoH(back, device_bytes, back.nbytes))
+    assert (back[:count] == value).all()
+    assert back[count] == 0
+
+
+def test_memory_is_counted_and_freed(context: Any) -> None:
+    free, total = ok(cuda.cuMemGetInfo())
+    address = ok(cuda.cuMemAlloc(1 << 30))
+    less, same = ok(cuda.cuMemGetInfo())
+    assert same == total
+    assert free - less >= 1 << 30
+    ok(cuda.cuMemFree(address))
+    assert ok(cuda.cuMemGetInfo()) == (free, total)
+    assert cuda.cuMemFree(address) == INVALID_VALUE
+
+
+def test_more_than_there_is_is_out_of_memory(context: Any) -> None:
+    assert cuda.cuMemAlloc(1 << 39) == (cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+    assert cuda.cuMemAlloc(0) == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None)
+    ok(cuda.cuMemAlloc(1))
+
+
+def test_freeing_nothing_is_fine(context: Any) -> None:
+    ok(cuda.cuMemFree(0))
+    ok(cuda.cuMemFree(cuda.CUdeviceptr()))

@@ -1,0 +1,89 @@
+"""Kernels recorded on a real GPU (tests/data/corpus) give the same answers here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pympsd_server.backends.emulated.ptx import InvalidPtx, LoadedModule, load_program
+from tests.emulated.harness import Device, Never, batches
+
+CORPUS = Path(__file__).parent.parent / "data" / "corpus"
+RECORDED = CORPUS / "recorded.npz"
+KERNELS: dict[str, Any] = json.loads((CORPUS / "manifest.json").read_text())["kernels"]
+# What the translator refuses by name, and the words of its refusal.
+REFUSED = {"calls": "recursion", "indirect_calls": "indirect call"}
+RUNNABLE = sorted(set(KERNELS) - set(REFUSED))
+
+
+@cache
+def corpus_module(name: str) -> ModuleType:
+    """A module of the corpus, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"corpus_{name}", CORPUS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def recorded() -> dict[str, np.ndarray[Any, Any]]:
+    with np.load(RECORDED) as archive:
+        return dict(archive)
+
+
+def outputs_of(name: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Launch a kernel of the corpus as its manifest says; its outputs by name."""
+    entry = KERNELS[name]
+    inputs = corpus_module("inputs")
+    device = Device()
+    module = load_program((CORPUS / entry["ptx"]).read_bytes()).link(device.space, 4)
+    contents = inputs.contents(entry)
+    addresses = {
+        key: module.address_of(key) if key in entry.get("globals", {}) else device.put(value)
+        for key, value in contents.items()
+    }
+    for key in entry.get("globals", {}):
+        addresses[key] = module.address_of(key)
+        if key in contents:
+            device.space.write(addresses[key], contents[key].tobytes())
+    run_together(module, entry, inputs.arguments(entry, addresses))
+    return {
+        key: read(device, addresses[key], spec, inputs) for key, spec in inputs.outputs(entry).items()
+    }
+
+
+def run_together(module: LoadedModule, entry: dict[str, Any], arguments: list[bytes]) -> None:
+    """Step all batches of the launch in turn, as kernels that wait for other CTAs need it."""
+    waiting = batches(module, entry["entry"], entry["grid"], entry["block"], tuple(arguments), entry["shared"])
+    while waiting:
+        waiting = [batch for batch in waiting if not batch.step(0.01, Never())]
+
+
+def read(device: Device, address: int, spec: dict[str, Any], inputs: ModuleType) -> np.ndarray[Any, Any]:
+    return device.get(address, np.zeros(spec["shape"], inputs.storage(spec["dtype"])))
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_same_as_recorded(name: str) -> None:
+    """Every output agrees with the GPU's, by the rule that the corpus gives for it."""
+    rules = corpus_module("rules")
+    got = outputs_of(name)
+    for output, spec in corpus_module("inputs").outputs(KERNELS[name]).items():
+        good = rules.agree(spec, got[output], recorded()[f"{name}/{output}"])
+        assert good.all(), f"{output}: {np.count_nonzero(~good)} of {good.size} differ"
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidPtx, match=REFUSED[name]) as caught:
+        load_program((CORPUS / KERNELS[name]["ptx"]).read_bytes())
+    assert caught.value.line is not None
