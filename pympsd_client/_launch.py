@@ -42,7 +42,7 @@ def launch(function: Function, shape: tuple[int, ...], stream: Any, parameters: 
 
 
 def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra: Any) -> bytes:
-    if extra in (0, None) and type(parameters) is tuple and len(parameters) == 2:
+    if type(parameters) is tuple and len(parameters) == 2 and (extra is None or (type(extra) is int and not extra)):
         values, types = parameters
         try:
             packer = function.packers.get(types)

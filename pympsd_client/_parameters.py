@@ -91,9 +91,9 @@ def _converting(pack: Packer, types: tuple[Any, ...]) -> Packer:
 
 def flat(layout: FunctionLayout, parameters: Any, extra: Any) -> bytes:
     """Return the flat buffer of a function's parameters from any form; raise CudaError, TypeError."""
-    if parameters is not None and parameters != 0 and number(extra):
-        raise invalid_value("kernelParams and extra were both given; give one")
     if number(extra):
+        if parameters is not None and not (isinstance(parameters, int) and parameters == 0):
+            raise invalid_value("kernelParams and extra were both given; give one")
         return _from_extra(layout, number(extra))
     if isinstance(parameters, tuple):
         return _from_values(layout, parameters)

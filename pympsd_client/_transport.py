@@ -144,10 +144,10 @@ class Transport:
         found: list[int] = []
 
         def there_is_room() -> bool:
-            offset = self.shared.take(sequence, count, context, kept)
-            if offset is not None:
-                found.append(offset)
-            return offset is not None
+            if not found:  # asked more than once while it waits; a part is taken once
+                offset = self.shared.take(sequence, count, context, kept)
+                found.extend(() if offset is None else (offset,))
+            return bool(found)
 
         if not there_is_room():
             waiting = -sequence  # no record has a negative number: woken for every part that is given back

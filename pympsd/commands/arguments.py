@@ -41,8 +41,8 @@ def flag(option: str) -> Callable[[Sequence[str]], bool]:
 def user_id(words: Sequence[str]) -> int | Answer:
     """The user of ``-uid UID`` (the manual also prints ``- uid UID``: accepted)."""
     if list(words[:2]) == ["-", "uid"]:
-        words = words[1:]
-    uid = leading_integer(words[1]) if len(words) > 1 and words[0] in ("-uid", "uid") else None
+        words = ["-uid", *words[2:]]
+    uid = leading_integer(words[1]) if len(words) > 1 and words[0] == "-uid" else None
     if uid is None:
         return refusal("A user id (UID) is required to start a new server")
     if uid < 0:

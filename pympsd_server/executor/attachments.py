@@ -91,9 +91,9 @@ class Attachments:
         if not request.new_stream:
             return self._clients[request.client], ()
         try:
-            memory = shared_memory.make()
             ours, theirs = socket.socketpair()
-        except OSError as error:
+            memory = shared_memory.make()
+        except OSError as error:  # sockets close themselves when they are dropped
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {error}") from None
         client = self._clients[request.client] = Client(ours, memory.view)
         client.start()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from pympsd.build import build_id
 from pympsd.process_title import show_as
@@ -18,6 +17,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, ExecutorSetup
 from pympsd_server.backends.interface import BackendError
+from pympsd_server.executor.allocator import keep_freed_memory
 from pympsd_server.executor.attachments import Attachments
 from pympsd_server.executor.link import Link
 
@@ -29,8 +29,8 @@ _SWITCH_SECONDS: Final = 0.0005
 _FIRST_VICTIM: Final = "1000"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run until the owner goes; return the exit status (1: no device, or not a proper owner)."""
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Run until the owner goes; exit status 1 when there is no device, or the owner is no proper one."""
     parser = argparse.ArgumentParser(prog="pympsd-executor", description="Owns one device. Started by its server.")
     parser.add_argument("--link-fd", type=int, required=True, help="inherited socket to the owner")
     parser.add_argument("--name", help="how to show in ps")
@@ -40,14 +40,16 @@ def main(arguments: Sequence[str]) -> int:
     _settle_in()
     link = Link(socket.socket(fileno=options.link_fd))
     try:
-        return _serve(link)
+        status = _serve(link)
     except RemoteError as error:
-        print(f"pympsd executor: the owner broke the rules: {error}", file=sys.stderr)
-        return 1
+        print(f"pympsd executor: the owner broke the rules: {error}", file=sys.stderr, flush=True)
+        status = 1
+    # Nobody is left who could want an answer: leave, whatever kernels run.
+    os._exit(status)
 
 
 def _settle_in() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal of a client is not meant for its executor
+    keep_freed_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         # What clients make a device hold is this process's memory: it goes first, not the machine's other work.
@@ -70,8 +72,7 @@ def _serve(link: Link) -> int:
     gc.freeze()  # what is loaded stays: no later collection looks at it again
     link.send(ExecutorReady(os.getpid()))
     link.watch(attachments.handle)
-    # The link is gone, and with it all who could want an answer: leave, whatever kernels run.
-    os._exit(0)
+    return 0
 
 
 def _open(setup: ExecutorSetup) -> Device:

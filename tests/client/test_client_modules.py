@@ -71,7 +71,8 @@ def _as_a_handle_of_void_p(out: Any) -> tuple[Any, int, Any]:
 
 
 def _as_ctypes_and_numpy(out: Any) -> tuple[Any, int, Any]:
-    values = (ctypes.c_void_p(int(out)), np.uint8(200), ctypes.c_double(-2.5), np.uint16(60000), np.float32(0.25), np.int64(-7))
+    numbers = (np.uint8(200), ctypes.c_double(-2.5), np.uint16(60000), np.float32(0.25), np.int64(-7))
+    values = (ctypes.c_void_p(int(out)), *numbers)
     return (values, (ctypes.c_void_p, *TYPES)), 0, None
 
 
@@ -211,7 +212,7 @@ def test_shapes_are_checked_before_anything_is_sent(
     module: Any, shape: tuple[int, ...], result: str, words: str
 ) -> None:
     answer = cuda.cuLaunchKernel(_function(module, b"nothing"), *shape, 0, 0, 0)
-    assert answer == (cuda.CUresult[f"CUDA_ERROR_{result}"],)
+    assert answer == (getattr(cuda.CUresult, f"CUDA_ERROR_{result}"),)
     assert words in last_error()
     ok(cuda.cuCtxSynchronize())
 
@@ -269,7 +270,7 @@ def test_an_image_larger_than_one_part(context: Any) -> None:
     assert _function(ok(cuda.cuModuleLoadData(padding + PTX)), b"nothing")
 
 
-BROKEN = PTX + b".visible .entry broken()\n{\n    frobnicate.u32 %r1, 5;\n    ret;\n}\n"
+BROKEN = PTX + b".visible .entry broken()\n{\n    .reg .b32 %r<2>;\n    frobnicate.u32 %r1, 5;\n    ret;\n}\n"
 
 
 @pytest.mark.parametrize("buffer", [lambda: bytearray(4096), lambda: bytes(4096)], ids=["bytearray", "bytes"])
@@ -311,7 +312,7 @@ def test_options_that_cannot_be_are_named(
     context: Any, count: int, options: Any, values: Any, result: str, words: str
 ) -> None:
     answer = cuda.cuModuleLoadDataEx(PTX, count, options, values)
-    assert answer == (cuda.CUresult[f"CUDA_ERROR_{result}"], None)
+    assert answer == (getattr(cuda.CUresult, f"CUDA_ERROR_{result}"), None)
     assert words in last_error()
 
 

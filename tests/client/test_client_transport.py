@@ -329,3 +329,22 @@ def test_answers_cut_into_bytes_are_put_together(make_executor: MakeExecutor) ->
     context = executor.context()
     for _ in range(5):
         assert _records.ALLOCATE.answer.unpack(context.call(_records.ALLOCATE, 1)) == (BASE + (1 << 20),)
+
+
+def test_a_part_is_not_given_out_again_before_its_answer(make_executor: MakeExecutor) -> None:
+    """Copies larger than the shared memory, taken by an executor that reads a part only when its answer is due."""
+    executor = make_executor()
+    late: list[Record] = []
+
+    def one_behind(record: Record) -> bytes | None:
+        if record.opcode != OPCODES["COPY_TO_DEVICE"]:
+            return b"".join(executor.succeed(one) for one in (*late, record))
+        late.append(record)
+        return executor.succeed(late.pop(0)) if len(late) > 3 else None
+
+    executor.reply = one_behind
+    context = executor.context()
+    data = bytes(range(241)) * 15000
+    _copy(context, data, wait=False)
+    context.synchronize()
+    assert bytes(executor.memory[BASE + place] for place in range(len(data))) == data

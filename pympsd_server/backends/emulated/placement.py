@@ -45,9 +45,11 @@ class Placement:
         limits = {name: attributes.get(name, value) for name, value in _DEFAULTS.items()}
         self.sm_ids = sm_ids
         self._ids = np.array(sm_ids, np.int32)
-        self._limits = np.array([[value] for value in limits.values()], np.int64)
-        self._free = np.repeat(self._limits, len(sm_ids), axis=1)
+        self._limits = tuple(limits.values())
+        self._free = np.repeat(np.array([self._limits], np.int64).T, len(sm_ids), axis=1)
         self._in_turn = np.arange(len(sm_ids))
+        self._lone: Seats | None = None
+        """Blocks that are alone here and not subtracted from the room: most launches come and go like this."""
         self.resident = 0
         self.high_water = 0
         """The most blocks that were resident at once."""
@@ -59,17 +61,32 @@ class Placement:
         return int(self._room(size).sum())
 
     def _room(self, size: BlockSize) -> Integers:
+        if self._lone is not None:
+            self._account(self._lone.rows, self._lone.size, -1)
+            self._lone = None
         needed = np.array([[1], [size.threads], [max(1, size.shared_bytes)]], np.int64)
         fitting: Integers = (self._free // needed).min(axis=0)
         return fitting
 
     def seat(self, size: BlockSize, count: int) -> Seats:
         """Place up to ``count`` blocks, spread over the multiprocessors; the result may hold fewer, even none."""
-        rows = self._spread(self._room(size), count)
-        self._account(rows, size, -1)
-        self.resident += len(rows)
+        if self.resident:
+            rows = self._spread(self._room(size), count)
+            self._account(rows, size, -1)
+            seats = Seats(self._ids[rows], rows, size)
+        else:
+            seats = self._lone = self._seat_alone(size, count)
+        self.resident += len(seats.rows)
         self.high_water = max(self.high_water, self.resident)
-        return Seats(self._ids[rows], rows, size)
+        return seats
+
+    def _seat_alone(self, size: BlockSize, count: int) -> Seats:
+        blocks, threads, shared_bytes = self._limits
+        each = min(blocks, threads // size.threads, shared_bytes // max(1, size.shared_bytes))
+        count = min(count, each * len(self.sm_ids))
+        if count <= len(self.sm_ids):
+            return Seats(self._ids[:count], self._in_turn[:count], size)
+        return Seats(np.resize(self._ids, count), np.resize(self._in_turn, count), size)
 
     def _spread(self, room: Integers, count: int) -> Integers:
         # The k-th block of every multiprocessor goes before any (k+1)-th; emptier ones go first.
@@ -77,7 +94,7 @@ class Placement:
         count = min(count, total)
         if count == 0:
             return np.zeros(0, np.int64)
-        emptiest = np.argsort(-room, kind="stable") if self.resident else self._in_turn
+        emptiest = np.argsort(-room, kind="stable")
         rounds = -(-count // int(np.count_nonzero(room)))
         while True:
             capped = np.minimum(room, rounds)
@@ -94,5 +111,8 @@ class Placement:
 
     def leave(self, seats: Seats) -> None:
         """These blocks have ended."""
-        self._account(seats.rows, seats.size, 1)
+        if seats is self._lone:
+            self._lone = None
+        else:
+            self._account(seats.rows, seats.size, 1)
         self.resident -= len(seats.rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
@@ -22,7 +23,7 @@ from pympsd_server.backends.interface import Outcome
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.context import EmulatedContext
 
-SLICE_SECONDS: Final = 0.002
+SLICE_SECONDS: Final = 0.001
 Calls = list[Callable[[], None]]
 
 
@@ -192,7 +193,10 @@ def _tell(operation: Operation, calls: Calls) -> None:
 
 def _make(calls: Calls) -> None:
     for call in calls:
-        call()
+        try:
+            call()
+        except Exception:  # a defect of whoever is told; the compute thread has other clients to serve
+            traceback.print_exc()
 
 
 def _outcome_of(error: Exception) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated import transfers
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from pympsd_server.backends.emulated.context import EmulatedContext
 
-_ADDRESS_LIMIT = 1 << 63
+_ADDRESS_LIMIT: Final = 1 << 63
+_HERE_BYTES: Final = 16 << 20
+"""Larger transfers would keep their caller, and with it the client's other calls, for too long."""
 
 
 class EmulatedStream:
@@ -35,18 +37,18 @@ class EmulatedStream:
     def copy_to_device(self, destination: int, source: memoryview, done: Completion) -> None:
         """Copy host bytes to device memory."""
         self._check(destination, source.nbytes)
-        self._transfer(transfers.host_to_device(self._context.space, destination, source), done)
+        self._transfer(transfers.host_to_device(self._context.space, destination, source), source.nbytes, done)
 
     def copy_from_device(self, target: memoryview, source: int, done: Completion) -> None:
         """Copy device memory to host bytes."""
         self._check(source, target.nbytes)
-        self._transfer(transfers.device_to_host(self._context.space, target, source), done)
+        self._transfer(transfers.device_to_host(self._context.space, target, source), target.nbytes, done)
 
     def copy_on_device(self, destination: int, source: int, count: int) -> None:
         """Copy inside the device."""
         self._check(destination, count)
         self._check(source, count)
-        self._transfer(transfers.device_to_device(self._context.space, destination, source, count))
+        self._transfer(transfers.device_to_device(self._context.space, destination, source, count), count)
 
     def fill(self, destination: int, value: int, width: int, count: int) -> None:
         """Set ``count`` elements of ``width`` bytes; the destination is aligned to the width."""
@@ -54,7 +56,7 @@ class EmulatedStream:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"a fill of width {width} at {destination:#x}")
         self._check(destination, width * count)
         pattern = (value & ((1 << 8 * width) - 1)).to_bytes(width, "little")
-        self._transfer(transfers.fill(self._context.space, destination, pattern, count))
+        self._transfer(transfers.fill(self._context.space, destination, pattern, count), width * count)
 
     def _check(self, address: int, count: int) -> None:
         if not count:
@@ -66,12 +68,12 @@ class EmulatedStream:
         except IllegalAddress as error:
             raise BackendError(Result.ERROR_INVALID_VALUE, str(error)) from None
 
-    def _transfer(self, pieces: Iterator[None], done: Completion | None = None) -> None:
+    def _transfer(self, pieces: Iterator[None], size: int, done: Completion | None = None) -> None:
         operation = Transfer(self._context, self, pieces, self._context.cancel)
         if done is not None:
             operation.callbacks.append(done)
-        # Whoever has nothing pending in the stream copies in its own thread, and never queues behind a kernel.
-        self._context.scheduler.submit(operation, here=True)
+        # With nothing pending in the stream the caller copies in its own thread, and never queues behind a kernel.
+        self._context.scheduler.submit(operation, here=size <= _HERE_BYTES)
 
     def launch(
         self,

@@ -62,6 +62,8 @@ class Group:
 
     share: Share
     ready: list[Turn] = field(factory=list)
+    floor: int = 0
+    """Where the last of its streams stood when it ran."""
 
     def first(self) -> Turn | None:
         """Return the turn that goes next in this context."""
@@ -86,9 +88,8 @@ class Turns:
             floor = min((other.share.used for other in self._groups), default=self._floor)
             group.share.used = max(group.share.used, floor)
             self._groups.append(group)
-        else:
-            floor = min(other.share.used for other in group.ready)
-            turn.share.used = max(turn.share.used, floor)
+        within = min((other.share.used for other in group.ready), default=group.floor)
+        turn.share.used = max(turn.share.used, within)
         group.ready.append(turn)
 
     def remove(self, turn: Turn) -> None:
@@ -109,7 +110,7 @@ class Turns:
         for group in sorted(self._groups, key=lambda each: each.share.rank):
             turn = group.first()
             if turn is not None:
-                self._floor = group.share.used
+                self._floor, group.floor = group.share.used, turn.share.used
                 return turn
         return None
 

@@ -220,7 +220,7 @@ def test_allocating_beside_a_running_kernel_does_not_disturb_it(user: PortUser) 
     for address in others[::2]:
         assert user.free(address).wait() == Result.SUCCESS
     gate = Gate.closed(user, user.context.create_stream(True, 0))
-    kept = [user.context.allocate(1 + number % 5000) for number in range(5000)]
+    kept = [user.context.allocate(1 + number % 5000) for number in range(1000)]
     assert not user.fault.told
     gate.open()
     assert user.synchronize() == Result.SUCCESS

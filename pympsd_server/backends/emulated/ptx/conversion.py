@@ -47,12 +47,12 @@ def integer_to_float(value: Value, dtype: DType, mode: str) -> Value:
 
 
 def _integer_to_odd(value: Value, wide: Value) -> Value:
-    """A 64-bit integer as a double rounded to odd: its bits below the 53rd collapse into one."""
+    """A 64-bit integer as a double rounded to odd: of its bits below the 53rd only "there were some" is kept."""
     size = np.abs(value.astype(np.float64))
     sticky = value.dtype.type(0x7FF)
     cut = (value & sticky) != 0
-    kept = (value & ~sticky) | select(cut, value.dtype.type(0x400), value.dtype.type(0))
-    # Below 2**53 the double is exact. Above, 12 collapsed bits still leave 52 > 24 + 2.
+    kept = (value & ~sticky) | select(cut, value.dtype.type(0x800), value.dtype.type(0))
+    # Below 2**53 the double is exact anyway.
     return select(size < 2.0**53, wide, kept.astype(np.float64))
 
 

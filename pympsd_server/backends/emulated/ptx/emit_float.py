@@ -88,7 +88,7 @@ def _rounded(w: Writer, o: Operation, names: list[str], dtype: DType) -> str:
         raise w.refuse(f"modifier .{rounding}")
     name = "fma" if o.name == "mad" else o.name
     if rounding:
-        return f"directed({name!r}, {rounding!r}, {', '.join(names)})"
+        return f"directed({name!r}, {rounding!r}, {o.has('ftz')}, {', '.join(names)})"
     return _nearest(w, o, names, dtype)
 
 

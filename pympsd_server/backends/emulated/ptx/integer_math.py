@@ -78,11 +78,6 @@ def add_saturating(a: Value, b: Value, negate: bool = False) -> Value:
     return np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
 
 
-def multiply_high_add_saturating(a: Value, b: Value, c: Value) -> Value:
-    """mad.hi.sat.s32"""
-    return add_saturating(multiply_high(a, b), c)
-
-
 def absolute_difference(a: Value, b: Value) -> Value:
     return select(a < b, b - a, a - b)
 
@@ -113,6 +108,15 @@ def _part(value: Value, low: int, width: int, signed: bool) -> Value:
     if signed:
         return (up.view(np.int32) >> np.int32(32 - width)).view(np.uint32)
     return up >> np.uint32(32 - width)
+
+
+def byte_differences(a: Value, b: Value, c: Value | None) -> Value:
+    """vabsdiff4 of unsigned bytes: packed, or (given c) summed to it."""
+    result = np.uint32(0) if c is None else c
+    for byte in range(4):
+        part = absolute_difference(_byte(a, byte, False), _byte(b, byte, False))
+        result = result + (part << np.uint32(8 * byte) if c is None else part)
+    return result
 
 
 def shift_left(a: Value, amount: Value) -> Value:

@@ -45,4 +45,4 @@ class Lanes:
 
 def spread(value: Value, count: int) -> Array:
     """A uniform value as an array of `count` equal elements; an array as it is."""
-    return value if value.ndim else np.full(count, value)  # type: ignore[no-any-return]
+    return value if value.ndim else np.full(count, value)

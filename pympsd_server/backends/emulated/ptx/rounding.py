@@ -30,7 +30,7 @@ def saturate(value: Value) -> Value:
     return np.fmin(np.fmax(value, value.dtype.type(0)), value.dtype.type(1)) + value.dtype.type(0)
 
 
-def _two_sum(a: Value, b: Value) -> tuple[Value, Value]:
+def two_sum(a: Value, b: Value) -> tuple[Value, Value]:
     """a + b = sum + error, exactly."""
     total = a + b
     shadow = total - a
@@ -43,7 +43,7 @@ def _split(a: Value) -> tuple[Value, Value]:
     return high, a - high
 
 
-def _two_product(a: Value, b: Value) -> tuple[Value, Value]:
+def two_product(a: Value, b: Value) -> tuple[Value, Value]:
     product = a * b
     a_high, a_low = _split(a)
     b_high, b_low = _split(b)
@@ -59,7 +59,7 @@ def _to_odd(total: Value, error: Value) -> Value:
 
 def add_to_odd(a: Value, b: Value) -> Value:
     """a + b of doubles, rounded to odd."""
-    return _to_odd(*_two_sum(a, b))
+    return _to_odd(*two_sum(a, b))
 
 
 def fma32(a: Value, b: Value, c: Value) -> Value:
@@ -88,12 +88,13 @@ def fma16(a: Value, b: Value, c: Value) -> Value:
 def fma64(a: Value, b: Value, c: Value) -> Value:
     """a * b + c of float64, rounded once."""
     plain = a * b + c
-    high, low = _two_product(a, b)
-    middle, rest = _two_sum(c, low)
-    top, between = _two_sum(high, middle)
-    fused = top + _to_odd(*_two_sum(rest, between))
+    high, low = two_product(a, b)
+    middle, rest = two_sum(c, low)
+    top, between = two_sum(high, middle)
+    fused = top + _to_odd(*two_sum(rest, between))
     # A zero keeps the sign rules of the plain sum; infinities and NaN have no error terms.
-    result = select((fused == 0) | ~np.isfinite(plain), plain, fused)
+    simple = (fused == 0) | ~np.isfinite(plain) | (a == 0) | (b == 0)
+    result = select(simple, plain, fused)
     awkward = _awkward(a, b, c, high)
     if awkward.any():
         result = _fma64_exact(a, b, c, result, awkward)
@@ -140,8 +141,10 @@ def narrow(value: Value, dtype: DType, mode: str) -> Value:
     return select(wrong, np.nextafter(nearest, towards), nearest)
 
 
-def directed(operation: str, mode: str, a: Value, b: Value, c: Value | None = None) -> Value:
-    """An f32 add, sub, mul, div or fma with rounding `mode`."""
+def directed(
+    operation: str, mode: str, ftz: bool, a: Value, b: Value, c: Value | None = None
+) -> Value:
+    """An f32 add, sub, mul, div or fma with rounding `mode`; `ftz` flushes what is tiny before rounding."""
     x, y = a.astype(np.float64), b.astype(np.float64)
     if operation == "fma":
         assert c is not None
@@ -151,6 +154,8 @@ def directed(operation: str, mode: str, a: Value, b: Value, c: Value | None = No
     else:
         # Exact (mul), or never closer to an f32 than double precision can tell (div).
         total = x * y if operation == "mul" else x / y
+    if ftz:
+        total = select(np.abs(total) < 2.0**-126, np.copysign(0.0, total), total)
     result = narrow(total, np.dtype("f4"), mode)
     if mode == "rm" and operation in ("add", "sub", "fma"):
         # An exact zero sum is -0 when rounding down, unless both terms are +0.
@@ -162,52 +167,3 @@ def directed(operation: str, mode: str, a: Value, b: Value, c: Value | None = No
 def _both_positive_zero(x: Value, y: Value, c: Value | None, operation: str) -> Value:
     first, second = (x, -y if operation == "sub" else y) if c is None else (x * y, c)
     return (first == 0) & (second == 0) & ~np.signbit(first) & ~np.signbit(second)
-
-
-def directed_double(operation: str, mode: str, *operands: Value) -> Value:
-    """An f64 add, sub, mul, div, fma, sqrt or rcp with rounding `mode`: one step from nearest if need be."""
-    total, error = _nearest_and_error(operation, *operands)
-    if mode == "rz":
-        wrong, towards = select(total > 0, error < 0, error > 0), np.float64(0)
-    elif mode == "rm":
-        wrong, towards = error < 0, np.float64(-np.inf)
-    else:
-        wrong, towards = error > 0, np.float64(np.inf)
-    result = select(wrong & np.isfinite(total), np.nextafter(total, towards), total)
-    if mode == "rm" and operation in ("add", "sub", "fma"):
-        # An exact zero sum of opposite terms is -0 when rounding down.
-        second = -operands[1] if operation == "sub" else operands[1]
-        first, second = (operands[0], second) if operation != "fma" else (operands[0] * second, operands[2])
-        both = (first == 0) & (second == 0) & ~np.signbit(first) & ~np.signbit(second)
-        result = select((total == 0) & (error == 0) & ~both, np.float64(-0.0), result)
-    return result
-
-
-def _nearest_and_error(
-    operation: str, a: Value, b: Value | None = None, c: Value | None = None
-) -> tuple[Value, Value]:
-    """The result rounded to nearest, and something with the sign of (exact - rounded)."""
-    if b is None:
-        return _root_and_error(a) if operation == "sqrt" else _quotient_and_error(np.float64(1), a)
-    if operation == "mul":
-        return _two_product(a, b)
-    if operation == "div":
-        return _quotient_and_error(a, b)
-    if c is None:
-        return _two_sum(a, -b if operation == "sub" else b)
-    total = fma64(a, b, c)
-    product, low = _two_product(a, b)
-    near, rest = _two_sum(product, c)
-    rest, tail = _two_sum(rest, low)
-    rest, end = _two_sum(near - total, rest)
-    return total, rest + (end + tail)
-
-
-def _root_and_error(a: Value) -> tuple[Value, Value]:
-    root = np.sqrt(a)
-    return root, fma64(-root, root, a)
-
-
-def _quotient_and_error(a: Value, b: Value) -> tuple[Value, Value]:
-    quotient = a / b
-    return quotient, fma64(-quotient, b, a) * np.sign(b)

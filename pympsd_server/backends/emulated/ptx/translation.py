@@ -14,6 +14,7 @@ from . import (
     atomics,
     bits,
     conversion,
+    directed_doubles,
     emit_arithmetic,
     emit_bits,
     emit_compare,
@@ -38,7 +39,7 @@ from .writer import Constants, Writer
 
 EMITTERS = (emit_arithmetic, emit_bits, emit_compare, emit_convert, emit_float, emit_memory, emit_warp)
 _LIBRARY = (
-    atomics, bits, conversion, float_math, integer_math, rounding, spaces, special_registers, warp
+    atomics, bits, conversion, directed_doubles, float_math, integer_math, rounding, spaces, special_registers, warp
 )  # fmt: skip
 _SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep"})
 _LAST = {"exit": "exit", "trap": "trap", "brkpt": "trap", "assertfail": "assert"}

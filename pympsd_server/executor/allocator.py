@@ -1,0 +1,25 @@
+"""How this process takes memory from the system: kept rather than given back, for it is wanted again at once.
+
+A kernel on the emulated device makes and drops arrays of some hundred KiB by the thousand. The C library gives such
+memory back to the system each time and takes it again page by page: a vector addition of 1M floats took 42 ms like
+that and takes 11 ms without (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_KEPT_BYTES: Final = 256 << 20
+_MAPPED_FROM_BYTES: Final = 32 << 20
+"""Larger pieces are mapped one by one; glibc accepts no more here (mallopt(3))."""
+
+
+def keep_freed_memory() -> None:
+    """Set the C library's thresholds; a library that has no mallopt keeps its ways."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
