@@ -7,11 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 
+from attrs import evolve
+
 from pympsd.devices.discovery import visible_devices
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
+from pympsd.journal.dialects import Dialect
 from pympsd.journal.files import LogFile
 from pympsd.journal.setup import Journal
-from pympsd.options import DROP_IN_NAME, OWN_NAME
+from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
 from pympsd.service.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
 from pympsd.service.run import Daemon, run
@@ -24,18 +27,22 @@ SERVER_NAMES = {OWN_NAME: "pympsd-server", DROP_IN_NAME: "nvidia-cuda-mps-server
 """How servers show themselves, by the name the daemon was started under."""
 
 
-def start_daemon(name: str, words: Sequence[str], *, foreground: bool) -> int:
+def start_daemon(options: Options) -> int:
     """Start the daemon; return the exit status of this process (of the parent, in the background)."""
-    prepared = _prepare(name, foreground)
+    foreground = options.start == "foreground"
+    prepared = _prepare(options, foreground)
     if isinstance(prepared, int):
         return prepared
-    show = [name, *words]
-    return _foreground(prepared, show) if foreground else _background(prepared, show)
+    return _foreground(prepared, options.shown) if foreground else _background(prepared, options.shown)
 
 
-def _prepare(name: str, foreground: bool) -> Daemon | int:
+def _prepare(options: Options, foreground: bool) -> Daemon | int:
+    if options.multiuser and os.geteuid() != 0:
+        return _complain("-multiuser-server: only root can serve other users; start without it for your own", 1)
     try:
         settings = Settings.from_environment(os.environ)
+        if options.dialect:
+            settings = evolve(settings, log_dialect=options.dialect)
         devices = visible_devices(settings)
         directory = PipeDirectory.claim(settings.pipe_directory)
     except AlreadyRunning:
@@ -50,8 +57,8 @@ def _prepare(name: str, foreground: bool) -> Daemon | int:
         return _complain(str(error), Result.ERROR_INVALID_DEVICE)
     except (BadSetting, ValueError) as error:
         return _complain(str(error), 1)
-    journal = _open_journal(settings.log_directory, foreground)
-    return Daemon(settings, devices, directory, journal, SERVER_NAMES[name])
+    journal = _open_journal(settings, foreground)
+    return Daemon(settings, devices, directory, journal, SERVER_NAMES[options.name], options.multiuser)
 
 
 def _complain(reason: str, status: int) -> int:
@@ -59,7 +66,8 @@ def _complain(reason: str, status: int) -> int:
     return int(status)
 
 
-def _open_journal(directory: str, foreground: bool) -> Journal:
+def _open_journal(settings: Settings, foreground: bool) -> Journal:
+    directory, dialect = settings.log_directory, Dialect(settings.log_dialect)
     try:
         # As the pipe directory: made when only it is missing.
         with contextlib.suppress(FileExistsError):
@@ -68,8 +76,8 @@ def _open_journal(directory: str, foreground: bool) -> Journal:
         server = LogFile(os.path.join(directory, files.SERVER_LOG))
     except OSError:
         print(f"Warning: Failed writing log files to directory [{directory}]. No logs will be available.")
-        return Journal(LogFile(None) if foreground else None, None)
-    return Journal(control, server)
+        return Journal(LogFile(None) if foreground else None, None, dialect)
+    return Journal(control, server, dialect)
 
 
 def _foreground(daemon: Daemon, show: Sequence[str]) -> int:

@@ -12,52 +12,94 @@ if TYPE_CHECKING:
 
 OWN_NAME = "pympsd"
 DROP_IN_NAME = "nvidia-cuda-mps-control"
-START_OPTIONS = {"-d": "background", "-f": "foreground"}
+TITLE = "CUDA MPS Control for Linux/Unix/QNX."
 READY = ("-q", "--ready-devices")
 MULTIUSER = ("-multiuser-server", "--multiuser-server", "-M")
+DIALECTS = ("documented", "r580", "json")
+BAD_USAGE = 2
+
+
+class BadOption(Exception):
+    """An option that cannot be; ``unknown``: there is none of that name."""
+
+    def __init__(self, reason: str, unknown: bool = False) -> None:
+        super().__init__(reason)
+        self.unknown = unknown
+
+
+class Options:
+    """What the arguments say. ``words`` are a command given as arguments, ``shown`` what ps is to show."""
+
+    def __init__(self, arguments: "Sequence[str]") -> None:
+        self.name = OWN_NAME
+        self.start = ""
+        self.text = ""
+        self.strict = False
+        self.multiuser = False
+        self.timeout = 10.0
+        self.dialect = ""
+        self.words: list[str] = []
+        self.shown: list[str] = []
+        rest = list(arguments)
+        if rest and rest[0].startswith("--argv0="):
+            given = rest.pop(0).partition("=")[2].rpartition("/")[2]
+            self.name = DROP_IN_NAME if given == DROP_IN_NAME else OWN_NAME
+        self.shown = [self.name, *rest]
+        while rest and (rest[0].startswith("-") or self.start):
+            self._take(rest.pop(0), rest)
+        self.words = rest
+
+    def _take(self, word: str, rest: "list[str]") -> None:
+        option, equals, value = word.partition("=")
+        if word in ("-h", "--help", "-v", "--version"):
+            self.text = self.text or word.lstrip("-")[0]
+        elif word == "-d":
+            self.start = "background"
+        elif word == "-f":
+            self.start = "foreground"
+        elif word in MULTIUSER:
+            self.multiuser = True
+        elif word == "--strict":
+            self.strict = True
+        elif option in ("--timeout", "--log-dialect"):
+            self._set(option, value if equals else (rest.pop(0) if rest else ""))
+        elif word.startswith("-") and word not in READY:
+            raise BadOption(f"there is no option {word}", unknown=True)
+
+    def _set(self, option: str, value: str) -> None:
+        if option == "--log-dialect":
+            if value not in DIALECTS:
+                raise BadOption(f"--log-dialect is one of {', '.join(DIALECTS)}, not {value!r}")
+            self.dialect = value
+            return
+        try:
+            self.timeout = float(value)
+        except ValueError:
+            self.timeout = 0.0
+        if not 0.0 < self.timeout < 1e9:
+            raise BadOption(f"--timeout is a number of seconds above 0, not {value!r}")
 
 
 def main(arguments: "Sequence[str]") -> int:
     """Do what the arguments say; return the exit status."""
-    name, words = _name(arguments)
-    if not words or not words[0].startswith("-"):
-        return _talk(words)
-    return _with_options(name, words)
+    try:
+        options = Options(arguments)
+    except BadOption as error:
+        sys.stderr.write(f"{error}\n")
+        if not error.unknown:
+            return BAD_USAGE
+        return _say(f"Unrecognized option \n{_help(OWN_NAME)}")
+    if options.text == "h":
+        return _say(_help(options.name))
+    if options.text == "v":
+        return _say(_version())
+    if options.start:
+        from pympsd.daemonize import start_daemon
 
-
-def _with_options(name: str, words: "Sequence[str]") -> int:
-    start = ""
-    for word in words:
-        if word in ("-h", "--help"):
-            return _say(_title() + "\n" + _usage(name))
-        if word in ("-v", "--version"):
-            return _say(_version())
-        if word in MULTIUSER:
-            sys.stderr.write(f"{name}: {word} is not supported yet: one server serves one user\n")
-            return 1
-        if word in START_OPTIONS:
-            start = START_OPTIONS[word]
-        elif word.startswith("-") and word not in READY:
-            sys.stderr.write(f"{name}: there is no option {word}; see the usage\n")
-            return _say("Unrecognized option \n" + _title() + "\n" + _usage(name))
-    if not start:
-        return _talk([])
-    from pympsd.daemonize import start_daemon
-
-    return start_daemon(name, list(words), foreground=start == "foreground")
-
-
-def _name(arguments: "Sequence[str]") -> "tuple[str, Sequence[str]]":
-    if arguments and arguments[0].startswith("--argv0="):
-        name = arguments[0].partition("=")[2].rpartition("/")[2]
-        return (name if name == DROP_IN_NAME else OWN_NAME), arguments[1:]
-    return OWN_NAME, arguments
-
-
-def _talk(words: "Sequence[str]") -> int:
+        return start_daemon(options)
     from pympsd.talk import talk
 
-    return talk(words)
+    return talk(options.words, options.strict, options.timeout)
 
 
 def _say(text: str) -> int:
@@ -65,38 +107,13 @@ def _say(text: str) -> int:
     return 0
 
 
-def _title() -> str:
-    return "CUDA MPS Control for Linux/Unix/QNX."
-
-
 def _version() -> str:
     from pympsd.version import CUDA_VERSION, VERSION
 
-    return f"{_title()} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)\n"
+    return f"{TITLE} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)\n"
 
 
-def _usage(name: str) -> str:
-    return f"""
-usage: {name} [-d | -f | -v | -h]
-       {name} COMMAND [ARGUMENT ...]
+def _help(name: str) -> str:
+    from pympsd.commands.manual import usage
 
-  -d                   start the control daemon in the background
-  -f                   start the control daemon in the foreground; its log goes to standard output
-  -v, --version        print the version
-  -h, --help           print this
-  -q, --ready-devices  accepted; device queries are always ready
-  without an option    read commands from standard input and print the daemon's answers
-
-commands:
-  get_server_list                     list the PIDs of the servers
-  get_server_status PID               print INITIALIZING, ACTIVE or FAULT
-  start_server -uid UID               start a server for a user
-  get_client_list PID                 list the PIDs of a server's clients
-  get_device_client_list [PID]        list the devices in use and their client contexts
-  ps [-p PID]                         show the client processes
-  device_query [PID] [--csv]          show the devices
-  quit [-t SECONDS]                   stop the servers and the daemon, by force after SECONDS
-
-The daemon is found in CUDA_MPS_PIPE_DIRECTORY (default /tmp/nvidia-mps), the logs are in CUDA_MPS_LOG_DIRECTORY
-(default /var/log/nvidia-mps).
-"""
+    return f"{TITLE}\n{usage(name)}"

@@ -21,8 +21,7 @@ REAP_SECONDS = 2.0
 """Seconds to wait for PID 1 to reap a daemon that has ended."""
 LINE_LIMIT = 1 << 17
 """Longer lines are cut here; the daemon has a ceiling of its own below this."""
-
-
+SILENCE = b"The MPS control daemon does not answer: it was reached and said nothing for %g s\n"
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 
 
@@ -30,29 +29,50 @@ class _DaemonGone(Exception):
     """The daemon closed the connection: after it said it was working on a quit that is its answer."""
 
 
-def talk(words: "Sequence[str]") -> int:
-    """Give the command of ``words``, or without any the lines of standard input; return the exit status."""
-    daemon = _connect(_pipe_directory())
+def talk(words: "Sequence[str]", strict: bool = False, patience: float = PATIENCE) -> int:
+    """Give the command of ``words``, or without any the lines of standard input; return the exit status.
+
+    ``strict``: 1 when a line was refused. ``patience``: seconds to wait for a daemon that says nothing.
+    """
+    daemon = _connect(_pipe_directory(), patience)
     if daemon is None:
         posix.write(2, NOT_FOUND)
         return UNREACHABLE
-    refused = False
     try:
-        daemon.send(frames.encode(frames.OPERATOR_HELLO))
-        lines = iter([" ".join(words).encode("utf-8", "surrogateescape")]) if words else _lines(0)
-        for line in lines:
-            if (answer := _exchange(daemon, line)) is None:
-                return 0
-            refused = answer or refused
+        _send(daemon, frames.encode(frames.OPERATOR_HELLO))
+        refused = _give(daemon, words, patience)
     except TimeoutError:
-        posix.write(2, b"The MPS control daemon does not answer: it was reached and said nothing for 10 s\n")
+        posix.write(
+            2, b"The MPS control daemon does not answer: it was reached and said nothing for %g s\n" % patience
+        )
         return SILENT
     except (_DaemonGone, BrokenPipeError, ConnectionResetError):
         posix.write(2, CLOSED)
         return UNREACHABLE
     finally:
         daemon.close()
-    return 1 if words and refused else 0
+    return 1 if (words or strict) and refused else 0
+
+
+def _give(daemon: "_socket.socket", words: "Sequence[str]", patience: float) -> bool:
+    """Give every line; return whether any was refused. Ends early when the daemon has ended by one."""
+    refused = False
+    for line in _source(words):
+        answer = _exchange(daemon, line, patience)
+        if answer is None:
+            break
+        refused = answer or refused
+    return refused
+
+
+def _source(words: "Sequence[str]") -> "Iterator[bytes]":
+    if words:
+        return iter([" ".join(words).encode("utf-8", "surrogateescape")])
+    if posix.isatty(0) and posix.isatty(1):
+        from pympsd.terminal import typed_lines
+
+        return typed_lines()
+    return _lines(0)
 
 
 def _pipe_directory() -> bytes:
@@ -60,9 +80,9 @@ def _pipe_directory() -> bytes:
     return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or files.DEFAULT_PIPE_DIRECTORY.encode()
 
 
-def _connect(directory: bytes) -> "_socket.socket | None":
+def _connect(directory: bytes, patience: float) -> "_socket.socket | None":
     daemon = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    daemon.settimeout(PATIENCE)
+    daemon.settimeout(patience)
     try:
         daemon.connect(directory + b"/" + files.CONTROL.encode())
     except OSError:
@@ -83,7 +103,7 @@ def _lines(fd: int) -> "Iterator[bytes]":
         yield rest
 
 
-def _exchange(daemon: "_socket.socket", line: bytes) -> "bool | None":
+def _exchange(daemon: "_socket.socket", line: bytes, patience: float) -> "bool | None":
     """Give one line and print its answer; return whether it was refused, None when the daemon has ended by it."""
     _send(daemon, frames.encode(frames.OPERATOR_LINE, line[:LINE_LIMIT]))
     watched = None
@@ -98,7 +118,7 @@ def _exchange(daemon: "_socket.socket", line: bytes) -> "bool | None":
         length, kind, _ = frames.decode_header(header)
         body = _receive(daemon, length)
         if kind == frames.OPERATOR_DONE:
-            daemon.settimeout(PATIENCE)
+            daemon.settimeout(patience)
             return body != b"\0"
         if kind == frames.OPERATOR_WORKING:
             watched = _watch(daemon)

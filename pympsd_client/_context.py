@@ -144,9 +144,12 @@ class Context:
             raise (trouble or _not_open()).again()
         return opened
 
-    def ruin(self, code: int, reason: str) -> None:
-        """A fault has ruined the context: from now on every call in it fails so, at once."""
-        if self._trouble is None:
+    def ruin(self, serial: int, code: int, reason: str) -> None:
+        """A fault has ruined the context: from now on every call in it fails so, at once.
+
+        ``serial`` says which context was meant: one closed since, and opened anew, has nothing to do with it.
+        """
+        if self._trouble is None and serial == self.serial:
             self._trouble = CudaError(code, reason or "an earlier fault ruined this context")
 
     def after_fork(self, error: CudaError) -> None:
@@ -161,23 +164,24 @@ class Context:
 
     def post(self, operation: Operation, *operands: int) -> None:
         """Send a record that is not answered."""
-        transport = self.usable().transport
-        transport.post(operation.record(self.serial, transport.sequence(), *operands))
+        opened = self.usable()
+        opened.transport.post(operation.record(opened.serial, opened.transport.sequence(), *operands))
 
     def call(self, operation: Operation, *operands: int) -> bytes:
         """Send a record, wait for its answer, return the operands and tail; raise CudaError."""
-        transport = self.usable().transport
-        sequence = transport.sequence()
-        return self.judge(transport.call(sequence, operation.record(self.serial, sequence, *operands)))
+        opened = self.usable()
+        sequence = opened.transport.sequence()
+        record = operation.record(opened.serial, sequence, *operands)
+        return self.judge(opened, opened.transport.call(sequence, record))
 
-    def judge(self, answer: Answer) -> bytes:
+    def judge(self, opened: Opened, answer: Answer) -> bytes:
         """Return an answer's operands and tail, or raise its error (which sticks where it says so)."""
         flags, result, body = answer
         if result == Result.SUCCESS:
             return body
         reason = body.decode("utf-8", "replace")
         if flags & FLAG_RUINED:
-            self.ruin(result, reason)
+            self.ruin(opened.serial, result, reason)
         raise CudaError(result, reason)
 
     def synchronize(self) -> None:

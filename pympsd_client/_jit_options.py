@@ -60,9 +60,7 @@ def read(count: int, options: Sequence[Any] | None, values: Sequence[Any] | None
     return logs
 
 
-def _pairs(
-    options: Sequence[Any] | None, values: Sequence[Any] | None, count: int
-) -> Iterable[tuple[int, Any]]:
+def _pairs(options: Sequence[Any] | None, values: Sequence[Any] | None, count: int) -> Iterable[tuple[int, Any]]:
     return zip((number(option) for option in (options or ())[:count]), (values or ())[:count], strict=True)
 
 

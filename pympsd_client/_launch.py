@@ -35,7 +35,7 @@ def launch(function: Function, shape: tuple[int, ...], stream: Any, parameters: 
     layout = function.layout
     transport = opened.transport
     fields = (
-        LAUNCH_OPCODE, 0, record_bytes(layout), context.serial, transport.sequence(),
+        LAUNCH_OPCODE, 0, record_bytes(layout), opened.serial, transport.sequence(),
         its_stream, function.module, function.index, *shape, layout.parameter_bytes,
     )  # fmt: skip
     transport.post(_record(function, fields, parameters, extra))

@@ -6,10 +6,12 @@ import ctypes
 from collections import deque
 from collections.abc import Iterator
 
+from attrs import frozen
+
 from pympsd.vocabulary.device_facts import ordinal_of
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client import _records
-from pympsd_client._context import Context, context_on, handles
+from pympsd_client._context import Context, Opened, context_on, handles
 from pympsd_client._errors import invalid_value
 from pympsd_client._process import current, here
 from pympsd_client._records import Operation
@@ -71,16 +73,15 @@ def place(address: int, context: Context, stream: int, handle: object) -> tuple[
 # --- copies: every chunk is one record, whose bytes lie in a part of the shared memory
 
 
-def to_device(
-    context: Context, stream: int, destination: int, source: int, count: int, wait: bool
-) -> None:
+def to_device(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
     """Copy ``count`` host bytes at address ``source`` to device memory, in stream order.
 
     The source may change as soon as this returns. With ``wait`` it returns when the bytes have arrived, else when
     they are on their way: an error is then told by a later call (CUDA driver API, API synchronization behavior).
     """
-    transport = context.usable().transport
-    sent: deque[int] = deque()
+    opened = context.usable()
+    transport = opened.transport
+    sent: list[int] = []
     try:
         for start, size in _chunks(count, transport.shared.part_limit):
             sequence = transport.sequence()
@@ -90,12 +91,12 @@ def to_device(
                 sent.append(sequence)
             transport.post(
                 _records.COPY_TO_DEVICE.record(
-                    context.serial, sequence, stream, destination + start, offset, size,
+                    opened.serial, sequence, stream, destination + start, offset, size,
                     flags=0 if wait else FLAG_QUIET,
                 )
             )  # fmt: skip
         for sequence in sent:
-            context.judge(transport.answer(sequence))
+            context.judge(opened, transport.answer(sequence))
     finally:
         for sequence in sent:
             transport.forget(sequence)
@@ -112,63 +113,70 @@ def _filled_part(transport: Transport, context: Context, sequence: int, source: 
     return offset
 
 
+@frozen
+class _Asked:
+    """A part on its way from the device: where it will lie in the shared memory, and where it belongs."""
+
+    sequence: int
+    offset: int
+    target: int
+    size: int
+
+
 def from_device(context: Context, stream: int, target: int, source: int, count: int) -> None:
     """Copy ``count`` bytes of device memory to the host address ``target``, in stream order; return when there.
 
     Pageable memory is what both forms of the call get, so both are synchronous, as CUDA documents.
     """
-    transport = context.usable().transport
-    asked: deque[tuple[int, int, int, int]] = deque()
+    opened = context.usable()
+    transport = opened.transport
+    asked: deque[_Asked] = deque()
     try:
         for start, size in _chunks(count, transport.shared.part_limit):
             sequence = transport.sequence()
             offset = transport.shared.take(sequence, size, context, kept=True)
             while offset is None and asked:  # our own parts first: a thread never waits while it keeps some
-                _copy_out(context, transport, *asked[0])
-                asked.popleft()
+                _copy_out(context, opened, asked)
                 offset = transport.shared.take(sequence, size, context, kept=True)
             if offset is None:
                 offset = transport.take_part(sequence, size, context, kept=True)
+            asked.append(_Asked(sequence, offset, target + start, size))
             transport.expect(sequence)
-            asked.append((sequence, offset, target + start, size))
             transport.post(
-                _records.COPY_FROM_DEVICE.record(
-                    context.serial, sequence, stream, source + start, offset, size
-                )
+                _records.COPY_FROM_DEVICE.record(opened.serial, sequence, stream, source + start, offset, size)
             )
         while asked:
-            _copy_out(context, transport, *asked[0])
-            asked.popleft()
+            _copy_out(context, opened, asked)
     finally:
-        for sequence, *_ in asked:
-            _let_go(transport, sequence)
+        # After an error or Ctrl-C the executor may still write into them: they are free when it has answered.
+        for part in asked:
+            _let_go(transport, part.sequence)
 
 
-def _copy_out(
-    context: Context, transport: Transport, sequence: int, offset: int, target: int, size: int
-) -> None:
-    try:
-        context.judge(transport.answer(sequence))
-        ctypes.memmove(target, transport.shared.address + offset, size)
-    finally:
-        _let_go(transport, sequence)
+def _copy_out(context: Context, opened: Opened, asked: deque[_Asked]) -> None:
+    """Wait for the first part that was asked for, and copy it to where it belongs."""
+    part, transport = asked[0], opened.transport
+    context.judge(opened, transport.answer(part.sequence))
+    ctypes.memmove(part.target, transport.shared.address + part.offset, part.size)
+    _let_go(transport, part.sequence)
+    asked.popleft()
 
 
 def _let_go(transport: Transport, sequence: int) -> None:
-    """The part is free again: now, or, when an error or Ctrl-C came before the answer, when that comes."""
     transport.release_when_answered(sequence)
     transport.forget(sequence)
 
 
 def upload(context: Context, operation: Operation, handle: int, data: bytes) -> None:
     """Send bytes in parts, each a record (handle, offset in the shared memory, bytes); return when all are taken."""
-    transport = context.usable().transport
+    opened = context.usable()
+    transport = opened.transport
     held = ctypes.create_string_buffer(data, len(data))
     for start, size in _chunks(len(data), transport.shared.part_limit):
         sequence = transport.sequence()
         offset = _filled_part(transport, context, sequence, ctypes.addressof(held) + start, size)
-        record = operation.record(context.serial, sequence, handle, offset, size)
-        context.judge(transport.call(sequence, record))
+        record = operation.record(opened.serial, sequence, handle, offset, size)
+        context.judge(opened, transport.call(sequence, record))
 
 
 def between_devices(

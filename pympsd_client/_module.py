@@ -18,9 +18,7 @@ from pympsd_client._numbers import number
 from pympsd_client._parameters import Packer
 from pympsd_client._process import current
 
-_ATTRIBUTES: Final = {
-    value: name for name, value in members("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_").items()
-}
+_ATTRIBUTES: Final = {value: name for name, value in members("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_").items()}
 _DYNAMIC_LIMIT: Final = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
 _ELF: Final = b"\x7fELF"
 _FAT_BINARY: Final = (0xBA55ED50).to_bytes(4, "little")

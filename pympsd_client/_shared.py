@@ -34,6 +34,8 @@ class Part:
     offset: int
     size: int
     context: Context
+    serial: int
+    """The context's when the record was made: a primary context may have closed and opened again since."""
     kept: bool
     """Whether it stays in use when the answer has come: until the bytes are copied out."""
 
@@ -72,7 +74,7 @@ class SharedMemory:
                 offset = part.offset + part.size
             if self.size - offset < size:
                 return None
-            self._parts[sequence] = Part(offset, size, context, kept)
+            self._parts[sequence] = Part(offset, size, context, context.serial, kept)
             return offset
 
     def used_by(self, sequence: int) -> Part | None:

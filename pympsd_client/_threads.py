@@ -20,8 +20,9 @@ class ThreadStreams:
         self.handles: dict[tuple[Context, int], int] = {}
 
     def __del__(self) -> None:
-        for (context, _), handle in self.handles.items():
-            context.orphans.append(handle)
+        for (context, serial), handle in self.handles.items():
+            if context.serial == serial:
+                context.orphans.append(handle)
 
 
 class _Mine(threading.local):

@@ -233,7 +233,7 @@ class Transport:
         part = self.shared.used_by(sequence)
         if part is not None:
             if answer[0] & FLAG_RUINED:
-                part.context.ruin(answer[1], answer[2].decode("utf-8", "replace"))
+                part.context.ruin(part.serial, answer[1], answer[2].decode("utf-8", "replace"))
             if not part.kept:
                 self.give_part_back(sequence)
 

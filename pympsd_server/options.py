@@ -34,7 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="pympsd-server", add_help=False)
     parser.add_argument("--link-fd", type=int, required=True)
     parser.add_argument("--name", default="pympsd-server")
+    parser.add_argument("--multiuser-server", action="store_true")
     given = parser.parse_args(arguments)
     from pympsd_server.service.run import run
 
-    return run(given.link_fd, given.name)
+    return run(given.link_fd, given.name, given.multiuser_server)

@@ -36,3 +36,10 @@ def lines(*texts: str) -> Answer:
 def refusal(*texts: str, diagnostic: str = "") -> Answer:
     """Return a refusal whose lines are printed and logged."""
     return Answer(tuple(Part(text) for text in texts), diagnostic=diagnostic, refused=True)
+
+
+def termination_answer(code: int) -> Answer:
+    """Return the answer of terminate_client: a CUresult number, 0 when the contexts are gone."""
+    if code == 0:
+        return lines("0")
+    return refusal(f"{code}", diagnostic=f"terminate_client: the server answered with CUresult {code}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from math import isfinite
+
 INT_MIN, INT_MAX = -(1 << 31), (1 << 31) - 1
 
 
@@ -22,3 +25,22 @@ def leading_integer(word: str) -> int | None:
 def atoi(word: str | None) -> int:
     """Return what atoi reads: 0 when there is no number, or no word."""
     return (leading_integer(word) or 0) if word is not None else 0
+
+
+_DECIMAL = re.compile(r"[ \t\r\n\v\f]*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)")
+_HEXADECIMAL = re.compile(
+    r"[ \t\r\n\v\f]*([+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][+-]?[0-9]+)?)"
+)
+
+
+def leading_float(word: str | None) -> float | None:
+    """Return what strtod reads at the start of a word; None when it reads no finite number."""
+    text = word or ""
+    if found := _HEXADECIMAL.match(text):
+        try:
+            return float.fromhex(found[1])
+        except OverflowError:
+            return None
+    found = _DECIMAL.match(text)
+    number = float(found[1]) if found else float("nan")
+    return number if isfinite(number) else None

@@ -25,7 +25,7 @@ def select(devices: Sequence[DeviceFacts], visible: str | None) -> tuple[int, ..
         return tuple(range(len(devices)))
     chosen: list[int] = []
     for entry in visible.split(","):
-        index = _find(devices, entry.strip())
+        index = find_device(devices, entry.strip())
         if index is None:
             break
         if index in chosen:
@@ -45,7 +45,8 @@ def keep_one_generation(devices: Sequence[DeviceFacts], chosen: Sequence[int]) -
     return volta or tuple(chosen)
 
 
-def _find(devices: Sequence[DeviceFacts], entry: str) -> int | None:
+def find_device(devices: Sequence[DeviceFacts], entry: str) -> int | None:
+    """Return the index of the device an index, a UUID or a unique prefix of one names; None when none or several."""
     if entry.isdecimal():
         # By text: Python refuses to read numbers of thousands of digits.
         indexes = {str(index): index for index in range(len(devices))}

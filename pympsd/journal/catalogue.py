@@ -1,77 +1,112 @@
-"""Every line of the two logs: event name -> sentence, in the forms of the MPS documents (4.3, MPS Logging Format).
+"""Every line of the two logs: event name -> sentences (docs/log-lines.md is generated from this).
 
-Where the documents give no text for an event the sentence is what driver 580 writes. A sentence is filled with the
-event's fields.
+The default sentences are those of the MPS documents (4.3, MPS Logging Format); where the documents give none for an
+event, what driver 580 writes (recorded sessions). A sentence is filled with the event's fields.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from pympsd.journal.dialects import Line, same
+
+_CLIENT = "{{PID: {pid}, Context ID: {context}}}"
+
 CONTROL_LINES: Final = {
-    "daemon_starting": "Starting control daemon using socket {socket}",
-    "daemon_connect_hint": "To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={directory}",
-    "daemon_version": "CUDA MPS Control binary version: {version}",
-    "daemon_setting_refused": "{complaint}",
-    "daemon_exiting": "Exit with status {status}",
-    "daemon_defect": "The control daemon met a defect of its own and goes on: {reason}",
-    "connection_accepted": "Accepting connection...",
-    "connection_refused": "Refusing a connection: {reason}",
-    "connection_type_unreadable": "Unable to read new connection type information",
-    "credentials_invalid": "User did not send valid credentials",
-    "ui_connected": "NEW UI",
-    "ui_closed": "UI closed",
-    "command": "Cmd:{line}",
-    "answer": "{text}",
-    "client_server_exists": "NEW CLIENT {pid} from user {uid}: Server already exists",
-    "client_pending": "NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list",
-    "client_refused": "Refusing client {pid} from user {uid}: {reason}",
-    "server_starting": "Starting new server {server} for user {uid}",
-    "server_spawn_failed": "Failed to start a server for user {uid}: {reason}",
-    "server_ready": "NEW SERVER {server}: Ready",
-    "server_exited": "Server {server} exited with status {status}",
-    "server_shutdown_tried": "Try shutting down server {server}, backoff is disabled",
-    "server_busy": "Server {server} has {clients} active worker threads. Server will not shutdown.",
-    "server_forced": "Force shutting down server {server}",
-    "server_misbehaved": "Server {server} broke the conversation: {reason}",
-    "quit_timeout": "quit command issued with timeout of {seconds}",
+    "daemon_starting": same("Starting control daemon using socket {socket}"),
+    "daemon_connect_hint": same(
+        "To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={directory}"
+    ),
+    "daemon_version": same("CUDA MPS Control binary version: {version}"),
+    "daemon_setting_refused": same("{complaint}"),
+    "daemon_exiting": same("Exit with status {status}"),
+    "daemon_defect": same("The control daemon met a defect of its own and goes on: {reason}"),
+    "connection_accepted": same("Accepting connection..."),
+    "connection_refused": same("Refusing a connection: {reason}"),
+    "connection_type_unreadable": same("Unable to read new connection type information"),
+    "credentials_invalid": same("User did not send valid credentials"),
+    "ui_connected": same("NEW UI"),
+    "ui_closed": same("UI closed"),
+    "command": same("Cmd:{line}"),
+    "answer": same("{text}"),
+    "client_server_exists": same("NEW CLIENT {pid} from user {uid}: Server already exists"),
+    "client_pending": same("NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"),
+    "client_refused": same("Refusing client {pid} from user {uid}: {reason}"),
+    "server_starting": same("Starting new server {server} for user {uid}", r580_pid="server"),
+    "server_spawn_failed": same("Failed to start a server for user {uid}: {reason}"),
+    "server_ready": same("NEW SERVER {server}: Ready"),
+    "server_exited": same("Server {server} exited with status {status}"),
+    "server_shutdown_tried": same("Try shutting down server {server}, backoff is disabled"),
+    "server_busy": same("Server {server} has {workers} active worker threads. Server will not shutdown."),
+    "server_forced": same("Force shutting down server {server}"),
+    "server_misbehaved": same("Server {server} broke the conversation: {reason}"),
+    "quit_timeout": same("quit command issued with timeout of {seconds}"),
 }
 
 SERVER_LINES: Final = {
-    "server_startup": "Startup",
-    "server_connecting": "Connecting to control daemon on socket: {socket}",
-    "server_initializing": "Initializing server process",
-    "server_context_creating": "Creating server context on device {device} ({name})",
-    "server_version": "CUDA MPS Server for Linux/Unix. Binary version: {version}",
-    "server_driver": "Display Driver version: {version}",
-    "server_backend": "The devices are {backend}",
-    "server_thread_percentage": "Active Threads Percentage set to {percentage}",
-    "server_priority": "Server Priority set to {priority}",
-    "server_started": "Server has started",
-    "server_failed": "MPS server failed to start",
-    "server_failed_reason": "{reason}",
-    "server_shutdown_notified": "Server has been notified to shutdown",
-    "server_shutdown_busy": "Server was unable to shutdown due to {clients} active clients",
-    "server_waiting": "Waiting for current clients to finish",
-    "server_exiting": "Exiting",
-    "server_defect": "The server met a defect of its own with client {pid} and goes on: {reason}",
-    "server_orphaned": "The control daemon is gone",
-    "client_connected": "New client {pid} connected",
-    "client_disconnected": "Client {pid} disconnected",
-    "client_misbehaved": "Client {pid} broke the conversation: {reason}",
-    "context_device": "Device {name} (uuid {uuid}) is associated",
-    "context_active": "Volta MPS: status of client {{{pid}, {context}}} is ACTIVE",
-    "context_inactive": "Volta MPS: status of client {{{pid}, {context}}} is INACTIVE",
-    "context_exit": "Client {{{pid}, {context}}} exit",
-    "context_refused": "Failed to accept client {{PID: {pid}, Context ID: {context}}} with status {status}: {reason}",
-    "context_faulted": "Client {{PID: {pid}, Context: {context}}} encountered a fatal GPU error: {reason}",
-    "executor_started": "Device {device} is run by process {pid}",
-    "executor_ended": "Process {pid} of device {device} ended with status {status}",
-    "records_dropped": "{count} log lines were dropped: too many at once",
-    "fifo_line": "{text}",
+    "server_startup": same("Startup", r580_who="Other"),
+    "server_connecting": same("Connecting to control daemon on socket: {socket}", r580_who="Other"),
+    "server_initializing": same("Initializing server process", r580_who="Other"),
+    "server_context_creating": Line(
+        "Volta MPS: Creating server context on device {device}", "Creating server context on device {device} ({name})"
+    ),
+    "server_version": same("CUDA MPS Server for Linux/Unix. Binary version: {version}"),
+    "server_driver": same("Display Driver version: {version}"),
+    "server_backend": Line("The devices are {backend}", None),
+    "server_thread_percentage": same("Active Threads Percentage set to {percentage}"),
+    "server_memory_limit": same("Device pinned memory limit for device {device} set to {limit:#x} bytes"),
+    "server_priority": same("Server Priority set to {priority}"),
+    "server_started": same("Server has started"),
+    "server_failed": same("MPS server failed to start"),
+    "server_failed_reason": same("{reason}"),
+    "server_shutdown_notified": same("Server has been notified to shutdown"),
+    "server_shutdown_busy": same("Server was unable to shutdown due to {workers} active clients"),
+    "server_waiting": same("Waiting for current clients to finish"),
+    "server_exiting": same("Exiting"),
+    "server_defect": same("The server met a defect of its own with client {pid} and goes on: {reason}"),
+    "client_requested": same(f"Received new client request for {_CLIENT}"),
+    "client_connected": Line("New client {pid} connected", f"Client {_CLIENT} connected"),
+    "client_worker": same(f"Creating worker thread for client {_CLIENT}"),
+    "client_receive_failed": Line(
+        None, f"Server failed to recevie command with status 806, assuming client {_CLIENT} exit"
+    ),
+    "client_disconnected": Line("Client {pid} disconnected", "Client process {pid} disconnected"),
+    "client_priority": same("Client Priority set to {priority}"),
+    "client_misbehaved": same("Client {pid} broke the conversation: {reason}"),
+    "client_devices_invalid": same("Invalid CUDA_VISIBLE_DEVICES.", r580_who="Client", r580_pid="pid"),
+    "client_devices_entry": same(
+        "Client requested {entry} which is not a valid GPU ID in the MPS visible set of devices",
+        r580_who="Client",
+        r580_pid="pid",
+    ),
+    "client_devices_hint": same(
+        "Please set CUDA_VISIBLE_DEVICES with a GPU ID less than {count} or consider using UUIDs.",
+        r580_who="Client",
+        r580_pid="pid",
+    ),
+    "context_connected": Line(None, f"Client {_CLIENT} connected"),
+    "context_device": same("Device {name} (uuid {uuid}) is associated"),
+    "context_active": Line(
+        "Volta MPS: status of client {{{pid}, {context}}} is ACTIVE", f"Status of client {_CLIENT} is ACTIVE"
+    ),
+    "context_inactive": Line(
+        "Volta MPS: status of client {{{pid}, {context}}} is INACTIVE", f"Status of client {_CLIENT} is INACTIVE"
+    ),
+    "context_exit": Line(
+        "Client {{{pid}, {context}}} exit", f"Client {_CLIENT} exiting. Number of active client contexts is {{left}}."
+    ),
+    "context_refused": same(f"Failed to accept client {_CLIENT} with status {{status}}"),
+    "context_refused_reason": Line("{reason}", None),
+    "context_faulted": same("Client {{PID: {pid}, Context: {context}}} encountered a fatal GPU error."),
+    "context_faulted_reason": Line("{reason}", None),
+    "termination_requested": same(f"MPS server requesting client {_CLIENT} to exit"),
+    "termination_succeeded": same("Client termination succeeded."),
+    "termination_unknown": same(
+        "Client termination request failed: There is no active client context found for process {pid}."
+    ),
+    "termination_failed": same("Client termination failed with invalid device context."),
+    "executor_started": Line("Device {device} is run by process {pid}", None),
+    "executor_ended": Line("Process {pid} of device {device} ended with status {status}", None),
+    "records_dropped": same("{count} log lines were dropped: too many at once"),
+    "fifo_line": same("{text}"),
 }
-
-
-def sentence(lines: dict[str, str], event: str, fields: dict[str, object]) -> str:
-    """Return the sentence of an event; KeyError for an event that is not in the catalogue or a missing field."""
-    return lines[event].format(**fields)

@@ -10,31 +10,35 @@ from typing import Any
 import structlog
 from attrs import frozen
 
-from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES, sentence
+from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES
+from pympsd.journal.dialects import Dialect, Line
 from pympsd.journal.files import LogFile
-from pympsd.journal.line_format import line
+from pympsd.journal.line_format import Said, rendered
 
 Fields = dict[str, str | int | float]
 
 
 @frozen
 class Journal:
-    """The daemon's two logs; either may be None where its file could not be opened."""
+    """The daemon's two logs, in one dialect; either may be None where its file could not be opened."""
 
     control: LogFile | None
     server: LogFile | None
+    dialect: Dialect = Dialect.DOCUMENTED
 
     def write_control(self, event: str, fields: dict[str, Any]) -> None:
         """Write a control line; an answer's embedded newline starts a line of its own, as recorded."""
-        if self.control is not None:
-            text = sentence(CONTROL_LINES, event, fields)
-            self.control.write(line(time.time(), "Control", os.getpid(), text))
+        self._write(self.control, Said("Control", os.getpid(), event, fields, time.time()), CONTROL_LINES)
 
     def write_server(self, who: str, pid: int, event: str, fields: dict[str, Any], when: float | None = None) -> None:
         """Write a line for a server (``who`` Server), or for a line of the fifo (Other)."""
-        if self.server is not None:
-            text = sentence(SERVER_LINES, event, fields)
-            self.server.write(line(time.time() if when is None else when, who, pid, text))
+        said = Said(who, pid, event, fields, time.time() if when is None else when)
+        self._write(self.server, said, SERVER_LINES)
+
+    def _write(self, file: LogFile | None, said: Said, lines: dict[str, Line]) -> None:
+        data = rendered(said, lines[said.event], self.dialect)
+        if file is not None and data is not None:
+            file.write(data)
 
     def reopen(self) -> None:
         """Open both files anew by their paths."""

@@ -17,15 +17,17 @@ def knock(daemon: Daemon, event: ClientKnocked) -> Iterator[Instruction]:
     if refusal is not None:
         yield refusal
         return
-    ready = daemon.current is not None and _serves(daemon.current, event.peer.uid)
+    uid = daemon.serving_uid(event.peer.uid)
+    ready = daemon.current is not None and _serves(daemon.current, uid)
     name = "client_server_exists" if ready else "client_pending"
-    yield Log(name, {"pid": event.peer.pid, "uid": event.peer.uid})
-    daemon.line.append(Waiting(event.peer.uid, event.client, event.peer, event.command, event.namespace))
+    yield Log(name, {"pid": event.peer.pid, "uid": uid})
+    daemon.line.append(Waiting(uid, event.client, event.peer, event.command, event.namespace))
     yield from take_turns(daemon)
 
 
 def wish_for_server(daemon: Daemon, uid: int) -> Iterator[Instruction]:
     """An operator wants a server for a user; for the user who has one it changes nothing."""
+    uid = daemon.serving_uid(uid)
     if daemon.current is not None and daemon.current.uid == uid and daemon.current.phase is not Phase.LEAVING:
         return
     if not any(waiting.uid == uid for waiting in daemon.line):
@@ -60,8 +62,8 @@ def tell_to_leave(server: Server, *, forced: bool) -> Iterator[Instruction]:
     if server.phase is not Phase.LEAVING:
         server.become(Phase.LEAVING)
         yield Log("server_shutdown_tried", {"server": server.pid})
-        if server.clients and not forced:
-            yield Log("server_busy", {"server": server.pid, "clients": len(server.clients)})
+        if server.clients:
+            yield Log("server_busy", {"server": server.pid, "workers": server.workers})
     if forced:
         server.forced = True
         yield Log("server_forced", {"server": server.pid})
@@ -90,9 +92,9 @@ def _serves(server: Server, uid: int) -> bool:
 
 
 def _spawn(daemon: Daemon, head: Waiting) -> Instruction:
-    server = Server(daemon.server_serials.take(), head.uid, daemon.thread_percentage)
+    server = Server(daemon.server_serials.take(), head.uid, daemon.thread_percentage, dict(daemon.memory_limits))
     daemon.servers[server.serial] = server
-    return SpawnServer(server.serial, head.uid, head.peer)
+    return SpawnServer(server.serial, head.uid, None if daemon.multiuser else head.peer)
 
 
 def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:

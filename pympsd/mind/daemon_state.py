@@ -8,7 +8,7 @@ from pympsd.mind import server_lifecycle
 from pympsd.mind.server_lifecycle import Phase
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer, Serials
-from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 
 
 @frozen
@@ -39,6 +39,8 @@ class Server:
     serial: int
     uid: int
     thread_percentage: ThreadPercentage
+    memory_limits: dict[int, PinnedMemory] = field(factory=dict)
+    """By device ordinal; its clients' on that device."""
     pid: int = 0
     phase: Phase = Phase.SPAWNING
     forced: bool = False
@@ -47,6 +49,11 @@ class Server:
     def become(self, phase: Phase) -> None:
         """Move to a phase; raise IllegalMove when the table does not allow it."""
         self.phase = server_lifecycle.move(self.phase, phase)
+
+    @property
+    def workers(self) -> int:
+        """How many worker threads the vendor's server would have: one a client process and one a context."""
+        return sum(1 + len(client.contexts) for client in self.clients.values())
 
     @property
     def status(self) -> str:
@@ -83,10 +90,20 @@ class Daemon:
     devices: tuple[DeviceFacts, ...]
     thread_percentage: ThreadPercentage = field(factory=ThreadPercentage)
     client_priority: ClientPriority = field(factory=ClientPriority)
+    memory_limits: dict[int, PinnedMemory] = field(factory=dict)
+    """By device ordinal; what the next server starts with."""
+    multiuser: bool = False
+    """One server, root's, for the clients of all users."""
+    terminations: dict[int, int] = field(factory=dict)
+    """Operator sessions that wait for a terminate_client, with the server that works on it."""
     servers: dict[int, Server] = field(factory=dict)
     line: list[Waiting] = field(factory=list)
     quitting: Quit | None = None
     server_serials: Serials = field(factory=Serials)
+
+    def serving_uid(self, uid: int) -> int:
+        """Return the uid whose server serves a user: in multi-user mode everybody counts as root."""
+        return 0 if self.multiuser else uid
 
     def server_by_pid(self, pid: int) -> Server | None:
         """Return the server of a PID."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import singledispatch
 
 import pympsd.commands.v2  # noqa: F401 - registers the commands
+from pympsd.commands.answers import Answer, termination_answer
 from pympsd.commands.registry import Asker, answer_line
 from pympsd.mind import admission, events, shutdown
 from pympsd.mind.daemon_state import Context, Daemon
@@ -32,10 +33,7 @@ def _(event: events.OperatorLine, daemon: Daemon) -> Iterator[Instruction]:
     yield Log("command", {"line": shown.replace("\r", " ").replace("\n", " ")})
     decision = answer_line(daemon, Asker(event.session, event.uid), event.line)
     if decision.answer is not None:
-        for part in decision.answer.parts:
-            if part.logged:
-                yield Log("answer", {"text": part.text})
-        yield Reply(event.session, decision.answer)
+        yield from _answer(event.session, decision.answer)
     yield from decision.instructions
 
 
@@ -111,11 +109,20 @@ def _(event: events.ClientGonePushed, daemon: Daemon) -> Iterator[Instruction]:
 
 
 @_decide.register
+def _(event: events.TerminationAnswered, daemon: Daemon) -> Iterator[Instruction]:
+    if daemon.terminations.pop(event.session, None) is not None:
+        yield from _answer(event.session, termination_answer(event.code))
+
+
+@_decide.register
 def _(event: events.ServerExited, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.pop(event.server, None)
     if server is None:
         return
     yield Log("server_exited", {"server": server.pid, "status": event.status})
+    for session in [asked for asked, serial in daemon.terminations.items() if serial == server.serial]:
+        del daemon.terminations[session]
+        yield from _answer(session, termination_answer(Result.ERROR_MPS_RPC_FAILURE))
     if server.phase is Phase.INITIALIZING:
         # It never became ready: a retry would only repeat it, so those who wait for it are told.
         reason = f"the MPS server of user {server.uid} ended with status {event.status} before it was ready"
@@ -132,6 +139,13 @@ def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
 @_decide.register
 def _(event: events.StopSignal, daemon: Daemon) -> Iterator[Instruction]:
     yield from shutdown.stop_by_signal(daemon)
+
+
+def _answer(session: int, answer: Answer) -> Iterator[Instruction]:
+    for part in answer.parts:
+        if part.logged:
+            yield Log("answer", {"text": part.text})
+    yield Reply(session, answer)
 
 
 def _next_after(daemon: Daemon) -> Iterator[Instruction]:

@@ -87,6 +87,15 @@ class ClientGonePushed:
 
 
 @frozen
+class TerminationAnswered:
+    """A server is done with a TerminateClient: a CUresult number."""
+
+    server: int
+    session: int
+    code: int
+
+
+@frozen
 class ServerExited:
     """A server's process has ended; ``status`` as waitpid gives it: an exit status, or minus a signal."""
 
@@ -116,6 +125,7 @@ Event = (
     | ContextPushed
     | ContextGonePushed
     | ClientGonePushed
+    | TerminationAnswered
     | ServerExited
     | TimerEnded
     | StopSignal

@@ -53,6 +53,24 @@ class TellServerToLeave:
 
 
 @frozen
+class TellServerItsLimits:
+    """Give a server the limits of its later clients: a percentage, and bytes by device ordinal."""
+
+    server: int
+    thread_percentage: float
+    memory_limits: dict[int, int]
+
+
+@frozen
+class TerminateClient:
+    """Have a server end the contexts of a client process; TerminationAnswered follows."""
+
+    server: int
+    session: int
+    pid: int
+
+
+@frozen
 class KillServer:
     """A server did not leave though forced: kill it."""
 
@@ -95,6 +113,8 @@ Instruction = (
     | AdmitClient
     | RefuseClient
     | TellServerToLeave
+    | TellServerItsLimits
+    | TerminateClient
     | KillServer
     | Reply
     | Working

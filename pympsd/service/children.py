@@ -63,6 +63,8 @@ async def spawn_server(hub: Hub, instruction: SpawnServer) -> None:
 async def _start(hub: Hub, instruction: SpawnServer, link: int) -> trio.Process:
     main = _server_main()
     arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", hub.show_server_as]
+    if hub.mind.multiuser:
+        arguments.append("--multiuser-server")
     return await trio.lowlevel.open_process(
         arguments,
         stdin=subprocess.DEVNULL,

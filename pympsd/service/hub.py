@@ -16,6 +16,7 @@ from pympsd.mind.events import ClientGonePushed, Event, TimerEnded
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import Settings
+from pympsd.wire import link_messages
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -68,6 +69,12 @@ class Hub:
             case do.TellServerToLeave(server, forced):
                 if server in self.servers:
                     self.servers[server].tell_to_leave(forced)
+            case do.TellServerItsLimits(server, percentage, limits):
+                if server in self.servers:
+                    self.servers[server].channel.send(link_messages.LimitsChanged(percentage, limits))
+            case do.TerminateClient(server, session, pid):
+                if server in self.servers:
+                    self.servers[server].channel.send(link_messages.TerminateClient(session, pid))
             case do.KillServer(server):
                 if server in self.servers:
                     self.servers[server].kill()

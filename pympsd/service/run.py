@@ -37,6 +37,7 @@ class Daemon:
     directory: PipeDirectory
     journal: Journal
     show_server_as: str
+    multiuser: bool = False
 
 
 def run(daemon: Daemon, ready: Callable[[], None]) -> int:
@@ -75,7 +76,9 @@ async def _main(daemon: Daemon, ready: Callable[[], None]) -> int:
 
 def _hub(daemon: Daemon, nursery: trio.Nursery) -> Hub:
     settings = daemon.settings
-    mind = Mind(os.geteuid(), daemon.devices, settings.thread_percentage, settings.client_priority)
+    mind = Mind(
+        os.geteuid(), daemon.devices, settings.thread_percentage, settings.client_priority, multiuser=daemon.multiuser
+    )
     return Hub(
         mind=mind,
         settings=settings,

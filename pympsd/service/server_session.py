@@ -65,6 +65,8 @@ class ServerSession:
                 hub.feed(events.ContextGonePushed(self.serial, client, serial))
             case link.ClientGone(client):
                 hub.feed(events.ClientGonePushed(self.serial, client))
+            case link.Terminated(token, code):
+                hub.feed(events.TerminationAnswered(self.serial, token, code))
             case link.LogRecord(event, fields, when):
                 self._log(hub, event, fields, when)
             case link.LogDropped(count):
@@ -82,6 +84,7 @@ class ServerSession:
             devices=hub.mind.devices,
             thread_percentage=hub.mind.servers[self.serial].thread_percentage.value,
             client_priority=hub.mind.client_priority.level,
+            memory_limits={n: limit.value for n, limit in hub.mind.servers[self.serial].memory_limits.items()},
         )
         self.channel.send(setup)
 

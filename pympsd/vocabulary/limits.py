@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from math import isfinite
 
 from attrs import frozen
+
+_MEMORY = re.compile(r"([0-9]{1,12})([GgMm])[Bb]?")
+MOST_MEMORY = 1 << 50
+"""1 PiB: more is a slip of the keys."""
 
 
 class BadLimit(ValueError):
@@ -54,3 +59,28 @@ class ClientPriority:
 
     def __str__(self) -> str:
         return str(self.level)
+
+
+@frozen(order=True)
+class PinnedMemory:
+    """A limit on the pinned device memory of one client on one device, in bytes (MPS documents, 4.2.7)."""
+
+    value: int
+
+    @classmethod
+    def parse(cls, text: str) -> PinnedMemory | None:
+        """Read ``10G`` or ``900M`` (also GB, MB, in either case); exactly ``0`` means no limit: None."""
+        if text == "0":
+            return None
+        found = _MEMORY.fullmatch(text)
+        size = int(found[1]) << (30 if found[2] in "Gg" else 20) if found else 0
+        if not 0 < size <= MOST_MEMORY:
+            raise BadLimit(
+                f"a memory limit is a whole number from 1 and G or M (10G, 900M), at most {MOST_MEMORY >> 30}G, "
+                f"or 0 for no limit; not {text!r}"
+            )
+        return cls(size)
+
+    def __str__(self) -> str:
+        whole, rest = divmod(self.value, 1 << 30)
+        return f"{self.value >> 20}M" if rest else f"{whole}G"

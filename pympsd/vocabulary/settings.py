@@ -11,6 +11,8 @@ from pympsd.vocabulary import files
 from pympsd.vocabulary.limits import BadLimit, ClientPriority, ThreadPercentage
 
 BACKENDS: Final = ("auto", "cuda", "emulated")
+DIALECTS: Final = ("documented", "r580", "json")
+"""How log lines are worded: as the MPS documents do, as driver 580 does, or as JSON objects."""
 
 
 class BadSetting(ValueError):
@@ -28,6 +30,7 @@ class Settings:
     visible_devices: str | None
     thread_percentage: ThreadPercentage
     client_priority: ClientPriority
+    log_dialect: str = "documented"
     complaints: tuple[str, ...] = ()
 
     @classmethod
@@ -42,6 +45,7 @@ class Settings:
             visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
             thread_percentage=_percentage(environment, complaints),
             client_priority=_priority(environment, complaints),
+            log_dialect=_dialect(environment.get("PYMPSD_LOG_DIALECT") or "documented"),
             complaints=tuple(complaints),
         )
 
@@ -55,6 +59,12 @@ def _backend(text: str) -> str:
             "emulated for now)"
         )
     return "emulated"
+
+
+def _dialect(text: str) -> str:
+    if text not in DIALECTS:
+        raise BadSetting(f"PYMPSD_LOG_DIALECT is one of {', '.join(DIALECTS)}, not {text!r}")
+    return text
 
 
 def _percentage(environment: Mapping[str, str], complaints: list[str]) -> ThreadPercentage:

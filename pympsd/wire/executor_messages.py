@@ -72,6 +72,15 @@ class Detach:
     context: int
 
 
+@message(74)
+@frozen
+class Terminate:
+    """Stop a context's work for good: every later call in it answers CUDA_ERROR_MPS_CLIENT_TERMINATED."""
+
+    request: int
+    context: int
+
+
 @message(70)
 @frozen
 class DropClient:
@@ -84,7 +93,7 @@ class DropClient:
 @message(71)
 @frozen
 class ExecutorDone:
-    """Answers Detach and DropClient."""
+    """Answers Detach, Terminate and DropClient."""
 
     request: int
 
@@ -92,7 +101,7 @@ class ExecutorDone:
 @message(72)
 @frozen
 class ExecutorRefused:
-    """Attach or Detach failed."""
+    """Attach, Detach or Terminate failed."""
 
     request: int
     code: int

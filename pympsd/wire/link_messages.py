@@ -29,6 +29,8 @@ class ServerSetup:
     devices: tuple[DeviceFacts, ...]
     thread_percentage: float
     client_priority: int
+    memory_limits: dict[int, int]
+    """Bytes by device ordinal: the most each client of this server may hold there."""
 
 
 @message(34)
@@ -106,3 +108,30 @@ class LogDropped:
     """The link was full and so many records were dropped."""
 
     count: int
+
+
+@message(42)
+@frozen
+class LimitsChanged:
+    """The limits of the server's later clients: a percentage, and bytes by device ordinal."""
+
+    thread_percentage: float
+    memory_limits: dict[int, int]
+
+
+@message(43)
+@frozen
+class TerminateClient:
+    """End all contexts of the client process with this PID; Terminated answers, with the same token."""
+
+    token: int
+    pid: int
+
+
+@message(44)
+@frozen
+class Terminated:
+    """How a termination ended: a CUresult number."""
+
+    token: int
+    code: int

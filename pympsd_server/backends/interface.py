@@ -172,6 +172,9 @@ class Context(Protocol):
     def outcome(self) -> Outcome:
         """SUCCESS, or the sticky error that ruined the context."""
 
+    def terminate(self, outcome: Outcome) -> None:
+        """Ruin the context: stop what runs, drop what waits; ``outcome`` is its sticky error from now on."""
+
     def destroy(self) -> None:
         """Stop or finish what runs, free everything; later completions get CONTEXT_IS_DESTROYED."""
 
@@ -191,9 +194,7 @@ class Device(Protocol):
     def trace(self) -> Mapping[str, int]:
         """Counters for tests and operators: kernels started and finished, batches, bytes allocated ..."""
 
-    def create_context(
-        self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None]
-    ) -> Context:
+    def create_context(self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None]) -> Context:
         """Make a context; contexts of one ``address_space`` (one client process) share memory.
 
         ``on_fault`` is called once, from any thread, when the context is ruined.

@@ -15,6 +15,7 @@ from pympsd.wire.executor_messages import (
     DropClient,
     ExecutorDone,
     ExecutorRefused,
+    Terminate,
 )
 from pympsd_server.backends.interface import BackendError, Device, Outcome, Quota
 from pympsd_server.executor import shared_memory
@@ -56,6 +57,8 @@ class Attachments:
                 self._attach(message)
             case Detach():
                 self._detach(message)
+            case Terminate():
+                self._terminate(message)
             case DropClient():
                 self._drop(message)
             case _:
@@ -104,6 +107,14 @@ class Attachments:
         if client is None:
             raise BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {request.context}")
         client.contexts.pop(request.context).backend.destroy()
+        self._send(ExecutorDone(request.request))
+
+    def _terminate(self, request: Terminate) -> None:
+        client = self._owners.get(request.context)
+        if client is None:
+            raise BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {request.context}")
+        reason = "an operator ended this context with terminate_client; destroy it and make another"
+        client.contexts[request.context].backend.terminate(Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, reason))
         self._send(ExecutorDone(request.request))
 
     def _drop(self, request: DropClient) -> None:

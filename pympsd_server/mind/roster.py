@@ -34,6 +34,12 @@ class Client:
     contexts: dict[int, Context] = field(factory=dict)
     made: int = 0
     """How many contexts it ever made."""
+    terminated: set[int] = field(factory=set)
+    """Serials of its contexts that an operator ended; they stay until the process closes them."""
+
+    def active_contexts(self) -> list[Context]:
+        """Return the contexts that were not terminated."""
+        return [context for serial, context in self.contexts.items() if serial not in self.terminated]
 
 
 @define
@@ -65,6 +71,11 @@ class Roster:
     def leave(self, serial: int) -> Client:
         """Forget a client; its contexts are still listed in what is returned."""
         return self.clients.pop(serial)
+
+    @property
+    def workers(self) -> int:
+        """How many worker threads the vendor's server would have: one a client process and one a context."""
+        return sum(1 + len(client.contexts) for client in self.clients.values())
 
     def uses_device(self, client: Client, device: int, generation: int) -> bool:
         """Whether a client has a context on a device's present executor: then its stream is there too."""

@@ -13,6 +13,7 @@ from attrs import define, field
 from pympsd.channel.awaited import MessageChannel
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select
 from pympsd.version import CUDA_VERSION
+from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages as executor_says
 from pympsd.wire import messages
@@ -32,6 +33,9 @@ class ClientSession:
     client: Client
     channel: MessageChannel
     pidfd: int
+    thread_percentage: ThreadPercentage
+    memory_limits: dict[int, int]
+    """Both as they were when the client came: later changes are for later clients."""
     ordinals: tuple[int, ...] = ()
     _streams: set[tuple[int, int]] = field(factory=set, init=False)
     """(device, generation) of each executor this client has a stream to."""
@@ -42,11 +46,13 @@ class ClientSession:
         priority = client_priority(admitted.priority, admitted.environment)
         client = server.roster.arrive(admitted.client, admitted.pid, priority, admitted.environment)
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fds[0]))
-        return cls(server, client, MessageChannel(sock), fds[1] if len(fds) > 1 else -1)
+        pidfd = fds[1] if len(fds) > 1 else -1
+        percentage = client_percentage(server.thread_percentage, admitted.environment)
+        return cls(server, client, MessageChannel(sock), pidfd, percentage, server.memory_limits)
 
     async def run(self) -> None:
         """Serve the client until its session or its process ends, then free what it held."""
-        self.server.log.info("client_connected", pid=self.client.pid)
+        self.server.met_client(self.client)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.channel.run_sender)
@@ -85,6 +91,7 @@ class ClientSession:
         try:
             self.ordinals = select(devices, self.client.environment.get("CUDA_VISIBLE_DEVICES"))
         except (NoVisibleDevice, DuplicateDevice) as error:
+            self.server.refused_devices(self.client)
             self.channel.send(messages.Refused(Result.ERROR_NO_DEVICE, str(error)))
             return False
         seen = tuple(devices[ordinal] for ordinal in self.ordinals)
@@ -116,8 +123,7 @@ class ClientSession:
         device = self.ordinals[asked.device]
         facts = self.server.devices[device]
         executor = await self.server.executors.of(device)
-        percentage = client_percentage(self.server.thread_percentage, self.client.environment)
-        share = multiprocessors(percentage, facts.multiprocessors)
+        share = multiprocessors(self.thread_percentage, facts.multiprocessors)
         context = self.server.roster.open_context(self.client, device, executor.generation)
         try:
             attached, fds = await self._attach(executor, context, share)
@@ -148,7 +154,7 @@ class ClientSession:
             context=context.serial,
             new_stream=new_stream,
             multiprocessors=share,
-            memory_bytes=0,
+            memory_bytes=self.memory_limits.get(context.device, 0),
             priority=self.client.priority,
         )
         try:

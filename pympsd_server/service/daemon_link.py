@@ -47,3 +47,7 @@ class DaemonLink:
     def client_gone(self, client: int) -> None:
         """Push the end of a client."""
         self.channel.send(link.ClientGone(client))
+
+    def terminated(self, token: int, code: int) -> None:
+        """Answer a termination."""
+        self.channel.send(link.Terminated(token, code))

@@ -21,15 +21,16 @@ from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.daemon_link import DaemonLink
 from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
+from pympsd_server.service.termination import terminate_client
 
 LAST_SECONDS = 1.0
 """What is queued for the daemon at the end is sent within this."""
 
 
-def run(link_fd: int, name: str) -> int:
+def run(link_fd: int, name: str, multiuser: bool) -> int:
     """Serve until told to leave; return the exit status."""
     os.umask(0o077)
-    show_as([name])
+    show_as([name, "-multiuser-server"] if multiuser else [name])
     return trio.run(_main, link_fd, name)
 
 
@@ -69,7 +70,7 @@ async def _receive_setup(channel: MessageChannel) -> link.ServerSetup | None:
 def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str, nursery: trio.Nursery) -> Server:
     log.info("server_connecting", socket=setup.control_socket)
     log.info("server_initializing")
-    server = Server(daemon, log, setup.devices, ThreadPercentage(setup.thread_percentage))
+    server = Server(daemon, log, setup.devices, ThreadPercentage(setup.thread_percentage), setup.memory_limits)
     server.executors = Executors(
         setup.devices,
         setup.backend,
@@ -85,6 +86,8 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str
     log.info("server_driver", version=DRIVER_BRANCH)
     log.info("server_backend", backend=setup.backend)
     log.info("server_thread_percentage", percentage=str(server.thread_percentage))
+    for ordinal, limit in setup.memory_limits.items():
+        log.info("server_memory_limit", device=ordinal, limit=limit)
     log.info("server_priority", priority=setup.client_priority)
     server.serving()
     log.info("server_started")
@@ -99,6 +102,10 @@ async def _obey(server: Server, channel: MessageChannel, nursery: trio.Nursery) 
                 nursery.start_soon(ClientSession.of(server, message, fds).run)
             elif isinstance(message, link.ShutDown):
                 server.leave(message.forced)
+            elif isinstance(message, link.LimitsChanged):
+                server.change_limits(message.thread_percentage, message.memory_limits)
+            elif isinstance(message, link.TerminateClient):
+                nursery.start_soon(terminate_client, server, message)
     except RemoteError:
         pass  # a daemon that breaks the conversation is as good as gone
     server.orphaned()

@@ -27,6 +27,8 @@ class Server:
     log: Any
     devices: tuple[DeviceFacts, ...]
     thread_percentage: ThreadPercentage
+    memory_limits: dict[int, int]
+    """Bytes by device ordinal: what each later client may hold there."""
     roster: Roster = field(factory=Roster)
     phase: Phase = Phase.INITIALIZING
     done: trio.Event = field(factory=trio.Event)
@@ -51,40 +53,66 @@ class Server:
         """Initialisation is over."""
         self.phase = phases.move(self.phase, Phase.SERVING)
 
+    def change_limits(self, thread_percentage: float, memory_limits: dict[int, int]) -> None:
+        """Take new limits, for later clients."""
+        self.thread_percentage = ThreadPercentage(thread_percentage)
+        self.memory_limits = memory_limits
+
+    def met_client(self, client: Client) -> None:
+        """A client process is here: it counts as its context 0 in the log."""
+        self.log.info("client_requested", pid=client.pid, context=0)
+        self.log.info("client_connected", pid=client.pid, context=0)
+        self.log.info("client_worker", pid=client.pid, context=0)
+
+    def refused_devices(self, client: Client) -> None:
+        """A client's CUDA_VISIBLE_DEVICES leaves it no device."""
+        entry = client.environment.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+        self.log.info("client_devices_invalid", pid=client.pid)
+        self.log.info("client_devices_entry", pid=client.pid, entry=entry)
+        self.log.info("client_devices_hint", pid=client.pid, count=len(self.devices))
+
     def made_context(self, client: Client, context: Context) -> None:
         """A context is there."""
         facts = self.devices[context.device]
+        who = {"pid": client.pid, "context": context.number}
+        for event in ("client_requested", "context_connected", "client_worker"):
+            self.log.info(event, **who)
         self.log.info("context_device", name=facts.name, uuid=facts.uuid)
-        self.log.info("context_active", pid=client.pid, context=context.number)
+        self.log.info("context_active", **who)
         self.link.context_made(client.serial, context.serial, context.number, context.device)
 
     def refused_context(self, client: Client, context: Context, code: int, reason: str) -> None:
         """A context could not be made."""
-        status = Result(code) if code in set(Result) else Result.ERROR_UNKNOWN
-        self.log.info(
-            "context_refused", pid=client.pid, context=context.number, status=f"{status.value}", reason=reason
-        )
+        self.log.info("context_refused", pid=client.pid, context=context.number, status=code)
+        self.log.info("context_refused_reason", reason=reason)
 
     def lost_context(self, client: Client, context: Context) -> None:
-        """A context is gone."""
-        self.log.info("context_exit", pid=client.pid, context=context.number)
+        """A context is gone (the roster has forgotten it)."""
+        left = sum(len(other.contexts) for other in self.roster.clients.values())
+        who = {"pid": client.pid, "context": context.number}
+        self.log.info("client_receive_failed", **who)
+        self.log.info("context_exit", **who, left=left)
         self.link.context_gone(client.serial, context.serial)
 
     def lost_client(self, client: Client) -> None:
-        """A client is gone, and with it what contexts it had left."""
+        """A client is gone, and with it what contexts it had left, the latest first."""
+        for serial in sorted(client.contexts, reverse=True):
+            self.lost_context(client, self.roster.close_context(client, serial))
         self.roster.leave(client.serial)
-        for context in client.contexts.values():
-            self.lost_context(client, context)
+        self.log.info("client_receive_failed", pid=client.pid, context=0)
         self.log.info("client_disconnected", pid=client.pid)
         self.link.client_gone(client.serial)
         self._leave_if_alone()
 
     def faulted(self, serial: int, code: int, reason: str) -> None:
-        """An executor says that a context is ruined."""
+        """An executor says that a context is ruined (one that was terminated is told elsewhere)."""
+        if code == Result.ERROR_MPS_CLIENT_TERMINATED:
+            return
         for client in self.roster.clients.values():
             if serial in client.contexts:
                 number = client.contexts[serial].number
-                self.log.error("context_faulted", pid=client.pid, context=number, reason=f"{reason} ({code})")
+                self.log.error("context_faulted", pid=client.pid, context=number)
+                self.log.error("context_faulted_reason", reason=f"{reason} ({code})")
                 self.log.info("context_inactive", pid=client.pid, context=number)
 
     def leave(self, forced: bool) -> None:
@@ -95,7 +123,7 @@ class Server:
         if forced:
             self._end()
         elif self.roster.clients:
-            self.log.info("server_shutdown_busy", clients=len(self.roster.clients))
+            self.log.info("server_shutdown_busy", workers=self.roster.workers)
         else:
             self._leave_if_alone()
 

@@ -295,6 +295,23 @@ def test_the_primary_context_lives_as_long_as_it_is_retained(devices: None) -> N
     ok(cuda.cuDevicePrimaryCtxRelease(0))
 
 
+def test_a_primary_context_that_was_ruined_opens_anew(devices: None) -> None:
+    ok(cuda.cuCtxSetCurrent(ok(cuda.cuDevicePrimaryCtxRetain(0))))
+    kernels = Kernels()
+    address = ok(cuda.cuMemAlloc(1 << 20))
+    streams = [ok(cuda.cuStreamCreate(1)) for _ in range(2)]
+    kernels.hold_up(streams[0])
+    ok(cuda.cuMemcpyHtoDAsync(address, bytes(1 << 20), 1 << 20, streams[0]))  # answered when the context is gone
+    kernels.launch(b"store", (0x1234, 1), STORE, streams[1])
+    assert cuda.cuStreamSynchronize(streams[1]) == (R.CUDA_ERROR_ILLEGAL_ADDRESS,)
+    ok(cuda.cuDevicePrimaryCtxRelease(0))
+    ok(cuda.cuDevicePrimaryCtxRetain(0))
+    assert Kernels().read(2) == 0
+    ok(cuda.cuCtxSynchronize())
+    assert handles.contexts[int(ok(cuda.cuCtxGetCurrent()))].usable().transport.shared.in_use == 0
+    ok(cuda.cuDevicePrimaryCtxRelease(0))
+
+
 def test_eight_threads_retain_one_primary_context(devices: None) -> None:
     with ThreadPoolExecutor(8) as threads:
         made = {int(ok(answer)) for answer in threads.map(cuda.cuDevicePrimaryCtxRetain, [0] * 32)}

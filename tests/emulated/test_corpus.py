@@ -56,9 +56,7 @@ def outputs_of(name: str) -> dict[str, np.ndarray[Any, Any]]:
         if key in contents:
             device.space.write(addresses[key], contents[key].tobytes())
     run_together(module, entry, inputs.arguments(entry, addresses))
-    return {
-        key: read(device, addresses[key], spec, inputs) for key, spec in inputs.outputs(entry).items()
-    }
+    return {key: read(device, addresses[key], spec, inputs) for key, spec in inputs.outputs(entry).items()}
 
 
 def run_together(module: LoadedModule, entry: dict[str, Any], arguments: list[bytes]) -> None:

@@ -29,7 +29,8 @@ def signed(value: int, bits: int) -> int:
 
 
 def truncated(a: int, b: int) -> int:
-    return -1 if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    quotient = abs(a) // abs(b) if b else 1
+    return quotient if b and (a < 0) == (b < 0) else -quotient
 
 
 def rest(a: int, b: int) -> int:
@@ -67,7 +68,7 @@ def check(instruction: str, text: str, bits: int, is_signed: bool, rule: Rule, c
     got = run_fragment(text, f"u{bits // 8}", a, b, c)
     for x, y, z, found in zip(a.tolist(), b.tolist(), c.tolist(), got.tolist(), strict=True):
         given = [signed(v, bits) for v in (x, y, z)] if is_signed else [x, y, z]
-        assert found == rule(*given, bits) & (2**bits - 1), (instruction, given)
+        assert found == rule(given[0], given[1], given[2], bits) & (2**bits - 1), (instruction, given)
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])

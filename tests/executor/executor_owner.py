@@ -42,7 +42,7 @@ class ExecutorOwner:
     process: subprocess.Popen[bytes]
     link: socket.socket
     _reader: FrameReader = field(factory=lambda: FrameReader(fds_allowed=2))
-    _waiting: list[Any] = field(factory=list)
+    _waiting: list[tuple[Any, tuple[int, ...]]] = field(factory=list)
     _clients: list[RawClient] = field(factory=list)
     _request: int = 0
 
@@ -80,7 +80,7 @@ class ExecutorOwner:
     def ready(self, device: DeviceFacts | None = None) -> ExecutorOwner:
         """Set it up and expect it to be ready."""
         first = self.set_up(device)
-        assert first == ExecutorReady(self.process.pid)
+        assert first == ExecutorReady(self.process.pid), first
         return self
 
     # --- the link
@@ -101,7 +101,8 @@ class ExecutorOwner:
                 fds.frombytes(content)
             frames = self._reader.feed(data, tuple(fds))
             self._waiting += [(messages.decode(frame), frame.fds) for frame in frames]
-        return self._waiting.pop(0)
+        message, taken = self._waiting.pop(0)
+        return message, taken
 
     def ask(self, kind: type, **fields: Any) -> tuple[Any, tuple[int, ...]]:
         """Send a request and return what comes next."""

@@ -211,7 +211,8 @@ def test_c9_processes_show_under_the_vendors_names(vendor_named: DaemonProcess) 
 
 def test_servers_are_children_of_the_daemon(daemon: DaemonProcess) -> None:
     daemon.say("start_server -uid 0\n")
-    assert children_of(daemon.pid) == [ready(daemon)]
+    server = ready(daemon)
+    assert children_of(daemon.pid) == [server]
 
 
 # --- peers that mean no good

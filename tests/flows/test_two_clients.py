@@ -95,10 +95,14 @@ def test_the_logs_tell_the_story(daemon: DaemonProcess, make_client: MakeClient)
     ]
     uuid = daemon.say("device_query --csv").split(",")[-3]
     lines = daemon.log("server.log")
-    story = lines[lines.index(f"New client {pid} connected") :]
-    assert re.fullmatch(r"Device 0 is run by process \d+", story.pop(1))
+    story = lines[lines.index(f"Received new client request for {{PID: {pid}, Context ID: 0}}") :]
+    assert re.fullmatch(r"Device 0 is run by process \d+", story.pop(3))
     assert story == [
+        f"Received new client request for {{PID: {pid}, Context ID: 0}}",
         f"New client {pid} connected",
+        f"Creating worker thread for client {{PID: {pid}, Context ID: 0}}",
+        f"Received new client request for {{PID: {pid}, Context ID: 1}}",
+        f"Creating worker thread for client {{PID: {pid}, Context ID: 1}}",
         f"Device NVIDIA H200 (uuid {uuid}) is associated",
         f"Volta MPS: status of client {{{pid}, 1}} is ACTIVE",
         f"Client {{{pid}, 1}} exit",

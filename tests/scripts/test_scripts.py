@@ -9,9 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_drawn_states_are_those_of_the_code() -> None:
+def test_the_generated_docs_are_those_of_the_code() -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "draw-states", "--check"], capture_output=True, text=True
+        [sys.executable, ROOT / "scripts" / "generate-docs", "--check"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
 

@@ -1,18 +1,38 @@
-"""quit: the end of the daemon and its servers."""
+"""quit and shutdown_server: the end of the daemon, or of one server."""
 
 from __future__ import annotations
 
-from pympsd.commands.answers import refusal
-from pympsd.commands.arguments import after_option
-from pympsd.commands.privileges import is_owner
+from collections.abc import Sequence
+
+from pympsd.commands.answers import lines, refusal
+from pympsd.commands.arguments import flag, loose_pid
+from pympsd.commands.numbers import leading_integer
+from pympsd.commands.privileges import is_owner, may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
+from pympsd.mind.admission import tell_to_leave
 from pympsd.mind.daemon_state import Daemon
 from pympsd.mind.shutdown import begin_quit
 
 
-@command("quit", timeout=after_option("-t"))
+def _timeout(words: Sequence[str]) -> int | None:
+    # Recorded: -t without a number is a plain quit.
+    return leading_integer(words[1]) if len(words) > 1 and words[0] == "-t" else None
+
+
+@command("quit", timeout=_timeout)
 def quit_daemon(daemon: Daemon, asker: Asker, timeout: int | None) -> Decision:
     """Stop the servers when their clients have gone, then the daemon; with -t SECONDS by force after so long."""
     if not is_owner(daemon, asker):
         return Decision(refusal("Not enough privilege to execute quit command"))
     return Decision(None, tuple(begin_quit(daemon, asker.session, timeout)))
+
+
+@command("shutdown_server", pid=loose_pid, forced=flag("-f"))
+def shutdown_server(daemon: Daemon, asker: Asker, pid: int, forced: bool) -> Decision:
+    """Stop the server PID when its clients have gone; with -f at once, their work lost."""
+    if (denied := may_change_settings(daemon, asker)) is not None:
+        return Decision(denied)
+    server = daemon.server_by_pid(pid)
+    if server is None:
+        return Decision(refusal(f"Server {pid} not found"))
+    return Decision(lines(), tuple(tell_to_leave(server, forced=forced)))

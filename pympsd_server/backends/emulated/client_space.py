@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import time
 from threading import Lock
 
@@ -14,10 +13,6 @@ from pympsd_server.backends.emulated.memory import AddressSpace, ReserveRefused
 from pympsd_server.backends.emulated.ptx.datatypes import Value
 from pympsd_server.backends.emulated.ptx.faults import DeviceFault
 from pympsd_server.backends.interface import BackendError
-
-if not hasattr(mmap, "MAP_NORESERVE"):
-    # Python 3.11 has no name for it; without it the kernel refuses to reserve more than the host's own memory.
-    mmap.MAP_NORESERVE = 0x4000  # type: ignore[attr-defined]
 
 
 class WatchedSpace(AddressSpace):

@@ -191,6 +191,11 @@ class EmulatedContext:
         self.cancel.set()
         return True
 
+    def terminate(self, outcome: Outcome) -> None:
+        """Stop what runs, drop what waits; the outcome is sticky. Returns when nothing runs any more."""
+        self.scheduler.ruin(self, outcome)
+        self.scheduler.wait_until_at_rest(self)
+
     def destroy(self) -> None:
         """Stop what runs, free everything. Returns within a few milliseconds; a second call does nothing."""
         if self._outcome is _DESTROYED:

@@ -12,6 +12,8 @@ from .ptx.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMem
 
 GUARD_BYTES = 512
 _PAGE = mmap.PAGESIZE
+# The mmap module of Python 3.11 does not name it; the value is that of x86-64 and aarch64 Linux.
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class NotAnAllocation(ValueError):
@@ -34,7 +36,7 @@ class AddressSpace:
             raise ValueError("an address space needs a page-aligned base and a positive size")
         self.base = base
         self.size = -(-size // _PAGE) * _PAGE
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
         try:
             self._map = mmap.mmap(-1, self.size, flags=flags)
         except (OSError, OverflowError, ValueError) as error:

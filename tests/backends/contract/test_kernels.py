@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_kernels_of_two_streams_that_wait_for_each_other_get_there(user: PortUse
         ({"shared": 300_000}, VALUE),
     ],
 )
-def test_launches_no_device_takes(user: PortUser, shape: dict[str, object], code: Result) -> None:
+def test_launches_no_device_takes(user: PortUser, shape: dict[str, Any], code: Result) -> None:
     with refused(code):
         user.launch("empty", **shape)
     assert user.synchronize() == Result.SUCCESS

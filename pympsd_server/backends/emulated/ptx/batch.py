@@ -277,19 +277,19 @@ class Batch:
         number, count, predicate = what
         barrier = plan.barrier
         assert barrier is not None
+        if int(number.max()) >= BARRIERS:
+            raise LaunchFailed(f"barrier {int(number.max())} does not exist")
         everyone = lanes.ids is None and number.ndim == 0 and (count is None or self._is_all(count))
         if everyone and not barrier.arrive and predicate is None:
             self._go(plan.following, Group(lanes, registers))
             return
-        numbers = spread(number, lanes.count).astype(np.int64)
-        if int(numbers.max()) >= BARRIERS:
-            raise LaunchFailed(f"barrier {int(numbers.max())} does not exist")
         if barrier.arrive:
             if count is None:
                 raise LaunchFailed("bar.arrive without a thread count")
             self._barriers.arrive_only(lanes, number, count)
             self._go(plan.following, Group(lanes, registers))
         else:
+            numbers = spread(number, lanes.count).astype(np.int64)
             self._barriers.wait(Waiting(plan, lanes, registers, numbers, predicate), count)
         self._open_barriers()
 

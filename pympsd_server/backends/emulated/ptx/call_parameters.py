@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from attrs import evolve
 
 from .datatypes import DTYPES
@@ -64,7 +66,7 @@ def _disjoint(found: set[tuple[int, int]] | None) -> set[tuple[int, int]] | None
     if found is None:
         return None
     ordered = sorted(found)
-    for (offset, size), (following, _) in zip(ordered, ordered[1:], strict=False):
+    for (offset, size), (following, _) in pairwise(ordered):
         if offset + size > following:
             return None
     return found

@@ -28,7 +28,26 @@ def _table() -> dict[str, DType]:
 
 DTYPES = _table()
 # Types that exist in PTX but not here; parsed so that the refusal can name them.
-UNSUPPORTED_TYPES = frozenset({"b128", "tf32", "e4m3", "e5m2", "e4m3x2", "e5m2x2", "e2m1x2", "e2m3x2", "e3m2x2", "ue8m0x2", "s4", "u4", "b1", "texref", "samplerref", "surfref"})
+UNSUPPORTED_TYPES = frozenset(
+    {
+        "b128",
+        "tf32",
+        "e4m3",
+        "e5m2",
+        "e4m3x2",
+        "e5m2x2",
+        "e2m1x2",
+        "e2m3x2",
+        "e3m2x2",
+        "ue8m0x2",
+        "s4",
+        "u4",
+        "b1",
+        "texref",
+        "samplerref",
+        "surfref",
+    }
+)
 BOOL = np.dtype(np.bool_)
 U8, S8 = np.dtype("u1"), np.dtype("i1")
 U16, S16 = np.dtype("u2"), np.dtype("i2")

@@ -26,9 +26,7 @@ def extreme(total: Value, *operands: Value) -> Value:
     return found & finite
 
 
-def exact_errors(
-    operation: str, total: Value, operands: tuple[Value, ...], error: Value, where: Value
-) -> Value:
+def exact_errors(operation: str, total: Value, operands: tuple[Value, ...], error: Value, where: Value) -> Value:
     """`error` with the sign of (exact - total) put right at `where`, by rational arithmetic."""
     shape = np.broadcast_shapes(total.shape, *(v.shape for v in operands))
     flat: list[Array] = [np.broadcast_to(v, shape).reshape(-1) for v in (total, error, where, *operands)]
@@ -42,7 +40,7 @@ def _error_sign(operation: str, total: float, *operands: float) -> float:
     if operation in ("div", "rcp"):
         return _quotient_error(total, *(operands if operation == "div" else (1.0, *operands)))
     if total in (np.inf, -np.inf):
-        return -np.sign(total)
+        return -1.0 if total > 0 else 1.0
     a, *rest = (Fraction(v) for v in operands)
     if operation == "sqrt":
         return _sign(a - Fraction(total) ** 2) if a > 0 else 0.0
@@ -57,7 +55,7 @@ def _quotient_error(total: float, a: float, b: float) -> float:
     if b == 0:
         return 0.0
     if total in (np.inf, -np.inf):
-        return -np.sign(total)
+        return -1.0 if total > 0 else 1.0
     return _sign(Fraction(a) / Fraction(b) - Fraction(total))
 
 

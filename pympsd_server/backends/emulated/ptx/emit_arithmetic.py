@@ -42,7 +42,10 @@ def _add(w: Writer, o: Operation) -> None:
         if dtype != S32:
             raise w.refuse("modifier .sat")
         return w.assign(o.operands[0], f"add_saturating({a}, {b}, {o.name == 'sub'})", dtype)
-    return w.assign(o.operands[0], f"{a} {_SIGNS[o.name]} {b}", dtype)
+    total = w.keep(f"{a} {_SIGNS[o.name]} {b}")
+    if o.name == "add" and dtype.itemsize == 8:
+        w.sums[total] = (a, b)
+    return w.assign(o.operands[0], total, dtype)
 
 
 @emits("addc subc", 3, "cc", ("u32", "s32", "u64", "s64"))

@@ -141,9 +141,7 @@ def narrow(value: Value, dtype: DType, mode: str) -> Value:
     return select(wrong, np.nextafter(nearest, towards), nearest)
 
 
-def directed(
-    operation: str, mode: str, ftz: bool, a: Value, b: Value, c: Value | None = None
-) -> Value:
+def directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: Value | None = None) -> Value:
     """An f32 add, sub, mul, div or fma with rounding `mode`; `ftz` flushes what is tiny before rounding."""
     x, y = a.astype(np.float64), b.astype(np.float64)
     if operation == "fma":

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from .batch_state import BatchState
 
 Accesses = tuple[tuple[int, int], ...]
+Seen = dict[tuple[int, int], tuple[int, int, int, Array, bool]]
+# An index array, one index, or a slice of consecutive elements.
+Elements = Value
 
 
 def _bounds(value: Value) -> tuple[int, int, int]:
@@ -40,6 +43,41 @@ def global_elements(state: BatchState, address: Value, shift: int, align: int, a
     if not shift:
         return offset
     return np.right_shift(offset, shift, out=offset) if offset.ndim else offset >> np.int64(shift)
+
+
+def sum_elements(
+    state: BatchState, seen: Seen, x: Value, y: Value, shift: int, align: int, accesses: Accesses
+) -> Elements:
+    """global_elements for the address x + y, of which one is usually uniform and the other an index.
+
+    `seen` remembers, for this run of a block, what was found out about the other: a block that indexes
+    several arrays in the same way looks at the index once.
+    """
+    if x.ndim:
+        x, y = y, x
+    if x.ndim or not y.ndim:
+        return global_elements(state, (x + y).view(np.uint64), shift, align, accesses)
+    facts = seen.get((id(y), shift))
+    if facts is None:
+        facts = seen[id(y), shift] = _index_facts(y.view(S64), shift)
+    low, high, bits, index, consecutive = facts
+    start = int(x) - state.space.base
+    first, last = accesses[0], accesses[-1]
+    inside = state.space.contains(start + low + first[0], start + high + last[0] + last[1])
+    if (bits | start) & (align - 1) or not inside:
+        return global_elements(state, (x + y).view(np.uint64), shift, align, accesses)
+    if consecutive:
+        begin = (start + low) >> shift
+        return slice(begin, begin + len(index))
+    return index + (start >> shift)
+
+
+def _index_facts(index: Array, shift: int) -> tuple[int, int, int, Array, bool]:
+    """Lowest, highest, union of bits, the index in elements, and whether its elements are consecutive."""
+    low, high, bits = _bounds(index)
+    scaled = index >> np.int64(shift) if shift else index
+    consecutive = high - low == (len(index) - 1) << shift and bool((scaled[1:] - scaled[:-1] == 1).all())
+    return low, high, bits, scaled, consecutive
 
 
 def frame_elements(
@@ -170,8 +208,10 @@ def put(view: Array, index: Value, value: Value) -> None:
     view[index] = value
 
 
-def fetch(view: Array, index: Value, displacement: int) -> Value:
+def fetch(view: Array, index: Elements, displacement: int) -> Value:
     """view[index + displacement]; a shifted view saves the addition."""
+    if type(index) is slice:
+        return view[index.start + displacement : index.stop + displacement].copy()
     if displacement == 0:
         return view.take(index)
     if displacement > 0:
@@ -179,8 +219,11 @@ def fetch(view: Array, index: Value, displacement: int) -> Value:
     return view.take(index + displacement)
 
 
-def put_at(view: Array, index: Value, displacement: int, value: Value) -> None:
+def put_at(view: Array, index: Elements, displacement: int, value: Value) -> None:
     """view[index + displacement] = value; of several threads that store to one address the last wins."""
+    if type(index) is slice:
+        view[index.start + displacement : index.stop + displacement] = value
+        return
     if displacement < 0:
         index = index + displacement
     elif displacement:

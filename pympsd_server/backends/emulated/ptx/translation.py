@@ -154,7 +154,7 @@ def translate(code: Code) -> Translation:
         plans.append(plan)
         arguments = "".join(f", r{r}" for r in block.live_in)
         lines.append(f"def block{number}(B, T{arguments}):")
-        lines += [f"    {line}" for line in [*writer.text(), f"return {returned}"]]
+        lines += [f"    {line}" for line in writer.text(returned)]
     source = "\n".join(lines)
     return Translation(code, plans, source, constants, layout.shared_bytes, layout.local_bytes)
 

@@ -6,6 +6,7 @@ returns the live-out registers of each successor. Values are never changed in pl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -25,8 +26,17 @@ from .ir import (
     Special,
     Symbol,
 )
-from .syntax import Immediate
 from .literals import immediate_value
+from .syntax import Immediate
+
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_CALL = re.compile(r"\w\(")
+
+
+def _is_pure(expression: str) -> bool:
+    """Operators, views and casts only: an expression that can be left out."""
+    return _CALL.search(expression.replace(".view(", " (").replace(".astype(", " (")) is None
 
 
 @define
@@ -62,12 +72,17 @@ class Span:
     space: str
     base: str
     shift: int
+    # The two values whose sum the base is, if known: one of them is often uniform.
+    terms: tuple[str, str] | None
     accesses: set[tuple[int, int]] = field(factory=set)
 
     def line(self) -> str:
         accesses = tuple(sorted(self.accesses))
         align = max(nbytes for _, nbytes in accesses)
-        if self.space == "global":
+        if self.space == "global" and self.terms is not None:
+            x, y = self.terms
+            call = f"sum_elements(B, M, {x}, {y}, {self.shift}, {align}, {accesses!r})"
+        elif self.space == "global":
             call = f"global_elements(B, {self.base}, {self.shift}, {align}, {accesses!r})"
         else:
             call = f"frame_elements(B, T, {self.space!r}, {self.base}, {self.shift}, {align}, {accesses!r})"
@@ -86,6 +101,8 @@ class Writer:
     current: dict[int, tuple[str, DType]] = field(factory=dict)
     views: dict[tuple[str, DType], str] = field(factory=dict)
     spans: dict[tuple[str, str, int], Span] = field(factory=dict)
+    # Names of 64-bit sums, and what they are the sum of.
+    sums: dict[str, tuple[str, str]] = field(factory=dict)
     operation: Operation | None = None
     guard: str | None = None
     temporaries: int = 0
@@ -161,6 +178,8 @@ class Writer:
         key = (name, dtype)
         if key not in self.views:
             self.views[key] = self.keep(f"{name}.view({dtype_name(dtype)})")
+            if name in self.sums:
+                self.sums[self.views[key]] = self.sums[name]
         return self.views[key]
 
     def _symbol(self, symbol: Symbol, dtype: DType) -> str:
@@ -226,7 +245,8 @@ class Writer:
         """Name of the index array for elements of `size` bytes at `base`; the access is checked with others."""
         key = (space, base, size)
         if key not in self.spans:
-            self.spans[key] = Span(self.name("q"), space, base, size.bit_length() - 1)
+            terms = self.sums.get(base)
+            self.spans[key] = Span(self.name("q"), space, base, size.bit_length() - 1, terms)
             self.lines.append(self.spans[key])
         self.spans[key].accesses.add((offset, nbytes))
         return self.spans[key].name
@@ -235,5 +255,17 @@ class Writer:
         """The register at the end of the block, in the dtype of its declaration."""
         return self._register(number, self.register_dtype(number))
 
-    def text(self) -> list[str]:
-        return [line.line() if isinstance(line, Span) else line for line in self.lines]
+    def text(self, returned: str) -> list[str]:
+        """The lines of the function, without those whose result nothing uses, and its return."""
+        needed = set(_IDENTIFIER.findall(returned))
+        kept = [f"return {returned}"]
+        for item in reversed(self.lines):
+            line = item.line() if isinstance(item, Span) else item
+            name, equals, expression = line.partition(" = ")
+            if equals and name not in needed and _is_pure(expression):
+                continue
+            needed.update(_IDENTIFIER.findall(line))
+            kept.append(line)
+        if "M" in needed:
+            kept.append("M = {}")
+        return kept[::-1]

@@ -1,0 +1,135 @@
+"""What the program says of itself: usage, the help of each command, the man page; all from the docstrings."""
+
+from __future__ import annotations
+
+from inspect import cleandoc
+from textwrap import indent, wrap
+from typing import Final
+
+import pympsd.commands.v2  # noqa: F401 - registers the commands
+from pympsd.commands.registry import REGISTRY, Command
+from pympsd.version import VERSION
+
+USAGE: Final[dict[str, str]] = {
+    "get_server_status": "PID",
+    "start_server": "-uid UID",
+    "get_client_list": "PID",
+    "get_device_client_list": "[PID]",
+    "set_default_active_thread_percentage": "PERCENTAGE",
+    "set_active_thread_percentage": "PID PERCENTAGE",
+    "get_active_thread_percentage": "PID",
+    "set_default_device_pinned_mem_limit": "DEVICE VALUE",
+    "get_default_device_pinned_mem_limit": "DEVICE",
+    "set_device_pinned_mem_limit": "PID DEVICE VALUE",
+    "get_device_pinned_mem_limit": "PID DEVICE",
+    "set_default_client_priority": "0|1",
+    "terminate_client": "SERVER-PID CLIENT-PID",
+    "shutdown_server": "PID [-f]",
+    "device_query": "[PID] [--csv]",
+    "ps": "[-p PID]",
+    "quit": "[-t SECONDS]",
+}
+"""The arguments of each command, as the manual writes them; a command without any is not listed."""
+
+OPTIONS: Final = (
+    ("-d", "start the control daemon in the background"),
+    ("-f", "start the control daemon in the foreground; its log goes to standard output"),
+    ("-M, -multiuser-server", "with -d or -f: one server, run by root, for the clients of all users; root only"),
+    ("--log-dialect NAME", "with -d or -f: documented (default), r580 or json; also PYMPSD_LOG_DIALECT"),
+    ("-q, --ready-devices", "accepted; device queries are always ready"),
+    ("--strict", "exit with status 1 if any command was refused"),
+    ("--timeout SECONDS", "give up on a daemon that says nothing for so long (default 10), exit status 2"),
+    ("-v, --version", "print the version"),
+    ("-h, --help", "print this"),
+)
+
+FILES: Final = (
+    ("CUDA_MPS_PIPE_DIRECTORY", "where the daemon is found; default /tmp/nvidia-mps"),
+    ("CUDA_MPS_LOG_DIRECTORY", "where control.log and server.log are; default /var/log/nvidia-mps"),
+    ("CUDA_VISIBLE_DEVICES", "the devices the daemon has, by index or UUID"),
+    ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "the default active thread percentage"),
+    ("CUDA_MPS_CLIENT_PRIORITY", "the default client priority"),
+    ("PYMPSD_BACKEND", "auto or emulated"),
+    ("PYMPSD_EMULATED_DEVICES", "the emulated machine: H200, 2xH200,1xP100, or the path of a TOML file"),
+)
+
+EXITS: Final = (
+    "0 when the daemon was reached, whatever it answered; 1 when there is none, or a command given as arguments (or "
+    "with --strict any command) was refused; 2 when the daemon did not answer in time."
+)
+
+_DESCRIPTION: Final = (
+    "Starts the control daemon of the Multi\\-Process Service, or gives it commands: those of standard input, one a "
+    "line, or the one of the arguments. On a terminal \\fBhelp\\fR lists the commands."
+)
+
+
+def synopsis(command: Command) -> str:
+    """Return a command with its arguments."""
+    return f"{command.name} {USAGE.get(command.name, '')}".rstrip()
+
+
+def summary(command: Command) -> str:
+    """Return a command's docstring."""
+    return cleandoc(command.handler.__doc__ or "")
+
+
+def command_help(name: str) -> str:
+    """Return the help of one command, or of all when the name is empty or unknown."""
+    command = REGISTRY.get(name)
+    if command is None:
+        return "".join(f"{synopsis(each)}\n" for _, each in sorted(REGISTRY.items()))
+    return f"{synopsis(command)}\n{indent(summary(command), '    ')}\n"
+
+
+def usage(name: str) -> str:
+    """Return the text of -h."""
+    commands = "".join(command_help(each) for each in sorted(REGISTRY))
+    return f"""
+usage: {name} [-d | -f] [OPTION ...]      start the control daemon
+       {name} [OPTION ...]                read commands from standard input
+       {name} [OPTION ...] COMMAND ...    give one command
+
+{_table(OPTIONS)}
+commands:
+
+{indent(commands, "  ")}
+environment:
+
+{_table(FILES)}
+exit status: {EXITS}
+"""
+
+
+def _table(rows: tuple[tuple[str, str], ...]) -> str:
+    return "".join(f"  {left:<34} {right}\n" for left, right in rows)
+
+
+def man_page(name: str) -> str:
+    """Return the manual page in roff."""
+    parts = [
+        f'.TH {name.upper()} 1 "" "pympsd {VERSION}" "CUDA MPS"',
+        ".SH NAME",
+        f"{name} \\- control daemon of the CUDA Multi\\-Process Service",
+        ".SH SYNOPSIS",
+        f".B {name}\n.RB [ \\-d | \\-f ] [ \\fIOPTION\\fR ... ] [ \\fICOMMAND\\fR ... ]",
+        ".SH DESCRIPTION",
+        _DESCRIPTION,
+        ".SH OPTIONS",
+        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in OPTIONS),
+        ".SH COMMANDS",
+        *(f".TP\n.B {_roff(synopsis(each))}\n{_roff(summary(each))}" for _, each in sorted(REGISTRY.items())),
+        ".SH ENVIRONMENT",
+        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in FILES),
+        ".SH EXIT STATUS",
+        _roff(EXITS),
+    ]
+    return "".join(f"{_wrapped(part)}\n" for part in parts)
+
+
+def _wrapped(part: str) -> str:
+    return part if part.startswith(".") else "\n".join(wrap(part, 110, break_on_hyphens=False))
+
+
+def _roff(text: str) -> str:
+    return text.replace("\\", "\\e").replace("-", "\\-")

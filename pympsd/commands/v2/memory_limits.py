@@ -1,0 +1,126 @@
+"""Commands about pinned device memory limits: the defaults of the next server, and each server's own.
+
+What the vendor stores although it cannot be (``1T``, ``abc``, a device that is not there) is refused here, on
+standard error; standard output stays as recorded, empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from pympsd.commands.answers import Answer, Part, lines, refusal
+from pympsd.commands.numbers import atoi
+from pympsd.commands.privileges import may_change_settings
+from pympsd.commands.registry import Asker, Decision, command
+from pympsd.mind.daemon_state import Daemon
+from pympsd.mind.limit_resolution import UnknownDevice, device_named, tell_limits
+from pympsd.vocabulary.limits import BadLimit, PinnedMemory
+
+
+@frozen
+class _Setting:
+    """The words of a set command: which device, which limit."""
+
+    device: str
+    value: str
+
+
+def _format(usage: str) -> Answer:
+    part = Part("Invalid command format.", printed=False)
+    return Answer((part,), diagnostic=f"Invalid command format: {usage}", refused=True)
+
+
+def _default_setting(words: Sequence[str]) -> _Setting | Answer:
+    if len(words) < 2:
+        return _format("set_default_device_pinned_mem_limit DEVICE VALUE, such as 0 10G")
+    return _Setting(words[0], words[1])
+
+
+def _default_device(words: Sequence[str]) -> str | Answer:
+    return words[0] if words else _format("get_default_device_pinned_mem_limit DEVICE")
+
+
+def _server_setting(words: Sequence[str]) -> tuple[int, _Setting] | Answer:
+    if len(words) < 3:
+        return _format("set_device_pinned_mem_limit PID DEVICE VALUE, such as 1024 0 900M")
+    return atoi(words[0]), _Setting(words[1], words[2])
+
+
+def _server_device(words: Sequence[str]) -> tuple[int, str] | Answer:
+    if len(words) < 2:
+        return _format("get_device_pinned_mem_limit PID DEVICE")
+    return atoi(words[0]), words[1]
+
+
+def _unknown(error: UnknownDevice, *before: Part) -> Answer:
+    bad_format = () if error.well_formed else (_silent(f"Invalid device identifier format: {error.word}"),)
+    return Answer((*before, *bad_format), diagnostic=str(error), refused=True)
+
+
+def _silent(text: str) -> Part:
+    return Part(text, printed=False)
+
+
+def _set(daemon: Daemon, limits: dict[int, PinnedMemory], setting: _Setting, *before: Part) -> Answer:
+    try:
+        ordinal = device_named(daemon.devices, setting.device)
+        limit = PinnedMemory.parse(setting.value)
+    except UnknownDevice as error:
+        return _unknown(error, *before)
+    except BadLimit as error:
+        return Answer(before, diagnostic=str(error), refused=True)
+    if limit is None:
+        limits.pop(ordinal, None)
+    else:
+        limits[ordinal] = limit
+    return Answer(before)
+
+
+@command("set_default_device_pinned_mem_limit", setting=_default_setting)
+def set_default(daemon: Daemon, asker: Asker, setting: _Setting) -> Decision:
+    """Set how much memory of DEVICE (ordinal or UUID) each client of the next server may hold: 10G, 900M, 0: all."""
+    if (denied := may_change_settings(daemon, asker)) is not None:
+        return Decision(denied)
+    said = _silent(f"set_default_device_pinned_mem_limit {setting.device} {setting.value}.")
+    return Decision(_set(daemon, daemon.memory_limits, setting, said))
+
+
+@command("get_default_device_pinned_mem_limit", device=_default_device)
+def get_default(daemon: Daemon, asker: Asker, device: str) -> Decision:
+    """Print how much memory of DEVICE each client of the next server may hold; nothing when there is no limit."""
+    try:
+        limit = daemon.memory_limits.get(device_named(daemon.devices, device))
+    except UnknownDevice as error:
+        return Decision(_unknown(error))
+    if limit is None:
+        return Decision(Answer((_silent("No default pinned memory limit set for the device!"),)))
+    return Decision(lines(str(limit)))
+
+
+@command("set_device_pinned_mem_limit", given=_server_setting)
+def set_of_server(daemon: Daemon, asker: Asker, given: tuple[int, _Setting]) -> Decision:
+    """Set how much memory of DEVICE each later client of the server PID may hold: 10G, 900M, 0: all."""
+    if (denied := may_change_settings(daemon, asker)) is not None:
+        return Decision(denied)
+    pid, setting = given
+    server = daemon.server_by_pid(pid)
+    if server is None:
+        return Decision(refusal(f"Server {pid} not found"))
+    answer = _set(daemon, server.memory_limits, setting)
+    return Decision(answer, () if answer.refused else (tell_limits(server),))
+
+
+@command("get_device_pinned_mem_limit", given=_server_device)
+def get_of_server(daemon: Daemon, asker: Asker, given: tuple[int, str]) -> Decision:
+    """Print how much memory of DEVICE each later client of the server PID may hold; nothing when not limited."""
+    pid, device = given
+    server = daemon.server_by_pid(pid)
+    if server is None:
+        return Decision(refusal(f"Server {pid} not found"))
+    try:
+        limit = server.memory_limits.get(device_named(daemon.devices, device))
+    except UnknownDevice as error:
+        return Decision(_unknown(error))
+    return Decision(lines(str(limit)) if limit is not None else lines())

@@ -1,0 +1,28 @@
+"""terminate_client: end the GPU work of one client process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pympsd.commands.answers import refusal
+from pympsd.commands.numbers import atoi
+from pympsd.commands.privileges import may_change_settings
+from pympsd.commands.registry import Asker, Decision, command
+from pympsd.mind.daemon_state import Daemon
+from pympsd.mind.instructions import TerminateClient, Working
+
+
+def _two_pids(words: Sequence[str]) -> tuple[int, int]:
+    return atoi(words[0] if words else None), atoi(words[1] if len(words) > 1 else None)
+
+
+@command("terminate_client", pids=_two_pids)
+def terminate_client(daemon: Daemon, asker: Asker, pids: tuple[int, int]) -> Decision:
+    """End all contexts of the client process CLIENT-PID on the server SERVER-PID; prints 0, or an error number."""
+    if (denied := may_change_settings(daemon, asker)) is not None:
+        return Decision(denied)
+    server = daemon.server_by_pid(pids[0])
+    if server is None:
+        return Decision(refusal(f"Server {pids[0]} not found", f"Server {pids[0]} not found!", "1"))
+    daemon.terminations[asker.session] = server.serial
+    return Decision(None, (Working(asker.session), TerminateClient(server.serial, asker.session, pids[1])))

@@ -1,0 +1,35 @@
+"""Which limits hold: what a server is told for its later clients, and which device an operator's word names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pympsd.devices.visible import find_device
+from pympsd.mind.daemon_state import Server
+from pympsd.mind.instructions import TellServerItsLimits
+from pympsd.vocabulary.device_facts import DeviceFacts
+
+
+class UnknownDevice(ValueError):
+    """A word names no device of this machine; ``well_formed`` says whether it could name one of another."""
+
+    def __init__(self, word: str, well_formed: bool, reason: str) -> None:
+        super().__init__(reason)
+        self.word = word
+        self.well_formed = well_formed
+
+
+def tell_limits(server: Server) -> TellServerItsLimits:
+    """Return the instruction that gives a server its present limits."""
+    limits = {ordinal: limit.value for ordinal, limit in server.memory_limits.items()}
+    return TellServerItsLimits(server.serial, server.thread_percentage.value, limits)
+
+
+def device_named(devices: Sequence[DeviceFacts], word: str) -> int:
+    """Return the ordinal of the device a word names: an ordinal, a UUID or a unique prefix; raise UnknownDevice."""
+    ordinal = find_device(devices, word)
+    if ordinal is not None:
+        return ordinal
+    known = ", ".join(f"{number} ({device.uuid})" for number, device in enumerate(devices))
+    reason = f"{word} is no device of this daemon, or the beginning of several UUIDs; there are {known}"
+    raise UnknownDevice(word, word.isdecimal() or word.startswith("GPU-"), reason)

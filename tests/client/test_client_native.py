@@ -1,0 +1,74 @@
+"""A program that runs natively: every call is the driver's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pympsd_client import _fallback, _process
+from pympsd_client import driver as cuda
+from pympsd_client._process import here
+
+
+@pytest.fixture
+def native(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Put a driver in place that notes the calls it gets; no daemon is to be found."""
+    calls: list[tuple[Any, ...]] = []
+
+    def note(name: str) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> tuple[Any, ...]:
+            calls.append((name, *arguments, *keywords.items()))
+            return (cuda.CUresult.CUDA_SUCCESS, name)
+
+        return call
+
+    driver = SimpleNamespace(**{name: note(name) for name in cuda.__all__})
+    monkeypatch.setattr(_process, "bindings", driver)
+    monkeypatch.setattr(_process, "native_driver", lambda: True)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
+    monkeypatch.delenv("PYMPSD_REQUIRE_MPS", raising=False)
+    assert cuda.cuInit(0) == (cuda.CUresult.CUDA_SUCCESS,)
+    return calls
+
+
+def test_every_call_goes_to_the_driver_as_it_came(native: list[tuple[Any, ...]]) -> None:
+    assert cuda.cuMemAlloc(bytesize=64) == (cuda.CUresult.CUDA_SUCCESS, "cuMemAlloc")
+    assert cuda.cuCtxCreate(0, 1) == (cuda.CUresult.CUDA_SUCCESS, "cuCtxCreate")
+    cuda.cuInit(0)
+    assert native == [("cuMemAlloc", ("bytesize", 64)), ("cuCtxCreate", 0, 1), ("cuInit", 0)]
+
+
+def test_what_pympsd_does_not_have_is_there_natively(native: list[tuple[Any, ...]]) -> None:
+    assert cuda.cuGraphCreate is not None
+
+
+def test_fork_is_the_drivers_own_affair(native: list[tuple[Any, ...]]) -> None:
+    here.after_fork()
+    assert not here.forked
+
+
+def test_a_requirement_of_mps_asks_no_driver(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
+    monkeypatch.setenv("PYMPSD_REQUIRE_MPS", "1")
+    monkeypatch.setattr(_process, "native_driver", lambda: pytest.fail("asked the driver"))
+    assert cuda.cuInit(0) == (cuda.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,)
+
+
+def test_no_driver_is_no_native_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(_fallback.ctypes, "CDLL", no_library)
+    assert not _fallback.native_driver()
+
+
+@pytest.mark.parametrize(("result", "found"), [("CUDA_SUCCESS", True), ("CUDA_ERROR_NO_DEVICE", False)])
+def test_a_driver_counts_when_it_initialises(monkeypatch: pytest.MonkeyPatch, result: str, found: bool) -> None:
+    member = getattr(cuda.CUresult, result)
+    monkeypatch.setattr(_fallback.ctypes, "CDLL", lambda name: None)
+    monkeypatch.setattr(
+        _fallback, "bindings", SimpleNamespace(cuInit=lambda flags: (member,), CUresult=cuda.CUresult)
+    )
+    assert _fallback.native_driver() is found

@@ -1,0 +1,123 @@
+"""AddressSpace against a model: allocations as byte arrays."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from pympsd_server.backends.emulated.memory import AddressSpace, NotAnAllocation, ReserveRefused
+from pympsd_server.backends.emulated.ptx import IllegalAddress, OutOfMemory
+from tests.emulated.harness import BASE
+
+SIZE = 1 << 16
+
+
+class Model(RuleBasedStateMachine):
+    """Allocate, free, read and write at random; every byte is as the model says."""
+
+    allocations = Bundle("allocations")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.space = AddressSpace(BASE, SIZE)
+        self.model: dict[int, bytearray] = {}
+
+    def teardown(self) -> None:
+        self.space.close()
+
+    @rule(target=allocations, size=st.integers(1, 9000), alignment=st.sampled_from([1, 16, 512, 4096]))
+    def allocate(self, size: int, alignment: int) -> int:
+        try:
+            address = self.space.allocate(size, alignment)
+        except OutOfMemory:
+            assert sum(map(len, self.model.values())) + size > SIZE // 8
+            return 0
+        assert address % alignment == 0
+        assert all(address >= a + len(d) or a >= address + size for a, d in self.model.items())
+        assert self.space.read(address, size) == bytes(size)
+        self.model[address] = bytearray(size)
+        return address
+
+    @rule(address=consumes(allocations))
+    def free(self, address: int) -> None:
+        if address in self.model:
+            self.space.free(address)
+            del self.model[address]
+        else:
+            with pytest.raises(NotAnAllocation):
+                self.space.free(address)
+
+    @rule(address=allocations, data=st.binary(max_size=64), at=st.integers(0, 9100))
+    def write(self, address: int, data: bytes, at: int) -> None:
+        held = self.model.get(address)
+        if held is not None and at + len(data) <= len(held):
+            self.space.write(address + at, data)
+            held[at : at + len(data)] = data
+        elif held is not None and len(held) < at < len(held) + 512:
+            with pytest.raises(IllegalAddress):
+                self.space.write(address + at, data + b"x")
+
+    @rule(address=allocations)
+    def one_past_the_end_is_out(self, address: int) -> None:
+        held = self.model.get(address)
+        if held is not None:
+            with pytest.raises(IllegalAddress):
+                self.space.view(address, len(held) + 1)
+            with pytest.raises(IllegalAddress):
+                self.space.view(address - 1, 1)
+
+    @invariant()
+    def contents_are_the_models(self) -> None:
+        for address, held in self.model.items():
+            assert self.space.read(address, len(held)) == held
+            assert self.space.size_of(address) == len(held)
+        assert self.space.used_bytes == sum(map(len, self.model.values()))
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+
+
+def test_a_device_of_memory_costs_nothing_until_touched() -> None:
+    space = AddressSpace(BASE, 150 << 30)
+    address = space.allocate(100 << 30)
+    space.write(address + (90 << 30), b"far")
+    assert space.read(address + (90 << 30), 4) == b"far\0"
+    space.free(address)
+    assert space.used_bytes == 0
+    space.close()
+
+
+def test_everything_is_usable_again_after_free() -> None:
+    space = AddressSpace(BASE, 1 << 20)
+    first = [space.allocate(1000) for _ in range(20)]
+    for address in first[::2] + first[1::2]:
+        space.free(address)
+    assert space.allocate((1 << 20) - 4096) == BASE
+
+
+def test_out_of_memory_is_code_2() -> None:
+    space = AddressSpace(BASE, 4096)
+    with pytest.raises(OutOfMemory, match="5000 bytes") as caught:
+        space.allocate(5000)
+    assert caught.value.code == 2
+
+
+def test_copy_and_fill() -> None:
+    space = AddressSpace(BASE, 1 << 16)
+    address = space.allocate(100)
+    space.fill(address, b"ab", 50)
+    assert space.read(address, 4) == b"abab"
+    space.write(address, b"0123456789")
+    space.copy(address + 2, address, 8)
+    assert space.read(address, 10) == b"0101234567"
+    with pytest.raises(IllegalAddress):
+        space.copy(address + 50, address, 51)
+    assert space.find(address + 7) == (address, 100)
+
+
+def test_refused_reserve_is_said() -> None:
+    with pytest.raises(ReserveRefused, match="cannot reserve"):
+        AddressSpace(BASE, 1 << 62)

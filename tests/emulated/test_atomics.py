@@ -1,0 +1,97 @@
+"""Atomics against a loop over the threads, contended or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.emulated.fragments import Array, run_fragment
+from tests.emulated.harness import HEADER, Device
+
+RULES: dict[str, Callable[[int, int], int]] = {
+    "add.u32": lambda old, v: old + v,
+    "min.u32": min,
+    "max.u32": max,
+    "and.b32": lambda old, v: old & v,
+    "or.b32": lambda old, v: old | v,
+    "xor.b32": lambda old, v: old ^ v,
+    "exch.b32": lambda old, v: v,
+    "inc.u32": lambda old, v: 0 if old >= v else old + 1,
+    "dec.u32": lambda old, v: v if old == 0 or old > v else old - 1,
+}
+MASK = 0xFFFFFFFF
+
+
+def kernel(operation: str, space: str, name: str) -> str:
+    result = "%r4, " if name == "atom" else ""
+    return (
+        HEADER
+        + f"""
+.visible .entry k(.param .u64 memory, .param .u64 where, .param .u64 values, .param .u64 old)
+{{ .reg .b32 %r<8>; .reg .b64 %d<8>; .reg .pred %p;
+  ld.param.u64 %d0, [memory]; ld.param.u64 %d1, [where]; ld.param.u64 %d2, [values]; ld.param.u64 %d3, [old];
+  mov.u32 %r0, %tid.x; mul.wide.u32 %d4, %r0, 4;
+  add.s64 %d1, %d1, %d4; add.s64 %d2, %d2, %d4; add.s64 %d3, %d3, %d4;
+  ld.global.u32 %r1, [%d1]; ld.global.u32 %r2, [%d2]; mul.wide.u32 %d5, %r1, 4; add.s64 %d0, %d0, %d5;
+  mov.u32 %r4, 0; setp.ne.u32 %p, %r1, 99;
+  @%p {name}{space}.{operation} {result}[%d0], %r2;
+  st.global.u32 [%d3], %r4; ret; }}
+"""
+    )
+
+
+def run(operation: str, space: str, name: str, where: Array, values: Array) -> tuple[Array, Array]:
+    device = Device(1 << 20)
+    memory = np.arange(7, dtype="u4") * 5
+    addresses = [device.put(x) for x in (memory, where, values, values)]
+    device.launch(device.load(kernel(operation, space, name)), "k", 1, len(where), *addresses)
+    return device.get(addresses[0], memory), device.get(addresses[3], values)
+
+
+@pytest.mark.parametrize("spread", [1, 7])
+@pytest.mark.parametrize("operation", sorted(RULES))
+@pytest.mark.parametrize("space", [".global", ""])
+def test_atomics(operation: str, space: str, spread: int) -> None:
+    rng = np.random.default_rng(5)
+    where = rng.integers(0, spread, 200).astype("u4")
+    where[::9] = 99
+    values = rng.integers(0, 60, 200).astype("u4")
+    memory, old = [x * 5 for x in range(7)], np.zeros(200, "u4")
+    for i, (at, value) in enumerate(zip(where.tolist(), values.tolist(), strict=True)):
+        if at != 99:
+            old[i] = memory[at]
+            memory[at] = RULES[operation](memory[at], value) & MASK
+    got, seen = run(operation, space, "atom", where, values)
+    np.testing.assert_array_equal(got, memory)
+    np.testing.assert_array_equal(seen, old)
+    if operation != "exch.b32":
+        got, seen = run(operation, space, "red", where, values)
+        np.testing.assert_array_equal(got, memory)
+        assert not seen.any()
+
+
+@pytest.mark.parametrize("threads", [5, 64, 300])
+def test_compare_and_swap_in_thread_order(threads: int) -> None:
+    """Thread i expects i and stores i+1: all succeed one after another."""
+    text = """.shared .b32 s; setp.ne.u32 %p, %i0, 0; @%p bra GO; st.shared.u32 [s], 0; GO: bar.sync 0;
+      add.u32 %i1, %i0, 1; mov.u64 %w1, s; atom.shared.cas.b32 %d, [%w1], %i0, %i1;"""
+    np.testing.assert_array_equal(run_fragment(text, "u4", np.zeros(threads, "u4")), np.arange(threads))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("f32", "f4"), ("f64", "f8"), ("s64", None), ("u64", "u8")])
+def test_other_types_add(kind: str, dtype: str | None) -> None:
+    if kind == "s64":
+        text = (
+            ".shared .b64 s; mov.u64 %w1, s; atom.shared.max.s64 %w2, [%w1], %a; bar.sync 0; ld.shared.b64 %d, [%w1];"
+        )
+        values = np.array([-5, -9, 3, 2], "i8")
+        np.testing.assert_array_equal(run_fragment(text, "i8", values), [3] * 4)
+        return
+    size = 8 * np.dtype(dtype).itemsize
+    text = (
+        f".shared .b64 s; mov.u64 %w1, s; red.shared.add.{kind} [%w1], %a; bar.sync 0; ld.shared.b{size} %d, [%w1];"
+    )
+    values = np.arange(100).astype(dtype)
+    np.testing.assert_array_equal(run_fragment(text, str(dtype), values), [4950] * 100)

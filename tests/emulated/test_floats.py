@@ -1,0 +1,224 @@
+"""Floating-point instructions against exact rational arithmetic and NumPy."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pympsd_server.backends.emulated.ptx import rounding
+from tests.emulated.fragments import Array, run_fragment
+
+NEAREST = st.floats(allow_nan=False, allow_infinity=False)
+SINGLE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def floats(dtype: str, count: int, seed: int) -> Array:
+    """Any bit patterns, and the telling values."""
+    rng = np.random.default_rng(seed)
+    size = np.dtype(dtype).itemsize
+    bits = rng.integers(0, 2 ** (8 * size) - 1, count, dtype=f"u{size}", endpoint=True).view(dtype)
+    info = np.finfo(dtype)
+    telling = [0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan, info.max, info.tiny, info.smallest_subnormal]
+    bits[::5] = np.array([telling[(i * 7 + seed) % len(telling)] for i in range(len(bits[::5]))], dtype)
+    return bits
+
+
+def same(got: Array, wanted: Array) -> None:
+    """Equal bit by bit, any NaN being as good as another."""
+    assert got.dtype == wanted.dtype
+    equal = (got.view(f"u{got.itemsize}") == wanted.view(f"u{got.itemsize}")) | (np.isnan(got) & np.isnan(wanted))
+    assert equal.all(), (got[~equal][:4], wanted[~equal][:4])
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "min", "max"])
+def test_two_operands(name: str, bits: int) -> None:
+    dtype = f"f{bits // 8}"
+    a, b = floats(dtype, 500, 1), floats(dtype, 500, 2)
+    functions = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.fmin, "max": np.fmax}
+    with np.errstate(all="ignore"):
+        wanted = functions[name](a, b)
+    zeros = (a == 0) & (b == 0)
+    got = run_fragment(f"{name}.f{bits} %d, %a, %b;", dtype, a, b)
+    if name in ("min", "max"):
+        wanted[zeros] = got[zeros]
+        negative = np.signbit(a) | np.signbit(b) if name == "min" else np.signbit(a) & np.signbit(b)
+        np.testing.assert_array_equal(np.signbit(got[zeros]), negative[zeros])
+    same(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "function"),
+    [
+        ("div.rn.f32 %d, %a, %b;", lambda a, b: a / b),
+        ("sqrt.rn.f32 %d, %a;", lambda a, b: np.sqrt(a)),
+        ("rcp.rn.f32 %d, %a;", lambda a, b: np.float32(1) / a),
+        ("neg.f32 %d, %a;", lambda a, b: -a),
+        ("abs.f32 %d, %a;", lambda a, b: np.abs(a)),
+        ("copysign.f32 %d, %a, %b;", lambda a, b: np.copysign(b, a)),
+        ("add.sat.f32 %d, %a, %b;", lambda a, b: np.clip(np.nan_to_num(a + b, posinf=1), 0, 1) + np.float32(0)),
+        ("setp.lt.f32 %p, %a, %b; selp.f32 %d, %a, %b, %p;", lambda a, b: np.where(a < b, a, b)),
+        ("setp.ne.f32 %p, %a, %b; selp.f32 %d, %a, %b, %p;", lambda a, b: np.where((a < b) | (a > b), a, b)),
+        ("setp.geu.f32 %p, %a, %b; selp.f32 %d, %a, %b, %p;", lambda a, b: np.where(~(a < b), a, b)),
+        ("setp.nan.f32 %p, %a, %b; selp.f32 %d, 1.0, %b, %p;", lambda a, b: np.where(np.isnan(a + b * 0), 1, b)),
+        ("testp.subnormal.f32 %p, %a; selp.f32 %d, %a, %b, %p;", lambda a, b: np.where(subnormal(a), a, b)),
+    ],
+)
+def test_single_precision(text: str, function: object) -> None:
+    a, b = floats("f4", 500, 3), floats("f4", 500, 4)
+    if "setp.nan" in text:
+        b = np.nan_to_num(b, posinf=2, neginf=3)
+    with np.errstate(all="ignore"):
+        wanted = function(a, b).astype("f4")  # type: ignore[operator]
+    same(run_fragment(text, "f4", a, b), wanted)
+
+
+def subnormal(x: Array) -> Array:
+    small: Array = (x != 0) & (np.abs(x) < np.finfo(np.float32).tiny)
+    return small
+
+
+def test_flush_to_zero() -> None:
+    a = np.array([1e-39, -1e-39, 2e-38, -0.0], "f4")
+    b = np.array([1.0, 1.0, 0.1, 1.0], "f4")
+    got = run_fragment("mul.ftz.f32 %d, %a, %b;", "f4", a, b)
+    same(got, np.array([0.0, -0.0, 0.0, -0.0], "f4"))
+
+
+def exactly(value: Fraction, mode: str) -> np.float32:
+    """A fraction rounded to float32 by integer arithmetic."""
+    if value == 0:
+        return np.float32(0)
+    size, scale = abs(value), -149
+    while size >= Fraction(2) ** (scale + 24):
+        scale += 1
+    whole, left = divmod(size / Fraction(2) ** scale, 1)
+    up = {"rz": False, "rm": value < 0 and left > 0, "rp": value > 0 and left > 0}.get(mode)
+    if up is None:
+        up = left > Fraction(1, 2) or (left == Fraction(1, 2) and whole % 2 == 1)
+    number = float((whole + up) * Fraction(2) ** scale) * (-1 if value < 0 else 1)
+    with np.errstate(over="ignore"):
+        result = np.float32(number)
+    largest = np.finfo(np.float32).max
+    if np.isinf(result) and mode in ("rz", "rm" if value > 0 else "rp"):
+        return np.float32(largest if value > 0 else -largest)
+    return result
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(SINGLE, SINGLE, SINGLE), min_size=1, max_size=40))
+def test_single_precision_fma_is_rounded_once(cases: list[tuple[float, float, float]]) -> None:
+    a, b, c = (np.array(column, "f4") for column in zip(*cases, strict=True))
+    with np.errstate(all="ignore"):
+        got = rounding.fma32(a, b, c)
+    for x, y, z, found in zip(a.tolist(), b.tolist(), c.tolist(), got, strict=True):
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        assert found == exactly(exact, "rn"), (x, y, z)
+
+
+def test_single_precision_fma_where_rounding_twice_is_wrong() -> None:
+    """Products just beside half-way between two results, beyond the reach of double precision."""
+    a = np.array([1 + 2**-23, 1 + 2**-12, 2**-75 * (1 + 2**-23)], "f4")
+    b = np.array([2**-24 * (1 - 2**-23), 2**-24 * (1 + 2**-12), 2**-75 * (1 + 2**-20)], "f4")
+    c = np.array([1.0, 1.0, 2**-127], "f4")
+    for sign in (1, -1):
+        got = run_fragment("fma.rn.f32 %d, %a, %b, %c;", "f4", a * np.float32(sign), b, c)
+        for x, y, z, found in zip((sign * a).tolist(), b.tolist(), c.tolist(), got, strict=True):
+            assert found == exactly(Fraction(x) * Fraction(y) + Fraction(z), "rn")
+
+
+@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
+@pytest.mark.parametrize("name", ["add", "mul", "fma", "div"])
+def test_directed_rounding(name: str, mode: str) -> None:
+    a, b, c = (floats("f4", 300, seed) for seed in (5, 6, 7))
+    a, b, c = (np.where(np.isfinite(v), v, np.float32(1.25)) for v in (a, b, c))
+    b = np.where(b == 0, np.float32(3), b)
+    operands = "%a, %b, %c" if name == "fma" else "%a, %b"
+    got = run_fragment(f"{name}.{mode}.f32 %d, {operands};", "f4", a, b, c)
+    for x, y, z, found in zip(a.tolist(), b.tolist(), c.tolist(), got, strict=True):
+        p, q = Fraction(x), Fraction(y)
+        exact = {"add": p + q, "mul": p * q, "fma": p * q + Fraction(z), "div": p / q}[name]
+        assert found == exactly(exact, mode), (x, y, z)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(NEAREST, NEAREST, NEAREST), min_size=1, max_size=20))
+def test_double_precision_fma_is_fused(cases: list[tuple[float, float, float]]) -> None:
+    a, b, c = (np.array(column) for column in zip(*cases, strict=True))
+    with np.errstate(all="ignore"):
+        got = rounding.fma64(a, b, c)
+    for (x, y, z), found in zip(cases, got.tolist(), strict=True):
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        try:
+            wanted = exact.numerator / exact.denominator
+        except OverflowError:
+            wanted = np.inf if exact > 0 else -np.inf
+        assert found == wanted, (x, y, z)
+
+
+def test_half_precision_pairs() -> None:
+    a, b, c = (floats("f2", 512, seed) for seed in (1, 2, 3))
+    with np.errstate(all="ignore"):
+        total = a + b
+        fused = (a.astype("f8") * b + c).astype("f2")
+    packed = [v.view("u4") for v in (a, b, c)]
+    same(run_fragment("add.f16x2 %d, %a, %b;", "u4", *packed[:2]).view("f2"), total)
+    same(run_fragment("fma.rn.f16x2 %d, %a, %b, %c;", "u4", *packed).view("f2"), fused)
+
+
+def test_brain_floats_round_to_nearest_even() -> None:
+    a = floats("f4", 600, 9)
+    bits = a.view("u4").astype("u8")
+    wanted = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("u2")
+    wanted[np.isnan(a)] = 0x7FFF
+    np.testing.assert_array_equal(run_fragment("cvt.rn.bf16.f32 %d, %a;", "u2", a), wanted)
+    back = run_fragment("cvt.f32.bf16 %d, %a;", "f4", wanted)
+    np.testing.assert_array_equal(back.view("u4"), wanted.astype("u4") << 16)
+
+
+@pytest.mark.parametrize("mode", ["rni", "rzi", "rmi", "rpi"])
+@pytest.mark.parametrize("target", ["s32", "u32", "s64", "u64", "s16", "u8"])
+def test_float_to_integer(mode: str, target: str) -> None:
+    a = floats("f4", 400, 11)
+    a[::3] = np.random.default_rng(1).normal(0, 1000, len(a[::3]))
+    bits = int(target[1:])
+    size = max(bits, 16)
+    got = run_fragment(f"cvt.{mode}.{target}.f32 %d, %a;", f"{'i' if target[0] == 's' else 'u'}{size // 8}", a)
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if target[0] == "s" else (0, 2**bits - 1)
+    rounds = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode]
+    for x, found in zip(a, got.tolist(), strict=True):
+        if np.isnan(x):
+            wanted = 0 if bits < 64 else (low if target[0] == "s" else 2**63)
+        elif np.isinf(x):
+            wanted = high if x > 0 else low
+        else:
+            wanted = max(low, min(high, int(rounds(np.float64(x)))))
+        assert found == wanted, x
+
+
+@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
+@pytest.mark.parametrize("source", ["s32", "u32", "s64", "u64"])
+def test_integer_to_float(mode: str, source: str) -> None:
+    size = int(source[1:]) // 8
+    rng = np.random.default_rng(4)
+    a = rng.integers(0, 2 ** (8 * size) - 1, 300, dtype=f"u{size}", endpoint=True)
+    a >>= rng.integers(0, 8 * size, 300).astype(a.dtype)
+    a[:4] = [2 ** (8 * size) - 1, 2 ** (8 * size - 1), 0, 1]
+    got = run_fragment(f"cvt.{mode}.f32.{source} %d, %a;", "f4", a)
+    given_values = a.view(f"i{size}") if source[0] == "s" else a
+    for x, found in zip(given_values.tolist(), got, strict=True):
+        assert found == exactly(Fraction(x), mode), x
+
+
+def test_transcendental_functions_are_close() -> None:
+    a = np.random.default_rng(2).uniform(0.1, 4, 500).astype("f4")
+    functions = {"ex2": np.exp2, "lg2": np.log2, "sin": np.sin, "cos": np.cos, "tanh": np.tanh}
+    for name, function in functions.items():
+        got = run_fragment(f"{name}.approx.f32 %d, %a;", "f4", a)
+        np.testing.assert_allclose(got, function(a.astype("f8")), rtol=1e-6, atol=1e-7)
+    got = run_fragment("rsqrt.approx.f32 %d, %a;", "f4", a)
+    np.testing.assert_allclose(got, a.astype("f8") ** -0.5, rtol=1e-6)

@@ -1,0 +1,121 @@
+"""What is not supported is refused when the module is loaded, by name and line."""
+
+from __future__ import annotations
+
+import pytest
+
+from pympsd_server.backends.emulated.ptx import InvalidPtx, NotPtx, load_program
+from tests.emulated.harness import HEADER
+
+
+def kernel(text: str) -> bytes:
+    declarations = ".reg .b32 %r<9>; .reg .b64 %d<9>; .reg .pred %p<4>; .reg .f32 %f<9>;"
+    return f"{HEADER}.visible .entry k()\n{{ {declarations}\n{text}\nret; }}\n".encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "frobnicate.u32 %r0, %r1;",
+        "add.u33 %r0, %r1, %r2;",
+        "add.wrong.u32 %r0, %r1, %r2;",
+        "tex.1d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%d0, {%f4}];",
+        "suld.b.1d.b32.trap %r0, [%d0, {%r1}];",
+        "wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r0, %r1}, [%d0];",
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f0}, {%r0}, {%r1}, {%f1};",
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%r1];",
+        "cp.async.ca.shared.global [%r0], [%d0], 16;",
+        "mbarrier.init.shared.b64 [%r0], 1;",
+        "cvt.rna.tf32.f32 %r0, %f0;",
+        "shfl.bfly.b32 %r0, %r1, 1, 31;",
+        "vote.all.pred %p0, %p1;",
+        "alloca.u64 %d0, %d1, 8;",
+        "add.u32 %r0, %r1;",
+        "add.f32 %r0, %r1, %p0;",
+        "bra nowhere;",
+        "mov.u32 %r0, unknown;",
+        "mov.u32 %r0, %envreg3;",
+        "mov.u64 %d0, k;",
+        "ld.global.b32 %p0, [%d0];",
+        "call (%r0), %d0, (%r1), proto;",
+        "call (), vprintf, (%d0, %d1);",
+        "ld.global.v4.u32 {%r0, %r1}, [%d0];",
+        "red.global.exch.b32 [%d0], 1, 2, 3;",
+        "atom.global.add.b32 %r0, [%d0], %r1;",
+        "@%d0 add.u32 %r0, %r1, %r2;",
+        "add.u32 %r0, %r1 %r2;",
+        "add.u32 %r0, %r1, ?;",
+    ],
+)
+def test_refused_with_its_line(text: str) -> None:
+    with pytest.raises(InvalidPtx, match="line 6") as caught:
+        load_program(kernel(text))
+    assert caught.value.line == 6
+    first = text.split()[0].split(".")[0].lstrip("@%")
+    assert first in str(caught.value) or any(word in str(caught.value) for word in NAMED)
+
+
+NAMED = ("expected", "unknown", "unsupported", "wide", "wider", "syntax error")
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        (".global .texref t;", "texref"),
+        (".func f() { call f, (); ret; } .visible .entry k() { call f, (); ret; }", "recursion of f"),
+        (
+            ".extern .func malloc(.param .b64 n); .visible .entry k() { .param .b64 x; call malloc, (x); ret; }",
+            "malloc",
+        ),
+        (".extern .global .b32 x; .visible .entry k() { .reg .b64 %d; mov.u64 %d, x; ret; }", "external variable x"),
+        (".global .b64 a[1] = {b};", "initialiser b"),
+        (".visible .entry k() { add.u32", "end of file"),
+    ],
+)
+def test_refused_items(item: str, words: str) -> None:
+    with pytest.raises(InvalidPtx, match=words):
+        load_program((HEADER + item).encode())
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (b"\x7fELF\x02\x01", "cubin"),
+        (0xBA55ED50.to_bytes(4, "little") + bytes(60), "fatbin"),
+        (0x466243B1.to_bytes(4, "little") + bytes(20), "fatbin"),
+        (b"\xff\xfe\x00", "no PTX"),
+        (b".version 8.0\0\0.target sm_80", "NUL"),
+    ],
+)
+def test_other_images(image: bytes, words: str) -> None:
+    with pytest.raises(NotPtx, match=words):
+        load_program(image)
+
+
+def test_no_version() -> None:
+    with pytest.raises(InvalidPtx, match="version"):
+        load_program(b".target sm_80\n")
+
+
+def test_trailing_nul_bytes_are_fine() -> None:
+    program = load_program(kernel("exit;") + b"\0\0\0")
+    assert list(program.kernels) == ["k"]
+    assert program.kernels["k"].ptx_version == 80
+    assert program.kernels["k"].binary_version == 80
+
+
+def test_facts_of_a_kernel() -> None:
+    program = load_program(
+        (
+            HEADER + ".const .align 4 .b32 c[3] = {1, 2, 3};\n"
+            ".visible .entry k(.param .u8 a, .param .u64 b, .param .align 16 .b8 s[20]) .reqntid 8, 4\n"
+            "{ .shared .align 8 .b8 x[24]; .local .b8 y[40]; .reg .b32 %r; mov.u32 %r, x; ret; }"
+        ).encode()
+    )
+    kernel = program.kernels["k"]
+    assert kernel.parameters == (("a", 0, 1), ("b", 8, 8), ("s", 16, 20))
+    assert (kernel.parameter_bytes, kernel.shared_bytes, kernel.local_bytes) == (36, 24, 40)
+    assert (kernel.constant_bytes, kernel.max_threads_per_block) == (12, 32)
+    assert kernel.required_block == (8, 4, 1)
+    assert program.globals["c"].size == 12
+    assert program.globals["c"].constant

@@ -1,0 +1,171 @@
+"""Barriers, spin loops, cancelling, and batches that take turns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from attrs import define
+
+from pympsd_server.backends.emulated.ptx import Batch, Cancelled, DeviceFault, LoadedModule
+from tests.emulated.fragments import run_fragment
+from tests.emulated.harness import HEADER, Device, Never, pack
+
+PREAMBLE = ".reg .b32 %r<16>; .reg .b64 %d<8>; .reg .pred %p<8>; .shared .b32 s[64];"
+
+
+def kernel(text: str, parameters: str = ".param .u64 out") -> str:
+    return f"{HEADER}.visible .entry k({parameters})\n{{ {PREAMBLE}\n{text}\nret; }}\n"
+
+
+@define
+class CancelAfter:
+    """A cancel flag that is set once it has been looked at some number of times."""
+
+    looks: int
+
+    def is_set(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def one_batch(module: LoadedModule, blocks: int, threads: int, *arguments: int) -> Batch:
+    parameters = pack(module.program, "k", arguments)
+    return Batch(module, "k", (blocks, 1, 1), (threads, 1, 1), parameters, 0, 0, np.arange(blocks))
+
+
+ENDLESS = kernel("L: add.u32 %r0, %r0, 1; bra L;")
+
+
+def test_endless_kernel_yields_and_is_cancelled() -> None:
+    device = Device(1 << 20)
+    batch = one_batch(device.load(ENDLESS), 4, 64, 0)
+    for _ in range(20):
+        assert batch.step(0.0, Never()) is False
+    assert batch.steps == 20
+    with pytest.raises(Cancelled):
+        batch.step(3600.0, CancelAfter(500))
+    assert batch.steps == 520
+
+
+COUNT = kernel(
+    """ld.param.u64 %d0, [out]; ld.param.u32 %r1, [rounds]; mov.u32 %r2, %tid.x;
+    mul.wide.u32 %d1, %r2, 4; add.s64 %d0, %d0, %d1; mov.u32 %r3, 0;
+  L: mad.lo.u32 %r3, %r3, 3, %r2; sub.u32 %r1, %r1, 1; setp.ne.u32 %p0, %r1, 0; @%p0 bra L;
+    st.global.u32 [%d0], %r3;""",
+    ".param .u64 out, .param .u32 rounds",
+)
+
+
+def test_two_batches_of_one_program_take_turns() -> None:
+    device = Device(1 << 20)
+    module = device.load(COUNT)
+    outs = [device.put(np.zeros(32, "u4")) for _ in range(2)]
+    running = [one_batch(module, 1, 32, out, rounds) for out, rounds in zip(outs, (50, 90), strict=True)]
+    turns = 0
+    while running:
+        running = [batch for batch in running if not batch.step(0.0, Never())]
+        turns += 1
+    assert turns > 90
+    for out, rounds in zip(outs, (50, 90), strict=True):
+        wanted = np.zeros(32, "u4")
+        for _ in range(rounds):
+            wanted = wanted * np.uint32(3) + np.arange(32, dtype="u4")
+        np.testing.assert_array_equal(device.get(out, wanted), wanted)
+
+
+def test_barrier_after_some_threads_left() -> None:
+    text = """
+      setp.ge.u32 %p, %i0, 40; mov.u32 %d, 0; @%p bra OUT;
+      mov.u32 %i1, 0; setp.lt.u32 %q, %i0, 3; @%q bra JOIN;
+    SLOW: add.u32 %i1, %i1, 1; setp.lt.u32 %q, %i1, %i0; @%q bra SLOW;
+    JOIN: bar.sync 0; mov.u32 %d, 1;
+    OUT:"""
+    np.testing.assert_array_equal(run_fragment(text, "u4", np.zeros(70, "u4")), np.arange(70) < 40)
+
+
+def test_barrier_reductions() -> None:
+    a = np.array([1, 0, 1] * 32, "u4")
+    for mode, wanted in (("popc.u32", 64), ("and.pred", 0), ("or.pred", 1)):
+        target = "%d" if mode == "popc.u32" else "%q"
+        text = f"setp.ne.u32 %p, %a, 0; bar.red.{mode} {target}, 0, %p;"
+        text += "" if target == "%d" else "selp.b32 %d, 1, 0, %q;"
+        np.testing.assert_array_equal(run_fragment(text, "u4", a), [wanted] * 96)
+
+
+def test_named_barrier_with_arrivals() -> None:
+    """Warp 0 produces and arrives, warp 1 waits for it; warp 2 has nothing to do with them."""
+    text = """ld.param.u64 %d0, [out]; mov.u32 %r0, %tid.x; shr.u32 %r1, %r0, 5; and.b32 %r2, %r0, 31;
+      mul.wide.u32 %d1, %r2, 4; mov.u64 %d2, s; add.s64 %d2, %d2, %d1; add.s64 %d0, %d0, %d1;
+      setp.eq.u32 %p0, %r1, 1; @%p0 bra CONSUME; setp.eq.u32 %p1, %r1, 2; @%p1 bra DONE;
+      mul.lo.u32 %r3, %r2, 9; st.shared.u32 [%d2], %r3; bar.arrive 3, 64; bra DONE;
+    CONSUME: bar.sync 3, 64; ld.shared.u32 %r4, [%d2]; st.global.u32 [%d0], %r4;
+    DONE:"""
+    device = Device(1 << 20)
+    out = device.put(np.zeros(32, "u4"))
+    device.launch(device.load(kernel(text)), "k", 1, 96, out)
+    np.testing.assert_array_equal(device.get(out, np.zeros(32, "u4")), np.arange(32) * 9)
+
+
+def test_deadlock_is_a_fault() -> None:
+    """Half of a warp waits at one barrier, half at another: a GPU would hang."""
+    text = """mov.u32 %r0, %tid.x; and.b32 %r0, %r0, 1; setp.eq.u32 %p0, %r0, 0; @%p0 bra B;
+      bar.sync 1; bra C; B: bar.sync 2; C:"""
+    device = Device(1 << 20)
+    with pytest.raises(DeviceFault, match="deadlock") as caught:
+        device.launch(device.load(kernel(text)), "k", 1, 32, 0)
+    assert caught.value.code == 719
+
+
+SPIN_LOCK = kernel(
+    """ld.param.u64 %d0, [out];
+  TRY: atom.global.cas.b32 %r0, [%d0], 0, 1; setp.ne.u32 %p0, %r0, 0; @%p0 bra TRY;
+    ld.volatile.global.u32 %r1, [%d0+4]; add.u32 %r1, %r1, 1; st.volatile.global.u32 [%d0+4], %r1;
+    membar.gl; atom.global.exch.b32 %r2, [%d0], 0;"""
+)
+
+
+def test_spin_lock_lets_everybody_in() -> None:
+    device = Device(1 << 20)
+    out = device.put(np.zeros(2, "u4"))
+    device.launch(device.load(SPIN_LOCK), "k", 4, 32, out)
+    np.testing.assert_array_equal(device.get(out, np.zeros(2, "u4")), [0, 128])
+
+
+def test_grid_wide_barrier_when_batches_take_turns() -> None:
+    """Every CTA adds one and spins until all have: it needs all batches to go on."""
+    text = """ld.param.u64 %d0, [out]; mov.u32 %r0, %nctaid.x; mov.u32 %r1, %tid.x; setp.ne.u32 %p0, %r1, 0;
+      @%p0 bra JOIN; red.global.add.u32 [%d0], 1;
+    SPIN: ld.acquire.gpu.global.u32 %r2, [%d0]; setp.lt.u32 %p1, %r2, %r0; @%p1 bra SPIN;
+    JOIN: bar.sync 0; red.global.add.u32 [%d0+4], 1;"""
+    device = Device(1 << 20)
+    module = device.load(kernel(text))
+    out = device.put(np.zeros(2, "u4"))
+    parameters = pack(module.program, "k", (out,))
+    running = [
+        Batch(module, "k", (3, 1, 1), (64, 1, 1), parameters, 0, first, np.zeros(1, np.int64)) for first in range(3)
+    ]
+    while running:
+        running = [batch for batch in running if not batch.step(0.0, Never())]
+    np.testing.assert_array_equal(device.get(out, np.zeros(2, "u4")), [3, 192])
+
+
+def test_special_registers() -> None:
+    text = """ld.param.u64 %d0, [out]; mov.u32 %r0, %ctaid.x; mov.u32 %r1, %ctaid.y; mov.u32 %r2, %nctaid.x;
+      mad.lo.u32 %r3, %r1, %r2, %r0; mov.u32 %r4, %tid.x; mov.u32 %r5, %tid.y; mov.u32 %r6, %ntid.x;
+      mad.lo.u32 %r7, %r5, %r6, %r4; mov.u32 %r8, %ntid.y; mul.lo.u32 %r9, %r6, %r8; mad.lo.u32 %r7, %r3, %r9, %r7;
+      mul.wide.u32 %d1, %r7, 4; add.s64 %d0, %d0, %d1; mov.u32 %r10, %smid; mov.u32 %r11, %laneid;
+      mad.lo.u32 %r10, %r10, 100, %r11; st.global.u32 [%d0], %r10;"""
+    device = Device(1 << 20)
+    module = device.load(kernel(text))
+    out = device.put(np.zeros(4 * 48, "u4"))
+    sms = np.array([5, 2, 9, 2])
+    batch = Batch(module, "k", (2, 2, 1), (16, 3, 1), pack(module.program, "k", (out,)), 0, 0, sms)
+    assert batch.step(60.0, Never())
+    lanes = np.tile(np.arange(48) % 32, 4)
+    np.testing.assert_array_equal(device.get(out, np.zeros(192, "u4")), sms.repeat(48) * 100 + lanes)
+
+
+def test_too_few_parameters() -> None:
+    module = Device(1 << 20).load(COUNT)
+    with pytest.raises(ValueError, match="12 bytes"):
+        Batch(module, "k", (1, 1, 1), (1, 1, 1), b"", 0, 0, np.zeros(1, np.int64))

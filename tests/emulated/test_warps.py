@@ -1,0 +1,144 @@
+"""Operations between lanes, also when the lanes of a warp have diverged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.emulated.fragments import run_fragment
+from tests.emulated.harness import HEADER, Device
+
+LANES = np.arange(96, dtype="u4")
+VALUES = (LANES * 2654435761 % 1000).astype("u4")
+FULL = "0xffffffff"
+
+
+def rows(values: np.ndarray) -> np.ndarray:
+    return values.reshape(-1, 32)
+
+
+@pytest.mark.parametrize("delta", [0, 1, 5, 16, 31])
+def test_shuffles(delta: int) -> None:
+    lane = LANES % 32
+    sources = {
+        "up": (np.where(lane >= delta, lane - delta, lane), lane >= delta, 0),
+        "down": (np.where(lane + delta < 32, lane + delta, lane), lane + delta < 32, 31),
+        "bfly": (lane ^ delta, lane >= 0, 31),
+        "idx": (np.full(96, delta), lane >= 0, 31),
+    }
+    for mode, (source, valid, clamp) in sources.items():
+        text = f"shfl.sync.{mode}.b32 %d|%p, %a, {delta}, {clamp}, {FULL}; @!%p not.b32 %d, %d;"
+        got = run_fragment(text, "u4", VALUES)
+        found = VALUES[LANES // 32 * 32 + source]
+        np.testing.assert_array_equal(got, np.where(valid, found, ~found))
+
+
+def test_shuffle_in_segments() -> None:
+    """Width 8: clamp 0x1800 | 31 for down, lanes stay in their segment."""
+    got = run_fragment(f"shfl.sync.down.b32 %d, %a, 3, {0x181F}, {FULL};", "u4", VALUES)
+    lane = LANES % 8
+    np.testing.assert_array_equal(got, VALUES[np.where(lane + 3 < 8, LANES + 3, LANES)])
+
+
+def test_votes() -> None:
+    odd = "and.b32 %i1, %a, 1; setp.ne.u32 %p, %i1, 0; "
+    bits = np.packbits(rows(VALUES) % 2 == 1, axis=1, bitorder="little").view("u4").reshape(-1).repeat(32)
+    np.testing.assert_array_equal(run_fragment(f"{odd}vote.sync.ballot.b32 %d, %p, {FULL};", "u4", VALUES), bits)
+    for mode, wanted in (("any", bits != 0), ("all", bits == 0xFFFFFFFF), ("uni", (bits == 0) | (bits == 2**32 - 1))):
+        text = f"{odd}vote.sync.{mode}.pred %q, %p, {FULL}; selp.b32 %d, 1, 0, %q;"
+        np.testing.assert_array_equal(run_fragment(text, "u4", VALUES), wanted)
+
+
+def test_matches() -> None:
+    small = VALUES % 5
+    equal = rows(small)[:, :, None] == rows(small)[:, None, :]
+    wanted = np.packbits(equal, axis=2, bitorder="little").view("u4").reshape(-1)
+    np.testing.assert_array_equal(run_fragment(f"match.any.sync.b32 %d, %a, {FULL};", "u4", small), wanted)
+    same = np.repeat(np.array([3, 4, 4], "u4"), 32)
+    same[70] = 5
+    text = f"match.all.sync.b32 %d|%p, %a, {FULL}; @%p xor.b32 %d, %d, 1;"
+    got = run_fragment(text, "u4", same)
+    np.testing.assert_array_equal(got, np.where(LANES < 64, 0xFFFFFFFE, 0))
+
+
+@pytest.mark.parametrize(("mode", "function"), [("add", np.add), ("min", np.minimum), ("max", np.maximum)])
+def test_reductions(mode: str, function: np.ufunc) -> None:
+    wanted = function.reduce(rows(VALUES), axis=1).repeat(32)
+    got = run_fragment(f"redux.sync.{mode}.u32 %d, %a, {FULL};", "u4", VALUES)
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_elect_and_activemask() -> None:
+    got = run_fragment(
+        """setp.ge.u32 %p, %i0, 7; @!%p bra L; elect.sync %d|%q, 0xffffff80;
+        @%q add.u32 %d, %d, 100; bra M; L: activemask.b32 %d; M:""",
+        "u4",
+        LANES[:32],
+    )
+    wanted = np.full(32, 7)
+    wanted[:7] = 0x7F
+    wanted[7] = 107
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_lanes_meet_across_a_divergence() -> None:
+    """Lane 0 takes a long detour first; the others wait for it at the shuffle inside the branch."""
+    text = f"""
+      and.b32 %i1, %i0, 31; mov.u32 %i2, 0; mov.u32 %i4, %a;
+      setp.ne.u32 %p, %i1, 0; @%p bra JOIN;
+    LOOP: add.u32 %i2, %i2, 1; setp.lt.u32 %q, %i2, 50; @%q bra LOOP;
+      add.u32 %i4, %i4, 1000; bra LATE;
+    JOIN: setp.gt.u32 %q, %i1, 99; @%q bra LATE;
+      bra SHARED;
+    LATE: add.u32 %i4, %i4, 5;
+    SHARED: shfl.sync.idx.b32 %d, %i4, 0, 31, {FULL};"""
+    got = run_fragment(text, "u4", VALUES)
+    np.testing.assert_array_equal(got, (rows(VALUES)[:, 0] + 1005).repeat(32))
+
+
+def test_only_the_named_lanes_wait_for_each_other() -> None:
+    """Even lanes shuffle among themselves, odd lanes spin until an even lane has passed its shuffle."""
+    ptx = (
+        HEADER
+        + """
+.visible .entry k(.param .u64 flag, .param .u64 out)
+{
+  .reg .b32 %r<8>; .reg .b64 %d<4>; .reg .pred %p<4>;
+  ld.param.u64 %d0, [flag]; ld.param.u64 %d1, [out];
+  mov.u32 %r0, %tid.x; and.b32 %r1, %r0, 1; setp.eq.u32 %p0, %r1, 0;
+  mul.wide.u32 %d2, %r0, 4; add.s64 %d1, %d1, %d2;
+  @%p0 bra EVEN;
+WAIT: ld.volatile.global.u32 %r2, [%d0]; setp.eq.u32 %p1, %r2, 0; @%p1 bra WAIT;
+  st.global.u32 [%d1], %r2;
+  ret;
+EVEN: shfl.sync.bfly.b32 %r3, %r0, 2, 31, 0x55555555;
+  st.volatile.global.u32 [%d0], 7;
+  st.global.u32 [%d1], %r3;
+  ret;
+}
+"""
+    )
+    device = Device(1 << 20)
+    flag, out = device.put(np.zeros(1, "u4")), device.put(np.zeros(32, "u4"))
+    device.launch(device.load(ptx), "k", 1, 32, flag, out)
+    lanes = np.arange(32)
+    np.testing.assert_array_equal(device.get(out, np.zeros(32, "u4")), np.where(lanes % 2, 7, lanes ^ 2))
+
+
+def test_partial_last_warp() -> None:
+    values = VALUES[:40]
+    got = run_fragment("shfl.sync.down.b32 %d, %a, 1, 31, 0xff;", "u4", values[:8])
+    np.testing.assert_array_equal(got, [*values[1:8], values[7]])
+    got = run_fragment("setp.gt.u32 %p, %a, 1; vote.sync.ballot.b32 %d, %p, 0xffffffff;", "u4", values)
+    bits = [sum(1 << i for i, v in enumerate(values[a:b]) if v > 1) for a, b in ((0, 32), (32, 40))]
+    np.testing.assert_array_equal(got, [bits[0]] * 32 + [bits[1]] * 8)
+
+
+def test_warp_barrier_in_both_branches() -> None:
+    """bar.warp.sync at two places is one meeting."""
+    text = f"""
+      and.b32 %i1, %i0, 1; setp.eq.u32 %p, %i1, 0; @%p bra EVEN;
+      bar.warp.sync {FULL}; mov.u32 %d, 1; bra END;
+    EVEN: bar.warp.sync {FULL}; mov.u32 %d, 2;
+    END:"""
+    np.testing.assert_array_equal(run_fragment(text, "u4", VALUES), np.where(LANES % 2, 1, 2))
