@@ -38,7 +38,8 @@ def rest(a: int, b: int) -> int:
 
 
 def clamp(value: int, bits: int) -> int:
-    return max(-(2 ** (bits - 1)), min(2 ** (bits - 1) - 1, value))
+    half: int = 2 ** (bits - 1)
+    return max(-half, min(half - 1, value))
 
 
 Rule = Callable[[int, int, int, int], int]

@@ -46,10 +46,11 @@ class AddressSpace:
         self.views: dict[DType, Array] = {
             dtype: self._bytes.view(dtype) for dtype in set(DTYPES.values()) if dtype.kind != "b"
         }
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        # Starts and ends of the allocations, in order. Replaced as a whole, never changed: a kernel in
+        # another thread that looks an address up sees all of an allocation or nothing.
+        self._ranges: tuple[list[int], list[int]] = ([], [])
         self._gaps: list[tuple[int, int]] = [(0, self.size)]
-        self._table: tuple[Array, Array] | None = None
+        self._table: tuple[tuple[list[int], list[int]], Array, Array] | None = None
         self.used_bytes = 0
 
     def allocate(self, nbytes: int, alignment: int = 512) -> int:
@@ -70,17 +71,17 @@ class AddressSpace:
         self._gaps[index : index + 1] = rest
 
     def _insert(self, start: int, nbytes: int) -> None:
-        at = bisect_right(self._starts, start)
-        self._starts.insert(at, start)
-        self._ends.insert(at, start + nbytes)
-        self._table = None
+        starts, ends = self._ranges
+        at = bisect_right(starts, start)
+        self._ranges = ([*starts[:at], start, *starts[at:]], [*ends[:at], start + nbytes, *ends[at:]])
         self.used_bytes += nbytes
 
     def free(self, address: int) -> None:
         """Give back an allocation. Its pages are released and read zero when reused."""
         at = self._at(address)
-        start, end = self._starts.pop(at), self._ends.pop(at)
-        self._table = None
+        starts, ends = self._ranges
+        start, end = starts[at], ends[at]
+        self._ranges = (starts[:at] + starts[at + 1 :], ends[:at] + ends[at + 1 :])
         self.used_bytes -= end - start
         self._release(start, end)
         self._return(start, end + GUARD_BYTES)
@@ -106,23 +107,26 @@ class AddressSpace:
 
     def _at(self, address: int) -> int:
         start = address - self.base
-        at = bisect_right(self._starts, start) - 1
-        if at < 0 or self._starts[at] != start:
+        starts, _ = self._ranges
+        at = bisect_right(starts, start) - 1
+        if at < 0 or starts[at] != start:
             raise NotAnAllocation(f"{address:#x} is not the start of an allocation")
         return at
 
     def size_of(self, address: int) -> int:
         """The size in bytes of the allocation that starts at `address`. Raises NotAnAllocation."""
         at = self._at(address)
-        return self._ends[at] - self._starts[at]
+        starts, ends = self._ranges
+        return ends[at] - starts[at]
 
     def find(self, address: int) -> tuple[int, int]:
         """(start, size) of the allocation that contains `address`. Raises IllegalAddress."""
         offset = address - self.base
-        at = bisect_right(self._starts, offset) - 1
-        if at < 0 or offset >= self._ends[at]:
+        starts, ends = self._ranges
+        at = bisect_right(starts, offset) - 1
+        if at < 0 or offset >= ends[at]:
             raise IllegalAddress(f"address {address:#x} is in no allocation")
-        return self.base + self._starts[at], self._ends[at] - self._starts[at]
+        return self.base + starts[at], ends[at] - starts[at]
 
     def view(self, address: int, nbytes: int) -> memoryview:
         """The bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
@@ -150,21 +154,27 @@ class AddressSpace:
 
     def contains(self, low: int, high: int) -> bool:
         """Whether offsets low to high (exclusive) all lie inside one allocation."""
-        at = bisect_right(self._starts, low) - 1
-        return at >= 0 and high <= self._ends[at]
+        starts, ends = self._ranges
+        at = bisect_right(starts, low) - 1
+        return at >= 0 and high <= ends[at]
 
     def check(self, offsets: Value, nbytes: int) -> None:
         """Fault unless at each offset (int64, relative to base) `nbytes` aligned bytes are allocated."""
         each = np.atleast_1d(offsets)
-        if self._table is None:
-            self._table = (np.array(self._starts, np.int64), np.array(self._ends, np.int64))
-        starts, ends = self._table
+        starts, ends = self._arrays()
         at = np.searchsorted(starts, each, "right") - 1
         good = at >= 0
         if len(starts):
             good &= each + nbytes <= ends[np.maximum(at, 0)]
         self._raise_first(each, ~good, nbytes, IllegalAddress, "outside of the allocations")
         self._raise_first(each, (each & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
+
+    def _arrays(self) -> tuple[Array, Array]:
+        """Starts and ends as arrays, made anew when the allocations have changed."""
+        ranges, table = self._ranges, self._table
+        if table is None or table[0] is not ranges:
+            table = self._table = (ranges, np.array(ranges[0], np.int64), np.array(ranges[1], np.int64))
+        return table[1], table[2]
 
     def _raise_first(self, each: Array, bad: Array, nbytes: int, fault: type[DeviceFault], why: str) -> None:
         if bad.any():
@@ -174,7 +184,7 @@ class AddressSpace:
 
     def close(self) -> None:
         """Release everything. Views handed out keep their pages until they are dropped."""
-        self._starts, self._ends, self._gaps, self._table, self.used_bytes = [], [], [], None, 0
+        self._ranges, self._gaps, self._table, self.used_bytes = ([], []), [], None, 0
         self.views = {}
         self._bytes = np.zeros(0, np.uint8)
         # A view still alive somewhere keeps the mapping; it goes when that view does.

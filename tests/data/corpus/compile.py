@@ -44,9 +44,7 @@ def build(name: str, options: list[str], *, machine_code: bool) -> bytes:
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise RuntimeError(f"{name}: {error}\n{log.decode(errors='replace')}")
     size_of, get = (
-        (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-        if machine_code
-        else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+        (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) if machine_code else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
     )
     error, size = size_of(program)
     check(error)

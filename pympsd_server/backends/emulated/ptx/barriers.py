@@ -38,8 +38,9 @@ class Barriers:
 
     def __init__(self, state: BatchState) -> None:
         self._state = state
+        # Which barrier each thread stands at.
         self._at = np.full(state.count, _NOT_WAITING, np.int8)
-        # Expected thread counts per (CTA, barrier); 0 is "everyone".
+        # Expected thread counts per (CTA, barrier); 0 is "everyone". And the threads announced by bar.arrive.
         self._expected = np.zeros((state.blocks, BARRIERS), np.int64)
         self._announced = np.zeros((state.blocks, BARRIERS), np.int64)
         self.waiting: list[Waiting] = []

@@ -75,7 +75,8 @@ class Batch:
             first_block,
             sm_of_block,
         )
-        self._barriers = Barriers(self._state)
+        # Made when first needed: most kernels never part their threads at a barrier.
+        self._barriers: Barriers | None = None
         undefined = tuple(d.type(0) for d in self._plans[0].dtypes)
         self._run: dict[int, list[Group]] = {0: [Group(self._state.all, undefined)]}
         self._parked: dict[int, list[Group]] = {}
@@ -87,7 +88,7 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        return not (self._run or self._parked or self._barriers.waiting)
+        return not (self._run or self._parked or self._held())
 
     def step(self, quantum_seconds: float, cancel: CancelFlag) -> bool:
         """Run blocks until the batch is finished (True) or the time is over (False).
@@ -107,6 +108,10 @@ class Batch:
                 if time.perf_counter() >= deadline:
                     return self.finished
         return True
+
+    def _held(self) -> bool:
+        """Whether threads wait at barriers."""
+        return self._barriers is not None and bool(self._barriers.waiting)
 
     def _advance(self) -> None:
         if not self._run:
@@ -255,12 +260,12 @@ class Batch:
         for at, parts in self._parked.items():
             self._run.setdefault(at, []).extend(parts)
         self._parked = {}
-        if self._barriers.waiting:
+        if self._held():
             self._open_barriers()
 
     def _unblock(self) -> None:
         """Nothing can run: let lanes go that wait at different places, else the batch is stuck."""
-        if self._barriers.waiting and self._open_barriers():
+        if self._held() and self._open_barriers():
             return
         if not self._release_across():
             raise LaunchFailed("deadlock: all threads wait for each other at barriers")
@@ -283,6 +288,8 @@ class Batch:
         if everyone and not barrier.arrive and predicate is None:
             self._go(plan.following, Group(lanes, registers))
             return
+        if self._barriers is None:
+            self._barriers = Barriers(self._state)
         if barrier.arrive:
             if count is None:
                 raise LaunchFailed("bar.arrive without a thread count")
@@ -297,17 +304,18 @@ class Batch:
         return count.ndim == 0 and int(count) == self._state.warps_per_block * 32
 
     def _open_barriers(self) -> bool:
-        opens = self._barriers.open()
-        if opens is None:
+        barriers = self._barriers
+        opens = None if barriers is None else barriers.open()
+        if barriers is None or opens is None:
             return False
-        waiting, self._barriers.waiting = self._barriers.waiting, []
+        waiting, barriers.waiting = barriers.waiting, []
         going: list[tuple[Waiting, Array]] = []
         for entry in waiting:
             passes = opens[entry.lanes.pick(self._state.cta), entry.number]
             if passes.any():
                 going.append((entry, np.flatnonzero(passes)))
             if not passes.all():
-                self._barriers.waiting.append(_rest(entry, np.flatnonzero(~passes)))
+                barriers.waiting.append(_rest(entry, np.flatnonzero(~passes)))
         self._go_on(going)
         return True
 

@@ -116,7 +116,7 @@ class _Flattener:
                     for name in statement.names:
                         names.meanings[name] = self.code.new_register(statement.type)
                 case Variable():
-                    self._variable(statement, names)
+                    self._variable(statement, names, stack[-1])
                 case Targets():
                     key = names.prefix + statement.name
                     self.code.branch_targets[key] = tuple(names.labels[n] for n in statement.labels)
@@ -124,9 +124,10 @@ class _Flattener:
                 case Scope():
                     self._statements(statement.statements, names.inner(), stack)
 
-    def _variable(self, variable: Variable, names: _Names) -> None:
+    def _variable(self, variable: Variable, names: _Names, function: str) -> None:
         if variable.space == "shared":
-            key = variable.name
+            # One for all instances of its function, as a static variable is.
+            key = f"{function}:{variable.name}"
             self.code.shared[key] = variable
             names.meanings[variable.name] = Symbol("shared", key)
         elif variable.space == "local":

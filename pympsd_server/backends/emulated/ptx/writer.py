@@ -29,7 +29,6 @@ from .ir import (
 from .literals import immediate_value
 from .syntax import Immediate
 
-
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _CALL = re.compile(r"\w\(")
 
