@@ -145,3 +145,24 @@ def test_dynamic_shared_memory_follows_the_static() -> None:
     out = device.put(np.zeros(32, "u4"))
     device.launch(device.load(ptx), "k", 2, 32, out, shared=128)
     np.testing.assert_array_equal(device.get(out, np.zeros(32, "u4")), np.arange(32)[::-1])
+
+
+def test_shared_variables_belong_to_their_function() -> None:
+    """Two functions' variables of one name are two; all calls of one function share its own."""
+    ptx = (
+        HEADER
+        + """
+.func (.reg .u32 %o) first(.reg .u32 %x) { .shared .b32 v; ld.shared.u32 %o, [v]; st.shared.u32 [v], %x; ret; }
+.func (.reg .u32 %o) second(.reg .u32 %x) { .shared .b32 v; ld.shared.u32 %o, [v]; st.shared.u32 [v], %x; ret; }
+.visible .entry k(.param .u64 out)
+{ .reg .b32 %r<6>; .reg .b64 %d; ld.param.u64 %d, [out];
+  call (%r0), first, (5); call (%r0), second, (6); call (%r1), first, (7); call (%r2), second, (8);
+  st.global.v2.u32 [%d], {%r1, %r2}; ret; }
+"""
+    )
+    device = Device(1 << 20)
+    module = device.load(ptx)
+    assert module.program.kernels["k"].shared_bytes == 8
+    out = device.put(np.zeros(2, "u4"))
+    device.launch(module, "k", 1, 1, out)
+    np.testing.assert_array_equal(device.get(out, np.zeros(2, "u4")), [5, 6])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.client_space import WatchedSpace
+from pympsd_server.backends.emulated.memory import AddressSpace
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
 
 BASE = 0x6000_0000_0000
@@ -26,7 +26,7 @@ def _hasty() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_hasty")
 def test_a_look_up_never_sees_half_a_change() -> None:
-    space, stop = WatchedSpace(BASE, 1 << 26), threading.Event()
+    space, stop = AddressSpace(BASE, 1 << 26), threading.Event()
     held = [space.allocate(64) for _ in range(100)]
     for address in held[:50:2]:
         space.free(address)
