@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import array
-import os
 import select
 import socket
 from collections import deque
 from typing import Any, Final
 
+from pympsd.channel.descriptors import FD_BYTES, close_all, received
 from pympsd.wire import messages
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.framing import Frame, FrameReader
@@ -91,16 +90,6 @@ class Conversation:
 
 def _receive(connection: socket.socket) -> tuple[bytes, tuple[int, ...]]:
     """Receive bytes and descriptors; an executor started meanwhile must not inherit them."""
-    room = socket.CMSG_SPACE(FDS_LIMIT * array.array("i").itemsize)
+    room = socket.CMSG_SPACE(FDS_LIMIT * FD_BYTES)
     data, controls, _, _ = connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
-    for level, kind, content in controls:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    return data, tuple(fds)
-
-
-def close_all(fds: tuple[int, ...]) -> None:
-    """Close descriptors that came and are of no use."""
-    for fd in fds:
-        os.close(fd)
+    return data, received(controls)

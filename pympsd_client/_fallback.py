@@ -21,6 +21,7 @@ import msgspec
 
 import pympsd.version
 from pympsd.build import build_id
+from pympsd.channel.descriptors import close_all
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
@@ -37,7 +38,7 @@ from pympsd.wire.executor_messages import (
 )
 from pympsd_client._bindings import bindings
 from pympsd_client._context import Device, Opened
-from pympsd_client._conversation import Conversation, Ended, close_all
+from pympsd_client._conversation import Conversation, Ended
 from pympsd_client._errors import CudaError, lost
 from pympsd_client._session import adopt_stream
 from pympsd_client._transport import Transport

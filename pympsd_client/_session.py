@@ -13,6 +13,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from pympsd.build import build_id
+from pympsd.channel.descriptors import close_all
 from pympsd.vocabulary.identities import OVERFLOW_UID
 from pympsd.vocabulary.results import Result
 from pympsd.wire.messages import (
@@ -28,7 +29,7 @@ from pympsd.wire.messages import (
 )
 from pympsd.wire.versions import Versions
 from pympsd_client._context import Device, Opened
-from pympsd_client._conversation import Conversation, Ended, close_all
+from pympsd_client._conversation import Conversation, Ended
 from pympsd_client._discovery import command_line, control_socket, hello_environment
 from pympsd_client._errors import CudaError, lost
 from pympsd_client._shared import SharedMemory

@@ -1,1 +1,1 @@
-"""Frames and messages over Unix sockets, with file descriptors beside them: one way to await, one to block."""
+"""Messages over Unix sockets with file descriptors beside them, as a trio program awaits them."""

@@ -7,7 +7,6 @@ over its bound, so that nobody else waits for it.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from array import array
 from collections import deque
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 import trio
 
+from pympsd.channel.descriptors import FD_BYTES, close_all, received
 from pympsd.wire import messages
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.framing import Frame, FrameReader
@@ -62,13 +62,9 @@ class MessageChannel:
         if not self._reader.fds_allowed:
             # Without room for them the kernel closes descriptors that a stranger sends along.
             return await self._socket.recv(RECEIVE_BYTES), ()
-        room = socket.CMSG_SPACE(FDS_AT_ONCE * 4)
+        room = socket.CMSG_SPACE(FDS_AT_ONCE * FD_BYTES)
         data, ancillary, _, _ = await self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-        fds = array("i")
-        for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-        return data, tuple(fds)
+        return data, received(ancillary)
 
     def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
         """Queue a message; the channel closes ``fds`` when they are sent or it ends."""
@@ -78,7 +74,7 @@ class MessageChannel:
         """Queue a whole frame."""
         if self.overflowed or self.queued_bytes > QUEUE_BYTES:
             self._cut_off()
-            _close(fds)
+            close_all(fds)
         else:
             self._queue.append((data, fds))
             self.queued_bytes += len(data)
@@ -108,7 +104,7 @@ class MessageChannel:
                 if self._queue:
                     await self._send_one(*self._queue[0])
                     self.queued_bytes -= len(self._queue[0][0])
-                    _close(self._queue.popleft()[1])
+                    close_all(self._queue.popleft()[1])
                     self._sent.set()
                 elif self._finishing:
                     return
@@ -130,14 +126,9 @@ class MessageChannel:
         """Close the socket and every descriptor that was not sent or not claimed."""
         self._socket.close()
         for _, fds in self._queue:
-            _close(fds)
+            close_all(fds)
         self._queue.clear()
         for frame in self._frames:
-            _close(frame.fds)
+            close_all(frame.fds)
         self._frames.clear()
-        _close(self._reader.take_unclaimed_fds())
-
-
-def _close(fds: tuple[int, ...]) -> None:
-    for fd in fds:
-        os.close(fd)
+        close_all(self._reader.take_unclaimed_fds())
