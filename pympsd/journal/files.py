@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
+import select
 
 MODE = 0o644
 
@@ -15,10 +15,16 @@ class LogFile:
         """Open the file for appending, making it when missing; raise OSError when that cannot be."""
         self._path = path
         self._fd = _open(path) if path is not None else os.dup(1)
+        self._room = select.poll()
+        self._room.register(self._fd, select.POLLOUT)
         self.dropped = 0
 
     def write(self, line: bytes) -> None:
         """Append one line in one write, so that lines of several processes never mix."""
+        # Standard output may be a pipe that nobody reads: it must not hold the daemon up.
+        if self._path is None and not self._room.poll(0):
+            self.dropped += 1
+            return
         try:
             os.write(self._fd, line)
         except OSError:
@@ -42,8 +48,11 @@ class LogFile:
 
 
 def _open(path: str) -> int:
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, MODE)
-    status = os.fstat(fd)
-    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-        os.fchmod(fd, MODE)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, MODE)
+    except FileExistsError:
+        # Somebody's file, a link or a device: it is written to as it is.
+        return os.open(path, flags)
+    os.fchmod(fd, MODE)
     return fd

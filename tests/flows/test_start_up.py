@@ -211,3 +211,17 @@ def test_python_dash_m_works_too(daemon: DaemonProcess) -> None:
         [python, "-m", "pympsd"], env=daemon.environment, input=b"foo", capture_output=True, timeout=SECONDS, cwd="/"
     )
     assert (done.returncode, done.stdout) == (0, b'Unknown command "foo"\n')
+
+
+def test_a_foreground_daemon_whose_output_nobody_reads_goes_on(directory: Path) -> None:
+    daemon = DaemonProcess(directory)
+    words, null = [PYMPSD, "-f"], subprocess.DEVNULL
+    process = subprocess.Popen(words, env=daemon.environment, stdin=null, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    # 64 KiB of log fill the pipe: 8,000 commands write some 400 KiB.
+    assert daemon.say("foo\n" * 8000) == 'Unknown command "foo"\n' * 8000
+    process.terminate()
+    process.stdout.read()
+    process.stdout.close()
+    assert process.wait(SECONDS) == 0
