@@ -4,6 +4,7 @@ The launcher passes the name it was started under as ``--argv0=NAME`` first, so 
 say nvidia-cuda-mps-control when it was started as that.
 """
 
+import posix
 import sys
 
 TYPE_CHECKING = False
@@ -82,6 +83,7 @@ class Options:
 
 def main(arguments: "Sequence[str]") -> int:
     """Do what the arguments say; return the exit status."""
+    _fill_standard_descriptors()
     try:
         options = Options(arguments)
     except BadOption as error:
@@ -100,6 +102,20 @@ def main(arguments: "Sequence[str]") -> int:
     from pympsd.talk import talk
 
     return talk(options.words, options.strict, options.timeout)
+
+
+def _fill_standard_descriptors() -> None:
+    """Put /dev/null where the caller closed 0, 1 or 2: the next file opened would be taken for one of them."""
+    try:
+        while (fd := posix.open("/dev/null", posix.O_RDWR)) <= 2:
+            pass
+        posix.close(fd)
+    except OSError:
+        return  # no /dev/null here: go on with what there is
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it stays to the end of the process
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _say(text: str) -> int:

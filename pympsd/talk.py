@@ -34,17 +34,15 @@ def talk(words: "Sequence[str]", strict: bool = False, patience: float = PATIENC
 
     ``strict``: 1 when a line was refused. ``patience``: seconds to wait for a daemon that says nothing.
     """
-    daemon = _connect(_pipe_directory(), patience)
-    if daemon is None:
-        posix.write(2, NOT_FOUND)
-        return UNREACHABLE
+    daemon = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
+        if not _connect(daemon, _pipe_directory(), patience):
+            posix.write(2, NOT_FOUND)
+            return UNREACHABLE
         _send(daemon, frames.encode(frames.OPERATOR_HELLO))
         refused = _give(daemon, words, patience)
     except TimeoutError:
-        posix.write(
-            2, b"The MPS control daemon does not answer: it was reached and said nothing for %g s\n" % patience
-        )
+        posix.write(2, SILENCE % patience)
         return SILENT
     except (_DaemonGone, BrokenPipeError, ConnectionResetError):
         posix.write(2, CLOSED)
@@ -80,15 +78,20 @@ def _pipe_directory() -> bytes:
     return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or files.DEFAULT_PIPE_DIRECTORY.encode()
 
 
-def _connect(directory: bytes, patience: float) -> "_socket.socket | None":
-    daemon = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    daemon.settimeout(patience)
+def _connect(daemon: "_socket.socket", directory: bytes, patience: float) -> bool:
+    """Connect, and bound every later wait; raise TimeoutError when the daemon has stopped taking connections."""
+    # Only a socket that blocks waits for room in a full queue of connections; its bound is the kernel's.
+    seconds, rest = divmod(int(patience * 1e6), 1_000_000)
+    bound = seconds.to_bytes(8, "little") + rest.to_bytes(8, "little")
+    daemon.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, bound)
     try:
         daemon.connect(directory + b"/" + files.CONTROL.encode())
+    except BlockingIOError:
+        raise TimeoutError from None
     except OSError:
-        daemon.close()
-        return None
-    return daemon
+        return False
+    daemon.settimeout(patience)
+    return True
 
 
 def _lines(fd: int) -> "Iterator[bytes]":

@@ -17,6 +17,7 @@ PURE = (
     "pympsd.commands",
     "pympsd.mind",
     "pympsd.journal.catalogue",
+    "pympsd.journal.dialects",
     "pympsd.journal.line_format",
     "pympsd_server.mind",
     "pympsd.version",

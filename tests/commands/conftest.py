@@ -1,16 +1,13 @@
 """The daemon's mind on the machine that the grammar was recorded on."""
 
+from pathlib import Path
+
 import pytest
 
 from pympsd.devices.machine import from_toml
 from pympsd.mind.daemon_state import Daemon
 
-RECORDED = """
-[[device]]
-profile = "H200"
-uuid = "GPU-53147097-3520-1ce0-a94e-3d46a05aacf3"
-pci = "0000:00.06.00"
-"""
+RECORDED = (Path(__file__).parent.parent / "conformance" / "one-h200.toml").read_text()
 
 
 @pytest.fixture

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pympsd.commands.numbers import INT_MAX, INT_MIN, atoi, leading_integer
+from pympsd.commands.numbers import INT_MAX, INT_MIN, atoi, leading_float, leading_integer
 
 LIBC = ctypes.CDLL(None)
 LIBC.strtol.restype = ctypes.c_long
@@ -51,3 +52,39 @@ def test_what_no_int_holds_is_held_at_its_ends() -> None:
     assert leading_integer("-" + "9" * 5000) == INT_MIN
     assert leading_integer("0" * 5000 + "7") == 7
     assert atoi(None) == 0
+
+
+LIBC.strtod.restype = ctypes.c_double
+LIBC.strtod.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p)]
+FLOATS = st.text("0123456789+-xXpPeEnaifNAIF. \tabc") | WORDS | st.floats().map(str) | st.floats().map(float.hex)
+
+
+def _strtod(word: str) -> float | None:
+    data = ctypes.create_string_buffer(word.encode())
+    end = ctypes.c_char_p()
+    value = float(LIBC.strtod(ctypes.cast(data, ctypes.c_char_p), ctypes.byref(end)))
+    nothing_read = ctypes.cast(end, ctypes.c_void_p).value == ctypes.addressof(data)
+    return None if nothing_read or not math.isfinite(value) else value
+
+
+@given(FLOATS)
+@example("0x")
+@example("0x.p1")
+@example("0x1p")
+@example("0x1p99999")
+@example("1e")
+@example("1e+")
+@example("1e99999")
+@example(".e1")
+@example("-.5e-3x")
+@example("12abc")
+@example("1_0")
+@example("infinity")
+@example("nan(7)")
+def test_a_word_reads_as_strtod_reads_it_unless_it_is_not_finite(word: str) -> None:
+    assert leading_float(word) == _strtod(word)
+
+
+def test_without_a_word_there_is_no_number() -> None:
+    assert leading_float(None) is None
+    assert leading_float("1" * 5000) is None

@@ -6,7 +6,8 @@ import pytest
 from attrs import define, field
 
 from pympsd.devices.machine import describe
-from pympsd.journal.catalogue import CONTROL_LINES, sentence
+from pympsd.journal.catalogue import CONTROL_LINES
+from pympsd.journal.dialects import Dialect
 from pympsd.mind import events
 from pympsd.mind.daemon_state import Daemon
 from pympsd.mind.decide import handle
@@ -29,7 +30,9 @@ class Story:
         done = handle(self.daemon, event)
         for instruction in done:
             if isinstance(instruction, Log):
-                self.logged.append(sentence(CONTROL_LINES, instruction.event, dict(instruction.fields)))
+                template = CONTROL_LINES[instruction.event].sentence(Dialect.DOCUMENTED)
+                assert template is not None
+                self.logged.append(template.format(**instruction.fields))
         told = [instruction for instruction in done if not isinstance(instruction, Log)]
         self.told += told
         return told

@@ -30,7 +30,7 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.daemon = Daemon(self.daemon_uid, DEVICES)
+        self.daemon = Daemon(self.daemon_uid, DEVICES, multiuser=self.multiuser)
         self.serial = 0
         self.session = 0
         self.pid = 1000
@@ -43,6 +43,9 @@ class DaemonMachine(RuleBasedStateMachine):
         self.uid_of_server: dict[int, int] = {}
         self.ever_forced: set[int] = set()
         self.told_to_leave: set[int] = set()
+        self.shut_down: set[int] = set()
+        self.terminating: dict[int, int] = {}
+        self.told_limits: dict[int, tuple[float, dict[int, int]]] = {}
         self.timers: list[str] = []
         self.replies: Counter[int] = Counter()
         self.expect_reply: set[int] = set()
@@ -52,6 +55,11 @@ class DaemonMachine(RuleBasedStateMachine):
         self.phases: dict[int, Phase] = {}
 
     daemon_uid = 0
+    multiuser = False
+
+    def serving(self, uid: int) -> int:
+        """Whose server serves a user."""
+        return 0 if self.multiuser else uid
 
     # --- the rim
 
@@ -70,10 +78,13 @@ class DaemonMachine(RuleBasedStateMachine):
                 assert not self.running
                 assert not self.quit_begun
                 assert peer is None or peer.uid == uid
+                assert peer is None or not self.multiuser
+                self.told_limits[server] = self._limits_of(server)
                 self.spawning[server] = self.uid_of_server[server] = uid
             case do.AdmitClient(client, server, pid, _):
                 assert self.running[server] == pid
-                assert self.uid_of_server[server] == self.uid_of[client]
+                assert self.uid_of_server[server] == self.serving(self.uid_of[client])
+                assert server not in self.told_to_leave
                 self._settle(client)
                 self.on_server[client] = server
             case do.RefuseClient(client, code, reason):
@@ -89,11 +100,17 @@ class DaemonMachine(RuleBasedStateMachine):
                 self.ever_forced |= {server} if forced else set()
             case do.KillServer(server):
                 assert server in self.running
+            case do.TellServerItsLimits(server, percentage, limits):
+                assert server in self.running
+                self.told_limits[server] = (percentage, limits)
+            case do.TerminateClient(server, session, _):
+                assert server in self.running
+                self.terminating[session] = server
             case do.Reply(session, _):
                 assert session in self.expect_reply
                 self.replies[session] += 1
             case do.Working(session):
-                assert session in self.quitters
+                assert session in self.quitters | self.expect_reply
             case do.SetTimer(token, seconds):
                 assert seconds >= 0
                 self.timers.append(token)
@@ -112,7 +129,12 @@ class DaemonMachine(RuleBasedStateMachine):
     def _check_why_it_leaves(self, server: int, forced: bool) -> None:
         idle = server not in self.on_server.values()
         others_wait = any(waiting.uid != self.uid_of_server[server] for waiting in self.daemon.line)
-        assert self.quit_begun or (idle and others_wait and not forced)
+        assert not (self.multiuser and others_wait)
+        assert self.quit_begun or server in self.shut_down or (idle and others_wait and not forced)
+
+    def _limits_of(self, server: int) -> tuple[float, dict[int, int]]:
+        known = self.daemon.servers[server]
+        return known.thread_percentage.value, {n: limit.value for n, limit in known.memory_limits.items()}
 
     def _follow_phases(self) -> None:
         now = {serial: server.phase for serial, server in self.daemon.servers.items()}
@@ -156,6 +178,74 @@ class DaemonMachine(RuleBasedStateMachine):
         self.feed(events.OperatorLine(self.session, uid, line.encode()))
         assert self.replies[self.session] == 1
 
+    def _a_server_pid(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from([*self.running.values(), 7]))
+
+    @rule(
+        line=st.sampled_from(
+            [
+                "set_default_active_thread_percentage 40",
+                "set_default_active_thread_percentage 0",
+                "set_default_device_pinned_mem_limit 1 2G",
+                "set_default_device_pinned_mem_limit 0 0",
+                "set_default_device_pinned_mem_limit 5 2G",
+                "set_default_client_priority 1",
+                "set_default_client_priority 2",
+            ]
+        ),
+        uid=UIDS,
+    )
+    def set_a_default(self, line: str, uid: int) -> None:
+        before = {server: self._limits_of(server) for server in self.daemon.servers}
+        self._operator(line, uid)
+        # What a server started with stays its own.
+        assert {server: self._limits_of(server) for server in self.daemon.servers} == before
+
+    @rule(
+        data=st.data(),
+        words=st.sampled_from(
+            [
+                ("set_active_thread_percentage", "30"),
+                ("set_active_thread_percentage", "x"),
+                ("set_device_pinned_mem_limit", "0 900M"),
+                ("set_device_pinned_mem_limit", "0 0"),
+                ("set_device_pinned_mem_limit", "9 1G"),
+            ]
+        ),
+        uid=UIDS,
+    )
+    def set_of_a_server(self, data: st.DataObject, words: tuple[str, str], uid: int) -> None:
+        before = self.daemon.thread_percentage, dict(self.daemon.memory_limits)
+        self._operator(f"{words[0]} {self._a_server_pid(data)} {words[1]}", uid)
+        assert before == (self.daemon.thread_percentage, self.daemon.memory_limits)
+
+    @rule(data=st.data(), forced=st.sampled_from(["", " -f"]), uid=UIDS)
+    def shutdown_server(self, data: st.DataObject, forced: str, uid: int) -> None:
+        pid = self._a_server_pid(data)
+        if uid in (0, self.daemon_uid):
+            self.shut_down |= {server for server, running in self.running.items() if running == pid}
+        self._operator(f"shutdown_server {pid}{forced}", uid)
+
+    @rule(data=st.data(), uid=UIDS)
+    def terminate_client(self, data: st.DataObject, uid: int) -> None:
+        pid = self._a_server_pid(data)
+        reaches = pid in self.running.values() and uid in (0, self.daemon_uid)
+        if not reaches:
+            self._operator(f"terminate_client {pid} 5001", uid)
+            return
+        self.session += 1
+        self.expect_reply.add(self.session)
+        self.feed(events.OperatorLine(self.session, uid, f"terminate_client {pid} 5001".encode()))
+        assert self.session in self.terminating
+        assert self.replies[self.session] == 0
+
+    @precondition(lambda self: self.terminating)
+    @rule(data=st.data(), code=st.sampled_from([0, 201]))
+    def termination_answered(self, data: st.DataObject, code: int) -> None:
+        session = data.draw(st.sampled_from(sorted(self.terminating)))
+        self.feed(events.TerminationAnswered(self.terminating.pop(session), session, code))
+        assert self.replies[session] == 1
+
     @rule(line=st.sampled_from(["quit", "quit -t 1", "quit -t 0"]), uid=st.sampled_from([0, 500, 600]))
     def quit(self, line: str, uid: int) -> None:
         if uid not in (0, self.daemon_uid):
@@ -195,7 +285,7 @@ class DaemonMachine(RuleBasedStateMachine):
         ((server, uid),) = self.spawning.items()
         self.spawning.clear()
         self.feed(events.SpawnFailed(server, "no"))
-        assert not {client for client in self.in_line if self.uid_of[client] == uid}
+        assert not {client for client in self.in_line if self.serving(self.uid_of[client]) == uid}
 
     @precondition(lambda self: self.running)
     @rule(fault=st.booleans())
@@ -224,9 +314,22 @@ class DaemonMachine(RuleBasedStateMachine):
         ((server, _),) = self.running.items()
         self.running.clear()
         self.on_server = {client: on for client, on in self.on_server.items() if on != server}
+        waiting = [session for session, on in self.terminating.items() if on == server]
+        self.terminating = {session: on for session, on in self.terminating.items() if on != server}
         self.feed(events.ServerExited(server, status))
+        assert all(self.replies[session] == 1 for session in waiting)
 
     # --- what always holds
+
+    @invariant()
+    def a_server_knows_its_limits(self) -> None:
+        for server in self.running:
+            assert self.told_limits[server] == self._limits_of(server)
+
+    @invariant()
+    def a_termination_is_answered_once(self) -> None:
+        assert self.daemon.terminations == self.terminating
+        assert all(count == 1 for count in self.replies.values())
 
     @invariant()
     def at_most_one_server(self) -> None:
@@ -249,7 +352,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def a_ready_server_keeps_nobody_of_its_user_waiting(self) -> None:
         for server in self.daemon.servers.values():
             if server.phase is Phase.ACTIVE:
-                assert server.uid not in {self.uid_of[client] for client in self.in_line}
+                assert server.uid not in {self.serving(self.uid_of[client]) for client in self.in_line}
                 assert server.clients or not self.daemon.line
 
     @invariant()
@@ -275,7 +378,15 @@ class OwnDaemonMachine(DaemonMachine):
     daemon_uid = 500
 
 
+class MultiuserMachine(DaemonMachine):
+    """One server, root's, for the clients of all users."""
+
+    multiuser = True
+
+
 DaemonMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 OwnDaemonMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+MultiuserMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestRootDaemon = DaemonMachine.TestCase
 TestOwnDaemon = OwnDaemonMachine.TestCase
+TestMultiuserDaemon = MultiuserMachine.TestCase

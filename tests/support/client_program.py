@@ -44,6 +44,13 @@ AGAIN:
 """
 
 
+BAD_PTX = b""".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry k() { .reg .u32 %r1; frobnicate.u32 %r1; ret; }
+"""
+
+
 class Program:
     """What the steps share."""
 
@@ -120,8 +127,7 @@ class Program:
     def do_badptx(self) -> str:
         log = bytearray(2048)
         options = [cuda.CUjit_option.CU_JIT_ERROR_LOG_BUFFER, cuda.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
-        text = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { .reg .u32 %r1; frobnicate.u32 %r1; ret; }\n"
-        result = cuda.cuModuleLoadDataEx(text, 2, options, [log, len(log)])
+        result = cuda.cuModuleLoadDataEx(BAD_PTX, 2, options, [log, len(log)])
         return f"{_said(result)} {bytes(log).rstrip(bytes(1)).decode()!r}"
 
     def do_fork(self) -> str:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
-from pympsd.vocabulary.settings import BadSetting, Settings
+from pympsd.vocabulary.settings import DIALECTS, BadSetting, Settings
 
 PERCENTAGE_COMPLAINT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE should be between (0.0, 100.0]"
 PRIORITY_COMPLAINT = "CUDA_MPS_CLIENT_PRIORITY should be between [0,1]"
@@ -34,11 +34,28 @@ def test_every_variable_is_read() -> None:
             "CUDA_VISIBLE_DEVICES": "1",
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5",
             "CUDA_MPS_CLIENT_PRIORITY": "1",
+            "PYMPSD_LOG_DIALECT": "r580",
         }
     )
     assert settings == Settings(
-        "/pipe", "/log", "emulated", "2xA100", "1", ThreadPercentage(12.5), ClientPriority(1), ()
+        "/pipe", "/log", "emulated", "2xA100", "1", ThreadPercentage(12.5), ClientPriority(1), "r580", ()
     )
+
+
+@pytest.mark.parametrize("text", DIALECTS)
+def test_every_log_dialect_is_taken(text: str) -> None:
+    assert Settings.from_environment({"PYMPSD_LOG_DIALECT": text}).log_dialect == text
+
+
+@pytest.mark.parametrize("environment", [{}, {"PYMPSD_LOG_DIALECT": ""}])
+def test_the_log_dialect_is_the_documents_unless_told(environment: dict[str, str]) -> None:
+    assert Settings.from_environment(environment).log_dialect == "documented"
+
+
+@pytest.mark.parametrize("text", ["R580", "json ", "580", "text"])
+def test_a_log_dialect_that_is_none_is_refused_with_what_there_is(text: str) -> None:
+    with pytest.raises(BadSetting, match="PYMPSD_LOG_DIALECT is one of documented, r580, json, not"):
+        Settings.from_environment({"PYMPSD_LOG_DIALECT": text})
 
 
 def test_empty_directories_mean_the_defaults_and_an_empty_selection_stays() -> None:

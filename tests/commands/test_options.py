@@ -1,0 +1,148 @@
+"""The command line: every spelling and order of the options, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.options import BAD_USAGE, DIALECTS, MULTIUSER, READY, BadOption, Options, main
+
+STARTS = {"-d": "background", "-f": "foreground"}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("multiuser", [None, *MULTIUSER])
+@pytest.mark.parametrize("ready", [None, *READY])
+def test_a_start_in_every_spelling_and_order(start: str, multiuser: str | None, ready: str | None) -> None:
+    given_words = [word for word in (start, multiuser, ready) if word is not None]
+    for words in itertools.permutations(given_words):
+        options = Options(words)
+        assert (options.start, options.multiuser, options.text, options.words) == (
+            STARTS[start],
+            multiuser is not None,
+            "",
+            [],
+        )
+        assert options.shown == ["pympsd", *words]
+
+
+@given(
+    st.permutations(
+        [["-d"], ["-M"], ["-q"], ["--strict"], ["--timeout", "2.5"], ["--log-dialect", "json"]],
+    ),
+    st.integers(0, 6),
+)
+def test_any_options_in_any_order(options: list[list[str]], kept: int) -> None:
+    words = [word for option in options[:kept] for word in option]
+    read = Options(words)
+    assert read.start == ("background" if "-d" in words else "")
+    assert read.multiuser == ("-M" in words)
+    assert read.strict == ("--strict" in words)
+    assert read.timeout == (2.5 if "--timeout" in words else 10.0)
+    assert read.dialect == ("json" if "json" in words else "")
+    assert read.words == []
+
+
+@pytest.mark.parametrize(("word", "text"), [("-v", "v"), ("--version", "v"), ("-h", "h"), ("--help", "h")])
+def test_version_and_help_win_over_a_start(word: str, text: str) -> None:
+    for words in itertools.permutations(["-d", word, "-q"]):
+        assert Options(words).text == text
+
+
+def test_the_first_of_version_and_help_wins() -> None:
+    assert Options(["-v", "-h"]).text == "v"
+    assert Options(["-h", "-v"]).text == "h"
+
+
+@pytest.mark.parametrize("words", [["--timeout=0.5"], ["--timeout", "0.5"]])
+def test_a_value_stands_after_a_blank_or_an_equals_sign(words: list[str]) -> None:
+    assert Options(words).timeout == 0.5
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect_in_both_spellings(dialect: str) -> None:
+    assert Options([f"--log-dialect={dialect}"]).dialect == Options(["--log-dialect", dialect]).dialect == dialect
+
+
+def test_words_are_a_command_with_its_own_options() -> None:
+    options = Options(["--strict", "start_server", "-uid", "1000"])
+    assert (options.strict, options.words) == (True, ["start_server", "-uid", "1000"])
+    assert Options(["quit", "-t", "5"]).words == ["quit", "-t", "5"]
+    assert Options(["shutdown_server", "5", "-f"]).start == ""
+
+
+def test_a_start_overlooks_words_as_recorded() -> None:
+    options = Options(["-d", "extra", "-M"])
+    assert (options.start, options.multiuser, options.words) == ("background", True, [])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name"),
+    [
+        (["--argv0=/usr/bin/nvidia-cuda-mps-control"], "nvidia-cuda-mps-control"),
+        (["--argv0=nvidia-cuda-mps-control"], "nvidia-cuda-mps-control"),
+        (["--argv0=/opt/pympsd"], "pympsd"),
+        (["--argv0=other"], "pympsd"),
+        ([], "pympsd"),
+    ],
+)
+def test_the_name_it_was_started_under(launcher: list[str], name: str) -> None:
+    options = Options([*launcher, "-d"])
+    assert (options.name, options.shown, options.start) == (name, [name, "-d"], "background")
+
+
+@pytest.mark.parametrize("word", ["-x", "-D", "--no-such", "-p", "-dq", "--daemon", "-"])
+def test_an_option_there_is_none_of_is_unknown(word: str) -> None:
+    with pytest.raises(BadOption, match=f"there is no option {word}") as caught:
+        Options([word])
+    assert caught.value.unknown
+
+
+@pytest.mark.parametrize("words", [["--timeout"], ["--timeout", "x"], ["--timeout=0"], ["--timeout=-1"]])
+def test_a_timeout_is_a_number_of_seconds(words: list[str]) -> None:
+    with pytest.raises(BadOption, match="--timeout is a number of seconds above 0") as caught:
+        Options(words)
+    assert not caught.value.unknown
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e9", "-inf"])
+def test_a_timeout_is_finite(value: str) -> None:
+    with pytest.raises(BadOption):
+        Options([f"--timeout={value}"])
+
+
+@pytest.mark.parametrize("words", [["--log-dialect"], ["--log-dialect", "R580"], ["--log-dialect="]])
+def test_a_dialect_is_one_of_three(words: list[str]) -> None:
+    with pytest.raises(BadOption, match="--log-dialect is one of documented, r580, json"):
+        Options(words)
+
+
+def test_an_unknown_option_prints_the_usage_and_a_bad_value_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-x"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("Unrecognized option \nCUDA MPS Control for Linux/Unix/QNX.\n")
+    assert shown.err == "there is no option -x\n"
+    assert main(["--timeout=x"]) == BAD_USAGE
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "--timeout is a number of seconds above 0, not 'x'\n")
+
+
+def test_version_and_help_print_and_exit_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-d", "-v"]) == 0
+    assert capsys.readouterr().out.startswith("CUDA MPS Control for Linux/Unix/QNX. Binary version: 13000\n")
+    assert main(["--argv0=nvidia-cuda-mps-control", "-h"]) == 0
+    assert "usage: nvidia-cuda-mps-control [-d | -f]" in capsys.readouterr().out
+
+
+@given(st.lists(st.text(max_size=8) | st.sampled_from(["-d", "-f", "-M", "--timeout", "5", "ps"]), max_size=6))
+def test_any_words_are_options_or_refused(words: list[str]) -> None:
+    try:
+        options = Options(words)
+    except BadOption as error:
+        assert str(error)  # noqa: PT017 - raising and not raising are both right here
+    else:
+        assert options.start in ("", "background", "foreground")
+        assert options.start == "" or options.words == []
