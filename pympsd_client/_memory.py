@@ -32,14 +32,18 @@ def allocate(count: int) -> int:
 
 def free(address: int) -> None:
     """Give an allocation back; INVALID_VALUE when it is not one's start. Address 0 is nothing to free."""
-    context = handles.memory.get(address)
+    # Taken out first: once it is free another thread may be given the same address.
+    context = handles.memory.pop(address, None)
     if context is None:
         current().usable()
         if address:
             raise invalid_value(f"{address:#x} is not the start of an allocation of this process")
         return
-    context.call(_records.FREE, address)
-    handles.memory.pop(address, None)
+    try:
+        context.call(_records.FREE, address)
+    except BaseException:
+        handles.memory.setdefault(address, context)
+        raise
 
 
 def info() -> tuple[int, int]:

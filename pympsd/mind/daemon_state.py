@@ -44,6 +44,8 @@ class Server:
     pid: int = 0
     phase: Phase = Phase.SPAWNING
     forced: bool = False
+    starters: list[int] = field(factory=list)
+    """Operator sessions that are answered when it is spawned."""
     clients: dict[int, Client] = field(factory=dict)
 
     def become(self, phase: Phase) -> None:

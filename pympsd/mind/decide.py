@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import singledispatch
 
 import pympsd.commands.v2  # noqa: F401 - registers the commands
-from pympsd.commands.answers import Answer, termination_answer
+from pympsd.commands.answers import Answer, lines, refusal, termination_answer
 from pympsd.commands.registry import Asker, answer_line
 from pympsd.mind import admission, events, shutdown
 from pympsd.mind.daemon_state import Context, Daemon
@@ -54,6 +54,9 @@ def _(event: events.ServerSpawned, daemon: Daemon) -> Iterator[Instruction]:
     server.pid = event.pid
     server.become(Phase.INITIALIZING)
     yield Log("server_starting", {"server": event.pid, "uid": server.uid})
+    for session in server.starters:
+        yield Reply(session, lines())
+    server.starters.clear()
     yield from shutdown.advance(daemon)
 
 
@@ -62,6 +65,8 @@ def _(event: events.SpawnFailed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.pop(event.server)
     yield Log("server_spawn_failed", {"uid": server.uid, "reason": event.reason})
     reason = f"the MPS server of user {server.uid} could not be started: {event.reason}"
+    for session in server.starters:
+        yield Reply(session, refusal(diagnostic=f"start_server: {reason}"))
     yield from _refuse_user(daemon, server.uid, reason)
     yield from _next_after(daemon)
 

@@ -71,10 +71,10 @@ class Hub:
                     self.servers[server].tell_to_leave(forced)
             case do.TellServerItsLimits(server, percentage, limits):
                 if server in self.servers:
-                    self.servers[server].channel.send(link_messages.LimitsChanged(percentage, limits))
+                    self.servers[server].tell(link_messages.LimitsChanged(percentage, limits))
             case do.TerminateClient(server, session, pid):
                 if server in self.servers:
-                    self.servers[server].channel.send(link_messages.TerminateClient(session, pid))
+                    self.servers[server].tell(link_messages.TerminateClient(session, pid))
             case do.KillServer(server):
                 if server in self.servers:
                     self.servers[server].kill()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import trio
-from attrs import define
+from attrs import define, field
 
 from pympsd.channel.awaited import MessageChannel
 from pympsd.journal.line_format import sanitised
@@ -25,10 +25,20 @@ class ServerSession:
     pid: int
     channel: MessageChannel
     process: trio.Process
+    _set_up_yet: bool = field(default=False, init=False)
+    _held: list[object] = field(factory=list, init=False)
+    """What is for the server, but not before its setup."""
+
+    def tell(self, message: object) -> None:
+        """Tell the server something, once it is set up."""
+        if self._set_up_yet:
+            self.channel.send(message)
+        else:
+            self._held.append(message)
 
     def tell_to_leave(self, forced: bool) -> None:
         """Ask the server to leave."""
-        self.channel.send(link.ShutDown(forced))
+        self.tell(link.ShutDown(forced))
 
     def kill(self) -> None:
         """Kill a server that does not leave."""
@@ -87,6 +97,10 @@ class ServerSession:
             memory_limits={n: limit.value for n, limit in hub.mind.servers[self.serial].memory_limits.items()},
         )
         self.channel.send(setup)
+        self._set_up_yet = True
+        for message in self._held:
+            self.channel.send(message)
+        self._held.clear()
 
     def _log(self, hub: Hub, event: str, fields: dict[str, str | int | float], when: float) -> None:
         try:

@@ -76,11 +76,3 @@ class Roster:
     def workers(self) -> int:
         """How many worker threads the vendor's server would have: one a client process and one a context."""
         return sum(1 + len(client.contexts) for client in self.clients.values())
-
-    def uses_device(self, client: Client, device: int, generation: int) -> bool:
-        """Whether a client has a context on a device's present executor: then its stream is there too."""
-        return any(c.device == device and c.generation == generation for c in client.contexts.values())
-
-    def contexts_on(self, device: int) -> list[Context]:
-        """Return all contexts on a device."""
-        return [c for client in self.clients.values() for c in client.contexts.values() if c.device == device]

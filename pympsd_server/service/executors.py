@@ -13,6 +13,7 @@ from attrs import define, field
 
 from pympsd.build import build_id
 from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.descriptors import close_all
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages as said
@@ -53,6 +54,10 @@ class Executor:
         self.channel.send(message)
         try:
             await event.wait()
+        except BaseException:
+            # Cancelled just as the answer came: nobody takes its descriptors.
+            close_all(fd for _, fds in answers for fd in fds)
+            raise
         finally:
             del self._answers[request]
         if not answers:
@@ -66,8 +71,7 @@ class Executor:
         """Hand an answer to who asked."""
         waiting = self._answers.get(getattr(message, "request", 0))
         if waiting is None:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             return
         waiting[1].append((message, fds))
         waiting[0].set()
@@ -94,8 +98,6 @@ class Executors:
     log: Any
     on_fault: Any
     """Called with (context serial, code, reason)."""
-    on_end: Any
-    """Called with the device when its executor has ended."""
     _running: dict[int, Executor] = field(factory=dict, init=False)
     _generations: dict[int, int] = field(factory=dict, init=False)
     _starting: dict[int, trio.Lock] = field(factory=dict, init=False)
@@ -135,8 +137,12 @@ class Executors:
                 task_status.started(executor)
                 await self._listen(executor)
                 nursery.cancel_scope.cancel()
-        except* ExecutorError as group:
-            raise _single(group) from None
+        except BaseExceptionGroup as group:
+            # A start that failed: whoever waits for it gets the plain error (an except* would wrap it again).
+            failed = group.subgroup(ExecutorError)
+            if failed is None:
+                raise
+            raise _first(failed) from None
         finally:
             self._running.pop(device, None)
             executor.end()
@@ -144,7 +150,6 @@ class Executors:
             with trio.CancelScope(shield=True):
                 status = await _reap(process)
         self.log.info("executor_ended", device=device, pid=process.pid, status=status)
-        self.on_end(device)
 
     async def _listen(self, executor: Executor) -> None:
         try:
@@ -158,9 +163,9 @@ class Executors:
             executor.process.kill()
 
 
-def _single(group: BaseExceptionGroup[ExecutorError]) -> ExecutorError:
+def _first(group: BaseExceptionGroup[ExecutorError]) -> ExecutorError:
     error = group.exceptions[0]
-    return _single(error) if isinstance(error, BaseExceptionGroup) else error
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _spawn(show_as: str) -> tuple[socket.socket, trio.Process]:

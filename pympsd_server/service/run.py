@@ -45,18 +45,22 @@ async def _main(link_fd: int, name: str) -> int:
         channel.send(link.ServerHello(Versions(), os.getpid()))
         log.info("server_startup")
         setup = await _receive_setup(channel)
-        if setup is None:
-            return 1
-        async with trio.open_nursery() as nursery:
-            server = _initialise(daemon, log, setup, name, nursery)
-            daemon.status(ServerStatus.ACTIVE)
-            nursery.start_soon(_obey, server, channel, nursery)
-            await server.done.wait()
-            nursery.cancel_scope.cancel()
+        # Without one the daemon is gone, or wants no server any more.
+        if setup is not None:
+            await _serve(daemon, log, setup, channel, name)
         channel.finish()
         outer.cancel_scope.deadline = trio.current_time() + LAST_SECONDS
     channel.close()
     return 0
+
+
+async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup, channel: MessageChannel, name: str) -> None:
+    async with trio.open_nursery() as nursery:
+        server = _initialise(daemon, log, setup, name, nursery)
+        daemon.status(ServerStatus.ACTIVE)
+        nursery.start_soon(_obey, server, channel, nursery)
+        await server.done.wait()
+        nursery.cancel_scope.cancel()
 
 
 async def _receive_setup(channel: MessageChannel) -> link.ServerSetup | None:
@@ -78,7 +82,6 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str
         nursery,
         log,
         on_fault=server.faulted,
-        on_end=lambda device: None,
     )
     for ordinal, device in enumerate(setup.devices):
         log.info("server_context_creating", device=ordinal, name=device.name)

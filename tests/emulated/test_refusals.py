@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pympsd_server.backends.emulated.ptx import InvalidPtx, NotPtx, load_program
 from tests.emulated.harness import HEADER
@@ -45,6 +49,12 @@ def kernel(text: str) -> bytes:
         "@%d0 add.u32 %r0, %r1, %r2;",
         "add.u32 %r0, %r1 %r2;",
         "add.u32 %r0, %r1, ?;",
+        "wgmma.fence.sync.aligned;",
+        "vote.sync.any.pred;",
+        "bra;",
+        "call;",
+        "ld.param.b32 %r0;",
+        "st.param.b32 [%d0];",
     ],
 )
 def test_refused_with_its_line(text: str) -> None:
@@ -119,3 +129,27 @@ def test_facts_of_a_kernel() -> None:
     assert kernel.required_block == (8, 4, 1)
     assert program.globals["c"].size == 12
     assert program.globals["c"].constant
+
+
+CORPUS = sorted((Path(__file__).parents[1] / "data" / "corpus").glob("*.ptx"))
+SMALL = [path.read_text().splitlines() for path in CORPUS if path.stat().st_size < 5000]
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_mutilated_program_is_refused_or_loads(data: st.DataObject) -> None:
+    lines = list(data.draw(st.sampled_from(SMALL)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        words = lines[at].split()
+        if words and data.draw(st.booleans()):
+            del words[data.draw(st.integers(0, len(words) - 1))]
+            lines[at] = " ".join(words)
+        else:
+            lines[at] = lines[at][: data.draw(st.integers(0, len(lines[at])))]
+    refused = ""
+    try:
+        load_program("\n".join(lines).encode())
+    except (InvalidPtx, NotPtx) as refusal:
+        refused = str(refusal) or "without a word"
+    assert refused != "without a word"

@@ -45,6 +45,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.told_to_leave: set[int] = set()
         self.shut_down: set[int] = set()
         self.terminating: dict[int, int] = {}
+        self.starting: dict[int, int] = {}
         self.told_limits: dict[int, tuple[float, dict[int, int]]] = {}
         self.timers: list[str] = []
         self.replies: Counter[int] = Counter()
@@ -170,7 +171,17 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @rule(wish=st.sampled_from([0, 500, 600]), uid=UIDS)
     def start_server(self, wish: int, uid: int) -> None:
-        self._operator(f"start_server -uid {wish}", uid)
+        before = set(self.spawning)
+        self.session += 1
+        self.expect_reply.add(self.session)
+        self.feed(events.OperatorLine(self.session, uid, f"start_server -uid {wish}".encode()))
+        started = set(self.spawning) - before
+        assert self.replies[self.session] == (0 if started else 1)
+        self.starting |= dict.fromkeys(started, self.session)
+
+    def _answered_starter(self, server: int) -> None:
+        session = self.starting.pop(server, None)
+        assert session is None or self.replies[session] == 1
 
     def _operator(self, line: str, uid: int) -> None:
         self.session += 1
@@ -278,6 +289,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.pid += 1
         self.running[server] = self.pid
         self.feed(events.ServerSpawned(server, self.pid))
+        self._answered_starter(server)
 
     @precondition(lambda self: self.spawning)
     @rule()
@@ -285,6 +297,7 @@ class DaemonMachine(RuleBasedStateMachine):
         ((server, uid),) = self.spawning.items()
         self.spawning.clear()
         self.feed(events.SpawnFailed(server, "no"))
+        self._answered_starter(server)
         assert not {client for client in self.in_line if self.serving(self.uid_of[client]) == uid}
 
     @precondition(lambda self: self.running)

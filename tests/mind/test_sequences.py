@@ -28,11 +28,11 @@ REFUSED = 805
 
 
 def test_start_server(story: Story) -> None:
-    reply, spawn = story.says("start_server -uid 500")
+    assert story.says("start_server -uid 500") == [SpawnServer(1, 500, None)]
+    # Answered when the process is there, so that a get_server_list right after shows it.
+    (reply,) = story.feed(events.ServerSpawned(1, 847))
     assert isinstance(reply, Reply)
     assert (reply.answer.printed, reply.answer.refused) == ("", False)
-    assert spawn == SpawnServer(1, 500, None)
-    assert story.feed(events.ServerSpawned(1, 847)) == []
     assert story.daemon.servers[1].status == "INITIALIZING"
     assert story.feed(events.StatusPushed(1, "ACTIVE")) == []
     assert story.daemon.servers[1].status == "ACTIVE"
@@ -193,7 +193,7 @@ def test_quit_while_a_server_is_being_spawned_reaches_it_once_it_is_there(story:
 
 
 def test_a_server_that_is_spawned_after_the_force_is_still_killed(story: Story) -> None:
-    story.says("start_server -uid 500")
+    story.knocks(1, 500)
     story.says("quit -t 0")
     assert story.feed(events.TimerEnded("force")) == [SetTimer("kill", 2.0)]
     assert story.feed(events.TimerEnded("kill")) == [SetTimer("kill", 2.0)]
@@ -254,7 +254,10 @@ def test_a_spawn_that_failed_refuses_its_user_and_the_next_has_its_turn(story: S
 
 def test_a_wish_whose_spawn_failed_is_not_tried_again(story: Story) -> None:
     story.says("start_server -uid 500")
-    assert story.feed(events.SpawnFailed(1, "no")) == []
+    (reply,) = story.feed(events.SpawnFailed(1, "no"))
+    assert isinstance(reply, Reply)
+    assert reply.answer.refused
+    assert "could not be started: no" in reply.answer.diagnostic
     assert story.daemon.line == []
 
 

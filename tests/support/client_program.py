@@ -1,7 +1,7 @@
 """A client that does one step a line: reads a command, does it with pympsd_client, prints one line of result.
 
-Steps: init; ctx DEVICE; add (vector addition of 1<<16 floats, checked); fill VALUE; check VALUE; endless; illegal;
-sync; count; sm; mem; alloc BYTES; free; close; badptx; fork; exit.
+Steps: init; ctx DEVICE; newctx DEVICE; add (vector addition of 1<<16 floats, checked); fill VALUE; check VALUE;
+endless; illegal; sync; count; sm; mem; alloc BYTES; free; close; badptx; fork; exit.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Program:
         return _said((result,))
 
     def do_newctx(self, device: str) -> str:
+        # The functions are those of the context before.
+        self.functions = None
         return _said(cuda.cuCtxCreate(0, int(device)))
 
     def _function(self, name: str):  # type: ignore[no-untyped-def]

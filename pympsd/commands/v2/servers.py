@@ -8,6 +8,7 @@ from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
 from pympsd.mind.admission import wish_for_server
 from pympsd.mind.daemon_state import Daemon
+from pympsd.mind.instructions import SpawnServer
 
 
 @command("get_server_list")
@@ -33,4 +34,12 @@ def start_server(daemon: Daemon, asker: Asker, uid: int) -> Decision:
         )
     if refused is None and daemon.quitting is not None:
         refused = refusal(diagnostic="start_server: the daemon is quitting")
-    return Decision(refused) if refused else Decision(lines(), tuple(wish_for_server(daemon, uid)))
+    if refused is not None:
+        return Decision(refused)
+    instructions = tuple(wish_for_server(daemon, uid))
+    started = [each.server for each in instructions if isinstance(each, SpawnServer)]
+    if not started:
+        return Decision(lines(), instructions)
+    # Answered when the process is there: the next command is often get_server_list.
+    daemon.servers[started[0]].starters.append(asker.session)
+    return Decision(None, instructions)

@@ -30,3 +30,7 @@ def load(image: bytes) -> Program:
         raise BackendError(Result.ERROR_INVALID_PTX, str(error)) from None
     except RecursionError:
         raise BackendError(Result.ERROR_INVALID_PTX, "the image nests too deeply") from None
+    except Exception as error:
+        # Whatever a strange image provokes in the translator is that image's refusal, never the executor's end.
+        reason = f"the translator cannot read this image: {type(error).__name__}: {error}"
+        raise BackendError(Result.ERROR_INVALID_PTX, reason) from error

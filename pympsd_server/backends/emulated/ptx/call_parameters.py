@@ -38,6 +38,8 @@ def _access(operation: Operation) -> tuple[str, int, tuple[Argument, ...]] | Non
     """(variable, offset, values) if this is a ld.param or st.param of a call's parameter."""
     if operation.name not in ("ld", "st") or not operation.has("param"):
         return None
+    if len(operation.operands) != 2:
+        raise InvalidPtx(f"{operation.opcode} takes 2 operands, not {len(operation.operands)}", operation.line)
     memory, value = operation.operands if operation.name == "st" else reversed(operation.operands)
     if not isinstance(memory, Memory) or not isinstance(memory.base, Symbol) or memory.base.space != "call":
         return None

@@ -34,6 +34,8 @@ def sync_mask(operation: Operation) -> Argument | None:
     is_warp_barrier = operation.name in ("bar", "barrier") and operation.has("warp")
     if not is_warp_barrier and (not operation.has("sync") or operation.name in ("bar", "barrier")):
         return None
+    if not operation.operands:
+        raise InvalidPtx(f"unsupported instruction: {operation.opcode} without operands", operation.line)
     return operation.operands[-1]
 
 
@@ -77,7 +79,7 @@ def _overwrites(block: Block, mask: Argument) -> bool:
 
 
 def _label(operation: Operation) -> str:
-    target = operation.operands[-1]
+    target = operation.operands[-1] if operation.operands else None
     if not isinstance(target, Target):
         raise InvalidPtx(f"{operation.opcode}: expected a label", operation.line)
     return target.label

@@ -188,7 +188,7 @@ class _Flattener:
     def _call(self, instruction: Instruction, names: _Names, stack: tuple[str, ...]) -> None:
         line = instruction.line
         operands = list(instruction.operands)
-        results = operands.pop(0).items if isinstance(operands[0], Arguments) else ()  # type: ignore[union-attr]
+        results = operands.pop(0).items if operands and isinstance(operands[0], Arguments) else ()  # type: ignore[union-attr]
         callee = operands.pop(0) if operands else None
         if not isinstance(callee, Name) or callee.text in names.meanings or len(operands) > 1:
             raise InvalidPtx("unsupported: indirect call", line)

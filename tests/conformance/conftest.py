@@ -1,0 +1,42 @@
+"""Daemons on the recorded machines, in the r580 dialect; whatever a test leaves is ended."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import DaemonProcess, adopt_orphans
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _orphans_are_adopted() -> None:
+    adopt_orphans()
+
+
+@pytest.fixture
+def make_daemon() -> Iterator[Callable[..., DaemonProcess]]:
+    """Make daemons, each in a folder of its own that every user can reach, on a recorded machine."""
+    made: list[DaemonProcess] = []
+
+    def make(machine: str = "one-h200", uid: int = 0, **settings: str) -> DaemonProcess:
+        directory = Path(tempfile.mkdtemp(prefix="pympsd-replay-"))
+        directory.chmod(0o755)
+        # The users of the replay can read it wherever the checkout is.
+        shutil.copy(HERE / f"{machine}.toml", directory / "machine.toml")
+        (directory / "machine.toml").chmod(0o644)
+        for name in ("pipe", "log"):
+            (directory / name).mkdir()
+            shutil.chown(directory / name, uid, uid)
+        told = {"PYMPSD_EMULATED_DEVICES": str(directory / "machine.toml"), "PYMPSD_LOG_DIALECT": "r580", **settings}
+        made.append(DaemonProcess(directory, told, uid))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.stop()
+        shutil.rmtree(daemon.directory)

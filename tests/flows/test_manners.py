@@ -1,0 +1,239 @@
+"""Manners of a daemon that runs: log files and their dialects, signals, its place in a world of namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, wait_until
+
+MakeDaemon = Callable[..., DaemonProcess]
+MakeClient = Callable[..., ClientProcess]
+TEXT_LINE = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (Control|Server|Other|Client) [ \d]{5,7}\] .*")
+
+
+def start_as(daemon: DaemonProcess, *options: str) -> None:
+    """Start it with more options than -d."""
+    script = daemon.directory / "start"
+    script.write_text(f'#!/bin/sh\nexec {PYMPSD} {" ".join(options)} "$@"\n')
+    script.chmod(0o755)
+    daemon.command = str(script)
+    done = daemon.start()
+    assert (done.returncode, done.stderr) == (0, "")
+    daemon.command = PYMPSD
+
+
+def one_session(daemon: DaemonProcess) -> int:
+    """A server, a client with a context that leaves; return the server's PID."""
+    client = daemon.client()
+    try:
+        client.connect()
+    finally:
+        client.end()
+    (server,) = daemon.servers()
+    wait_until(lambda: daemon.say(f"get_client_list {server}") == "", "the client's end")
+    return server
+
+
+# --- SIGHUP
+
+
+@pytest.mark.parametrize("name", ["control.log", "server.log"])
+def test_sighup_opens_logs_that_were_moved_anew(daemon: DaemonProcess, name: str) -> None:
+    log = daemon.directory / "log" / name
+    moved = log.with_suffix(".1")
+    log.rename(moved)
+    daemon.say("frobnicate")
+    assert not log.exists(), "until it is told the daemon writes to the file it has"
+    os.kill(daemon.pid, signal.SIGHUP)
+    wait_until(log.exists, "the new file")
+    one_session(daemon)
+    wait_until(lambda: log.stat().st_size > 0, "lines in the new file")
+    before = moved.stat().st_size
+    daemon.say("quit")
+    assert moved.stat().st_size == before
+    assert log.stat().st_mode & 0o777 == 0o644
+
+
+def test_sighup_keeps_files_that_are_where_they_were(daemon: DaemonProcess) -> None:
+    logs = [daemon.directory / "log" / name for name in ("control.log", "server.log")]
+    before = [log.stat().st_ino for log in logs]
+    text = logs[0].read_bytes()
+    os.kill(daemon.pid, signal.SIGHUP)
+    daemon.say("get_server_list")
+    assert [log.stat().st_ino for log in logs] == before
+    assert logs[0].read_bytes().startswith(text)
+
+
+def test_sighup_without_the_directory_keeps_the_old_files(daemon: DaemonProcess) -> None:
+    log = daemon.directory / "log"
+    log.rename(daemon.directory / "elsewhere")
+    os.kill(daemon.pid, signal.SIGHUP)
+    daemon.say("frobnicate")
+    text = (daemon.directory / "elsewhere" / "control.log").read_text()
+    assert "Cmd:frobnicate" in text
+    log.mkdir()
+
+
+# --- dialects
+
+
+@pytest.mark.parametrize("by", ["option", "option with =", "environment"])
+@pytest.mark.parametrize("dialect", ["documented", "r580", "json"])
+def test_dialects(make_daemon: MakeDaemon, dialect: str, by: str) -> None:
+    options = {"option": ["--log-dialect", dialect], "option with =": [f"--log-dialect={dialect}"]}.get(by, [])
+    daemon = make_daemon(**({} if options else {"PYMPSD_LOG_DIALECT": dialect}))
+    start_as(daemon, *options)
+    server = one_session(daemon)
+    daemon.say("quit")
+    control, served = (
+        (daemon.directory / "log" / name).read_text().splitlines() for name in ("control.log", "server.log")
+    )
+    if dialect == "json":
+        events = [json.loads(line) for line in (*control, *served)]
+        assert all({"time", "who", "pid", "event"} <= event.keys() for event in events)
+        assert {event["event"] for event in events} >= {"server_ready", "client_connected", "context_active"}
+        return
+    assert all(TEXT_LINE.fullmatch(line) for line in (*control, *served))
+    assert any(f"NEW SERVER {server}: Ready" in line for line in control)
+    documented = [line for line in served if line.partition("] ")[2].startswith("Volta MPS: status of client")]
+    recorded = [line for line in served if line.partition("] ")[2].startswith("Status of client {PID:")]
+    assert (bool(documented), bool(recorded)) == (dialect == "documented", dialect == "r580")
+
+
+def test_the_option_wins_over_the_environment(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(PYMPSD_LOG_DIALECT="r580")
+    start_as(daemon, "--log-dialect", "json")
+    first = (daemon.directory / "log" / "control.log").read_text().splitlines()[0]
+    assert json.loads(first)["event"] == "daemon_starting"
+
+
+def test_a_dialect_that_is_none(make_daemon: MakeDaemon) -> None:
+    done = make_daemon().run(["-d", "--log-dialect", "klingon"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "documented, r580, json" in done.stderr
+    done = make_daemon(PYMPSD_LOG_DIALECT="klingon").run(["-d"])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "PYMPSD_LOG_DIALECT" in done.stderr
+
+
+# --- signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_busy_clients_within_a_bound(
+    daemon: DaemonProcess, make_client: MakeClient, number: signal.Signals
+) -> None:
+    clients = [make_client().connect() for _ in range(2)]
+    for client in clients:
+        client.do("endless")
+    (server,) = daemon.servers()
+    unit = [daemon.pid, server, *children_of(server)]
+    began = time.monotonic()
+    os.kill(daemon.pid, number)
+    wait_until(lambda: not any(map(alive, unit)), "the end of daemon, server and executor")
+    assert time.monotonic() - began < 8, "supervisors wait at least 10 s"
+    assert daemon.log()[-1] == "Exit with status 0"
+    assert not (daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").exists()
+    assert [client.do("sync") for client in clients] == ["CUDA_ERROR_MPS_RPC_FAILURE"] * 2
+
+
+def test_a_signal_again_and_again_is_no_worse(daemon: DaemonProcess, make_client: MakeClient) -> None:
+    make_client().connect().do("endless")
+    for _ in range(5):
+        os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: not alive(daemon.pid), "the end of the daemon")
+    assert daemon.log().count("Exit with status 0") == 1
+
+
+def test_foreground_exits_0_by_a_signal_with_a_busy_client(directory: Path) -> None:
+    daemon = DaemonProcess(directory)
+    with subprocess.Popen(
+        [PYMPSD, "-f"], env=daemon.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as process:
+        wait_until(lambda: daemon.run([], "ps").returncode == 0, "the daemon")
+        client = daemon.client()
+        try:
+            client.connect().do("endless")
+            process.terminate()
+            printed = process.communicate(timeout=SECONDS)[0]
+        finally:
+            client.end(signal.SIGKILL)
+    assert process.returncode == 0
+    assert printed.endswith("Exit with status 0\n")
+
+
+# --- what is in the pipe directory already
+
+
+@pytest.mark.parametrize("name", ["control", "control_privileged", "log", "nvidia-cuda-mps-control.pid"])
+def test_another_kind_of_file_in_the_place_of_one_of_its_own(make_daemon: MakeDaemon, name: str) -> None:
+    daemon = make_daemon()
+    path = daemon.directory / "pipe" / name
+    path.write_text("left by something else")
+    assert daemon.run([], "ps").returncode == 1
+    assert daemon.start().returncode == 0
+    assert daemon.say("get_server_list") == ""
+
+
+def test_a_folder_in_the_place_of_a_socket_is_explained(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon()
+    (daemon.directory / "pipe" / "control").mkdir()
+    done = daemon.run(["-d"])
+    assert done.returncode == 1
+    assert "control is a directory: remove it" in done.stderr
+    assert not Path(daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").exists()
+
+
+# --- namespaces
+
+
+def elsewhere(daemon: DaemonProcess, text: str) -> subprocess.CompletedProcess[str]:
+    """Run the user interface in a PID and mount namespace of its own that shares only the pipe directory."""
+    seen = daemon.directory / "seen"
+    seen.mkdir(exist_ok=True)
+    inside = (
+        f"mount --bind {daemon.directory}/pipe {seen} && mount -t tmpfs none {daemon.directory}/pipe && "
+        f"mount -t tmpfs none {daemon.directory}/log && CUDA_MPS_PIPE_DIRECTORY={seen} exec {PYMPSD}"
+    )
+    return subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", "--mount", "sh", "-c", inside],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+
+
+def test_a_ui_in_other_namespaces_is_answered(daemon: DaemonProcess) -> None:
+    done = elsewhere(daemon, "get_server_list\nget_default_active_thread_percentage\nps")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "100.0\nServer not found\n", "")
+    assert elsewhere(daemon, "start_server -uid 0").returncode == 0
+    wait_until(lambda: any(line.endswith(": Ready") for line in daemon.log()), "a server")
+    assert elsewhere(daemon, "get_server_list").stdout == f"{daemon.servers()[0]}\n"
+
+
+def test_a_quit_from_other_namespaces(daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0")
+    done = elsewhere(daemon, "quit")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    wait_until(lambda: not alive(daemon.pid), "the end of the daemon")
+
+
+def test_foreground_with_stdin_at_its_end_stays(directory: Path) -> None:
+    daemon = DaemonProcess(directory)
+    reader, writer = os.pipe()
+    os.close(writer)
+    with subprocess.Popen([PYMPSD, "-f"], env=daemon.environment, stdin=reader, stdout=subprocess.DEVNULL) as process:
+        os.close(reader)
+        wait_until(lambda: daemon.run([], "ps").returncode == 0, "the daemon")
+        assert process.poll() is None
+        daemon.say("quit")
+        assert process.wait(SECONDS) == 0

@@ -1,0 +1,41 @@
+"""A slice of what scripts/fuzz does at length, the same for the same seed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fuzz_daemon import fuzz_daemon
+from fuzz_mind import fuzz_mind
+from processes import DaemonProcess, adopt_orphans
+
+SEED = 20130805
+
+
+def test_sessions_at_the_mind() -> None:
+    assert fuzz_mind(SEED, 1500) > 1500
+
+
+@pytest.fixture
+def daemon() -> Iterator[DaemonProcess]:
+    """A daemon that runs."""
+    adopt_orphans()
+    directory = Path(tempfile.mkdtemp(prefix="pympsd-fuzz-"))
+    directory.chmod(0o755)
+    for name in ("pipe", "log"):
+        (directory / name).mkdir()
+    running = DaemonProcess(directory)
+    assert running.start().returncode == 0
+    yield running
+    running.stop()
+    shutil.rmtree(directory)
+
+
+def test_sessions_at_a_live_daemon(daemon: DaemonProcess) -> None:
+    found = fuzz_daemon(daemon, SEED, 150)
+    assert found.descriptors_after <= found.descriptors_before
+    assert found.kib_after < 100 * 1024
+    assert daemon.run([], "ps").returncode == 0

@@ -1,0 +1,114 @@
+"""Sessions thrown at a live daemon: afterwards it answers, has no more descriptors than before, and is no fatter."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from pathlib import Path
+
+from attrs import frozen
+from fuzz_lines import Lines, conversation
+from processes import DaemonProcess, alive, wait_until
+
+from pympsd.commands.registry import split
+
+AT_ONCE = 8
+
+
+@frozen
+class Found:
+    """What was there before and after."""
+
+    descriptors_before: int
+    descriptors_after: int
+    kib_before: int
+    kib_after: int
+
+
+def descriptors(pid: int) -> int:
+    """Return how many a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident_kib(pid: int) -> int:
+    """Return a process's resident memory."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
+
+
+def _harmless(line: bytes, source: random.Random) -> bytes:
+    """A line that would end the daemon or start a server is not for every session."""
+    name = next(iter(split(line)), "")
+    if name == "quit" or (name == "start_server" and source.random() > 0.02):
+        return b"get_server_list"
+    return line
+
+
+def _open(control: str, data: bytes, source: random.Random) -> socket.socket | None:
+    """Say it; hang up at once, or leave the connection to be read from later."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(30)
+        sock.connect(control)
+        sock.settimeout(0)
+        while data:
+            data = data[sock.send(data) :]
+    except BlockingIOError:
+        pass  # it waits for us to read: then the rest is not said
+    except (BrokenPipeError, ConnectionResetError):
+        sock.close()
+        return None
+    if source.random() < 0.4:
+        sock.close()
+        return None
+    return sock
+
+
+def _read_to_its_end(sock: socket.socket) -> None:
+    try:
+        sock.settimeout(30)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(1 << 16):
+            pass
+    except (ConnectionResetError, BrokenPipeError, OSError) as error:
+        assert not isinstance(error, TimeoutError), "the daemon did not end a conversation that had ended"
+    finally:
+        sock.close()
+
+
+def fuzz_daemon(daemon: DaemonProcess, seed: int, sessions: int) -> Found:
+    """Hold so many sessions, some at once; raise AssertionError when the daemon took harm."""
+    control = str(daemon.directory / "pipe" / "control")
+    assert daemon.say("ps") == "Server not found\n"
+    wait_until(lambda: daemon.log()[-1] == "UI closed", "the end of the first session")
+    before, fat = descriptors(daemon.pid), resident_kib(daemon.pid)
+    open_ones: list[socket.socket] = []
+    for number in range(sessions):
+        source = random.Random(f"{seed}/live/{number}")
+        maker = Lines(source, (daemon.pid, os.getpid()))
+        lines = [_harmless(maker.line(), source) for _ in range(source.randint(0, 12))]
+        sock = _open(control, _without_quit(conversation(source, lines)), source)
+        if sock is not None:
+            open_ones.append(sock)
+        if len(open_ones) >= AT_ONCE:
+            _read_to_its_end(open_ones.pop(source.randrange(len(open_ones))))
+        assert alive(daemon.pid), f"session {number} of seed {seed} ended the daemon"
+    for sock in open_ones:
+        _read_to_its_end(sock)
+    assert daemon.run([], "ps").returncode == 0
+    wait_until(lambda: _quiet(daemon), "the end of the servers that were asked for")
+    wait_until(lambda: descriptors(daemon.pid) <= before, "the daemon's descriptors back to before")
+    assert not any("defect" in line for line in daemon.log())
+    return Found(before, descriptors(daemon.pid), fat, resident_kib(daemon.pid))
+
+
+def _without_quit(data: bytes) -> bytes:
+    # A spoilt byte may make one again.
+    return data.replace(b"quit", b"QUIT")
+
+
+def _quiet(daemon: DaemonProcess) -> bool:
+    """Whether no server is left; those there are told to leave."""
+    for server in daemon.servers():
+        daemon.say(f"shutdown_server {server} -f")
+    return not daemon.servers()

@@ -1,0 +1,84 @@
+"""A small supervisor, as systemd runs a unit: Type=exec, Restart=always, KillMode=control-group."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from pathlib import Path
+
+from attrs import define, field
+from processes import PYMPSD, SECONDS, alive, children_of
+
+
+@define
+class Supervisor:
+    """Runs ``pympsd -f ...`` in the foreground with its output in a journal file; started means: exec succeeded."""
+
+    environment: dict[str, str]
+    arguments: list[str]
+    journal: Path
+    stdin_closed: bool = False
+    process: subprocess.Popen[bytes] | None = None
+    _ended: list[int] = field(factory=list)
+
+    def start(self) -> int:
+        """Start the unit's main process; return its PID."""
+        command = [PYMPSD, *self.arguments]
+        if self.stdin_closed:
+            command = ["/bin/sh", "-c", 'exec "$0" "$@" <&-', *command]
+        with self.journal.open("ab") as journal:
+            self.process = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=journal, stderr=journal
+            )
+        return self.process.pid
+
+    @property
+    def pid(self) -> int:
+        """The main process."""
+        assert self.process is not None
+        return self.process.pid
+
+    def unit(self) -> list[int]:
+        """Return every process of the unit: the main one and its descendants."""
+        found = [self.pid]
+        for pid in found:
+            if alive(pid):
+                found += children_of(pid)
+        return found
+
+    def restart_when_it_ends(self) -> int:
+        """Wait for the main process's end, whatever it was, and start it again; return the old exit status."""
+        status = self._wait()
+        self._ended.append(status)
+        self.start()
+        return status
+
+    def stop(self, *, whole_group: bool) -> tuple[int, list[int]]:
+        """SIGTERM to the main process or to the whole group; return its status and who of the unit is left."""
+        unit = self.unit()
+        for pid in unit if whole_group else [self.pid]:
+            os.kill(pid, signal.SIGTERM)
+        status = self._wait()
+        return status, [pid for pid in unit if alive(pid)]
+
+    def _wait(self) -> int:
+        assert self.process is not None
+        watched = os.pidfd_open(self.process.pid)
+        try:
+            assert select.select([watched], [], [], SECONDS)[0], "the unit does not end"
+        finally:
+            os.close(watched)
+        return self.process.wait()
+
+    def clean_up(self) -> None:
+        """Kill and reap whatever a failed test left."""
+        if self.process is not None and self.process.poll() is None:
+            for pid in reversed(self.unit()):
+                os.kill(pid, signal.SIGKILL)
+            self.process.wait()
+        for pid in children_of(os.getpid()):
+            # Servers whose daemon was killed: this process adopted them.
+            if not alive(pid):
+                os.waitpid(pid, 0)
