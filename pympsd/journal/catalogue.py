@@ -39,6 +39,7 @@ CONTROL_LINES: Final = {
     "server_shutdown_tried": same("Try shutting down server {server}, backoff is disabled"),
     "server_busy": same("Server {server} has {workers} active worker threads. Server will not shutdown."),
     "server_forced": same("Force shutting down server {server}"),
+    "server_overdue": same("Server {server} does not answer: killing it"),
     "server_misbehaved": same("Server {server} broke the conversation: {reason}"),
     "quit_timeout": same("quit command issued with timeout of {seconds}"),
 }

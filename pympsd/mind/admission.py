@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from pympsd.mind.daemon_state import Client, Daemon, Server, Waiting
 from pympsd.mind.events import ClientKnocked
-from pympsd.mind.instructions import AdmitClient, Instruction, Log, RefuseClient, SpawnServer, TellServerToLeave
+from pympsd.mind.instructions import (
+    AdmitClient,
+    Instruction,
+    KillServer,
+    Log,
+    RefuseClient,
+    SetTimer,
+    SpawnServer,
+    TellServerToLeave,
+)
 from pympsd.mind.server_lifecycle import Phase
 from pympsd.vocabulary.results import Result
+
+START_TIMER: Final = "start"
+START_PATIENCE: Final = 60.0
+"""Seconds a server has to become ready."""
+LEAVE_TIMER: Final = "leave"
+LEAVE_PATIENCE: Final = 5.0
+"""Seconds a server without clients has to end when it is told to; forced: FORCED_PATIENCE."""
+FORCED_PATIENCE: Final = 2.0
 
 
 def knock(daemon: Daemon, event: ClientKnocked) -> Iterator[Instruction]:
@@ -49,8 +67,28 @@ def take_turns(daemon: Daemon) -> Iterator[Instruction]:
         return
     if server.phase is Phase.ACTIVE:
         yield from _admit(daemon, server)
-        if not server.clients and daemon.line:
-            yield from tell_to_leave(server, forced=False)
+    if server.phase in (Phase.ACTIVE, Phase.FAULT) and not server.clients and daemon.line:
+        yield from tell_to_leave(server, forced=False)
+
+
+def client_left(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
+    """A client has gone from a server: it may be the last one somebody waits for."""
+    server.clients.pop(client, None)
+    if server.phase is Phase.LEAVING and not server.clients:
+        yield SetTimer(f"{LEAVE_TIMER} {server.serial}", LEAVE_PATIENCE)
+    yield from take_turns(daemon)
+
+
+def overdue(daemon: Daemon, timer: str, serial: int) -> Iterator[Instruction]:
+    """A server's time to start, or to leave, is over: one that has nobody to wait for is killed."""
+    server = daemon.servers.get(serial)
+    if server is None:
+        return
+    starting = timer == START_TIMER and server.phase is Phase.INITIALIZING
+    leaving = timer == LEAVE_TIMER and server.phase is Phase.LEAVING and (server.forced or not server.clients)
+    if starting or leaving:
+        yield Log("server_overdue", {"server": server.pid})
+        yield KillServer(serial)
 
 
 def tell_to_leave(server: Server, *, forced: bool) -> Iterator[Instruction]:
@@ -68,6 +106,9 @@ def tell_to_leave(server: Server, *, forced: bool) -> Iterator[Instruction]:
         server.forced = True
         yield Log("server_forced", {"server": server.pid})
     yield TellServerToLeave(server.serial, forced)
+    if forced or not server.clients:
+        # Nothing its user does to it, such as stopping it, may keep the others waiting.
+        yield SetTimer(f"{LEAVE_TIMER} {server.serial}", FORCED_PATIENCE if forced else LEAVE_PATIENCE)
 
 
 def _refusal(daemon: Daemon, event: ClientKnocked) -> RefuseClient | None:
@@ -84,6 +125,10 @@ def _refusal(daemon: Daemon, event: ClientKnocked) -> RefuseClient | None:
             "start one as that user with its own CUDA_MPS_PIPE_DIRECTORY, or one as root"
         )
         return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
+    server = daemon.current
+    if server is not None and server.phase is Phase.FAULT and server.uid == daemon.serving_uid(event.peer.uid):
+        reason = "the MPS server handles a fatal fault: try again when the clients it hit have gone"
+        return RefuseClient(event.client, Result.ERROR_MPS_SERVER_NOT_READY, reason)
     return None
 
 

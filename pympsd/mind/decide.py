@@ -10,7 +10,7 @@ from pympsd.commands.answers import Answer, lines, refusal, termination_answer
 from pympsd.commands.registry import Asker, answer_line
 from pympsd.mind import admission, events, shutdown
 from pympsd.mind.daemon_state import Context, Daemon
-from pympsd.mind.instructions import Instruction, Log, RefuseClient, Reply
+from pympsd.mind.instructions import Instruction, Log, RefuseClient, Reply, SetTimer
 from pympsd.mind.server_lifecycle import Phase
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.statuses import ServerStatus
@@ -57,6 +57,7 @@ def _(event: events.ServerSpawned, daemon: Daemon) -> Iterator[Instruction]:
     for session in server.starters:
         yield Reply(session, lines())
     server.starters.clear()
+    yield SetTimer(f"{admission.START_TIMER} {server.serial}", admission.START_PATIENCE)
     yield from shutdown.advance(daemon)
 
 
@@ -109,8 +110,7 @@ def _(event: events.ContextGonePushed, daemon: Daemon) -> Iterator[Instruction]:
 def _(event: events.ClientGonePushed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
     if server is not None:
-        server.clients.pop(event.client, None)
-    yield from admission.take_turns(daemon)
+        yield from admission.client_left(daemon, server, event.client)
 
 
 @_decide.register
@@ -138,7 +138,11 @@ def _(event: events.ServerExited, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
-    yield from shutdown.force(daemon) if event.token == shutdown.FORCE_TIMER else shutdown.kill(daemon)
+    timer, _, serial = event.token.partition(" ")
+    if timer == shutdown.FORCE_TIMER:
+        yield from shutdown.force(daemon)
+    else:
+        yield from admission.overdue(daemon, timer, int(serial))
 
 
 @_decide.register

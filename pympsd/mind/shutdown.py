@@ -7,16 +7,12 @@ from typing import Final
 
 from pympsd.mind.admission import tell_to_leave
 from pympsd.mind.daemon_state import Daemon, Quit
-from pympsd.mind.instructions import Exit, Instruction, KillServer, Log, RefuseClient, SetTimer, Working
-from pympsd.mind.server_lifecycle import Phase
+from pympsd.mind.instructions import Exit, Instruction, Log, RefuseClient, SetTimer, Working
 from pympsd.vocabulary.results import Result
 
 FORCE_TIMER: Final = "force"
-KILL_TIMER: Final = "kill"
 SIGNAL_PATIENCE: Final = 2.0
 """Seconds between SIGTERM and force: supervisors wait at least 10 s before they kill."""
-KILL_PATIENCE: Final = 2.0
-"""Seconds between force and SIGKILL."""
 
 
 def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[Instruction]:
@@ -47,19 +43,7 @@ def force(daemon: Daemon) -> Iterator[Instruction]:
     if daemon.quitting is None:
         return
     daemon.quitting.forced = True
-    if daemon.servers:
-        yield SetTimer(KILL_TIMER, KILL_PATIENCE)
     yield from advance(daemon)
-
-
-def kill(daemon: Daemon) -> Iterator[Instruction]:
-    """Forced servers had their time."""
-    for server in daemon.servers.values():
-        if server.phase is Phase.SPAWNING:
-            # There is no process to kill yet: when it is there it has its time too.
-            yield SetTimer(KILL_TIMER, KILL_PATIENCE)
-        else:
-            yield KillServer(server.serial)
 
 
 def advance(daemon: Daemon) -> Iterator[Instruction]:

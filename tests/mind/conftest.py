@@ -11,9 +11,10 @@ from pympsd.journal.dialects import Dialect
 from pympsd.mind import events
 from pympsd.mind.daemon_state import Daemon
 from pympsd.mind.decide import handle
-from pympsd.mind.instructions import Instruction, Log
+from pympsd.mind.instructions import Instruction, Log, SetTimer
 from pympsd.vocabulary.identities import Peer
 
+WATCHES = ("start ", "leave ")
 DEVICES = describe("2xH200")
 
 
@@ -24,6 +25,8 @@ class Story:
     daemon: Daemon
     told: list[Instruction] = field(factory=list)
     logged: list[str] = field(factory=list)
+    watches: list[tuple[str, float]] = field(factory=list)
+    """The timers that watch over servers, as (token, seconds): kept apart, for they are everywhere."""
 
     def feed(self, event: events.Event) -> list[Instruction]:
         """Let an event happen; return what is to be done, the log's lines apart."""
@@ -34,6 +37,9 @@ class Story:
                 assert template is not None
                 self.logged.append(template.format(**instruction.fields))
         told = [instruction for instruction in done if not isinstance(instruction, Log)]
+        watches = [one for one in told if isinstance(one, SetTimer) and one.token.startswith(WATCHES)]
+        self.watches += [(one.token, one.seconds) for one in watches]
+        told = [one for one in told if one not in watches]
         self.told += told
         return told
 

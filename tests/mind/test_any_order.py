@@ -89,7 +89,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 self._settle(client)
                 self.on_server[client] = server
             case do.RefuseClient(client, code, reason):
-                assert code == 805
+                assert code in (805, 807)
                 assert reason
                 self._settle(client)
             case do.TellServerToLeave(server, forced):

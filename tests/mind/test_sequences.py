@@ -159,8 +159,9 @@ def test_quit_with_a_timeout_forces_a_busy_server_then_kills_it(story: Story) ->
     assert (working, timer, leave) == (Working(1), SetTimer("force", 1), TellServerToLeave(1, False))
     assert isinstance(refusal, RefuseClient)
     assert (refusal.client, refusal.code) == (2, REFUSED)
-    assert story.feed(events.TimerEnded("force")) == [SetTimer("kill", 2.0), TellServerToLeave(1, True)]
-    assert story.feed(events.TimerEnded("kill")) == [KillServer(1)]
+    assert story.feed(events.TimerEnded("force")) == [TellServerToLeave(1, True)]
+    assert story.watches[-1] == ("leave 1", 2.0)
+    assert story.feed(events.TimerEnded("leave 1")) == [KillServer(1)]
     assert story.feed(events.ServerExited(1, -9)) == [Exit(0)]
     assert story.take_log() == [
         "Cmd:quit -t 1",
@@ -168,6 +169,7 @@ def test_quit_with_a_timeout_forces_a_busy_server_then_kills_it(story: Story) ->
         "Try shutting down server 847, backoff is disabled",
         "Server 847 has 1 active worker threads. Server will not shutdown.",
         "Force shutting down server 847",
+        "Server 847 does not answer: killing it",
         "Server 847 exited with status -9",
         "Exit with status 0",
     ]
@@ -195,10 +197,10 @@ def test_quit_while_a_server_is_being_spawned_reaches_it_once_it_is_there(story:
 def test_a_server_that_is_spawned_after_the_force_is_still_killed(story: Story) -> None:
     story.knocks(1, 500)
     story.says("quit -t 0")
-    assert story.feed(events.TimerEnded("force")) == [SetTimer("kill", 2.0)]
-    assert story.feed(events.TimerEnded("kill")) == [SetTimer("kill", 2.0)]
+    assert story.feed(events.TimerEnded("force")) == []
     assert story.feed(events.ServerSpawned(1, 847)) == [TellServerToLeave(1, True)]
-    assert story.feed(events.TimerEnded("kill")) == [KillServer(1)]
+    assert story.watches[-1] == ("leave 1", 2.0)
+    assert story.feed(events.TimerEnded("leave 1")) == [KillServer(1)]
     assert story.feed(events.ServerExited(1, -9)) == [Exit(0)]
 
 
@@ -231,7 +233,7 @@ def test_a_signal_shuts_down_within_a_bound(story: Story) -> None:
     story.knocks(1, 500)
     story.is_ready(1, 847)
     assert story.feed(events.StopSignal()) == [SetTimer("force", 2.0), TellServerToLeave(1, False)]
-    assert story.feed(events.TimerEnded("force")) == [SetTimer("kill", 2.0), TellServerToLeave(1, True)]
+    assert story.feed(events.TimerEnded("force")) == [TellServerToLeave(1, True)]
     assert story.feed(events.ServerExited(1, 0)) == [Exit(0)]
 
 
@@ -327,3 +329,51 @@ def test_only_the_tables_moves_are_made(current: Phase, target: Phase) -> None:
         with pytest.raises(IllegalMove, match=f"{current.value} cannot become {target.value}"):
             move(current, target)
     assert set(MOVES) == set(Phase) == set(STATUS) | {Phase.GONE}
+
+
+def test_an_idle_server_that_does_not_leave_is_killed_and_the_turn_passes(story: Story) -> None:
+    story.says("start_server -uid 500")
+    story.is_ready(1, 847)
+    assert story.knocks(1, 600) == [TellServerToLeave(1, False)]
+    assert story.watches[-1] == ("leave 1", 5.0)
+    assert story.feed(events.TimerEnded("leave 1")) == [KillServer(1)]
+    (spawn,) = story.feed(events.ServerExited(1, -9))
+    assert isinstance(spawn, SpawnServer)
+    assert spawn.uid == 600
+    assert story.feed(events.TimerEnded("leave 1")) == []
+
+
+def test_a_leaving_server_with_clients_has_all_the_time_they_need(story: Story) -> None:
+    story.knocks(1, 500)
+    story.is_ready(1, 847)
+    story.says("shutdown_server 847")
+    assert story.feed(events.TimerEnded("leave 1")) == []
+    story.feed(events.ClientGonePushed(1, 1))
+    assert story.watches[-1] == ("leave 1", 5.0)
+    assert story.feed(events.TimerEnded("leave 1")) == [KillServer(1)]
+
+
+def test_a_server_that_never_becomes_ready_is_killed_and_its_clients_told(story: Story) -> None:
+    story.knocks(1, 500)
+    story.feed(events.ServerSpawned(1, 847))
+    assert story.watches == [("start 1", 60.0)]
+    assert story.feed(events.TimerEnded("start 1")) == [KillServer(1)]
+    (refusal,) = story.feed(events.ServerExited(1, -9))
+    assert isinstance(refusal, RefuseClient)
+
+
+def test_a_ready_server_outlives_its_start_timer(story: Story) -> None:
+    story.knocks(1, 500)
+    story.is_ready(1, 847)
+    assert story.feed(events.TimerEnded("start 1")) == []
+
+
+def test_during_a_fault_newcomers_are_refused_and_an_empty_faulty_server_gives_up_its_turn(story: Story) -> None:
+    story.knocks(1, 500)
+    story.is_ready(1, 847)
+    story.feed(events.StatusPushed(1, "FAULT"))
+    (refusal,) = story.knocks(2, 500)
+    assert isinstance(refusal, RefuseClient)
+    assert refusal.code == 807
+    assert story.knocks(3, 600) == []
+    assert story.feed(events.ClientGonePushed(1, 1)) == [TellServerToLeave(1, False)]
