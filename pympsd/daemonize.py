@@ -30,6 +30,9 @@ SERVER_NAMES = {OWN_NAME: "pympsd-server", DROP_IN_NAME: "nvidia-cuda-mps-server
 def start_daemon(options: Options) -> int:
     """Start the daemon; return the exit status of this process (of the parent, in the background)."""
     foreground = options.start == "foreground"
+    if not foreground:
+        # A caller that waits for the end of some pipe of its own must not wait for the daemon's.
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     prepared = _prepare(options, foreground)
     if isinstance(prepared, int):
         return prepared

@@ -7,10 +7,11 @@ import os
 from typing import Any
 
 from pympsd.version import CUDA_VERSION
+from pympsd.vocabulary.results import Result
 from pympsd_client._bindings import CUdevice, CUuuid, members
 from pympsd_client._context import Device
 from pympsd_client._doors import door
-from pympsd_client._errors import DONE, SUCCESS, invalid_value
+from pympsd_client._errors import DONE, SUCCESS, CudaError, invalid_value
 from pympsd_client._numbers import number
 from pympsd_client._process import here
 from pympsd_client._threads import mine
@@ -112,6 +113,34 @@ def cuDeviceGetPCIBusId(length: Any, dev: Any) -> tuple[Any, ...]:
     bus, number_of_it, function = rest.replace(":", ".").split(".")
     name = f"{int(domain, 16):04X}:{int(bus, 16):02X}:{int(number_of_it, 16):02X}.{int(function, 16):X}"
     return SUCCESS, _padded(name, number(length))
+
+
+@door(1)
+def cuDeviceGetByPCIBusId(pciBusId: Any) -> tuple[Any, ...]:
+    """Return the device with a PCI bus id (bytes, as cuDeviceGetPCIBusId gives them); INVALID_DEVICE for none."""
+    wanted = bytes(pciBusId).rstrip(b"\0").decode("ascii", "replace").upper()
+    for index in range(len(here.require().devices)):
+        name: bytes = cuDeviceGetPCIBusId(16, index)[1]
+        if wanted in (name.rstrip(b"\0").decode(), name.rstrip(b"\0").decode().removeprefix("0000:")):
+            return SUCCESS, CUdevice(index)
+    raise CudaError(Result.ERROR_INVALID_DEVICE, f"no visible device has the PCI bus id {wanted}")
+
+
+@door(1)
+def cuDeviceCanAccessPeer(dev: Any, peerDev: Any) -> tuple[Any, ...]:
+    """Return 0: copies between devices are staged by this library, peer access there is none."""
+    here.device(dev)
+    here.device(peerDev)
+    return SUCCESS, 0
+
+
+@door(1)
+def cuDeviceGetP2PAttribute(attrib: Any, srcDevice: Any, dstDevice: Any) -> tuple[Any, ...]:
+    """Return 0 for every attribute of a pair of devices: there is no peer access."""
+    here.device(srcDevice)
+    here.device(dstDevice)
+    number(attrib)
+    return SUCCESS, 0
 
 
 def _padded(text: str, length: int) -> bytes:

@@ -8,6 +8,7 @@ from typing import Final
 import trio
 
 from pympsd.journal.line_format import sanitised
+from pympsd.service.allowance import Allowance
 from pympsd.service.hub import Hub
 
 LINES_PER_SECOND: Final = 100
@@ -18,8 +19,7 @@ UNKNOWN_PID: Final = 0
 async def read_fifo(hub: Hub, fd: int) -> None:
     """Log what is written to the fifo, for ever."""
     rest = b""
-    allowance = LINES_PER_SECOND
-    renewed = trio.current_time()
+    allowance = Allowance(LINES_PER_SECOND)
     while True:
         await trio.lowlevel.wait_readable(fd)
         try:
@@ -28,13 +28,10 @@ async def read_fifo(hub: Hub, fd: int) -> None:
             continue  # somebody else read it: the fifo is anybody's
         *lines, rest = (rest + data).split(b"\n")
         rest = rest[-4096:]
-        if trio.current_time() - renewed >= 1:
-            allowance, renewed = LINES_PER_SECOND, trio.current_time()
-        for line in lines[:allowance]:
+        allowed = allowance.take(len(lines), trio.current_time())
+        for line in lines[:allowed]:
             hub.journal.write_server("Other", UNKNOWN_PID, "fifo_line", {"text": sanitised(line)})
-        if len(lines) > allowance:
-            hub.journal.write_server("Other", UNKNOWN_PID, "records_dropped", {"count": len(lines) - allowance})
-        allowance = max(0, allowance - len(lines))
-        if not allowance:
+        if len(lines) > allowed:
+            hub.journal.write_server("Other", UNKNOWN_PID, "records_dropped", {"count": len(lines) - allowed})
             # Writers wait in the fifo meanwhile; nobody else does.
-            await trio.sleep(max(0.0, renewed + 1 - trio.current_time()))
+            await trio.sleep_until(allowance.renewed_at())

@@ -13,6 +13,7 @@ from pympsd.mind import instructions as do
 from pympsd.mind.daemon_state import Daemon as Mind
 from pympsd.mind.decide import handle
 from pympsd.mind.events import ClientGonePushed, Event, TimerEnded
+from pympsd.mind.server_lifecycle import IllegalMove
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import Settings
@@ -46,9 +47,17 @@ class Hub:
     done: trio.Event = field(factory=trio.Event)
 
     def feed(self, event: Event) -> None:
-        """Let the mind decide an event and carry out what it asks for."""
-        for instruction in handle(self.mind, event):
-            self._carry_out(instruction)
+        """Let the mind decide an event and carry out what it asks for.
+
+        Raise IllegalMove for what a server must not say; a defect of ours is logged, and the daemon goes on.
+        """
+        try:
+            for instruction in handle(self.mind, event):
+                self._carry_out(instruction)
+        except IllegalMove:
+            raise
+        except Exception as error:
+            self.log.error("daemon_defect", reason=repr(error))
 
     def _carry_out(self, instruction: do.Instruction) -> None:
         match instruction:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import trio
 from attrs import define, field
 
@@ -9,11 +11,16 @@ from pympsd.channel.awaited import MessageChannel
 from pympsd.journal.line_format import sanitised
 from pympsd.mind import events
 from pympsd.mind.server_lifecycle import IllegalMove
+from pympsd.service.allowance import Allowance
 from pympsd.service.hub import Hub
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.versions import Versions, agree
+
+LOG_RECORDS_PER_SECOND: Final = 5000
+MOST_CONTEXTS: Final = 64 * 48
+"""48 on each of 64 devices: a server that reports more is not one of ours."""
 
 
 @define
@@ -28,6 +35,9 @@ class ServerSession:
     _set_up_yet: bool = field(default=False, init=False)
     _held: list[object] = field(factory=list, init=False)
     """What is for the server, but not before its setup."""
+    _allowance: Allowance = field(factory=lambda: Allowance(LOG_RECORDS_PER_SECOND), init=False)
+    _dropped: int = field(default=0, init=False)
+    _contexts: int = field(default=0, init=False)
 
     def tell(self, message: object) -> None:
         """Tell the server something, once it is set up."""
@@ -70,8 +80,12 @@ class ServerSession:
             case link.ContextReported(client, serial, number, device):
                 if not 0 <= device < len(hub.mind.devices):
                     raise RemoteError(f"there is no device {device}")
+                self._contexts += 1
+                if self._contexts > MOST_CONTEXTS:
+                    raise RemoteError(f"more than {MOST_CONTEXTS} contexts at once")
                 hub.feed(events.ContextPushed(self.serial, client, serial, number, device))
             case link.ContextGone(client, serial):
+                self._contexts -= 1
                 hub.feed(events.ContextGonePushed(self.serial, client, serial))
             case link.ClientGone(client):
                 hub.feed(events.ClientGonePushed(self.serial, client))
@@ -103,6 +117,12 @@ class ServerSession:
         self._held.clear()
 
     def _log(self, hub: Hub, event: str, fields: dict[str, str | int | float], when: float) -> None:
+        if not self._allowance.take(1, trio.current_time()):
+            self._dropped += 1
+            return
+        if self._dropped:
+            hub.journal.write_server("Server", self.pid, "records_dropped", {"count": self._dropped})
+            self._dropped = 0
         try:
             # Its user can make it say anything: no field may begin a line of its own.
             clean = {name: sanitised(v.encode()) if isinstance(v, str) else v for name, v in fields.items()}

@@ -11,8 +11,10 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.awaited import MessageChannel
+from pympsd.devices.machine import with_attributes
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select
 from pympsd.version import CUDA_VERSION
+from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages as executor_says
@@ -94,9 +96,14 @@ class ClientSession:
             self.server.refused_devices(self.client)
             self.channel.send(messages.Refused(Result.ERROR_NO_DEVICE, str(error)))
             return False
-        seen = tuple(devices[ordinal] for ordinal in self.ordinals)
+        seen = tuple(self._as_seen(devices[ordinal]) for ordinal in self.ordinals)
         self.channel.send(messages.SessionWelcome(os.getpid(), CUDA_VERSION, seen, self.ordinals))
         return True
+
+    def _as_seen(self, device: DeviceFacts) -> DeviceFacts:
+        """Return a device as this client sees it: with the SMs its percentage leaves (MPS documents, 2.3.5.2)."""
+        share = multiprocessors(self.thread_percentage, device.multiprocessors)
+        return with_attributes(device, MULTIPROCESSOR_COUNT=share)
 
     async def _take(self, message: object) -> None:
         match message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -105,6 +106,30 @@ def test_log_of_a_server(daemon: DaemonProcess) -> None:
         "Waiting for current clients to finish",
         "Exiting",
     ]
+
+
+def test_quit_right_after_start_server(daemon: DaemonProcess) -> None:
+    assert daemon.say("start_server -uid 0\nquit\n") == ""
+    assert not alive(daemon.pid)
+    assert daemon.log()[-2].endswith("exited with status 0")
+
+
+def test_a_server_whose_daemon_dies_while_it_starts_leaves(daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0\n")
+    (server,) = daemon.servers()
+    os.kill(daemon.pid, signal.SIGKILL)
+    wait_until(lambda: not alive(server), "the server's end")
+
+
+def test_a_server_its_user_has_stopped_gives_up_its_turn(daemon: DaemonProcess) -> None:
+    daemon.say(f"start_server -uid {OTHER}\n")
+    stopped = ready(daemon)
+    os.kill(stopped, signal.SIGSTOP)
+    daemon.say("start_server -uid 0\n")
+    wait_until(lambda: f"Server {stopped} exited with status -9" in daemon.log(), "the stopped server's end")
+    assert f"Server {stopped} does not answer: killing it" in daemon.log()
+    wait_until(lambda: daemon.servers() != [], "the next server")
+    assert uid_of(daemon.servers()[0]) == 0
 
 
 def test_privileges_of_another_user(daemon: DaemonProcess) -> None:

@@ -1,0 +1,56 @@
+"""Which process of ours stands for which recorded one: PIDs are mapped one to one and back, never masked."""
+
+from __future__ import annotations
+
+import re
+
+from attrs import define, field
+
+NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w])( *)")
+
+
+@define
+class Correspondence:
+    """The PIDs met so far; ``recorded`` are all PIDs of the recording, ``words`` recorded words and ours for them."""
+
+    recorded: frozenset[int]
+    words: dict[str, str] = field(factory=dict)
+    ours: dict[int, int] = field(factory=dict)
+    theirs: dict[int, int] = field(factory=dict)
+
+    def bind(self, recorded: int, ours: int) -> bool:
+        """Let a process stand for a recorded one; return whether that agrees with what is known."""
+        return self.ours.setdefault(recorded, ours) == ours and self.theirs.setdefault(ours, recorded) == recorded
+
+    def agrees(self, recorded: str, ours: str) -> bool:
+        """Whether our text is the recorded one, PIDs mapped; what it says of new PIDs is kept when it is."""
+        pattern, pids = self._pattern(recorded)
+        found = re.fullmatch(pattern, ours, re.DOTALL)
+        if found is None:
+            return False
+        before = dict(self.ours), dict(self.theirs)
+        for pid, said in zip(pids, found.groups(), strict=True):
+            if not self.bind(pid, int(said)):
+                self.ours, self.theirs = before
+                return False
+        return True
+
+    def translated(self, text: str) -> str:
+        """Return a recorded command with our PIDs; what is not known yet stays."""
+        return NUMBER.sub(lambda found: f"{self.ours.get(int(found[1]), found[1])}{found[2]}", text)
+
+    def _pattern(self, recorded: str) -> tuple[str, list[int]]:
+        for word, ours in self.words.items():
+            recorded = recorded.replace(word, ours)
+        pids: list[int] = []
+        pattern, end = "", 0
+        for found in NUMBER.finditer(recorded):
+            if int(found[1]) not in self.recorded:
+                continue
+            pids.append(int(found[1]))
+            pattern += re.escape(recorded[end : found.start()])
+            # A column keeps its width, whatever the number's.
+            width = len(found[0])
+            pattern += rf"(?=[0-9 ]{{{width}}}(?! ))([0-9]+) *" if len(found[2]) > 1 else rf"([0-9]+){found[2]}"
+            end = found.end()
+        return pattern + re.escape(recorded[end:]), pids

@@ -1,0 +1,126 @@
+"""What of a log is compared: its lines by voice, each voice in its order.
+
+Several conversations write one log at a time; how they interleave is timing. So a log is taken apart into voices: the
+operators', the daemon's own, the clients' knocking; in server.log the server's own and each client's. Within a voice
+every line counts and the order is strict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Final
+
+from attrs import frozen
+
+STAMP = re.compile(r"\[[0-9-]{10} [0-9:.]{12} (?P<who>\w+) +(?P<pid>\d+)\] (?P<text>.*)", re.DOTALL)
+VENDORS_ONLY: Final = {
+    "User did not send valid credentials": "frightens people on every healthy connect (mps-behaviour, Logs)",
+    "Control will try shutting down server": "the vendor polls; the turn passes by event here",
+    "Created anonymous shared memory region": "the vendor's shared memory has a name to log; ours has none",
+    "Received device query command": "device_query is answered from the daemon's table, the server is not asked",
+}
+"""Beginnings of lines that ours never writes, with the reason."""
+POLLED: Final = re.compile(r"Try shutting down server \d+, backoff is enabled")
+"""Begins a round of the vendor's polling, which repeats what it said the first time."""
+OWN: Final = re.compile(
+    r"Starting (control|new server)|To connect CUDA|CUDA MPS Control binary|CUDA_MPS_\w+ should be|NEW SERVER|"
+    r"Try shutting down|Server \d+ (has \d+ active|exited)|Force shutting|quit command issued|Exit with status"
+)
+KNOCKS: Final = re.compile(r"NEW CLIENT|Refusing client")
+CLIENTS: Final = re.compile(r"\{PID: (\d+),|Client process (\d+) disconnected")
+GARBAGE: Final = "Received new client request for {PID: "
+
+
+@frozen
+class Entry:
+    """A line of a log: who says it, and what; a text may go on over several lines."""
+
+    who: str
+    pid: int
+    text: str
+
+
+def entries(lines: list[str]) -> list[Entry]:
+    """Read a log's lines."""
+    found: list[Entry] = []
+    for line in lines:
+        stamp = STAMP.fullmatch(line)
+        if stamp is not None:
+            found.append(Entry(stamp["who"], int(stamp["pid"]), stamp["text"]))
+        elif found:
+            found[-1] = Entry(found[-1].who, found[-1].pid, f"{found[-1].text}\n{line}")
+    return found
+
+
+def without_vendors_only(recorded: list[Entry]) -> list[Entry]:
+    """Leave out what only the vendor's daemon writes: lines of VENDORS_ONLY, and the rounds of its polling."""
+    kept: list[Entry] = []
+    polled = False
+    for entry in recorded:
+        if POLLED.match(entry.text):
+            polled = True
+            continue
+        if polled and "active worker threads" in entry.text:
+            polled = False
+            continue
+        if not entry.text.startswith(tuple(VENDORS_ONLY)):
+            kept.append(entry)
+    return kept
+
+
+def control_voices(log: list[Entry]) -> dict[str, list[Entry]]:
+    """Take control.log apart. Accepted connections are left out: the vendor has one a context, ours one a process."""
+    voices: dict[str, list[Entry]] = defaultdict(list)
+    for entry in log:
+        if entry.text == "Accepting connection...":
+            continue
+        voice = "daemon" if OWN.match(entry.text) else "clients" if KNOCKS.match(entry.text) else "operators"
+        voices[voice].append(entry)
+    return voices
+
+
+def server_voices(log: list[Entry]) -> dict[str, list[Entry]]:
+    """Take server.log apart by client; a line that names none goes on with the one before."""
+    voices: dict[str, list[Entry]] = defaultdict(list)
+    voice = "server"
+    for entry in log:
+        if found := CLIENTS.search(entry.text):
+            voice = found[1] or found[2]
+        elif not entry.text.startswith("Device "):
+            voice = "server"
+        voices[voice].append(entry)
+    return voices
+
+
+def without_garbage(recorded: list[Entry]) -> list[Entry]:
+    """Give each request its client's PID and context: the vendor prints uninitialised memory there (mps-behaviour)."""
+    mended = list(recorded)
+    for place, entry in enumerate(recorded):
+        if entry.text.startswith(GARBAGE):
+            after = next((other.text for other in recorded[place + 1 :] if other.text.startswith("Client {PID: ")), "")
+            who = re.search(r"\{.*\}", after)
+            if who is not None:
+                mended[place] = Entry(entry.who, entry.pid, f"Received new client request for {who[0]}")
+    return mended
+
+
+def without_unshown(recorded: list[Entry], commands: list[str]) -> list[Entry]:
+    """Leave out the operators that the recorder ran without showing them: it polled get_server_list and ps."""
+    waiting = list(commands)
+    kept: list[Entry] = []
+    session: list[Entry] = []
+    for entry in recorded:
+        session.append(entry)
+        if entry.text == "UI closed":
+            kept += session if _shown(session, waiting) else []
+            session = []
+    return kept + session
+
+
+def _shown(session: list[Entry], waiting: list[str]) -> bool:
+    said = [entry.text.removeprefix("Cmd:") for entry in session if entry.text.startswith("Cmd:")]
+    if waiting[: len(said)] == said:
+        del waiting[: len(said)]
+        return True
+    return any(not text.startswith(("get_server_list", "ps")) for text in said)

@@ -1,0 +1,79 @@
+"""Executor processes as a server keeps them: started when needed, refused with a plain error, replaced when they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import trio
+from attrs import define, field
+
+from pympsd.devices.machine import describe
+from pympsd.vocabulary.results import Result
+from pympsd_server.service.executors import ExecutorError, Executors
+
+SECONDS = 30
+
+
+@define
+class Notes:
+    """A logger that keeps what it is told."""
+
+    said: list[tuple[str, dict[str, object]]] = field(factory=list)
+
+    def info(self, event: str, **fields: object) -> None:
+        self.said.append((event, fields))
+
+
+def executors(nursery: trio.Nursery, backend: str, log: Notes) -> Executors:
+    return Executors(describe("2xH200"), backend, "pympsd-server", nursery, log, on_fault=lambda *_: None)
+
+
+async def test_a_backend_that_is_not_there_is_a_plain_error_each_time() -> None:
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            running = executors(nursery, "cuda", Notes())
+            for _ in range(2):
+                with pytest.raises(ExecutorError, match="no backend 'cuda'") as caught:
+                    await running.of(0)
+                assert caught.value.code == Result.ERROR_NOT_SUPPORTED
+            assert running.running(0) is None
+
+
+async def test_one_executor_a_device_however_many_ask() -> None:
+    log = Notes()
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            running = executors(nursery, "emulated", log)
+            found = []
+
+            async def ask(device: int) -> None:
+                found.append(await running.of(device))
+
+            async with trio.open_nursery() as asking:
+                for device in (0, 0, 1):
+                    asking.start_soon(ask, device)
+            assert len({executor.process.pid for executor in found}) == 2
+            assert [event for event, _ in log.said] == ["executor_started"] * 2
+            nursery.cancel_scope.cancel()
+
+
+async def test_an_executor_that_was_killed_is_replaced_by_the_next_generation() -> None:
+    log = Notes()
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            running = executors(nursery, "emulated", log)
+            first = await running.of(0)
+            os.kill(first.process.pid, signal.SIGKILL)
+            await first.process.wait()
+            while running.running(0) is first:
+                await trio.sleep(0)
+            with pytest.raises(ExecutorError) as caught:
+                await first.ask(1, object())
+            assert caught.value.code == Result.ERROR_MPS_RPC_FAILURE
+            second = await running.of(0)
+            assert (first.generation, second.generation) == (1, 2)
+            nursery.cancel_scope.cancel()
+    ended = [fields["status"] for event, fields in log.said if event == "executor_ended"]
+    assert ended[0] == -signal.SIGKILL
