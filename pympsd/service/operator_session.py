@@ -32,7 +32,9 @@ class OperatorSession:
             for part in _pieces(answer.printed.encode("utf-8", "surrogateescape")):
                 self.channel.send_raw(frames.encode(frames.OPERATOR_STDOUT, part))
         if answer.diagnostic:
-            self.channel.send_raw(frames.encode(frames.OPERATOR_STDERR, f"{answer.diagnostic}\n".encode()))
+            # It may quote the command, whose bytes go back as they came.
+            said = f"{answer.diagnostic}\n".encode("utf-8", "surrogateescape")
+            self.channel.send_raw(frames.encode(frames.OPERATOR_STDERR, said[: frames.BODY_LIMIT]))
         self.channel.send_raw(frames.encode(frames.OPERATOR_DONE, b"\1" if answer.refused else b"\0"))
         self._answered.set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Condition
 from typing import Final
 
-from pympsd_server.backends.interface import Outcome
+from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.client_context import StreamEntry
 
 LIMIT: Final = 16384
@@ -19,15 +19,32 @@ class WorkLimit:
     def __init__(self) -> None:
         self._changed = Condition()
         self._unfinished = 0
+        self._loose: dict[int, StreamEntry] = {}
+        self._loose_operations = 0
+        """Operations in groups that are not full, over all streams."""
         self._closed = False
 
     def enter(self, stream: StreamEntry) -> None:
         """An unanswered operation was put in a stream."""
         stream.uncounted += 1
+        self._loose[id(stream)] = stream
+        self._loose_operations += 1
         if stream.uncounted == _GROUP:
-            stream.uncounted = 0
-            self._add(_GROUP)
-            stream.backend.notify(self._group_done)
+            self._count(stream)
+        elif self._loose_operations >= LIMIT:
+            # A few in each of very many streams: they count too.
+            for each in list(self._loose.values()):
+                self._count(each)
+
+    def _count(self, stream: StreamEntry) -> None:
+        count, stream.uncounted = stream.uncounted, 0
+        del self._loose[id(stream)]
+        self._loose_operations -= count
+        self._add(count)
+        try:
+            stream.backend.notify(lambda outcome: self._add(-count))
+        except BackendError:
+            self._add(-count)  # the context is ruined: what it had queued is dropped
 
     def enter_answered(self) -> None:
         """A call waits for its completion."""
@@ -36,9 +53,6 @@ class WorkLimit:
     def leave_answered(self) -> None:
         """That call completed."""
         self._add(-1)
-
-    def _group_done(self, outcome: Outcome) -> None:
-        self._add(-_GROUP)
 
     def _add(self, count: int) -> None:
         with self._changed:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import DaemonProcess, adopt_orphans
+from processes import adopt_orphans
+
+from .replay import ReplayDaemon
 
 HERE = Path(__file__).parent
 
@@ -19,11 +21,11 @@ def _orphans_are_adopted() -> None:
 
 
 @pytest.fixture
-def make_daemon() -> Iterator[Callable[..., DaemonProcess]]:
+def make_daemon() -> Iterator[Callable[..., ReplayDaemon]]:
     """Make daemons, each in a folder of its own that every user can reach, on a recorded machine."""
-    made: list[DaemonProcess] = []
+    made: list[ReplayDaemon] = []
 
-    def make(machine: str = "one-h200", uid: int = 0, **settings: str) -> DaemonProcess:
+    def make(machine: str = "one-h200", uid: int = 0, **settings: str) -> ReplayDaemon:
         directory = Path(tempfile.mkdtemp(prefix="pympsd-replay-"))
         directory.chmod(0o755)
         # The users of the replay can read it wherever the checkout is.
@@ -32,8 +34,9 @@ def make_daemon() -> Iterator[Callable[..., DaemonProcess]]:
         for name in ("pipe", "log"):
             (directory / name).mkdir()
             shutil.chown(directory / name, uid, uid)
-        told = {"PYMPSD_EMULATED_DEVICES": str(directory / "machine.toml"), "PYMPSD_LOG_DIALECT": "r580", **settings}
-        made.append(DaemonProcess(directory, told, uid))
+        told = {"PYMPSD_EMULATED_DEVICES": str(directory / "machine.toml"), "PYMPSD_LOG_DIALECT": "r580"}
+        told |= {name: value.replace("{directory}", str(directory)) for name, value in settings.items()}
+        made.append(ReplayDaemon(directory, told, uid))
         return made[-1]
 
     yield make

@@ -39,6 +39,10 @@ class Correspondence:
         """Return a recorded command with our PIDs; what is not known yet stays."""
         return NUMBER.sub(lambda found: f"{self.ours.get(int(found[1]), found[1])}{found[2]}", text)
 
+    def original(self, text: str) -> str:
+        """Return a command of ours with the recorded PIDs."""
+        return NUMBER.sub(lambda found: f"{self.theirs.get(int(found[1]), found[1])}{found[2]}", text)
+
     def _pattern(self, recorded: str) -> tuple[str, list[int]]:
         for word, ours in self.words.items():
             recorded = recorded.replace(word, ours)

@@ -88,9 +88,9 @@ def reviewed(steps: list[dict[str, Any]], review: dict[str, Any]) -> list[dict[s
             step |= {"mark": "not_replayable", "reason": ""}
     for decision in review.get("step", []):
         for number in numbers(decision["steps"]):
-            assert decision["mark"] in MARKS[1:], decision
+            assert decision["mark"] in MARKS, decision
             extra = {name: value for name, value in decision.items() if name not in ("steps", "mark", "reason")}
-            steps[number - 1] |= {"mark": decision["mark"], "reason": decision["reason"], **extra}
+            steps[number - 1] |= {"mark": decision["mark"], "reason": decision.get("reason", ""), **extra}
     for step in steps:
         assert step["mark"] == "equal" or step["reason"], f"step {step['number']} has no reason: {step}"
     return steps
@@ -110,6 +110,10 @@ def table(name: str) -> str:
     # Not every byte of a recording is text.
     steps = parsed((HERE / "recorded" / f"{name}.txt").read_text("utf-8", "surrogateescape"))
     review = tomllib.loads((HERE / "sessions" / f"{name}.toml").read_text())
+    for step in steps:
+        # What was printed and logged stays in the recording.
+        for output in ("stdout", "stderr", "lines"):
+            step.pop(output, None)
     rows = ",\n".join(json.dumps(step) for step in reviewed(steps, review))
     return f'{{"replays": {json.dumps(review.get("replay", []))},\n"steps": [\n{rows}\n]}}\n'
 

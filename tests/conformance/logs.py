@@ -98,7 +98,9 @@ def without_garbage(recorded: list[Entry]) -> list[Entry]:
     mended = list(recorded)
     for place, entry in enumerate(recorded):
         if entry.text.startswith(GARBAGE):
-            after = next((other.text for other in recorded[place + 1 :] if other.text.startswith("Client {PID: ")), "")
+            after = next(
+                (other.text for other in recorded[place + 1 :] if other.text.startswith("Client {PID: ")), ""
+            )
             who = re.search(r"\{.*\}", after)
             if who is not None:
                 mended[place] = Entry(entry.who, entry.pid, f"Received new client request for {who[0]}")

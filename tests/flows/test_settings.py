@@ -363,3 +363,10 @@ def test_a_quit_with_clients_is_not_cut_off_by_the_timeout(daemon: DaemonProcess
         assert quitting.wait(SECONDS) == 0
         assert quitting.stderr is not None
         assert quitting.stderr.read() == b""
+
+
+def test_bytes_that_are_no_text_come_back_as_they_came_on_stderr_too(daemon: DaemonProcess) -> None:
+    line = b"set_default_device_pinned_mem_limit \xff\xfe 1G\nget_default_client_priority"
+    done = subprocess.run([PYMPSD], env=daemon.environment, input=line, capture_output=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout) == (0, b"0\n")
+    assert done.stderr.startswith(b"\xff\xfe is no device of this daemon")

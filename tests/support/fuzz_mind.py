@@ -76,7 +76,7 @@ class Session:
                 assert session in self.owed, "an answer nobody waits for"
                 self.owed.discard(session)
                 answer.printed.encode("utf-8", "surrogateescape")
-                answer.diagnostic.encode()
+                answer.diagnostic.encode("utf-8", "surrogateescape")
                 assert "\n" not in answer.diagnostic
                 assert answer.refused or not answer.diagnostic
             case do.Working(session):

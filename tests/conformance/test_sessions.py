@@ -1,0 +1,76 @@
+"""The recorded sessions, as tables of steps: what can be replayed is, and every other step says why it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from . import extract, logs
+from .correspondence import Correspondence
+from .replay import CLIENT, NAMESPACE, Replay, ReplayDaemon
+
+TABLES: Final = {name: json.loads((extract.HERE / "sessions" / f"{name}.json").read_text()) for name in extract.NAMES}
+REPLAYS: Final = [
+    pytest.param(name, plan, id=f"{name}-{plan['name'].replace(' ', '-')}")
+    for name, table in TABLES.items()
+    for plan in table["replays"]
+]
+
+
+@pytest.mark.parametrize("name", extract.NAMES)
+def test_the_table_is_up_to_date(name: str) -> None:
+    assert extract.table(name) == (extract.HERE / "sessions" / f"{name}.json").read_text()
+
+
+@pytest.mark.parametrize("name", extract.NAMES)
+def test_every_step_is_marked_and_what_is_not_equal_has_its_reason(name: str) -> None:
+    for step in TABLES[name]["steps"]:
+        assert step["mark"] in extract.MARKS
+        assert bool(step.get("reason")) == (step["mark"] != "equal"), step
+    marks = Counter(step["mark"] for step in TABLES[name]["steps"])
+    print(name, dict(marks))
+
+
+def _recorded_pids(steps: list[dict[str, Any]]) -> frozenset[int]:
+    pids = {step["pid"] for step in steps if step["do"] == "client"}
+    for step in steps:
+        if step["do"].endswith(".log"):
+            pids |= {entry.pid for entry in logs.entries(step.get("lines", []))}
+        for line in step.get("lines", []) if step["do"] == "listing" else []:
+            pids |= {int(line.split("'")[1])} if ".pid '" in line else set()
+    return frozenset(pids | _mentioned(steps))
+
+
+def _mentioned(steps: list[dict[str, Any]]) -> set[int]:
+    lines = [line for step in steps for line in step.get("lines", [])]
+    return {int(found[1] or found[2]) for line in lines for found in [logs.CLIENTS.search(line)] if found}
+
+
+@pytest.mark.parametrize(("name", "plan"), REPLAYS)
+def test_a_session_goes_as_recorded(
+    name: str, plan: dict[str, Any], make_daemon: Callable[..., ReplayDaemon]
+) -> None:
+    recording = (extract.HERE / "recorded" / f"{name}.txt").read_text("utf-8", "surrogateescape")
+    whole = extract.parsed(recording)
+    known = Correspondence(_recorded_pids(whole))
+    replay = Replay(plan, make_daemon, known)
+    known.words |= {"./client": f"{sys.executable} {CLIENT}", NAMESPACE: str(os.stat("/proc/self/ns/pid").st_ino)}
+    failed = []
+    try:
+        for step in TABLES[name]["steps"][plan["first"] - 1 : plan["last"]]:
+            step = {**whole[step["number"] - 1], **step}
+            directory = replay.daemon(step.get("at", 0)).directory
+            known.words |= {"$PIPE": str(directory / "pipe"), "$LOG": str(directory / "log")}
+            if step["mark"] != "not_replayable":
+                wrong = replay.play(step)
+                if bool(wrong) != (step["mark"] == "different"):
+                    failed.append(f"step {step['number']}: {wrong or 'equal now: the mark is not needed any more'}")
+    finally:
+        replay.close()
+    assert not failed, "\n".join(failed)
