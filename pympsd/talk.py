@@ -34,12 +34,12 @@ def talk(words: "Sequence[str]", strict: bool = False, patience: float = PATIENC
 
     ``strict``: 1 when a line was refused. ``patience``: seconds to wait for a daemon that says nothing.
     """
-    daemon = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    daemon = _Daemon()
     try:
-        if not _connect(daemon, _pipe_directory(), patience):
+        if not daemon.connect(_pipe_directory(), patience):
             posix.write(2, NOT_FOUND)
             return UNREACHABLE
-        _send(daemon, frames.encode(frames.OPERATOR_HELLO))
+        daemon.send(frames.OPERATOR_HELLO, b"")
         refused = _give(daemon, words, patience)
     except TimeoutError:
         posix.write(2, SILENCE % patience)
@@ -52,7 +52,7 @@ def talk(words: "Sequence[str]", strict: bool = False, patience: float = PATIENC
     return 1 if (words or strict) and refused else 0
 
 
-def _give(daemon: "_socket.socket", words: "Sequence[str]", patience: float) -> bool:
+def _give(daemon: "_Daemon", words: "Sequence[str]", patience: float) -> bool:
     """Give every line; return whether any was refused. Ends early when the daemon has ended by one."""
     refused = False
     for line in _source(words):
@@ -78,22 +78,6 @@ def _pipe_directory() -> bytes:
     return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or files.DEFAULT_PIPE_DIRECTORY.encode()
 
 
-def _connect(daemon: "_socket.socket", directory: bytes, patience: float) -> bool:
-    """Connect, and bound every later wait; raise TimeoutError when the daemon has stopped taking connections."""
-    # Only a socket that blocks waits for room in a full queue of connections; its bound is the kernel's.
-    seconds, rest = divmod(int(patience * 1e6), 1_000_000)
-    bound = seconds.to_bytes(8, "little") + rest.to_bytes(8, "little")
-    daemon.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, bound)
-    try:
-        daemon.connect(directory + b"/" + files.CONTROL.encode())
-    except BlockingIOError:
-        raise TimeoutError from None
-    except OSError:
-        return False
-    daemon.settimeout(patience)
-    return True
-
-
 def _lines(fd: int) -> "Iterator[bytes]":
     rest = b""
     while data := posix.read(fd, 65536):
@@ -106,30 +90,90 @@ def _lines(fd: int) -> "Iterator[bytes]":
         yield rest
 
 
-def _exchange(daemon: "_socket.socket", line: bytes, patience: float) -> "bool | None":
+def _exchange(daemon: "_Daemon", line: bytes, patience: float) -> "bool | None":
     """Give one line and print its answer; return whether it was refused, None when the daemon has ended by it."""
-    _send(daemon, frames.encode(frames.OPERATOR_LINE, line[:LINE_LIMIT]))
+    daemon.send(frames.OPERATOR_LINE, line[:LINE_LIMIT])
     watched = None
     while True:
         try:
-            header = _receive(daemon, frames.HEADER_BYTES)
+            kind, body = daemon.receive()
         except (_DaemonGone, ConnectionResetError):
             if watched is None:
                 raise
             _await_end(watched)
             return None
-        length, kind, _ = frames.decode_header(header)
-        body = _receive(daemon, length)
         if kind == frames.OPERATOR_DONE:
-            daemon.settimeout(patience)
+            if watched is not None:
+                if watched[1] >= 0:
+                    posix.close(watched[1])
+                daemon.wait_at_most(patience)
             return body != b"\0"
         if kind == frames.OPERATOR_WORKING:
-            watched = _watch(daemon)
-            daemon.settimeout(None)
+            watched = _watch(daemon.socket)
+            daemon.wait_at_most(0)
         elif kind == frames.OPERATOR_STDOUT:
             _write(1, body)
         elif kind == frames.OPERATOR_STDERR:
             _write(2, body)
+
+
+class _Daemon:
+    """The connection: frames out and in. Each wait is bounded by the kernel, which is one call less than a poll."""
+
+    def __init__(self) -> None:
+        self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self.close = self.socket.close
+        self._unread = b""
+
+    def connect(self, directory: bytes, patience: float) -> bool:
+        """Connect; raise TimeoutError when the daemon has stopped taking connections."""
+        self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, _time_value(patience))
+        self.wait_at_most(patience)
+        try:
+            self.socket.connect(directory + b"/" + files.CONTROL.encode())
+        except BlockingIOError:
+            raise TimeoutError from None
+        except OSError:
+            return False
+        return True
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Bound the waits for an answer; 0: no bound."""
+        self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _time_value(seconds))
+
+    def send(self, kind: int, body: bytes) -> None:
+        """Send a frame; raise TimeoutError when the daemon reads nothing."""
+        data = frames.encode(kind, body)
+        try:
+            while data:
+                data = data[self.socket.send(data) :]
+        except BlockingIOError:
+            raise TimeoutError from None
+
+    def receive(self) -> "tuple[int, bytes]":
+        """Return the kind and body of the next frame; raise TimeoutError when the daemon says nothing."""
+        self._gather(frames.HEADER_BYTES)
+        length, kind, _ = frames.decode_header(self._unread)
+        end = frames.HEADER_BYTES + length
+        self._gather(end)
+        body, self._unread = self._unread[frames.HEADER_BYTES : end], self._unread[end:]
+        return kind, body
+
+    def _gather(self, count: int) -> None:
+        while len(self._unread) < count:
+            try:
+                more = self.socket.recv(65536)
+            except BlockingIOError:
+                raise TimeoutError from None
+            if not more:
+                raise _DaemonGone
+            self._unread += more
+
+
+def _time_value(seconds: float) -> bytes:
+    """Return a struct timeval."""
+    whole, rest = divmod(int(seconds * 1e6), 1_000_000)
+    return whole.to_bytes(8, "little") + rest.to_bytes(8, "little")
 
 
 def _watch(daemon: "_socket.socket") -> "tuple[int, int]":
@@ -163,21 +207,6 @@ def _is_listed(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _send(daemon: "_socket.socket", data: bytes) -> None:
-    while data:
-        data = data[daemon.send(data) :]
-
-
-def _receive(daemon: "_socket.socket", count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = daemon.recv(count - len(data))
-        if not more:
-            raise _DaemonGone
-        data += more
-    return data
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -128,6 +128,9 @@ class Session:
         try:
             message, fds = self._conversation.receive()
             close_all(fds)
+            if isinstance(message, Refused):
+                self._conversation.close()
+                raise CudaError(message.code, message.reason)
             if isinstance(message, SessionWelcome) and len(message.ordinals) == len(message.devices):
                 return message
             reason = f"it sent {type(message).__name__} where its welcome was due"

@@ -7,6 +7,7 @@ over its bound, so that nobody else waits for it.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from array import array
 from collections import deque
@@ -75,10 +76,20 @@ class MessageChannel:
         if self.overflowed or self.queued_bytes > QUEUE_BYTES:
             self._cut_off()
             close_all(fds)
-        else:
-            self._queue.append((data, fds))
-            self.queued_bytes += len(data)
-        self._work.set()
+            self._work.set()
+            return
+        rest = data if self._queue or fds else self._sent_at_once(data)
+        if rest or fds:
+            self._queue.append((rest, fds))
+            self.queued_bytes += len(rest)
+            self._work.set()
+
+    def _sent_at_once(self, data: bytes) -> bytes:
+        """Return what the socket did not take; mostly nothing, and waking the sender costs more than sending."""
+        try:
+            return data[os.write(self._socket.fileno(), data) :]
+        except OSError:
+            return data  # no room, or the peer has gone: the sender meets it
 
     async def drain(self) -> None:
         """Wait until all that is queued is sent (the sender must be running)."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pympsd.commands.answers import Answer, refusal
 from pympsd.commands.registry import Asker
 from pympsd.mind.daemon_state import Daemon
+
+INSUFFICIENT: Final = (
+    "Insufficient privileges for UID {uid}. Control deamon settings can only be modified by the user who started it "
+    "or by the root user."
+)
 
 
 def is_owner(daemon: Daemon, asker: Asker) -> bool:
@@ -16,7 +23,4 @@ def may_change_settings(daemon: Daemon, asker: Asker) -> Answer | None:
     """Return the recorded refusal for another user (its spelling is the recorded one), or None."""
     if is_owner(daemon, asker):
         return None
-    return refusal(
-        f"Insufficient privileges for UID {asker.uid}. Control deamon settings can only be modified by the user who "
-        "started it or by the root user."
-    )
+    return refusal(INSUFFICIENT.format(uid=asker.uid))

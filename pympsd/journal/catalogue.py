@@ -101,6 +101,7 @@ SERVER_LINES: Final = {
     "context_faulted": same("Client {{PID: {pid}, Context: {context}}} encountered a fatal GPU error."),
     "context_faulted_reason": Line("{reason}", None),
     "termination_requested": same(f"MPS server requesting client {_CLIENT} to exit"),
+    "context_terminated": Line("Volta MPS: status of client {{{pid}, {context}}} is INACTIVE", None),
     "termination_succeeded": same("Client termination succeeded."),
     "termination_unknown": same(
         "Client termination request failed: There is no active client context found for process {pid}."

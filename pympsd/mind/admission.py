@@ -99,9 +99,10 @@ def tell_to_leave(server: Server, *, forced: bool) -> Iterator[Instruction]:
         return
     if server.phase is not Phase.LEAVING:
         server.become(Phase.LEAVING)
-        yield Log("server_shutdown_tried", {"server": server.pid})
-        if server.clients:
-            yield Log("server_busy", {"server": server.pid, "workers": server.workers})
+    # Said once more before the force, as recorded.
+    yield Log("server_shutdown_tried", {"server": server.pid})
+    if server.clients:
+        yield Log("server_busy", {"server": server.pid, "workers": server.workers})
     if forced:
         server.forced = True
         yield Log("server_forced", {"server": server.pid})

@@ -8,6 +8,7 @@ from pympsd.devices.visible import find_device
 from pympsd.mind.daemon_state import Server
 from pympsd.mind.instructions import TellServerItsLimits
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limits import BadLimit, PinnedMemory
 
 
 class UnknownDevice(ValueError):
@@ -23,6 +24,26 @@ def tell_limits(server: Server) -> TellServerItsLimits:
     """Return the instruction that gives a server its present limits."""
     limits = {ordinal: limit.value for ordinal, limit in server.memory_limits.items()}
     return TellServerItsLimits(server.serial, server.thread_percentage.value, limits)
+
+
+def default_limits(devices: Sequence[DeviceFacts], text: str) -> tuple[dict[int, PinnedMemory], list[str]]:
+    """Read the daemon's own ``0=1G,GPU-...=512MB``; return the limits by ordinal, and a complaint per bad entry.
+
+    Each valid entry holds, whatever the others are; the last one for a device wins.
+    """
+    limits: dict[int, PinnedMemory] = {}
+    complaints = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        device, _, value = entry.partition("=")
+        try:
+            ordinal, limit = device_named(devices, device.strip()), PinnedMemory.parse(value.strip())
+        except (UnknownDevice, BadLimit) as error:
+            complaints.append(f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: {entry!r} is left out: {error}")
+            continue
+        limits.pop(ordinal, None)
+        if limit is not None:
+            limits[ordinal] = limit
+    return limits, complaints
 
 
 def device_named(devices: Sequence[DeviceFacts], word: str) -> int:

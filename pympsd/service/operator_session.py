@@ -28,14 +28,14 @@ class OperatorSession:
 
     def answer(self, answer: Answer) -> None:
         """Send a whole answer: stdout, stderr, and whether it was refused."""
-        if answer.printed:
-            for part in _pieces(answer.printed.encode("utf-8", "surrogateescape")):
-                self.channel.send_raw(frames.encode(frames.OPERATOR_STDOUT, part))
+        parts = _pieces(frames.OPERATOR_STDOUT, answer.printed)
         if answer.diagnostic:
             # It may quote the command, whose bytes go back as they came.
-            said = f"{answer.diagnostic}\n".encode("utf-8", "surrogateescape")
-            self.channel.send_raw(frames.encode(frames.OPERATOR_STDERR, said[: frames.BODY_LIMIT]))
-        self.channel.send_raw(frames.encode(frames.OPERATOR_DONE, b"\1" if answer.refused else b"\0"))
+            parts += _pieces(frames.OPERATOR_STDERR, f"{answer.diagnostic}\n")
+        # In one piece: short answers are the rule, and each send costs more than the command.
+        self.channel.send_raw(
+            b"".join((*parts, frames.encode(frames.OPERATOR_DONE, b"\1" if answer.refused else b"\0")))
+        )
         self._answered.set()
 
     async def run(self, hub: Hub) -> None:
@@ -56,5 +56,8 @@ class OperatorSession:
                 hub.log.info("ui_closed")
 
 
-def _pieces(data: bytes) -> list[bytes]:
-    return [data[start : start + frames.BODY_LIMIT] for start in range(0, len(data), frames.BODY_LIMIT)]
+def _pieces(kind: int, text: str) -> list[bytes]:
+    """Return a text in as many frames as it needs, none for no text."""
+    data = text.encode("utf-8", "surrogateescape")
+    bodies = (data[start : start + frames.BODY_LIMIT] for start in range(0, len(data), frames.BODY_LIMIT))
+    return [frames.encode(kind, body) for body in bodies]

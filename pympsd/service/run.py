@@ -14,6 +14,7 @@ from attrs import frozen
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.mind.daemon_state import Daemon as Mind
 from pympsd.mind.events import StopSignal
+from pympsd.mind.limit_resolution import default_limits
 from pympsd.service.children import spawn_server
 from pympsd.service.fifo import read_fifo
 from pympsd.service.front_door import FrontDoor
@@ -76,8 +77,14 @@ async def _main(daemon: Daemon, ready: Callable[[], None]) -> int:
 
 def _hub(daemon: Daemon, nursery: trio.Nursery) -> Hub:
     settings = daemon.settings
+    limits, _ = default_limits(daemon.devices, settings.memory_limits)
     mind = Mind(
-        os.geteuid(), daemon.devices, settings.thread_percentage, settings.client_priority, multiuser=daemon.multiuser
+        os.geteuid(),
+        daemon.devices,
+        settings.thread_percentage,
+        settings.client_priority,
+        limits,
+        multiuser=daemon.multiuser,
     )
     return Hub(
         mind=mind,
@@ -95,7 +102,8 @@ def _log_start(hub: Hub, daemon: Daemon) -> None:
     hub.log.info("daemon_starting", socket=hub.control_socket)
     hub.log.info("daemon_connect_hint", directory=daemon.directory.given)
     hub.log.info("daemon_version", version=CUDA_VERSION)
-    for complaint in daemon.settings.complaints:
+    _, limit_complaints = default_limits(daemon.devices, daemon.settings.memory_limits)
+    for complaint in (*daemon.settings.complaints, *limit_complaints):
         hub.log.warning("daemon_setting_refused", complaint=complaint)
 
 

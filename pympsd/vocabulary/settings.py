@@ -32,6 +32,8 @@ class Settings:
     client_priority: ClientPriority
     log_dialect: str = "documented"
     complaints: tuple[str, ...] = ()
+    memory_limits: str = ""
+    """As given (``0=1G,GPU-...=512MB``): which devices there are is not known here."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -47,6 +49,9 @@ class Settings:
             client_priority=_priority(environment, complaints),
             log_dialect=_dialect(environment.get("PYMPSD_LOG_DIALECT") or "documented"),
             complaints=tuple(complaints),
+            # The documents call it by the second name once.
+            memory_limits=environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+            or environment.get("CUDA_MPS_DEVICE_MEM_LIMIT", ""),
         )
 
 

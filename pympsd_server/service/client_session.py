@@ -80,7 +80,8 @@ class ClientSession:
 
     async def _converse(self) -> None:
         if not self._welcome():
-            self.channel.finish()
+            # Its reason is with the client before the session ends.
+            await self.channel.drain()
             return
         try:
             while (received := await self.channel.receive_message()) is not None:

@@ -56,6 +56,9 @@ class Server:
     def change_limits(self, thread_percentage: float, memory_limits: dict[int, int]) -> None:
         """Take new limits, for later clients."""
         self.thread_percentage = ThreadPercentage(thread_percentage)
+        for ordinal, limit in memory_limits.items():
+            if self.memory_limits.get(ordinal) != limit:
+                self.log.info("server_memory_limit", device=ordinal, limit=limit)
         self.memory_limits = memory_limits
 
     def met_client(self, client: Client) -> None:
@@ -120,10 +123,11 @@ class Server:
         self.log.info("server_shutdown_notified")
         if self.phase is Phase.SERVING:
             self.phase = phases.move(self.phase, Phase.LEAVING)
-        if forced:
-            self._end()
-        elif self.roster.clients:
+        if self.roster.clients:
             self.log.info("server_shutdown_busy", workers=self.roster.workers)
+        if forced and self.roster.clients:
+            # Recorded: a server that is forced says no more.
+            self._end()
         else:
             self._leave_if_alone()
 
@@ -136,10 +140,10 @@ class Server:
     def _leave_if_alone(self) -> None:
         if self.phase is Phase.LEAVING and not self.roster.clients:
             self.log.info("server_waiting")
+            self.log.info("server_exiting")
             self._end()
 
     def _end(self) -> None:
         if self.phase is not Phase.ENDED:
             self.phase = phases.move(self.phase, Phase.ENDED)
-            self.log.info("server_exiting")
             self.done.set()

@@ -31,7 +31,7 @@ async def terminate_client(server: Server, asked: link.TerminateClient) -> None:
 
 async def _terminate(server: Server, client: Client, context: Context) -> None:
     server.log.info("termination_requested", pid=client.pid, context=context.number)
-    server.log.info("context_inactive", pid=client.pid, context=context.number)
+    server.log.info("context_terminated", pid=client.pid, context=context.number)
     client.terminated.add(context.serial)
     executor = server.executors.running(context.device)
     if executor is not None and executor.generation == context.generation:

@@ -11,6 +11,13 @@ from pathlib import Path
 import daemon
 from timing import Report, median_seconds
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
+
+from operators import Operator, ask_all_at_once
+
+PIPELINED = 500
+"""Commands given at once in the long session, so that it measures the daemon and not the round trips."""
+
 
 def measure(report: Report) -> None:
     """Measure the control plane."""
@@ -21,6 +28,11 @@ def measure(report: Report) -> None:
     report.add("pympsd -d, until it returns (median of 5)", statistics.median(starts), 400, "ms")
     with daemon.running() as (env, _):
         _ask(report, env)
+        _many_commands(report, env)
+    with daemon.running() as (env, _):
+        _many_connections(report, env)
+    with daemon.running() as (env, _):
+        _memory(report, env)
     readies = [_server_start() for _ in range(5)]
     report.add("start_server to Ready, 8 emulated devices (median of 5)", statistics.median(readies), 600, "ms")
 
@@ -29,14 +41,56 @@ def _ask(report: Report, env: dict[str, str]) -> None:
     bare = [sys.executable, "-I", "-S", "-c", "pass"]
 
     def ask() -> None:
-        subprocess.run([daemon.PYMPSD], env=env, input=b"get_server_list\n", stdout=subprocess.PIPE, check=True)
+        subprocess.run([daemon.PYMPSD], env=env, input=b"ps\n", stdout=subprocess.PIPE, check=True)
 
     def nothing() -> None:
-        subprocess.run(bare, env=env, input=b"get_server_list\n", stdout=subprocess.PIPE, check=True)
+        subprocess.run(bare, env=env, input=b"ps\n", stdout=subprocess.PIPE, check=True)
 
     asked, base = median_seconds(ask, 60), median_seconds(nothing, 60)
-    report.add("echo get_server_list | pympsd, against the bare interpreter (-I -S -c pass)", asked / base, 2.2, "x")
+    report.add("echo ps | pympsd, against the bare interpreter (-I -S -c pass)", asked / base, 1.6, "x")
     print(f"    ({asked * 1000:.1f} ms against {base * 1000:.1f} ms)")
+
+
+def _many_commands(report: Report, env: dict[str, str]) -> None:
+    def session(count: int) -> float:
+        text = b"get_default_active_thread_percentage\n" * count
+        return median_seconds(
+            lambda: subprocess.run([daemon.PYMPSD], env=env, input=text, stdout=subprocess.PIPE, check=True), 20
+        )
+
+    report.add("one session of 200 commands, beyond one command", (session(200) - session(1)) * 1000, 15, "ms")
+
+
+def _many_connections(report: Report, env: dict[str, str]) -> None:
+    slowest = statistics.median(max(ask_all_at_once(_control(env), 1000, "ps")) for _ in range(3))
+    report.add("1,000 connections at once, the slowest answer (median of 3)", slowest, 2, "s")
+
+
+def _memory(report: Report, env: dict[str, str]) -> None:
+    """Resident memory after 10,000 and after 100,000 commands, in one session and in as many again."""
+    pid = Path(env["CUDA_MPS_PIPE_DIRECTORY"], "nvidia-cuda-mps-control.pid").read_text()
+    _give(env, 10_000)
+    early = _resident_mib(pid)
+    _give(env, 90_000)
+    late = _resident_mib(pid)
+    report.add("the daemon's resident memory after 100,000 commands", late, 60, "MiB")
+    report.add("    of it gained since 10,000 commands", late - early, 1, "MiB")
+
+
+def _give(env: dict[str, str], count: int) -> None:
+    for _ in range(count // PIPELINED):
+        with Operator.at(_control(env)) as operator:
+            operator.begin(*["get_default_active_thread_percentage"] * PIPELINED)
+            for _ in range(PIPELINED):
+                operator.answer()
+
+
+def _resident_mib(pid: str) -> float:
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def _control(env: dict[str, str]) -> str:
+    return str(Path(env["CUDA_MPS_PIPE_DIRECTORY"], "control"))
 
 
 def _server_start() -> float:

@@ -6,7 +6,8 @@ import re
 
 from attrs import define, field
 
-NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w])( *)")
+NUMBER = re.compile(r"(?<![\w.])(?<!version: )(\d+)(?![\w])( *)")
+"""A number that may be a PID; the driver's version is none, whatever PIDs there are."""
 
 
 @define

@@ -1,8 +1,8 @@
 """Makes the tables of steps (sessions/NAME.json) from the recorded sessions and what was decided of each step.
 
-``recorded/NAME.txt`` is the recording, ``sessions/NAME.toml`` the review by hand: which steps belong to a replay, which
-are deliberately different and why, which cannot be replayed and why, and what the recorder did without saying so.
-Run it after a change of either: ``python tests/conformance/extract.py``. The test fails while a table is not up to date.
+``recorded/NAME.txt`` is the recording, ``sessions/NAME.toml`` the review by hand: which steps belong to a replay,
+which are deliberately different and why, which cannot be replayed and why, and what the recorder did without saying
+so. Run it after a change of either (``python tests/conformance/extract.py``): a test fails while a table is old.
 """
 
 from __future__ import annotations

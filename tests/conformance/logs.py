@@ -84,17 +84,30 @@ def server_voices(log: list[Entry]) -> dict[str, list[Entry]]:
     """Take server.log apart by client; a line that names none goes on with the one before."""
     voices: dict[str, list[Entry]] = defaultdict(list)
     voice = "server"
+    log = _asked_once(log)
     for entry in log:
         if found := CLIENTS.search(entry.text):
             voice = found[1] or found[2]
-        elif not entry.text.startswith("Device "):
+        elif not entry.text.endswith("is associated"):
             voice = "server"
         voices[voice].append(entry)
     return voices
 
 
+def _asked_once(log: list[Entry]) -> list[Entry]:
+    """Leave out a refusal to shut down that follows another: the vendor's daemon asks as often as it polls."""
+    refusal = ["Server has been notified to shutdown", "Server was unable to shutdown"]
+    kept: list[Entry] = []
+    for entry in log:
+        kept.append(entry)
+        texts = [each.text[: len(begins)] for each, begins in zip(kept[-4:], refusal * 2, strict=False)]
+        if texts == refusal * 2 and kept[-1].text == kept[-3].text:
+            del kept[-2:]
+    return kept
+
+
 def without_garbage(recorded: list[Entry]) -> list[Entry]:
-    """Give each request its client's PID and context: the vendor prints uninitialised memory there (mps-behaviour)."""
+    """Give each request its client's PID and context: the vendor prints uninitialised memory there."""
     mended = list(recorded)
     for place, entry in enumerate(recorded):
         if entry.text.startswith(GARBAGE):

@@ -85,6 +85,13 @@ class Replay:
         elif verb == "client":
             pid, _, words = rest.partition(" ")
             assert "CUDA_SUCCESS" in self._do(int(pid), words, {})
+        elif verb == "server":
+            (server,) = self.daemon(0).servers()
+            assert self.known.bind(int(rest), server)
+        elif verb == "start":
+            assert self.daemon(0).start().returncode == 0
+        elif verb == "wait":
+            wait_until(lambda: self.known.translated(rest) in self.daemon(0).log(), rest)
         elif verb == "sigkill":
             os.kill(self.daemon(0).pid, signal.SIGKILL)
             wait_until(lambda: not alive(self.daemon(0).pid), "the daemon's end")

@@ -1,6 +1,7 @@
 """A client that does one step a line, named and answered as in the recorded sessions (times left out).
 
-Steps: init; ctx DEVICE (a new context); dtor (destroy the current one); count; sm; mem; prio; alloc MIB; sync; exit.
+Steps: init; ctx DEVICE (a new context); dtor (destroy the current one); count; sm; mem; prio; alloc MIB;
+sync; spin MS (a kernel that does not end by itself); exit.
 """
 
 from __future__ import annotations
@@ -10,6 +11,16 @@ import sys
 from pympsd_client import driver as cuda
 
 ATTRIBUTE = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+
+ENDLESS = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry endless() {
+AGAIN:
+    bra AGAIN;
+}
+"""
 
 
 def _init() -> str:
@@ -54,7 +65,14 @@ def _sync() -> str:
     return cuda.cuCtxSynchronize()[0].name
 
 
+def _spin(milliseconds: str) -> str:
+    module = cuda.cuModuleLoadData(ENDLESS)[1]
+    function = cuda.cuModuleGetFunction(module, b"endless")[1]
+    return cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)[0].name
+
+
 STEPS = {
+    "spin": _spin,
     "init": _init,
     "ctx": _ctx,
     "dtor": _dtor,

@@ -74,3 +74,18 @@ def test_a_session_goes_as_recorded(
     finally:
         replay.close()
     assert not failed, "\n".join(failed)
+
+
+def test_what_comes_before_a_servers_setup_reaches_it_after(make_daemon: Callable[..., ReplayDaemon]) -> None:
+    """The recorded quit met a server that was initialising: here the daemon is quick enough to meet it before."""
+    daemon = make_daemon()
+    assert daemon.start().returncode == 0
+    done = daemon.run([], "start_server -uid 0\nset_default_active_thread_percentage 50\nquit\n")
+    assert (done.returncode, done.stdout) == (0, "50.0\n")
+    (server,) = [line.split()[3] for line in daemon.log() if line.startswith("Starting new server")]
+    assert daemon.log()[-2:] == [f"Server {server} exited with status 0", "Exit with status 0"]
+    assert daemon.log("server.log")[-3:] == [
+        "Server has been notified to shutdown",
+        "Waiting for current clients to finish",
+        "Exiting",
+    ]

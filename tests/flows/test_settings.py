@@ -166,6 +166,17 @@ def test_environment_memory_limit_is_the_default(make_daemon: MakeDaemon, name: 
     assert daemon.start().returncode == 0
     asked = "get_default_device_pinned_mem_limit 0\nget_default_device_pinned_mem_limit 1"
     assert daemon.say(asked) == "1G\n512M\n"
+    server = new_server(daemon)
+    assert daemon.say(f"get_device_pinned_mem_limit {server} 1") == "512M\n"
+
+
+def test_an_environment_memory_limit_that_cannot_be_leaves_the_others(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1T,9=1G,1=3G,x")
+    assert daemon.start().returncode == 0
+    assert daemon.say("get_default_device_pinned_mem_limit 0") == ""
+    assert daemon.say("get_default_device_pinned_mem_limit 1") == "3G\n"
+    left_out = [line for line in daemon.log() if "is left out" in line]
+    assert [line.split("'")[1] for line in left_out] == ["0=1T", "9=1G", "x"]
 
 
 # --- shutdown_server, terminate_client

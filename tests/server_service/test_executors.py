@@ -1,4 +1,4 @@
-"""Executor processes as a server keeps them: started when needed, refused with a plain error, replaced at their end."""
+"""Executor processes as a server keeps them: started when needed, refused plainly, replaced at their end."""
 
 from __future__ import annotations
 

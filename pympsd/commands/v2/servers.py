@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pympsd.commands.answers import lines, refusal
 from pympsd.commands.arguments import required_pid, user_id
-from pympsd.commands.privileges import may_change_settings
+from pympsd.commands.privileges import INSUFFICIENT, may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
 from pympsd.mind.admission import wish_for_server
 from pympsd.mind.daemon_state import Daemon
@@ -29,8 +29,10 @@ def start_server(daemon: Daemon, asker: Asker, uid: int) -> Decision:
     """Start a server for the user UID (start_server -uid UID), or queue the wish while another user's is active."""
     refused = may_change_settings(daemon, asker)
     if refused is None and daemon.uid not in (0, uid):
+        # Recorded: the daemon's own user is told so, root is told nothing.
+        told = () if asker.uid == 0 else (INSUFFICIENT.format(uid=asker.uid),)
         refused = refusal(
-            diagnostic=f"start_server: this daemon is run by user {daemon.uid} and can serve only that user"
+            *told, diagnostic=f"start_server: this daemon is run by user {daemon.uid} and can serve only that user"
         )
     if refused is None and daemon.quitting is not None:
         refused = refusal(diagnostic="start_server: the daemon is quitting")
