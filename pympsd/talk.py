@@ -21,6 +21,8 @@ REAP_SECONDS = 2.0
 """Seconds to wait for PID 1 to reap a daemon that has ended."""
 LINE_LIMIT = 1 << 17
 """Longer lines are cut here; the daemon has a ceiling of its own below this."""
+AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024
+"""So many lines, or bytes of lines, may be given before the first of them is answered."""
 SILENCE = b"The MPS control daemon does not answer: it was reached and said nothing for %g s\n"
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 
@@ -39,7 +41,7 @@ def talk(words: "Sequence[str]", strict: bool = False, patience: float = PATIENC
         if not daemon.connect(_pipe_directory(), patience):
             posix.write(2, NOT_FOUND)
             return UNREACHABLE
-        daemon.send(frames.OPERATOR_HELLO, b"")
+        daemon.send(frames.encode(frames.OPERATOR_HELLO))
         refused = _give(daemon, words, patience)
     except TimeoutError:
         posix.write(2, SILENCE % patience)
@@ -55,22 +57,40 @@ def talk(words: "Sequence[str]", strict: bool = False, patience: float = PATIENC
 def _give(daemon: "_Daemon", words: "Sequence[str]", patience: float) -> bool:
     """Give every line; return whether any was refused. Ends early when the daemon has ended by one."""
     refused = False
-    for line in _source(words):
-        answer = _exchange(daemon, line, patience)
-        if answer is None:
-            break
-        refused = answer or refused
+    for lines in _source(words):
+        daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line[:LINE_LIMIT]) for line in lines))
+        for _ in lines:
+            answer = _answer(daemon, patience)
+            if answer is None:
+                return refused
+            refused = answer or refused
     return refused
 
 
-def _source(words: "Sequence[str]") -> "Iterator[bytes]":
+def _source(words: "Sequence[str]") -> "Iterator[list[bytes]]":
+    """Yield lines, several where they may be given before the first is answered."""
     if words:
-        return iter([" ".join(words).encode("utf-8", "surrogateescape")])
+        return iter([[" ".join(words).encode("utf-8", "surrogateescape")]])
     if posix.isatty(0) and posix.isatty(1):
         from pympsd.terminal import typed_lines
 
-        return typed_lines()
-    return _lines(0)
+        return ([line] for line in typed_lines())
+    return _batches(_chunks(0))
+
+
+def _batches(chunks: "Iterator[list[bytes]]") -> "Iterator[list[bytes]]":
+    """Cut what one read gave into what may be on its way at once: it fits the socket's buffer, so no send waits."""
+    for lines in chunks:
+        batch: list[bytes] = []
+        size = 0
+        for line in lines:
+            if batch and (len(batch) == AHEAD_LINES or size + len(line) > AHEAD_BYTES):
+                yield batch
+                batch, size = [], 0
+            batch.append(line)
+            size += len(line)
+        if batch:
+            yield batch
 
 
 def _pipe_directory() -> bytes:
@@ -78,21 +98,21 @@ def _pipe_directory() -> bytes:
     return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or files.DEFAULT_PIPE_DIRECTORY.encode()
 
 
-def _lines(fd: int) -> "Iterator[bytes]":
+def _chunks(fd: int) -> "Iterator[list[bytes]]":
+    """Yield the whole lines that each read completes."""
     rest = b""
     while data := posix.read(fd, 65536):
         *whole, rest = (rest + data).split(b"\n")
-        yield from whole
+        yield whole
         if len(rest) > LINE_LIMIT:
             # Enough to be refused by; the line goes on to its end without being kept.
             rest = rest[:LINE_LIMIT]
     if rest:
-        yield rest
+        yield [rest]
 
 
-def _exchange(daemon: "_Daemon", line: bytes, patience: float) -> "bool | None":
-    """Give one line and print its answer; return whether it was refused, None when the daemon has ended by it."""
-    daemon.send(frames.OPERATOR_LINE, line[:LINE_LIMIT])
+def _answer(daemon: "_Daemon", patience: float) -> "bool | None":
+    """Print the answer to one line; return whether it was refused, None when the daemon has ended by it."""
     watched = None
     while True:
         try:
@@ -141,9 +161,8 @@ class _Daemon:
         """Bound the waits for an answer; 0: no bound."""
         self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _time_value(seconds))
 
-    def send(self, kind: int, body: bytes) -> None:
-        """Send a frame; raise TimeoutError when the daemon reads nothing."""
-        data = frames.encode(kind, body)
+    def send(self, data: bytes) -> None:
+        """Send frames; raise TimeoutError when the daemon reads nothing."""
         try:
             while data:
                 data = data[self.socket.send(data) :]

@@ -42,6 +42,9 @@ class MessageChannel:
 
     async def receive(self) -> Frame | None:
         """Return the next frame, or None at the end; raise RemoteError for a broken one."""
+        if self._frames:
+            # What came in one receive can be thousands of frames: the others have their turns in between.
+            await trio.lowlevel.checkpoint()
         while not self._frames:
             try:
                 data, fds = await self._receive_once()

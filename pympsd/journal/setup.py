@@ -69,5 +69,6 @@ def _configured(emit: Callable[[str, dict[str, Any]], None]) -> structlog.typing
         logger_factory=structlog.ReturnLoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+    # Bound once: the lazy one would be put together anew for every line.
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind()
     return logger

@@ -58,6 +58,12 @@ def leave_the_line(daemon: Daemon, client: int) -> None:
     daemon.line = [waiting for waiting in daemon.line if waiting.client != client]
 
 
+def drop_wish(daemon: Daemon, server: Server) -> None:
+    """An operator stops a server that is not ready yet: the wish it was started for is over too."""
+    if server.phase is Phase.INITIALIZING:
+        daemon.line = [waiting for waiting in daemon.line if waiting.client or waiting.uid != server.uid]
+
+
 def take_turns(daemon: Daemon) -> Iterator[Instruction]:
     """Do what the line asks for: admit to the server there is, pass the turn on, or start the next server."""
     server = daemon.current

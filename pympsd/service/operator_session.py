@@ -49,7 +49,8 @@ class OperatorSession:
                 self._answered = trio.Event()
                 hub.feed(OperatorLine(self.session, self.uid, frame.body))
                 # One answer before the next line is read: a flood stays in the flooder's own socket.
-                await self._answered.wait()
+                if not self._answered.is_set():
+                    await self._answered.wait()
         finally:
             del hub.operators[self.session]
             if not hub.done.is_set():

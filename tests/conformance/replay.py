@@ -125,7 +125,7 @@ class Replay:
             done = daemon.run(step["arguments"], stdin, step["uid"])
         self._settled(stdin, at)
         ours = [line for line in done.stdout.split("\n") if line]
-        recorded = [line.replace("\0", "") for line in step.get("stdout", [])]
+        recorded = step.get("stdout", [])
         if recorded and ELIDED in recorded[-1]:
             recorded, ours = recorded[:-1], ours[: len(recorded) - 1]
         wrong = [] if done.returncode == step["status"] else [f"status {done.returncode}, not {step['status']}"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -33,8 +32,6 @@ def test_every_step_is_marked_and_what_is_not_equal_has_its_reason(name: str) ->
     for step in TABLES[name]["steps"]:
         assert step["mark"] in extract.MARKS
         assert bool(step.get("reason")) == (step["mark"] != "equal"), step
-    marks = Counter(step["mark"] for step in TABLES[name]["steps"])
-    print(name, dict(marks))
 
 
 def _recorded_pids(steps: list[dict[str, Any]]) -> frozenset[int]:

@@ -381,3 +381,30 @@ def test_bytes_that_are_no_text_come_back_as_they_came_on_stderr_too(daemon: Dae
     done = subprocess.run([PYMPSD], env=daemon.environment, input=line, capture_output=True, timeout=SECONDS)
     assert (done.returncode, done.stdout) == (0, b"0\n")
     assert done.stderr.startswith(b"\xff\xfe is no device of this daemon")
+
+
+def test_many_commands_in_one_session_are_answered_in_order(daemon: DaemonProcess) -> None:
+    values = [f"{number / 10:.1f}" for number in range(1, 1001)]
+    lines = [f"set_default_active_thread_percentage {value}" for value in values]
+    lines[500:500] = ["x" * 200_000, ""]
+    printed = daemon.say("\n".join(lines)).splitlines()
+    assert [line for line in printed if not line.startswith("Unknown")] == values
+    assert printed[500].startswith('Unknown command "xxx')
+    assert printed[501] == 'Unknown command ""'
+
+
+def test_commands_after_a_quit_are_not_done(daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0")
+    done = daemon.run([], "get_default_client_priority\nquit\nset_default_client_priority 1\n" + "ps\n" * 100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    assert not alive(daemon.pid)
+    assert [line for line in daemon.log() if line.startswith("Cmd:")][-1] == "Cmd:quit"
+
+
+def test_a_server_that_is_shut_down_before_it_is_ready_does_not_come_back(daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0")
+    (server,) = daemon.servers()
+    assert daemon.say(f"shutdown_server {server}") == ""
+    wait_until(lambda: f"Server {server} exited with status 0" in daemon.log(), "its end")
+    assert daemon.servers() == []
+    assert len([line for line in daemon.log() if line.startswith("Starting new server")]) == 1

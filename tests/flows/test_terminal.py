@@ -7,11 +7,12 @@ import pty
 import select
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from attrs import define
-from processes import PYMPSD, SECONDS, DaemonProcess
+from processes import PYMPSD, SECONDS, DaemonProcess, wait_until
 
 from pympsd.commands.registry import REGISTRY
 
@@ -82,9 +83,6 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-Enter = Callable[[str], str]
-
-
 def test_commands_are_answered(terminal: Terminal) -> None:
     assert terminal.enter("get_default_active_thread_percentage") == "100.0\n"
     assert terminal.enter("") == "", "an empty line is nothing here"
@@ -136,6 +134,9 @@ def test_history_and_editing(terminal: Terminal) -> None:
 def test_ctrl_c_gives_the_line_up(terminal: Terminal) -> None:
     terminal.type("set_default_active_thread_percentage 7")
     terminal.until("percentage 7")
+    # A signal just before Python waits for the next key would be seen with that key only.
+    state = Path(f"/proc/{terminal.process.pid}/stat")
+    wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S", "its wait for a key")
     terminal.type("\x03")
     terminal.until("> ")
     assert terminal.process.poll() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.registry import REGISTRY
 from pympsd.wire import frames, messages
 from pympsd.wire.versions import Versions

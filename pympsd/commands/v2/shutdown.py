@@ -9,7 +9,7 @@ from pympsd.commands.arguments import flag, loose_pid
 from pympsd.commands.numbers import leading_integer
 from pympsd.commands.privileges import is_owner, may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
-from pympsd.mind.admission import tell_to_leave
+from pympsd.mind.admission import drop_wish, tell_to_leave
 from pympsd.mind.daemon_state import Daemon
 from pympsd.mind.shutdown import begin_quit
 
@@ -35,4 +35,5 @@ def shutdown_server(daemon: Daemon, asker: Asker, pid: int, forced: bool) -> Dec
     server = daemon.server_by_pid(pid)
     if server is None:
         return Decision(refusal(f"Server {pid} not found"))
+    drop_wish(daemon, server)
     return Decision(lines(), tuple(tell_to_leave(server, forced=forced)))
