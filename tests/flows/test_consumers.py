@@ -137,19 +137,27 @@ def test_c4_exit_status_1_when_it_is_not(daemon: DaemonProcess) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "Cannot find MPS control daemon process\n")
 
 
-def test_c5_answers_within_a_second_while_a_server_initialises(daemon: DaemonProcess) -> None:
+LIMIT = ("--timeout", "3")
+"""The tool's own bound: exit status 2 when the daemon says nothing for so long (some callers kill it after 3 s)."""
+
+
+def asked_in_time(daemon: DaemonProcess, text: str) -> str:
+    done = daemon.run([*LIMIT], text)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_c5_answers_while_a_server_initialises(daemon: DaemonProcess) -> None:
     daemon.say("start_server -uid 0")
-    slowest, asked = 0.0, 0
+    asked = 0
     while not any(line.endswith(": Ready") for line in daemon.log()):
-        began = time.monotonic()
-        assert daemon.run([], "get_server_list").returncode == 0
-        slowest, asked = max(slowest, time.monotonic() - began), asked + 1
+        assert asked_in_time(daemon, "get_server_list")
+        asked += 1
         assert asked < 1000
-    assert asked
-    assert slowest < 1
+    assert asked_in_time(daemon, "get_server_list")
 
 
-def test_c5_answers_within_a_second_while_a_quit_is_pending(daemon: DaemonProcess, make_client: MakeClient) -> None:
+def test_c5_answers_while_a_quit_is_pending(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
     client.do("endless")
     with subprocess.Popen([PYMPSD], env=daemon.environment, stdin=subprocess.PIPE, text=True) as quitting:
@@ -158,22 +166,19 @@ def test_c5_answers_within_a_second_while_a_quit_is_pending(daemon: DaemonProces
         quitting.stdin.close()
         wait_until(lambda: any("will not shutdown" in line for line in daemon.log()), "the quit")
         for _ in range(10):
-            began = time.monotonic()
-            assert len(daemon.say("get_server_list\nps\nget_default_client_priority").splitlines()) == 4
-            assert time.monotonic() - began < 1
+            said = asked_in_time(daemon, "get_server_list\nps\nget_default_client_priority")
+            assert len(said.splitlines()) == 4
         assert quitting.poll() is None
         client.end(signal.SIGKILL)
         assert quitting.wait(SECONDS) == 0
 
 
-def test_c5_answers_within_a_second_while_a_server_is_stopped(daemon: DaemonProcess, make_client: MakeClient) -> None:
+def test_c5_answers_while_a_server_is_stopped(daemon: DaemonProcess, make_client: MakeClient) -> None:
     make_client().connect()
     (server,) = daemon.servers()
     os.kill(server, signal.SIGSTOP)
     try:
-        began = time.monotonic()
-        assert daemon.say(f"ps\nget_client_list {server}\nget_device_client_list").count("\n") == 5
-        assert time.monotonic() - began < 1
+        assert asked_in_time(daemon, f"ps\nget_client_list {server}\nget_device_client_list").count("\n") == 5
     finally:
         os.kill(server, signal.SIGCONT)
 
