@@ -76,9 +76,8 @@ class Waiting:
 
 @define
 class Quit:
-    """A quit under way; the operators in ``sessions`` are answered by the daemon's end."""
+    """A quit under way; the operators who asked for it are answered by the daemon's end."""
 
-    sessions: list[int]
     forced: bool = False
     over: bool = False
     """Exit was given; it is given once."""

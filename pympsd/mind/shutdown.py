@@ -22,9 +22,7 @@ def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[
         yield Log("quit_timeout", {"seconds": int(timeout)})
         yield SetTimer(FORCE_TIMER, max(0.0, timeout))
     if daemon.quitting is None:
-        daemon.quitting = Quit([session])
-    else:
-        daemon.quitting.sessions.append(session)
+        daemon.quitting = Quit()
     yield from _empty_the_line(daemon)
     yield from advance(daemon)
 
@@ -32,7 +30,7 @@ def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[
 def stop_by_signal(daemon: Daemon) -> Iterator[Instruction]:
     """SIGTERM or SIGINT: quit within a bound."""
     if daemon.quitting is None:
-        daemon.quitting = Quit([])
+        daemon.quitting = Quit()
         yield from _empty_the_line(daemon)
     yield SetTimer(FORCE_TIMER, SIGNAL_PATIENCE)
     yield from advance(daemon)

@@ -23,6 +23,7 @@ from pympsd.service.pipe_directory import PipeDirectory
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.settings import Settings
 
 LAST_SECONDS = 1.0
@@ -58,8 +59,9 @@ async def _main(daemon: Daemon, ready: Callable[[], None]) -> int:
     fifo = directory.open_fifo()
     directory.write_pid(os.getpid())
     async with trio.open_nursery() as nursery:
-        hub = _hub(daemon, nursery)
-        _log_start(hub, daemon)
+        limits, complaints = default_limits(daemon.devices, daemon.settings.memory_limits)
+        hub = _hub(daemon, limits, nursery)
+        _log_start(hub, daemon, complaints)
         nursery.start_soon(_watch_signals, hub)
         nursery.start_soon(_listen, hub, control, True)
         nursery.start_soon(_listen, hub, privileged, False)
@@ -75,9 +77,8 @@ async def _main(daemon: Daemon, ready: Callable[[], None]) -> int:
     return hub.status
 
 
-def _hub(daemon: Daemon, nursery: trio.Nursery) -> Hub:
+def _hub(daemon: Daemon, limits: dict[int, PinnedMemory], nursery: trio.Nursery) -> Hub:
     settings = daemon.settings
-    limits, _ = default_limits(daemon.devices, settings.memory_limits)
     mind = Mind(
         os.geteuid(),
         daemon.devices,
@@ -98,11 +99,10 @@ def _hub(daemon: Daemon, nursery: trio.Nursery) -> Hub:
     )
 
 
-def _log_start(hub: Hub, daemon: Daemon) -> None:
+def _log_start(hub: Hub, daemon: Daemon, limit_complaints: list[str]) -> None:
     hub.log.info("daemon_starting", socket=hub.control_socket)
     hub.log.info("daemon_connect_hint", directory=daemon.directory.given)
     hub.log.info("daemon_version", version=CUDA_VERSION)
-    _, limit_complaints = default_limits(daemon.devices, daemon.settings.memory_limits)
     for complaint in (*daemon.settings.complaints, *limit_complaints):
         hub.log.warning("daemon_setting_refused", complaint=complaint)
 
