@@ -10,6 +10,8 @@ from attrs import frozen
 _MEMORY = re.compile(r"([0-9]{1,12})([GgMm])[Bb]?")
 MOST_MEMORY = 1 << 50
 """1 PiB: more is a slip of the keys."""
+PER_CONTEXT_PARTITIONING = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
+"""Set to 1 when a client process starts: each of its contexts has a percentage of its own (MPS documents, 4.2.6)."""
 
 
 class BadLimit(ValueError):

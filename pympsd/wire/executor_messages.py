@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from attrs import frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.results import Result
 from pympsd.wire.messages import message
 
 
@@ -18,6 +21,8 @@ class ExecutorSetup:
     generation: int
     backend: str
     device: DeviceFacts
+    reports_memory: bool = False
+    """Whether it is to say MemoryUsed."""
 
 
 @message(65)
@@ -48,7 +53,10 @@ class Attach:
     new_stream: bool
     multiprocessors: int
     memory_bytes: int
-    """The most the context may hold, its own overhead included; 0: no limit but the device's."""
+    """The most the client's contexts may hold together, the overhead of each included; 0: no limit but the device's.
+
+    The figure that came with the client's first context counts for as long as it has any.
+    """
     priority: int
 
 
@@ -75,10 +83,12 @@ class Detach:
 @message(74)
 @frozen
 class Terminate:
-    """Stop a context's work for good: every later call in it answers CUDA_ERROR_MPS_CLIENT_TERMINATED."""
+    """Stop a context's work for good: every later call in it answers this CUresult, for this reason."""
 
     request: int
     context: int
+    code: int = Result.ERROR_MPS_CLIENT_TERMINATED
+    reason: str = "an operator ended this context with terminate_client; destroy it and make another"
 
 
 @message(70)
@@ -93,7 +103,7 @@ class DropClient:
 @message(71)
 @frozen
 class ExecutorDone:
-    """Answers Detach, Terminate and DropClient."""
+    """Answers Detach, Terminate, DropClient and Ping."""
 
     request: int
 
@@ -101,7 +111,7 @@ class ExecutorDone:
 @message(72)
 @frozen
 class ExecutorRefused:
-    """Attach, Detach or Terminate failed."""
+    """Attach, Detach, Terminate or AskTrace failed."""
 
     request: int
     code: int
@@ -116,3 +126,70 @@ class ContextFaulted:
     context: int
     code: int
     reason: str
+
+
+@message(78)
+@frozen
+class MemoryUsed:
+    """What clients hold on the device, in bytes by client; said when it has changed, at most a few times a second."""
+
+    clients: dict[int, int]
+
+
+@message(77)
+@frozen
+class Ping:
+    """Are you well? Answered by a thread that never waits for a kernel."""
+
+    request: int
+
+
+@message(75)
+@frozen
+class AskTrace:
+    """What did the device do?"""
+
+    request: int
+
+
+@frozen
+class ContextTrace:
+    """A living context's part of the multiprocessors; ``context`` is the serial it was attached by."""
+
+    context: int
+    multiprocessors: tuple[int, ...]
+    """The ids of those it may use, as its kernels read them in %smid."""
+    slots: int
+    """Blocks that can be resident on them at once, however small."""
+    resident_high_water: int
+    """The most that were."""
+
+
+@frozen
+class BatchTrace:
+    """Blocks of one kernel that began together; ``sequence`` counts all such beginnings on the device."""
+
+    sequence: int
+    context: int
+    kernel: str
+    """Its name, cut to ``KERNEL_NAME_LIMIT`` characters."""
+    first_block: int
+    blocks: int
+    priority: int
+    """The client's, as in Attach."""
+
+
+BATCH_TRACE_LIMIT: Final = 4096
+KERNEL_NAME_LIMIT: Final = 100
+"""So that the longest trace is well within a frame."""
+
+
+@message(76)
+@frozen
+class Trace:
+    """Answers AskTrace: counters, living contexts, and the latest batches, oldest first."""
+
+    request: int
+    counters: dict[str, int]
+    contexts: tuple[ContextTrace, ...]
+    batches: tuple[BatchTrace, ...]

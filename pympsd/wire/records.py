@@ -22,6 +22,8 @@ RECORD_LIMIT: Final = 1 << 20
 ANSWER: Final = 0x8000
 FLAG_QUIET: Final = 1
 """In a record: the sender does not wait for this answer; a failure is kept for its next waiting call."""
+FLAG_COOPERATIVE: Final = 2
+"""In a LAUNCH: all blocks of the grid must be resident together, or the launch is refused."""
 FLAG_RUINED: Final = 1
 """In an answer: the result is sticky, the context is ruined and every later call in it answers the same."""
 
@@ -91,6 +93,12 @@ OPERATIONS: Final = (
     Operation(21, "SYNCHRONIZE_EVENT", _u64("event"), answered=True),
     Operation(22, "ELAPSED_TIME", _u64("start", "end"), answered=True, answers=(("milliseconds", "d"),)),
     Operation(23, "SYNCHRONIZE_CONTEXT", (), answered=True),
+    # A function of the client's: answered when the stream reaches it; the stream goes on with HOST_FUNCTION_DONE.
+    Operation(24, "HOST_FUNCTION", _u64("stream", "token"), answered=True),
+    Operation(25, "HOST_FUNCTION_DONE", _u64("token")),
+    # Answered once at most half of the work that the client may have unfinished is. Who has host functions pending
+    # asks in time: past the limit its records wait unread, and HOST_FUNCTION_DONE among them.
+    Operation(26, "ROOM", (), answered=True),
 )
 
 BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}

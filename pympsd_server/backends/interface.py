@@ -16,6 +16,7 @@ from typing import Protocol
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
+from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 
 
@@ -41,25 +42,33 @@ Completion = Callable[[Outcome], None]
 
 @frozen
 class Capabilities:
-    """What an implementation can do, as values; nobody asks which implementation it is."""
+    """What a device of an implementation can do, as values; nobody asks which implementation or model it is."""
 
     isolates_address_spaces: bool
-    """Whether clients cannot reach each other's memory from kernels."""
+    """Whether clients cannot reach each other's memory from kernels (never by calls)."""
     contains_faults: bool
     """Whether a fault can be kept to its client; if not the device's process must be replaced."""
     stops_kernels: bool
     """Whether a running kernel can be stopped."""
     limits_multiprocessors: bool
     """Whether a context can be kept to some of the device's SMs."""
+    limits_memory: bool
+    """Whether a client can be kept to some of the device's memory."""
 
 
 @frozen
 class Quota:
-    """What a context may use. ``memory_bytes`` 0 means the device's own limit; priority as ClientPriority.level."""
+    """What a context may use; a device without the capability to limit something does not look at the limit."""
 
     multiprocessors: int
+    """How many; 0, or as many as there are: all of them, and it counts as the user of none."""
     memory_bytes: int
+    """The limit of the client process, which all its contexts share, the overhead of each included; 0: none.
+
+    The figure of its first context counts for as long as it has any.
+    """
     priority: int
+    """As ClientPriority.level: 0 normal, 1 below normal."""
 
 
 class Stream(Protocol):
@@ -88,8 +97,12 @@ class Stream(Protocol):
         block: tuple[int, int, int],
         shared_bytes: int,
         parameters: bytes,
+        cooperative: bool = False,
     ) -> None:
-        """Run a kernel: ``function`` is its index in the module's functions, ``parameters`` the flat buffer."""
+        """Run a kernel: ``function`` is its index in the module's functions, ``parameters`` the flat buffer.
+
+        ``cooperative``: all its blocks are resident together, or it is refused: COOPERATIVE_LAUNCH_TOO_LARGE.
+        """
 
     def record(self, event: Event) -> None:
         """The event is done when the work before it in this stream is."""
@@ -100,12 +113,26 @@ class Stream(Protocol):
     def notify(self, done: Completion) -> None:
         """Call back when all work so far in this stream is done (at once when it is)."""
 
+    def call_host(self, begin: Completion) -> HostCall:
+        """Call ``begin`` when the stream comes to this point; later work waits until the call is finished.
+
+        ``begin`` may come before this returns. When the context is ruined or destroyed nothing waits any more, and a
+        ``begin`` that has not come comes with that outcome.
+        """
+
     @property
     def idle(self) -> bool:
         """Whether all work so far is done."""
 
     def destroy(self) -> None:
         """Forget the stream; its work goes on to its end."""
+
+
+class HostCall(Protocol):
+    """A stream's wait for something outside of the device."""
+
+    def finish(self) -> None:
+        """The stream goes on. A second time nothing happens; BackendError INVALID_VALUE before ``begin`` has come."""
 
 
 class Event(Protocol):
@@ -194,10 +221,28 @@ class Device(Protocol):
     def trace(self) -> Mapping[str, int]:
         """Counters for tests and operators: kernels started and finished, batches, bytes allocated ..."""
 
-    def create_context(self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None]) -> Context:
+    @property
+    def context_traces(self) -> Sequence[ContextTrace]:
+        """What living contexts have of the multiprocessors, and how much of it they used at most."""
+
+    @property
+    def batch_traces(self) -> Sequence[BatchTrace]:
+        """The latest batches of blocks that began, oldest first."""
+
+    @property
+    def memory_used(self) -> Mapping[int, int]:
+        """Bytes of device memory by address space: what its allocations take, and its contexts themselves."""
+
+    def watch_memory(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called after every change of ``memory_used``, from any thread; it must not wait."""
+
+    def create_context(
+        self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0
+    ) -> Context:
         """Make a context; contexts of one ``address_space`` (one client process) share memory.
 
-        ``on_fault`` is called once, from any thread, when the context is ruined.
+        ``on_fault`` is called once, from any thread, when the context is ruined. ``serial`` is what the traces
+        call it. BackendError OUT_OF_MEMORY when there is no room for the context itself, with what it takes.
         """
 
     def close(self) -> None:

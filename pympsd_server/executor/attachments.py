@@ -6,8 +6,10 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from pympsd.channel.descriptors import told
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import (
+    AskTrace,
     Attach,
     Attached,
     ContextFaulted,
@@ -16,6 +18,7 @@ from pympsd.wire.executor_messages import (
     ExecutorDone,
     ExecutorRefused,
     Terminate,
+    Trace,
 )
 from pympsd_server.backends.interface import BackendError, Device, Outcome, Quota
 from pympsd_server.executor import shared_memory
@@ -61,6 +64,8 @@ class Attachments:
                 self._terminate(message)
             case DropClient():
                 self._drop(message)
+            case AskTrace():
+                self._send_trace(message)
             case _:
                 raise BackendError(Result.ERROR_NOT_SUPPORTED, f"{type(message).__name__} is no request")
 
@@ -84,7 +89,9 @@ class Attachments:
 
     def _make_context(self, request: Attach) -> ClientContext:
         quota = Quota(request.multiprocessors, request.memory_bytes, request.priority)
-        backend = self._device.create_context(request.client, quota, self._fault_report(request.context))
+        backend = self._device.create_context(
+            request.client, quota, self._fault_report(request.context), request.context
+        )
         return ClientContext(backend, self._generation)
 
     def _fault_report(self, context: int) -> Callable[[Outcome], None]:
@@ -97,7 +104,7 @@ class Attachments:
             ours, theirs = socket.socketpair()
             memory = shared_memory.make()
         except OSError as error:  # sockets close themselves when they are dropped
-            raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {error}") from None
+            raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {told(error)}") from None
         client = self._clients[request.client] = Client(ours, memory.view)
         client.start()
         return client, (theirs.detach(), memory.fd)
@@ -113,8 +120,7 @@ class Attachments:
         client = self._owners.get(request.context)
         if client is None:
             raise BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {request.context}")
-        reason = "an operator ended this context with terminate_client; destroy it and make another"
-        client.contexts[request.context].backend.terminate(Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, reason))
+        client.contexts[request.context].backend.terminate(Outcome(Result(request.code), request.reason))
         self._send(ExecutorDone(request.request))
 
     def _drop(self, request: DropClient) -> None:
@@ -124,3 +130,8 @@ class Attachments:
                 del self._owners[context]
             client.drop()
         self._send(ExecutorDone(request.request))
+
+    def _send_trace(self, request: AskTrace) -> None:
+        device = self._device
+        contexts, batches = tuple(device.context_traces), tuple(device.batch_traces)
+        self._send(Trace(request.request, dict(device.trace), contexts, batches))

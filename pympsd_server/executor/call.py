@@ -22,11 +22,12 @@ class Call:
     Exactly one of ``succeed``, ``fail`` and ``complete`` is called, once, from any thread.
     """
 
-    __slots__ = ("_opcode", "_sequence", "answered", "client", "context", "operands", "tail", "waited")
+    __slots__ = ("_opcode", "_sequence", "answered", "client", "context", "flags", "operands", "tail", "waited")
 
     def __init__(self, client: Client, context: ClientContext, record: records.Record, answered: bool) -> None:
         self.client = client
         self.context = context
+        self.flags = record.flags
         self.answered = answered
         self.waited = answered and not record.flags & records.FLAG_QUIET
         self.operands: tuple[int, ...] = ()

@@ -8,7 +8,7 @@ from typing import Final
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Context, Event, Module, Outcome, Stream
+from pympsd_server.backends.interface import BackendError, Context, Event, HostCall, Module, Outcome, Stream
 from pympsd_server.executor.handles import HandleTable
 
 IMAGE_LIMIT: Final = 256 << 20
@@ -32,6 +32,8 @@ class ClientContext:
         self.streams: HandleTable[StreamEntry] = HandleTable("stream", generation)
         self.events: HandleTable[Event] = HandleTable("event", generation)
         self.modules: HandleTable[Module] = HandleTable("module", generation)
+        self.host_calls: dict[int, HostCall] = {}
+        """Functions of the client's that are not done, by its tokens."""
         self.images = Images()
         self._default = StreamEntry(backend.default_stream)
         self._lock = Lock()

@@ -14,6 +14,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd.wire import messages
+from pympsd.wire.executor_messages import ExecutorDone, Ping
 from pympsd.wire.framing import FrameReader
 
 _RECEIVE_BYTES: Final = 1 << 16
@@ -67,13 +68,17 @@ class Link:
     def watch(self, handle: Callable[[Any], None]) -> None:
         """Hand messages to ``handle`` in a thread of its own, in order; return when the link ends.
 
-        Only this thread reads the link, and it does nothing else, so the end is seen at once.
+        Only this thread reads the link, and all else it does is to answer a Ping: the end is seen at once.
         """
         desk: SimpleQueue[Any] = SimpleQueue()
         threading.Thread(target=_take_all, args=(desk, handle), name="desk", daemon=True).start()
         while True:
             while self._received:
-                desk.put(self._received.popleft())
+                message = self._received.popleft()
+                if isinstance(message, Ping):
+                    self.send(ExecutorDone(message.request))
+                else:
+                    desk.put(message)
             if not self._receive():
                 return
 

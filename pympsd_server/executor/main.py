@@ -20,6 +20,7 @@ from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.allocator import keep_freed_memory
 from pympsd_server.executor.attachments import Attachments
 from pympsd_server.executor.link import Link
+from pympsd_server.executor.memory_report import report_memory
 
 if TYPE_CHECKING:
     from pympsd_server.backends.interface import Device
@@ -71,6 +72,8 @@ def _serve(link: Link) -> int:
     attachments = Attachments(device, setup.generation, link.send)
     gc.freeze()  # what is loaded stays: no later collection looks at it again
     link.send(ExecutorReady(os.getpid()))
+    if setup.reports_memory:
+        report_memory(device, link.send)
     link.watch(attachments.handle)
     return 0
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import ModuleLayout
-from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT, padded
+from pympsd.wire.records import FLAG_COOPERATIVE, HEADER_BYTES, RECORD_LIMIT, padded
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.call import Call
 
@@ -48,7 +48,8 @@ def _launch(call: Call) -> None:
     entry = call.context.stream(stream)
     parameters = call.tail[:parameter_bytes]
     code = call.context.modules[module]
-    entry.backend.launch(code, function, (gx, gy, gz), (bx, by, bz), shared_bytes, parameters)
+    cooperative = bool(call.flags & FLAG_COOPERATIVE)
+    entry.backend.launch(code, function, (gx, gy, gz), (bx, by, bz), shared_bytes, parameters, cooperative)
     call.client.work_limit.enter(entry)
 
 

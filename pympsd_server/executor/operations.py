@@ -11,7 +11,7 @@ from attrs import frozen
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.executor import memory_calls, module_calls, stream_calls
+from pympsd_server.executor import host_calls, memory_calls, module_calls, stream_calls
 from pympsd_server.executor.call import Call
 
 Execute = Callable[[Call], None]
@@ -42,6 +42,11 @@ def _row(operation: records.Operation, execute: Execute) -> Row:
     return Row(operation.name, operation.answered, bool(operation.tail), operands, execute)
 
 
-_EXECUTE: Final[Mapping[str, Execute]] = {**memory_calls.CALLS, **module_calls.CALLS, **stream_calls.CALLS}
+_EXECUTE: Final[Mapping[str, Execute]] = {
+    **memory_calls.CALLS,
+    **module_calls.CALLS,
+    **stream_calls.CALLS,
+    **host_calls.CALLS,
+}
 ROWS: Final = {operation.opcode: _row(operation, _EXECUTE[operation.name]) for operation in records.OPERATIONS}
 """By opcode. A row of the wire's table without a function here is an error at import."""

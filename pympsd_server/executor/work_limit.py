@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Condition
 from typing import Final
 
@@ -10,6 +11,7 @@ from pympsd_server.executor.client_context import StreamEntry
 
 LIMIT: Final = 16384
 """Operations; a launch costs the executor about a kilobyte until it has run. (CUDA blocks a launch after 1,024.)"""
+HALF: Final = LIMIT // 2
 _GROUP: Final = 32
 
 
@@ -22,6 +24,7 @@ class WorkLimit:
         self._loose: dict[int, StreamEntry] = {}
         self._loose_operations = 0
         """Operations in groups that are not full, over all streams."""
+        self._wanting_half: list[Callable[[], None]] = []
         self._closed = False
 
     def enter(self, stream: StreamEntry) -> None:
@@ -33,8 +36,11 @@ class WorkLimit:
             self._count(stream)
         elif self._loose_operations >= LIMIT:
             # A few in each of very many streams: they count too.
-            for each in list(self._loose.values()):
-                self._count(each)
+            self._count_all()
+
+    def _count_all(self) -> None:
+        for each in list(self._loose.values()):
+            self._count(each)
 
     def _count(self, stream: StreamEntry) -> None:
         count, stream.uncounted = stream.uncounted, 0
@@ -60,6 +66,20 @@ class WorkLimit:
             self._unfinished += count
             if before >= LIMIT > self._unfinished:
                 self._changed.notify_all()
+            if not before >= HALF > self._unfinished:
+                return
+            wanting, self._wanting_half = self._wanting_half, []
+        for tell in wanting:
+            tell()
+
+    def when_half_is_free(self, tell: Callable[[], None]) -> None:
+        """Call back once less than half of what the client may queue is unfinished (at once when it is so)."""
+        self._count_all()
+        with self._changed:
+            if self._unfinished >= HALF:
+                self._wanting_half.append(tell)
+                return
+        tell()
 
     def wait_for_room(self) -> None:
         """Wait until the client may queue more; at most until the client is dropped."""

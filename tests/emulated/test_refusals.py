@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd_server.backends.emulated.ptx import InvalidPtx, NotPtx, load_program
+from pympsd_server.backends.emulated.ptx import InvalidPtx, NotPtx, UnsupportedByMps, load_program
 from tests.emulated.harness import HEADER
 
 
@@ -85,6 +85,39 @@ NAMED = ("expected", "unknown", "unsupported", "wide", "wider", "syntax error")
 def test_refused_items(item: str, words: str) -> None:
     with pytest.raises(InvalidPtx, match=words):
         load_program((HEADER + item).encode())
+
+
+LAUNCHES = """
+.extern .func (.param .b32 result) {name} (.param .b64 buffer, .param .b64 stream);
+.visible .entry parent() {{ .reg .b64 %d; mov.u64 %d, 0; ret; }}
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cudaLaunchDevice", "cudaLaunchDeviceV2", "cudaGetParameterBuffer", "cudaGetParameterBufferV2",
+        "cudaDeviceSynchronize", "cudaStreamCreateWithFlags", "__cudaCDP2LaunchDeviceV2", "cudaCDP2DeviceSynchronize",
+    ],
+)  # fmt: skip
+def test_dynamic_parallelism_is_refused_where_it_is_declared(name: str) -> None:
+    with pytest.raises(UnsupportedByMps, match=rf"line 5: unsupported: {name} .*dynamic parallelism"):
+        load_program((HEADER + LAUNCHES.format(name=name)).encode())
+
+
+def test_dynamic_parallelism_is_refused_where_it_is_called() -> None:
+    with pytest.raises(UnsupportedByMps, match="cudaDeviceSynchronize is a function of the device runtime"):
+        load_program(kernel("call (%r0), cudaDeviceSynchronize;"))
+
+
+@pytest.mark.parametrize("name", ["cudabra", "my_cudaLaunchDevice", "__cuda_helper"])
+def test_a_function_with_a_name_like_it_is_no_dynamic_parallelism(name: str) -> None:
+    load_program((HEADER + LAUNCHES.format(name=name)).encode())
+
+
+def test_a_function_of_ones_own_may_be_called_as_the_device_runtimes() -> None:
+    program = load_program((HEADER + ".func cudaMine() { ret; } .entry k() { call cudaMine; ret; }").encode())
+    assert list(program.kernels) == ["k"]
 
 
 @pytest.mark.parametrize(

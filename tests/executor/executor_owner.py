@@ -18,12 +18,14 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.wire import messages
 from pympsd.wire.executor_messages import (
+    AskTrace,
     Attach,
     Attached,
     Detach,
     DropClient,
     ExecutorReady,
     ExecutorSetup,
+    Trace,
 )
 from pympsd.wire.framing import FrameReader
 
@@ -140,6 +142,13 @@ class ExecutorOwner:
     def drop(self, client: int) -> Any:
         """Drop a client process."""
         return self.ask(DropClient, client=client)[0]
+
+    def trace(self) -> Trace:
+        """Ask what the device did."""
+        answer, fds = self.ask(AskTrace)
+        assert isinstance(answer, Trace), answer
+        assert fds == ()
+        return answer
 
     # --- the process
 

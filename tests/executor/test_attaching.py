@@ -24,7 +24,7 @@ from pympsd.wire.executor_messages import (
 )
 
 from .executor_owner import SECONDS, ExecutorOwner, readable
-from .raw_client import ENDLESS, RawClient
+from .raw_client import ENDLESS
 
 Start = Callable[..., ExecutorOwner]
 
@@ -81,8 +81,10 @@ def test_what_attached_says(executor: ExecutorOwner) -> None:
     limited = executor.attach(memory_bytes=1 << 30).attached
     assert limited.memory_bytes == 1 << 30
     assert limited.stream_priorities == (0, -5)
-    unlimited, fds = executor.ask(Attach, **executor.request(1, 2, False))
+    second, fds = executor.ask(Attach, **executor.request(1, 2, False, multiprocessors=8))
     assert fds == ()
+    assert second.memory_bytes == 1 << 30
+    unlimited = executor.attach(client=2, context=3).attached
     assert unlimited.memory_bytes == describe("H200")[0].memory_bytes
 
 
@@ -98,7 +100,9 @@ def test_a_limit_below_the_cost_of_a_context_is_refused(executor: ExecutorOwner)
     answer, _ = executor.ask(Attach, **executor.request(1, 1, True, memory_bytes=1 << 20))
     assert isinstance(answer, ExecutorRefused)
     assert answer.code == Result.ERROR_OUT_OF_MEMORY
-    assert isinstance(executor.attach(), RawClient)
+    overhead = sum(describe("H200")[0].memory_bytes - free for free, _ in [executor.attach().memory_info()])
+    assert f"takes {overhead} bytes" in answer.reason
+    assert f"limit is {1 << 20} bytes" in answer.reason
 
 
 def test_detached_contexts_free_their_memory_and_their_serial(executor: ExecutorOwner) -> None:
@@ -178,7 +182,7 @@ def test_a_ruined_context_is_reported_once(executor: ExecutorOwner) -> None:
 
 
 def test_a_small_device_runs_out_across_its_clients(start: Start) -> None:
-    device = evolve(describe("H200")[0], memory_bytes=1 << 30)
+    device = evolve(describe("H200")[0], memory_bytes=2 << 30)
     owner = start().ready(device)
     first, second = owner.attach(client=1, context=1), owner.attach(client=2, context=2)
     first.allocate(900 << 20)

@@ -55,13 +55,13 @@ def test_nothing_is_copied_for_no_bytes(client: RawClient) -> None:
 
 
 def test_a_memory_limit_holds_and_is_what_the_client_sees(executor: ExecutorOwner) -> None:
-    client = executor.attach(memory_bytes=100 << 20)
+    client = executor.attach(memory_bytes=1 << 30)
     free, total = client.memory_info()
-    assert total == 100 << 20
+    assert total == 1 << 30
     assert 0 < free < total
-    answer = client.call("ALLOCATE", 100 << 20)
+    answer = client.call("ALLOCATE", 1 << 30)
     assert answer.result == Result.ERROR_OUT_OF_MEMORY
-    assert str(100 << 20) in answer.reason
+    assert str(1 << 30) in answer.reason
     client.good("ALLOCATE", free)
     assert client.call("ALLOCATE", 1).result == Result.ERROR_OUT_OF_MEMORY
 

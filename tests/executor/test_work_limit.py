@@ -7,7 +7,7 @@ from typing import Any
 from attrs import define, field
 
 from pympsd_server.backends.interface import Outcome
-from pympsd_server.executor.work_limit import LIMIT, WorkLimit
+from pympsd_server.executor.work_limit import HALF, LIMIT, WorkLimit
 
 
 @define(eq=False)
@@ -55,3 +55,28 @@ def test_one_operation_in_each_of_very_many_streams_fills_it() -> None:
     for entry in entries:
         entry.backend.finish()
     assert not is_full(limit)
+
+
+def test_who_asks_is_told_once_half_is_free() -> None:
+    limit, entry, told = WorkLimit(), Entry(), []
+    limit.when_half_is_free(lambda: told.append("at once"))
+    for _ in range(HALF):
+        limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
+    limit.when_half_is_free(lambda: told.append("later"))
+    limit.when_half_is_free(lambda: told.append("later too"))
+    assert told == ["at once"]
+    entry.backend.finish()
+    assert told == ["at once", "later", "later too"]
+    limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
+    entry.backend.finish()
+    assert len(told) == 3
+
+
+def test_work_that_is_not_counted_yet_counts_for_who_asks() -> None:
+    limit, entries, told = WorkLimit(), [Entry() for _ in range(HALF)], []
+    for entry in entries:
+        limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
+    limit.when_half_is_free(lambda: told.append(True))
+    assert not told
+    entries[0].backend.finish()
+    assert told

@@ -35,11 +35,33 @@ def test_every_variable_is_read() -> None:
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5",
             "CUDA_MPS_CLIENT_PRIORITY": "1",
             "PYMPSD_LOG_DIALECT": "r580",
+            "PYMPSD_TURN_PATIENCE": "2.5",
         }
     )
     assert settings == Settings(
-        "/pipe", "/log", "emulated", "2xA100", "1", ThreadPercentage(12.5), ClientPriority(1), "r580", ()
+        "/pipe",
+        "/log",
+        "emulated",
+        "2xA100",
+        "1",
+        ThreadPercentage(12.5),
+        ClientPriority(1),
+        "r580",
+        (),
+        turn_patience=2.5,
     )
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("0", 0.0), ("0.5", 0.5), ("", 30.0), ("999999999", 999999999.0)])
+def test_the_patience_of_turns(text: str, seconds: float) -> None:
+    assert Settings.from_environment({"PYMPSD_TURN_PATIENCE": text}).turn_patience == seconds
+    assert Settings.from_environment({}).turn_patience == 30.0
+
+
+@pytest.mark.parametrize("text", ["-1", "x", "30s", "nan", "inf", "1e9", " "])
+def test_a_patience_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(BadSetting, match="PYMPSD_TURN_PATIENCE is a number of seconds, 0 or more, not"):
+        Settings.from_environment({"PYMPSD_TURN_PATIENCE": text})
 
 
 @pytest.mark.parametrize("text", DIALECTS)

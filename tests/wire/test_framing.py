@@ -90,6 +90,30 @@ def test_a_frame_may_not_state_descriptors_that_did_not_come() -> None:
         list(FrameReader(fds_allowed=2).feed(frames.encode(1, b"", 2), (7,)))
 
 
+def test_a_frame_whose_descriptors_were_lost_says_so_and_the_others_keep_theirs() -> None:
+    reader = FrameReader(fds_allowed=2)
+    first, second, third = (frames.encode(1, name, 2) for name in (b"a", b"b", b"c"))
+    got = list(reader.feed(first, (7, 8)))
+    got += reader.feed(second[:5], lost=True)
+    got += reader.feed(second[5:] + frames.encode(2, b"none"))
+    got += reader.feed(third, (9, 10))
+    assert got == [
+        Frame(1, b"a", (7, 8)),
+        Frame(1, b"b", fds_lost=True),
+        Frame(2, b"none"),
+        Frame(1, b"c", (9, 10)),
+    ]
+    assert reader.take_unclaimed_fds() == ()
+
+
+def test_lost_descriptors_make_up_for_no_others() -> None:
+    reader = FrameReader(fds_allowed=2)
+    list(reader.feed(b"", (7,)))
+    with pytest.raises(RemoteError, match="states 2 file descriptors and brought 1"):
+        list(reader.feed(frames.encode(1, b"", 2), lost=True))
+    assert reader.take_unclaimed_fds() == (7,)
+
+
 def test_unclaimed_descriptors_are_given_back_once() -> None:
     reader = FrameReader(fds_allowed=2)
     assert [frame.fds for frame in reader.feed(frames.encode(1, b"", 1), (7, 8))] == [(7,)]

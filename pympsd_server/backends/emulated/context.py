@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.context_memory import ContextMemory
-from pympsd_server.backends.emulated.memory import AddressSpace
+from pympsd_server.backends.emulated.memory import Reach
 from pympsd_server.backends.emulated.module import EmulatedModule
 from pympsd_server.backends.emulated.operations import Marker, Operation
 from pympsd_server.backends.emulated.placement import Placement
@@ -17,7 +17,7 @@ from pympsd_server.backends.emulated.programs import load
 from pympsd_server.backends.emulated.scheduler import Scheduler
 from pympsd_server.backends.emulated.stream import EmulatedEvent, EmulatedStream
 from pympsd_server.backends.emulated.trace import Trace
-from pympsd_server.backends.emulated.turns import Group, Share, weight_of_level, weight_of_priority
+from pympsd_server.backends.emulated.turns import Group, weight_of_priority
 from pympsd_server.backends.interface import BackendError, Completion, Outcome
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class EmulatedContext:
         memory: ContextMemory,
         placement: Placement,
         level: int,
+        serial: int,
         trace: Trace,
         on_fault: Callable[[Outcome], None],
         on_destroyed: Callable[[EmulatedContext], None],
@@ -44,11 +45,13 @@ class EmulatedContext:
         self.scheduler = scheduler
         self.memory = memory
         self.placement = placement
+        self.serial = serial
+        """What traces call it."""
         self.trace = trace
         self.on_fault = on_fault
         self._on_destroyed = on_destroyed
         self.cancel = Flag()
-        self.group = Group(Share(weight_of_level(level)))
+        self.group = Group(level)
         self.pending: dict[Operation, None] = {}
         """Unfinished operations, in the order they came."""
         self.busy: dict[EmulatedStream, None] = {}
@@ -58,9 +61,9 @@ class EmulatedContext:
         self._default = EmulatedStream(self, weight_of_priority(0), blocking=True)
 
     @property
-    def space(self) -> AddressSpace:
-        """The client's memory."""
-        return self.memory.space
+    def reach(self) -> Reach:
+        """The memory that copies and fills reach."""
+        return self.memory.reach
 
     # --- memory
 

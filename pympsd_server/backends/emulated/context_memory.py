@@ -5,24 +5,30 @@ from __future__ import annotations
 from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.budget import CONTEXT_OVERHEAD_BYTES, ContextBudget, charged
+from pympsd_server.backends.emulated.budget import charged
 from pympsd_server.backends.emulated.client_space import ClientSpace
-from pympsd_server.backends.emulated.memory import AddressSpace
+from pympsd_server.backends.emulated.memory import AddressSpace, Reach
 from pympsd_server.backends.emulated.programs import LoadedModule, Program
 from pympsd_server.backends.emulated.ptx.faults import OutOfMemory
-from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.interface import BackendError, Outcome
 
 ALLOCATION_LIMIT: Final = 1 << 18
 """Allocations one context may hold; each costs the executor some hundred bytes, however small it is."""
+
+WORKSPACE_BYTES: Final = 8
+"""Two words, a size and the barrier's count, as the grid synchronisation of cooperative groups expects them."""
 
 
 class ContextMemory:
     """What one context holds. Calls come from several threads; kernels read the space without asking."""
 
-    def __init__(self, client: ClientSpace, budget: ContextBudget) -> None:
-        budget.take(CONTEXT_OVERHEAD_BYTES)
+    def __init__(self, client: ClientSpace, overhead: int, context: str) -> None:
+        """Take the context's own ``overhead`` in bytes; OUT_OF_MEMORY says what ``context`` it was for."""
         self._client = client
-        self._budget = budget
+        self._budget = client.budget
+        self._overhead = overhead
+        with client.lock:
+            self._budget.take(overhead, context)
         self._held: dict[int, int] = {}
         self._retired: set[int] = set()
         self._closed = False
@@ -31,6 +37,11 @@ class ContextMemory:
     def space(self) -> AddressSpace:
         """The client's memory."""
         return self._client.space
+
+    @property
+    def reach(self) -> Reach:
+        """What the client's calls reach of it."""
+        return self._client.reach
 
     def allocate(self, count: int) -> int:
         """Return the address of ``count`` new bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
@@ -48,6 +59,7 @@ class ContextMemory:
                 self._budget.give(charged(count))
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             self._held[address] = count
+            self._client.own(address)
         return address
 
     def _check_open(self) -> None:
@@ -68,31 +80,48 @@ class ContextMemory:
             self._release(address)
 
     def _release(self, address: int) -> None:
+        self._client.disown(address)
         self.space.free(address)
         self._budget.give(charged(self._held.pop(address)))
+
+    def borrow_workspace(self) -> int:
+        """Return the address of zeros by which the blocks of a cooperative launch meet; no call can free it."""
+        address = self.allocate(WORKSPACE_BYTES)
+        self.retire(address)
+        return address
+
+    def return_workspace(self, address: int, outcome: Outcome) -> None:
+        """The launch has ended; a ruined context's workspace goes when the context is destroyed."""
+        if outcome.code is Result.SUCCESS:
+            self.release(address)
 
     def link(self, program: Program, multiprocessors: int) -> LoadedModule:
         """Place a program's variables; BackendError OUT_OF_MEMORY when they do not fit."""
         with self._client.lock:
             self._check_open()
-            before = self.space.used_bytes
             try:
                 loaded = program.link(self.space, multiprocessors)
             except OutOfMemory as error:
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             try:
-                self._budget.take(self.space.used_bytes - before)
+                self._budget.take(self._charged(loaded), "a module")
             except BackendError:
                 loaded.unload()
                 raise
+            for address in loaded.addresses.values():
+                self._client.own(address)
         return loaded
+
+    def _charged(self, loaded: LoadedModule) -> int:
+        return sum(charged(self.space.size_of(address)) for address in loaded.addresses.values())
 
     def unlink(self, loaded: LoadedModule) -> None:
         """Free a program's variables."""
         with self._client.lock:
-            before = self.space.used_bytes
+            self._budget.give(self._charged(loaded))
+            for address in loaded.addresses.values():
+                self._client.disown(address)
             loaded.unload()
-            self._budget.give(before - self.space.used_bytes)
 
     def info(self) -> tuple[int, int]:
         """Return (free, total) bytes."""
@@ -106,4 +135,4 @@ class ContextMemory:
             for address in tuple(self._held):
                 self._release(address)
             self._retired.clear()
-            self._budget.give(CONTEXT_OVERHEAD_BYTES)
+            self._budget.give(self._overhead)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
 from pympsd.vocabulary.device_facts import DeviceFacts, window_of
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.budget import ContextBudget, DeviceBudget
-from pympsd_server.backends.emulated.client_space import ClientSpace, reserve
+from pympsd.wire.executor_messages import BatchTrace, ContextTrace
+from pympsd_server.backends.emulated.budget import DeviceBudget, context_overhead
+from pympsd_server.backends.emulated.client_space import ClientSpaces
 from pympsd_server.backends.emulated.context import EmulatedContext
 from pympsd_server.backends.emulated.context_memory import ContextMemory
+from pympsd_server.backends.emulated.multiprocessors import Multiprocessors
 from pympsd_server.backends.emulated.placement import Placement
 from pympsd_server.backends.emulated.scheduler import Scheduler
 from pympsd_server.backends.emulated.trace import Trace
 from pympsd_server.backends.emulated.turns import GREATEST_PRIORITY, LEAST_PRIORITY
 from pympsd_server.backends.interface import BackendError, Capabilities, Outcome, Quota
-
-_CAPABILITIES = Capabilities(
-    isolates_address_spaces=True,
-    contains_faults=True,
-    stops_kernels=True,
-    limits_multiprocessors=True,
-)
 
 
 class EmulatedDevice:
@@ -30,20 +25,27 @@ class EmulatedDevice:
 
     def __init__(self, facts: DeviceFacts, ordinal: int) -> None:
         self._facts = facts
-        self._base = window_of(ordinal)
         self._budget = DeviceBudget(facts.memory_bytes)
+        self._multiprocessors = Multiprocessors(facts.multiprocessors)
+        self._spaces = ClientSpaces(facts, window_of(ordinal), self._budget)
         self._scheduler = Scheduler()
         self._trace = Trace()
         self._lock = Lock()
-        self._spaces: dict[int, ClientSpace] = {}
         self._contexts: dict[EmulatedContext, int] = {}
         """Living contexts, with the key of their address space."""
         self._closed = False
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this implementation can do: everything."""
-        return _CAPABILITIES
+        """Everything, except what no device before Volta did under MPS."""
+        volta = self._facts.is_volta_or_newer
+        return Capabilities(
+            isolates_address_spaces=volta,
+            contains_faults=True,
+            stops_kernels=True,
+            limits_multiprocessors=volta,
+            limits_memory=volta,
+        )
 
     @property
     def stream_priorities(self) -> tuple[int, int]:
@@ -64,44 +66,76 @@ class EmulatedDevice:
         self._trace.put("bytes_used", self._budget.used)
         return self._trace
 
+    @property
+    def context_traces(self) -> Sequence[ContextTrace]:
+        """The multiprocessors of living contexts and their most resident blocks."""
+        with self._lock:
+            return [context.placement.traced(context.serial) for context in self._contexts]
+
+    @property
+    def batch_traces(self) -> Sequence[BatchTrace]:
+        """The latest batches that began."""
+        return self._trace.batches
+
+    @property
+    def memory_used(self) -> Mapping[int, int]:
+        """Bytes by the key of an address space: allocations and contexts."""
+        with self._lock:
+            return self._spaces.used()
+
+    def watch_memory(self, changed: Callable[[], None]) -> None:
+        """Have every change of ``memory_used`` told."""
+        self._budget.on_change = changed
+
     def create_context(
-        self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None]
+        self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0
     ) -> EmulatedContext:
         """Make a context; BackendError OUT_OF_MEMORY when the device or the quota has no room for one."""
         with self._lock:
             if self._closed:
                 raise BackendError(Result.ERROR_DEINITIALIZED, "the device is closed")
-            budget = ContextBudget(self._budget, quota.memory_bytes)
-            client = self._spaces.get(address_space) or reserve(self._base, self._facts.memory_bytes)
-            context = EmulatedContext(
-                self._facts,
-                self._scheduler,
-                ContextMemory(client, budget),
-                Placement(self._multiprocessors(quota), self._facts.attributes),
-                quota.priority,
-                self._trace,
-                on_fault,
-                self._forget,
-            )
-            self._spaces[address_space] = client
-            client.contexts += 1
+            limited = self.capabilities.limits_multiprocessors
+            multiprocessors = self._multiprocessors.take(quota.multiprocessors if limited else 0)
+            try:
+                context = self._make(address_space, quota, multiprocessors, on_fault, serial)
+            except BaseException:
+                self._multiprocessors.give(multiprocessors)
+                raise
             self._contexts[context] = address_space
         return context
 
-    def _multiprocessors(self, quota: Quota) -> tuple[int, ...]:
-        every = self._facts.multiprocessors
-        count = quota.multiprocessors or every
-        return tuple(range(max(1, min(count, every))))
+    def _make(
+        self,
+        address_space: int,
+        quota: Quota,
+        multiprocessors: tuple[int, ...],
+        on_fault: Callable[[Outcome], None],
+        serial: int,
+    ) -> EmulatedContext:
+        client = self._spaces.of(address_space, quota.memory_bytes)
+        overhead = context_overhead(self._facts, len(multiprocessors))
+        memory = ContextMemory(client, overhead, f"a context on {len(multiprocessors)} multiprocessors")
+        placement = Placement(multiprocessors, self._facts.attributes)
+        context = EmulatedContext(
+            self._facts,
+            self._scheduler,
+            memory,
+            placement,
+            quota.priority,
+            serial,
+            self._trace,
+            on_fault,
+            self._forget,
+        )
+        self._spaces.enter(address_space, client)
+        return context
 
     def _forget(self, context: EmulatedContext) -> None:
         with self._lock:
             self._trace.raise_to("resident_blocks_high_water", context.placement.high_water)
-            key = self._contexts.pop(context)
-            client = self._spaces[key]
-            client.contexts -= 1
-            if not client.contexts:
-                del self._spaces[key]
-                client.space.close()
+            self._spaces.leave(self._contexts.pop(context))
+            self._multiprocessors.give(context.placement.sm_ids)
+        self._budget.changed()
 
     def close(self) -> None:
         """Destroy every context and end the compute thread."""

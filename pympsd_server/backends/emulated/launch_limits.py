@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.placement import BlockSize
 from pympsd_server.backends.emulated.programs import Kernel
 from pympsd_server.backends.interface import BackendError
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.emulated.context import EmulatedContext
 
 _DEFAULTS = {
     "MAX_GRID_DIM_X": 2147483647,
@@ -59,6 +64,25 @@ def check_launch(
             Result.ERROR_LAUNCH_OUT_OF_RESOURCES,
             f"{kernel.name} takes at most {kernel.max_threads_per_block} threads in a block, not {threads}",
         )
+
+
+def check_room(context: EmulatedContext, size: BlockSize, blocks: int, cooperative: bool) -> None:
+    """BackendError LAUNCH_OUT_OF_RESOURCES when no block fits a multiprocessor; for a cooperative launch
+    NOT_SUPPORTED on a device that has none, COOPERATIVE_LAUNCH_TOO_LARGE when the context cannot hold all of it.
+    """
+    if cooperative and not context.facts.attributes.get("COOPERATIVE_LAUNCH", 0):
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, "COOPERATIVE_LAUNCH of this device is 0: it has none")
+    placement = context.placement
+    most = placement.capacity(size)
+    if most and not (cooperative and blocks > most):
+        return
+    what = f"blocks of {size.threads} threads and {size.shared_bytes} bytes of shared memory"
+    if not most:
+        raise BackendError(Result.ERROR_LAUNCH_OUT_OF_RESOURCES, f"no multiprocessor has room for {what}")
+    raise BackendError(
+        Result.ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+        f"a cooperative launch of {blocks} {what}: the context's {len(placement.sm_ids)} multiprocessors hold {most}",
+    )
 
 
 def _invalid(reason: str) -> BackendError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
 
 import numpy as np
@@ -24,7 +25,32 @@ class ReserveRefused(OSError):
     """The host refused to reserve the address range."""
 
 
-class AddressSpace:
+class Reach(ABC):
+    """Bytes by their addresses, through `view`."""
+
+    @abstractmethod
+    def view(self, address: int, nbytes: int) -> memoryview:
+        """The bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        return bytes(self.view(address, nbytes))
+
+    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        source = memoryview(data).cast("B")
+        self.view(address, source.nbytes)[:] = source
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy inside the space; the ranges may overlap."""
+        destination = np.frombuffer(self.view(target, nbytes), np.uint8)
+        destination[...] = np.frombuffer(self.view(source, nbytes), np.uint8)
+
+    def fill(self, address: int, pattern: bytes, count: int) -> None:
+        """Repeat `pattern` (1, 2 or 4 bytes) `count` times from `address`."""
+        dtype = np.dtype(f"V{len(pattern)}")
+        np.frombuffer(self.view(address, len(pattern) * count), dtype)[:] = np.frombuffer(pattern, dtype)[0]
+
+
+class AddressSpace(Reach):
     """Device addresses `base` to `base + size`, backed by virtual memory that costs nothing until touched.
 
     Kernels and copies of the owner reach its allocations and nothing else. Addresses and sizes are in
@@ -134,23 +160,6 @@ class AddressSpace:
         if nbytes < 0 or not self.contains(low, low + nbytes):
             raise IllegalAddress(f"address {address:#x}, {nbytes} bytes: outside of the allocations")
         return self._bytes[low : low + nbytes].data
-
-    def read(self, address: int, nbytes: int) -> bytes:
-        return bytes(self.view(address, nbytes))
-
-    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        source = memoryview(data).cast("B")
-        self.view(address, source.nbytes)[:] = source
-
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy inside the space; the ranges may overlap."""
-        destination = np.frombuffer(self.view(target, nbytes), np.uint8)
-        destination[...] = np.frombuffer(self.view(source, nbytes), np.uint8)
-
-    def fill(self, address: int, pattern: bytes, count: int) -> None:
-        """Repeat `pattern` (1, 2 or 4 bytes) `count` times from `address`."""
-        dtype = np.dtype(f"V{len(pattern)}")
-        np.frombuffer(self.view(address, len(pattern) * count), dtype)[:] = np.frombuffer(pattern, dtype)[0]
 
     def contains(self, low: int, high: int) -> bool:
         """Whether offsets low to high (exclusive) all lie inside one allocation."""

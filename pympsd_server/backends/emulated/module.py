@@ -57,9 +57,12 @@ class EmulatedModule:
         shared_bytes: int,
         first_block: int,
         sm_of_block: Integers32,
+        workspace: int = 0,
     ) -> Batch:
         """Return blocks ``first_block`` and following of a launch, one for each entry of ``sm_of_block``."""
-        return Batch(self.loaded, kernel.name, grid, block, parameters, shared_bytes, first_block, sm_of_block)
+        return Batch(
+            self.loaded, kernel.name, grid, block, parameters, shared_bytes, first_block, sm_of_block, workspace
+        )
 
     def unload(self) -> None:
         """Give its memory back once all work of the context so far is done."""

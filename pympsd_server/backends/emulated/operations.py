@@ -21,6 +21,8 @@ class Operation:
 
     instant = False
     """Whether it is finished the moment its predecessors are."""
+    held = False
+    """Whether somebody else finishes it, told by its callbacks when its predecessors are finished."""
 
     def __init__(self, context: EmulatedContext, stream: EmulatedStream | None, share: Share) -> None:
         self.context = context
@@ -61,6 +63,16 @@ class Marker(Operation):
     instant = True
     also_after: Operation | None = None
     """A point of another stream that it waits for too."""
+
+
+class HostCall(Operation):
+    """Holds its stream from the moment it is reached, when its callbacks are told, until it is finished."""
+
+    held = True
+
+    def finish(self) -> None:
+        """The stream goes on, unless its context has ended meanwhile."""
+        self.context.scheduler.finish_held(self)
 
 
 class Transfer(Operation):

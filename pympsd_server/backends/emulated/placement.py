@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final, Protocol
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from pympsd.vocabulary.occupancy import block_cost, blocks_per_multiprocessor, multiprocessor_room
+from pympsd.wire.executor_messages import ContextTrace
+
 Integers = NDArray[np.int64]
 Integers32 = NDArray[np.int32]
-_DEFAULTS: Final = {
-    "MAX_BLOCKS_PER_MULTIPROCESSOR": 32,
-    "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
-    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 233472,
-}
+_PATIENCE: Final = 256
+"""Slices in a row without the end of a batch, after which whoever waits for room is waited for no longer: blocks that
+are resident may be waiting for some that have not begun.
+"""
+
+_CAPACITIES_KEPT: Final = 256
 
 
 @frozen
@@ -35,26 +39,78 @@ class Seats:
     size: BlockSize
 
 
+class Claimant(Protocol):
+    """A kernel that looks for room."""
+
+    @property
+    def at_once(self) -> int:
+        """How many of its blocks must begin together."""
+
+
 class Placement:
-    """Room on the multiprocessors of one context. Used by the compute thread alone.
+    """Room on the multiprocessors of one context. Used by the compute thread alone, but for ``capacity``.
 
     ``sm_ids`` are the multiprocessors the context is kept to.
     """
 
     def __init__(self, sm_ids: tuple[int, ...], attributes: Mapping[str, int]) -> None:
-        limits = {name: attributes.get(name, value) for name, value in _DEFAULTS.items()}
         self.sm_ids = sm_ids
+        self._attributes = attributes
+        self._capacities: dict[tuple[int, int], int] = {}
+        """What was calculated before: launches come in few shapes."""
         self._ids = np.array(sm_ids, np.int32)
-        self._limits = tuple(limits.values())
-        self._free = np.repeat(np.array([self._limits], np.int64).T, len(sm_ids), axis=1)
+        room = multiprocessor_room(attributes)
+        self.slots = room[0] * len(sm_ids)
+        """Blocks that can be resident at once, however small."""
+        self._free = np.repeat(np.array([room], np.int64).T, len(sm_ids), axis=1)
         self._in_turn = np.arange(len(sm_ids))
         self._lone: Seats | None = None
         """Blocks that are alone here and not subtracted from the room: most launches come and go like this."""
         self.resident = 0
         self.high_water = 0
         """The most blocks that were resident at once."""
-        self.wanting: set[Any] = set()
+        self.fruitless = 0
+        """Slices in a row that ended without a finished batch."""
+        self._wanting: set[Claimant] = set()
         """Kernels that have no block resident and found no room; while there are any, nobody grows."""
+        self._gathering: Claimant | None = None
+        """A kernel that needs room for many blocks at once; until it has it, no other kernel begins."""
+
+    # --- who may begin, and who may grow
+
+    def admits(self, kernel: Claimant, size: BlockSize) -> bool:
+        """Whether a kernel without resident blocks may begin; if not, it is waited for."""
+        impatient = self.fruitless >= _PATIENCE
+        if self._gathering is not None and self._gathering is not kernel and not impatient:
+            return False
+        if self.resident and self.room(size) < kernel.at_once:
+            self._wanting.add(kernel)
+            if kernel.at_once > 1 and self._gathering is None:
+                self._gathering = kernel
+            return False
+        self._wanting.discard(kernel)
+        return True
+
+    def lets_grow(self) -> bool:
+        """Whether a kernel with resident blocks may begin others that it could do without."""
+        return not (self._wanting or self._gathering) or self.fruitless >= _PATIENCE
+
+    def begun(self, kernel: Claimant) -> None:
+        """A kernel has its first blocks resident."""
+        if self._gathering is kernel:
+            self._gathering = None
+
+    # --- seats
+
+    def capacity(self, size: BlockSize) -> int:
+        """Return how many blocks of this size fit when there are no others."""
+        key = size.threads, size.shared_bytes
+        known = self._capacities.get(key)
+        if known is None:
+            if len(self._capacities) >= _CAPACITIES_KEPT:
+                self._capacities.clear()
+            known = self._capacities[key] = len(self.sm_ids) * blocks_per_multiprocessor(self._attributes, *key)
+        return known
 
     def room(self, size: BlockSize) -> int:
         """Return how many blocks of this size fit now."""
@@ -64,9 +120,13 @@ class Placement:
         if self._lone is not None:
             self._account(self._lone.rows, self._lone.size, -1)
             self._lone = None
-        needed = np.array([[1], [size.threads], [max(1, size.shared_bytes)]], np.int64)
-        fitting: Integers = (self._free // needed).min(axis=0)
+        cost = self._cost(size)
+        taken = cost[:, 0] > 0  # a block without shared memory fits where none is left
+        fitting: Integers = (self._free[taken] // cost[taken]).min(axis=0)
         return fitting
+
+    def _cost(self, size: BlockSize) -> Integers:
+        return np.array([block_cost(self._attributes, size.threads, size.shared_bytes)], np.int64).T
 
     def seat(self, size: BlockSize, count: int) -> Seats:
         """Place up to ``count`` blocks, spread over the multiprocessors; the result may hold fewer, even none."""
@@ -81,9 +141,7 @@ class Placement:
         return seats
 
     def _seat_alone(self, size: BlockSize, count: int) -> Seats:
-        blocks, threads, shared_bytes = self._limits
-        each = min(blocks, threads // size.threads, shared_bytes // max(1, size.shared_bytes))
-        count = min(count, each * len(self.sm_ids))
+        count = min(count, self.capacity(size))
         if count <= len(self.sm_ids):
             return Seats(self._ids[:count], self._in_turn[:count], size)
         return Seats(np.resize(self._ids, count), np.resize(self._in_turn, count), size)
@@ -106,8 +164,7 @@ class Placement:
 
     def _account(self, rows: Integers, size: BlockSize, sign: int) -> None:
         blocks = np.bincount(rows, minlength=len(self.sm_ids))
-        taken = np.array([[1], [size.threads], [max(1, size.shared_bytes)]], np.int64)
-        self._free += sign * taken * blocks
+        self._free += sign * self._cost(size) * blocks
 
     def leave(self, seats: Seats) -> None:
         """These blocks have ended."""
@@ -116,3 +173,7 @@ class Placement:
         else:
             self._account(seats.rows, seats.size, 1)
         self.resident -= len(seats.rows)
+
+    def traced(self, context: int) -> ContextTrace:
+        """Return what the trace says of it."""
+        return ContextTrace(context, self.sm_ids, self.slots, self.high_water)

@@ -18,7 +18,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.operations import Operation
 from pympsd_server.backends.emulated.ptx.faults import Cancelled, DeviceFault
 from pympsd_server.backends.emulated.turns import Turns
-from pympsd_server.backends.interface import Outcome
+from pympsd_server.backends.interface import BackendError, Outcome
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.context import EmulatedContext
@@ -71,6 +71,8 @@ class Scheduler:
     def _make_ready(self, operation: Operation, calls: Calls) -> None:
         if operation.instant:
             self._finish(operation, calls)
+        elif operation.held:
+            _tell(operation, calls)
         else:
             self._turns.add(operation)
             self._work.notify()
@@ -147,6 +149,17 @@ class Scheduler:
                         todo.append(successor)
                     else:
                         self._make_ready(successor, calls)
+
+    def finish_held(self, operation: Operation) -> None:
+        """Let the work after a held operation go on; BackendError INVALID_VALUE when its turn has not come."""
+        calls: Calls = []
+        with self.lock:
+            if operation.finished:
+                return
+            if operation.waiting:
+                raise BackendError(Result.ERROR_INVALID_VALUE, "the stream has not come to this host function")
+            self._finish(operation, calls)
+        _make(calls)
 
     # --- ending contexts
 

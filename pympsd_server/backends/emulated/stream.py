@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated import transfers
 from pympsd_server.backends.emulated.kernel_run import KernelRun
-from pympsd_server.backends.emulated.launch_limits import check_launch
+from pympsd_server.backends.emulated.launch_limits import check_launch, check_room
 from pympsd_server.backends.emulated.module import EmulatedModule
-from pympsd_server.backends.emulated.operations import Marker, Operation, Transfer
+from pympsd_server.backends.emulated.operations import HostCall, Marker, Operation, Transfer
+from pympsd_server.backends.emulated.placement import BlockSize
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
 from pympsd_server.backends.emulated.turns import Share
 from pympsd_server.backends.interface import BackendError, Completion, Event, Module
@@ -37,18 +38,18 @@ class EmulatedStream:
     def copy_to_device(self, destination: int, source: memoryview, done: Completion) -> None:
         """Copy host bytes to device memory."""
         self._check(destination, source.nbytes)
-        self._transfer(transfers.host_to_device(self._context.space, destination, source), source.nbytes, done)
+        self._transfer(transfers.host_to_device(self._context.reach, destination, source), source.nbytes, done)
 
     def copy_from_device(self, target: memoryview, source: int, done: Completion) -> None:
         """Copy device memory to host bytes."""
         self._check(source, target.nbytes)
-        self._transfer(transfers.device_to_host(self._context.space, target, source), target.nbytes, done)
+        self._transfer(transfers.device_to_host(self._context.reach, target, source), target.nbytes, done)
 
     def copy_on_device(self, destination: int, source: int, count: int) -> None:
         """Copy inside the device."""
         self._check(destination, count)
         self._check(source, count)
-        self._transfer(transfers.device_to_device(self._context.space, destination, source, count), count)
+        self._transfer(transfers.device_to_device(self._context.reach, destination, source, count), count)
 
     def fill(self, destination: int, value: int, width: int, count: int) -> None:
         """Set ``count`` elements of ``width`` bytes; the destination is aligned to the width."""
@@ -56,7 +57,7 @@ class EmulatedStream:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"a fill of width {width} at {destination:#x}")
         self._check(destination, width * count)
         pattern = (value & ((1 << 8 * width) - 1)).to_bytes(width, "little")
-        self._transfer(transfers.fill(self._context.space, destination, pattern, count), width * count)
+        self._transfer(transfers.fill(self._context.reach, destination, pattern, count), width * count)
 
     def _check(self, address: int, count: int) -> None:
         if not count:
@@ -64,7 +65,7 @@ class EmulatedStream:
         if not 0 < count < _ADDRESS_LIMIT or not 0 <= address < _ADDRESS_LIMIT:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"{count} bytes at {address:#x}")
         try:
-            self._context.space.view(address, count)
+            self._context.reach.view(address, count)
         except IllegalAddress as error:
             raise BackendError(Result.ERROR_INVALID_VALUE, str(error)) from None
 
@@ -83,13 +84,31 @@ class EmulatedStream:
         block: tuple[int, int, int],
         shared_bytes: int,
         parameters: bytes,
+        cooperative: bool = False,
     ) -> None:
         """Run a kernel."""
         if not isinstance(module, EmulatedModule) or module.context is not self._context:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the module is of another context")
         kernel = module.kernel(function)
         check_launch(self._context.facts.attributes, kernel, grid, block, shared_bytes, len(parameters))
-        run = KernelRun(self._context, self, module, kernel, grid, block, shared_bytes, parameters)
+        size = BlockSize(block[0] * block[1] * block[2], kernel.shared_bytes + shared_bytes)
+        check_room(self._context, size, grid[0] * grid[1] * grid[2], cooperative)
+        workspace = self._context.memory.borrow_workspace() if cooperative else 0
+        run = KernelRun(
+            self._context,
+            self,
+            module,
+            kernel,
+            grid,
+            block,
+            shared_bytes,
+            parameters,
+            size,
+            cooperative,
+            workspace,
+        )
+        if workspace:
+            run.callbacks.append(lambda outcome: self._context.memory.return_workspace(workspace, outcome))
         self._context.scheduler.submit(run)
 
     def record(self, event: Event) -> None:
@@ -117,6 +136,13 @@ class EmulatedStream:
     def notify(self, done: Completion) -> None:
         """Call back when all work so far is done."""
         self._context.notify_after(Marker(self._context, self, self.share), done)
+
+    def call_host(self, begin: Completion) -> HostCall:
+        """Call back when the stream comes here; it goes on when the call is finished."""
+        call = HostCall(self._context, self, self.share)
+        call.callbacks.append(begin)
+        self._context.scheduler.submit(call)
+        return call
 
     @property
     def idle(self) -> bool:

@@ -11,12 +11,12 @@ from typing import Final
 
 import numpy as np
 
-from pympsd_server.backends.emulated.memory import AddressSpace
+from pympsd_server.backends.emulated.memory import Reach
 
 PIECE_BYTES: Final = 4 << 20
 
 
-def host_to_device(space: AddressSpace, destination: int, source: memoryview) -> Iterator[None]:
+def host_to_device(space: Reach, destination: int, source: memoryview) -> Iterator[None]:
     """Copy host bytes to device memory."""
     for start, count in _pieces(source.nbytes):
         target = np.frombuffer(space.view(destination + start, count), np.uint8)
@@ -25,7 +25,7 @@ def host_to_device(space: AddressSpace, destination: int, source: memoryview) ->
         yield
 
 
-def device_to_host(space: AddressSpace, target: memoryview, source: int) -> Iterator[None]:
+def device_to_host(space: Reach, target: memoryview, source: int) -> Iterator[None]:
     """Copy device memory to writable host bytes."""
     for start, count in _pieces(target.nbytes):
         found = np.frombuffer(space.view(source + start, count), np.uint8)
@@ -33,7 +33,7 @@ def device_to_host(space: AddressSpace, target: memoryview, source: int) -> Iter
         yield
 
 
-def device_to_device(space: AddressSpace, destination: int, source: int, count: int) -> Iterator[None]:
+def device_to_device(space: Reach, destination: int, source: int, count: int) -> Iterator[None]:
     """Copy inside the device; the ranges may overlap."""
     pieces = list(_pieces(count)) if destination <= source else list(_pieces(count))[::-1]
     for start, length in pieces:
@@ -41,7 +41,7 @@ def device_to_device(space: AddressSpace, destination: int, source: int, count: 
         yield
 
 
-def fill(space: AddressSpace, destination: int, pattern: bytes, count: int) -> Iterator[None]:
+def fill(space: Reach, destination: int, pattern: bytes, count: int) -> Iterator[None]:
     """Repeat a pattern of 1, 2 or 4 bytes ``count`` times."""
     width = len(pattern)
     for start, length in _pieces(count * width):

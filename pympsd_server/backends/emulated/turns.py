@@ -1,8 +1,10 @@
-"""Whose turn it is on the compute thread: fair shares of time, over contexts and then over a context's streams.
+"""Whose turn it is on the compute thread: by priority level, then fair shares over contexts, then over streams.
 
-Every context and every stream has a ``Share``: the time it has used, multiplied by its weight. The one with the
-least goes next, so a weight of 16 means one sixteenth of the time as long as others want it too, and never none:
-kernels that wait for each other make progress whatever their priorities.
+A context below normal runs while nothing normal can, and besides gets one turn for every 16 of the normal level,
+and for 16 times the time of its last one: little, but something, and never ahead of a normal one that is as new.
+Within a level every context has a ``Share``, the time it has used, and so has every stream in its context, there
+multiplied by a weight. The one with the least goes next, so a weight of 16 means one sixteenth of the time as long
+as others want it too, and never none: kernels that wait for each other make progress whatever their priorities.
 """
 
 from __future__ import annotations
@@ -13,12 +15,8 @@ from attrs import define, field
 
 GREATEST_PRIORITY: Final = -5
 LEAST_PRIORITY: Final = 0
-_BELOW_NORMAL_WEIGHT: Final = 16
-
-
-def weight_of_level(level: int) -> int:
-    """Return a context's weight for a client priority level (0 normal, 1 below normal)."""
-    return _BELOW_NORMAL_WEIGHT if level else 1
+TURNS_OF_NORMAL: Final = 16
+"""How much the normal level has for one turn below normal, in turns and in time, when both always want to run."""
 
 
 def weight_of_priority(priority: int) -> int:
@@ -58,9 +56,10 @@ class Turn(Protocol):
 
 @define(eq=False)
 class Group:
-    """The turns of one context."""
+    """The turns of one context. ``level`` is its client's priority: 0 normal, anything else below."""
 
-    share: Share
+    level: int = 0
+    share: Share = field(factory=Share)
     ready: list[Turn] = field(factory=list)
     floor: int = 0
     """Where the last of its streams stood when it ran."""
@@ -74,48 +73,95 @@ class Group:
         return min(able, key=lambda turn: turn.share.rank) if able else None
 
 
-class Turns:
-    """All that could run now. Not locked: its owner is."""
+@define(eq=False)
+class _Level:
+    """The contexts of one priority level that have something to run."""
 
-    def __init__(self) -> None:
-        self._groups: list[Group] = []
-        self._floor = 0
+    groups: list[Group] = field(factory=list)
+    _floor: int = 0
 
-    def add(self, turn: Turn) -> None:
-        """Something became ready; having been away earns nobody a head start."""
-        group = turn.group
-        if not group.ready:
-            floor = min((other.share.used for other in self._groups), default=self._floor)
-            group.share.used = max(group.share.used, floor)
-            self._groups.append(group)
-        within = min((other.share.used for other in group.ready), default=group.floor)
-        turn.share.used = max(turn.share.used, within)
-        group.ready.append(turn)
-
-    def remove(self, turn: Turn) -> None:
-        """It has finished."""
-        group = turn.group
-        group.ready.remove(turn)
-        if not group.ready:
-            self._groups.remove(group)
-
-    def drop(self, group: Group) -> None:
-        """Nothing of this context runs any more."""
-        group.ready.clear()
-        if group in self._groups:
-            self._groups.remove(group)
+    def enter(self, group: Group) -> None:
+        """A context has something to run again; having been away earns nobody a head start."""
+        floor = min((other.share.used for other in self.groups), default=self._floor)
+        group.share.used = max(group.share.used, floor)
+        self.groups.append(group)
 
     def next(self) -> Turn | None:
-        """Return what runs now, or None when nothing can. It stays ready until removed."""
-        for group in sorted(self._groups, key=lambda each: each.share.rank):
+        """Return what runs next at this level."""
+        for group in sorted(self.groups, key=lambda each: each.share.rank):
             turn = group.first()
             if turn is not None:
                 self._floor, group.floor = group.share.used, turn.share.used
                 return turn
         return None
 
-    @staticmethod
-    def charge(turn: Turn, nanoseconds: int) -> None:
-        """Account for time used."""
+
+class Turns:
+    """All that could run now. Not locked: its owner is."""
+
+    def __init__(self) -> None:
+        self._normal = _Level()
+        self._below = _Level()
+        self._turns_due = 0
+        """Turns that the normal level has before one below it may go first, and nanoseconds likewise."""
+        self._time_due = 0
+        self._overtaking = False
+        """Whether the turn last given out went before a normal one that could have run."""
+
+    def add(self, turn: Turn) -> None:
+        """Something became ready."""
+        group = turn.group
+        if not group.ready:
+            level = self._level(group)
+            if level is self._below and not level.groups:
+                self._turns_due = TURNS_OF_NORMAL
+            level.enter(group)
+        within = min((other.share.used for other in group.ready), default=group.floor)
+        turn.share.used = max(turn.share.used, within)
+        group.ready.append(turn)
+
+    def _level(self, group: Group) -> _Level:
+        return self._below if group.level else self._normal
+
+    def remove(self, turn: Turn) -> None:
+        """It has finished."""
+        group = turn.group
+        group.ready.remove(turn)
+        if not group.ready:
+            self._level(group).groups.remove(group)
+
+    def drop(self, group: Group) -> None:
+        """Nothing of this context runs any more."""
+        group.ready.clear()
+        level = self._level(group)
+        if group in level.groups:
+            level.groups.remove(group)
+
+    def next(self) -> Turn | None:
+        """Return what runs now, or None when nothing can. It stays ready until removed."""
+        self._overtaking = False
+        normal = self._normal.next()
+        if not self._below.groups or (normal is not None and not self._is_due):
+            return normal
+        below = self._below.next()
+        if below is None:
+            return normal
+        self._overtaking = normal is not None
+        return below
+
+    @property
+    def _is_due(self) -> bool:
+        return self._turns_due <= 0 and self._time_due <= 0
+
+    def charge(self, turn: Turn, nanoseconds: int) -> None:
+        """Account for the time that the turn last given out has used."""
         turn.share.used += nanoseconds * turn.share.weight
-        turn.group.share.used += nanoseconds * turn.group.share.weight
+        group = turn.group
+        group.share.used += nanoseconds
+        if group.level == 0:
+            self._turns_due = max(0, self._turns_due - 1)
+            self._time_due = max(0, self._time_due - nanoseconds)
+            return
+        self._turns_due = TURNS_OF_NORMAL
+        if self._overtaking:
+            self._time_due = TURNS_OF_NORMAL * nanoseconds

@@ -27,6 +27,16 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     opened.close()
 
 
+@pytest.fixture(params=[(backend, model) for backend in BACKENDS for model in ("H200", "P100")], ids="-".join)
+def any_device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """Devices of 8 GiB from before and after Volta: what they can do, their capabilities say."""
+    backend, model = request.param
+    facts = evolve(describe(model)[0], memory_bytes=DEVICE_BYTES)
+    opened = open_device(ExecutorSetup("", 0, 1, backend, facts))
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
 def user(device: Device) -> PortUser:
     """A context of one client."""

@@ -73,6 +73,48 @@ LAST:
     st.volatile.global.u32 [%rd1], %r4;
     ret;
 }
+// Every block writes the multiprocessor it is on, and what it finds in the environment registers.
+.visible .entry where_am_i(.param .u64 where) {
+    .reg .b32 %r<4>; .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [where];
+    mov.u32 %r1, %ctaid.x; mov.u32 %r2, %smid;
+    mul.wide.u32 %rd2, %r1, 4; add.s64 %rd3, %rd1, %rd2;
+    st.global.u32 [%rd3], %r2;
+    ret;
+}
+// Blocks meet so many times as cooperative groups do it: a count whose sign flips when all have come.
+.visible .entry meet(.param .u64 where, .param .u32 rounds) {
+    .reg .b32 %r<12>; .reg .b64 %rd<6>; .reg .pred %p<5>;
+    ld.param.u64 %rd1, [where]; ld.param.u32 %r9, [rounds];
+    mov.b64 %rd2, {%envreg2, %envreg1};
+    mov.u32 %r1, %ctaid.x; mov.u32 %r2, %nctaid.x; mov.u32 %r3, %tid.x;
+    setp.ne.u32 %p1, %r3, 0;
+    setp.eq.u32 %p2, %r1, 0;
+    sub.u32 %r4, %r2, 1; sub.u32 %r4, 0x80000000, %r4;
+    selp.b32 %r4, %r4, 1, %p2;
+AGAIN:
+    red.global.add.u32 [%rd1], 1;
+    bar.sync 0;
+    @%p1 bra MET;
+    membar.gl;
+    atom.global.add.u32 %r5, [%rd2+4], %r4;
+SPIN:
+    ld.volatile.global.u32 %r6, [%rd2+4];
+    xor.b32 %r7, %r6, %r5;
+    setp.ge.s32 %p3, %r7, 0;
+    @%p3 bra SPIN;
+MET:
+    bar.sync 0;
+    // After the n-th meeting every thread of the grid has counted n times.
+    mov.u32 %r10, %ntid.x; mul.lo.u32 %r10, %r10, %r2;
+    ld.volatile.global.u32 %r8, [%rd1];
+    setp.lt.u32 %p4, %r8, %r10;
+    @%p4 trap;
+    sub.u32 %r9, %r9, 1;
+    setp.ne.u32 %p4, %r9, 0;
+    @%p4 bra AGAIN;
+    ret;
+}
 .visible .entry trapped() { trap; ret; }
 .visible .entry shared_words(.param .u64 where) {
     .shared .align 4 .b8 words[40000];
@@ -128,7 +170,8 @@ class PortUser:
         """Make a context for a client."""
         fault = Told()
         limits = Quota(quota.get("multiprocessors", 0), quota.get("memory_bytes", 0), quota.get("priority", 0))
-        return cls(device, device.create_context(client, limits, fault), fault)
+        context = device.create_context(client, limits, fault, quota.get("serial", 0))
+        return cls(device, context, fault)
 
     @property
     def default(self) -> Stream:
@@ -156,6 +199,7 @@ class PortUser:
             shape.get("block", (1, 1, 1)),
             shape.get("shared", 0),
             bytes(parameters),
+            shape.get("cooperative", False),
         )
 
     def write(self, address: int, data: bytes, stream: Stream | None = None) -> Told:

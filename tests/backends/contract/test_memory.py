@@ -132,7 +132,7 @@ def test_allocations_that_cannot_be(user: PortUser) -> None:
 
 
 def test_all_of_the_device_can_be_had_in_any_order(user: PortUser) -> None:
-    part = (DEVICE_BYTES - (64 << 20)) // 64
+    part = user.context.memory_info()[0] // 64 // 512 * 512
     addresses = [user.context.allocate(part) for _ in range(64)]
     for address in addresses[::2]:
         assert user.free(address).wait() == Result.SUCCESS
@@ -154,9 +154,9 @@ def test_contexts_share_the_devices_memory(device: Device) -> None:
 
 
 def test_a_limit_covers_all_that_a_context_holds(device: Device) -> None:
-    user = PortUser.on(device, memory_bytes=64 << 20)
+    user = PortUser.on(device, memory_bytes=1 << 30)
     free, total = user.context.memory_info()
-    assert total == 64 << 20
+    assert total == 1 << 30
     assert 0 < free < total
     with refused(MEMORY):
         user.context.allocate(free + 1)
@@ -174,11 +174,41 @@ def test_a_limit_too_low_for_a_context_is_refused_and_leaves_nothing(device: Dev
     assert dict(device.trace) == before
 
 
-def test_clients_do_not_see_each_others_memory_but_contexts_of_one_do(device: Device) -> None:
-    one, same, other = (PortUser.on(device, client=client) for client in (1, 1, 2))
-    address = one.words()
-    one.put(address, 9)
-    assert same.word(address) == 9
-    if device.capabilities.isolates_address_spaces:
-        with refused(VALUE):
-            other.write(address, b"1234")
+def test_a_limit_is_that_of_all_contexts_of_a_client(device: Device) -> None:
+    first = PortUser.on(device, memory_bytes=2 << 30)
+    free, _ = first.context.memory_info()
+    second = PortUser.on(device, memory_bytes=2 << 30)
+    left, total = second.context.memory_info()
+    assert total == 2 << 30
+    assert left < free
+    assert first.context.memory_info() == (left, total)
+    address = second.context.allocate(left)
+    with refused(MEMORY):
+        first.context.allocate(1)
+    with refused(MEMORY):
+        PortUser.on(device, memory_bytes=2 << 30)
+    assert PortUser.on(device, client=2, memory_bytes=2 << 30).context.allocate(left)
+    assert second.free(address).wait() == Result.SUCCESS
+    assert first.context.memory_info() == (left, total)
+    assert first.context.allocate(left)
+    second.context.destroy()
+    assert first.context.memory_info() == (free - left, total)
+
+
+def test_a_client_that_comes_again_has_its_new_limit(device: Device) -> None:
+    PortUser.on(device, memory_bytes=1 << 30).context.destroy()
+    assert PortUser.on(device, memory_bytes=2 << 30).context.memory_info()[1] == 2 << 30
+
+
+def test_a_limit_above_the_device_is_the_devices(device: Device) -> None:
+    assert PortUser.on(device, memory_bytes=DEVICE_BYTES + 1).context.memory_info()[1] == DEVICE_BYTES
+
+
+def test_a_context_on_fewer_multiprocessors_costs_less(device: Device) -> None:
+    costs = []
+    for count in (0, 66, 1):
+        user = PortUser.on(device, multiprocessors=count)
+        costs.append(DEVICE_BYTES - user.context.memory_info()[0])
+        user.context.destroy()
+    assert costs == sorted(costs, reverse=True)
+    assert len(set(costs)) == 3

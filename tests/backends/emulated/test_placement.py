@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from attrs import define
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pympsd.devices.profiles import PROFILES
+from pympsd.vocabulary.occupancy import blocks_per_multiprocessor
 from pympsd_server.backends.emulated.placement import BlockSize, Placement
 
 SMS = (4, 5, 9)
@@ -59,3 +62,74 @@ def test_no_multiprocessor_is_ever_overfull_and_all_room_comes_back(
         placement.leave(each)
     assert placement.room(BlockSize(64, 0)) == whole
     assert placement.resident == 0
+
+
+@given(st.sampled_from(sorted(PROFILES)), sizes)
+def test_room_is_what_the_occupancy_calculation_says(model: str, size: BlockSize) -> None:
+    attributes = PROFILES[model].attributes
+    each = blocks_per_multiprocessor(attributes, size.threads, size.shared_bytes)
+    placement = Placement(SMS, attributes)
+    assert placement.capacity(size) == placement.room(size) == 3 * each
+    assert len(placement.seat(size, 1000).rows) == 3 * each
+    placement = Placement(SMS, attributes)
+    placement.seat(BlockSize(1, 0), 1)  # with a neighbour there are at most one fewer on its multiprocessor
+    assert 3 * each - max(1, each) <= len(placement.seat(size, 1000).rows) <= 3 * each
+
+
+def test_a_block_without_shared_memory_fits_where_none_is_left() -> None:
+    placement = Placement((0,), PROFILES["V100"].attributes)
+    placement.seat(BlockSize(32, 98304), 1)
+    assert placement.room(BlockSize(32, 0)) == 31
+    assert placement.room(BlockSize(32, 1)) == 0
+
+
+@define(eq=False)
+class FakeKernel:
+    """Looks for room for so many blocks."""
+
+    at_once: int = 1
+
+
+WARP, HALF = BlockSize(32, 0), BlockSize(1024, 0)
+
+
+def test_who_gathers_room_is_not_overtaken() -> None:
+    """Kernels that overlap would never leave the room empty between them."""
+    placement, together, others = Placement((0,), {}), FakeKernel(2), [FakeKernel() for _ in range(2)]
+    first = placement.seat(WARP, 1)
+    assert placement.admits(others[0], WARP)
+    assert not placement.admits(together, HALF)
+    assert not placement.admits(others[0], WARP)
+    assert not placement.admits(FakeKernel(2), WARP)
+    assert not placement.lets_grow()
+    placement.leave(first)
+    assert not placement.admits(others[1], WARP)
+    assert placement.admits(together, HALF)
+    assert not placement.admits(others[1], WARP)
+    placement.seat(HALF, 2)
+    placement.begun(together)
+    assert not placement.admits(others[1], WARP)  # there is no room
+
+
+def test_who_gathers_room_in_vain_is_waited_for_no_longer() -> None:
+    placement, together, other = Placement((0,), {}), FakeKernel(2), FakeKernel()
+    placement.seat(WARP, 1)
+    assert not placement.admits(together, HALF)
+    placement.fruitless = 255
+    assert not placement.admits(other, WARP)
+    placement.fruitless = 256
+    assert placement.admits(other, WARP)
+    assert placement.lets_grow()
+    placement.fruitless = 0
+    assert not placement.admits(other, WARP)
+
+
+def test_nobody_grows_while_others_want_to_begin() -> None:
+    placement, other = Placement((0,), {}), FakeKernel()
+    seats = placement.seat(HALF, 2)
+    assert placement.lets_grow()
+    assert not placement.admits(other, WARP)
+    assert not placement.lets_grow()
+    placement.leave(seats)
+    assert placement.admits(other, WARP)
+    assert placement.lets_grow()

@@ -17,6 +17,7 @@ from .faults import (
     MisalignedAddress,
     NotPtx,
     OutOfMemory,
+    UnsupportedByMps,
 )
 from .linking import LoadedModule
 from .program import Global, Kernel, Program, load_program
@@ -37,6 +38,7 @@ __all__ = [
     "NotPtx",
     "OutOfMemory",
     "Program",
+    "UnsupportedByMps",
     "load_program",
     "preferred_blocks",
 ]

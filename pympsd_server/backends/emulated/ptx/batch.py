@@ -34,9 +34,9 @@ class CancelFlag(Protocol):
     def is_set(self) -> bool: ...
 
 
-def preferred_blocks(threads_per_block: int, local_bytes: int = 0) -> int:
-    """How many CTAs a batch should have; fewer when threads need much local memory."""
-    threads = min(PREFERRED_THREADS, max(1024, _MAXIMUM_LOCAL // max(local_bytes, 1)))
+def preferred_blocks(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
+    """How many CTAs a batch should have; more if they wait for each other, fewer if they need much local memory."""
+    threads = min(_MAXIMUM_LOCAL if together else PREFERRED_THREADS, max(1024, _MAXIMUM_LOCAL // max(local_bytes, 1)))
     return max(1, threads // threads_per_block)
 
 
@@ -44,7 +44,8 @@ class Batch:
     """`len(sm_of_block)` whole CTAs of one launch, from CTA number `first_block` (x fastest).
 
     `parameters` is the flat parameter buffer (CU_LAUNCH_PARAM_BUFFER_POINTER), `dynamic_shared` in bytes,
-    `sm_of_block` what each CTA reads as %smid. Raises ValueError for too few parameter bytes.
+    `sm_of_block` what each CTA reads as %smid, `workspace` the address that %envreg1 and %envreg2 make up.
+    Raises ValueError for too few parameter bytes.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Batch:
         dynamic_shared: int,
         first_block: int,
         sm_of_block: Array,
+        workspace: int = 0,
     ) -> None:
         kernel = module.program.kernels[kernel_name]
         if len(parameters) < kernel.parameter_bytes:
@@ -74,6 +76,7 @@ class Batch:
             kernel.local_bytes,
             first_block,
             sm_of_block,
+            workspace,
         )
         # Made when first needed: most kernels never part their threads at a barrier.
         self._barriers: Barriers | None = None

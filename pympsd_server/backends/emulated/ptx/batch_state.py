@@ -33,6 +33,7 @@ class BatchState:
         local_bytes: int,
         first_block: int,
         sm_of_block: Array,
+        workspace: int = 0,
     ) -> None:
         self.module = module
         self.space = module.space
@@ -47,6 +48,7 @@ class BatchState:
         self.lane, self.slot = shape.lane, shape.slot
         self.first_block = first_block
         self.sm_of_block = sm_of_block
+        self.workspace = workspace
         self.multiprocessors = module.multiprocessors
         self.all = Lanes(None, self.count)
         self.dynamic_shared = dynamic_shared

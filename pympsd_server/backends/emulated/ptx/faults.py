@@ -73,3 +73,7 @@ class InvalidPtx(ValueError):
         super().__init__(message if line is None else f"line {line}: {message}")
         self.message = message
         self.line = line
+
+
+class UnsupportedByMps(InvalidPtx):
+    """PTX that is in order, and uses what MPS supports on no device (MPS documents, 2.3.2)."""

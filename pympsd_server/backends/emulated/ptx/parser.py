@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .declarations import parse_variable
+from .device_runtime import is_device_runtime, refusal
 from .faults import InvalidPtx
 from .statements import parse_body
 from .syntax import Function, Module, Variable
@@ -21,6 +22,9 @@ def parse_module(text: str) -> Module:
         _item(tokens, module)
     if module.version == (0, 0):
         raise InvalidPtx("the image does not begin with .version", 1)
+    for function in module.functions.values():
+        if function.body is None and is_device_runtime(function.name):
+            raise refusal(function.name, function.line)
     return module
 
 

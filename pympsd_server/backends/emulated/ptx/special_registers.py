@@ -17,7 +17,8 @@ _AXES = ("x", "y", "z")
 _VECTORS = ("tid", "ntid", "ctaid", "nctaid")
 _SCALARS_NAMES = (
     "laneid warpid nwarpid smid nsmid gridid lanemask_eq lanemask_lt lanemask_le lanemask_gt lanemask_ge "
-    "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi dynamic_smem_size total_smem_size"
+    "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi dynamic_smem_size total_smem_size "
+    "envreg1 envreg2"
 )
 _SCALARS = frozenset(_SCALARS_NAMES.split())
 TIMERS = frozenset(["clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"])
@@ -94,6 +95,10 @@ def _constant(state: BatchState, name: str) -> int:
             return state.dynamic_shared
         case "total_smem_size":
             return state.shared_bytes
+        case "envreg1":  # with envreg2 the address of a cooperative launch's workspace, 0 in any other
+            return state.workspace >> 32
+        case "envreg2":
+            return state.workspace & 0xFFFFFFFF
     return 1
 
 

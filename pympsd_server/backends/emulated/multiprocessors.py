@@ -1,0 +1,37 @@
+"""Which multiprocessors a context gets: its own while they last, the least shared ones when they do not."""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+
+@define
+class Multiprocessors:
+    """The multiprocessors of one device, by id, and how many limited contexts use each. Its owner locks it."""
+
+    count: int
+    _users: list[int] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._users = [0] * self.count
+
+    def take(self, wanted: int) -> tuple[int, ...]:
+        """Return the ids for a context limited to ``wanted``, ascending: those with the fewest users, lowest first.
+
+        0, or no less than there are, means all of them; such a context counts as a user of none.
+        """
+        if not self._is_limit(wanted):
+            return tuple(range(self.count))
+        fewest = sorted(range(self.count), key=lambda number: (self._users[number], number))[:wanted]
+        for number in fewest:
+            self._users[number] += 1
+        return tuple(sorted(fewest))
+
+    def give(self, ids: tuple[int, ...]) -> None:
+        """A context that had these is gone."""
+        if self._is_limit(len(ids)):
+            for number in ids:
+                self._users[number] -= 1
+
+    def _is_limit(self, wanted: int) -> bool:
+        return 0 < wanted < self.count

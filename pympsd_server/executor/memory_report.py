@@ -1,0 +1,32 @@
+"""What clients hold on the device, told to the owner when it has changed: the process table shows it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from pympsd.wire.executor_messages import MemoryUsed
+from pympsd_server.backends.interface import Device
+
+PAUSE_SECONDS: Final = 0.25
+"""Between two reports: however often a program allocates, telling costs nothing."""
+
+
+def report_memory(device: Device, send: Callable[[MemoryUsed], None]) -> None:
+    """Begin to report, in a thread of its own that waits until something changes."""
+    changed = threading.Event()
+    device.watch_memory(changed.set)
+    threading.Thread(target=_report, args=(device, send, changed), name="memory report", daemon=True).start()
+
+
+def _report(device: Device, send: Callable[[MemoryUsed], None], changed: threading.Event) -> None:
+    told: dict[int, int] = {}
+    while changed.wait():
+        changed.clear()
+        held = dict(device.memory_used)
+        if held != told:
+            send(MemoryUsed(held))
+            told = held
+        time.sleep(PAUSE_SECONDS)

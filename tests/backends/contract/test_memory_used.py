@@ -1,0 +1,46 @@
+"""What each client holds, and that every change of it is told."""
+
+from __future__ import annotations
+
+from threading import Event as Flag
+
+from pympsd_server.backends.interface import Device
+
+from .port_user import SECONDS, PortUser
+
+
+def test_what_a_client_holds_is_its_allocations_and_its_contexts(any_device: Device) -> None:
+    assert dict(any_device.memory_used) == {}
+    first = PortUser.on(any_device, client=1)
+    alone = any_device.memory_used[1]
+    assert alone > 0, "a context itself takes memory"
+    address = first.context.allocate(1 << 20)
+    assert any_device.memory_used[1] == alone + (1 << 20)
+    other = PortUser.on(any_device, client=2)
+    assert dict(any_device.memory_used) == {1: alone + (1 << 20), 2: alone}
+    first.free(address)
+    assert dict(any_device.memory_used) == {1: alone, 2: alone}
+    other.context.destroy()
+    assert dict(any_device.memory_used) == {1: alone}
+    first.context.destroy()
+    assert dict(any_device.memory_used) == {}
+
+
+def test_every_change_is_told(any_device: Device) -> None:
+    changed = Flag()
+    any_device.watch_memory(changed.set)
+
+    def told() -> bool:
+        was = changed.wait(SECONDS)
+        changed.clear()
+        return was
+
+    user = PortUser.on(any_device, client=1)
+    assert told()
+    address = user.context.allocate(64)
+    assert told()
+    user.free(address)
+    assert told()
+    user.context.destroy()
+    assert told()
+    assert dict(any_device.memory_used) == {}

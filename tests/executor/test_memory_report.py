@@ -1,0 +1,95 @@
+"""What clients hold is told to the owner that wants to know, when it has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pympsd.build import build_id
+from pympsd.devices.machine import describe
+from pympsd.wire.executor_messages import (
+    Attach,
+    Attached,
+    Detach,
+    DropClient,
+    ExecutorDone,
+    ExecutorReady,
+    ExecutorSetup,
+    MemoryUsed,
+    Ping,
+)
+
+from .executor_owner import GENERATION, ExecutorOwner
+from .raw_client import RawClient
+
+Start = Callable[..., ExecutorOwner]
+
+
+class Reports:
+    """An executor that reports, and what it said last."""
+
+    def __init__(self, owner: ExecutorOwner) -> None:
+        self.owner = owner
+        self.held: dict[int, int] = {}
+        build = build_id.__wrapped__()
+        owner.send(ExecutorSetup(build, 0, GENERATION, "emulated", describe("H200")[0], reports_memory=True))
+        assert owner.receive()[0] == ExecutorReady(owner.process.pid)
+
+    def next(self) -> tuple[object, tuple[int, ...]]:
+        """Return the next message; a report is noted."""
+        message, fds = self.owner.receive()
+        if isinstance(message, MemoryUsed):
+            self.held = message.clients
+        return message, fds
+
+    def until(self, wanted: Callable[[dict[int, int]], bool]) -> None:
+        """Wait for a state of things to be told."""
+        while not wanted(self.held):
+            self.next()
+
+    def attach(self, client: int) -> RawClient:
+        """Attach a client with one context of the same number."""
+        self.owner.send(Attach(request=client, **self.owner.request(client, client, True)))
+        while True:
+            answer, fds = self.next()
+            if isinstance(answer, Attached):
+                raw = RawClient.from_fds(fds, client, GENERATION, answer)
+                self.owner._clients.append(raw)
+                return raw
+
+
+def test_it_follows_contexts_and_allocations(start: Start) -> None:
+    reports = Reports(start())
+    first = reports.attach(1)
+    reports.until(lambda held: list(held) == [1])
+    alone = reports.held[1]
+    assert alone > 0
+    address = first.allocate(64 << 20)
+    reports.until(lambda held: held == {1: alone + (64 << 20)})
+    reports.attach(2)
+    reports.until(lambda held: held == {1: alone + (64 << 20), 2: alone})
+    first.call("FREE", address)
+    reports.until(lambda held: held == {1: alone, 2: alone})
+    reports.owner.send(Detach(request=9, context=2))
+    reports.until(lambda held: held == {1: alone})
+    reports.owner.send(DropClient(request=10, client=1))
+    reports.until(lambda held: held == {})
+
+
+def test_many_changes_are_told_in_few_words(start: Start) -> None:
+    reports = Reports(start())
+    first = reports.attach(1)
+    reports.until(lambda held: list(held) == [1])
+    alone, said = reports.held[1], 0
+    for _ in range(500):
+        first.allocate(1 << 20)
+    while reports.held != {1: alone + (500 << 20)}:
+        reports.next()
+        said += 1
+    assert said < 100
+
+
+def test_an_owner_that_did_not_ask_is_told_nothing(executor: ExecutorOwner) -> None:
+    executor.attach().allocate(1 << 20)
+    executor.drop(1)
+    executor.send(Ping(99))
+    assert executor.receive()[0] == ExecutorDone(99)

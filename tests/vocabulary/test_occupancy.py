@@ -1,0 +1,48 @@
+"""Blocks per multiprocessor, against what CUDA's occupancy calculation says for the same blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from pympsd.devices.profiles import PROFILES
+from pympsd.vocabulary.occupancy import block_cost, blocks_per_multiprocessor, multiprocessor_room
+
+
+@pytest.mark.parametrize(
+    ("model", "threads", "shared_bytes", "blocks"),
+    [
+        ("H200", 1, 0, 32),
+        ("H200", 64, 0, 32),
+        ("H200", 65, 0, 21),  # three warps
+        ("H200", 1024, 0, 2),
+        ("H200", 128, 48 << 10, 4),  # 49 KiB of 228 each
+        ("H200", 32, 232448, 1),
+        ("H200", 32, 6272, 32),  # with the KiB of the system 7,296 of 233,472
+        ("H200", 32, 6273, 31),
+        ("H200", 32, 6400, 31),
+        ("H200", 32, 6401, 30),  # the next granule
+        ("A100", 256, 0, 8),
+        ("V100", 256, 96 << 10, 1),
+        ("V100", 64, 3072, 32),
+        ("V100", 64, 3073, 29),  # 3,328 of 98,304, nothing reserved
+        ("P100", 1024, 0, 2),
+    ],
+)
+def test_blocks_of_known_models(model: str, threads: int, shared_bytes: int, blocks: int) -> None:
+    assert blocks_per_multiprocessor(PROFILES[model].attributes, threads, shared_bytes) == blocks
+
+
+def test_a_block_that_does_not_fit() -> None:
+    assert blocks_per_multiprocessor({"MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 1000}, 32, 1001) == 0
+    assert blocks_per_multiprocessor({"MAX_THREADS_PER_MULTIPROCESSOR": 512}, 1024, 0) == 0
+    assert blocks_per_multiprocessor({"MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 0}, 32, 0) == 32
+
+
+@pytest.mark.parametrize("model", sorted(PROFILES))
+@pytest.mark.parametrize(("threads", "shared_bytes"), [(1, 0), (96, 5000), (1000, 100), (33, 40000)])
+def test_so_many_fit_and_not_one_more(model: str, threads: int, shared_bytes: int) -> None:
+    attributes = PROFILES[model].attributes
+    most = blocks_per_multiprocessor(attributes, threads, shared_bytes)
+    pairs = list(zip(multiprocessor_room(attributes), block_cost(attributes, threads, shared_bytes), strict=True))
+    assert all(cost * most <= room for room, cost in pairs)
+    assert any(cost * (most + 1) > room for room, cost in pairs)
