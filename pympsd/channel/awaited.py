@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import trio
 
-from pympsd.channel.descriptors import FD_BYTES, close_all, received
+from pympsd.channel.descriptors import FD_BYTES, close_all, received, whole
 from pympsd.wire import messages
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.framing import Frame, FrameReader
@@ -31,6 +31,8 @@ class MessageChannel:
 
     def __init__(self, sock: trio.socket.SocketType, fds_allowed: int = 0) -> None:
         self._socket = sock
+        # The same descriptor, for what is sent without waiting; it is let go, not closed.
+        self._plain = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
         self._reader = FrameReader(fds_allowed=fds_allowed)
         self._frames: deque[Frame] = deque()
         self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
@@ -47,14 +49,14 @@ class MessageChannel:
             await trio.lowlevel.checkpoint()
         while not self._frames:
             try:
-                data, fds = await self._receive_once()
+                data, fds, lost = await self._receive_once()
             except OSError:
                 return None
             if not data:
                 if self._reader.in_the_middle:
                     raise RemoteError("the connection ended in the middle of a frame")
                 return None
-            self._frames.extend(self._reader.feed(data, fds))
+            self._frames.extend(self._reader.feed(data, fds, lost))
         return self._frames.popleft()
 
     async def receive_message(self) -> tuple[Any, tuple[int, ...]] | None:
@@ -62,13 +64,14 @@ class MessageChannel:
         frame = await self.receive()
         return None if frame is None else (messages.decode(frame), frame.fds)
 
-    async def _receive_once(self) -> tuple[bytes, tuple[int, ...]]:
+    async def _receive_once(self) -> tuple[bytes, tuple[int, ...], bool]:
+        """Return bytes, the descriptors that came along, and whether there was no room for them."""
         if not self._reader.fds_allowed:
             # Without room for them the kernel closes descriptors that a stranger sends along.
-            return await self._socket.recv(RECEIVE_BYTES), ()
+            return await self._socket.recv(RECEIVE_BYTES), (), False
         room = socket.CMSG_SPACE(FDS_AT_ONCE * FD_BYTES)
-        data, ancillary, _, _ = await self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-        return data, received(ancillary)
+        data, ancillary, flags, _ = await self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        return data, *whole(received(ancillary), flags)
 
     def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
         """Queue a message; the channel closes ``fds`` when they are sent or it ends."""
@@ -81,18 +84,22 @@ class MessageChannel:
             close_all(fds)
             self._work.set()
             return
-        rest = data if self._queue or fds else self._sent_at_once(data)
-        if rest or fds:
-            self._queue.append((rest, fds))
-            self.queued_bytes += len(rest)
+        if not self._queue:
+            # Mostly the socket takes all of it, and waking the sender costs more than sending.
+            data, fds = self._sent_at_once(data, fds)
+        if data or fds:
+            self._queue.append((data, fds))
+            self.queued_bytes += len(data)
             self._work.set()
 
-    def _sent_at_once(self, data: bytes) -> bytes:
-        """Return what the socket did not take; mostly nothing, and waking the sender costs more than sending."""
+    def _sent_at_once(self, data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
+        """Return what the socket did not take: the descriptors go with the first byte."""
         try:
-            return data[os.write(self._socket.fileno(), data) :]
+            sent = socket.send_fds(self._plain, [data], fds) if fds else os.write(self._plain.fileno(), data)
         except OSError:
-            return data  # no room, or the peer has gone: the sender meets it
+            return data, fds  # no room, or the peer has gone: the sender meets it
+        close_all(fds)
+        return data[sent:], ()
 
     async def drain(self) -> None:
         """Wait until all that is queued is sent (the sender must be running)."""
@@ -138,6 +145,7 @@ class MessageChannel:
 
     def close(self) -> None:
         """Close the socket and every descriptor that was not sent or not claimed."""
+        self._plain.detach()
         self._socket.close()
         for _, fds in self._queue:
             close_all(fds)

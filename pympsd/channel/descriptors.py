@@ -1,13 +1,18 @@
-"""File descriptors that come along with bytes (SCM_RIGHTS), and closing those nobody wants."""
+"""File descriptors that come along with bytes (SCM_RIGHTS), closing those nobody wants, and running out of them."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from array import array
 from collections.abc import Iterable
+from typing import Final
 
 FD_BYTES = array("i").itemsize
+EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
+ADVICE: Final = "raise the limit of open file descriptors to 16384 or more (ulimit -n)"
+"""What the MPS documents recommend (4.4, Known Issues)."""
 
 
 def received(controls: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
@@ -19,7 +24,31 @@ def received(controls: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
     return tuple(fds)
 
 
+def whole(fds: tuple[int, ...], flags: int) -> tuple[tuple[int, ...], bool]:
+    """Return the descriptors of one recvmsg and False; or, where some were lost for lack of room, none and True."""
+    if not flags & socket.MSG_CTRUNC:
+        return fds, False
+    close_all(fds)
+    return (), True
+
+
 def close_all(fds: Iterable[int]) -> None:
     """Close descriptors."""
     for fd in fds:
         os.close(fd)
+
+
+def told(error: OSError) -> str:
+    """Return what an error says, and what to do where descriptors have run out."""
+    said = error.strerror or str(error)
+    return f"{said}: {ADVICE}" if error.errno in EXHAUSTED else said
+
+
+def require_room(count: int) -> None:
+    """Raise OSError unless this process can open ``count`` more descriptors just now."""
+    opened: list[int] = []
+    try:
+        opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        opened.extend(os.dup(opened[0]) for _ in range(count - 1))
+    finally:
+        close_all(opened)

@@ -2,6 +2,8 @@
 
 The file has one ``[[device]]`` table a device (or for ``count`` like ones)::
 
+    fault_containment = "device"  # as real hardware; "client": a fatal fault stays with its context
+
     [[device]]
     profile = "H200"          # H200, A100, V100 or P100
     uuid = "GPU-7685caad-23a2-2403-a46b-a1dfeabe3819"   # the rest is optional
@@ -10,7 +12,8 @@ The file has one ``[[device]]`` table a device (or for ``count`` like ones)::
     multiprocessors = 132
     memory_mib = 143155
     compute_capability = "9.0"
-    compute_mode = "DEFAULT"  # or EXCLUSIVE_PROCESS, PROHIBITED
+    compute_mode = "DEFAULT"  # or EXCLUSIVE_PROCESS, PROHIBITED: what it is until pympsd-smi changes it
+    unified_addressing = true # false: a device that MPS refuses
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ DEVICE_LIMIT: Final = 64
 FIGURE_LIMIT: Final = 1 << 20
 """No figure is greater: a device's memory, in MiB, has to fit its window of addresses."""
 _COUNTS: Final = frozenset(map(str, range(1, DEVICE_LIMIT + 1)))
+CONTAINMENTS: Final = ("device", "client")
 COMPUTE_MODES: Final = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 _KEYS: Final = frozenset(
     {
@@ -41,6 +45,7 @@ _KEYS: Final = frozenset(
         "memory_mib",
         "compute_capability",
         "compute_mode",
+        "unified_addressing",
     }
 )
 
@@ -51,20 +56,33 @@ class BadMachine(ValueError):
 
 def describe(text: str) -> tuple[DeviceFacts, ...]:
     """Return the devices of a machine: ``text`` is the short form, or the path of a TOML file."""
-    if "/" in text or text.endswith(".toml"):
+    if is_file(text):
         return from_toml(_read(text))
     return _checked([facts for part in text.split(",") for facts in _short(part.strip(), text)])
+
+
+def is_file(text: str) -> bool:
+    """Whether a description names a file, rather than being the short form."""
+    return "/" in text or text.endswith(".toml")
 
 
 def from_toml(text: str) -> tuple[DeviceFacts, ...]:
     """Return the devices a TOML text describes."""
     try:
-        tables = tomllib.loads(text).get("device")
+        machine = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # the reader lets some of its own through: a date, a long number
         raise BadMachine(f"the machine description is no TOML: {error}") from None
+    tables = machine.get("device")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise BadMachine("a machine description has one [[device]] table a device")
-    return _checked([facts for table in tables for facts in _from_table(table)])
+    unknown = machine.keys() - {"device", "fault_containment"}
+    if unknown:
+        raise BadMachine(f"a machine has no {', '.join(sorted(unknown))}; it has device and fault_containment")
+    containment = machine.get("fault_containment", CONTAINMENTS[0])
+    if containment not in CONTAINMENTS:
+        raise BadMachine(f"fault_containment is one of {', '.join(CONTAINMENTS)}, not {containment!r}")
+    devices = _checked([facts for table in tables for facts in _from_table(table)])
+    return tuple(evolve(device, contains_faults=containment == "client") for device in devices)
 
 
 def _read(path: str) -> str:
@@ -114,11 +132,16 @@ def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
     mode = table.get("compute_mode", "DEFAULT")
     if not isinstance(mode, str) or mode not in COMPUTE_MODES:
         raise BadMachine(f"compute_mode is one of {', '.join(COMPUTE_MODES)}, not {mode!r}")
+    unified = table.get("unified_addressing", True)
+    if not isinstance(unified, bool):
+        raise BadMachine(f"unified_addressing is true or false, not {unified!r}")
     identity = {
         "COMPUTE_CAPABILITY_MAJOR": capability[0],
         "COMPUTE_CAPABILITY_MINOR": capability[1],
         "MULTIPROCESSOR_COUNT": multiprocessors,
         "COMPUTE_MODE": COMPUTE_MODES[mode],
+        "UNIFIED_ADDRESSING": int(unified),
+        "COOPERATIVE_LAUNCH": int(capability >= (6, 0)),
         "PCI_BUS_ID": 0,
         "PCI_DEVICE_ID": 6 + index,
     }

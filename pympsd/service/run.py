@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -9,17 +10,22 @@ import socket
 from collections.abc import Callable
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
+from pympsd.devices.state_folder import resolved, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.mind.daemon_state import Daemon as Mind
 from pympsd.mind.events import StopSignal
 from pympsd.mind.limit_resolution import default_limits
+from pympsd.mind.remembered import Origin, remember
+from pympsd.service.adoption import all_settled, inherit
 from pympsd.service.children import spawn_server
 from pympsd.service.fifo import read_fifo
 from pympsd.service.front_door import FrontDoor
 from pympsd.service.hub import Hub
 from pympsd.service.pipe_directory import PipeDirectory
+from pympsd.service.replacement import HAND_OVER
+from pympsd.service.state_file import StateFile, device_keys
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
@@ -46,13 +52,18 @@ def run(daemon: Daemon, ready: Callable[[], None]) -> int:
     """Run until quit; call ``ready`` when both sockets accept; return the exit status."""
     os.umask(0o022)
     _raise_fd_limit()
+    daemon = _settle_machine(daemon)
+    # An end by a defect is no orderly one: another daemon may take the servers in.
+    handed_over = True
     try:
-        return trio.run(_main, daemon, ready)
+        hub = trio.run(_main, daemon, ready)
+        handed_over = hub.handed_over
+        return hub.status
     finally:
-        daemon.directory.leave()
+        daemon.directory.leave(handed_over=handed_over)
 
 
-async def _main(daemon: Daemon, ready: Callable[[], None]) -> int:
+async def _main(daemon: Daemon, ready: Callable[[], None]) -> Hub:
     directory = daemon.directory
     control = directory.listen(files.CONTROL)
     privileged = directory.listen(files.CONTROL_PRIVILEGED)
@@ -62,11 +73,13 @@ async def _main(daemon: Daemon, ready: Callable[[], None]) -> int:
         limits, complaints = default_limits(daemon.devices, daemon.settings.memory_limits)
         hub = _hub(daemon, limits, nursery)
         _log_start(hub, daemon, complaints)
+        _keep_and_inherit(hub, directory)
         nursery.start_soon(_watch_signals, hub)
         nursery.start_soon(_listen, hub, control, True)
         nursery.start_soon(_listen, hub, privileged, False)
         nursery.start_soon(read_fifo, hub, fifo)
         os.chdir("/")
+        await all_settled(hub)
         ready()
         await hub.done.wait()
         with trio.move_on_after(LAST_SECONDS):
@@ -74,7 +87,16 @@ async def _main(daemon: Daemon, ready: Callable[[], None]) -> int:
                 await operator.channel.drain()
         nursery.cancel_scope.cancel()
     os.close(fifo)
-    return hub.status
+    return hub
+
+
+def _keep_and_inherit(hub: Hub, directory: PipeDirectory) -> None:
+    """Keep what another daemon would have to know, and begin with what the one before knew."""
+    origin = Origin.of(hub.mind)
+    file = StateFile(directory.path, device_keys(hub.mind.devices), hub.log)
+    hub.keep = lambda: file.keep(remember(hub.mind, origin))
+    inherit(hub, directory.path)
+    hub.keep()
 
 
 def _hub(daemon: Daemon, limits: dict[int, PinnedMemory], nursery: trio.Nursery) -> Hub:
@@ -86,6 +108,7 @@ def _hub(daemon: Daemon, limits: dict[int, PinnedMemory], nursery: trio.Nursery)
         settings.client_priority,
         limits,
         multiuser=daemon.multiuser,
+        turn_patience=settings.turn_patience,
     )
     return Hub(
         mind=mind,
@@ -96,6 +119,7 @@ def _hub(daemon: Daemon, limits: dict[int, PinnedMemory], nursery: trio.Nursery)
         log=control_logger(daemon.journal),
         nursery=nursery,
         spawn=spawn_server,
+        door=daemon.directory.name(files.CONTROL),
     )
 
 
@@ -113,12 +137,26 @@ async def _listen(hub: Hub, listener: socket.socket, clients_too: bool) -> None:
 
 
 async def _watch_signals(hub: Hub) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER) as signals:
         async for number in signals:
             if number == signal.SIGHUP:
                 hub.journal.reopen()
+            elif number == HAND_OVER:
+                hub.log.info("daemon_hands_over")
+                hub.handed_over = True
+                hub.done.set()
             else:
                 hub.feed(StopSignal())
+
+
+def _settle_machine(daemon: Daemon) -> Daemon:
+    """Find the machine's state from any working folder, and make room for it that every user's server can use."""
+    machine = resolved(daemon.settings.emulated_devices)
+    folder = state_folder_of(machine)
+    if folder is not None:
+        with contextlib.suppress(OSError):  # a server that cannot do without it says so
+            folder.make()
+    return evolve(daemon, settings=evolve(daemon.settings, emulated_devices=machine))
 
 
 def _raise_fd_limit() -> None:

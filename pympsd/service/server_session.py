@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 from attrs import define, field
@@ -23,21 +23,40 @@ MOST_CONTEXTS: Final = 64 * 48
 """48 on each of 64 devices: a server that reports more is not one of ours."""
 
 
+class Killable(Protocol):
+    """A server's process: a child of this daemon, or of one before."""
+
+    def kill(self) -> None:
+        """Kill it."""
+
+
 @define
 class ServerSession:
-    """A server that runs."""
+    """A server that runs; one that an earlier daemon started has no channel before it has returned."""
 
     serial: int
     uid: int
     pid: int
-    channel: MessageChannel
-    process: trio.Process
+    process: Killable
+    _channel: MessageChannel | None = None
     _set_up_yet: bool = field(default=False, init=False)
     _held: list[object] = field(factory=list, init=False)
     """What is for the server, but not before its setup."""
     _allowance: Allowance = field(factory=lambda: Allowance(LOG_RECORDS_PER_SECOND), init=False)
     _dropped: int = field(default=0, init=False)
     _contexts: int = field(default=0, init=False)
+
+    @property
+    def channel(self) -> MessageChannel:
+        """The link to the server (nobody is admitted to one without)."""
+        assert self._channel is not None
+        return self._channel
+
+    def take_in(self, channel: MessageChannel, contexts: int) -> None:
+        """An earlier daemon's server is back with so many contexts; it is told what was for it meanwhile."""
+        self._channel, self._contexts = channel, contexts
+        channel.send(link.ServerTakenIn())
+        self._tell_what_was_held()
 
     def tell(self, message: object) -> None:
         """Tell the server something, once it is set up."""
@@ -109,8 +128,13 @@ class ServerSession:
             thread_percentage=hub.mind.servers[self.serial].thread_percentage.value,
             client_priority=hub.mind.client_priority.level,
             memory_limits={n: limit.value for n, limit in hub.mind.servers[self.serial].memory_limits.items()},
+            door=hub.door,
+            machine=hub.settings.emulated_devices,
         )
         self.channel.send(setup)
+        self._tell_what_was_held()
+
+    def _tell_what_was_held(self) -> None:
         self._set_up_yet = True
         for message in self._held:
             self.channel.send(message)

@@ -24,6 +24,9 @@ class DeviceFacts:
     multiprocessors: int
     memory_bytes: int
     attributes: dict[str, int]
+    contains_faults: bool = False
+    """Whether a fatal fault stays with its context (an emulated machine may say so) instead of reaching all that
+    share the device."""
 
     @property
     def is_volta_or_newer(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 from attrs import define, field, frozen
 
@@ -18,6 +19,8 @@ class Frame:
     kind: int
     body: bytes
     fds: tuple[int, ...] = ()
+    fds_lost: bool = False
+    """It brought descriptors, and the receiver had no room for them: the kernel has closed them."""
 
 
 @define
@@ -31,12 +34,16 @@ class FrameReader:
     body_limit: int = frames.BODY_LIMIT
     fds_allowed: int = 0
     _buffer: bytearray = field(factory=bytearray, init=False)
-    _fds: deque[int] = field(factory=deque, init=False)
+    _fds: deque[int | None] = field(factory=deque, init=False)
+    """None stands for all descriptors of one frame that were lost."""
 
-    def feed(self, data: bytes, fds: tuple[int, ...] = ()) -> Iterator[Frame]:
-        """Take what one receive gave; yield each frame it completes. Raise RemoteError on a broken rule."""
+    def feed(self, data: bytes, fds: tuple[int, ...] = (), lost: bool = False) -> Iterator[Frame]:
+        """Take what one receive gave; yield each frame it completes. Raise RemoteError on a broken rule.
+
+        ``lost``: descriptors that came with it are not there (MSG_CTRUNC); one receive has those of one frame only.
+        """
         self._buffer += data
-        self._fds.extend(fds)
+        self._fds.extend((None,) if lost else fds)
         if fds and not self.fds_allowed:
             raise RemoteError("file descriptors are not accepted here")
         while (frame := self._next()) is not None:
@@ -53,11 +60,15 @@ class FrameReader:
         end = frames.HEADER_BYTES + length
         if len(self._buffer) < end:
             return None
-        if fd_count > len(self._fds):
-            raise RemoteError(f"a frame states {fd_count} file descriptors and brought {len(self._fds)}")
+        lost = bool(fd_count and self._fds and self._fds[0] is None)
+        fds = () if lost else tuple(fd for fd in islice(self._fds, fd_count) if fd is not None)
+        if len(fds) < fd_count and not lost:
+            raise RemoteError(f"a frame states {fd_count} file descriptors and brought {len(fds)}")
         body = bytes(self._buffer[frames.HEADER_BYTES : end])
         del self._buffer[:end]
-        return Frame(kind, body, tuple(self._fds.popleft() for _ in range(fd_count)))
+        for _ in range(1 if lost else fd_count):
+            self._fds.popleft()
+        return Frame(kind, body, fds, lost)
 
     @property
     def in_the_middle(self) -> bool:
@@ -66,6 +77,6 @@ class FrameReader:
 
     def take_unclaimed_fds(self) -> tuple[int, ...]:
         """Return descriptors that no frame claimed; the caller closes them."""
-        unclaimed = tuple(self._fds)
+        unclaimed = tuple(fd for fd in self._fds if fd is not None)
         self._fds.clear()
         return unclaimed

@@ -31,6 +31,10 @@ class ServerSetup:
     client_priority: int
     memory_limits: dict[int, int]
     """Bytes by device ordinal: the most each client of this server may hold there."""
+    door: str = ""
+    """The full path of the daemon's socket, where to knock when its link ends; empty: nowhere."""
+    machine: str = ""
+    """As PYMPSD_EMULATED_DEVICES describes it, with a path that is absolute: beside it its state is found."""
 
 
 @message(34)
@@ -44,7 +48,7 @@ class StatusChanged:
 @message(35)
 @frozen
 class AdmitClient:
-    """Comes with 2 fds: the server's end of the session and a pidfd of the client (1 where pid is 0)."""
+    """Comes with 2 fds: the server's end of the session and a pidfd of the client (1 where none can be had)."""
 
     client: int
     pid: int
@@ -53,6 +57,8 @@ class AdmitClient:
     command: str
     priority: int
     environment: dict[str, str]
+    namespace: int = 0
+    """The inode of its PID namespace; a server tells it to the next daemon."""
 
 
 @message(36)
@@ -135,3 +141,47 @@ class Terminated:
 
     token: int
     code: int
+
+
+# --- a server whose daemon died, at the door of the next one. Builds of other versions have to read these four.
+
+
+@message(52)
+@frozen
+class ServerReturn:
+    """The first word on `control` of a server that an earlier daemon started; so many ReturningClient follow."""
+
+    versions: Versions
+    pid: int
+    status: str
+    leaving: bool
+    """It was told to leave, and goes with its last client."""
+    clients: int
+
+
+@message(53)
+@frozen
+class ReturningClient:
+    """A client of a server that returns, as the daemon before described it."""
+
+    client: int
+    pid: int
+    uid: int
+    command: str
+    namespace: int
+    contexts: tuple[tuple[int, int, int], ...]
+    """(serial, number, device) of each, as in ContextReported."""
+
+
+@message(54)
+@frozen
+class ServerTakenIn:
+    """The new daemon takes the server in: all goes on as on the link before."""
+
+
+@message(55)
+@frozen
+class ServerDismissed:
+    """The new daemon does not take the server in: it goes with its last client, without a daemon."""
+
+    reason: str

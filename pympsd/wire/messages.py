@@ -71,6 +71,8 @@ class ClientHello:
     command: str
     pid_namespace: int
     environment: dict[str, str]
+    traced: bool = False
+    """It runs under a debugger."""
 
 
 @message(1)
@@ -89,6 +91,14 @@ class Refused:
     """No: a CUresult number and a sentence a person can read. Ends the conversation it answers."""
 
     code: int
+    reason: str
+
+
+@message(3)
+@frozen
+class GoWithoutMps:
+    """The daemon lets a client under a debugger go on as if there were none, and says why."""
+
     reason: str
 
 
@@ -115,8 +125,10 @@ class OpenContext:
     request: int
     device: int
     flags: int = 0
-    priority: int | None = None
     thread_percentage: float | None = None
+    """What its environment says now; heeded under per-context partitioning, and only to lower."""
+    affinity: int | None = None
+    """Execution affinity: so many SMs, rounded up, of what the context may use."""
 
 
 @message(10)

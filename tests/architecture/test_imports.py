@@ -29,8 +29,11 @@ IMPURE = frozenset(
         *("structlog", "logging"),
     )
 )
-TOUCHES_THE_WORLD = frozenset({"pympsd.devices.__main__"})
-"""Programs of a pure room: they read the environment and print."""
+TOUCHES_THE_WORLD = frozenset(
+    {"pympsd.devices.__main__", "pympsd.devices.state_folder", "pympsd.devices.registrations"}
+)
+"""Modules of a pure room that are not: a program that prints, and what a machine remembers in files."""
+SMI_MAY = ("pympsd.smi", "pympsd.devices", "pympsd.vocabulary", "pympsd.version")
 SERVER_MAY = tuple(
     f"pympsd.{room}"
     for room in ("vocabulary", "wire", "journal", "devices", "channel", "version", "build", "process_title")
@@ -88,11 +91,27 @@ def test_pure_rooms_import_only_pure_rooms(modules: tuple[Module, ...]) -> None:
     assert _breaches(pure, "pympsd_server", ("pympsd_server.mind",)) == []
 
 
+def test_what_is_pure_uses_nothing_that_touches_the_world(modules: tuple[Module, ...]) -> None:
+    pure = [module for module in _of(modules, *PURE) if module.name not in TOUCHES_THE_WORLD]
+    worldly = tuple(TOUCHES_THE_WORLD)
+    breaches = [
+        f"{module.name} imports {name}" for module in pure for name in module.imports() if _under(name, worldly)
+    ]
+    assert breaches == []
+
+
+def test_the_command_that_shows_devices_needs_no_daemon(modules: tuple[Module, ...]) -> None:
+    assert _breaches(_of(modules, "pympsd.smi"), "pympsd", SMI_MAY) == []
+    importers = {m.name for m in modules for name in m.imports() if _under(name, ("pympsd.smi",))}
+    assert {name for name in importers if not _under(name, ("pympsd.smi",))} == set()
+
+
 def test_pure_rooms_open_and_print_nothing(modules: tuple[Module, ...]) -> None:
     reads_files = {"pympsd.devices.machine": {"read_text"}}  # a machine description may be a file
     called = [
         (module.name, name)
         for module in _of(modules, *PURE)
+        if module.name not in TOUCHES_THE_WORLD
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Call) and (name := _called(node)) in ("open", "print", "input", "read_text")
     ]

@@ -73,6 +73,7 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
         memory_mib = 1024
         compute_capability = "8.6"
         compute_mode = "EXCLUSIVE_PROCESS"
+        unified_addressing = false
         [[device]]
         profile = "V100"
         count = 2
@@ -81,7 +82,8 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
     first, second, third = describe(str(file))
     assert (first.uuid, first.pci, first.name) == (UUID, "0000:00.09.00", "A device of ours")
     assert (first.multiprocessors, first.memory_bytes, first.compute_capability) == (16, 1 << 30, (8, 6))
-    assert first.attributes["COMPUTE_MODE"] == 3
+    assert (first.attributes["COMPUTE_MODE"], first.attributes["UNIFIED_ADDRESSING"]) == (3, 0)
+    assert (second.attributes["COMPUTE_MODE"], second.attributes["UNIFIED_ADDRESSING"]) == (0, 1)
     assert first.attributes["MULTIPROCESSOR_COUNT"] == 16
     assert second.name == third.name == "Tesla V100-SXM2-32GB"
     assert second.uuid != third.uuid
@@ -118,12 +120,25 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
         ("[[device]]\ncompute_capability = 9", 'written like "9.0"'),
         ('[[device]]\ncompute_capability = "9."', 'written like "9.0"'),
         ('[[device]]\ncompute_mode = "OFF"', "compute_mode is one of DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS"),
+        ("[[device]]\nunified_addressing = 0", "unified_addressing is true or false, not 0"),
         ("[[device]]\ncompute_mode = [1]", "compute_mode is one of DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS"),
     ],
 )
 def test_a_toml_text_that_cannot_be_says_what_is_wrong(lines: str, says: str) -> None:
     with pytest.raises(BadMachine, match=says):
         from_toml(lines)
+
+
+@pytest.mark.parametrize(("line", "contained"), [("", False), ("'device'", False), ("'client'", True)])
+def test_a_machine_says_how_far_faults_reach(line: str, contained: bool) -> None:
+    said = f"fault_containment = {line}\n" if line else ""
+    devices = from_toml(f"{said}[[device]]\ncount = 2\n")
+    assert [device.contains_faults for device in devices] == [contained] * 2
+
+
+def test_an_unknown_reach_of_faults_is_refused() -> None:
+    with pytest.raises(BadMachine, match="fault_containment is one of device, client, not 'server'"):
+        from_toml("fault_containment = 'server'\n[[device]]\n")
 
 
 def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
@@ -178,6 +193,7 @@ def test_any_text_is_a_machine_or_a_bad_one(text: str) -> None:
                 "memory_mib",
                 "compute_capability",
                 "compute_mode",
+                "unified_addressing",
                 "x",
             ]
         ),

@@ -1,0 +1,64 @@
+"""A text of pinned device memory limits, ``0=1G,GPU-...=512MB``: the daemon's and each client's own.
+
+MPS documents, 4.2.7. A device is named by index, UUID or unique prefix of one, as in CUDA_VISIBLE_DEVICES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.devices.visible import find_device
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limits import BadLimit, PinnedMemory
+
+SHOWN: Final = 100
+"""Characters of a bad entry that are kept."""
+VARIABLES: Final = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIMIT")
+"""The documents call it by the second name once."""
+
+
+@frozen
+class BadEntry:
+    """An entry that no device can follow, and why."""
+
+    entry: str
+    """Cut where it is very long."""
+    reason: str
+
+
+def text_of(environment: Mapping[str, str]) -> str:
+    """Return the text an environment sets, empty when it sets none; the first name wins."""
+    return next((environment[name] for name in VARIABLES if environment.get(name)), "")
+
+
+def read(devices: Sequence[DeviceFacts], text: str, owner: str) -> tuple[dict[int, PinnedMemory], list[BadEntry]]:
+    """Return the limits by index of ``devices``, and the entries that cannot be; the last one for a device wins.
+
+    Each valid entry is read, whatever the others are. ``owner`` says in words whose devices they are.
+    """
+    limits: dict[int, PinnedMemory] = {}
+    bad: list[BadEntry] = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        word, _, value = (part.strip() for part in entry.partition("="))
+        index = find_device(devices, word)
+        if index is None:
+            bad.append(BadEntry(entry[:SHOWN], no_such_device(devices, word[:SHOWN], owner)))
+            continue
+        try:
+            limit = PinnedMemory.parse(value[:SHOWN])
+        except BadLimit as error:
+            bad.append(BadEntry(entry[:SHOWN], str(error)))
+            continue
+        limits.pop(index, None)
+        if limit is not None:
+            limits[index] = limit
+    return limits, bad
+
+
+def no_such_device(devices: Sequence[DeviceFacts], word: str, owner: str) -> str:
+    """Return in words that a word names none of some devices, and which there are."""
+    known = ", ".join(f"{number} ({device.uuid})" for number, device in enumerate(devices))
+    return f"{word} is no device of {owner}, or the beginning of several UUIDs; there are {known}"

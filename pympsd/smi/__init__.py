@@ -1,0 +1,1 @@
+"""pympsd-smi: the uses of nvidia-smi that MPS scripts make, on an emulated machine."""

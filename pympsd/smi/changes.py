@@ -1,0 +1,93 @@
+"""What root changes: compute modes, and a reset. Texts and exit statuses as nvidia-smi's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from pympsd.devices.machine import COMPUTE_MODES
+from pympsd.smi.machine import MODE_NAMES, Device, Machine
+from pympsd.smi.options import BAD_VALUE, Refused
+
+NOT_SUPPORTED: Final = 3
+NO_PERMISSION: Final = 4
+OTHER_ERROR: Final = 255
+EARLY_END: Final = "Terminating early due to previous errors.\n"
+ALL_DONE: Final = "All done.\n"
+_RETIRED: Final = ("1", "EXCLUSIVE_THREAD")
+_RETIRED_WARNING: Final = "Warning: Exclusive_Thread was deprecated! Setting Exclusive_Process instead.\n"
+
+
+def set_mode(machine: Machine, devices: Sequence[Device], word: str) -> tuple[str, int]:
+    """Set the compute mode of devices; return what to print and the exit status. Raises Refused and BadMachine."""
+    said = [_RETIRED_WARNING] if word.upper() in _RETIRED else []
+    mode = _mode(word)
+    changes: dict[str, str] = {}
+    for device in devices:
+        if device.mode == mode:
+            said.append(f"Compute mode is already set to {mode} for GPU {device.bus_id}.\n")
+            continue
+        refused = _refusal(machine)
+        if refused is not None:
+            why, status = refused
+            said.append(f"Unable to set the compute mode for GPU {device.bus_id}: {why}\n{EARLY_END}")
+            return "".join(said), status
+        changes[device.facts.uuid] = mode
+        said.append(f"Set compute mode to {mode} for GPU {device.bus_id}.\n")
+    if changes and machine.folder is not None:
+        try:
+            machine.folder.change_modes(changes)
+        except OSError as error:
+            return (
+                f"Unable to set the compute mode: {machine.folder.path}: {error.strerror}\n{EARLY_END}",
+                OTHER_ERROR,
+            )
+    return "".join(said) + ALL_DONE, 0
+
+
+def _mode(word: str) -> str:
+    if word.upper() in _RETIRED:
+        return "EXCLUSIVE_PROCESS"
+    if word.upper() in COMPUTE_MODES:
+        return word.upper()
+    if not word.isascii() or not word.isdecimal():
+        raise Refused(f"ERROR: Option {word} is invalid for -c. Please run '{{program}} -h' for help.\n\n", BAD_VALUE)
+    mode = MODE_NAMES.get(int(word)) if len(word) < len("1000") else None
+    if mode is None:
+        raise Refused(f"Invalid compute mode: {word}\n{EARLY_END}", BAD_VALUE)
+    return mode
+
+
+def _refusal(machine: Machine) -> tuple[str, int] | None:
+    if machine.folder is None:
+        why = (
+            f"Not Supported\nPYMPSD_EMULATED_DEVICES={machine.text} is a machine in short form, which has nowhere to "
+            "keep a mode; describe it in a TOML file and name that file"
+        )
+        return why, NOT_SUPPORTED
+    return ("Insufficient Permissions", NO_PERMISSION) if os.geteuid() != 0 else None
+
+
+def reset(devices: Sequence[Device]) -> tuple[str, int]:
+    """Reset devices that nobody uses: on an emulated one nothing is left to be done then."""
+    if os.geteuid() != 0:
+        text = "".join(
+            f"Unable to disable persistence mode for GPU {device.bus_id}: Insufficient Permissions\n"
+            for device in devices[:1]
+        )
+        return text, NO_PERMISSION
+    busy = [device for device in devices if device.processes]
+    if busy:
+        return _in_use(busy), OTHER_ERROR
+    return "".join(f"GPU {device.bus_id} was successfully reset.\n" for device in devices) + ALL_DONE, 0
+
+
+def _in_use(devices: Sequence[Device]) -> str:
+    listed = "".join(f"  GPU {device.bus_id}: In use by another client\n" for device in devices)
+    count = "1 device is" if len(devices) == 1 else f"{len(devices)} devices are"
+    advice = "End them first: quit stops an MPS daemon and its servers."
+    return (
+        f"The following GPUs could not be reset:\n{listed}\n"
+        f"{count} currently being used by one or more other processes. {advice}\n"
+    )

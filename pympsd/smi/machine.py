@@ -1,0 +1,130 @@
+"""The machine as it is now: devices in their current compute modes, and the processes on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.devices.machine import COMPUTE_MODES, describe
+from pympsd.devices.registrations import registered
+from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
+from pympsd.vocabulary.device_facts import DeviceFacts
+
+MODE_NAMES: Final = {number: name for name, number in COMPUTE_MODES.items()}
+_COMMAND_BYTES: Final = 1 << 12
+
+
+class NoSuchDevice(Exception):
+    """-i names a device that is not there."""
+
+
+@frozen
+class Process:
+    """A process on a device: a server (type C), or a client of one (M+C)."""
+
+    pid: int
+    kind: str
+    used: int
+    """Bytes of device memory."""
+
+    @property
+    def name(self) -> str:
+        """As it was started."""
+        try:
+            with open(f"/proc/{self.pid}/cmdline", "rb") as file:
+                first = file.read(_COMMAND_BYTES).partition(b"\0")[0].decode(errors="replace")
+        except OSError:
+            first = ""
+        return "".join(c if c.isprintable() else "?" for c in first) or "[Not Found]"
+
+
+@frozen
+class Device:
+    """One device, by its index on the machine."""
+
+    index: int
+    facts: DeviceFacts
+    processes: tuple[Process, ...]
+    """A server, its clients, the next server: each by PID."""
+
+    @property
+    def bus_id(self) -> str:
+        """The PCI id as nvidia-smi writes it: 0000:00.06.00 is 00000000:00:06.0; other texts are left."""
+        domain, _, rest = self.facts.pci.partition(":")
+        parts = rest.split(".")
+        try:
+            bus, slot, function = (int(part, 16) for part in parts)
+            return f"{int(domain, 16):08X}:{bus:02X}:{slot:02X}.{function:X}"
+        except ValueError:
+            return self.facts.pci
+
+    @property
+    def mode(self) -> str:
+        """DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS."""
+        return MODE_NAMES[self.facts.attributes["COMPUTE_MODE"]]
+
+    @property
+    def shown_mode(self) -> str:
+        """As it is shown: Default, Prohibited or Exclusive_Process."""
+        return "_".join(word.capitalize() for word in self.mode.split("_"))
+
+    @property
+    def total(self) -> int:
+        """Bytes of memory."""
+        return self.facts.memory_bytes
+
+    @property
+    def used(self) -> int:
+        """Bytes that processes hold."""
+        return sum(process.used for process in self.processes)
+
+
+@frozen
+class Machine:
+    """``text`` is what PYMPSD_EMULATED_DEVICES says."""
+
+    text: str
+    devices: tuple[Device, ...]
+    folder: StateFolder | None
+
+    @classmethod
+    def of(cls, text: str) -> Machine:
+        """Look at a machine; raise BadMachine."""
+        folder = state_folder_of(text)
+        facts = with_current_modes(describe(text), text)
+        devices = (Device(index, one, _processes(folder, one)) for index, one in enumerate(facts))
+        return cls(text, tuple(devices), folder)
+
+    def chosen(self, ids: str | None) -> tuple[Device, ...]:
+        """Return the devices that -i names, in the machine's order; raise NoSuchDevice."""
+        if ids is None:
+            return self.devices
+        named = [self._named(word.strip()) for word in ids.split(",")]
+        return tuple(device for device in self.devices if device in named)
+
+    def _named(self, word: str) -> Device:
+        for device in self.devices:
+            if word in (str(device.index), device.facts.uuid) or word.upper() == device.bus_id:
+                return device
+        raise NoSuchDevice(word)
+
+
+def _processes(folder: StateFolder | None, facts: DeviceFacts) -> tuple[Process, ...]:
+    found: list[Process] = []
+    for server in registered(folder, facts.uuid) if folder is not None else ():
+        if facts.is_volta_or_newer:
+            found.append(Process(server.pid, "C", 0))
+            found += [Process(pid, "M+C", used) for pid, used in sorted(_by_process(server.clients).items())]
+        else:
+            # Before Volta all that clients do is the server's (MPS documents, 2.3.1.1).
+            found.append(Process(server.pid, "C", sum(used for _, used in server.clients)))
+    return tuple(found)
+
+
+def _by_process(clients: Sequence[tuple[int, int]]) -> dict[int, int]:
+    held: dict[int, int] = {}
+    for pid, used in clients:
+        held[pid] = held.get(pid, 0) + used
+    return held

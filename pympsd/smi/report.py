@@ -1,0 +1,85 @@
+"""-q: what is known of each device, all of it or what -d names (recorded)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from pympsd.smi.machine import Device, Machine
+from pympsd.smi.options import BAD_VALUE, Refused
+from pympsd.smi.summary import MIB, in_order
+from pympsd.version import CUDA_VERSION, DRIVER_BRANCH
+
+_COLUMN: Final = 55
+
+
+def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
+    """Return the report; ``display`` empty for all of it. Raise Refused for what it cannot show."""
+    parts = _parts(display)
+    lines = [
+        "",
+        "==============NVSMI LOG==============",
+        "",
+        _line(0, "Timestamp", time.strftime("%a %b %e %H:%M:%S %Y")),
+        _line(0, "Driver Version", DRIVER_BRANCH),
+        _line(0, "CUDA Version", f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"),
+        "",
+        _line(0, "Attached GPUs", len(machine.devices)),
+    ]
+    for device in devices:
+        lines.append(f"GPU {device.bus_id}")
+        for part in parts:
+            lines += part(device)
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def _parts(display: str) -> list[Callable[[Device], Iterator[str]]]:
+    if not display:
+        return [_identity, *_DISPLAYS.values()]
+    wanted = {word.strip().upper() for word in display.split(",")}
+    if not wanted <= _DISPLAYS.keys():
+        raise Refused("Failed to parse --display/-d flags\n", BAD_VALUE)
+    return [part for name, part in _DISPLAYS.items() if name in wanted]
+
+
+def _identity(device: Device) -> Iterator[str]:
+    yield _line(1, "Product Name", device.facts.name)
+    yield _line(1, "GPU UUID", device.facts.uuid)
+    yield _line(1, "CUDA Compute Capability", ".".join(map(str, device.facts.compute_capability)))
+    yield _line(1, "Multiprocessors", device.facts.multiprocessors)
+    yield "    PCI"
+    yield _line(2, "Bus Id", device.bus_id)
+
+
+def _memory(device: Device) -> Iterator[str]:
+    used, total = device.used // MIB, device.total // MIB
+    yield "    FB Memory Usage"
+    for name, mebibytes in (("Total", total), ("Reserved", 0), ("Used", used), ("Free", total - used)):
+        yield _line(2, name, f"{mebibytes} MiB")
+
+
+def _compute(device: Device) -> Iterator[str]:
+    yield _line(1, "Compute Mode", device.shown_mode)
+
+
+def _pids(device: Device) -> Iterator[str]:
+    if not device.processes:
+        yield _line(1, "Processes", "None")
+        return
+    yield "    Processes"
+    for process in in_order(device.processes):
+        yield _line(2, "GPU instance ID", "N/A")
+        yield _line(2, "Compute instance ID", "N/A")
+        yield _line(2, "Process ID", process.pid)
+        yield _line(3, "Type", process.kind)
+        yield _line(3, "Name", process.name)
+        yield _line(3, "Used GPU Memory", f"{process.used // MIB} MiB")
+
+
+_DISPLAYS: Final = {"MEMORY": _memory, "COMPUTE": _compute, "PIDS": _pids}
+
+
+def _line(depth: int, name: str, value: object) -> str:
+    return f"{'    ' * depth + name:<{_COLUMN}}: {value}"

@@ -1,0 +1,82 @@
+"""The bare table and the list, laid out as nvidia-smi 580 lays them out (recorded)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from pympsd.smi.machine import Device, Process
+from pympsd.version import CUDA_VERSION, DRIVER_BRANCH, VERSION
+
+MIB: Final = 1 << 20
+_WIDTH: Final = 89
+_CELLS: Final = (41, 24, 22)
+_NAME_WIDTH: Final = 36
+_SHOWN_MODES: Final = {"DEFAULT": "Default", "PROHIBITED": "Prohibited", "EXCLUSIVE_PROCESS": "E. Process"}
+_HEADINGS: Final = (
+    " GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC ",
+    " Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. ",
+    "                                         |                        |               MIG M. ",
+)
+_PROCESS_HEADINGS: Final = (
+    " Processes:                                                                              ",
+    "  GPU   GI   CI              PID   Type   Process name                        GPU Memory ",
+    "        ID   ID                                                               Usage      ",
+)
+
+
+def listing(devices: Sequence[Device]) -> str:
+    """Return one line a device."""
+    return "".join(f"GPU {one.index}: {one.facts.name} (UUID: {one.facts.uuid})\n" for one in devices)
+
+
+def table(devices: Sequence[Device]) -> str:
+    """Return the table of devices and the one of processes. What an emulated device has not is N/A."""
+    lines = [time.strftime("%a %b %e %H:%M:%S %Y       "), *_device_lines(devices), "", *_process_lines(devices)]
+    return "\n".join(lines) + "\n"
+
+
+def _device_lines(devices: Sequence[Device]) -> Iterator[str]:
+    cuda = f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"
+    title = f" {f'PYMPSD-SMI {VERSION}':<34}{f'Driver Version: {DRIVER_BRANCH}':<31}{f'CUDA Version: {cuda}':<23}"
+    rule = "+" + "+".join("-" * width for width in _CELLS) + "+"
+    yield "+" + "-" * _WIDTH + "+"
+    yield f"|{title}|"
+    yield rule
+    yield from (f"|{heading}|" for heading in _HEADINGS)
+    yield "|" + "+".join("=" * width for width in _CELLS) + "|"
+    for device in devices:
+        yield from (f"|{line}|" for line in _cells(device))
+        yield rule
+
+
+def _cells(device: Device) -> Iterator[str]:
+    used, total = device.used // MIB, device.total // MIB
+    mode = _SHOWN_MODES[device.mode]
+    yield f" {device.index:>3}  {device.facts.name[:30]:<30}N/A  |{device.bus_id:>19} Off |{'N/A':>21} "
+    yield f" N/A   N/A    N/A            N/A /  N/A  |{used:>8}MiB / {total:>6}MiB |{'N/A':>8} {mode:>12} "
+    yield f"{'':41}|{'':24}|{'N/A':>21} "
+
+
+def _process_lines(devices: Sequence[Device]) -> Iterator[str]:
+    edge = "+" + "-" * _WIDTH + "+"
+    yield edge
+    yield from (f"|{heading}|" for heading in _PROCESS_HEADINGS)
+    yield "|" + "=" * _WIDTH + "|"
+    rows = [_process_line(device, process) for device in devices for process in in_order(device.processes)]
+    yield from rows or [f"|{'  No running processes found':<{_WIDTH}}|"]
+    yield edge
+
+
+def in_order(processes: Sequence[Process]) -> list[Process]:
+    """Return them by PID, as the tables have them."""
+    return sorted(processes, key=lambda process: process.pid)
+
+
+def _process_line(device: Device, process: Process) -> str:
+    name = process.name
+    if len(name) >= _NAME_WIDTH:
+        name = "..." + name[-(_NAME_WIDTH - 4) :]
+    used = f"{process.used // MIB}MiB"
+    return f"|{device.index:>5}   N/A  N/A {process.pid:>15} {process.kind:>6}   {name:<{_NAME_WIDTH}}{used:>10} |"

@@ -1,0 +1,100 @@
+"""Descriptors that come along, and none left to take them: with real sockets and a real limit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import trio
+
+from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.descriptors import ADVICE, close_all, require_room, told
+from pympsd.wire import messages
+from pympsd.wire.messages import Refused, SessionGranted
+from pympsd_client._conversation import Conversation
+
+
+def descriptors() -> set[int]:
+    """What this process has open."""
+    return {fd for fd in range(1024) if os.path.exists(f"/proc/self/fd/{fd}")}
+
+
+@contextmanager
+def room_for(count: int) -> Iterator[None]:
+    """Let this process open just so many descriptors more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = descriptors()
+    free = [fd for fd in range(max(used) + count + 2) if fd not in used]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[count], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_room_is_what_can_be_opened_and_none_is_kept() -> None:
+    before = descriptors()
+    with room_for(3):
+        require_room(3)
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            require_room(4)
+    assert caught.value.errno == errno.EMFILE
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_the_documents_advice_is_given_where_it_helps(number: int) -> None:
+    assert told(OSError(number, "None left")) == f"None left: {ADVICE}"
+    assert told(OSError(errno.EPERM, "Not allowed")) == "Not allowed"
+    assert told(OSError("without a number")) == "without a number"
+
+
+WITH, WITHOUT, AGAIN = SessionGranted(1, 2, 3), Refused(1, "between"), SessionGranted(4, 5, 6)
+
+
+def _send(sock: socket.socket, *sent: object) -> None:
+    """Messages, those of a session with a descriptor."""
+    for message in sent:
+        fds = [1] if isinstance(message, SessionGranted) else []
+        socket.send_fds(sock, [messages.encode(message, len(fds))], fds)
+
+
+async def test_a_channel_goes_on_after_descriptors_it_had_no_room_for() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
+    before = descriptors()
+    _send(theirs, WITH, WITHOUT)
+    with trio.fail_after(20), room_for(0):
+        first = await channel.receive()
+        second = await channel.receive_message()
+    _send(theirs, AGAIN)
+    third = await channel.receive_message()
+    assert first is not None
+    assert (first.fds, first.fds_lost) == ((), True)
+    assert second == (WITHOUT, ())
+    assert third is not None
+    assert (third[0], len(third[1])) == (AGAIN, 1)
+    close_all(third[1])
+    assert descriptors() == before
+    channel.close()
+    theirs.close()
+
+
+def test_a_client_is_told_that_it_has_no_room_and_can_go_on() -> None:
+    ours, theirs = socket.socketpair()
+    conversation = Conversation(ours)
+    _send(theirs, WITH, WITHOUT, AGAIN)
+    with room_for(0), pytest.raises(OSError, match="Too many open files"):
+        conversation.receive(20)
+    assert conversation.receive(20) == (WITHOUT, ())
+    message, fds = conversation.receive(20)
+    assert (message, len(fds)) == (AGAIN, 1)
+    close_all(fds)
+    conversation.close()
+    theirs.close()

@@ -1,0 +1,160 @@
+"""Servers on a device: alone or not, seen while they live, forgotten with their process however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pympsd.devices import state_folder
+from pympsd.devices.registrations import InUse, Registered, register, registered
+from pympsd.devices.state_folder import StateFolder
+
+UUID = "GPU-7685caad-23a2-2403-a46b-a1dfeabe3819"
+OTHER = "GPU-c194f552-d094-dc8e-63fd-a74b1b2f9eeb"
+Fork = Callable[..., int]
+
+
+@pytest.fixture
+def folder() -> Iterator[StateFolder]:
+    """One that every user can reach (pytest's own is for root alone)."""
+    with tempfile.TemporaryDirectory(prefix="pympsd-test-") as directory:
+        os.chmod(directory, 0o755)
+        made = StateFolder(f"{directory}/node.toml")
+        made.make()
+        yield made
+
+
+@pytest.fixture
+def server(folder: StateFolder) -> Iterator[Fork]:
+    """Fork processes that register as a user and stay; they are killed after the test."""
+    children: list[int] = []
+
+    def fork(uid: int = 0, alone: bool = False, uuid: str = UUID) -> int:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.setuid(uid)
+                register(folder, uuid, alone).report([(uid + 1, 100), (uid + 2, 200)])
+                os.write(writer, b"+")
+                signal.pause()
+            finally:
+                os._exit(1)
+        children.append(child)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as said:
+            assert said.read(1) == b"+", "it could not register"
+        return child
+
+    yield fork
+    for child in children:
+        end(child)
+
+
+def end(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass  # ended by the test
+
+
+def test_one_who_wants_to_be_alone_is_refused_while_another_lives(folder: StateFolder, server: Fork) -> None:
+    pid = server()
+    with pytest.raises(InUse) as refused:
+        register(folder, UUID, alone=True)
+    assert refused.value.pid == pid
+    end(pid)
+    register(folder, UUID, alone=True).end()
+
+
+def test_servers_share_a_device_and_another_device_is_another(folder: StateFolder, server: Fork) -> None:
+    pids = [server(), server()]
+    assert [one.pid for one in registered(folder, UUID)] == sorted(pids)
+    register(folder, OTHER, alone=True).end()
+
+
+def test_an_exclusive_one_does_not_keep_out_those_who_share(folder: StateFolder, server: Fork) -> None:
+    """The mode was changed meanwhile: the device is anybody's again."""
+    server(alone=True)
+    register(folder, UUID, alone=False).end()
+
+
+def test_users_keep_one_another_out(folder: StateFolder, server: Fork) -> None:
+    pid = server(uid=1000, alone=True)
+    child = os.fork()
+    if not child:
+        try:
+            os.setuid(1001)
+            register(folder, UUID, alone=True)
+        except InUse as error:
+            os._exit(0 if error.pid == pid else 2)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    end(pid)
+    # What user 1000 left is not user 1001's to remove, and holds nothing.
+    assert server(uid=1001, alone=True)
+
+
+def test_what_clients_hold_is_seen_and_changes_at_once(folder: StateFolder, server: Fork) -> None:
+    own = register(folder, UUID, alone=False)
+    assert registered(folder, UUID) == [Registered(os.getpid(), ())]
+    own.report([(7, 1 << 40), (8, 0)])
+    assert registered(folder, UUID) == [Registered(os.getpid(), ((7, 1 << 40), (8, 0)))]
+    own.report([])
+    assert registered(folder, UUID) == [Registered(os.getpid(), ())]
+    own.end()
+    assert registered(folder, UUID) == []
+    pid = server(uid=1000)
+    assert registered(folder, UUID) == [Registered(pid, ((1001, 100), (1002, 200)))]
+
+
+def test_an_orderly_end_and_a_killed_one_leave_nothing(folder: StateFolder, server: Fork) -> None:
+    register(folder, UUID, alone=True).end()
+    assert os.listdir(folder.path) == []
+    end(server())
+    assert len(os.listdir(folder.path)) == 2
+    assert registered(folder, UUID) == []
+    assert os.listdir(folder.path) == []
+
+
+def test_files_of_strangers_do_no_harm(folder: StateFolder) -> None:
+    path = Path(folder.path)
+    os.mkfifo(path / f"{UUID}.0.server")
+    (path / f"{UUID}.1.server").symlink_to("/etc/passwd")
+    (path / f"{UUID}.2.server").write_text("no number")
+    (path / f"{UUID}.3.use").write_text("1 2\n")
+    (path / f"{UUID}.4.server").mkdir()
+    own = register(folder, UUID, alone=True)
+    assert registered(folder, UUID) == [Registered(os.getpid(), ())]
+    own.end()
+
+
+def test_figures_that_are_none_are_left_out(folder: StateFolder) -> None:
+    own = register(folder, UUID, alone=True)
+    (name,) = os.listdir(folder.path)
+    Path(folder.path, name.replace(".server", ".use")).write_text("not a figure\n")
+    assert registered(folder, UUID) == [Registered(os.getpid(), ())]
+    own.end()
+
+
+def test_looking_where_there_is_no_folder_finds_nothing(tmp_path: Path) -> None:
+    assert registered(StateFolder(str(tmp_path / "missing.toml")), UUID) == []
+    with pytest.raises(FileNotFoundError):
+        register(StateFolder(str(tmp_path / "missing.toml")), UUID, alone=True)
+
+
+def test_a_folder_that_a_user_keeps_locked_is_an_error_and_no_wait_for_ever(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_folder, "LOCK_SECONDS", 0.01)
+    with folder.locked():
+        with pytest.raises(TimeoutError, match="another process keeps it locked"):
+            register(folder, UUID, alone=False)
+        assert registered(folder, UUID) == []
+    register(folder, UUID, alone=True).end()

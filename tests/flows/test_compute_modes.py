@@ -1,0 +1,194 @@
+"""Compute modes of a machine that several daemons share: who may start a server, and what pympsd-smi shows of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from emulated_node import Node
+from processes import ClientProcess, DaemonProcess, alive, wait_until
+
+FAILED = "MPS server failed to start"
+REFUSED = "CUDA_ERROR_MPS_CONNECTION_FAILED"
+TWO = '[[device]]\n[[device]]\ncompute_mode = "EXCLUSIVE_PROCESS"\n'
+MakeNode = Callable[..., Node]
+
+
+@pytest.fixture
+def make_node(directory: Path) -> Iterator[MakeNode]:
+    """Describe a node; what runs on it is ended after the test."""
+    made: list[Node] = []
+
+    def make(text: str = "[[device]]\n") -> Node:
+        made.append(Node(directory, text))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.close()
+
+
+@pytest.fixture
+def exclusive(make_node: MakeNode) -> Node:
+    """A node whose one device was made exclusive."""
+    node = make_node()
+    node.set_mode("EXCLUSIVE_PROCESS")
+    return node
+
+
+def refused(client: ClientProcess) -> str:
+    """Expect that the client gets no server; return what it is told."""
+    assert client.do("init") == REFUSED
+    return client.do("error")
+
+
+def failure(daemon: DaemonProcess) -> str:
+    """Return the reason that server.log gives for a server that failed to start."""
+    wait_until(lambda: FAILED in daemon.log("server.log")[:-1], "the reason in server.log")
+    lines = daemon.log("server.log")
+    return lines[lines.index(FAILED) + 1]
+
+
+def test_an_exclusive_device_refuses_a_second_daemons_server_until_it_is_free(exclusive: Node) -> None:
+    first, second = exclusive.daemon("a"), exclusive.daemon("b")
+    for _ in range(2):  # its clients share the device: the mode binds the server alone
+        exclusive.client(first).connect()
+    (holder,) = first.servers()
+    assert "server.log says why" in refused(exclusive.client(second))
+    reason = failure(second)
+    assert "MPS cannot use device 0 (NVIDIA H200, GPU-" in reason
+    assert f"EXCLUSIVE_PROCESS and process {holder} uses it" in reason
+    wait_until(lambda: any(line.endswith("exited with status 1") for line in second.log()), "its exit status")
+    first.say("quit -t 0")
+    client = exclusive.client(second).connect()
+    assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+
+
+def test_servers_of_different_users_keep_one_another_out(exclusive: Node) -> None:
+    first, second = exclusive.daemon("a"), exclusive.daemon("b")
+    exclusive.client(first, 1000).connect()
+    refused(exclusive.client(second, 1001))
+    refused(exclusive.client(second))
+    first.say("quit -t 0")
+    exclusive.client(second, 1001).connect()
+
+
+def test_a_killed_server_holds_nothing(exclusive: Node) -> None:
+    first, second = exclusive.daemon("a"), exclusive.daemon("b")
+    exclusive.client(first, 1000).connect()
+    os.kill(first.servers()[0], signal.SIGKILL)
+    wait_until(lambda: not first.servers(), "the server's end")
+    exclusive.client(second, 1001).connect()
+
+
+def test_on_a_shared_device_both_serve(make_node: MakeNode) -> None:
+    node = make_node()
+    for name in ("a", "b"):
+        node.client(node.daemon(name)).connect()
+
+
+def test_a_device_that_a_daemon_does_not_show_does_not_concern_it(make_node: MakeNode) -> None:
+    node = make_node(TWO)
+    node.client(node.daemon("a")).connect()
+    one = node.daemon("b", CUDA_VISIBLE_DEVICES="0")
+    node.client(one).connect()
+    refused(node.client(node.daemon("c", CUDA_VISIBLE_DEVICES="1")))
+
+
+def test_a_server_that_cannot_have_all_its_devices_holds_none(make_node: MakeNode) -> None:
+    node = make_node('[[device]]\ncompute_mode = "EXCLUSIVE_PROCESS"\ncount = 2\n')
+    second = node.daemon("a", CUDA_VISIBLE_DEVICES="1")
+    node.client(second).connect()
+    refused(node.client(node.daemon("b")))
+    node.client(node.daemon("c", CUDA_VISIBLE_DEVICES="0")).connect()
+
+
+def test_the_mode_counts_that_there_is_when_a_server_starts(make_node: MakeNode) -> None:
+    node = make_node()
+    daemon = node.daemon("a")
+    node.set_mode("PROHIBITED")
+    refused(node.client(daemon))
+    assert "compute mode PROHIBITED" in failure(daemon)
+    node.set_mode("DEFAULT")
+    node.client(daemon).connect()
+
+
+def test_the_modes_outlive_daemons_and_the_description_is_as_it_was(make_node: MakeNode) -> None:
+    node = make_node(TWO)
+    node.set_mode("2")
+    node.daemon("a").say("quit")
+    refused(node.client(node.daemon("b")))
+    assert node.machine.read_text() == TWO
+
+
+def test_a_relative_path_is_the_same_machine(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make_node()
+    node.set_mode("PROHIBITED")
+    monkeypatch.chdir(node.directory)
+    daemon = node.daemon("a", PYMPSD_EMULATED_DEVICES="./node.toml")
+    refused(node.client(daemon))
+    assert "compute mode PROHIBITED" in failure(daemon)
+
+
+def test_a_daemon_of_a_user_shares_the_machine_too(make_node: MakeNode) -> None:
+    node = make_node()
+    node.set_mode("3")  # by root: so the folder is there
+    mine = node.daemon("a", uid=1000)
+    node.client(mine, 1000).connect()
+    refused(node.client(node.daemon("b")))
+
+
+def test_an_exclusive_device_that_cannot_be_held_is_refused_and_a_shared_one_is_not(make_node: MakeNode) -> None:
+    node = make_node('[[device]]\ncompute_mode = "EXCLUSIVE_PROCESS"\n[[device]]\n')
+    # Nobody but root can make the folder of its state, and root's daemon has not been here.
+    held = node.daemon("a", uid=1000, CUDA_VISIBLE_DEVICES="0")
+    refused(node.client(held, 1000))
+    reason = failure(held)
+    assert "cannot be kept for one process" in reason
+    assert f"{node.machine}.state: Permission denied" in reason
+    shared = node.daemon("b", uid=1000, CUDA_VISIBLE_DEVICES="1")
+    node.client(shared, 1000).connect()
+
+
+def test_the_process_table_shows_servers_and_their_clients(make_node: MakeNode) -> None:
+    node = make_node()
+    daemon = node.daemon("a")
+    assert "No running processes found" in node.smi().stdout
+    clients = [node.client(daemon, 1000).connect() for _ in range(2)]
+    (server,) = daemon.servers()
+
+    def table() -> dict[str, list[str]]:
+        done = node.smi("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits")
+        return {row.split(", ")[0]: row.split(", ")[1:] for row in done.stdout.splitlines()}
+
+    wait_until(lambda: len(table()) == 3 and table()[str(clients[1].pid)][1] != "0", "both clients in the table")
+    assert table()[str(server)] == ["pympsd-server", "0"]
+    overhead = int(table()[str(clients[0].pid)][1])
+    assert overhead > 100
+    assert clients[0].do(f"alloc {64 << 20}").startswith("CUDA_SUCCESS")
+    wait_until(lambda: int(table()[str(clients[0].pid)][1]) == overhead + 64, "the allocation in the table")
+    rows = [line.split()[4:] for line in node.smi().stdout.splitlines() if "C  " in line and "N/A  N/A" in line]
+    kinds = {row[0]: row[1] for row in rows}
+    assert kinds == {str(server): "C", str(clients[0].pid): "M+C", str(clients[1].pid): "M+C"}
+    assert [int(row[0]) for row in rows] == sorted(int(row[0]) for row in rows)
+    used = node.smi("--query-gpu=memory.used", "--format=csv,noheader,nounits").stdout
+    assert 0 <= int(used) - (2 * overhead + 64) < 2, "the sum, but for what rounding took"
+    clients[0].end(signal.SIGKILL)
+    wait_until(lambda: str(clients[0].pid) not in table(), "its end in the table")
+    daemon.say("quit -t 0")
+    wait_until(lambda: table() == {}, "an empty table")
+    assert not alive(server)
+
+
+def test_a_device_is_reset_only_when_nobody_uses_it(make_node: MakeNode) -> None:
+    node = make_node()
+    daemon = node.daemon("a")
+    node.client(daemon).connect()
+    busy = node.smi("-i", "0", "-r")
+    assert busy.returncode == 255
+    assert "1 device is currently being used by one or more other processes" in busy.stdout
+    daemon.say("quit -t 0")
+    wait_until(lambda: node.smi("-i", "0", "-r").returncode == 0, "the reset")

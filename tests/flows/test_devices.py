@@ -1,0 +1,133 @@
+"""Which devices a daemon shows and a client sees (recorded: several-gpus), and those MPS refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from emulated_node import Node
+from processes import ClientProcess, DaemonProcess, wait_until
+
+from pympsd.devices.machine import describe
+
+MakeDaemon = Callable[..., DaemonProcess]
+UUIDS = [device.uuid for device in describe("4xH200")]
+SUPPORTED = "MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU."
+FAILED = "MPS server failed to start"
+
+
+@pytest.fixture
+def node(directory: Path) -> Iterator[Callable[[str], Node]]:
+    made: list[Node] = []
+
+    def make(text: str) -> Node:
+        made.append(Node(directory, text))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def seen(daemon: DaemonProcess, visible: str) -> str:
+    """Return how many devices a client sees that sets CUDA_VISIBLE_DEVICES, or why it sees none."""
+    client: ClientProcess = daemon.client(CUDA_VISIBLE_DEVICES=visible)
+    try:
+        result = client.do("init")
+        return client.do("count") if result == "CUDA_SUCCESS" else result
+    finally:
+        client.end()
+
+
+@pytest.mark.parametrize(
+    ("daemons", "clients", "count"),
+    [
+        ("0,2", "1", "1"),
+        ("2,0", "1", "1"),
+        ("1", "1", "CUDA_ERROR_NO_DEVICE"),
+        ("0,9", "1", "CUDA_ERROR_NO_DEVICE"),
+        ("0,1,2", "2,1,0", "3"),
+        ("0,1,2", "1,7,0", "1"),
+        ("0,1,2", f"{UUIDS[2]},0", "2"),
+        ("0,1,2", UUIDS[1][:14], "1"),
+        ("0,1,2", UUIDS[3], "CUDA_ERROR_NO_DEVICE"),
+        ("0,1,2", "", "CUDA_ERROR_NO_DEVICE"),
+        ("0,1,2", "7,0", "CUDA_ERROR_NO_DEVICE"),
+        ("0,1,2", "1,1", "CUDA_ERROR_NO_DEVICE"),
+    ],
+)
+def test_an_index_at_the_client_counts_in_the_daemons_numbering(
+    make_daemon: MakeDaemon, daemons: str, clients: str, count: str
+) -> None:
+    daemon = make_daemon(CUDA_VISIBLE_DEVICES=daemons, PYMPSD_EMULATED_DEVICES="4xH200")
+    assert daemon.start().returncode == 0
+    assert seen(daemon, clients) == count
+
+
+def test_a_client_that_sees_nothing_is_logged_as_recorded(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(CUDA_VISIBLE_DEVICES="1", PYMPSD_EMULATED_DEVICES="4xH200")
+    assert daemon.start().returncode == 0
+    seen(daemon, "1")
+    hint = "Please set CUDA_VISIBLE_DEVICES with a GPU ID less than 1 or consider using UUIDs."
+    wait_until(lambda: hint in daemon.log("server.log"), "the hint")
+    lines = daemon.log("server.log")
+    where = lines.index(hint)
+    assert lines[where - 2 : where] == [
+        "Invalid CUDA_VISIBLE_DEVICES.",
+        "Client requested 1 which is not a valid GPU ID in the MPS visible set of devices",
+    ]
+
+
+@pytest.mark.parametrize("ready", [(), ("-q",), ("--ready-devices",)])
+def test_devices_can_be_asked_for_with_no_server(make_daemon: MakeDaemon, ready: tuple[str, ...]) -> None:
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
+    assert daemon.start("-d", *ready).returncode == 0
+    title, _, *rows = daemon.say("device_query --csv").splitlines()
+    assert (title, [row.split(",")[2] for row in rows]) == ("Default", UUIDS[:2])
+    assert daemon.servers() == [], "and none is started for it"
+
+
+def refusal(node: Node) -> list[str]:
+    """Expect that a client gets no server; return what server.log says from the failure on."""
+    daemon = node.daemon("a")
+    client = node.client(daemon)
+    assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert client.do("error").endswith("ended with status 1 before it was ready; server.log says why")
+    wait_until(lambda: FAILED in daemon.log("server.log")[:-1], "the reason in server.log")
+    lines = daemon.log("server.log")
+    assert lines[:3] == [
+        "Startup",
+        f"Connecting to control daemon on socket: {daemon.directory}/pipe/control",
+        "Initializing server process",
+    ]
+    assert lines[3] == FAILED
+    assert daemon.servers() == []
+    return lines[4:]
+
+
+def test_a_device_below_3_5_is_refused(node: Callable[[str], Node]) -> None:
+    said = refusal(node('[[device]]\nprofile = "P100"\n[[device]]\nprofile = "P100"\ncompute_capability = "3.0"\n'))
+    assert said[0] == SUPPORTED
+    assert said[1].startswith("Device 1 (Tesla P100-SXM2-16GB, GPU-")
+    assert said[1].endswith("is SM 3.0.")
+
+
+def test_a_device_without_unified_addressing_is_refused(node: Callable[[str], Node]) -> None:
+    (said,) = refusal(node("[[device]]\nunified_addressing = false\n"))
+    assert said.startswith("MPS is only supported with unified addressing, which device 0 (NVIDIA H200, GPU-")
+
+
+def test_a_prohibited_device_is_refused(node: Callable[[str], Node]) -> None:
+    (said,) = refusal(node('[[device]]\ncompute_mode = "PROHIBITED"\n'))
+    assert said.startswith("MPS cannot use device 0 (NVIDIA H200, GPU-")
+    assert "compute mode PROHIBITED" in said
+
+
+def test_an_old_device_beside_a_newer_one_is_not_there(node: Callable[[str], Node]) -> None:
+    one = node('[[device]]\ncompute_capability = "3.0"\n[[device]]\nprofile = "V100"\n')
+    daemon = one.daemon("a")
+    client = one.client(daemon).connect()
+    assert client.do("count") == "1"
+    _, _, row = daemon.say("device_query --csv").splitlines()[:3]
+    assert "V100" in row

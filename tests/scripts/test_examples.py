@@ -1,0 +1,20 @@
+"""What the documents show, run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+def test_provisioning_shows_what_its_page_says() -> None:
+    done = subprocess.run([sys.executable, EXAMPLES / "provisioning.py"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    said = re.sub(r"\b\d{2,}(?= ran on| of user)", "N", done.stdout)
+    assert "Each client sees 66 and 66 of 132 SMs." in said
+    assert re.findall(r"ran on SMs (\S+)\.", said) in (["0-65", "66-131"], ["66-131", "0-65"])
+    assert "Client N of user 10002 waits for its turn after user 10001" in said
+    assert said.endswith("All was as it should be.\n")

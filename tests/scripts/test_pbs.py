@@ -1,0 +1,215 @@
+"""A batch node's life: the prologue, a job and the epilogue, as the documents' Torque example has them.
+
+All runs in a PID namespace of its own, because the epilogue looks at every process of its node. The vendor's names
+are links to pympsd; ``logger`` and ``pbsnodes`` note how they were called.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attrs import define
+from processes import BIN, CLIENT
+
+ROOT = Path(__file__).parents[2]
+PBS = ROOT / "scripts" / "pbs"
+LIMIT = 120.0
+PROLOGUE = f"{PBS}/prologue 17.node nobody nogroup name nodes=1 batch"
+EPILOGUE = f"{PBS}/epilogue 17.node nobody nogroup name 4711 nodes=1 cput=1 batch"
+AS_NOBODY = "setpriv --reuid=65534 --regid=65534 --clear-groups"
+JOB = f"printf 'init\\nctx 0\\nadd\\nexit\\n' | PYMPSD_REQUIRE_MPS=1 {AS_NOBODY} {sys.executable} {CLIENT}"
+WORKED = ["CUDA_SUCCESS", "CUDA_SUCCESS", "CUDA_SUCCESS CUDA_SUCCESS wrong=0"]
+SHOW = "nvidia-smi --query-gpu=compute_mode --format=csv,noheader | tr '\\n' ' '; echo"
+LEFT = "ps -e -o stat= -o comm= | awk '$1 !~ /^Z/' | grep -c nvidia-cuda-mps"
+
+
+@define
+class BatchNode:
+    """A node of two devices."""
+
+    directory: Path
+
+    @property
+    def machine(self) -> Path:
+        return self.directory / "node.toml"
+
+    def run(self, *steps: str, **more: str) -> list[str]:
+        """Run lines of shell as root on the node; return what they print. All that they leave running is killed."""
+        environment = {
+            "PATH": f"{self.directory}/bin:{os.environ['PATH']}",
+            "PYMPSD_EMULATED_DEVICES": str(self.machine),
+            "CUDA_MPS_PIPE_DIRECTORY": f"{self.directory}/pipe",
+            "CUDA_MPS_LOG_DIRECTORY": f"{self.directory}/log",
+            **more,
+        }
+        done = subprocess.run(
+            ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "/bin/sh", "-c", "\n".join(steps)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+        assert "unshare:" not in done.stderr, done.stderr
+        return done.stdout.splitlines()
+
+    def called(self) -> list[str]:
+        """Return how logger and pbsnodes were called."""
+        path = self.directory / "called"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def node() -> Iterator[BatchNode]:
+    directory = Path(tempfile.mkdtemp(prefix="pympsd-test-"))
+    directory.chmod(0o755)
+    for name in ("bin", "pipe", "log"):
+        (directory / name).mkdir()
+    (directory / "node.toml").write_text("[[device]]\n[[device]]\n")
+    for name in ("logger", "pbsnodes"):
+        fake = directory / "bin" / name
+        fake.write_text(f'#!/bin/sh\necho "{name} $*" >> {directory}/called\n')
+        fake.chmod(0o755)
+    linked = subprocess.run(
+        [ROOT / "scripts" / "link-nvidia-names", directory / "bin"],
+        env={"PYMPSD_BIN": str(BIN), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+    )
+    assert (linked.returncode, linked.stderr) == (0, "")
+    yield BatchNode(directory)
+    shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("account", ["MPS=true", "project7,mps=TRUE"])
+def test_a_job_with_mps(node: BatchNode, account: str) -> None:
+    said = node.run(
+        f"{PROLOGUE} {account}; echo prologue $?",
+        SHOW,
+        "echo get_server_list | nvidia-cuda-mps-control | wc -l",
+        "nvidia-smi --query-compute-apps=process_name --format=csv,noheader",
+        JOB,
+        f"{EPILOGUE} {account} 0 > /dev/null; echo epilogue $?",
+        SHOW,
+        LEFT,
+    )
+    assert [line for line in said if "Set compute mode to EXCLUSIVE_PROCESS" in line] != []
+    where = said.index("MPS control daemon started")
+    assert said[where : where + 5] == [
+        "MPS control daemon started",
+        "MPS server started for nobody",
+        "prologue 0",
+        "Exclusive_Process Exclusive_Process ",
+        "1",
+    ]
+    assert said[-6:] == [*WORKED, "epilogue 0", "Default Default ", "0"]
+    assert node.called() == []
+
+
+def test_a_job_without(node: BatchNode) -> None:
+    said = node.run(
+        f"{PROLOGUE} project7; echo prologue $?",
+        SHOW,
+        LEFT,
+        f"{EPILOGUE} project7 0 > /dev/null; echo epilogue $?",
+        SHOW,
+        LEFT,
+    )
+    assert said == ["prologue 0", "Default Default ", "0", "epilogue 0", "Default Default ", "0"]
+    assert node.called() == []
+
+
+def test_the_next_job_finds_the_node_as_new(node: BatchNode) -> None:
+    one = [f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?", JOB, f"{EPILOGUE} MPS=true 0 > /dev/null"]
+    assert node.run(*one, *one, SHOW) == ["prologue 0", *WORKED, "prologue 0", *WORKED, "Default Default "]
+    assert node.called() == []
+
+
+def test_a_client_that_the_job_leaves_behind_does_not_hold_the_node_up(node: BatchNode) -> None:
+    fifo = f"{node.directory}/steps"
+    said = node.run(
+        f"{PROLOGUE} MPS=true > /dev/null",
+        f"mkfifo {fifo}",
+        f"{AS_NOBODY} {sys.executable} {CLIENT} < {fifo} > {node.directory}/answers &",
+        f"exec 9> {fifo}",
+        "printf 'init\\nctx 0\\nendless\\n' >&9",
+        f"until grep -c . {node.directory}/answers | grep -q 3; do :; done",
+        f"{EPILOGUE} MPS=true 0 > /dev/null; echo epilogue $?",
+        SHOW,
+        LEFT,
+        PYMPSD_REQUIRE_MPS="1",
+        MPS_PATIENCE="1",
+    )
+    assert said[-3:] == ["epilogue 0", "Default Default ", "0"]
+    assert node.called() == []
+
+
+def test_a_node_whose_mps_does_not_quit_is_marked_offline(node: BatchNode) -> None:
+    said = node.run(
+        f"{PROLOGUE} MPS=true > /dev/null",
+        f"kill -STOP $(cat {node.directory}/pipe/nvidia-cuda-mps-control.pid)",
+        f"{EPILOGUE} MPS=true 0 > /dev/null; echo epilogue $?",
+        SHOW,
+        MPS_PATIENCE="1",
+    )
+    assert said == ["epilogue 0", "Default Default "]
+    host = os.uname().nodename
+    assert node.called() == [
+        f"logger {host} epilogue: MPS did not quit! Marking offline",
+        f"pbsnodes -o -N Epilogue check: MPS did not quit {host}",
+    ]
+
+
+def test_a_node_whose_devices_do_not_answer_is_marked_offline(node: BatchNode) -> None:
+    node.machine.unlink()
+    node.run(f"{EPILOGUE} none 0")
+    host = os.uname().nodename
+    assert node.called() == [
+        f"logger {host} epilogue: nvidia-smi failed! Marking offline",
+        f"pbsnodes -o -N Epilogue check: nvidia-smi failed {host}",
+    ]
+
+
+def test_a_job_whose_mps_cannot_start_goes_back_to_the_queue(node: BatchNode) -> None:
+    said = node.run(f"{PROLOGUE} MPS=true; echo prologue $?", SHOW, LEFT, MPS_DEVICES="7")
+    assert said[-3:] == ["prologue 2", "Default Default ", "0"]
+    assert node.called() == [f"logger {os.uname().nodename} prologue: the MPS control daemon did not start"]
+
+
+def test_the_documents_own_uses_of_nvidia_smi(node: BatchNode) -> None:
+    """Chapter 4.1.3 and 5.1.1.1, line by line."""
+    said = node.run(
+        "nvidia-smi -L | wc -l",
+        "nvidia-smi -q > /dev/null && echo fine",
+        "nvidia-smi -q -d compute | grep -c 'Compute Mode'",
+        "export CUDA_VISIBLE_DEVICES=0",
+        "nvidia-smi -i 0 -c EXCLUSIVE_PROCESS",
+        "nvidia-smi -i 0 -r",
+        "nvidia-cuda-mps-control -d",
+        "echo quit | nvidia-cuda-mps-control",
+        "nvidia-smi -i 0 -c DEFAULT",
+        "nvidia-smi -i 0,1 -c EXCLUSIVE_PROCESS | tail -1",
+        "nvidia-smi -i 0,1 -c 0 | tail -1",
+        SHOW,
+    )
+    bus = "00000000:00:06.0"
+    assert said == [
+        "2",
+        "fine",
+        "2",
+        f"Set compute mode to EXCLUSIVE_PROCESS for GPU {bus}.",
+        "All done.",
+        f"GPU {bus} was successfully reset.",
+        "All done.",
+        f"Set compute mode to DEFAULT for GPU {bus}.",
+        "All done.",
+        "All done.",
+        "All done.",
+        "Default Default ",
+    ]

@@ -1,0 +1,77 @@
+"""The command line of pympsd-smi: each use that scripts make, and each refusal in nvidia-smi's words (recorded)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.smi.options import Action, Refused, Request, parse
+
+CSV = frozenset({"csv"})
+
+
+@pytest.mark.parametrize(
+    ("line", "request_"),
+    [
+        ("", Request()),
+        ("-i 0", Request(ids="0")),
+        ("-L", Request(Action.LIST)),
+        ("--list-gpus", Request(Action.LIST)),
+        ("-q", Request(Action.QUERY)),
+        ("-q -d compute", Request(Action.QUERY, value="compute")),
+        ("-i 0 -q -d COMPUTE", Request(Action.QUERY, "0", "COMPUTE")),
+        ("--query --display=PIDS --id=1", Request(Action.QUERY, "1", "PIDS")),
+        ("-c 3", Request(Action.SET_MODE, value="3")),
+        ("-i 0,1,2,3 -c EXCLUSIVE_PROCESS", Request(Action.SET_MODE, "0,1,2,3", "EXCLUSIVE_PROCESS")),
+        ("--compute-mode=DEFAULT -i 1", Request(Action.SET_MODE, "1", "DEFAULT")),
+        ("--compute-mode DEFAULT", Request(Action.SET_MODE, None, "DEFAULT")),
+        ("-i 0 -r", Request(Action.RESET, "0")),
+        ("--query-gpu=index,uuid --format=csv", Request(Action.QUERY_GPU, None, "index,uuid", CSV)),
+        ("--query-gpu=index --format=csv,noheader", Request(Action.QUERY_GPU, None, "index", CSV | {"noheader"})),
+        ("--query-gpu=index", Request(Action.QUERY_GPU, None, "index")),
+        ("--query-compute-apps=pid --format=csv", Request(Action.QUERY_APPS, None, "pid", CSV)),
+        ("-h", Request(Action.HELP)),
+        ("-L --help", Request(Action.HELP)),
+        ("--version", Request(Action.VERSION)),
+    ],
+)
+def test_the_uses(line: str, request_: Request) -> None:
+    assert parse(line.split()) == request_
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("--bogus", 255, "ERROR: Option --bogus is not recognized. Please run '{program} -h'.\n\n"),
+        ("bogus", 255, "ERROR: Option bogus is not recognized. Please run '{program} -h'.\n\n"),
+        ("-L=1", 255, "ERROR: Option -L=1 is not recognized. Please run '{program} -h'.\n\n"),
+        ("-c=3", 255, "ERROR: Option -c=3 is not recognized. Please run '{program} -h'.\n\n"),
+        ("-c", 255, "ERROR: Option -c is missing its value. Please run '{program} -h' for help.\n\n"),
+        ("--id=", 255, "ERROR: Option --id is missing its value. Please run '{program} -h' for help.\n\n"),
+        ("-i 0 -L", 2, "ERROR: Option -i is not valid for this command. Please run '{program} -h' for help.\n\n"),
+        ("-d compute", 2, "ERROR: Option -d is not valid for this command. Please run '{program} -h' for help.\n\n"),
+        ("-L -q", 2, "ERROR: Option -q is not valid for this command. Please run '{program} -h' for help.\n\n"),
+        ("-q --format=csv", 2, "ERROR: Option --format is not valid for this command."),
+        ("--query-gpu=index --format=bogus", 2, "Format modifier is not recognized.\n"),
+        ("--query-gpu=index --format=csv,Noheader", 2, "Format modifier is not recognized.\n"),
+    ],
+)
+def test_the_refusals(line: str, status: int, said: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse(line.split())
+    assert refused.value.status == status
+    assert refused.value.text.startswith(said)
+
+
+WORDS = st.sampled_from(["-i", "0", "-c", "3", "-q", "-d", "-L", "-r", "--format=csv", "--query-gpu=x", "=", ""])
+
+
+@given(st.lists(st.text(max_size=8) | WORDS, max_size=6))
+def test_any_line_is_a_request_or_refused(words: list[str]) -> None:
+    try:
+        request = parse(words)
+    except Refused as refused:
+        assert refused.status in (2, 255)  # noqa: PT017 - raising and not raising are both right here
+    else:
+        assert isinstance(request.action, Action)

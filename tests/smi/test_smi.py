@@ -1,0 +1,296 @@
+"""pympsd-smi as a command: what it prints and changes on a node of four devices, beside what nvidia-smi prints."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from emulated_node import SMI, Node
+from processes import SECONDS
+
+from pympsd.devices.registrations import register
+from pympsd.devices.state_folder import StateFolder
+
+UUIDS = tuple(f"GPU-0000000{n}-23a2-2403-a46b-a1dfeabe3819" for n in range(4))
+BUS = tuple(f"00000000:00:0{6 + n}.0" for n in range(4))
+
+
+def printed(node: Node, *arguments: str, status: int = 0) -> str:
+    done = node.smi(*arguments)
+    assert (done.returncode, done.stderr) == (status, ""), done.stdout
+    return done.stdout
+
+
+def modes(node: Node) -> list[str]:
+    return printed(node, "--query-gpu=compute_mode", "--format=csv,noheader").split()
+
+
+def without_time(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("Timestamp")]
+
+
+def test_the_list(node: Node) -> None:
+    lines = [f"GPU {n}: NVIDIA H200 (UUID: {uuid})\n" for n, uuid in enumerate(UUIDS)]
+    assert printed(node, "-L") == "".join(lines)
+
+
+def test_the_compute_modes_as_recorded(node: Node) -> None:
+    for word in ("compute", "COMPUTE", "Compute"):
+        assert without_time(printed(node, "-i", "0", "-q", "-d", word)) == [
+            "",
+            "==============NVSMI LOG==============",
+            "",
+            "Driver Version                                         : 580",
+            "CUDA Version                                           : 13.0",
+            "",
+            "Attached GPUs                                          : 4",
+            "GPU 00000000:00:06.0",
+            "    Compute Mode                                       : Default",
+            "",
+        ]
+    assert printed(node, "-q", "-d", "compute").count("Compute Mode") == 4
+    assert printed(node, "-q", "-d", "bogus", status=2) == "Failed to parse --display/-d flags\n"
+
+
+def test_all_that_is_known(node: Node) -> None:
+    text = printed(node, "-i", "2", "-q")
+    for line in (
+        "    Product Name                                       : NVIDIA H200",
+        f"    GPU UUID                                           : {UUIDS[2]}",
+        "        Bus Id                                         : 00000000:00:08.0",
+        "        Total                                          : 143155 MiB",
+        "    Compute Mode                                       : Default",
+        "    Processes                                          : None",
+    ):
+        assert line in text.splitlines()
+
+
+def test_the_bare_table_as_recorded(node: Node) -> None:
+    lines = printed(node, "-i", "1").splitlines()
+    assert {len(line) for line in lines if line[:1] in ("|", "+")} == {91}
+    assert lines[1] == "+" + "-" * 89 + "+"
+    assert "Driver Version: 580 " in lines[2]
+    assert "CUDA Version: 13.0 " in lines[2]
+    for recorded in (
+        "+-----------------------------------------+------------------------+----------------------+",
+        "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |",
+        "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |",
+        "|=========================================+========================+======================|",
+        "|   1  NVIDIA H200                   N/A  |   00000000:00:07.0 Off |                  N/A |",
+        "| N/A   N/A    N/A            N/A /  N/A  |       0MiB / 143155MiB |     N/A      Default |",
+        "| Processes:                                                                              |",
+        "|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |",
+        "|        ID   ID                                                               Usage      |",
+        "|=========================================================================================|",
+        "|  No running processes found                                                             |",
+    ):
+        assert recorded in lines
+    assert len(printed(node).splitlines()) == len(lines) + 3 * 4
+
+
+def test_processes_as_recorded(node: Node) -> None:
+    folder = StateFolder(str(node.machine))
+    folder.make()
+    own = register(folder, UUIDS[3], alone=False)
+    name = sys.executable
+    mine, gone = os.getpid(), 1 << 22
+    own.report([(mine, 516 << 20), (gone, 3 << 20)])
+    try:
+        table = printed(node).splitlines()
+        shown = name if len(name) < 36 else "..." + name[-32:]
+        for used, kind in ((0, "C"), (516, "M+C")):
+            row = f"|    3   N/A  N/A {mine:>15} {kind:>6}   {shown:<36}{f'{used}MiB':>10} |"
+            assert row in table
+        assert f"|    3   N/A  N/A {gone:>15}    M+C   [Not Found]                               3MiB |" in table
+        assert sum("     519MiB / 143155MiB " in line for line in table) == 1
+        report = printed(node, "-i", "3", "-q", "-d", "PIDS").splitlines()
+        assert report[-8:] == [
+            "            Used GPU Memory                            : 516 MiB",
+            "        GPU instance ID                                : N/A",
+            "        Compute instance ID                            : N/A",
+            f"        Process ID                                     : {gone}",
+            "            Type                                       : M+C",
+            "            Name                                       : [Not Found]",
+            "            Used GPU Memory                            : 3 MiB",
+            "",
+        ]
+        apps = printed(node, "--query-compute-apps=pid,process_name,used_memory", "--format=csv").splitlines()
+        assert apps == [
+            "pid, process_name, used_gpu_memory [MiB]",
+            f"{mine}, {name}, 0 MiB",
+            f"{mine}, {name}, 516 MiB",
+            f"{gone}, [Not Found], 3 MiB",
+        ]
+        assert printed(node, "-i", "0", "--query-compute-apps=pid", "--format=csv,noheader") == ""
+        assert node.smi("-r").returncode == 255
+        assert node.smi("-i", "0", "-r").returncode == 0
+    finally:
+        own.end()
+
+
+def test_before_volta_all_is_the_servers(node: Node) -> None:
+    node.machine.write_text(f'[[device]]\nprofile = "P100"\nuuid = "{UUIDS[0]}"\n')
+    folder = StateFolder(str(node.machine))
+    folder.make()
+    own = register(folder, UUIDS[0], alone=False)
+    own.report([(1, 516 << 20), (2, 3 << 20)])
+    fields = "--query-compute-apps=pid,used_memory"
+    try:
+        assert printed(node, fields, "--format=csv,noheader,nounits") == f"{os.getpid()}, 519\n"
+    finally:
+        own.end()
+
+
+def test_modes_are_set_by_name_and_number(node: Node) -> None:
+    assert printed(node, "-i", "0", "-c", "EXCLUSIVE_PROCESS") == (
+        f"Set compute mode to EXCLUSIVE_PROCESS for GPU {BUS[0]}.\nAll done.\n"
+    )
+    assert modes(node) == ["Exclusive_Process", "Default", "Default", "Default"]
+    assert "    Compute Mode                                       : Exclusive_Process\n" in printed(node, "-q")
+    assert "E. Process |" in printed(node)
+    assert printed(node, "-c", "2").count("Set compute mode to PROHIBITED") == 4
+    assert modes(node) == ["Prohibited"] * 4
+    assert printed(node, "-i", f"{UUIDS[3]},1", "-c", "0") == (
+        f"Set compute mode to DEFAULT for GPU {BUS[1]}.\nSet compute mode to DEFAULT for GPU {BUS[3]}.\nAll done.\n"
+    )
+    assert modes(node) == ["Prohibited", "Default", "Prohibited", "Default"]
+    printed(node, "-i", "0,1,2,3", "-c", "default")
+    assert modes(node) == ["Default"] * 4
+    printed(node, "-i", BUS[2].lower(), "-c", "3")
+    assert modes(node) == ["Default", "Default", "Exclusive_Process", "Default"]
+
+
+def test_a_mode_that_is_set_already_is_said_as_recorded(node: Node) -> None:
+    said = f"Compute mode is already set to DEFAULT for GPU {BUS[0]}.\nAll done.\n"
+    assert printed(node, "-i", "0", "-c", "0") == said
+    user = node.smi("-i", "0", "-c", "0", uid=1000)
+    assert (user.returncode, user.stdout) == (0, said), "no error for a user"
+
+
+@pytest.mark.parametrize("word", ["1", "EXCLUSIVE_THREAD"])
+def test_the_retired_mode_means_the_one_that_replaced_it(node: Node, word: str) -> None:
+    said = printed(node, "-i", "1", "-c", word)
+    assert said.startswith("Warning: Exclusive_Thread was deprecated! Setting Exclusive_Process instead.\n")
+    assert modes(node)[1] == "Exclusive_Process"
+
+
+def test_only_root_changes_a_mode(node: Node) -> None:
+    done = node.smi("-c", "3", uid=1000)
+    unable = f"Unable to set the compute mode for GPU {BUS[0]}: Insufficient Permissions\n"
+    assert (done.returncode, done.stdout) == (4, f"{unable}Terminating early due to previous errors.\n")
+    assert modes(node) == ["Default"] * 4
+    done = node.smi("-i", "0", "-r", uid=1000)
+    assert (done.returncode, done.stdout) == (
+        4,
+        f"Unable to disable persistence mode for GPU {BUS[0]}: Insufficient Permissions\n",
+    )
+
+
+def test_a_user_sees_what_root_set(node: Node) -> None:
+    printed(node, "-i", "2", "-c", "PROHIBITED")
+    done = node.smi("-i", "2", "--query-gpu=compute_mode", uid=1000)
+    assert done.stdout == "compute_mode\nProhibited\n"
+
+
+def test_a_reset(node: Node) -> None:
+    assert printed(node, "-i", "0", "-r") == f"GPU {BUS[0]} was successfully reset.\nAll done.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("-i", "7", "-q"), 6, "No devices were found\n"),
+        (("-i", "7", "-c", "0"), 6, "No devices were found\n"),
+        (("-i", "0,7", "-c", "3"), 6, "No devices were found\n"),
+        (("-i", UUIDS[0][:12]), 6, "No devices were found\n"),
+        (("-c", "7"), 2, "Invalid compute mode: 7\nTerminating early due to previous errors.\n"),
+        (("-c", "9" * 5000), 2, f"Invalid compute mode: {'9' * 5000}\nTerminating early due to previous errors.\n"),
+        (("-c", "bogus"), 2, "ERROR: Option bogus is invalid for -c. Please run 'pympsd-smi -h' for help.\n\n"),
+        (("-c", "²"), 2, "ERROR: Option ² is invalid for -c. Please run 'pympsd-smi -h' for help.\n\n"),
+        (("--bogus",), 255, "ERROR: Option --bogus is not recognized. Please run 'pympsd-smi -h'.\n\n"),
+        (("--query-gpu=index,bogus",), 2, 'Field "bogus" is not a valid field to query.\n\n'),
+        (("--query-compute-apps=bogus",), 2, 'Field "bogus" is not a valid field to query.\n\n'),
+        (("--query-gpu=index", "--format=bogus"), 2, "Format modifier is not recognized.\n"),
+    ],
+)
+def test_refusals_as_recorded(node: Node, arguments: tuple[str, ...], status: int, said: str) -> None:
+    assert printed(node, *arguments, status=status) == said
+    assert modes(node) == ["Default"] * 4
+
+
+def test_queries_as_recorded(node: Node) -> None:
+    fields = "--query-gpu=index,uuid,name,memory.total,memory.used,compute_mode"
+    rows = [f"{n}, {uuid}, NVIDIA H200, 143155 MiB, 0 MiB, Default\n" for n, uuid in enumerate(UUIDS)]
+    header = "index, uuid, name, memory.total [MiB], memory.used [MiB], compute_mode\n"
+    assert printed(node, fields, "--format=csv") == header + "".join(rows)
+    assert printed(node, fields, "--format=csv,noheader") == "".join(rows)
+    bare = "".join(rows).replace(" MiB", "")
+    assert printed(node, fields, "--format=csv,noheader,nounits") == bare
+    assert printed(node, "-i", "1", "--query-gpu=index,memory.total", "--format=csv,nounits") == (
+        "index, memory.total [MiB]\n1, 143155\n"
+    )
+    assert printed(node, "-i", "0", "--query-gpu=gpu_name, count,compute_cap,pci.bus_id,memory.free") == (
+        f"name, count, compute_cap, pci.bus_id, memory.free [MiB]\nNVIDIA H200, 4, 9.0, {BUS[0]}, 143155 MiB\n"
+    )
+
+
+def smi(machine: str, *arguments: str, program: str = SMI) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program, *arguments],
+        env={"PYMPSD_EMULATED_DEVICES": machine},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+
+
+def test_a_machine_in_short_form_keeps_no_mode_and_says_so() -> None:
+    done = smi("2xH200", "-c", "3")
+    assert done.returncode == 3
+    assert "PYMPSD_EMULATED_DEVICES=2xH200 is a machine in short form" in done.stdout
+    assert "describe it in a TOML file" in done.stdout
+    assert smi("2xH200", "-c", "DEFAULT").returncode == 0, "the mode it has is no change"
+    assert smi("2xH200", "--query-gpu=count", "--format=csv,noheader").stdout == "2\n2\n"
+    assert smi("", "-L").stdout.count("\n") == 1, "one H200 unless described"
+
+
+def test_a_machine_that_cannot_be_is_said_once() -> None:
+    done = smi("9xNothing", "-L")
+    assert (done.returncode, done.stdout) == (9, "")
+    assert done.stderr.startswith("pympsd-smi: PYMPSD_EMULATED_DEVICES=9xNothing:")
+    assert done.stderr.count("\n") == 1
+
+
+def test_it_answers_under_the_vendors_name(tmp_path: Path) -> None:
+    link = tmp_path / "nvidia-smi"
+    link.symlink_to(SMI)
+    done = smi("H200", "--bogus", program=str(link))
+    assert done.stdout == "ERROR: Option --bogus is not recognized. Please run 'nvidia-smi -h'.\n\n"
+    assert smi("H200", "-h", program=str(link)).stdout.startswith("nvidia-smi: shows the emulated GPUs")
+    assert "PYMPSD-SMI version" in smi("H200", "--version", program=str(link)).stdout
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{SMI} | true"],
+        env={"PYMPSD_EMULATED_DEVICES": "64xH200", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        timeout=SECONDS,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_it_starts_without_what_only_daemons_need() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-X", "importtime", "-m", "pympsd.smi", "-L"],
+        env={},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pympsd.smi.summary" in imported
+    assert imported & {"trio", "structlog", "numpy", "msgspec", "asyncio", "socket", "subprocess"} == set()
