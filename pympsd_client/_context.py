@@ -52,9 +52,13 @@ class Connection(Protocol):
 
     devices: tuple[Device, ...]
     driver_version: int
+    provisions: bool
+    """Whether contexts can be kept to some of a device's SMs: only under MPS (MPS documents, 2.3.5.2)."""
+    per_context: bool
+    """Whether each context has an active thread percentage of its own."""
 
-    def open_context(self, device: Device, flags: int) -> Opened:
-        """Open a context; raise CudaError."""
+    def open_context(self, device: Device, flags: int, affinity: int | None = None) -> Opened:
+        """Open a context, on at most ``affinity`` SMs, rounded up; raise CudaError."""
 
     def close_context(self, device: Device, serial: int) -> None:
         """Close it and free what it held; raise CudaError."""
@@ -97,9 +101,10 @@ handles: Final = Handles()
 class Context:
     """A context, open or closed (a primary one opens again under the same handle). Safe for threads."""
 
-    def __init__(self, device: Device, flags: int, primary: bool) -> None:
+    def __init__(self, device: Device, flags: int, primary: bool, affinity: int | None = None) -> None:
         self.device: Final = device
         self.flags = flags
+        self._affinity: Final = affinity
         self.primary: Final = primary
         self.handle: Final = (1 << GENERATION_SHIFT) | _count()
         self.serial = 0
@@ -114,7 +119,7 @@ class Context:
         """Open it if it is closed; raise CudaError."""
         with self._changing:
             if self.opened is None:
-                self.opened = connection.open_context(self.device, self.flags)
+                self.opened = connection.open_context(self.device, self.flags, self._affinity)
                 self.serial = self.opened.serial
                 self._trouble = None
 

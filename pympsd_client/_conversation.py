@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import socket
 from collections import deque
 from typing import Any, Final
 
-from pympsd.channel.descriptors import FD_BYTES, close_all, received
+from pympsd.channel.descriptors import FD_BYTES, close_all, received, whole
 from pympsd.wire import messages
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.framing import Frame, FrameReader
@@ -39,12 +41,14 @@ class Conversation:
     def receive(self, timeout: float | None = None) -> tuple[Any, tuple[int, ...]]:
         """Return the next message and its descriptors (the caller owns them); wait ``timeout`` seconds at most.
 
-        Raises Ended, and TimeoutError.
+        Raises Ended, TimeoutError, and OSError when this process has no room for the descriptors.
         """
         while not self._frames:
             self._wait(timeout)
             self._read()
         frame = self._frames.popleft()
+        if frame.fds_lost:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         try:
             return messages.decode(frame), frame.fds
         except RemoteError as error:
@@ -60,13 +64,13 @@ class Conversation:
 
     def _read(self) -> None:
         try:
-            data, fds = _receive(self.socket)
+            data, fds, lost = _receive(self.socket)
         except OSError as error:
             raise Ended(f"it is gone: {error.strerror}") from None
         if not data:
             raise Ended("it closed the conversation")
         try:
-            self._frames.extend(self._reader.feed(data, fds))
+            self._frames.extend(self._reader.feed(data, fds, lost))
         except RemoteError as error:
             raise Ended(f"it sent {error}") from None
 
@@ -80,6 +84,15 @@ class Conversation:
         except OSError:
             return True
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether the other side has closed, or does so within so long."""
+        poll = select.poll()
+        try:
+            poll.register(self.socket, select.POLLRDHUP)
+        except (OSError, ValueError):
+            return True
+        return bool(poll.poll(seconds * 1000))
+
     def close(self) -> None:
         """Close the socket and every descriptor nobody took."""
         self.socket.close()
@@ -88,8 +101,8 @@ class Conversation:
             close_all(self._frames.popleft().fds)
 
 
-def _receive(connection: socket.socket) -> tuple[bytes, tuple[int, ...]]:
+def _receive(connection: socket.socket) -> tuple[bytes, tuple[int, ...], bool]:
     """Receive bytes and descriptors; an executor started meanwhile must not inherit them."""
     room = socket.CMSG_SPACE(FDS_LIMIT * FD_BYTES)
-    data, controls, _, _ = connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
-    return data, received(controls)
+    data, controls, flags, _ = connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
+    return data, *whole(received(controls), flags)

@@ -49,6 +49,12 @@ def command_line(raw: bytes, limit: int = 4096) -> str:
     return raw[:limit].rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
 
 
+def is_traced(status: bytes) -> bool:
+    """Whether a process runs under a debugger, from its /proc/PID/status (proc(5), TracerPid)."""
+    # At the start of a line: the process's own name, which comes first, may hold the word.
+    return status.partition(b"\nTracerPid:")[2].partition(b"\n")[0].strip() not in (b"", b"0")
+
+
 def printable(text: str) -> str:
     """Return a text without the lone surrogates that stand for undecodable bytes: no message can carry them."""
     return text.encode("utf-8", "replace").decode("utf-8")

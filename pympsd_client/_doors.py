@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, Final
 
+from pympsd.channel.descriptors import EXHAUSTED, told
+from pympsd.vocabulary.results import Result
 from pympsd_client._errors import CudaError, failed
 from pympsd_client._process import here
+from pympsd_client._threads import mine
 
 Door = Callable[..., tuple[Any, ...]]
+_NOT_PERMITTED: Final = (
+    "a host function or stream callback makes no CUDA calls; let it set a flag, and another thread make the call"
+)
 
 
 def door(outputs: int = 0) -> Callable[[Door], Door]:
@@ -23,10 +29,17 @@ def door(outputs: int = 0) -> Callable[[Door], Door]:
             if here.native is not None:
                 result: tuple[Any, ...] = getattr(here.native, name)(*arguments, **keywords)
                 return result
+            if here.calls_back and mine.in_host_function:
+                return failed(CudaError(Result.ERROR_NOT_PERMITTED, _NOT_PERMITTED), outputs)
             try:
                 return function(*arguments, **keywords)
             except CudaError as error:
                 return failed(error, outputs)
+            except OSError as error:
+                if error.errno not in EXHAUSTED:
+                    raise
+                reason = f"this process is out of file descriptors: {told(error)}"
+                return failed(CudaError(Result.ERROR_OPERATING_SYSTEM, reason), outputs)
 
         return call
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._bindings import CUcontext, CUdevice
-from pympsd_client._context import Context, context_of, handles
+from pympsd_client._bindings import CUcontext, CUdevice, CUexecAffinityParam, CUexecAffinityType
+from pympsd_client._context import Connection, Context, context_of, handles
 from pympsd_client._doors import door
 from pympsd_client._errors import DONE, SUCCESS, CudaError, invalid_value
 from pympsd_client._numbers import number, unsigned
@@ -18,6 +18,7 @@ _SCHEDULING_MASK: Final = 0x07
 _FLAGS_MASK: Final = 0xFF
 _API_VERSION: Final = 3020
 """What drivers since CUDA 3.2 answer for every context."""
+_SM_COUNT: Final = int(CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT)
 
 
 class _Absent:
@@ -68,14 +69,29 @@ def cuDevicePrimaryCtxSetFlags(dev: Any, flags: Any) -> tuple[Any, ...]:
 def cuCtxCreate(ctxCreateParams: Any = None, flags: Any = 0, dev: Any = _ABSENT) -> tuple[Any, ...]:
     """Make a context and make it current; called as in CUDA 13 ``(params, flags, dev)`` or 12 ``(flags, dev)``.
 
-    MPS_MAX_CLIENTS_REACHED and what else the server refuses with; UNSUPPORTED_EXEC_AFFINITY for params that ask for
-    execution affinity.
+    With execution affinity in the params it has so many SMs, rounded up: cuCtxGetExecAffinity tells how many.
+    UNSUPPORTED_EXEC_AFFINITY for 0 SMs, for more than the process may use, and without MPS;
+    MPS_MAX_CLIENTS_REACHED and what else the server refuses with.
     """
-    connection = here.require()
     if dev is _ABSENT:
         ctxCreateParams, flags, dev = None, ctxCreateParams, flags
-    _refuse_affinity(ctxCreateParams)
-    context = Context(here.device(dev), _flags(flags), primary=False)
+    return _create(here.require(), _affinity_of(ctxCreateParams), flags, dev)
+
+
+@door(1)
+def cuCtxCreate_v3(paramsArray: Any, numParams: Any, flags: Any, dev: Any) -> tuple[Any, ...]:
+    """Make a context as CUDA 12 does, with a list of ``numParams`` CUexecAffinityParam; see cuCtxCreate."""
+    return _create(here.require(), _affinity(paramsArray, number(numParams)), flags, dev)
+
+
+@door(1)
+def cuCtxCreate_v4(ctxCreateParams: Any, flags: Any, dev: Any) -> tuple[Any, ...]:
+    """Make a context as CUDA 12 does; see cuCtxCreate."""
+    return _create(here.require(), _affinity_of(ctxCreateParams), flags, dev)
+
+
+def _create(connection: Connection, affinity: int | None, flags: Any, dev: Any) -> tuple[Any, ...]:
+    context = Context(here.device(dev), _flags(flags), primary=False, affinity=affinity)
     try:
         context.open(connection)
     except BaseException:
@@ -85,11 +101,45 @@ def cuCtxCreate(ctxCreateParams: Any = None, flags: Any = 0, dev: Any = _ABSENT)
     return SUCCESS, CUcontext(context.handle)
 
 
-def _refuse_affinity(parameters: Any) -> None:
-    if getattr(parameters, "numExecAffinityParams", 0) or getattr(parameters, "cigParams", None):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED, "contexts with execution affinity or graphics are not supported; pass None"
-        )
+def _affinity_of(parameters: Any) -> int | None:
+    if parameters is None:
+        return None
+    if parameters.cigParams:
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, "contexts in graphics mode (cigParams) are not supported")
+    return _affinity(parameters.execAffinityParams, number(parameters.numExecAffinityParams))
+
+
+def _affinity(parameters: Any, count: int) -> int | None:
+    """Return the SMs that an array of execution affinities asks for; the last entry wins."""
+    entries = list(parameters or ())
+    if count != len(entries):
+        raise invalid_value(f"there are {len(entries)} execution affinities and their number is said to be {count}")
+    for entry in entries:
+        _check_affinity_type(entry.type)
+    return number(entries[-1].param.smCount.val) if entries else None
+
+
+def _check_affinity_type(kind: Any) -> None:
+    if number(kind) != _SM_COUNT:
+        raise invalid_value(f"the execution affinity type is SM_COUNT ({_SM_COUNT}), not {number(kind)}")
+
+
+@door(1)
+def cuCtxGetExecAffinity(typename: Any) -> tuple[Any, ...]:
+    """Return the SMs the current context may use, as a CUexecAffinityParam of type SM_COUNT.
+
+    UNSUPPORTED_EXEC_AFFINITY where contexts cannot be kept to some: without MPS, and before Volta.
+    """
+    connection = here.require()
+    context = current()
+    _check_affinity_type(typename)
+    if not (connection.provisions and context.device.facts.is_volta_or_newer):
+        reason = "there is no execution affinity here: it needs an MPS daemon and a Volta or newer device"
+        raise CudaError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, reason)
+    affinity = CUexecAffinityParam()
+    affinity.type = CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT
+    affinity.param.smCount.val = context.usable().multiprocessors
+    return SUCCESS, affinity
 
 
 @door()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from typing import Any
 
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary.results import Result
-from pympsd_client._bindings import CUdevice, CUuuid, members
+from pympsd_client._bindings import CUdevice, CUexecAffinityType, CUuuid, members
 from pympsd_client._context import Device
 from pympsd_client._doors import door
 from pympsd_client._errors import DONE, SUCCESS, CudaError, invalid_value
@@ -17,7 +16,7 @@ from pympsd_client._process import here
 from pympsd_client._threads import mine
 
 _ATTRIBUTES = members("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_")
-_PER_CONTEXT = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
+_SM_COUNT = int(CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT)
 
 
 @door()
@@ -96,11 +95,20 @@ def cuDeviceGetAttribute(attrib: Any, dev: Any) -> tuple[Any, ...]:
 def _multiprocessors(device: Device) -> int:
     """Of the current context where each context has its own share, else of the process (MPS documents, 4.2.5)."""
     stack = mine.stack
-    if os.environ.get(_PER_CONTEXT) == "1" and stack and stack[-1].device is device:
+    if here.require().per_context and stack and stack[-1].device is device:
         opened = stack[-1].opened
         if opened is not None:
             return opened.multiprocessors
     return device.facts.attributes.get("MULTIPROCESSOR_COUNT", device.facts.multiprocessors)
+
+
+@door(1)
+def cuDeviceGetExecAffinitySupport(typename: Any, dev: Any) -> tuple[Any, ...]:
+    """Return 1 when contexts can be kept to a number of SMs: under MPS, on Volta and newer. INVALID_VALUE."""
+    device = here.device(dev)
+    if number(typename) != _SM_COUNT:
+        raise invalid_value(f"the execution affinity type is SM_COUNT ({_SM_COUNT}), not {number(typename)}")
+    return SUCCESS, int(here.require().provisions and device.facts.is_volta_or_newer)
 
 
 @door(1)

@@ -1,4 +1,4 @@
-"""Memory: allocation, copies, fills (CUDA driver API, Memory Management). Sizes in bytes, addresses of devices.
+"""Device memory: allocation, copies, fills (CUDA driver API, Memory Management). Sizes in bytes.
 
 A host pointer is an address or anything with a buffer; its size is checked where it is known. Streams as in CUDA:
 NULL and CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, or one that was created.
@@ -6,15 +6,19 @@ NULL and CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, or one that was created.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from pympsd.vocabulary.device_facts import ordinal_of
-from pympsd_client import _memory
+from pympsd_client import _memory, _stream
 from pympsd_client._bindings import CUdeviceptr
+from pympsd_client._context import context_of
 from pympsd_client._doors import door
-from pympsd_client._errors import DONE, SUCCESS
+from pympsd_client._errors import DONE, SUCCESS, invalid_value
 from pympsd_client._host import HostMemory
 from pympsd_client._numbers import number, unsigned
+from pympsd_client._pinned import pinned
+from pympsd_client._process import here
 from pympsd_client._stream import resolve
 
 
@@ -57,7 +61,7 @@ def cuMemcpyDtoH(dstHost: Any, srcDevice: Any, ByteCount: Any) -> tuple[Any, ...
 
 @door()
 def cuMemcpyDtoHAsync(dstHost: Any, srcDevice: Any, ByteCount: Any, hStream: Any) -> tuple[Any, ...]:
-    """Copy to the host in stream order; the memory is pageable, so this too returns when the bytes are there."""
+    """Copy to the host in stream order; page-locked or not, this too returns when the bytes are there."""
     return _device_to_host(dstHost, srcDevice, ByteCount, hStream)
 
 
@@ -75,14 +79,28 @@ def cuMemcpyDtoDAsync(dstDevice: Any, srcDevice: Any, ByteCount: Any, hStream: A
 
 @door()
 def cuMemcpy(dst: Any, src: Any, ByteCount: Any) -> tuple[Any, ...]:
-    """Copy between device addresses; INVALID_VALUE for an address on no device."""
-    return _device_to_device(dst, src, ByteCount, 0)
+    """Copy between addresses of devices and of page-locked host memory; INVALID_VALUE for any other."""
+    return _between_any(dst, src, ByteCount, 0, wait=True)
 
 
 @door()
 def cuMemcpyAsync(dst: Any, src: Any, ByteCount: Any, hStream: Any) -> tuple[Any, ...]:
-    """Copy between device addresses in stream order; INVALID_VALUE for an address on no device."""
-    return _device_to_device(dst, src, ByteCount, hStream)
+    """Copy between addresses of devices and of page-locked host memory, in stream order."""
+    return _between_any(dst, src, ByteCount, hStream, wait=False)
+
+
+@door()
+def cuMemcpyPeer(dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: Any) -> tuple[Any, ...]:
+    """Copy from a context's device to another's; staged here, so that no peer access is needed."""
+    return _peer(dstDevice, dstContext, srcDevice, srcContext, ByteCount, 0)
+
+
+@door()
+def cuMemcpyPeerAsync(
+    dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: Any, hStream: Any
+) -> tuple[Any, ...]:
+    """Copy from a context's device to another's in stream order (between two devices: waits)."""
+    return _peer(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream)
 
 
 @door()
@@ -121,6 +139,41 @@ def cuMemsetD32Async(dstDevice: Any, ui: Any, N: Any, hStream: Any) -> tuple[Any
     return _fill(dstDevice, ui, 4, N, hStream)
 
 
+def _between_any(dst: Any, src: Any, size: Any, stream: Any, wait: bool) -> tuple[Any, ...]:
+    """Unified addressing: what an address is says which way the copy goes."""
+    to_host, from_host = (pinned.region_at(number(one)) is not None for one in (dst, src))
+    if to_host and from_host:
+        # In stream order: after the work before it, and done when this returns.
+        _stream.synchronize(stream)
+        _within(dst, size)
+        _within(src, size)
+        ctypes.memmove(number(dst), number(src), unsigned(size))
+        return DONE
+    if to_host:
+        _within(dst, size)
+        return _device_to_host(number(dst), src, size, stream)
+    if from_host:
+        _within(src, size)
+        return _host_to_device(dst, number(src), size, stream, wait)
+    return _device_to_device(dst, src, size, stream)
+
+
+def _within(host: Any, size: Any) -> None:
+    address = number(host)
+    region = pinned.region_at(address)
+    if region is None or unsigned(size) > region.address + region.size - address:
+        raise invalid_value(f"{unsigned(size)} bytes from {address:#x} are not all within page-locked memory")
+
+
+def _peer(to: Any, to_context: Any, source: Any, source_context: Any, size: Any, stream: Any) -> tuple[Any, ...]:
+    here.require()
+    for address, handle in ((to, to_context), (source, source_context)):
+        context = context_of(number(handle))
+        if unsigned(size) and ordinal_of(number(address)) != context.device.ordinal:
+            raise invalid_value(f"{number(address):#x} is not on the device of the context that was given for it")
+    return _device_to_device(to, source, size, stream)
+
+
 def _host_to_device(device: Any, host: Any, size: Any, stream: Any, wait: bool) -> tuple[Any, ...]:
     count, destination = unsigned(size), number(device)
     context, its_stream = resolve(stream)
@@ -157,9 +210,8 @@ def _device_to_device(to: Any, source: Any, size: Any, stream: Any) -> tuple[Any
         return DONE
     _memory.owner(destination)
     _memory.owner(start)
-    here, there = ordinal_of(start), ordinal_of(destination)
     reading = _memory.place(start, context, its_stream, stream)
-    if here == there:
+    if ordinal_of(start) == ordinal_of(destination):
         _memory.on_device(*reading, destination, start, count)
     else:
         writing = _memory.place(destination, context, its_stream, stream)

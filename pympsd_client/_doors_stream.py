@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pympsd_client import _event, _stream
+from pympsd_client import _event, _host_functions, _stream
 from pympsd_client._bindings import CUcontext, CUevent, CUstream
 from pympsd_client._doors import door
 from pympsd_client._errors import DONE, SUCCESS, invalid_value
@@ -55,6 +55,32 @@ def cuStreamWaitEvent(hStream: Any, hEvent: Any, Flags: Any) -> tuple[Any, ...]:
     if unsigned(Flags, 32):
         raise invalid_value(f"cuStreamWaitEvent takes CU_EVENT_WAIT_DEFAULT (0), not {Flags}")
     _event.make_stream_wait(hStream, hEvent)
+    return DONE
+
+
+@door()
+def cuLaunchHostFunc(hStream: Any, fn: Any, userData: Any) -> tuple[Any, ...]:
+    """Run ``fn(userData)`` in this process when the stream comes here; its later work waits for that.
+
+    ``fn``: the address of a C function (int, CUhostFn), a ctypes function, or a callable, which is given
+    ``userData`` as it is. It runs in a thread of its own, not at all when the context is in error. CUDA calls in it
+    return NOT_PERMITTED. NOT_SUPPORTED for pre-Volta MPS clients, INVALID_VALUE for NULL.
+    """
+    here.require()
+    _host_functions.launch(hStream, fn, userData)
+    return DONE
+
+
+@door()
+def cuStreamAddCallback(hStream: Any, callback: Any, userData: Any, flags: Any) -> tuple[Any, ...]:
+    """Run ``callback(hStream, status, userData)`` as cuLaunchHostFunc does; in case of an error with its CUresult.
+
+    ``flags`` is 0, else INVALID_VALUE.
+    """
+    here.require()
+    if unsigned(flags, 32):
+        raise invalid_value(f"cuStreamAddCallback takes no flags: 0, not {flags}")
+    _host_functions.add_callback(hStream, callback, userData)
     return DONE
 
 

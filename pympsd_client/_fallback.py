@@ -82,7 +82,13 @@ def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
 
 
 class PrivateExecutors:
-    """Executors of this process alone, each started when its device is first used. Safe for threads."""
+    """Executors of this process alone, each started when its device is first used. Safe for threads.
+
+    Without MPS there is no provisioning: no percentage, memory limit, priority or execution affinity holds.
+    """
+
+    provisions = False
+    per_context = False
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Raise CudaError when the devices cannot be listed or there is none."""
@@ -93,8 +99,11 @@ class PrivateExecutors:
         self._asking: Final = Lock()
         self._serial: Final = count(1).__next__
 
-    def open_context(self, device: Device, flags: int) -> Opened:
+    def open_context(self, device: Device, flags: int, affinity: int | None = None) -> Opened:
         """Make a context on a device, starting its executor if need be; raise CudaError."""
+        if affinity is not None:
+            reason = "execution affinity needs an MPS daemon, and this process runs on a private device; pass None"
+            raise CudaError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, reason)
         with self._asking:
             executor = self._running.get(device.ordinal)
             if executor is None:
@@ -192,7 +201,7 @@ class Executor:
                 # A fault is told in the command stream too, which is where this process takes it from.
                 answer, fds = self._link.receive()
                 if isinstance(answer, Attached) and len(fds) == 2:
-                    self._transport = adopt_stream(fds, answer.shared_bytes, lambda: None)
+                    self._transport = adopt_stream(fds, answer.shared_bytes, lost)
                 else:
                     close_all(fds)
         except (Ended, OSError) as error:

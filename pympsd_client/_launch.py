@@ -6,9 +6,11 @@ import struct
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
+from pympsd.wire.records import FLAG_COOPERATIVE
 from pympsd_client._errors import CudaError, invalid_handle, invalid_value
 from pympsd_client._module import Function
 from pympsd_client._numbers import unsigned
+from pympsd_client._occupancy import check_cooperative
 from pympsd_client._parameters import flat, raw_packer, record_bytes, typed_packer
 from pympsd_client._process import current
 from pympsd_client._records import LAUNCH_OPCODE
@@ -19,14 +21,21 @@ _REMEMBERED: Final = 256
 _RAW: Final = ("raw",)
 
 
-def launch(function: Function, shape: tuple[int, ...], stream: Any, parameters: Any, extra: Any) -> None:
-    """Send a launch; ``shape`` is grid x, y, z, block x, y, z and dynamic shared bytes. Raise CudaError."""
+def launch(
+    function: Function, shape: tuple[int, ...], stream: Any, parameters: Any, extra: Any, cooperative: bool = False
+) -> None:
+    """Send a launch; ``shape`` is grid x, y, z, block x, y, z and dynamic shared bytes. Raise CudaError.
+
+    ``cooperative``: all its blocks are to be resident at once.
+    """
     context = function.context
     opened = context.usable()
     if context is not current():
         raise invalid_handle(f"{function.layout.name} was loaded in another context than the current one")
     if shape not in function.checked:
         shape = _checked(function, shape)
+    if cooperative:
+        check_cooperative(function, tuple(map(int, shape)))
     its_stream = 0
     if stream is not None and stream != 0:
         its_context, its_stream = resolve(stream)
@@ -34,8 +43,9 @@ def launch(function: Function, shape: tuple[int, ...], stream: Any, parameters: 
             raise invalid_handle("the stream is of another context than the kernel")
     layout = function.layout
     transport = opened.transport
+    flags = FLAG_COOPERATIVE if cooperative else 0
     fields = (
-        LAUNCH_OPCODE, 0, record_bytes(layout), opened.serial, transport.sequence(),
+        LAUNCH_OPCODE, flags, record_bytes(layout), opened.serial, transport.sequence(),
         its_stream, function.module, function.index, *shape, layout.parameter_bytes,
     )  # fmt: skip
     transport.post(_record(function, fields, parameters, extra))

@@ -9,12 +9,12 @@ from threading import Lock
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
+from pympsd_client._arrival import arrive
 from pympsd_client._bindings import bindings
 from pympsd_client._context import Connection, Context, Device, handles
 from pympsd_client._discovery import REQUIRE, Way, without_daemon
 from pympsd_client._errors import CudaError, invalid_value
 from pympsd_client._fallback import PrivateExecutors, PrivateExecutorWarning, native_driver
-from pympsd_client._session import knock, reach
 from pympsd_client._threads import mine
 
 _FORKED: Final = (
@@ -30,6 +30,8 @@ class Process:
         """The module cuda.bindings.driver when the program runs natively: every call is its own then."""
         self.connection: Connection | None = None
         self.forked = False
+        self.calls_back = False
+        """Whether this process has launched a host function, in which CUDA calls are not permitted."""
         self._starting = Lock()
         self.primaries: dict[int, Primary] = {}
 
@@ -46,19 +48,19 @@ class Process:
 
     def _reach_devices(self) -> None:
         environment = dict(os.environ)
-        door = reach(environment)
-        if not isinstance(door, str):
-            self._connected(knock(door, environment))
+        answer = arrive(environment)
+        if not isinstance(answer, str):
+            self._connected(answer)
             return
         way = without_daemon(environment, environment.get(REQUIRE) != "1" and native_driver())
         if way is Way.REFUSE:
-            raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, f"{door}, and {REQUIRE}=1 asks for one")
+            raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, f"{answer}, and {REQUIRE}=1 asks for one")
         if way is Way.NATIVE:
             self.native = bindings
             return
         self._connected(PrivateExecutors(environment))
         # The frames above: initialize, cuInit's door (two), the program.
-        warnings.warn(f"{door}: running on a private emulated device", PrivateExecutorWarning, stacklevel=5)
+        warnings.warn(f"{answer}: running on a private emulated device", PrivateExecutorWarning, stacklevel=5)
 
     def _connected(self, connection: Connection) -> None:
         self.primaries = {device.number: Primary(device) for device in connection.devices}

@@ -46,6 +46,9 @@ QUERY_EVENT: Final = Operation("QUERY_EVENT")
 SYNCHRONIZE_EVENT: Final = Operation("SYNCHRONIZE_EVENT")
 ELAPSED_TIME: Final = Operation("ELAPSED_TIME")
 SYNCHRONIZE_CONTEXT: Final = Operation("SYNCHRONIZE_CONTEXT")
+HOST_FUNCTION: Final = Operation("HOST_FUNCTION")
+HOST_FUNCTION_DONE: Final = Operation("HOST_FUNCTION_DONE")
+ROOM: Final = Operation("ROOM")
 
 LAUNCH_OPCODE: Final = records.BY_NAME["LAUNCH"].opcode
 LAUNCH_FORMAT: Final = records.HEADER.format + "".join(code for _, code in records.BY_NAME["LAUNCH"].operands)

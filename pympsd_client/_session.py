@@ -13,14 +13,16 @@ from typing import Any, Final
 from attrs import evolve
 
 from pympsd.build import build_id
-from pympsd.channel.descriptors import close_all
+from pympsd.channel.descriptors import close_all, require_room
 from pympsd.vocabulary.identities import OVERFLOW_UID
+from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, BadLimit, ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire.messages import (
     ClientHello,
     CloseContext,
     ContextClosed,
     ContextOpened,
+    GoWithoutMps,
     OpenContext,
     Refused,
     RequestRefused,
@@ -28,14 +30,23 @@ from pympsd.wire.messages import (
     SessionWelcome,
 )
 from pympsd.wire.versions import Versions
+from pympsd_client._api_version import check_api_version
 from pympsd_client._context import Device, Opened
 from pympsd_client._conversation import Conversation, Ended
-from pympsd_client._discovery import command_line, control_socket, hello_environment
+from pympsd_client._discovery import REQUIRE, command_line, control_socket, hello_environment, is_traced
 from pympsd_client._errors import CudaError, lost
 from pympsd_client._shared import SharedMemory
 from pympsd_client._transport import Transport
 
+WITH_ITS_SERVER_S: Final = 0.2
+"""A server that ends closes its sessions and its executors' links in any order."""
 _PEER_CREDENTIALS: Final = struct.Struct("3i")
+_STREAM_FDS: Final = 4
+"""A command stream comes as two descriptors; another thread may open some meanwhile."""
+
+
+class Unanswered(CudaError):
+    """The other side ended the conversation before its answer: it has died, and another may be there soon."""
 
 
 def reach(environment: Mapping[str, str]) -> socket.socket | str:
@@ -50,23 +61,33 @@ def reach(environment: Mapping[str, str]) -> socket.socket | str:
     return connection
 
 
-def knock(connection: socket.socket, environment: Mapping[str, str]) -> Session:
-    """Ask the daemon for a session and return it; waits as long as another user's turn lasts.
+def knock(connection: socket.socket, environment: Mapping[str, str]) -> Session | str:
+    """Ask the daemon for a session; waits as long as another user's turn lasts.
 
-    Takes the connection over. Raises CudaError: the daemon's refusal, or MPS_CONNECTION_FAILED.
+    Returns it, or in words why this process goes on without MPS: a debugger, after the other clients have left.
+    Takes the connection over. Raises CudaError: the daemon's refusal, or MPS_CONNECTION_FAILED; Unanswered where the
+    conversation only ended.
     """
     door = Conversation(connection)
     try:
         _check_owner(connection)
-        door.send(_hello(environment))
+        hello = _hello(environment)
+        if hello.traced and environment.get(REQUIRE) == "1":
+            # Told at once what it would be told after the wait.
+            return "this process runs under a debugger, for which there is no MPS server"
+        door.send(hello)
         answer, fds = door.receive()
     except Ended as error:
-        raise _no_connection(f"the MPS control daemon at {control_socket(environment)}: {error}") from None
+        reason = f"the MPS control daemon at {control_socket(environment)}: {error}; control.log may say why"
+        raise _broken_off(door, reason) from None
     finally:
         door.close()
     if isinstance(answer, SessionGranted) and len(fds) == 1:
-        return Session(Conversation(socket.socket(fileno=fds[0])))
+        per_context = environment.get(PER_CONTEXT_PARTITIONING) == "1"
+        return Session(Conversation(socket.socket(fileno=fds[0])), per_context)
     close_all(fds)
+    if isinstance(answer, GoWithoutMps):
+        return answer.reason
     if isinstance(answer, Refused):
         raise CudaError(answer.code, answer.reason)
     raise _no_connection(f"the MPS control daemon answered with {type(answer).__name__}")
@@ -99,18 +120,35 @@ def _hello(environment: Mapping[str, str]) -> ClientHello:
         command=command,
         pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
         environment=hello_environment(environment),
+        traced=_traced(),
     )
+
+
+def _traced() -> bool:
+    with open("/proc/self/status", "rb") as file:
+        return is_traced(file.read())
 
 
 def _no_connection(reason: str) -> CudaError:
     return CudaError(Result.ERROR_MPS_CONNECTION_FAILED, reason)
 
 
+def _broken_off(conversation: Conversation, reason: str) -> CudaError:
+    kind = Unanswered if conversation.over else CudaError
+    return kind(Result.ERROR_MPS_CONNECTION_FAILED, reason)
+
+
 class Session:
     """This process's session with its server; requests go one at a time. Safe for threads."""
 
-    def __init__(self, conversation: Conversation) -> None:
-        """Take the conversation over and wait for the server's welcome; raise CudaError."""
+    provisions = True
+
+    def __init__(self, conversation: Conversation, per_context: bool = False) -> None:
+        """Take the conversation over and wait for the server's welcome; raise CudaError.
+
+        ``per_context``: the process began with partitioning of each context (MPS documents, 4.2.6).
+        """
+        self.per_context = per_context
         self._conversation: Final = conversation
         self._asking: Final = Lock()
         self._number: Final = count(1).__next__
@@ -135,16 +173,22 @@ class Session:
                 return message
             reason = f"it sent {type(message).__name__} where its welcome was due"
         except Ended as error:
-            reason = str(error)
+            reason = f"{error}; server.log may say why"
+        failed = _broken_off(self._conversation, f"the MPS server: {reason}")
         self._conversation.close()
-        raise _no_connection(f"the MPS server: {reason}")
+        raise failed
 
-    def open_context(self, device: Device, flags: int) -> Opened:
+    def open_context(self, device: Device, flags: int, affinity: int | None = None) -> Opened:
         """Ask the server for a context on a device; raise CudaError with its refusal."""
+        check_api_version(os.environ)
+        if device.ordinal not in self._transports:
+            # What cannot be taken had better not be asked for: it would be lost on the way.
+            require_room(_STREAM_FDS)
+        percentage = _percentage_now() if self.per_context else None
         with self._asking:
             number = self._number()
             self._asked[number] = device
-            answer = self._ask(OpenContext(request=number, device=device.number, flags=flags), number)
+            answer = self._ask(OpenContext(number, device.number, flags, percentage, affinity), number)
             if not isinstance(answer, ContextOpened):
                 raise self._gone(f"it sent {type(answer).__name__} where ContextOpened was due")
             transport = self._transports.get(device.ordinal)
@@ -198,10 +242,11 @@ class Session:
         if isinstance(answer, ContextOpened):
             self._conversation.send(CloseContext(request=self._number(), context=answer.context))
 
-    def _stream_ended(self) -> None:
-        """An executor is gone: its server too, or is it being replaced after a fault?"""
-        if self._conversation.over:
-            self._gone("it has ended")
+    def _stream_ended(self, reason: str) -> CudaError:
+        """An executor is gone: with its server, or alone, which is a fatal fault of its device."""
+        if self._conversation.ends_within(WITH_ITS_SERVER_S):
+            return self._gone("it has ended")
+        return CudaError(Result.ERROR_LAUNCH_FAILED, f"a fatal GPU fault: {reason}")
 
     def _gone(self, reason: str) -> CudaError:
         self._lost = self._lost or lost(f"the MPS server: {reason}; end this process and start it again")
@@ -227,7 +272,15 @@ class Session:
         self._conversation.close()
 
 
-def adopt_stream(fds: tuple[int, ...], shared_bytes: int, on_end: Callable[[], None]) -> Transport:
+def _percentage_now() -> float | None:
+    """Return the percentage for a context made now, None where the environment holds none that can be."""
+    try:
+        return ThreadPercentage.parse(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")).value
+    except BadLimit:
+        return None
+
+
+def adopt_stream(fds: tuple[int, ...], shared_bytes: int, on_end: Callable[[str], CudaError]) -> Transport:
     """Return the transport over the two descriptors that came with a first context; raise OSError."""
     connection = socket.socket(fileno=fds[0])
     try:

@@ -33,6 +33,8 @@ class _Mine(threading.local):
         """Contexts current to this thread, the last one on top (CUDA driver API, Context Management)."""
         self.streams = ThreadStreams()
         self.message = ""
+        self.in_host_function = False
+        """Whether this thread runs a host function just now, in which CUDA calls are not permitted."""
 
 
 mine: Final = _Mine()

@@ -25,6 +25,7 @@ from pympsd_client._shared import SharedMemory
 
 if TYPE_CHECKING:
     from pympsd_client._context import Context
+    from pympsd_client._host_calls import HostCalls
 
 Answer = tuple[int, int, bytes]
 """Flags, result (a CUresult number), operands and tail."""
@@ -42,15 +43,21 @@ _FULL_RECHECK_MS: Final = 50
 class Transport:
     """One executor's command stream and shared memory. Safe for threads.
 
-    ``on_end`` is called when the other side has gone.
+    ``on_end`` is called when the other side has gone; it returns the error of every later call.
     """
 
     def __init__(
-        self, connection: socket.socket, shared: SharedMemory, on_end: Callable[[], None] = lambda: None
+        self, connection: socket.socket, shared: SharedMemory, on_end: Callable[[str], CudaError] = lost
     ) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self.sequence: Final = count(1).__next__
         self.shared: Final = shared
+        self.closed = False
+        """Whether this side has ended it, or has no part in it (a forked child)."""
+        self.host_calls: HostCalls | None = None
+        """The program's host functions, once there was one."""
+        self.pace: Callable[[bytes], None] | None = None
+        """While host functions are pending: called before each record is posted."""
         self._socket: Final = connection
         self._transmit: Final = connection.send
         self._on_end = on_end
@@ -67,8 +74,14 @@ class Transport:
 
     # --- sending
 
-    def post(self, record: bytes) -> None:
-        """Send a record and return; wait only while the executor takes nothing. Raise CudaError when it is gone."""
+    def post(self, record: bytes, urgent: bool = False) -> None:
+        """Send a record and return; wait only while the executor takes nothing. Raise CudaError when it is gone.
+
+        ``urgent``: other work waits for this record, so it keeps to no pace.
+        """
+        pace = self.pace
+        if pace is not None and not urgent:
+            pace(record)
         with self._sending:
             if self._trouble is not None:
                 raise self._trouble.again()
@@ -120,16 +133,24 @@ class Transport:
         finally:
             self.forget(sequence)
 
-    def expect(self, sequence: int) -> None:
-        """The answer of this sequence number is wanted: to be called before its record is sent."""
-        gate = Lock()
-        gate.acquire()
+    def expect(self, sequence: int, gate: Lock | None = None) -> None:
+        """The answer of this sequence number is wanted: to be called before its record is sent.
+
+        ``gate``: a closed lock of the caller's, which opens when the answer has come.
+        """
+        if gate is None:
+            gate = Lock()
+            gate.acquire()
         self._gates[sequence] = gate
 
     def answer(self, sequence: int) -> Answer:
         """Wait for an expected answer and return it."""
         self.wait(self._gates[sequence], lambda: sequence in self._answers)
         return self._answers[sequence]
+
+    def arrived(self) -> tuple[int, ...]:
+        """Return the sequence numbers of the expected answers that have come and are not forgotten."""
+        return tuple(self._answers)
 
     def forget(self, sequence: int) -> None:
         """The answer of this sequence number is wanted no more, whether it came or not."""
@@ -251,23 +272,24 @@ class Transport:
         return self._trouble
 
     def _end(self, reason: str) -> CudaError:
-        first = self._trouble is None
-        trouble = self._trouble = self._trouble or lost(f"{reason}; its contexts are lost, end this process")
+        if self._trouble is None:
+            self._trouble = self._on_end(f"{reason}; its contexts are lost, end this process")
         for gate in tuple(self._followers.values()):
             _open(gate)
-        if first:
-            self._on_end()
-        return trouble
+        return self._trouble
 
     def close(self) -> None:
         """End the stream in order: nobody waits on it any more."""
-        self._end("the command stream is closed")
+        self.closed = True
+        self._trouble = self._trouble or lost("the command stream is closed")
+        self._end("")
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # a thread that still waits on it is woken
         self._socket.close()
 
     def abandon(self) -> None:
         """In a forked child: let go of the copy of the socket; the parent goes on with its own."""
+        self.closed = True
         self._socket.close()
 
 

@@ -7,15 +7,18 @@ handle and structure types are those of cuda-bindings, reached through this modu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pympsd_client._bindings import bindings as _bindings
 from pympsd_client._doors_context import (
     cuCtxCreate,
+    cuCtxCreate_v3,
+    cuCtxCreate_v4,
     cuCtxDestroy,
     cuCtxGetApiVersion,
     cuCtxGetCurrent,
     cuCtxGetDevice,
+    cuCtxGetExecAffinity,
     cuCtxGetFlags,
     cuCtxGetStreamPriorityRange,
     cuCtxPopCurrent,
@@ -34,6 +37,7 @@ from pympsd_client._doors_device import (
     cuDeviceGetAttribute,
     cuDeviceGetByPCIBusId,
     cuDeviceGetCount,
+    cuDeviceGetExecAffinitySupport,
     cuDeviceGetName,
     cuDeviceGetP2PAttribute,
     cuDeviceGetPCIBusId,
@@ -47,6 +51,14 @@ from pympsd_client._doors_errors import (
     cuGetErrorName,
     cuGetErrorString,
 )
+from pympsd_client._doors_host import (
+    cuMemAllocHost,
+    cuMemFreeHost,
+    cuMemHostAlloc,
+    cuMemHostGetFlags,
+    cuMemHostRegister,
+    cuMemHostUnregister,
+)
 from pympsd_client._doors_memory import (
     cuMemAlloc,
     cuMemcpy,
@@ -57,6 +69,8 @@ from pympsd_client._doors_memory import (
     cuMemcpyDtoHAsync,
     cuMemcpyHtoD,
     cuMemcpyHtoDAsync,
+    cuMemcpyPeer,
+    cuMemcpyPeerAsync,
     cuMemFree,
     cuMemGetInfo,
     cuMemsetD8,
@@ -77,6 +91,30 @@ from pympsd_client._doors_module import (
     cuModuleLoadDataEx,
     cuModuleUnload,
 )
+from pympsd_client._doors_occupancy import (
+    cuLaunchCooperativeKernel,
+    cuLaunchKernelEx,
+    cuOccupancyMaxActiveBlocksPerMultiprocessor,
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
+    cuOccupancyMaxPotentialBlockSize,
+    cuOccupancyMaxPotentialBlockSizeWithFlags,
+)
+from pympsd_client._doors_refused import (
+    cuCtxDisablePeerAccess,
+    cuCtxEnablePeerAccess,
+    cuIpcCloseMemHandle,
+    cuIpcGetEventHandle,
+    cuIpcGetMemHandle,
+    cuIpcOpenEventHandle,
+    cuIpcOpenMemHandle,
+    cuMemAdvise,
+    cuMemAllocManaged,
+    cuMemHostGetDevicePointer,
+    cuMemPrefetchAsync,
+    cuMemRangeGetAttribute,
+    cuMemRangeGetAttributes,
+    cuStreamAttachMemAsync,
+)
 from pympsd_client._doors_stream import (
     cuEventCreate,
     cuEventDestroy,
@@ -84,6 +122,8 @@ from pympsd_client._doors_stream import (
     cuEventQuery,
     cuEventRecord,
     cuEventSynchronize,
+    cuLaunchHostFunc,
+    cuStreamAddCallback,
     cuStreamCreate,
     cuStreamCreateWithPriority,
     cuStreamDestroy,
@@ -99,9 +139,12 @@ from pympsd_client._process import here as _here
 __all__ = [
     "cuCtxCreate",
     "cuCtxDestroy",
+    "cuCtxDisablePeerAccess",
+    "cuCtxEnablePeerAccess",
     "cuCtxGetApiVersion",
     "cuCtxGetCurrent",
     "cuCtxGetDevice",
+    "cuCtxGetExecAffinity",
     "cuCtxGetFlags",
     "cuCtxGetStreamPriorityRange",
     "cuCtxPopCurrent",
@@ -113,6 +156,7 @@ __all__ = [
     "cuDeviceGetAttribute",
     "cuDeviceGetByPCIBusId",
     "cuDeviceGetCount",
+    "cuDeviceGetExecAffinitySupport",
     "cuDeviceGetName",
     "cuDeviceGetP2PAttribute",
     "cuDeviceGetPCIBusId",
@@ -136,10 +180,30 @@ __all__ = [
     "cuGetErrorName",
     "cuGetErrorString",
     "cuInit",
+    "cuIpcCloseMemHandle",
+    "cuIpcGetEventHandle",
+    "cuIpcGetMemHandle",
+    "cuIpcOpenEventHandle",
+    "cuIpcOpenMemHandle",
+    "cuLaunchCooperativeKernel",
+    "cuLaunchHostFunc",
     "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cuMemAdvise",
     "cuMemAlloc",
+    "cuMemAllocHost",
+    "cuMemAllocManaged",
     "cuMemFree",
+    "cuMemFreeHost",
     "cuMemGetInfo",
+    "cuMemHostAlloc",
+    "cuMemHostGetDevicePointer",
+    "cuMemHostGetFlags",
+    "cuMemHostRegister",
+    "cuMemHostUnregister",
+    "cuMemPrefetchAsync",
+    "cuMemRangeGetAttribute",
+    "cuMemRangeGetAttributes",
     "cuMemcpy",
     "cuMemcpyAsync",
     "cuMemcpyDtoD",
@@ -148,6 +212,8 @@ __all__ = [
     "cuMemcpyDtoHAsync",
     "cuMemcpyHtoD",
     "cuMemcpyHtoDAsync",
+    "cuMemcpyPeer",
+    "cuMemcpyPeerAsync",
     "cuMemsetD8",
     "cuMemsetD8Async",
     "cuMemsetD16",
@@ -160,6 +226,12 @@ __all__ = [
     "cuModuleLoadData",
     "cuModuleLoadDataEx",
     "cuModuleUnload",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
+    "cuOccupancyMaxPotentialBlockSize",
+    "cuOccupancyMaxPotentialBlockSizeWithFlags",
+    "cuStreamAddCallback",
+    "cuStreamAttachMemAsync",
     "cuStreamCreate",
     "cuStreamCreateWithPriority",
     "cuStreamDestroy",
@@ -172,11 +244,18 @@ __all__ = [
 ]
 
 
+_CUDA_12: Final = {"cuCtxCreate_v3": cuCtxCreate_v3, "cuCtxCreate_v4": cuCtxCreate_v4}
+"""Names that are here where the installed cuda-bindings has them too."""
+del cuCtxCreate_v3, cuCtxCreate_v4
+
+
 def __getattr__(name: str) -> Any:
     """Give what cuda-bindings has: enums, types, constants; a driver function missing here is named as such."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(_bindings, name)
+    if name in _CUDA_12:
+        return _CUDA_12[name]
     # A driver function that pympsd does not have is there only where the program runs natively.
     if _is_driver_function(name) and _here.native is None:
         raise AttributeError(f"pympsd does not have {name} yet; it has {', '.join(__all__)}")

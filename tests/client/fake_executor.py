@@ -14,6 +14,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts, window_of
 from pympsd.wire import records
 from pympsd.wire.records import Record
 from pympsd_client._context import Context, Device, Opened
+from pympsd_client._errors import lost
 from pympsd_client._session import adopt_stream
 from pympsd_client._transport import Transport
 
@@ -64,7 +65,7 @@ class FakeExecutor:
         os.ftruncate(fd, SHARED_BYTES)
         self._shared = mmap.mmap(fd, SHARED_BYTES)
         self.stream = ours
-        self.transport = adopt_stream((theirs.detach(), fd), SHARED_BYTES, lambda: None)
+        self.transport = adopt_stream((theirs.detach(), fd), SHARED_BYTES, lost)
         self.reading.set()
         self._thread = threading.Thread(target=self._run, name="fake executor")
         self._thread.start()
@@ -80,10 +81,12 @@ class FakeExecutor:
 
     devices = (Device(0, 0, FACTS), Device(1, 1, FACTS))
     driver_version = 13000
+    provisions = True
+    per_context = False
 
-    def open_context(self, device: Device, flags: int) -> Opened:
+    def open_context(self, device: Device, flags: int, affinity: int | None = None) -> Opened:
         """Open at once."""
-        return Opened(self.serial, 1, self.transport, 132, 1 << 30, (0, -5))
+        return Opened(self.serial, 1, self.transport, affinity or 132, 1 << 30, (0, -5))
 
     def close_context(self, device: Device, serial: int) -> None:
         """Close at once."""

@@ -13,6 +13,7 @@ import pytest
 from attrs import define, field
 
 from pympsd.build import build_id
+from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
 from pympsd.wire import messages
 from pympsd.wire.framing import FrameReader
 from pympsd.wire.messages import (
@@ -348,3 +349,53 @@ def test_the_vendors_daemon_is_no_daemon_of_ours(tmp_path: Path) -> None:
         listener.bind(str(tmp_path / "control"))
         listener.listen()
         assert isinstance(reach({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}), str)
+
+
+# --- the percentage of each context
+
+
+def _asked(daemon: FakeDaemon, requests: list[OpenContext]) -> Callable[[Peer, object], None]:
+    def serve(server: Peer, request: object) -> None:
+        if isinstance(request, OpenContext):
+            requests.append(request)
+            server.send(opened(request), *(daemon.stream() if len(requests) == 1 else ()))
+
+    return serve
+
+
+def test_under_partitioning_the_percentage_is_read_when_the_context_is_made(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[OpenContext] = []
+    daemon.in_session = _asked(daemon, requests)
+    daemon.start()
+    door = reach(daemon.environment)
+    assert not isinstance(door, str)
+    session = knock(door, {**daemon.environment, PER_CONTEXT_PARTITIONING: "1"})
+    for text in ("20", "33.3", "0", "-5", "101", "x", ""):
+        monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", text)
+        session.open_context(session.devices[0], 0)
+    monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    session.open_context(session.devices[0], 0, 24)
+    session.close()
+    assert [request.thread_percentage for request in requests] == [20, 33.3, *[None] * 6]
+    assert [request.affinity for request in requests] == [*[None] * 7, 24]
+
+
+@pytest.mark.parametrize("began_with", [None, "0"])
+def test_without_partitioning_a_contexts_percentage_is_its_processs(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, began_with: str | None
+) -> None:
+    """The variable counts as it was when the process began (MPS documents, 4.2.6)."""
+    requests: list[OpenContext] = []
+    daemon.in_session = _asked(daemon, requests)
+    daemon.start()
+    door = reach(daemon.environment)
+    assert not isinstance(door, str)
+    environment = {} if began_with is None else {PER_CONTEXT_PARTITIONING: began_with}
+    session = knock(door, {**daemon.environment, **environment})
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "20")
+    monkeypatch.setenv(PER_CONTEXT_PARTITIONING, "1")
+    session.open_context(session.devices[0], 0)
+    session.close()
+    assert [request.thread_percentage for request in requests] == [None]

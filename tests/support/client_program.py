@@ -1,7 +1,8 @@
 """A client that does one step a line: reads a command, does it with pympsd_client, prints one line of result.
 
 Steps: init; ctx DEVICE; newctx DEVICE; add (vector addition of 1<<16 floats, checked); fill VALUE; check VALUE;
-endless; illegal; sync; count; sm; mem; alloc BYTES; free; close; badptx; fork; exit.
+endless; illegal; hostfunc quick|endless; sync; count; sm; mem; alloc BYTES; free; close; badptx; fork;
+error (the last one's reason); exit.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 
 import numpy as np
 
@@ -66,6 +68,9 @@ class Program:
     def do_init(self) -> str:
         return _said(cuda.cuInit(0))
 
+    def do_pid(self) -> str:
+        return str(os.getpid())
+
     def do_ctx(self, device: str) -> str:
         result, self.context = _pair(cuda.cuDevicePrimaryCtxRetain(int(device)))
         if result == cuda.CUresult.CUDA_SUCCESS:
@@ -104,6 +109,25 @@ class Program:
     def do_illegal(self) -> str:
         parameters = ((0x7000_0000_0000, 1), (ctypes.c_uint64, ctypes.c_uint32))
         return _said(cuda.cuLaunchKernel(self._function("add_one"), 1, 1, 1, 32, 1, 1, 0, 0, parameters, 0))
+
+    def do_hostfunc(self, kind: str) -> str:
+        """Launch a host function, "quick" or "endless", in a stream of its own; say how the stream is then."""
+        stream = _pair(cuda.cuStreamCreate(1))[1]
+        begun = threading.Event()
+
+        def endless(_: int) -> None:
+            begun.set()
+            threading.Event().wait()
+
+        said = _said(cuda.cuLaunchHostFunc(stream, endless if kind == "endless" else lambda _: begun.set(), 0))
+        if said != "CUDA_SUCCESS":
+            return said
+        begun.wait(30)
+        look = cuda.cuStreamQuery if kind == "endless" else cuda.cuStreamSynchronize
+        return f"{said} begun={begun.is_set()} {_said(look(stream))}"
+
+    def do_error(self) -> str:
+        return last_error()
 
     def do_sync(self) -> str:
         return _said(cuda.cuCtxSynchronize())
@@ -152,9 +176,8 @@ def _pair(answer: tuple) -> tuple:  # type: ignore[type-arg]
     return (answer[0], answer[1] if len(answer) > 1 else None)
 
 
-def main() -> None:
+def main(program: Program) -> None:
     """Do steps until the end of the input."""
-    program = Program()
     for line in sys.stdin:
         if line.split() == ["exit"]:
             return
@@ -162,4 +185,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Program())

@@ -71,15 +71,26 @@ class DaemonProcess:
             **self.settings,
         }
 
-    def start(self, option: str = "-d") -> subprocess.CompletedProcess[str]:
+    def start(self, option: str = "-d", *more: str) -> subprocess.CompletedProcess[str]:
         """Run ``pympsd -d`` as a script does, its output captured: it hangs here if the daemon kept the pipe."""
-        done = self.run([option])
+        done = self.run([option, *more])
         pid_file = self.directory / "pipe" / "nvidia-cuda-mps-control.pid"
         if done.returncode == 0 and pid_file.exists():
             self.pid = int(pid_file.read_text())
             self._reaper = threading.Thread(target=_reap, args=(self.pid,))
             self._reaper.start()
         return done
+
+    def kill(self) -> None:
+        """Kill it with -9, and reap it; what it served goes on."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.await_end()
+
+    def await_end(self) -> None:
+        """Wait until it has ended and is reaped."""
+        assert self._reaper is not None
+        self._reaper.join(SECONDS)
+        assert not self._reaper.is_alive(), "the daemon does not end"
 
     def run(self, arguments: list[str], text: str = "", uid: int | None = None) -> subprocess.CompletedProcess[str]:
         """Run the command line tool with a text on standard input."""
@@ -92,6 +103,22 @@ class DaemonProcess:
             timeout=SECONDS,
             user=(self.uid if uid is None else uid) or None,
         )
+
+    def begin(self, text: str) -> subprocess.Popen[str]:
+        """Give commands over standard input, and do not wait for the answer."""
+        begun = subprocess.Popen(
+            [self.command],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert begun.stdin is not None
+        begun.stdin.write(f"{text}\n")
+        begun.stdin.close()
+        begun.stdin = None  # communicate must not flush it again
+        return begun
 
     def say(self, text: str, uid: int | None = None) -> str:
         """Give commands over standard input; return what was printed."""
@@ -142,10 +169,10 @@ class ClientProcess:
     process: subprocess.Popen[str]
 
     @classmethod
-    def start(cls, environment: dict[str, str], uid: int) -> ClientProcess:
+    def start(cls, environment: dict[str, str], uid: int, program: str = CLIENT) -> ClientProcess:
         """Start it with nothing but an environment."""
         process = subprocess.Popen(
-            [sys.executable, CLIENT],
+            [sys.executable, program],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,0 +1,67 @@
+"""Whether this process runs under a debugger, from /proc/self/status, and what the daemon's answer to that means."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pympsd.wire.framing import FrameReader
+from pympsd.wire.messages import ClientHello, GoWithoutMps, decode, encode
+from pympsd_client import _session
+from pympsd_client._discovery import is_traced
+
+
+@pytest.mark.parametrize(
+    ("status", "traced"),
+    [
+        (b"Name:\tp\nPid:\t7\nTracerPid:\t0\nUid:\t0\n", False),
+        (b"Name:\tp\nPid:\t7\nTracerPid:\t1234\nUid:\t0\n", True),
+        (b"Name:\tTracerPid:\t9\nPid:\t7\nTracerPid:\t0\n", False),
+        (b"Name:\tp\n", False),
+        (b"", False),
+    ],
+)
+def test_traced(status: bytes, traced: bool) -> None:
+    assert is_traced(status) is traced
+
+
+def test_this_process_is_not() -> None:
+    assert not is_traced(Path("/proc/self/status").read_bytes())
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A client's end and a daemon's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    theirs.settimeout(30)
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_hello_says_it_and_the_answer_is_a_reason(
+    ends: tuple[socket.socket, socket.socket], traced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, daemon = ends
+    monkeypatch.setattr(_session, "_traced", lambda: traced)
+    daemon.sendall(encode(GoWithoutMps("because")))
+    assert _session.knock(client, {}) == "because"
+    (frame,) = FrameReader(fds_allowed=0).feed(daemon.recv(65536))
+    hello = decode(frame)
+    assert isinstance(hello, ClientHello)
+    assert (hello.pid, hello.traced) == (os.getpid(), traced)
+
+
+def test_where_mps_is_required_it_does_not_even_ask(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, daemon = ends
+    monkeypatch.setattr(_session, "_traced", lambda: True)
+    reason = _session.knock(client, {"PYMPSD_REQUIRE_MPS": "1"})
+    assert isinstance(reason, str)
+    assert "under a debugger" in reason
+    assert daemon.recv(1) == b""

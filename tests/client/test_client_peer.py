@@ -1,0 +1,67 @@
+"""Copies between the devices of two contexts, which need no peer access; and what an error of the system becomes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pympsd_client import driver as cuda
+from pympsd_client import last_error
+from pympsd_client._doors import door
+
+from .conftest import ok
+
+COUNT = 3_000_000
+DONE = (cuda.CUresult.CUDA_SUCCESS,)
+INVALID = (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
+
+
+@pytest.fixture
+def places(devices: None) -> Any:
+    """A context and COUNT bytes on each of two devices, the second one's current."""
+    return [(ok(cuda.cuCtxCreate(None, 0, number)), ok(cuda.cuMemAlloc(COUNT))) for number in range(2)]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_bytes_go_from_a_contexts_device_to_anothers(places: Any, asynchronous: bool) -> None:
+    (here, source), (there, destination) = places
+    sent = np.random.default_rng(5).integers(0, 256, COUNT, np.uint8)
+    assert cuda.cuMemcpyHtoD(source, sent, COUNT) == DONE
+    if asynchronous:
+        assert cuda.cuMemcpyPeerAsync(destination, there, source, here, COUNT, 0) == DONE
+    else:
+        assert cuda.cuMemcpyPeer(destination, there, source, here, COUNT) == DONE
+    got = np.zeros(COUNT, np.uint8)
+    assert cuda.cuMemcpyDtoH(got, destination, COUNT) == DONE
+    assert (got == sent).all()
+
+
+def test_an_address_belongs_to_the_context_it_comes_with(places: Any) -> None:
+    (here, source), (there, destination) = places
+    assert cuda.cuMemcpyPeer(destination, here, source, there, COUNT) == INVALID
+    assert "is not on the device of the context" in last_error()
+    assert cuda.cuMemcpyPeer(destination, there, source, 12345, COUNT)[0].name == "CUDA_ERROR_INVALID_CONTEXT"
+    assert cuda.cuMemcpyPeer(destination, there, source, here, 0) == DONE
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_descriptors_that_ran_out_become_a_result(number: int) -> None:
+    @door(2)
+    def cuOpensSomething() -> tuple[Any, ...]:
+        raise OSError(number, os.strerror(number))
+
+    assert cuOpensSomething() == (cuda.CUresult.CUDA_ERROR_OPERATING_SYSTEM, None, None)
+    assert "16384 or more (ulimit -n)" in last_error()
+
+
+def test_another_error_of_the_programs_own_code_stays_what_it_is() -> None:
+    @door()
+    def cuCallsTheProgram() -> tuple[Any, ...]:
+        raise PermissionError(errno.EPERM, "the program's own")
+
+    with pytest.raises(PermissionError, match="the program's own"):
+        cuCallsTheProgram()

@@ -1,0 +1,195 @@
+"""Page-locked host memory: ordinary memory with copies that work, and the bound it has before Volta."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd_client import driver as cuda
+from pympsd_client import last_error
+from pympsd_client._errors import CudaError
+from pympsd_client._pinned import Pinned, pinned
+
+from .conftest import ok
+
+COUNT = 100_000
+INVALID = cuda.CUresult.CUDA_ERROR_INVALID_VALUE
+PAGE = mmap.PAGESIZE
+
+
+def at(address: int, count: int = COUNT) -> np.ndarray[Any, Any]:
+    """The bytes at an address, as an array."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(address))
+
+
+@pytest.fixture
+def host(context: Any) -> Any:
+    """Page-locked memory of COUNT bytes."""
+    address = ok(cuda.cuMemAllocHost(COUNT))
+    yield address
+    if pinned.region_at(address) is not None:
+        ok((*cuda.cuMemFreeHost(address), None))
+
+
+def test_it_is_memory_that_is_copied_from_and_to(host: int) -> None:
+    data = ok(cuda.cuMemAlloc(COUNT))
+    memory = at(host)
+    assert not memory.any()
+    memory[:] = np.arange(COUNT) % 251
+    assert cuda.cuMemcpyHtoDAsync(data, host, COUNT, 0) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert cuda.cuMemcpyDtoHAsync(host, data, COUNT, 0) == (cuda.CUresult.CUDA_SUCCESS,)
+    back = np.zeros(COUNT, np.uint8)
+    assert cuda.cuMemcpyDtoH(back, data, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert (back == memory).all()
+    assert (back == np.arange(COUNT) % 251).all()
+
+
+def test_unified_addressing_copies_either_way(host: int) -> None:
+    data, other = ok(cuda.cuMemAlloc(COUNT)), ok(cuda.cuMemHostAlloc(COUNT, 1))
+    at(host)[:] = np.arange(COUNT) % 253
+    assert cuda.cuMemcpy(data, host, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert cuda.cuMemcpyAsync(other, data, COUNT, 0) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert (at(other) == np.arange(COUNT) % 253).all()
+    at(host)[:] = 7
+    assert cuda.cuMemcpy(other, host, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert (at(other) == 7).all()
+    assert cuda.cuMemcpy(data, host + 1, COUNT) == (INVALID,)
+    assert "not all within page-locked memory" in last_error()
+    assert cuda.cuMemFreeHost(other) == (cuda.CUresult.CUDA_SUCCESS,)
+
+
+def test_sizes_flags_and_addresses_are_checked(host: int) -> None:
+    assert cuda.cuMemAllocHost(0) == (INVALID, None)
+    assert cuda.cuMemHostAlloc(8, 8) == (INVALID, None)
+    assert cuda.cuMemAllocHost(1 << 62) == (cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+    assert cuda.cuMemFreeHost(host + 1) == (INVALID,)
+    assert cuda.cuMemFreeHost(host) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert cuda.cuMemFreeHost(host) == (INVALID,)
+    assert cuda.cuMemFreeHost(0) == (cuda.CUresult.CUDA_SUCCESS,)
+
+
+def test_flags_are_those_it_was_allocated_with(host: int) -> None:
+    flagged = ok(cuda.cuMemHostAlloc(PAGE, 1 | 2 | 4))
+    assert ok(cuda.cuMemHostGetFlags(flagged + PAGE - 1)) == 7
+    assert ok(cuda.cuMemHostGetFlags(host)) == 0
+    assert cuda.cuMemFreeHost(flagged) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert cuda.cuMemHostGetFlags(flagged) == (INVALID, None)
+
+
+def test_it_stays_when_its_context_goes(context: Any) -> None:
+    address = ok(cuda.cuMemAllocHost(COUNT))
+    assert cuda.cuCtxDestroy(context) == (cuda.CUresult.CUDA_SUCCESS,)
+    at(address)[:] = 9
+    assert cuda.cuMemAllocHost(COUNT)[0] == cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT
+    assert cuda.cuMemFreeHost(address) == (cuda.CUresult.CUDA_SUCCESS,)
+
+
+def test_memory_of_the_program_is_registered_and_unregistered(context: Any) -> None:
+    array = np.arange(COUNT, dtype=np.uint8)
+    address = array.ctypes.data
+    assert cuda.cuMemHostRegister(array, COUNT, 1) == (cuda.CUresult.CUDA_SUCCESS,)
+    for again in (address, address + COUNT - 1):
+        already = cuda.CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
+        assert cuda.cuMemHostRegister(again, 1, 0) == (already,)
+    data = ok(cuda.cuMemAlloc(COUNT))
+    assert cuda.cuMemcpy(data, address, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert cuda.cuMemFreeHost(address) == (INVALID,)
+    assert cuda.cuMemHostGetFlags(address) == (INVALID, None)
+    not_registered = cuda.CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
+    assert cuda.cuMemHostUnregister(address + 1) == (not_registered,)
+    assert cuda.cuMemHostUnregister(address) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert cuda.cuMemHostUnregister(address) == (not_registered,)
+
+
+def test_what_cannot_be_registered_is_refused(context: Any) -> None:
+    array = np.zeros(COUNT, np.uint8)
+    assert cuda.cuMemHostRegister(array, COUNT + 1, 0) == (INVALID,)
+    assert cuda.cuMemHostRegister(0, 8, 0) == (INVALID,)
+    assert cuda.cuMemHostRegister(array, 0, 0) == (INVALID,)
+    assert cuda.cuMemHostRegister(array, 8, 16) == (INVALID,)
+    for flag in (4, 8):
+        assert cuda.cuMemHostRegister(array, 8, flag) == (cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED,)
+    pages = mmap.mmap(-1, 2 * PAGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    pages.close()
+    assert cuda.cuMemHostRegister(address, PAGE, 0) == (INVALID,)
+    assert "not all memory of this process" in last_error()
+    assert cuda.cuMemHostRegister((1 << 64) - 8, 8, 0) == (INVALID,)
+
+
+def test_it_is_unbounded_on_these_devices(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "_shared_memory", "/no such folder")
+    address = ok(cuda.cuMemAllocHost(COUNT))
+    assert cuda.cuMemFreeHost(address) == (cuda.CUresult.CUDA_SUCCESS,)
+
+
+# --- the bound
+
+
+def size_of(path: Path) -> int:
+    """The size of the file system that a path is on."""
+    found = os.statvfs(path)
+    return found.f_blocks * found.f_frsize
+
+
+def test_the_bound_is_the_size_of_the_file_system(tmp_path: Path) -> None:
+    table = Pinned(str(tmp_path))
+    size = size_of(tmp_path)
+    with pytest.raises(CudaError) as caught:
+        table.allocate(size + 1, 0, bounded=True)
+    assert caught.value.code == 2
+    assert f"{tmp_path} has: {size} bytes" in caught.value.reason
+    small = table.allocate(1, 0, bounded=True)
+    with pytest.raises(CudaError, match=f"with {PAGE} in use"):
+        table.allocate(size, 0, bounded=True)
+    table.free(small)
+
+
+def test_registered_memory_counts_too(tmp_path: Path) -> None:
+    table = Pinned(str(tmp_path / "no such folder"))
+    array = np.zeros(COUNT, np.uint8)
+    with pytest.raises(CudaError, match="has: 0 bytes"):
+        table.register(array.ctypes.data, COUNT, 0, bounded=True)
+    with pytest.raises(CudaError, match="has: 0 bytes"):
+        table.allocate(1, 0, bounded=True)
+    table.register(array.ctypes.data, COUNT, 0, bounded=False)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "register", "free"]), st.integers(1, 6 * PAGE)), max_size=30))
+def test_the_sum_never_exceeds_the_bound_and_what_is_freed_counts_again(steps: list[tuple[str, int]]) -> None:
+    bound = 8 * PAGE
+    table = Pinned()
+    table._size = lambda: bound  # type: ignore[method-assign]
+    block = mmap.mmap(-1, 64 * PAGE)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(block))
+    held: dict[int, tuple[str, int]] = {}
+    for kind, size in steps:
+        pages = -(-size // PAGE) * PAGE
+        used = sum(cost for _, cost in held.values())
+        if kind == "free" and held:
+            address, (how, _) = held.popitem()
+            (table.free if how == "allocate" else table.unregister)(address)
+            continue
+        if kind == "free":
+            continue
+        address = next(base + 6 * PAGE * n for n in range(10) if base + 6 * PAGE * n not in held)
+        refused = False
+        try:
+            if kind == "allocate":
+                address = table.allocate(size, 0, bounded=True)
+            else:
+                table.register(address, size, 0, bounded=True)
+            held[address] = (kind, pages)
+        except CudaError:
+            refused = True
+        assert refused == (used + pages > bound)
+    for address, (how, _) in held.items():
+        (table.free if how == "allocate" else table.unregister)(address)

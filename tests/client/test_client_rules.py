@@ -1,0 +1,121 @@
+"""Application rules of MPS at the client: what is refused by name, and the oldest API a context is made through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd_client import driver as cuda
+from pympsd_client import last_error
+from pympsd_client._api_version import check_api_version, forced_version
+from pympsd_client._errors import CudaError
+
+from .conftest import ok
+
+NOT_SUPPORTED = "CUDA_ERROR_NOT_SUPPORTED"
+# The arguments matter to none of them; what is said instead names a way that works.
+REFUSED = {
+    "cuIpcGetMemHandle": (1, 1, NOT_SUPPORTED, "multiprocessing.shared_memory"),
+    "cuIpcOpenMemHandle": (2, 1, NOT_SUPPORTED, "multiprocessing.shared_memory"),
+    "cuIpcCloseMemHandle": (1, 0, NOT_SUPPORTED, "multiprocessing.shared_memory"),
+    "cuIpcGetEventHandle": (1, 1, NOT_SUPPORTED, "multiprocessing.shared_memory"),
+    "cuIpcOpenEventHandle": (1, 1, NOT_SUPPORTED, "multiprocessing.shared_memory"),
+    "cuMemAllocManaged": (2, 1, NOT_SUPPORTED, "MANAGED_MEMORY is 0"),
+    "cuMemAdvise": (4, 0, NOT_SUPPORTED, "MANAGED_MEMORY is 0"),
+    "cuMemPrefetchAsync": (5, 0, NOT_SUPPORTED, "MANAGED_MEMORY is 0"),
+    "cuMemRangeGetAttribute": (4, 1, NOT_SUPPORTED, "MANAGED_MEMORY is 0"),
+    "cuMemRangeGetAttributes": (5, 1, NOT_SUPPORTED, "MANAGED_MEMORY is 0"),
+    "cuStreamAttachMemAsync": (4, 0, NOT_SUPPORTED, "MANAGED_MEMORY is 0"),
+    "cuCtxEnablePeerAccess": (2, 0, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "cuMemcpyPeer"),
+    "cuCtxDisablePeerAccess": (1, 0, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "cuMemcpyPeer"),
+    "cuMemHostGetDevicePointer": (2, 1, NOT_SUPPORTED, "CAN_MAP_HOST_MEMORY is 0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_mps_clients_do_not_have_is_refused_by_name(name: str, context: Any) -> None:
+    arguments, outputs, code, words = REFUSED[name]
+    answer = getattr(cuda, name)(*(0,) * arguments)
+    assert answer == (getattr(cuda.CUresult, code), *(None,) * outputs)
+    assert last_error().startswith(f"{name}: ")
+    assert words in last_error()
+    assert cuda.cuCtxSynchronize() == (cuda.CUresult.CUDA_SUCCESS,), "the context goes on"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_call_without_a_context_says_that_first(name: str, devices: None) -> None:
+    answer = getattr(cuda, name)(*(0,) * REFUSED[name][0])
+    assert answer[0] == cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("MANAGED_MEMORY", 0),
+        ("CONCURRENT_MANAGED_ACCESS", 0),
+        ("PAGEABLE_MEMORY_ACCESS", 0),
+        ("IPC_EVENT_SUPPORTED", 0),
+        ("CAN_MAP_HOST_MEMORY", 0),
+        ("READ_ONLY_HOST_REGISTER_SUPPORTED", 0),
+        ("HOST_REGISTER_SUPPORTED", 1),
+        ("UNIFIED_ADDRESSING", 1),
+    ],
+)
+def test_the_device_attributes_say_the_same(attribute: str, value: int, devices: None) -> None:
+    wanted = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
+    assert ok(cuda.cuDeviceGetAttribute(wanted, 0)) == value
+    assert ok(cuda.cuDeviceCanAccessPeer(0, 1)) == 0
+
+
+def test_an_event_for_other_processes_is_refused(context: Any) -> None:
+    flags = cuda.CUevent_flags.CU_EVENT_INTERPROCESS | cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
+    assert cuda.cuEventCreate(int(flags)) == (cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED, None)
+
+
+LAUNCHES = b""".version 7.0
+.target sm_70
+.address_size 64
+.extern .func (.param .b32 result) cudaLaunchDeviceV2 (.param .b64 buffer, .param .b64 stream);
+.visible .entry parent() {
+    .param .b32 r; .param .b64 b; .param .b64 s; .reg .b64 %d;
+    mov.u64 %d, 0; st.param.b64 [b], %d; st.param.b64 [s], %d;
+    call.uni (r), cudaLaunchDeviceV2, (b, s);
+    ret;
+}
+"""
+
+
+def test_a_module_with_dynamic_parallelism_is_refused_at_load(context: Any) -> None:
+    log = bytearray(500)
+    options = [cuda.CUjit_option.CU_JIT_ERROR_LOG_BUFFER, cuda.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+    answer = cuda.cuModuleLoadDataEx(LAUNCHES, 2, options, [log, len(log)])
+    assert answer == (cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED, None)
+    assert "line 4" in last_error()
+    assert "cudaLaunchDeviceV2" in last_error()
+    assert "dynamic parallelism" in last_error()
+    assert log.rstrip(b"\0").decode() == last_error()
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (None, None), ("", None), ("abc", None), ("-3020", None), ("v3020", None),
+        ("3020", 3020), (" 3020", 3020), ("+4000", 4000), ("3010abc", 3010), ("0", 0), ("13000", 13000),
+    ],
+)  # fmt: skip
+def test_a_forced_api_version_is_read_as_c_reads_a_number(text: str | None, version: int | None) -> None:
+    assert forced_version(text) == version
+
+
+@given(st.integers(0, 20000), st.text(alphabet="abc .", max_size=3))
+def test_contexts_need_the_api_of_cuda_4(version: int, rest: str) -> None:
+    refused = ""
+    try:
+        check_api_version({"CUDA_FORCE_API_VERSION": f"{version}{rest}"})
+    except CudaError as error:
+        refused = error.reason
+    assert bool(refused) == (version < 4000)
+    assert not refused or f"CUDA_FORCE_API_VERSION={version}:" in refused
