@@ -11,6 +11,8 @@ class Phase(Enum):
 
     INITIALIZING = "initializing"
     SERVING = "serving"
+    FAULT = "fault"
+    """A fatal fault is contained: no new clients until those it reached have gone."""
     LEAVING = "leaving"
     """Told to go, or left alone by the daemon: it goes with its last client."""
     ENDED = "ended"
@@ -18,7 +20,8 @@ class Phase(Enum):
 
 MOVES: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.INITIALIZING: frozenset({Phase.SERVING, Phase.ENDED}),
-    Phase.SERVING: frozenset({Phase.LEAVING, Phase.ENDED}),
+    Phase.SERVING: frozenset({Phase.FAULT, Phase.LEAVING, Phase.ENDED}),
+    Phase.FAULT: frozenset({Phase.SERVING, Phase.LEAVING, Phase.ENDED}),
     Phase.LEAVING: frozenset({Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
+from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Serials
+from pympsd_server.mind.connections import Pool
 
 
 class NotHere(KeyError):
@@ -44,10 +46,16 @@ class Client:
 
 @define
 class Roster:
-    """All clients of a server, by serial."""
+    """All clients of a server, by serial, and the connections of its devices, by ordinal."""
 
     clients: dict[int, Client] = field(factory=dict)
+    pools: dict[int, Pool] = field(factory=dict)
     _serials: Serials = field(factory=Serials, init=False)
+
+    @classmethod
+    def of(cls, devices: tuple[DeviceFacts, ...]) -> Roster:
+        """Return the roster of a server that nobody has come to yet."""
+        return cls(pools={ordinal: Pool.of(device) for ordinal, device in enumerate(devices)})
 
     def arrive(self, serial: int, pid: int, priority: int, environment: dict[str, str]) -> Client:
         """Take a client in."""
@@ -55,22 +63,34 @@ class Roster:
         self.clients[serial] = client
         return client
 
-    def open_context(self, client: Client, device: int, generation: int) -> Context:
-        """Number a new context of a client."""
+    def open_context(self, client: Client, device: int, generation: int, slots: int = 1) -> Context:
+        """Number a new context of a client and give it its slots; raise PoolExhausted, which takes no number."""
+        pool = self.pools.setdefault(device, Pool())
+        pool.check(slots)
         client.made += 1
         context = Context(self._serials.take(), client.made, device, client.serial, generation)
+        pool.take(context.serial, slots)
         client.contexts[context.serial] = context
         return context
 
-    def close_context(self, client: Client, serial: int) -> Context:
-        """Forget a context; raise NotHere when the client has no such context."""
+    def context_of(self, client: Client, serial: int) -> Context:
+        """Return a client's context; raise NotHere when it has no such context."""
         if serial not in client.contexts:
             raise NotHere(serial)
+        return client.contexts[serial]
+
+    def close_context(self, client: Client, serial: int) -> Context:
+        """Forget a context, whose slots are free now; raise NotHere when the client has no such context."""
+        context = self.context_of(client, serial)
+        self.pools[context.device].give_back(serial)
         return client.contexts.pop(serial)
 
     def leave(self, serial: int) -> Client:
-        """Forget a client; its contexts are still listed in what is returned."""
-        return self.clients.pop(serial)
+        """Forget a client; its contexts, whose slots are free now, are still listed in what is returned."""
+        client = self.clients.pop(serial)
+        for context in client.contexts.values():
+            self.pools[context.device].give_back(context.serial)
+        return client
 
     @property
     def workers(self) -> int:

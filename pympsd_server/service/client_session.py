@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import trio
 from attrs import define, field
 
 from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.descriptors import require_room, told
+from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select
 from pympsd.version import CUDA_VERSION
@@ -21,10 +24,22 @@ from pympsd.wire import executor_messages as executor_says
 from pympsd.wire import messages
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.link_messages import AdmitClient
-from pympsd_server.mind.quotas import client_percentage, client_priority, multiprocessors
+from pympsd_server.mind.connections import PoolExhausted, slots_of
+from pympsd_server.mind.quotas import (
+    AffinityRefused,
+    client_percentage,
+    client_priority,
+    context_share,
+    memory_limit,
+    process_share,
+)
 from pympsd_server.mind.roster import Client, Context, NotHere
 from pympsd_server.service.executors import Executor, ExecutorError
 from pympsd_server.service.server import Server
+
+ROOM: Final = 8
+"""Descriptors that must be free when a client comes: an executor may have to be started for it."""
+STREAM_FDS: Final = 2
 
 
 @define
@@ -37,14 +52,18 @@ class ClientSession:
     pidfd: int
     thread_percentage: ThreadPercentage
     memory_limits: dict[int, int]
-    """Both as they were when the client came: later changes are for later clients."""
+    """Both as they were when the client came: later changes are for later clients. Lowered by its environment."""
     ordinals: tuple[int, ...] = ()
+    """For each device the client sees, in its own numbering, the ordinal among the server's."""
     _streams: set[tuple[int, int]] = field(factory=set, init=False)
     """(device, generation) of each executor this client has a stream to."""
+    _refused: bool = field(default=False, init=False)
+    """It came while a fault was at hand: it never was a client."""
 
     @classmethod
     def of(cls, server: Server, admitted: AdmitClient, fds: tuple[int, ...]) -> ClientSession:
         """Take in a client that the daemon hands over with its session and its pidfd."""
+        server.default_priority(admitted.priority)
         priority = client_priority(admitted.priority, admitted.environment)
         client = server.roster.arrive(admitted.client, admitted.pid, priority, admitted.environment)
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fds[0]))
@@ -54,7 +73,11 @@ class ClientSession:
 
     async def run(self) -> None:
         """Serve the client until its session or its process ends, then free what it held."""
-        self.server.met_client(self.client)
+        self._refused = self.server.containment.active
+        if self._refused:
+            self.server.refused_in_teardown(self.client)
+        else:
+            self.server.met_client(self.client)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.channel.run_sender)
@@ -79,6 +102,11 @@ class ClientSession:
             scope.cancel()
 
     async def _converse(self) -> None:
+        if self._refused:
+            reason = "the MPS server handles a fatal fault: try again when the clients it reached have gone"
+            self.channel.send(messages.Refused(Result.ERROR_MPS_SERVER_NOT_READY, reason))
+            await self.channel.drain()
+            return
         if not self._welcome():
             # Its reason is with the client before the session ends.
             await self.channel.drain()
@@ -92,10 +120,21 @@ class ClientSession:
     def _welcome(self) -> bool:
         devices = self.server.devices
         try:
+            require_room(ROOM)
+        except OSError as error:
+            reason = f"the MPS server is out of file descriptors: {told(error)}"
+            self.server.refused_client(self.client.pid, reason)
+            self.channel.send(messages.Refused(Result.ERROR_OPERATING_SYSTEM, reason))
+            return False
+        try:
             self.ordinals = select(devices, self.client.environment.get("CUDA_VISIBLE_DEVICES"))
         except (NoVisibleDevice, DuplicateDevice) as error:
             self.server.refused_devices(self.client)
             self.channel.send(messages.Refused(Result.ERROR_NO_DEVICE, str(error)))
+            return False
+        refused = self._limit_memory()
+        if refused:
+            self.channel.send(messages.Refused(Result.ERROR_INVALID_VALUE, refused))
             return False
         seen = tuple(self._as_seen(devices[ordinal]) for ordinal in self.ordinals)
         self.channel.send(messages.SessionWelcome(os.getpid(), CUDA_VERSION, seen, self.ordinals))
@@ -103,8 +142,34 @@ class ClientSession:
 
     def _as_seen(self, device: DeviceFacts) -> DeviceFacts:
         """Return a device as this client sees it: with the SMs its percentage leaves (MPS documents, 2.3.5.2)."""
-        share = multiprocessors(self.thread_percentage, device.multiprocessors)
-        return with_attributes(device, MULTIPROCESSOR_COUNT=share)
+        return with_attributes(device, MULTIPROCESSOR_COUNT=process_share(self.thread_percentage, device))
+
+    def _limit_memory(self) -> str:
+        """Lower the memory limits by the client's environment; return why it is refused, or nothing.
+
+        An index counts as the client does: among the devices it sees. Before Volta no limit is honoured.
+        """
+        visible = [self.server.devices[ordinal] for ordinal in self.ordinals]
+        if not all(device.is_volta_or_newer for device in visible):
+            self.memory_limits = {}
+            return ""
+        environment = self.client.environment
+        limits, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
+        own = {self.ordinals[number]: limit.value for number, limit in limits.items()}
+        self.memory_limits = {
+            ordinal: memory_limit(self.memory_limits.get(ordinal, 0), own.get(ordinal, 0))
+            for ordinal in self.ordinals
+        }
+        lenient = environment.get("PYMPSD_LENIENT_LIMITS") == "1"
+        for one in bad:
+            self.server.bad_limit(self.client, one.entry, one.reason, lenient)
+        if lenient or not bad:
+            return ""
+        others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+        return (
+            f"{memory_limits.VARIABLES[0]}: {bad[0].entry!r}{others}: {bad[0].reason}. Mend it, or set "
+            "PYMPSD_LENIENT_LIMITS=1 to have such entries ignored"
+        )
 
     async def _take(self, message: object) -> None:
         match message:
@@ -129,10 +194,12 @@ class ClientSession:
             reason = f"there is no device {asked.device}: this client sees {len(self.ordinals)}"
             raise ExecutorError(Result.ERROR_INVALID_DEVICE, reason)
         device = self.ordinals[asked.device]
-        facts = self.server.devices[device]
+        refusal = self.server.containment.refusal(self.client, device)
+        if refusal is not None:
+            raise ExecutorError(*refusal)
+        share = self._share(device, asked)
         executor = await self.server.executors.of(device)
-        share = multiprocessors(self.thread_percentage, facts.multiprocessors)
-        context = self.server.roster.open_context(self.client, device, executor.generation)
+        context = self._enter(device, executor.generation)
         try:
             attached, fds = await self._attach(executor, context, share)
         except BaseException:
@@ -151,6 +218,23 @@ class ClientSession:
         )
         self.channel.send(opened, fds)
 
+    def _share(self, device: int, asked: messages.OpenContext) -> int:
+        """Return the SMs of a context that is asked for: the client can only lower what its process may use."""
+        facts, environment = self.server.devices[device], self.client.environment
+        try:
+            return context_share(self.thread_percentage, environment, facts, asked.thread_percentage, asked.affinity)
+        except AffinityRefused as error:
+            raise ExecutorError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, str(error)) from None
+
+    def _enter(self, device: int, generation: int) -> Context:
+        """Give a new context its number and its connections, before the executor is asked for it."""
+        slots = slots_of(self.client.environment)
+        try:
+            return self.server.roster.open_context(self.client, device, generation, slots)
+        except PoolExhausted as error:
+            self.server.log.info("connection_limit", most=error.size)
+            raise ExecutorError(Result.ERROR_MPS_MAX_CLIENTS_REACHED, str(error)) from None
+
     async def _attach(self, executor: Executor, context: Context, share: int) -> tuple[Any, tuple[int, ...]]:
         where = (context.device, executor.generation)
         new_stream = where not in self._streams
@@ -166,6 +250,8 @@ class ClientSession:
             priority=self.client.priority,
         )
         try:
+            if new_stream:
+                return await self._ask_for_stream(executor, attach)
             return await executor.ask(attach.request, attach)
         except ExecutorError as error:
             if new_stream:
@@ -173,9 +259,25 @@ class ClientSession:
             self.server.refused_context(self.client, context, error.code, error.reason)
             raise
 
+    async def _ask_for_stream(self, executor: Executor, attach: executor_says.Attach) -> tuple[Any, tuple[int, ...]]:
+        """Have a context made and take its command stream along: two descriptors, for which there must be room."""
+        try:
+            require_room(STREAM_FDS)
+            answer, fds = await executor.ask(attach.request, attach)
+            if len(fds) == STREAM_FDS:
+                return answer, fds
+            # They were lost on the way: others have come meanwhile. The executor closes the stream's other end.
+            number = self.server.executors.next_request()
+            await executor.ask(number, executor_says.DropClient(number, self.client.serial))
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        except OSError as error:
+            reason = f"the MPS server is out of file descriptors: {told(error)}"
+            raise ExecutorError(Result.ERROR_OPERATING_SYSTEM, reason) from None
+
     async def _close(self, request: int, serial: int) -> None:
+        await self._detach(self.server.roster.context_of(self.client, serial))
+        # Forgotten only now: its connections are free when its work has stopped.
         context = self.server.roster.close_context(self.client, serial)
-        await self._detach(context)
         self.server.lost_context(self.client, context)
         self.channel.send(messages.ContextClosed(request))
 
@@ -194,4 +296,4 @@ class ClientSession:
                 number = self.server.executors.next_request()
                 with suppress(ExecutorError):
                     await executor.ask(number, executor_says.DropClient(number, self.client.serial))
-        self.server.lost_client(self.client)
+        self.server.lost_client(self.client, met=not self._refused)

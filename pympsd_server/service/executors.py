@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import suppress
 from itertools import count
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from attrs import define, field
 
 from pympsd.build import build_id
 from pympsd.channel.awaited import MessageChannel
-from pympsd.channel.descriptors import close_all
+from pympsd.channel.descriptors import EXHAUSTED, close_all, told
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages as said
@@ -21,7 +22,12 @@ from pympsd.wire.errors import RemoteError
 
 START_SECONDS: Final = 60.0
 """An executor that is not ready after so long is given up."""
-LEAVE_SECONDS: Final = 5.0
+LEAVE_SECONDS: Final = 1.0
+"""One whose link is closed leaves at once; one that is stopped or stuck is killed after so long."""
+HEARTBEAT_SECONDS: Final = 5.0
+"""So often an executor is asked whether it is well."""
+SILENCE_SECONDS: Final = 20.0
+"""One that has not answered for so long is wedged. Its link's thread answers, which never waits for a kernel."""
 NOWHERE: Final = "/dev/null/no-mps-for-executors"
 """The executor's pipe directory: its own libcuda must not knock at our door."""
 
@@ -43,6 +49,10 @@ class Executor:
     generation: int
     process: trio.Process
     channel: MessageChannel
+    gone: trio.Event = field(factory=trio.Event, init=False)
+    """Set when its process has ended and is reaped."""
+    retired: bool = field(default=False, init=False)
+    """Its end was asked for: it is no loss."""
     _answers: dict[int, tuple[trio.Event, list[tuple[Any, tuple[int, ...]]]]] = field(factory=dict, init=False)
     _ended: bool = False
 
@@ -98,6 +108,10 @@ class Executors:
     log: Any
     on_fault: Any
     """Called with (context serial, code, reason)."""
+    on_loss: Any
+    """Called with (device, reason) when an executor has ended that nobody asked to."""
+    on_memory: Any = None
+    """Called with (device, bytes by client) when that has changed; None: nobody wants to know."""
     _running: dict[int, Executor] = field(factory=dict, init=False)
     _generations: dict[int, int] = field(factory=dict, init=False)
     _starting: dict[int, trio.Lock] = field(factory=dict, init=False)
@@ -116,25 +130,41 @@ class Executors:
         async with self._starting.setdefault(device, trio.Lock()):
             if device not in self._running:
                 self._generations[device] = self._generations.get(device, 0) + 1
-                self._running[device] = await self.nursery.start(self._run, device, self._generations[device])
+                await self.nursery.start(self._run, device, self._generations[device])
+            if device not in self._running:
+                raise _gone(device)
             return self._running[device]
+
+    async def retire(self, device: int) -> None:
+        """End a device's executor, whatever it does; the next one is another process, of another generation."""
+        executor = self._running.get(device)
+        if executor is not None:
+            executor.retired = True
+            executor.process.kill()
+            await executor.gone.wait()
 
     async def _run(self, device: int, generation: int, task_status: Any) -> None:
         try:
             ours, process = await _spawn(self.show_as)
         except OSError as error:
-            reason = f"the executor of device {device} could not be started: {error}"
+            reason = f"the executor of device {device} could not be started: {told(error)}"
+            if error.errno in EXHAUSTED:
+                self.log.error("shared_memory_failed")
+            self.log.error("executor_not_started", reason=reason)
             raise ExecutorError(Result.ERROR_OPERATING_SYSTEM, reason) from None
         channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
         executor = Executor(device, generation, process, channel)
-        setup = said.ExecutorSetup(build_id(), device, generation, self.backend, self.devices[device])
+        reports = self.on_memory is not None
+        setup = said.ExecutorSetup(build_id(), device, generation, self.backend, self.devices[device], reports)
         channel.send(setup)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(channel.run_sender)
                 await _await_ready(channel)
                 self.log.info("executor_started", device=device, pid=process.pid)
-                task_status.started(executor)
+                self._running[device] = executor
+                task_status.started()
+                nursery.start_soon(self._watch, executor)
                 await self._listen(executor)
                 nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
@@ -146,10 +176,27 @@ class Executors:
         finally:
             self._running.pop(device, None)
             executor.end()
+            if self.on_memory is not None:
+                self.on_memory(device, {})
             channel.close()
             with trio.CancelScope(shield=True):
                 status = await _reap(process)
+                executor.gone.set()
         self.log.info("executor_ended", device=device, pid=process.pid, status=status)
+        if not executor.retired:
+            self.on_loss(device, f"the executor of device {device} ended with status {status}")
+
+    async def _watch(self, executor: Executor) -> None:
+        """Kill an executor whose heart has stopped; one that was stopped by a signal is left to whoever did that."""
+        while True:
+            await trio.sleep(HEARTBEAT_SECONDS)
+            request = self.next_request()
+            with trio.move_on_after(SILENCE_SECONDS) as silence:
+                with suppress(ExecutorError):
+                    await executor.ask(request, said.Ping(request))
+            if silence.cancelled_caught and not _stopped(executor.process.pid):
+                self.log.error("executor_silent", device=executor.device, pid=executor.process.pid)
+                executor.process.kill()
 
     async def _listen(self, executor: Executor) -> None:
         try:
@@ -157,6 +204,9 @@ class Executors:
                 message, fds = received
                 if isinstance(message, said.ContextFaulted):
                     self.on_fault(message.context, message.code, message.reason)
+                elif isinstance(message, said.MemoryUsed):
+                    if self.on_memory is not None:
+                        self.on_memory(executor.device, message.clients)
                 else:
                     executor.take(message, fds)
         except RemoteError:
@@ -198,6 +248,14 @@ async def _await_ready(channel: MessageChannel) -> None:
             raise ExecutorError(message.code, message.reason)
         raise ExecutorError(Result.ERROR_UNKNOWN, "the executor ended before it was ready; server.log may say why")
     raise ExecutorError(Result.ERROR_UNKNOWN, f"the executor was not ready within {START_SECONDS:.0f} s")
+
+
+def _stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
 
 
 async def _reap(process: trio.Process) -> int:

@@ -7,8 +7,10 @@ import socket
 from typing import Any
 
 import trio
+from attrs import evolve
 
 from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.descriptors import ADVICE
 from pympsd.journal.setup import link_logger
 from pympsd.process_title import show_as
 from pympsd.version import CUDA_VERSION, DRIVER_BRANCH
@@ -18,11 +20,16 @@ from pympsd.wire import link_messages as link
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.versions import Versions
 from pympsd_server.service.client_session import ClientSession
+from pympsd_server.service.containment import Containment
 from pympsd_server.service.daemon_link import DaemonLink
 from pympsd_server.service.executors import Executors
+from pympsd_server.service.holdings import CannotStart, Holdings, take_devices
+from pympsd_server.service.orphanhood import Door, serve_on
 from pympsd_server.service.server import Server
 from pympsd_server.service.termination import terminate_client
 
+FAILED_STATUS = 1
+"""The exit status of a server that cannot start."""
 LAST_SECONDS = 1.0
 """What is queued for the daemon at the end is sent within this."""
 
@@ -39,28 +46,60 @@ async def _main(link_fd: int, name: str) -> int:
     sock = trio.socket.from_stdlib_socket(socket.socket(fileno=link_fd))
     channel = MessageChannel(sock, fds_allowed=2)
     daemon = DaemonLink(channel)
+    with socket.socket(fileno=os.dup(link_fd)) as plain:
+        door = Door.of(plain)
     log = link_logger(daemon.log)
     async with trio.open_nursery() as outer:
-        outer.start_soon(channel.run_sender)
+        outer.start_soon(daemon.run_sender, channel, daemon.sender)
         channel.send(link.ServerHello(Versions(), os.getpid()))
         log.info("server_startup")
-        setup = await _receive_setup(channel)
+        setup, status = await _receive_setup(channel), 0
         # Without one the daemon is gone, or wants no server any more.
         if setup is not None:
-            await _serve(daemon, log, setup, channel, name)
-        channel.finish()
+            door.path = setup.door
+            status = await _serve(daemon, log, setup, name, door, outer)
+        daemon.channel.finish()
         outer.cancel_scope.deadline = trio.current_time() + LAST_SECONDS
-    channel.close()
-    return 0
+    if not daemon.adrift:
+        daemon.channel.close()
+    return status
 
 
-async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup, channel: MessageChannel, name: str) -> None:
-    async with trio.open_nursery() as nursery:
-        server = _initialise(daemon, log, setup, name, nursery)
-        daemon.status(ServerStatus.ACTIVE)
-        nursery.start_soon(_obey, server, channel, nursery)
-        await server.done.wait()
-        nursery.cancel_scope.cancel()
+async def _serve(
+    daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str, door: Door, senders: trio.Nursery
+) -> int:
+    """Serve to the end and return the exit status."""
+    log.info("server_connecting", socket=setup.control_socket)
+    log.info("server_initializing")
+    try:
+        holdings = take_devices(setup)
+    except CannotStart as error:
+        log.error("server_failed")
+        for reason in error.reasons:
+            log.error("server_failed_reason", reason=reason)
+        return FAILED_STATUS
+    try:
+        async with trio.open_nursery() as nursery:
+            server = _initialise(daemon, log, evolve(setup, devices=holdings.devices), name, nursery)
+            _record_memory(server, holdings)
+            daemon.status(ServerStatus.ACTIVE)
+            nursery.start_soon(_obey_daemons, server, door, nursery, senders)
+            await server.done.wait()
+            nursery.cancel_scope.cancel()
+    finally:
+        holdings.release()
+    return server.status
+
+
+def _record_memory(server: Server, holdings: Holdings) -> None:
+    """Have what clients hold recorded, where anybody can see it."""
+
+    def record(device: int, held: dict[int, int]) -> None:
+        clients = server.roster.clients
+        holdings.report(device, [(clients[serial].pid, count) for serial, count in held.items() if serial in clients])
+
+    if holdings.recorded:
+        server.executors.on_memory = record
 
 
 async def _receive_setup(channel: MessageChannel) -> link.ServerSetup | None:
@@ -72,17 +111,18 @@ async def _receive_setup(channel: MessageChannel) -> link.ServerSetup | None:
 
 
 def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str, nursery: trio.Nursery) -> Server:
-    log.info("server_connecting", socket=setup.control_socket)
-    log.info("server_initializing")
-    server = Server(daemon, log, setup.devices, ThreadPercentage(setup.thread_percentage), setup.memory_limits)
+    percentage = ThreadPercentage(setup.thread_percentage)
+    server = Server(daemon, log, setup.devices, percentage, setup.memory_limits, setup.client_priority)
     server.executors = Executors(
         setup.devices,
         setup.backend,
         name,
         nursery,
         log,
-        on_fault=server.faulted,
+        on_fault=lambda serial, code, reason: server.containment.context_faulted(serial, code, reason),
+        on_loss=lambda device, reason: server.containment.executor_lost(device, reason),
     )
+    server.containment = Containment(server, nursery)
     for ordinal, device in enumerate(setup.devices):
         log.info("server_context_creating", device=ordinal, name=device.name)
     log.info("server_version", version=CUDA_VERSION)
@@ -97,11 +137,24 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str
     return server
 
 
+async def _obey_daemons(server: Server, door: Door, nursery: trio.Nursery, senders: trio.Nursery) -> None:
+    """Obey the daemon, and when it has died the next one on the same pipe directory."""
+    while True:
+        await _obey(server, server.link.channel, nursery)
+        if not await serve_on(server, door, senders):
+            return
+
+
 async def _obey(server: Server, channel: MessageChannel, nursery: trio.Nursery) -> None:
     try:
         while (received := await channel.receive_message()) is not None:
             message, fds = received
-            if isinstance(message, link.AdmitClient):
+            if isinstance(message, link.AdmitClient) and not fds:
+                # Its session is lost with them, which it notices; the daemon is told.
+                server.refused_client(message.pid, f"there was no room for its session: {ADVICE}")
+                server.link.client_gone(message.client)
+            elif isinstance(message, link.AdmitClient):
+                server.link.client_came(message)
                 nursery.start_soon(ClientSession.of(server, message, fds).run)
             elif isinstance(message, link.ShutDown):
                 server.leave(message.forced)
@@ -111,4 +164,3 @@ async def _obey(server: Server, channel: MessageChannel, nursery: trio.Nursery) 
                 nursery.start_soon(terminate_client, server, message)
     except RemoteError:
         pass  # a daemon that breaks the conversation is as good as gone
-    server.orphaned()

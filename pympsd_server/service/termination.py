@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import trio
+
 from pympsd.vocabulary.results import Result
 from pympsd.wire import link_messages as link
 from pympsd.wire.executor_messages import Terminate
@@ -9,13 +13,21 @@ from pympsd_server.mind.roster import Client, Context
 from pympsd_server.service.executors import ExecutorError
 from pympsd_server.service.server import Server
 
+TERMINATION_SECONDS: Final = 10.0
+"""What runs for a client has so long to stop when an operator ends it."""
+
 
 async def terminate_client(server: Server, asked: link.TerminateClient) -> None:
-    """Terminate and answer the daemon with a CUresult: 201 when the process has no active context here."""
+    """Terminate and answer the daemon with a CUresult: 201 when the process has no active context here.
+
+    702 when some work of it could not be stopped within TERMINATION_SECONDS: its contexts take no more work, but a
+    kernel may still run.
+    """
     targets = [
         (client, context)
         for client in server.roster.clients.values()
-        if client.pid == asked.pid
+        # PID 0 is no process: it stands for each that is not visible to the daemon (pid_namespaces(7)).
+        if client.pid == asked.pid != 0
         for context in client.active_contexts()
     ]
     if not targets:
@@ -23,8 +35,13 @@ async def terminate_client(server: Server, asked: link.TerminateClient) -> None:
         server.log.info("termination_failed")
         server.link.terminated(asked.token, Result.ERROR_INVALID_CONTEXT)
         return
-    for client, context in targets:
-        await _terminate(server, client, context)
+    with trio.move_on_after(TERMINATION_SECONDS) as bound:
+        for client, context in targets:
+            await _terminate(server, client, context)
+    if bound.cancelled_caught:
+        server.log.error("termination_overdue", pid=asked.pid, seconds=TERMINATION_SECONDS)
+        server.link.terminated(asked.token, Result.ERROR_LAUNCH_TIMEOUT)
+        return
     server.log.info("termination_succeeded")
     server.link.terminated(asked.token, Result.SUCCESS)
 

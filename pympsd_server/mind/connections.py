@@ -1,0 +1,71 @@
+"""The pool of connections of a device: how many contexts it takes at once, and what each takes of it. Pure.
+
+48 contexts on Volta and newer, 16 before (MPS documents, 2.3.2 and 5.2; recorded: multiuser-and-limits, G3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from attrs import define, field
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+
+VOLTA_SLOTS: Final = 48
+PRE_VOLTA_SLOTS: Final = 16
+DEFAULT_CONNECTIONS: Final = 2
+"""Of a client (MPS documents, 4.2.4): one slot."""
+MOST_CONNECTIONS: Final = 32
+
+
+class PoolExhausted(Exception):
+    """A device has no room for one more context; ``size`` is how many slots it has."""
+
+    def __init__(self, size: int, slots: int, free: int) -> None:
+        super().__init__(
+            f"a context of this process takes {slots} of the device's {size} connections, and {free} are free: end "
+            "other contexts first, or leave CUDA_DEVICE_MAX_CONNECTIONS at its default of 2"
+        )
+        self.size = size
+
+
+def slots_of(environment: Mapping[str, str]) -> int:
+    """Return the slots each context of a client takes: one for two connections, the default for what is no number."""
+    text = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip()
+    # By text: no number of thousands of digits is ever read.
+    asked = {str(count): count for count in range(1, MOST_CONNECTIONS + 1)}.get(text, DEFAULT_CONNECTIONS)
+    return -(-asked // 2)
+
+
+@define
+class Pool:
+    """One device's connections, and who holds how many of them."""
+
+    size: int = VOLTA_SLOTS
+    _held: dict[int, int] = field(factory=dict, init=False)
+    """Slots by context serial."""
+
+    @classmethod
+    def of(cls, device: DeviceFacts) -> Pool:
+        """Return the empty pool of a device."""
+        return cls(VOLTA_SLOTS if device.is_volta_or_newer else PRE_VOLTA_SLOTS)
+
+    @property
+    def free(self) -> int:
+        """How many slots nobody holds."""
+        return self.size - sum(self._held.values())
+
+    def check(self, slots: int) -> None:
+        """Raise PoolExhausted when there is no room for a context that takes so many slots."""
+        if slots > self.free:
+            raise PoolExhausted(self.size, slots, self.free)
+
+    def take(self, serial: int, slots: int) -> None:
+        """Give a context its slots; raise PoolExhausted."""
+        self.check(slots)
+        self._held[serial] = slots
+
+    def give_back(self, serial: int) -> None:
+        """A context is gone: its slots are free at once."""
+        del self._held[serial]

@@ -1,0 +1,169 @@
+"""A fatal fault: whom it reaches is told, nobody new comes in, and when they have gone the devices are made anew.
+
+Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded sessions several-gpus and
+faults-and-shutdown. How far a fault reaches is decided in `pympsd_server.mind.blast_radius`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+import trio
+from attrs import define, field
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.executor_messages import Terminate
+from pympsd_server.mind.blast_radius import Blast, OnDevice, blast_of, sticky_error
+from pympsd_server.mind.roster import Client, Context
+from pympsd_server.service.executors import ExecutorError
+from pympsd_server.service.server import Server
+
+
+@define
+class Containment:
+    """The faults that a server has at hand."""
+
+    server: Server
+    nursery: trio.Nursery
+    devices: set[int] = field(factory=set, init=False)
+    """Ordinals of devices that are to be made anew."""
+    clients: set[int] = field(factory=set, init=False)
+    """Serials of the clients that a fault has reached and that have not left."""
+    contexts: dict[int, int] = field(factory=dict, init=False)
+    """The sticky error of each context that was torn down, by its serial."""
+
+    @property
+    def active(self) -> bool:
+        """Whether a fault is at hand: no new client is taken."""
+        return bool(self.devices)
+
+    # --- what happens
+
+    def context_faulted(self, serial: int, code: int, reason: str) -> None:
+        """An executor says that a context is ruined, by its own kernel or because it was terminated."""
+        found = self._find(serial)
+        if code == Result.ERROR_MPS_CLIENT_TERMINATED or serial in self.contexts or found is None:
+            return
+        client, context = found
+        self.server.faulted(client, context, code, reason)
+        if self.server.devices[context.device].contains_faults:
+            self.server.log.info("context_inactive", pid=client.pid, context=context.number)
+            return
+        self._contain(context.device, code, reason)
+
+    def executor_lost(self, device: int, reason: str) -> None:
+        """The process that owns a device has ended by itself, or was killed: as a fatal fault of its device."""
+        if device in self.devices or not self._anybody_on(device):
+            return  # it was to be replaced anyhow, or the next client's context starts another
+        self._contain(device, Result.ERROR_LAUNCH_FAILED, reason)
+
+    def context_left(self, context: Context) -> None:
+        """A context is gone (the roster has forgotten it)."""
+        self.contexts.pop(context.serial, None)
+        if context.device in self.devices and not self._anybody_on(context.device):
+            self.server.dropped_device(context.device)
+
+    def client_left(self, client: Client) -> None:
+        """A client is gone; with the last one that a fault has reached the devices can be made anew."""
+        if client.serial in self.clients:
+            self.clients.discard(client.serial)
+            if not self.clients:
+                self.nursery.start_soon(self._recover)
+
+    # --- what follows
+
+    def refusal(self, client: Client, device: int) -> tuple[int, str] | None:
+        """Return why a client gets no context on a device just now, as a CUresult and a sentence."""
+        if client.serial in self.clients:
+            code = next((self.contexts[one] for one in client.contexts if one in self.contexts), 0)
+            return code or Result.ERROR_LAUNCH_FAILED, "a fatal GPU fault has reached this process: end it"
+        if device in self.devices:
+            reason = f"device {device} is being made anew after a fatal GPU fault: try again"
+            return Result.ERROR_MPS_SERVER_NOT_READY, reason
+        return None
+
+    def _contain(self, device: int, code: int, reason: str) -> None:
+        blast = blast_of(device, self.server.roster.clients.values())
+        if not self.server.is_volta_or_newer:
+            # Before Volta there is one context for all, and it is the server's own.
+            blast = _everything(self.server)
+        fresh = [client for client in blast.clients if client.serial not in self.clients]
+        self.devices |= set(blast.devices)
+        self.clients |= {client.serial for client in blast.clients}
+        self.server.begin_fault()
+        self._log(blast)
+        doomed = [context for client in fresh for context in client.contexts.values()]
+        for context in doomed:
+            self.contexts[context.serial] = sticky_error(device, code, context)
+        self.nursery.start_soon(self._tear_down, doomed, reason)
+
+    def _log(self, blast: Blast) -> None:
+        log = self.server.log
+        log.error("fault_handling")
+        for step in blast.steps:
+            if isinstance(step, OnDevice):
+                who = {"pid": step.client.pid, "context": step.context.number}
+                log.info("fault_on_device", **who, device=step.context.device)
+                continue
+            log.info("fault_process", pid=step.client.pid)
+            for context in step.contexts:
+                log.info("fault_in_process", pid=step.client.pid, context=context.number)
+        for client in blast.clients:
+            for context in client.contexts.values():
+                log.info("context_terminated", pid=client.pid, context=context.number)
+        log.info("fault_devices")
+        for device in blast.devices:
+            log.info("fault_device", device=device)
+        log.info("fault_clients")
+        for client in blast.clients:
+            log.info("fault_client", pid=client.pid)
+
+    async def _tear_down(self, contexts: Iterable[Context], reason: str) -> None:
+        """Stop all work of the contexts; each answers with its sticky error from now on."""
+        for context in contexts:
+            executor = self.server.executors.running(context.device)
+            code = self.contexts.get(context.serial)
+            if executor is None or executor.generation != context.generation or code is None:
+                continue
+            request = self.server.executors.next_request()
+            # The context, or its executor, may end meanwhile: no work of it is left then.
+            with suppress(ExecutorError):
+                await executor.ask(request, Terminate(request, context.serial, code, reason))
+        if not self.server.is_volta_or_newer:
+            self.server.end_by_fault()
+
+    async def _recover(self) -> None:
+        """Replace the executors of the devices; the server is active again when no other fault is at hand."""
+        devices = sorted(self.devices)
+        for device in devices:
+            await self.server.executors.retire(device)
+            self.server.log.info("server_context_destroyed", device=device)
+        if self.server.leaving:
+            return
+        for device in devices:
+            self.server.log.info("server_context_recreating", device=device)
+            try:
+                await self.server.executors.of(device)
+            except ExecutorError as error:
+                # The next client's context tries again, and is told why.
+                self.server.log.error("server_context_failed", device=device, reason=error.reason)
+        self.devices -= set(devices)
+        if not self.active:
+            self.server.end_fault()
+
+    def _find(self, serial: int) -> tuple[Client, Context] | None:
+        for client in self.server.roster.clients.values():
+            if serial in client.contexts:
+                return client, client.contexts[serial]
+        return None
+
+    def _anybody_on(self, device: int) -> bool:
+        clients = self.server.roster.clients.values()
+        return any(context.device == device for client in clients for context in client.contexts.values())
+
+
+def _everything(server: Server) -> Blast:
+    clients = tuple(server.roster.clients.values())
+    contexts = frozenset(serial for client in clients for serial in client.contexts)
+    return Blast((), tuple(range(len(server.devices))), clients, contexts)
