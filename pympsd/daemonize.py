@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
-from pympsd.devices.discovery import visible_devices
+from pympsd.devices.discovery import visible_machine
+from pympsd.devices.driver_probe import ask_driver
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
 from pympsd.journal.dialects import Dialect
 from pympsd.journal.files import LogFile
@@ -17,6 +18,7 @@ from pympsd.journal.setup import Journal
 from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
 from pympsd.service.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
+from pympsd.service.replacement import CannotReplace, replace
 from pympsd.service.run import Daemon, run
 from pympsd.vocabulary import files
 from pympsd.vocabulary.results import Result
@@ -46,11 +48,16 @@ def _prepare(options: Options, foreground: bool) -> Daemon | int:
         settings = Settings.from_environment(os.environ)
         if options.dialect:
             settings = evolve(settings, log_dialect=options.dialect)
-        devices = visible_devices(settings)
-        directory = PipeDirectory.claim(settings.pipe_directory)
+        if options.turn_patience is not None:
+            settings = evolve(settings, turn_patience=options.turn_patience)
+        settings, devices = visible_machine(settings, ask_driver)
+        # Last: whatever is wrong with this start must not cost the daemon that runs.
+        directory = (replace if options.replace else PipeDirectory.claim)(settings.pipe_directory)
     except AlreadyRunning:
         print("An instance of this daemon is already running")
         return 1
+    except CannotReplace as error:
+        return _complain(f"--replace: {error}", 1)
     except Unusable as error:
         print(f"Cannot access CUDA_MPS_PIPE_DIRECTORY={error.directory}")
         return _complain(str(error), 1)
@@ -86,7 +93,7 @@ def _open_journal(settings: Settings, foreground: bool) -> Journal:
 def _foreground(daemon: Daemon, show: Sequence[str]) -> int:
     sys.stdout.flush()
     show_as(show)
-    return run(daemon, ready=lambda: None)
+    return _run(daemon, ready=lambda: None)
 
 
 def _background(daemon: Daemon, show: Sequence[str]) -> int:
@@ -110,8 +117,16 @@ def _background(daemon: Daemon, show: Sequence[str]) -> int:
         os.write(writer, READY)
         os.close(writer)
 
-    status = run(daemon, ready)
+    status = _run(daemon, ready)
+    sys.stderr.flush()
     os._exit(status)
+
+
+def _run(daemon: Daemon, ready: Callable[[], None]) -> int:
+    try:
+        return run(daemon, ready)
+    except Unusable as error:
+        return _complain(str(error), 1)
 
 
 def _let_go_of_terminal(*, keep_stderr: bool) -> None:

@@ -37,8 +37,10 @@ class Options:
         self.text = ""
         self.strict = False
         self.multiuser = False
+        self.replace = False
         self.timeout = 10.0
         self.dialect = ""
+        self.turn_patience: float | None = None
         self.words: list[str] = []
         self.shown: list[str] = []
         rest = list(arguments)
@@ -48,6 +50,8 @@ class Options:
         self.shown = [self.name, *rest]
         while rest and (rest[0].startswith("-") or self.start):
             self._take(rest.pop(0), rest)
+        if self.replace and not self.start and not self.text:
+            raise BadOption("--replace goes with -d or -f: it starts a daemon in the place of the one that runs")
         self.words = rest
 
     def _take(self, word: str, rest: "list[str]") -> None:
@@ -60,9 +64,11 @@ class Options:
             self.start = "foreground"
         elif word in MULTIUSER:
             self.multiuser = True
+        elif word == "--replace":
+            self.replace = True
         elif word == "--strict":
             self.strict = True
-        elif option in ("--timeout", "--log-dialect"):
+        elif option in ("--timeout", "--log-dialect", "--turn-patience"):
             self._set(option, value if equals else (rest.pop(0) if rest else ""))
         elif word.startswith("-") and word not in READY:
             raise BadOption(f"there is no option {word}", unknown=True)
@@ -73,12 +79,22 @@ class Options:
                 raise BadOption(f"--log-dialect is one of {', '.join(DIALECTS)}, not {value!r}")
             self.dialect = value
             return
-        try:
-            self.timeout = float(value)
-        except ValueError:
-            self.timeout = 0.0
+        if option == "--turn-patience":
+            self.turn_patience = _number(value)
+            if not 0.0 <= self.turn_patience < 1e9:
+                raise BadOption(f"--turn-patience is a number of seconds, 0 or more, not {value!r}")
+            return
+        self.timeout = _number(value)
         if not 0.0 < self.timeout < 1e9:
             raise BadOption(f"--timeout is a number of seconds above 0, not {value!r}")
+
+
+def _number(text: str) -> float:
+    """Return the number of a text, -1 when it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
 
 
 def main(arguments: "Sequence[str]") -> int:

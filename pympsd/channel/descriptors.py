@@ -13,6 +13,7 @@ FD_BYTES = array("i").itemsize
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 ADVICE: Final = "raise the limit of open file descriptors to 16384 or more (ulimit -n)"
 """What the MPS documents recommend (4.4, Known Issues)."""
+PROCESS_ADVICE: Final = "raise the limit of processes and threads of the user (ulimit -u)"
 
 
 def received(controls: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
@@ -39,8 +40,10 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 def told(error: OSError) -> str:
-    """Return what an error says, and what to do where descriptors have run out."""
+    """Return what an error says, and what to do where descriptors, processes or threads have run out."""
     said = error.strerror or str(error)
+    if error.errno == errno.EAGAIN:
+        return f"{said}: {PROCESS_ADVICE}"
     return f"{said}: {ADVICE}" if error.errno in EXHAUSTED else said
 
 

@@ -16,7 +16,7 @@ class Part:
 
 @frozen
 class Answer:
-    """A whole answer. ``diagnostic`` goes to stderr: what was wrong, what is allowed; it marks a refusal."""
+    """A whole answer. ``diagnostic`` goes to stderr: what was wrong and what is allowed, or what is to be known."""
 
     parts: tuple[Part, ...] = ()
     diagnostic: str = ""

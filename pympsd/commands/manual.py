@@ -31,11 +31,18 @@ USAGE: Final[dict[str, str]] = {
 }
 """The arguments of each command, as the manual writes them; a command without any is not listed."""
 
+_PATIENCE: Final = (
+    "with -d or -f: newcomers of the active user overtake a waiting user for so long (default 30, 0: never); "
+    "also PYMPSD_TURN_PATIENCE"
+)
+
 OPTIONS: Final = (
     ("-d", "start the control daemon in the background"),
     ("-f", "start the control daemon in the foreground; its log goes to standard output"),
     ("-M, -multiuser-server", "with -d or -f: one server, run by root, for the clients of all users; root only"),
+    ("--replace", "with -d or -f: take over from the daemon that runs, if one does; servers and clients go on"),
     ("--log-dialect NAME", "with -d or -f: documented (default), r580 or json; also PYMPSD_LOG_DIALECT"),
+    ("--turn-patience SECONDS", _PATIENCE),
     ("-q, --ready-devices", "accepted; device queries are always ready"),
     ("--strict", "exit with status 1 if any command was refused"),
     ("--timeout SECONDS", "give up on a daemon that says nothing for so long (default 10), exit status 2"),

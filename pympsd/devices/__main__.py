@@ -1,4 +1,4 @@
-"""Prints the visible devices as JSON: ``{"devices": [...]}``, or ``{"error": "..."}`` with exit status 1."""
+"""Prints the visible devices as JSON: ``{"devices": [...], "backend": "..."}``, or ``{"error": "..."}`` with exit status 1."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ if not __package__:  # run by path, isolated: the packages are two folders up
 
 import msgspec
 
-from pympsd.devices.discovery import visible_devices
+from pympsd.devices.discovery import visible_machine
+from pympsd.devices.driver_probe import ask_driver
+from pympsd.devices.state_folder import with_current_modes
 from pympsd.vocabulary.settings import Settings
 
 
 def main() -> int:
     """Print the devices that this environment describes."""
     try:
-        answer: dict[str, object] = {"devices": visible_devices(Settings.from_environment(os.environ))}
+        settings, devices = visible_machine(Settings.from_environment(os.environ), ask_driver)
+        if settings.backend == "emulated":
+            devices = with_current_modes(devices, settings.emulated_devices)
+        answer: dict[str, object] = {"devices": devices, "backend": settings.backend}
     except ValueError as error:
         answer = {"error": str(error)}
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")

@@ -37,8 +37,17 @@ class Journal:
 
     def _write(self, file: LogFile | None, said: Said, lines: dict[str, Line]) -> None:
         data = rendered(said, lines[said.event], self.dialect)
-        if file is not None and data is not None:
-            file.write(data)
+        if file is None or data is None:
+            return
+        if file.dropped:
+            self._tell_of_dropped(file, said.when, lines)
+        file.write(data)
+
+    def _tell_of_dropped(self, file: LogFile, when: float, lines: dict[str, Line]) -> None:
+        fields = {"count": file.dropped, "reason": file.reason}
+        told = rendered(Said("Control", os.getpid(), "lines_lost", fields, when), lines["lines_lost"], self.dialect)
+        if told is not None:
+            file.tell_of_dropped(told)
 
     def reopen(self) -> None:
         """Open both files anew by their paths."""

@@ -1,10 +1,11 @@
-"""Who gets a server, and who waits: at most one server, users in order of arrival."""
+"""Who gets a server, and who waits: at most one server, users in order of arrival (see `turns`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
+from pympsd.mind import debuggers, failed_starts, turns
 from pympsd.mind.daemon_state import Client, Daemon, Server, Waiting
 from pympsd.mind.events import ClientKnocked
 from pympsd.mind.instructions import (
@@ -35,26 +36,38 @@ def knock(daemon: Daemon, event: ClientKnocked) -> Iterator[Instruction]:
     if refusal is not None:
         yield refusal
         return
+    if event.traced:
+        yield from debuggers.wait_for_others(daemon, event)
+        return
     uid = daemon.serving_uid(event.peer.uid)
-    ready = daemon.current is not None and _serves(daemon.current, uid)
+    waiting = Waiting(daemon.tickets.take(), uid, event.client, event.peer, event.command, event.namespace)
+    ready = (
+        daemon.current is not None and _serves(daemon.current, uid) and not turns.is_closed_to_newcomers(daemon, uid)
+    )
     name = "client_server_exists" if ready else "client_pending"
     yield Log(name, {"pid": event.peer.pid, "uid": uid})
-    daemon.line.append(Waiting(uid, event.client, event.peer, event.command, event.namespace))
+    if ready:
+        daemon.line.append(waiting)
+    else:
+        yield from turns.join(daemon, waiting)
     yield from take_turns(daemon)
 
 
 def wish_for_server(daemon: Daemon, uid: int) -> Iterator[Instruction]:
     """An operator wants a server for a user; for the user who has one it changes nothing."""
     uid = daemon.serving_uid(uid)
-    if daemon.current is not None and daemon.current.uid == uid and daemon.current.phase is not Phase.LEAVING:
+    server = daemon.current
+    # Of one that is to return it is not sure that it does.
+    if server is not None and server.uid == uid and server.phase not in (Phase.LEAVING, Phase.RETURNING):
         return
-    if not any(waiting.uid == uid for waiting in daemon.line):
-        daemon.line.append(Waiting(uid))
+    if not any(waiting.uid == uid and not waiting.client for waiting in daemon.line):
+        yield from turns.join(daemon, Waiting(daemon.tickets.take(), uid))
     yield from take_turns(daemon)
 
 
 def leave_the_line(daemon: Daemon, client: int) -> None:
     """A waiting client is gone."""
+    daemon.debugged.pop(client, None)
     daemon.line = [waiting for waiting in daemon.line if waiting.client != client]
 
 
@@ -68,13 +81,24 @@ def take_turns(daemon: Daemon) -> Iterator[Instruction]:
     """Do what the line asks for: admit to the server there is, pass the turn on, or start the next server."""
     server = daemon.current
     if server is None:
-        if daemon.line and daemon.quitting is None:
+        # While a pause lasts the others wait too: it is short, and it may be their own server that fails.
+        if daemon.line and daemon.quitting is None and not failed_starts.is_pausing(daemon, daemon.line[0].uid):
             yield _spawn(daemon, daemon.line[0])
         return
-    if server.phase is Phase.ACTIVE:
-        yield from _admit(daemon, server)
-    if server.phase in (Phase.ACTIVE, Phase.FAULT) and not server.clients and daemon.line:
+    if server.phase not in (Phase.ACTIVE, Phase.FAULT):
+        return
+    # During a fault the server itself refuses who is new, as recorded.
+    yield from _admit(daemon, server)
+    if not server.clients and daemon.line:
         yield from tell_to_leave(server, forced=False)
+    else:
+        yield from turns.tell_of_closing(daemon, server)
+
+
+def lose_patience(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
+    """A waiter's patience with newcomers of the active user is over."""
+    turns.lose_patience(daemon, ticket)
+    yield from take_turns(daemon)
 
 
 def client_left(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
@@ -91,7 +115,10 @@ def overdue(daemon: Daemon, timer: str, serial: int) -> Iterator[Instruction]:
     if server is None:
         return
     starting = timer == START_TIMER and server.phase is Phase.INITIALIZING
-    leaving = timer == LEAVE_TIMER and server.phase is Phase.LEAVING and (server.forced or not server.clients)
+    alone = not server.clients and not server.awaited
+    leaving = timer == LEAVE_TIMER and server.phase is Phase.LEAVING and (server.forced or alone)
+    if starting:
+        server.start_refusal = f"it was not ready within {START_PATIENCE:.0f} s"
     if starting or leaving:
         yield Log("server_overdue", {"server": server.pid})
         yield KillServer(serial)
@@ -132,15 +159,11 @@ def _refusal(daemon: Daemon, event: ClientKnocked) -> RefuseClient | None:
             "start one as that user with its own CUDA_MPS_PIPE_DIRECTORY, or one as root"
         )
         return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
-    server = daemon.current
-    if server is not None and server.phase is Phase.FAULT and server.uid == daemon.serving_uid(event.peer.uid):
-        reason = "the MPS server handles a fatal fault: try again when the clients it hit have gone"
-        return RefuseClient(event.client, Result.ERROR_MPS_SERVER_NOT_READY, reason)
     return None
 
 
 def _serves(server: Server, uid: int) -> bool:
-    return server.uid == uid and server.phase is Phase.ACTIVE
+    return server.uid == uid and server.phase in (Phase.ACTIVE, Phase.FAULT)
 
 
 def _spawn(daemon: Daemon, head: Waiting) -> Instruction:
@@ -150,9 +173,7 @@ def _spawn(daemon: Daemon, head: Waiting) -> Instruction:
 
 
 def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    served = [waiting for waiting in daemon.line if waiting.uid == server.uid]
-    daemon.line = [waiting for waiting in daemon.line if waiting.uid != server.uid]
-    for waiting in served:
+    for waiting in turns.take_admissible(daemon, server.uid):
         if waiting.client and waiting.peer is not None:
             server.clients[waiting.client] = Client(
                 waiting.client, waiting.peer.pid, waiting.uid, waiting.command, waiting.namespace

@@ -47,6 +47,12 @@ class Server:
     starters: list[int] = field(factory=list)
     """Operator sessions that are answered when it is spawned."""
     clients: dict[int, Client] = field(factory=dict)
+    closed: bool = False
+    """Its user's newcomers wait: somebody of another user has waited long enough. For the log."""
+    awaited: bool = False
+    """The daemon before had it, and it has not returned yet: who its clients are is not known."""
+    start_refusal: str = ""
+    """Why it cannot start, where that is known: it would be no use to try again."""
 
     def become(self, phase: Phase) -> None:
         """Move to a phase; raise IllegalMove when the table does not allow it."""
@@ -63,15 +69,37 @@ class Server:
         return server_lifecycle.STATUS[self.phase]
 
 
-@frozen
+@define
 class Waiting:
     """A place in the line: a client that knocked, or (client 0) an operator's wish for a server."""
 
+    ticket: int
     uid: int
     client: int = 0
     peer: Peer | None = None
     command: str = ""
     namespace: int = 0
+    patient_until: int | None = None
+    """The last ticket that may still overtake this one; None: its patience is not over."""
+
+
+@define
+class Debugged:
+    """A client under a debugger: it waits until the clients that were there before it (``others``) have left."""
+
+    client: int
+    pid: int
+    uid: int
+    others: set[int]
+
+
+@frozen
+class FailedStarts:
+    """A user's servers that ended before they were ready, one after the other."""
+
+    count: int
+    pausing_after: int
+    """The serial of the last one while the pause before the next try lasts, else 0."""
 
 
 @define
@@ -95,12 +123,22 @@ class Daemon:
     """By device ordinal; what the next server starts with."""
     multiuser: bool = False
     """One server, root's, for the clients of all users."""
+    turn_patience: float = 30.0
+    """Seconds after which newcomers of the active user overtake a waiting one no more; 0: they never do."""
     terminations: dict[int, int] = field(factory=dict)
     """Operator sessions that wait for a terminate_client, with the server that works on it."""
     servers: dict[int, Server] = field(factory=dict)
     line: list[Waiting] = field(factory=list)
+    patience_timers: set[int] = field(factory=set)
+    """The tickets of the line whose timers run."""
+    debugged: dict[int, Debugged] = field(factory=dict)
+    failed_starts: dict[int, FailedStarts] = field(factory=dict)
+    """By uid, while it is tried again."""
     quitting: Quit | None = None
+    generation: int = 0
+    """How many daemons there were before this one from whom servers came down to it."""
     server_serials: Serials = field(factory=Serials)
+    tickets: Serials = field(factory=Serials)
 
     def serving_uid(self, uid: int) -> int:
         """Return the uid whose server serves a user: in multi-user mode everybody counts as root."""

@@ -8,9 +8,9 @@ from functools import singledispatch
 import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.answers import Answer, lines, refusal, termination_answer
 from pympsd.commands.registry import Asker, answer_line
-from pympsd.mind import admission, events, shutdown
-from pympsd.mind.daemon_state import Context, Daemon
-from pympsd.mind.instructions import Instruction, Log, RefuseClient, Reply, SetTimer
+from pympsd.mind import admission, adoption, debuggers, events, failed_starts, shutdown, turns
+from pympsd.mind.daemon_state import Context, Daemon, Server
+from pympsd.mind.instructions import Instruction, Log, Reply, SetTimer
 from pympsd.mind.server_lifecycle import Phase
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.statuses import ServerStatus
@@ -18,7 +18,8 @@ from pympsd.vocabulary.statuses import ServerStatus
 
 def handle(daemon: Daemon, event: events.Event) -> list[Instruction]:
     """Change the state by an event; return what is to be done, in order."""
-    return list(_decide(event, daemon))
+    decided = list(_decide(event, daemon))
+    return [*decided, *turns.forget_timers(daemon), *debuggers.let_go(daemon)]
 
 
 @singledispatch
@@ -68,7 +69,7 @@ def _(event: events.SpawnFailed, daemon: Daemon) -> Iterator[Instruction]:
     reason = f"the MPS server of user {server.uid} could not be started: {event.reason}"
     for session in server.starters:
         yield Reply(session, refusal(diagnostic=f"start_server: {reason}"))
-    yield from _refuse_user(daemon, server.uid, reason)
+    yield from failed_starts.refuse_user(daemon, server.uid, reason)
     yield from _next_after(daemon)
 
 
@@ -83,6 +84,7 @@ def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
         return
     if server.phase is Phase.INITIALIZING:
         yield Log("server_ready", {"server": server.pid})
+        failed_starts.forget(daemon, server)
     server.become(target)
     yield from admission.take_turns(daemon)
 
@@ -124,16 +126,51 @@ def _(event: events.ServerExited, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.pop(event.server, None)
     if server is None:
         return
-    yield Log("server_exited", {"server": server.pid, "status": event.status})
+    if event.status is None:
+        yield Log("server_ended", {"server": server.pid})
+    else:
+        yield Log("server_exited", {"server": server.pid, "status": event.status})
+    yield from _end_terminations(daemon, server)
+    if server.phase is Phase.INITIALIZING:
+        yield from failed_starts.died(daemon, server, failed_starts.Death(event.status, event.last_words))
+    else:
+        failed_starts.forget(daemon, server)
+    server.become(Phase.GONE)
+    yield from _next_after(daemon)
+
+
+@_decide.register
+def _(event: events.StartRefused, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.get(event.server)
+    if server is not None:
+        server.start_refusal = event.reason
+    yield from ()
+
+
+@_decide.register
+def _(event: events.PredecessorDied, daemon: Daemon) -> Iterator[Instruction]:
+    yield from adoption.inherit(daemon, event)
+
+
+@_decide.register
+def _(event: events.ServerReturned, daemon: Daemon) -> Iterator[Instruction]:
+    yield from adoption.returned(daemon, event)
+
+
+@_decide.register
+def _(event: events.ServerLeftAlone, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.pop(event.server, None)
+    if server is not None:
+        yield Log("server_left_alone", {"server": server.pid, "reason": event.reason})
+        yield from _end_terminations(daemon, server)
+        yield from _next_after(daemon)
+
+
+def _end_terminations(daemon: Daemon, server: Server) -> Iterator[Instruction]:
+    """The server that worked on them is gone."""
     for session in [asked for asked, serial in daemon.terminations.items() if serial == server.serial]:
         del daemon.terminations[session]
         yield from _answer(session, termination_answer(Result.ERROR_MPS_RPC_FAILURE))
-    if server.phase is Phase.INITIALIZING:
-        # It never became ready: a retry would only repeat it, so those who wait for it are told.
-        reason = f"the MPS server of user {server.uid} ended with status {event.status} before it was ready"
-        yield from _refuse_user(daemon, server.uid, f"{reason}; server.log says why")
-    server.become(Phase.GONE)
-    yield from _next_after(daemon)
 
 
 @_decide.register
@@ -141,6 +178,13 @@ def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
     timer, _, serial = event.token.partition(" ")
     if timer == shutdown.FORCE_TIMER:
         yield from shutdown.force(daemon)
+    elif timer == turns.TURN_TIMER:
+        yield from admission.lose_patience(daemon, int(serial))
+    elif timer == adoption.RETURN_TIMER:
+        yield from adoption.overdue(daemon, int(serial))
+    elif timer == failed_starts.RETRY_TIMER:
+        failed_starts.pause_ended(daemon, int(serial))
+        yield from admission.take_turns(daemon)
     else:
         yield from admission.overdue(daemon, timer, int(serial))
 
@@ -160,11 +204,3 @@ def _answer(session: int, answer: Answer) -> Iterator[Instruction]:
 def _next_after(daemon: Daemon) -> Iterator[Instruction]:
     yield from admission.take_turns(daemon)
     yield from shutdown.advance(daemon)
-
-
-def _refuse_user(daemon: Daemon, uid: int, reason: str) -> Iterator[Instruction]:
-    refused = [waiting for waiting in daemon.line if waiting.uid == uid]
-    daemon.line = [waiting for waiting in daemon.line if waiting.uid != uid]
-    for waiting in refused:
-        if waiting.client:
-            yield RefuseClient(waiting.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
+from pympsd.mind.remembered import Remembered
 from pympsd.vocabulary.identities import Peer
 
 
@@ -18,13 +19,14 @@ class OperatorLine:
 
 @frozen
 class ClientKnocked:
-    """A client said hello; ``namespace`` is the inode of its PID namespace."""
+    """A client said hello; ``namespace`` is the inode of its PID namespace, ``traced``: it is under a debugger."""
 
     client: int
     peer: Peer
     command: str
     namespace: int
     environment: dict[str, str] = field(factory=dict)
+    traced: bool = False
 
 
 @frozen
@@ -97,10 +99,68 @@ class TerminationAnswered:
 
 @frozen
 class ServerExited:
-    """A server's process has ended; ``status`` as waitpid gives it: an exit status, or minus a signal."""
+    """A server's process has ended; ``status`` as waitpid gives it: an exit status, or minus a signal.
+
+    None: it was no child of this daemon, and nobody can say.
+    """
 
     server: int
-    status: int
+    status: int | None
+    last_words: str = ""
+    """The last line it wrote to its standard error."""
+
+
+@frozen
+class StartRefused:
+    """A server says why it cannot start; its end follows."""
+
+    server: int
+    reason: str
+
+
+@frozen
+class PredecessorDied:
+    """The daemon begins in the pipe directory of another one that did not end in order."""
+
+    remembered: Remembered
+
+
+@frozen
+class ReturnedContext:
+    """A context as the server that returns reports it."""
+
+    serial: int
+    number: int
+    device: int
+
+
+@frozen
+class ReturnedClient:
+    """A client of a server that returns."""
+
+    client: int
+    pid: int
+    command: str
+    namespace: int
+    contexts: tuple[ReturnedContext, ...] = ()
+
+
+@frozen
+class ServerReturned:
+    """A server that was awaited is back; ``leaving``: it was told to go before."""
+
+    server: int
+    status: str
+    leaving: bool
+    clients: tuple[ReturnedClient, ...]
+
+
+@frozen
+class ServerLeftAlone:
+    """A server that was awaited cannot be taken in: it goes with its last client, and is none of this daemon's."""
+
+    server: int
+    reason: str
 
 
 @frozen
@@ -127,6 +187,10 @@ Event = (
     | ClientGonePushed
     | TerminationAnswered
     | ServerExited
+    | StartRefused
+    | PredecessorDied
+    | ServerReturned
+    | ServerLeftAlone
     | TimerEnded
     | StopSignal
 )

@@ -45,6 +45,14 @@ class RefuseClient:
 
 
 @frozen
+class LetGoWithoutMps:
+    """Tell a waiting client to go on without MPS, and why."""
+
+    client: int
+    reason: str
+
+
+@frozen
 class TellServerToLeave:
     """Ask a server to leave when its last client has gone, or (forced) at once."""
 
@@ -101,6 +109,13 @@ class SetTimer:
 
 
 @frozen
+class CancelTimer:
+    """Forget a SetTimer: its time does not matter any more."""
+
+    token: str
+
+
+@frozen
 class Exit:
     """The daemon is done."""
 
@@ -112,6 +127,7 @@ Instruction = (
     | SpawnServer
     | AdmitClient
     | RefuseClient
+    | LetGoWithoutMps
     | TellServerToLeave
     | TellServerItsLimits
     | TerminateClient
@@ -119,5 +135,6 @@ Instruction = (
     | Reply
     | Working
     | SetTimer
+    | CancelTimer
     | Exit
 )

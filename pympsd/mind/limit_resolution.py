@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pympsd.devices import memory_limits
 from pympsd.devices.visible import find_device
 from pympsd.mind.daemon_state import Server
 from pympsd.mind.instructions import TellServerItsLimits
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import BadLimit, PinnedMemory
+from pympsd.vocabulary.limits import PinnedMemory
 
 
 class UnknownDevice(ValueError):
@@ -31,18 +32,8 @@ def default_limits(devices: Sequence[DeviceFacts], text: str) -> tuple[dict[int,
 
     Each valid entry holds, whatever the others are; the last one for a device wins.
     """
-    limits: dict[int, PinnedMemory] = {}
-    complaints = []
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        device, _, value = entry.partition("=")
-        try:
-            ordinal, limit = device_named(devices, device.strip()), PinnedMemory.parse(value.strip())
-        except (UnknownDevice, BadLimit) as error:
-            complaints.append(f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: {entry!r} is left out: {error}")
-            continue
-        limits.pop(ordinal, None)
-        if limit is not None:
-            limits[ordinal] = limit
+    limits, bad = memory_limits.read(devices, text, "this daemon")
+    complaints = [f"{memory_limits.VARIABLES[0]}: {one.entry!r} is left out: {one.reason}" for one in bad]
     return limits, complaints
 
 
@@ -51,6 +42,5 @@ def device_named(devices: Sequence[DeviceFacts], word: str) -> int:
     ordinal = find_device(devices, word)
     if ordinal is not None:
         return ordinal
-    known = ", ".join(f"{number} ({device.uuid})" for number, device in enumerate(devices))
-    reason = f"{word} is no device of this daemon, or the beginning of several UUIDs; there are {known}"
+    reason = memory_limits.no_such_device(devices, word, "this daemon")
     raise UnknownDevice(word, word.isdecimal() or word.startswith("GPU-"), reason)

@@ -11,6 +11,8 @@ from pympsd.vocabulary.statuses import ServerStatus
 class Phase(Enum):
     """Where a server is in its life."""
 
+    RETURNING = "returning"
+    """A daemon that died had it; it is to come back."""
     SPAWNING = "spawning"
     INITIALIZING = "initializing"
     ACTIVE = "active"
@@ -21,6 +23,7 @@ class Phase(Enum):
 
 
 MOVES: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.RETURNING: frozenset({Phase.ACTIVE, Phase.FAULT, Phase.LEAVING, Phase.GONE}),
     Phase.SPAWNING: frozenset({Phase.INITIALIZING, Phase.GONE}),
     Phase.INITIALIZING: frozenset({Phase.ACTIVE, Phase.LEAVING, Phase.GONE}),
     Phase.ACTIVE: frozenset({Phase.FAULT, Phase.LEAVING, Phase.GONE}),
@@ -44,6 +47,7 @@ def move(current: Phase, target: Phase) -> Phase:
 
 
 STATUS: Final = {
+    Phase.RETURNING: ServerStatus.INITIALIZING,
     Phase.SPAWNING: ServerStatus.INITIALIZING,
     Phase.INITIALIZING: ServerStatus.INITIALIZING,
     Phase.ACTIVE: ServerStatus.ACTIVE,

@@ -57,8 +57,8 @@ def advance(daemon: Daemon) -> Iterator[Instruction]:
 
 
 def _empty_the_line(daemon: Daemon) -> Iterator[Instruction]:
-    for waiting in daemon.line:
-        if waiting.client:
-            reason = "the MPS control daemon is quitting: no new clients"
-            yield RefuseClient(waiting.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
+    reason = "the MPS control daemon is quitting: no new clients"
+    for client in (*(waiting.client for waiting in daemon.line if waiting.client), *daemon.debugged):
+        yield RefuseClient(client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
     daemon.line.clear()
+    daemon.debugged.clear()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from typing import Any, Final
 import trio
 
 from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.descriptors import told
+from pympsd.channel.processes import open_process
 from pympsd.journal.line_format import sanitised
 from pympsd.mind.events import ServerExited, ServerSpawned, SpawnFailed
 from pympsd.mind.instructions import SpawnServer
@@ -37,27 +41,36 @@ class CannotSpawn(Exception):
 
 async def spawn_server(hub: Hub, instruction: SpawnServer) -> None:
     """Start a server, tell the mind, and stay until it has ended and is reaped."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        process = await _start(hub, instruction, theirs.fileno())
+        ours, process = await _spawn(hub, instruction)
     except (OSError, CannotSpawn) as error:
-        ours.close()
-        hub.feed(SpawnFailed(instruction.server, str(error)))
+        reason = told(error) if isinstance(error, OSError) else str(error)
+        hub.feed(SpawnFailed(instruction.server, reason))
         return
-    finally:
-        theirs.close()
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours))
-    session = ServerSession(instruction.server, instruction.uid, process.pid, channel, process)
+    session = ServerSession(instruction.server, instruction.uid, process.pid, process, channel)
     hub.servers[instruction.server] = session
     hub.feed(ServerSpawned(instruction.server, process.pid))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_log_last_words, hub, process)
+        last_words: list[str] = []
+        nursery.start_soon(_log_last_words, hub, process, last_words)
         await session.run(hub)
         status = await _reap(process)
         nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
     channel.close()
     del hub.servers[instruction.server]
-    hub.feed(ServerExited(instruction.server, status))
+    hub.feed(ServerExited(instruction.server, status, last_words[-1] if last_words else ""))
+
+
+async def _spawn(hub: Hub, instruction: SpawnServer) -> tuple[socket.socket, trio.Process]:
+    """Return our end of the link, and the process; raise OSError and CannotSpawn."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        try:
+            return ours, await _start(hub, instruction, theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
 
 
 async def _start(hub: Hub, instruction: SpawnServer, link: int) -> trio.Process:
@@ -65,7 +78,7 @@ async def _start(hub: Hub, instruction: SpawnServer, link: int) -> trio.Process:
     arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", hub.show_server_as]
     if hub.mind.multiuser:
         arguments.append("--multiuser-server")
-    return await trio.lowlevel.open_process(
+    return await open_process(
         arguments,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -110,14 +123,26 @@ def _groups(uid: int, peer: Peer | None) -> tuple[int, tuple[int, ...]]:
 
 
 async def _reap(process: trio.Process) -> int:
-    """Wait for a process whose link has ended; one that does not go by itself is killed."""
-    with trio.move_on_after(LEAVE_SECONDS):
-        return await process.wait()
-    process.kill()
+    """Wait for a process whose link has ended; one that does not go by itself is killed, and what it left too."""
+    with contextlib.suppress(OSError), trio.move_on_after(LEAVE_SECONDS):
+        await _ended(process.pid)
+    # Not reaped yet, so the number is still its group's: an executor that is stopped would not see the end.
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
     return await process.wait()
 
 
-async def _log_last_words(hub: Hub, process: trio.Process) -> None:
+async def _ended(pid: int) -> None:
+    """Wait for a child's end without reaping it."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        await trio.lowlevel.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+async def _log_last_words(hub: Hub, process: trio.Process, last: list[str]) -> None:
+    """Log what a server, or an executor of its, writes to its standard error; put the latest line in ``last``."""
     assert process.stderr is not None  # it was asked for
     said = 0
     async with process.stderr as stream:
@@ -126,3 +151,4 @@ async def _log_last_words(hub: Hub, process: trio.Process) -> None:
             if said <= LAST_WORDS:
                 for text in filter(None, (sanitised(part) for part in bytes(data).splitlines())):
                     hub.journal.write_server("Other", process.pid, "fifo_line", {"text": text})
+                    last[:] = [text]

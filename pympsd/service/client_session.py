@@ -1,4 +1,4 @@
-"""One client at the door: it waits for its turn and leaves with a session, or with a refusal."""
+"""One client at the door: it waits for its turn and leaves with a session, with a refusal, or without MPS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.results import Result
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.link_messages import AdmitClient
-from pympsd.wire.messages import ClientHello, Refused, SessionGranted
+from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted
 from pympsd.wire.versions import NEWEST, OLDEST, Versions, agree
 
 
@@ -51,7 +51,8 @@ class ClientSession:
         hub.clients[self.client] = self
         try:
             namespace = namespace_of(self.peer.pid, self.hello.pid_namespace)
-            hub.feed(ClientKnocked(self.client, self.peer, self.command, namespace, self.hello.environment))
+            environment, traced = self.hello.environment, self.hello.traced
+            hub.feed(ClientKnocked(self.client, self.peer, self.command, namespace, environment, traced))
             if not self._settled.is_set():
                 await self._wait_in_line()
             if not self._settled.is_set():
@@ -70,7 +71,14 @@ class ClientSession:
             raise
         fds = (theirs.detach(), *pidfds)
         admit = AdmitClient(
-            self.client, self.peer.pid, self.peer.uid, self.peer.gid, self.command, priority, self.hello.environment
+            self.client,
+            self.peer.pid,
+            self.peer.uid,
+            self.peer.gid,
+            self.command,
+            priority,
+            self.hello.environment,
+            namespace_of(self.peer.pid, self.hello.pid_namespace),
         )
         server.channel.send(admit, fds)
         self.channel.send(SessionGranted(NEWEST, self.client, server.pid), (ours.detach(),))
@@ -79,6 +87,11 @@ class ClientSession:
     def refuse(self, code: int, reason: str) -> None:
         """Tell the client no."""
         self.channel.send(Refused(code, reason))
+        self._settled.set()
+
+    def let_go(self, reason: str) -> None:
+        """Tell the client to go on without MPS."""
+        self.channel.send(GoWithoutMps(reason))
         self._settled.set()
 
     async def _wait_in_line(self) -> None:

@@ -13,6 +13,8 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.descriptors import told
+from pympsd.service import adoption
 from pympsd.service.client_session import ClientSession
 from pympsd.service.hub import Hub
 from pympsd.service.operator_session import OperatorSession
@@ -21,6 +23,7 @@ from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames, messages
 from pympsd.wire.errors import ProtocolError, RemoteError
 from pympsd.wire.framing import Frame
+from pympsd.wire.link_messages import ServerReturn
 
 HELLO_SECONDS: Final = 10.0
 """A connection that says nothing for so long is closed."""
@@ -70,7 +73,7 @@ class FrontDoor:
         # Another task may have taken the descriptor: then there is none to give up the next time.
         with contextlib.suppress(OSError):
             self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self.hub.log.error("connection_refused", reason=os.strerror(error.errno or 0))
+        self.hub.log.error("connection_refused", reason=told(error))
 
     def _give_up_reserve(self) -> None:
         if self._reserve >= 0:
@@ -87,7 +90,7 @@ class FrontDoor:
                     await self._admit(channel, plain, peer)
         except OSError as error:
             # Out of descriptors: this connection is lost, the door stays open.
-            self.hub.log.error("connection_refused", reason=os.strerror(error.errno or 0))
+            self.hub.log.error("connection_refused", reason=told(error))
         except Exception as error:
             # A defect of ours that one connection met must not end the daemon.
             self.hub.log.error("daemon_defect", reason=repr(error))
@@ -129,6 +132,12 @@ class FrontDoor:
             await _beside_sender(channel, session.run, self.hub)
             return
         hello = messages.decode(first)
+        if isinstance(hello, ServerReturn) and self.clients_too:
+            with trio.fail_after(HELLO_SECONDS):
+                server = await adoption.hear(self.hub, hello, channel, peer)
+            if server is not None:
+                await server.serve(self.hub, channel)
+            return
         if not isinstance(hello, messages.ClientHello) or not self.clients_too:
             raise RemoteError(f"{type(hello).__name__} opens no conversation here")
         known = with_pidfd(plain, peer)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from attrs import define, field
 
+from pympsd.channel.descriptors import told
 from pympsd.journal.setup import Journal
 from pympsd.mind import instructions as do
 from pympsd.mind.daemon_state import Daemon as Mind
@@ -22,6 +23,7 @@ from pympsd.wire import link_messages
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
+    from pympsd.service.adoption import AwaitedServer
     from pympsd.service.client_session import ClientSession
     from pympsd.service.operator_session import OperatorSession
     from pympsd.service.server_session import ServerSession
@@ -42,9 +44,19 @@ class Hub:
     operators: dict[int, OperatorSession] = field(factory=dict)
     clients: dict[int, ClientSession] = field(factory=dict)
     servers: dict[int, ServerSession] = field(factory=dict)
+    timers: dict[str, trio.CancelScope] = field(factory=dict)
+    """By token; of timers with the same token the last."""
     serials: Serials = field(factory=Serials)
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
+    handed_over: bool = False
+    """Another daemon takes over: what is kept for it stays."""
+    awaited: dict[int, AwaitedServer] = field(factory=dict)
+    """The servers of the daemon before that have not returned yet, by PID."""
+    door: str = ""
+    """The full path of the socket that servers knock at when this daemon is gone; empty: they need not."""
+    keep: Callable[[], None] = lambda: None
+    """Keeps for another daemon what the mind knows now."""
 
     def feed(self, event: Event) -> None:
         """Let the mind decide an event and carry out what it asks for.
@@ -52,7 +64,10 @@ class Hub:
         Raise IllegalMove for what a server must not say; a defect of ours is logged, and the daemon goes on.
         """
         try:
-            for instruction in handle(self.mind, event):
+            instructions = handle(self.mind, event)
+            # First: what is answered or begun below must not be unknown to the next daemon.
+            self.keep()
+            for instruction in instructions:
                 self._carry_out(instruction)
         except IllegalMove:
             raise
@@ -75,6 +90,9 @@ class Hub:
                 self._admit(instruction)
             case do.RefuseClient(client, code, reason):
                 self._refuse(client, code, reason)
+            case do.LetGoWithoutMps(client, reason):
+                if client in self.clients:
+                    self.clients[client].let_go(reason)
             case do.TellServerToLeave(server, forced):
                 if server in self.servers:
                     self.servers[server].tell_to_leave(forced)
@@ -88,7 +106,11 @@ class Hub:
                 if server in self.servers:
                     self.servers[server].kill()
             case do.SetTimer(token, seconds):
-                self.nursery.start_soon(self._timer, token, seconds)
+                scope = self.timers[token] = trio.CancelScope()
+                self.nursery.start_soon(self._timer, token, seconds, scope)
+            case do.CancelTimer(token):
+                if token in self.timers:
+                    self.timers.pop(token).cancel()
             case do.Exit(status):
                 self.status = status
                 self.done.set()
@@ -101,7 +123,7 @@ class Hub:
         try:
             client.grant(server, instruction.priority)
         except OSError as error:
-            reason = f"no session can be made: {error.strerror}"
+            reason = f"no session can be made: {told(error)}"
             self._refuse(client.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
             self.feed(ClientGonePushed(server.serial, client.client))
 
@@ -111,6 +133,10 @@ class Hub:
             self.log.info("client_refused", pid=session.peer.pid, uid=session.peer.uid, reason=reason)
             session.refuse(code, reason)
 
-    async def _timer(self, token: str, seconds: float) -> None:
-        await trio.sleep(seconds)
-        self.feed(TimerEnded(token))
+    async def _timer(self, token: str, seconds: float, scope: trio.CancelScope) -> None:
+        with scope:
+            await trio.sleep(seconds)
+        if self.timers.get(token) is scope:
+            del self.timers[token]
+        if not scope.cancelled_caught:
+            self.feed(TimerEnded(token))

@@ -17,12 +17,14 @@ _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
 _GROUPS_ROOM = 1024
 """The most that getsockopt takes in Python: 256 groups."""
+COMMAND_BYTES = 4096
+"""More of a command line nobody shows."""
 _CREDENTIALS = struct.Struct("=iII")
 
 
 @define
 class KnownPeer:
-    """A peer with a pidfd of it (-1 where its process is not visible here); the owner closes the pidfd."""
+    """A peer with a pidfd of it (-1 where none can be had); the owner closes the pidfd."""
 
     peer: Peer
     pidfd: int
@@ -62,13 +64,16 @@ def _groups(sock: socket.socket, pid: int) -> tuple[int, ...]:
 
 
 def with_pidfd(sock: socket.socket, peer: Peer) -> KnownPeer:
-    """Return the peer with a pidfd: the kernel's own where it has one (Linux 6.5), else opened by PID."""
-    if peer.pid <= 0:
-        return KnownPeer(peer, -1)
+    """Return the peer with a pidfd: the kernel's own where it has one (Linux 6.5), else opened by PID.
+
+    The kernel's is of a process in another PID namespace too, which has no PID here.
+    """
     try:
         return KnownPeer(peer, sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
     except OSError:
         pass
+    if peer.pid <= 0:
+        return KnownPeer(peer, -1)
     try:
         return KnownPeer(peer, os.pidfd_open(peer.pid))
     except OSError:
@@ -78,7 +83,8 @@ def with_pidfd(sock: socket.socket, peer: Peer) -> KnownPeer:
 def command_of(pid: int, told: str) -> str:
     """Return a process's command line for ps, in one line; what it told of itself where it cannot be read."""
     try:
-        data = Path(f"/proc/{pid}/cmdline").read_bytes()
+        with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
+            data = file.read(COMMAND_BYTES)
     except OSError:
         data = b""
     return sanitised((data.rstrip(b"\0") or told.encode()).replace(b"\0", b" "))

@@ -7,6 +7,7 @@ import fcntl
 import os
 import socket
 import stat
+from collections.abc import Iterator
 
 from attrs import define, field
 
@@ -74,33 +75,49 @@ class PipeDirectory:
 
     def listen(self, file: str) -> socket.socket:
         """Bind a listening socket, in place of one a dead daemon left."""
-        self._remove(file)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(self.name(file))
-        _set_mode(self.name(file))
-        listener.listen(BACKLOG)
-        return listener
+        with self._making(file), contextlib.ExitStack() as until_it_is_made:
+            listener = until_it_is_made.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener.bind(self.name(file))
+            _set_mode(self.name(file))
+            listener.listen(BACKLOG)
+            until_it_is_made.pop_all()
+            return listener
 
     def open_fifo(self) -> int:
         """Make the log fifo and open it, for reading and writing, so that it never ends."""
-        self._remove(files.LOG_FIFO)
-        os.mkfifo(self.name(files.LOG_FIFO))
-        _set_mode(self.name(files.LOG_FIFO))
-        return os.open(self.name(files.LOG_FIFO), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        with self._making(files.LOG_FIFO):
+            os.mkfifo(self.name(files.LOG_FIFO))
+            _set_mode(self.name(files.LOG_FIFO))
+            return os.open(self.name(files.LOG_FIFO), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def write_pid(self, pid: int) -> None:
         """Write the pid file: decimal, without a newline."""
-        self._remove(files.PID)
-        fd = os.open(self.name(files.PID), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PID_MODE)
-        os.fchmod(fd, PID_MODE)
-        os.write(fd, str(pid).encode())
-        os.close(fd)
+        with self._making(files.PID):
+            fd = os.open(self.name(files.PID), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PID_MODE)
+            try:
+                os.fchmod(fd, PID_MODE)
+                os.write(fd, str(pid).encode())
+            finally:
+                os.close(fd)
 
-    def leave(self) -> None:
-        """Remove the pid file and the fifo, as the vendor's daemon does; the others stay. Give the lock back."""
-        for file in (files.PID, files.LOG_FIFO):
+    def leave(self, *, handed_over: bool = False) -> None:
+        """Remove the pid file and the fifo, as the vendor's daemon does; the others stay. Give the lock back.
+
+        Handed over: what is kept for the next daemon stays too.
+        """
+        for file in (files.PID, files.LOG_FIFO, *(() if handed_over else (files.STATE,))):
             self._remove(file)
         os.close(self._lock)
+
+    @contextlib.contextmanager
+    def _making(self, file: str) -> Iterator[None]:
+        """Make a file in place of one a dead daemon left; raise Unusable where the directory does not take it."""
+        try:
+            self._remove(file)
+            yield
+        except OSError as error:
+            reason = f"{self.name(file)}: {error.strerror}; make room there, or choose another directory"
+            raise Unusable(self.given, reason) from None
 
     def _remove(self, file: str) -> None:
         with contextlib.suppress(FileNotFoundError):

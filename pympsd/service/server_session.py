@@ -96,6 +96,8 @@ class ServerSession:
                     hub.feed(events.StatusPushed(self.serial, status))
                 except IllegalMove as error:
                     raise RemoteError(str(error)) from None
+            case link.StartRefused(reason):
+                hub.feed(events.StartRefused(self.serial, sanitised(reason.encode())))
             case link.ContextReported(client, serial, number, device):
                 if not 0 <= device < len(hub.mind.devices):
                     raise RemoteError(f"there is no device {device}")

@@ -8,6 +8,8 @@ CONTROL_PRIVILEGED = "control_privileged"
 LOCK = "control_lock"
 LOG_FIFO = "log"
 PID = "nvidia-cuda-mps-control.pid"
+STATE = "pympsd.state"
+"""What the next daemon has to know if this one is killed; there only when there is something to know."""
 
 CONTROL_LOG = "control.log"
 SERVER_LOG = "server.log"

@@ -35,8 +35,8 @@ class Peer:
 class Serials:
     """A counter of serials: never gives one twice."""
 
-    def __init__(self) -> None:
-        self._next = count(1)
+    def __init__(self, first: int = 1) -> None:
+        self._next = count(first)
 
     def take(self) -> int:
         """Return the next serial."""

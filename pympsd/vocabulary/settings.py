@@ -26,6 +26,7 @@ class Settings:
     pipe_directory: str
     log_directory: str
     backend: str
+    """``auto`` until it is known what this machine has (devices/discovery.py)."""
     emulated_devices: str
     visible_devices: str | None
     thread_percentage: ThreadPercentage
@@ -34,6 +35,8 @@ class Settings:
     complaints: tuple[str, ...] = ()
     memory_limits: str = ""
     """As given (``0=1G,GPU-...=512MB``): which devices there are is not known here."""
+    turn_patience: float = 30.0
+    """Seconds after which newcomers of the active user overtake a waiting user no more; 0: they never do."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -42,7 +45,9 @@ class Settings:
         return cls(
             pipe_directory=files.pipe_directory(dict(environment)),
             log_directory=files.log_directory(dict(environment)),
-            backend=_backend(environment.get("PYMPSD_BACKEND", "auto")),
+            backend=_backend(
+                environment.get("PYMPSD_BACKEND", "auto"), bool(environment.get("PYMPSD_EMULATED_DEVICES"))
+            ),
             emulated_devices=environment.get("PYMPSD_EMULATED_DEVICES", "") or "H200",
             visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
             thread_percentage=_percentage(environment, complaints),
@@ -52,24 +57,31 @@ class Settings:
             # The documents call it by the second name once.
             memory_limits=environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
             or environment.get("CUDA_MPS_DEVICE_MEM_LIMIT", ""),
+            turn_patience=_patience(environment.get("PYMPSD_TURN_PATIENCE") or "30"),
         )
 
 
-def _backend(text: str) -> str:
+def _backend(text: str, is_described: bool) -> str:
     if text not in BACKENDS:
         raise BadSetting(f"PYMPSD_BACKEND is one of {', '.join(BACKENDS)}, not {text!r}")
-    if text == "cuda":
-        raise BadSetting(
-            "PYMPSD_BACKEND=cuda: this build has no backend for a real GPU yet; use emulated (or auto, which means "
-            "emulated for now)"
-        )
-    return "emulated"
+    # Who describes an emulated machine means it.
+    return "emulated" if text == "auto" and is_described else text
 
 
 def _dialect(text: str) -> str:
     if text not in DIALECTS:
         raise BadSetting(f"PYMPSD_LOG_DIALECT is one of {', '.join(DIALECTS)}, not {text!r}")
     return text
+
+
+def _patience(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < 1e9:
+        raise BadSetting(f"PYMPSD_TURN_PATIENCE is a number of seconds, 0 or more, not {text!r}")
+    return seconds
 
 
 def _percentage(environment: Mapping[str, str], complaints: list[str]) -> ThreadPercentage:

@@ -146,6 +146,14 @@ class Terminated:
 # --- a server whose daemon died, at the door of the next one. Builds of other versions have to read these four.
 
 
+@message(45)
+@frozen
+class StartRefused:
+    """Why the server cannot start; its end follows."""
+
+    reason: str
+
+
 @message(52)
 @frozen
 class ServerReturn:

@@ -69,6 +69,10 @@ class DaemonLink:
         self._status = status
         self._push(link.StatusChanged(status))
 
+    def start_refused(self, reason: str) -> None:
+        """Tell why the server cannot start."""
+        self._push(link.StartRefused(reason))
+
     def client_came(self, message: link.AdmitClient) -> None:
         """Remember a client that the daemon has handed over."""
         self._clients[message.client] = Admitted(message)

@@ -44,14 +44,21 @@ class Door:
         """Return a channel to the daemon that is there now, None where there is none of the same user."""
         sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            await sock.connect(self.path)
-            with socket.socket(fileno=os.dup(sock.fileno())) as plain:
-                if _peer_uid(plain) == self.daemon_uid:
-                    return MessageChannel(sock, fds_allowed=2)
-        except OSError:
-            pass
+            if await self._leads_to_the_daemon(sock):
+                return MessageChannel(sock, fds_allowed=2)
+        except BaseException:
+            sock.close()
+            raise
         sock.close()
         return None
+
+    async def _leads_to_the_daemon(self, sock: trio.socket.SocketType) -> bool:
+        try:
+            await sock.connect(self.path)
+            with socket.socket(fileno=os.dup(sock.fileno())) as plain:
+                return _peer_uid(plain) == self.daemon_uid
+        except OSError:
+            return False
 
 
 def _peer_uid(plain: socket.socket) -> int:

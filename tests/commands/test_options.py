@@ -31,9 +31,17 @@ def test_a_start_in_every_spelling_and_order(start: str, multiuser: str | None, 
 
 @given(
     st.permutations(
-        [["-d"], ["-M"], ["-q"], ["--strict"], ["--timeout", "2.5"], ["--log-dialect", "json"]],
+        [
+            ["-d"],
+            ["-M"],
+            ["-q"],
+            ["--strict"],
+            ["--timeout", "2.5"],
+            ["--log-dialect", "json"],
+            ["--turn-patience", "7"],
+        ],
     ),
-    st.integers(0, 6),
+    st.integers(0, 7),
 )
 def test_any_options_in_any_order(options: list[list[str]], kept: int) -> None:
     words = [word for option in options[:kept] for word in option]
@@ -43,6 +51,7 @@ def test_any_options_in_any_order(options: list[list[str]], kept: int) -> None:
     assert read.strict == ("--strict" in words)
     assert read.timeout == (2.5 if "--timeout" in words else 10.0)
     assert read.dialect == ("json" if "json" in words else "")
+    assert read.turn_patience == (7.0 if "7" in words else None)
     assert read.words == []
 
 
@@ -60,6 +69,20 @@ def test_the_first_of_version_and_help_wins() -> None:
 @pytest.mark.parametrize("words", [["--timeout=0.5"], ["--timeout", "0.5"]])
 def test_a_value_stands_after_a_blank_or_an_equals_sign(words: list[str]) -> None:
     assert Options(words).timeout == 0.5
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("0", 0.0), ("0.25", 0.25), ("3600", 3600.0)])
+def test_a_turn_patience_in_both_spellings(value: str, seconds: float) -> None:
+    assert Options(["-d", f"--turn-patience={value}"]).turn_patience == seconds
+    assert Options(["--turn-patience", value, "-d"]).turn_patience == seconds
+    assert Options(["-d"]).turn_patience is None
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "nan", "inf", "1e9", "30s"])
+def test_a_turn_patience_that_cannot_be_is_refused(value: str) -> None:
+    with pytest.raises(BadOption, match="--turn-patience is a number of seconds, 0 or more, not") as caught:
+        Options(["-d", f"--turn-patience={value}"])
+    assert not caught.value.unknown
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -11,10 +11,10 @@ from pympsd.journal.dialects import Dialect
 from pympsd.mind import events
 from pympsd.mind.daemon_state import Daemon
 from pympsd.mind.decide import handle
-from pympsd.mind.instructions import Instruction, Log, SetTimer
+from pympsd.mind.instructions import CancelTimer, Instruction, Log, SetTimer
 from pympsd.vocabulary.identities import Peer
 
-WATCHES = ("start ", "leave ")
+WATCHES = ("start ", "leave ", "turn ")
 DEVICES = describe("2xH200")
 
 
@@ -26,7 +26,9 @@ class Story:
     told: list[Instruction] = field(factory=list)
     logged: list[str] = field(factory=list)
     watches: list[tuple[str, float]] = field(factory=list)
-    """The timers that watch over servers, as (token, seconds): kept apart, for they are everywhere."""
+    """The timers that watch over servers and the line, as (token, seconds): kept apart, for they are everywhere."""
+    cancelled: list[str] = field(factory=list)
+    """The tokens of timers that were cancelled, kept apart too."""
 
     def feed(self, event: events.Event) -> list[Instruction]:
         """Let an event happen; return what is to be done, the log's lines apart."""
@@ -39,7 +41,8 @@ class Story:
         told = [instruction for instruction in done if not isinstance(instruction, Log)]
         watches = [one for one in told if isinstance(one, SetTimer) and one.token.startswith(WATCHES)]
         self.watches += [(one.token, one.seconds) for one in watches]
-        told = [one for one in told if one not in watches]
+        self.cancelled += [one.token for one in told if isinstance(one, CancelTimer)]
+        told = [one for one in told if one not in watches and not isinstance(one, CancelTimer)]
         self.told += told
         return told
 
@@ -47,9 +50,10 @@ class Story:
         """An operator gives a command."""
         return self.feed(events.OperatorLine(session, uid, line.encode()))
 
-    def knocks(self, client: int, uid: int) -> list[Instruction]:
+    def knocks(self, client: int, uid: int, *, traced: bool = False) -> list[Instruction]:
         """A client of a user knocks; its PID is its serial plus 100."""
-        return self.feed(events.ClientKnocked(client, Peer(client + 100, uid, uid, (uid,)), f"client {client}", 7))
+        peer = Peer(client + 100, uid, uid, (uid,))
+        return self.feed(events.ClientKnocked(client, peer, f"client {client}", 7, traced=traced))
 
     def is_ready(self, server: int, pid: int) -> list[Instruction]:
         """A server is spawned and becomes active."""

@@ -1,24 +1,39 @@
 """The daemon's mind under any order of events: users, operators, servers and signals, drawn by hypothesis.
 
-The machine plays the rim: it remembers what was instructed, and only lets happen what could happen then.
+The machine plays the rim: it remembers what was instructed, and only lets happen what could happen then. It keeps its
+own account of who came when and whose patience was over when, and at the end lets time pass: however much the active
+user's newcomers press in, everybody who waits is answered.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
+from attrs import evolve
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 
 from pympsd.devices.machine import describe
 from pympsd.mind import events
 from pympsd.mind import instructions as do
 from pympsd.mind.daemon_state import Daemon
 from pympsd.mind.decide import handle
+from pympsd.mind.remembered import Origin, remember
 from pympsd.mind.server_lifecycle import MOVES, Phase
 from pympsd.vocabulary.identities import Peer
 
+Waiter = tuple[str, int]
+"""("client", its serial) or ("wish", the uid)."""
 UIDS = st.sampled_from([0, 500, 600, 65534])
 DEVICES = describe("2xH200")
 
@@ -30,7 +45,16 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.daemon = Daemon(self.daemon_uid, DEVICES, multiuser=self.multiuser)
+        self.daemon = self._new_daemon()
+        self.origin = Origin.of(self.daemon)
+        self.awaited: set[int] = set()
+        """Servers of a daemon that died, until they return."""
+        self.moment = 0
+        self.came: dict[Waiter, int] = {}
+        """When each client knocked, and each user's standing wish was made."""
+        self.patience_over: dict[Waiter, int] = {}
+        self.turn_timers: dict[str, Waiter] = {}
+        self.debugged: dict[int, set[int]] = {}
         self.serial = 0
         self.session = 0
         self.pid = 1000
@@ -46,6 +70,9 @@ class DaemonMachine(RuleBasedStateMachine):
         self.shut_down: set[int] = set()
         self.terminating: dict[int, int] = {}
         self.starting: dict[int, int] = {}
+        self.refused: dict[int, str] = {}
+        self.failures: Counter[int] = Counter()
+        """By user: how many servers ended before they were ready, one after the other."""
         self.told_limits: dict[int, tuple[float, dict[int, int]]] = {}
         self.timers: list[str] = []
         self.replies: Counter[int] = Counter()
@@ -57,15 +84,20 @@ class DaemonMachine(RuleBasedStateMachine):
 
     daemon_uid = 0
     multiuser = False
+    turn_patience = 30.0
 
     def serving(self, uid: int) -> int:
         """Whose server serves a user."""
         return 0 if self.multiuser else uid
 
+    def _new_daemon(self) -> Daemon:
+        return Daemon(self.daemon_uid, DEVICES, multiuser=self.multiuser, turn_patience=self.turn_patience)
+
     # --- the rim
 
     def feed(self, event: events.Event) -> None:
         was_over = self.exits
+        self.moment += 1
         for instruction in handle(self.daemon, event):
             self._carry_out(instruction)
         if was_over:
@@ -78,19 +110,27 @@ class DaemonMachine(RuleBasedStateMachine):
                 assert not self.spawning
                 assert not self.running
                 assert not self.quit_begun
+                assert server not in self.uid_of_server
                 assert peer is None or peer.uid == uid
                 assert peer is None or not self.multiuser
                 self.told_limits[server] = self._limits_of(server)
                 self.spawning[server] = self.uid_of_server[server] = uid
             case do.AdmitClient(client, server, pid, _):
                 assert self.running[server] == pid
+                assert server not in self.awaited
                 assert self.uid_of_server[server] == self.serving(self.uid_of[client])
                 assert server not in self.told_to_leave
                 self._settle(client)
+                self._check_whom_it_overtakes(client)
                 self.on_server[client] = server
             case do.RefuseClient(client, code, reason):
-                assert code in (805, 807)
+                assert code == 805
                 assert reason
+                self._settle(client)
+                self.refused[client] = reason
+            case do.LetGoWithoutMps(client, reason):
+                assert reason
+                assert not self.debugged[client] & self._clients()
                 self._settle(client)
             case do.TellServerToLeave(server, forced):
                 assert server in self.running
@@ -115,6 +155,12 @@ class DaemonMachine(RuleBasedStateMachine):
             case do.SetTimer(token, seconds):
                 assert seconds >= 0
                 self.timers.append(token)
+                if token.startswith("turn "):
+                    assert seconds == self.turn_patience > 0
+                    self.turn_timers[token] = self._came_last(int(token.split()[1]))
+            case do.CancelTimer(token):
+                self.timers.remove(token)
+                assert self.turn_timers[token] not in self._waiters()
             case do.Exit(status):
                 assert status == 0
                 assert self.quit_begun
@@ -122,10 +168,46 @@ class DaemonMachine(RuleBasedStateMachine):
                 assert not self.spawning
                 self.exits += 1
 
+    def _came_last(self, ticket: int) -> Waiter:
+        last = max(self.came.values())
+        came = [waiter for waiter, moment in self.came.items() if moment == last]
+        # Only a daemon that begins takes in several at once: the wishes made to the one before.
+        (uid,) = {waiting.uid for waiting in self.daemon.line if waiting.ticket == ticket}
+        return next(waiter for waiter in came if len(came) == 1 or waiter == ("wish", uid))
+
     def _settle(self, client: int) -> None:
-        assert client in self.in_line, "answered twice, or after it left"
+        assert client in self.in_line or client in self.debugged, "answered twice, or after it left"
         self.in_line.discard(client)
+        self.debugged.pop(client, None)
         self.settled[client] += 1
+
+    def _clients(self) -> set[int]:
+        unknown = {-server for server in self.awaited}
+        known = {client for client, server in self.on_server.items() if server not in self.awaited}
+        return self.in_line | known | unknown
+
+    def _wishes(self) -> list[int]:
+        return [waiting.uid for waiting in self.daemon.line if not waiting.client]
+
+    def _waiters(self) -> set[Waiter]:
+        clients = {("client", client) for client in self.in_line}
+        return clients | {("wish", uid) for uid in self._wishes()}
+
+    def _user_of(self, waiter: Waiter) -> int:
+        kind, number = waiter
+        return number if kind == "wish" else self.serving(self.uid_of[number])
+
+    def _check_whom_it_overtakes(self, client: int) -> None:
+        own = self.serving(self.uid_of[client])
+        for waiter in self._waiters():
+            if self._user_of(waiter) != own and waiter in self.patience_over:
+                assert self.came["client", client] < self.patience_over[waiter], f"{client} overtook {waiter}"
+
+    def _comes(self, waiter: Waiter) -> None:
+        self.came[waiter] = self.moment + 1
+        self.patience_over.pop(waiter, None)
+        if self.turn_patience == 0:
+            self.patience_over[waiter] = self.moment + 1
 
     def _check_why_it_leaves(self, server: int, forced: bool) -> None:
         idle = server not in self.on_server.values()
@@ -146,21 +228,46 @@ class DaemonMachine(RuleBasedStateMachine):
 
     # --- what can happen
 
+    @initialize(clients=st.integers(0, 3))
+    def begin_busily(self, clients: int) -> None:
+        """Much can only happen to somebody who is served."""
+        for _ in range(clients):
+            self.knock(uid=500, foreign=False)
+        if clients:
+            self.spawned()
+            self.status(fault=False)
+
     @rule(target=waiting, uid=UIDS, foreign=st.sampled_from([False, False, False, True]))
     def knock(self, uid: int, foreign: bool) -> object:
         self.serial += 1
         client = self.serial
         self.uid_of[client] = uid
         self.in_line.add(client)
+        self._comes(("client", client))
         self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
         if foreign or self.daemon_uid not in (0, uid) or self.quit_begun:
             assert client not in self.in_line
         return client if client in self.in_line else multiple()
 
+    @rule(target=waiting, uid=UIDS)
+    def knock_under_a_debugger(self, uid: int) -> object:
+        self.serial += 1
+        client = self.serial
+        self.uid_of[client] = uid
+        self.debugged[client] = self._clients()
+        servers = (dict(self.spawning), dict(self.running), set(self.told_to_leave), list(self.daemon.line))
+        self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid), "c", 1, traced=True))
+        # It is nobody's turn.
+        assert servers == (self.spawning, self.running, self.told_to_leave, self.daemon.line)
+        if self.daemon_uid not in (0, uid) or self.quit_begun:
+            assert client not in self.debugged
+        return client if client in self.debugged else multiple()
+
     @rule(client=consumes(waiting))
     def leave_the_line(self, client: int) -> None:
-        if client in self.in_line:
+        if client in self.in_line or client in self.debugged:
             self.in_line.discard(client)
+            self.debugged.pop(client, None)
             self.feed(events.ClientLeftTheLine(client))
 
     @rule(
@@ -172,6 +279,8 @@ class DaemonMachine(RuleBasedStateMachine):
     @rule(wish=st.sampled_from([0, 500, 600]), uid=UIDS)
     def start_server(self, wish: int, uid: int) -> None:
         before = set(self.spawning)
+        if ("wish", self.serving(wish)) not in self._waiters():
+            self._comes(("wish", self.serving(wish)))
         self.session += 1
         self.expect_reply.add(self.session)
         self.feed(events.OperatorLine(self.session, uid, f"start_server -uid {wish}".encode()))
@@ -277,9 +386,17 @@ class DaemonMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.timers)
     @rule(data=st.data())
     def timer_ends(self, data: st.DataObject) -> None:
-        token = data.draw(st.sampled_from(self.timers))
+        self._timer_ends(data.draw(st.sampled_from(self.timers)))
+
+    def _timer_ends(self, token: str) -> None:
         self.timers.remove(token)
+        if token in self.turn_timers:
+            self.patience_over[self.turn_timers[token]] = self.moment + 1
         self.feed(events.TimerEnded(token))
+        if token.startswith("retry "):
+            user = self.uid_of_server[int(token.split()[1])]
+            if not any(self._user_of(waiter) == user for waiter in self._waiters()):
+                self.failures.pop(user, None)
 
     @precondition(lambda self: self.spawning)
     @rule()
@@ -296,16 +413,100 @@ class DaemonMachine(RuleBasedStateMachine):
     def spawn_fails(self) -> None:
         ((server, uid),) = self.spawning.items()
         self.spawning.clear()
+        self.failures.pop(uid, None)
         self.feed(events.SpawnFailed(server, "no"))
         self._answered_starter(server)
         assert not {client for client in self.in_line if self.serving(self.uid_of[client]) == uid}
 
-    @precondition(lambda self: self.running)
+    @precondition(lambda self: not self.exits and (self.running or self.in_line or self._wishes()))
+    @rule(data=st.data())
+    def daemon_dies(self, data: st.DataObject) -> None:
+        """kill -9; another daemon begins, and whoever waited comes again, in any order."""
+        defaults = self._defaults()
+        left = remember(self.daemon, self.origin)
+        assert [server.serial for server in left.servers] == list(self.running)
+        alone = set(self.running) - set(self.on_server.values())
+        # A server without clients leaves, sooner or later.
+        gone = {server for server in sorted(alone) if data.draw(st.booleans(), label="it is gone already")}
+        self._forget_the_daemon(gone)
+        left = evolve(left, servers=tuple(server for server in left.servers if server.serial not in gone))
+        self.daemon = self._new_daemon()
+        self.awaited = set(self.running)
+        self.phases = dict.fromkeys(self.awaited, Phase.RETURNING)
+        for uid in map(self.serving, left.wishes):
+            self._comes(("wish", uid))
+        self.feed(events.PredecessorDied(left))
+        assert self._defaults() == defaults
+        self._come_again(data)
+
+    def _defaults(self) -> tuple[object, ...]:
+        daemon = self.daemon
+        return daemon.thread_percentage, daemon.client_priority, dict(daemon.memory_limits)
+
+    def _forget_the_daemon(self, gone: set[int]) -> None:
+        """What ends with it: its timers, its operators, what was asked for, the servers it just started."""
+        self.running = {server: pid for server, pid in self.running.items() if server not in gone}
+        self.uid_of_server = {server: self.uid_of_server[server] for server in self.running}
+        for known in (self.spawning, self.terminating, self.starting, self.turn_timers, self.patience_over):
+            known.clear()
+        self.failures.clear()
+        self.timers.clear()
+        self.quitters.clear()
+        self.shut_down |= self.told_to_leave & set(self.running)
+        self.told_to_leave, self.ever_forced = set(), set()
+        self.quit_begun = False
+
+    def _come_again(self, data: st.DataObject) -> None:
+        waited = sorted(self.in_line) + sorted(self.debugged)
+        traced = set(self.debugged)
+        self.in_line.clear()
+        self.debugged.clear()
+        for client in data.draw(st.permutations(waited), label="the order in which they come again"):
+            if client in traced:
+                self.debugged[client] = self._clients()
+            else:
+                self.in_line.add(client)
+                self._comes(("client", client))
+            uid = self.uid_of[client]
+            self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid), "c", 1, traced=client in traced))
+
+    @precondition(lambda self: self.awaited)
+    @rule(status=st.sampled_from(["ACTIVE", "FAULT"]), leaving=st.booleans())
+    def returns(self, status: str, leaving: bool) -> None:
+        (server,) = self.awaited
+        self.awaited.clear()
+        clients = {client for client, on in self.on_server.items() if on == server}
+        for others in self.debugged.values():
+            if -server in others:
+                others |= clients
+        if leaving:
+            self.told_to_leave.add(server)
+        told = tuple(
+            events.ReturnedClient(client, 5000 + client, "c", 1, (events.ReturnedContext(1, 1, 0),))
+            for client in sorted(clients)
+        )
+        self.feed(events.ServerReturned(server, status, leaving, told))
+        known = self.daemon.servers[server].clients
+        assert all(list(known[client].contexts) == [1] for client in clients)
+        # A second time it says nothing new.
+        state = repr(self.daemon)
+        self.feed(events.ServerReturned(server, status, not leaving, ()))
+        assert repr(self.daemon) == state
+
+    @precondition(lambda self: self.awaited)
+    @rule()
+    def is_left_alone(self) -> None:
+        (server,) = self.awaited
+        self._server_is_no_more(events.ServerLeftAlone(server, "other devices"))
+
+    @precondition(lambda self: set(self.running) - self.awaited)
     @rule(fault=st.booleans())
     def status(self, fault: bool) -> None:
         ((server, _),) = self.running.items()
         can_fault = self.phases[server] in (Phase.ACTIVE, Phase.LEAVING, Phase.FAULT)
         self.feed(events.StatusPushed(server, "FAULT" if fault and can_fault else "ACTIVE"))
+        if self.phases[server] is Phase.ACTIVE:
+            self.failures.pop(self.uid_of_server[server], None)
 
     @precondition(lambda self: self.on_server)
     @rule(data=st.data(), gone=st.booleans())
@@ -319,17 +520,55 @@ class DaemonMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def client_gone(self, data: st.DataObject) -> None:
         client = data.draw(st.sampled_from(sorted(self.on_server)))
-        self.feed(events.ClientGonePushed(self.on_server.pop(client), client))
+        server = self.on_server.pop(client)
+        # Between two daemons nobody hears of it.
+        if server not in self.awaited:
+            self.feed(events.ClientGonePushed(server, client))
 
     @precondition(lambda self: self.running)
-    @rule(status=st.sampled_from([0, 1, -9]))
-    def server_exits(self, status: int) -> None:
+    @rule(status=st.sampled_from([0, 1, -9, None]))
+    def server_exits(self, status: int | None) -> None:
+        ((server, _),) = self.running.items()
+        if self.phases[server] is Phase.INITIALIZING:
+            self._dies_at_start(server, status, stated=False)
+        else:
+            self.failures.pop(self.uid_of_server[server], None)
+            self._server_is_no_more(events.ServerExited(server, status))
+
+    @precondition(lambda self: Phase.INITIALIZING in self.phases.values())
+    @rule(stated=st.sampled_from([False, False, True]))
+    def server_dies_at_start(self, stated: bool) -> None:
+        ((server, _),) = self.running.items()
+        self._dies_at_start(server, 1, stated=stated)
+
+    def _dies_at_start(self, server: int, status: int | None, *, stated: bool) -> None:
+        if stated:
+            self.feed(events.StartRefused(server, "the device is in use"))
+        # A start that took too long says so too: the time is over once.
+        stated = bool(self.daemon.servers[server].start_refusal)
+        user = self.uid_of_server[server]
+        waiting = {client for client in self.in_line if self.serving(self.uid_of[client]) == user}
+        wished = user in self._wishes()
+        self.failures[user] += 1
+        self._server_is_no_more(events.ServerExited(server, status, "no such file"))
+        given_up = stated or self.failures[user] == 4
+        assert (waiting - self.in_line) == (waiting if given_up else set())
+        if given_up or not (waiting or wished):
+            self.failures.pop(user)
+        for client in waiting - self.in_line:
+            assert ("in use" in self.refused[client] or "not ready within" in self.refused[client]) == stated
+            assert ("no such file" in self.refused[client]) != stated
+
+    def _server_is_no_more(self, event: events.Event) -> None:
         ((server, _),) = self.running.items()
         self.running.clear()
+        self.awaited.clear()
+        for others in self.debugged.values():
+            others.discard(-server)
         self.on_server = {client: on for client, on in self.on_server.items() if on != server}
         waiting = [session for session, on in self.terminating.items() if on == server]
         self.terminating = {session: on for session, on in self.terminating.items() if on != server}
-        self.feed(events.ServerExited(server, status))
+        self.feed(event)
         assert all(self.replies[session] == 1 for session in waiting)
 
     # --- what always holds
@@ -354,28 +593,99 @@ class DaemonMachine(RuleBasedStateMachine):
         assert {waiting.client for waiting in self.daemon.line if waiting.client} == self.in_line
         assert all(count == 1 for count in self.settled.values())
         known = {client for server in self.daemon.servers.values() for client in server.clients}
-        assert known == set(self.on_server)
+        assert known == {client for client, server in self.on_server.items() if server not in self.awaited}
+        assert {server.serial for server in self.daemon.servers.values() if server.awaited} == self.awaited
+
+    @invariant()
+    def a_debugger_waits_for_those_who_were_there_and_nobody_else(self) -> None:
+        assert set(self.daemon.debugged) == set(self.debugged)
+        assert all(others & self._clients() for others in self.debugged.values())
+
+    @invariant()
+    def whoever_can_be_overtaken_loses_patience_some_time(self) -> None:
+        timed = {waiter for token, waiter in self.turn_timers.items() if token in self.timers}
+        # Nor does a timer run for somebody who has gone.
+        assert timed <= self._waiters()
+        current = [server.uid for server in self.daemon.servers.values()]
+        for place, waiting in enumerate(self.daemon.line):
+            waiter = ("client", waiting.client) if waiting.client else ("wish", waiting.uid)
+            if waiter not in timed and waiter not in self.patience_over:
+                # In a pause after a failed start there is no server; the head of the line is nobody's to overtake.
+                assert {*current, *(before.uid for before in self.daemon.line[:place])} <= {waiting.uid}
+                assert current or place or self._pause_of(waiting.uid)
 
     @invariant()
     def whoever_waits_will_be_served(self) -> None:
         # A line with nobody to move it on would wait for ever.
-        assert not self.daemon.line or self.daemon.servers
+        assert not self.daemon.line or self.daemon.servers or self._pause_of(self.daemon.line[0].uid)
+
+    def _pause_of(self, uid: int) -> str:
+        """The timer after which a server is tried again for a user, if it runs."""
+        failed = self.daemon.failed_starts.get(uid)
+        token = f"retry {failed.pausing_after}" if failed else ""
+        return token if token in self.timers else ""
+
+    @invariant()
+    def a_pause_ends(self) -> None:
+        for uid, failed in self.daemon.failed_starts.items():
+            assert 1 <= failed.count <= 3
+            assert not failed.pausing_after or self._pause_of(uid)
 
     @invariant()
     def a_ready_server_keeps_nobody_of_its_user_waiting(self) -> None:
         for server in self.daemon.servers.values():
             if server.phase is Phase.ACTIVE:
-                assert server.uid not in {self.serving(self.uid_of[client]) for client in self.in_line}
+                others = {waiter for waiter in self._waiters() if self._user_of(waiter) != server.uid}
+                for waiter in self._waiters() - others:
+                    # Unless it came when somebody of another user had waited long enough.
+                    assert any(self.patience_over.get(other, self.moment) < self.came[waiter] for other in others)
                 assert server.clients or not self.daemon.line
 
     @invariant()
     def after_quit_nobody_waits_and_the_end_comes_once(self) -> None:
         if self.quit_begun:
             assert not self.in_line
+            assert not self.debugged
             assert self.exits == (0 if self.daemon.servers else 1)
             assert all(self.replies[session] == 0 for session in self.quitters)
         else:
             assert self.exits == 0
+
+    # --- the end
+
+    def teardown(self) -> None:
+        """Let time pass until everybody who waits is answered, while the active user's newcomers press in."""
+        for token in [token for token in self.timers if token.startswith("turn ")]:
+            self._timer_ends(token)
+        owed = self.in_line | set(self.debugged)
+        for _ in range(50 + 10 * self.serial):
+            if not owed & (self.in_line | set(self.debugged)):
+                return
+            self._time_passes()
+        raise AssertionError(f"clients {sorted(owed & (self.in_line | set(self.debugged)))} starve")
+
+    def _time_passes(self) -> None:
+        pause = self._pause_of(self.daemon.line[0].uid) if self.daemon.line else ""
+        assert self.spawning or self.running or pause, "nobody moves the line on"
+        if self.spawning:
+            self.spawned()
+            return
+        if not self.running:
+            self._timer_ends(pause)
+            return
+        ((serial, _),) = self.running.items()
+        server = self.daemon.servers[serial]
+        if server.awaited:
+            self.returns(status="ACTIVE", leaving=False)
+        elif server.phase in (Phase.INITIALIZING, Phase.FAULT):
+            self.feed(events.StatusPushed(serial, "ACTIVE"))
+        elif self.on_server:
+            self.knock(uid=server.uid, foreign=False)
+            oldest = min(self.on_server)
+            self.feed(events.ClientGonePushed(self.on_server.pop(oldest), oldest))
+        else:
+            assert server.phase is Phase.LEAVING
+            self.server_exits(status=0)
 
 
 def _reachable(phase: Phase) -> set[Phase]:
@@ -391,6 +701,12 @@ class OwnDaemonMachine(DaemonMachine):
     daemon_uid = 500
 
 
+class PatientlessMachine(DaemonMachine):
+    """Newcomers never overtake."""
+
+    turn_patience = 0.0
+
+
 class MultiuserMachine(DaemonMachine):
     """One server, root's, for the clients of all users."""
 
@@ -399,7 +715,9 @@ class MultiuserMachine(DaemonMachine):
 
 DaemonMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 OwnDaemonMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+PatientlessMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 MultiuserMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestRootDaemon = DaemonMachine.TestCase
 TestOwnDaemon = OwnDaemonMachine.TestCase
+TestPatientlessDaemon = PatientlessMachine.TestCase
 TestMultiuserDaemon = MultiuserMachine.TestCase

@@ -82,7 +82,10 @@ def test_a_client_of_another_user_waits_then_gets_its_server(story: Story) -> No
     story.is_ready(1, 847)
     story.take_log()
     assert story.knocks(2, 600) == []
-    assert story.take_log() == ["NEW CLIENT 102 from user 600: Server is not ready, push client to pending list"]
+    assert story.take_log() == [
+        "NEW CLIENT 102 from user 600: Server is not ready, push client to pending list",
+        "Client 102 of user 600 waits for its turn after user 500",
+    ]
     assert story.feed(events.ClientGonePushed(1, 1)) == [TellServerToLeave(1, False)]
     assert story.feed(events.ServerExited(1, 0)) == [SpawnServer(2, 600, Peer(102, 600, 600, (600,)))]
     assert story.is_ready(2, 848) == [AdmitClient(2, 2, 848, 0)]
@@ -265,9 +268,10 @@ def test_a_wish_whose_spawn_failed_is_not_tried_again(story: Story) -> None:
     assert story.daemon.line == []
 
 
-def test_a_server_that_dies_before_it_is_ready_refuses_its_user(story: Story) -> None:
+def test_a_server_that_cannot_start_refuses_its_user(story: Story) -> None:
     story.knocks(1, 500)
     story.feed(events.ServerSpawned(1, 847))
+    assert story.feed(events.StartRefused(1, "device 0 is in use")) == []
     (refusal,) = story.feed(events.ServerExited(1, 1))
     assert isinstance(refusal, RefuseClient)
     assert "ended with status 1 before it was ready; server.log says why" in refusal.reason
@@ -370,12 +374,15 @@ def test_a_ready_server_outlives_its_start_timer(story: Story) -> None:
     assert story.feed(events.TimerEnded("start 1")) == []
 
 
-def test_during_a_fault_newcomers_are_refused_and_an_empty_faulty_server_gives_up_its_turn(story: Story) -> None:
+def test_during_a_fault_newcomers_go_to_the_server_which_refuses_them_and_alone_it_gives_up_its_turn(
+    story: Story,
+) -> None:
     story.knocks(1, 500)
     story.is_ready(1, 847)
     story.feed(events.StatusPushed(1, "FAULT"))
-    (refusal,) = story.knocks(2, 500)
-    assert isinstance(refusal, RefuseClient)
-    assert refusal.code == 807
-    assert story.knocks(3, 600) == []
+    story.take_log()
+    assert story.knocks(2, 500) == [AdmitClient(2, 1, 847, 0)]
+    assert story.take_log() == ["NEW CLIENT 102 from user 500: Server already exists"]
+    story.feed(events.ClientGonePushed(1, 2))
+    story.knocks(3, 600)
     assert story.feed(events.ClientGonePushed(1, 1)) == [TellServerToLeave(1, False)]

@@ -230,5 +230,8 @@ async def test_without_descriptors_a_caller_is_turned_away_and_the_door_stays_op
     with monkeypatch.context() as patched:
         patched.setattr(front_door.os, "dup", no_more)
         assert await (await house.connect()).hear() is None
-    assert house.sentences()[-1] == "Refusing a connection: Too many open files"
+    assert house.sentences()[-1] == (
+        "Refusing a connection: Too many open files: raise the limit of open file descriptors to 16384 or more "
+        "(ulimit -n)"
+    )
     assert await house.still_answers()

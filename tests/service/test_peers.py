@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pympsd.service import peers
 from pympsd.service.peers import command_of, credentials, namespace_of, with_pidfd
 from pympsd.vocabulary.identities import Peer
 
@@ -70,7 +71,8 @@ def test_a_pidfd_shows_the_peers_end(listener: socket.socket) -> None:
     assert known.pidfd == -1
 
 
-def test_a_peer_that_is_not_visible_here_has_no_pidfd() -> None:
+def test_before_linux_6_5_a_peer_that_is_not_visible_here_has_no_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)  # no option
     one, other = socket.socketpair()
     known = with_pidfd(one, Peer(0, 1, 1))
     assert known.pidfd == -1

@@ -14,6 +14,7 @@ from pympsd.commands.answers import Answer, Part, lines, refusal
 from pympsd.commands.numbers import atoi
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
+from pympsd.commands.volta import volta_only
 from pympsd.mind.daemon_state import Daemon
 from pympsd.mind.limit_resolution import UnknownDevice, device_named, tell_limits
 from pympsd.vocabulary.limits import BadLimit, PinnedMemory
@@ -79,6 +80,7 @@ def _set(daemon: Daemon, limits: dict[int, PinnedMemory], setting: _Setting, *be
 
 
 @command("set_default_device_pinned_mem_limit", setting=_default_setting)
+@volta_only("device memory limits have")
 def set_default(daemon: Daemon, asker: Asker, setting: _Setting) -> Decision:
     """Set how much memory of DEVICE (ordinal or UUID) each client of the next server may hold: 10G, 900M, 0: all."""
     if (denied := may_change_settings(daemon, asker)) is not None:
@@ -88,6 +90,7 @@ def set_default(daemon: Daemon, asker: Asker, setting: _Setting) -> Decision:
 
 
 @command("get_default_device_pinned_mem_limit", device=_default_device)
+@volta_only("device memory limits have")
 def get_default(daemon: Daemon, asker: Asker, device: str) -> Decision:
     """Print how much memory of DEVICE each client of the next server may hold; nothing when there is no limit."""
     try:
@@ -100,6 +103,7 @@ def get_default(daemon: Daemon, asker: Asker, device: str) -> Decision:
 
 
 @command("set_device_pinned_mem_limit", given=_server_setting)
+@volta_only("device memory limits have")
 def set_of_server(daemon: Daemon, asker: Asker, given: tuple[int, _Setting]) -> Decision:
     """Set how much memory of DEVICE each later client of the server PID may hold: 10G, 900M, 0: all."""
     if (denied := may_change_settings(daemon, asker)) is not None:
@@ -113,6 +117,7 @@ def set_of_server(daemon: Daemon, asker: Asker, given: tuple[int, _Setting]) -> 
 
 
 @command("get_device_pinned_mem_limit", given=_server_device)
+@volta_only("device memory limits have")
 def get_of_server(daemon: Daemon, asker: Asker, given: tuple[int, str]) -> Decision:
     """Print how much memory of DEVICE each later client of the server PID may hold; nothing when not limited."""
     pid, device = given

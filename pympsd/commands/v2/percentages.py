@@ -9,6 +9,7 @@ from pympsd.commands.arguments import loose_pid
 from pympsd.commands.numbers import leading_float
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
+from pympsd.commands.volta import volta_only
 from pympsd.mind.daemon_state import Daemon
 from pympsd.mind.limit_resolution import tell_limits
 from pympsd.vocabulary.limits import BadLimit, ThreadPercentage
@@ -36,6 +37,7 @@ def _refused(in_force: ThreadPercentage) -> Answer:
 
 
 @command("set_default_active_thread_percentage", percentage=percentage_at(0))
+@volta_only("active thread percentages have")
 def set_default(daemon: Daemon, asker: Asker, percentage: ThreadPercentage | None) -> Decision:
     """Set the active thread percentage that the next server starts with: above 0, up to 100."""
     if (denied := may_change_settings(daemon, asker)) is not None:
@@ -47,12 +49,14 @@ def set_default(daemon: Daemon, asker: Asker, percentage: ThreadPercentage | Non
 
 
 @command("get_default_active_thread_percentage")
+@volta_only("active thread percentages have")
 def get_default(daemon: Daemon, asker: Asker) -> Decision:
     """Print the active thread percentage that the next server starts with."""
     return Decision(lines(str(daemon.thread_percentage)))
 
 
 @command("set_active_thread_percentage", pid=loose_pid, percentage=percentage_at(1))
+@volta_only("active thread percentages have")
 def set_of_server(daemon: Daemon, asker: Asker, pid: int, percentage: ThreadPercentage | None) -> Decision:
     """Set the active thread percentage of the later clients of the server PID."""
     if (denied := may_change_settings(daemon, asker)) is not None:
@@ -67,6 +71,7 @@ def set_of_server(daemon: Daemon, asker: Asker, pid: int, percentage: ThreadPerc
 
 
 @command("get_active_thread_percentage", pid=loose_pid)
+@volta_only("active thread percentages have")
 def get_of_server(daemon: Daemon, asker: Asker, pid: int) -> Decision:
     """Print the active thread percentage of the later clients of the server PID."""
     server = daemon.server_by_pid(pid)

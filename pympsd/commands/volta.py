@@ -1,0 +1,33 @@
+"""Commands of Volta MPS on a machine without such devices: they answer as always, and say that it has no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from attrs import evolve
+
+from pympsd.commands.registry import Asker, Decision, Handler
+from pympsd.mind.daemon_state import Daemon
+
+
+def volta_only(what: str) -> Callable[[Handler], Handler]:
+    """Make a handler add one line for stderr where all devices are older than Volta (a refusal keeps its own)."""
+
+    def make(handler: Handler) -> Handler:
+        @wraps(handler)
+        def answer(daemon: Daemon, asker: Asker, **arguments: Any) -> Decision:
+            decision = handler(daemon, asker, **arguments)
+            if decision.answer is None or decision.answer.refused or _has_volta(daemon):
+                return decision
+            note = f"{what} no effect: the devices of this daemon are older than Volta (compute capability 7.0)"
+            return evolve(decision, answer=evolve(decision.answer, diagnostic=note))
+
+        return answer
+
+    return make
+
+
+def _has_volta(daemon: Daemon) -> bool:
+    return any(device.is_volta_or_newer for device in daemon.devices)

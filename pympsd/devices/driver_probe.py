@@ -1,0 +1,44 @@
+"""Asking the GPU driver which devices there are, in a short-lived child: a driver that hangs or crashes is its own end.
+
+The daemon never loads the driver. The child belongs to the server's backend and is started by path, as servers are.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Final
+
+import msgspec
+
+from pympsd.devices.discovery import Probed
+
+SECONDS: Final = 60.0
+"""A driver that has not answered by then does not."""
+_PLACE: Final = ("backends", "cuda", "probe.py")
+
+
+def ask_driver() -> Probed:
+    """Return what the driver says; whatever is wrong with the child is the driver's being unusable."""
+    server = find_spec("pympsd_server")
+    if server is None or server.origin is None:
+        return Probed(unusable="the package pympsd_server, which asks it, is not installed here")
+    script = os.path.join(os.path.dirname(server.origin), *_PLACE)
+    return probed_by([sys.executable, "-I", script])
+
+
+def probed_by(command: list[str], seconds: float = SECONDS) -> Probed:
+    """Run a command that prints what it found as probe.py does."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return Probed(unusable=f"it has not said within {seconds:.0f} s which devices there are")
+    except OSError as error:
+        return Probed(unusable=f"the program that asks it could not be started: {error}")
+    try:
+        return msgspec.json.decode(done.stdout, type=Probed)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return Probed(unusable=f"the program that asks it ended with status {done.returncode}: {last or 'no word'}")

@@ -1,0 +1,70 @@
+"""Percentages and memory limits on a machine older than Volta: stored and printed as ever, with one line about it."""
+
+from __future__ import annotations
+
+import pytest
+
+import pympsd.commands.v2  # noqa: F401 - registers the commands
+from pympsd.commands.answers import Answer
+from pympsd.commands.registry import REGISTRY, Asker, answer_line
+from pympsd.devices.machine import from_toml
+from pympsd.mind.daemon_state import Daemon, Server
+from pympsd.mind.server_lifecycle import Phase
+from pympsd.vocabulary.limits import ThreadPercentage
+
+OLD, NEW = '[[device]]\nprofile = "P100"', '[[device]]\nprofile = "V100"'
+LINES = [
+    ("set_default_active_thread_percentage 50", "50.0\n"),
+    ("get_default_active_thread_percentage", "50.0\n"),
+    ("set_active_thread_percentage 847 25", "25.0\n"),
+    ("get_active_thread_percentage 847", "25.0\n"),
+    ("set_default_device_pinned_mem_limit 0 2G", ""),
+    ("get_default_device_pinned_mem_limit 0", "2G\n"),
+    ("set_device_pinned_mem_limit 847 0 1G", ""),
+    ("get_device_pinned_mem_limit 847 0", "1G\n"),
+]
+
+
+def machine(toml: str) -> Daemon:
+    """A daemon with a server 847 on one device."""
+    daemon = Daemon(0, from_toml(toml))
+    daemon.servers = {1: Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)}
+    return daemon
+
+
+def ask(daemon: Daemon, line: str) -> Answer:
+    answer = answer_line(daemon, Asker(1, 0), line.encode()).answer
+    assert answer is not None
+    return answer
+
+
+def test_they_answer_as_always_and_say_that_it_has_no_effect() -> None:
+    daemon = machine(OLD)
+    for line, printed in LINES:
+        answer = ask(daemon, line)
+        assert (answer.printed, answer.refused) == (printed, False)
+        assert "have no effect" in answer.diagnostic
+        assert "older than Volta" in answer.diagnostic
+        assert "\n" not in answer.diagnostic
+    assert daemon.thread_percentage.value == 50
+    assert str(daemon.servers[1].memory_limits[0]) == "1G"
+
+
+def test_on_volta_nothing_is_said() -> None:
+    daemon = machine(NEW)
+    for line, printed in LINES:
+        answer = ask(daemon, line)
+        assert (answer.printed, answer.refused, answer.diagnostic) == (printed, False, "")
+
+
+@pytest.mark.parametrize(
+    "line", ["set_default_active_thread_percentage 0", "set_default_device_pinned_mem_limit 0 x"]
+)
+def test_a_refusal_says_what_was_wrong_and_only_that(line: str) -> None:
+    assert ask(machine(OLD), line) == ask(machine(NEW), line)
+    assert ask(machine(OLD), line).refused
+
+
+def test_the_help_of_a_command_is_still_its_own() -> None:
+    docstring = REGISTRY["get_default_active_thread_percentage"].handler.__doc__
+    assert docstring == "Print the active thread percentage that the next server starts with."

@@ -1,0 +1,136 @@
+"""The state file: its mode, that it is replaced in one piece, and everything that is not believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define, evolve, field
+
+from pympsd.devices.machine import describe
+from pympsd.mind.remembered import NOTHING, Remembered, RememberedServer
+from pympsd.service.state_file import NotOurs, StateFile, device_keys, read, started_at
+from pympsd.vocabulary import files
+
+DEVICES = device_keys(describe("2xH200"))
+KNOWN = Remembered(
+    generation=1,
+    thread_percentage=40.0,
+    client_priority=1,
+    memory_limits={1: 2 << 30},
+    wishes=(500,),
+    servers=(RememberedServer(3, os.getpid(), 500, 30.0, {0: 1 << 30}),),
+)
+
+
+@define
+class Log:
+    """Remembers complaints."""
+
+    errors: list[tuple[str, dict[str, Any]]] = field(factory=list)
+
+    def error(self, event: str, **fields: object) -> None:
+        """Remember one."""
+        self.errors.append((event, fields))
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> StateFile:
+    """A file that holds what is known."""
+    file = StateFile(str(tmp_path), DEVICES, Log())
+    file.keep(KNOWN)
+    return file
+
+
+def test_what_is_kept_is_read_again(kept: StateFile) -> None:
+    found = read(kept.folder)
+    assert found is not None
+    assert found.remembered == KNOWN
+    assert found.devices == DEVICES
+    assert found.started == {os.getpid(): started_at(os.getpid())}
+    assert started_at(os.getpid()) > 0
+
+
+def test_only_its_owner_may_read_it(kept: StateFile) -> None:
+    status = os.lstat(os.path.join(kept.folder, files.STATE))
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    assert stat.S_ISREG(status.st_mode)
+    assert os.listdir(kept.folder) == [files.STATE]
+
+
+def test_it_is_replaced_in_one_piece_and_only_when_it_changes(kept: StateFile) -> None:
+    path = Path(kept.folder) / files.STATE
+    with path.open("rb") as reader:
+        first = path.stat().st_ino
+        kept.keep(evolve(KNOWN))
+        assert path.stat().st_ino == first
+        kept.keep(evolve(KNOWN, wishes=()))
+        # Whoever reads the one before reads all of it.
+        assert json.loads(reader.read())["remembered"]["wishes"] == [500]
+    assert json.loads(path.read_bytes())["remembered"]["wishes"] == []
+
+
+def test_there_is_none_without_anything_to_know(kept: StateFile) -> None:
+    kept.keep(NOTHING)
+    assert os.listdir(kept.folder) == []
+    assert read(kept.folder) is None
+
+
+def test_what_an_interrupted_write_left_is_no_hindrance(kept: StateFile, tmp_path: Path) -> None:
+    (tmp_path / f"{files.STATE}.new").symlink_to(tmp_path / "elsewhere")
+    kept.keep(evolve(KNOWN, wishes=()))
+    assert os.listdir(kept.folder) == [files.STATE]
+
+
+def test_a_failure_is_told_once_and_tried_again(tmp_path: Path) -> None:
+    file = StateFile(str(tmp_path / "gone"), DEVICES, log := Log())
+    file.keep(KNOWN)
+    file.keep(evolve(KNOWN, wishes=()))
+    assert log.errors == [("state_not_kept", {"reason": "No such file or directory"})]
+    (tmp_path / "gone").mkdir()
+    file.keep(evolve(KNOWN, wishes=()))
+    assert os.listdir(file.folder) == [files.STATE]
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(path.read_bytes())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda path: path.chmod(0o640), "others than its owner"),
+        (lambda path: os.link(path, path.with_name("copy")), "others than its owner"),
+        (lambda path: os.chown(path, 500, 500), "belongs to user 500"),
+        (lambda path: path.write_bytes(b""), "damaged"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-9]), "damaged"),
+        (lambda path: path.write_bytes(os.urandom(500)), "damaged"),
+        (lambda path: path.write_bytes(b"[" * 100000), "damaged"),
+        (lambda path: path.write_bytes(b"x" * ((1 << 20) + 1)), "longer than"),
+        (lambda path: _edit(path, lambda state: state.update(format=2)), "format 2"),
+        (lambda path: _edit(path, lambda state: state.update(boot="yesterday")), "was started"),
+        (lambda path: _edit(path, lambda state: state.update(pid_namespace=5)), "was started"),
+        (lambda path: _edit(path, lambda state: state["remembered"].update(thread_percentage=0)), "damaged"),
+        (lambda path: (path.rename(f"{path}.x"), path.symlink_to(f"{path}.x")), "symbolic links"),
+        (lambda path: (path.unlink(), path.mkdir(0o700)), "no regular file"),
+        (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "no regular file"),
+    ],
+)
+def test_what_is_not_its_own_is_not_believed(kept: StateFile, spoil: Callable[[Path], object], reason: str) -> None:
+    spoil(Path(kept.folder) / files.STATE)
+    with pytest.raises(NotOurs, match=reason):
+        read(kept.folder)
+
+
+def test_a_process_that_is_gone_has_no_start() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert started_at(process.pid) == -1
