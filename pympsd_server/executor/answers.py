@@ -35,8 +35,13 @@ class AnswerWriter:
                 self._cut_off()
             elif self._flusher is None:
                 # Only a client that reads slowly needs a thread of ours.
-                self._flusher = threading.Thread(target=self._flush, name="answers", daemon=True)
-                self._flusher.start()
+                flusher = threading.Thread(target=self._flush, name="answers", daemon=True)
+                try:
+                    flusher.start()
+                except RuntimeError:  # the system has no thread for it
+                    self._cut_off()
+                else:
+                    self._flusher = flusher
 
     def _write(self, data: bytes | bytearray) -> int:
         try:

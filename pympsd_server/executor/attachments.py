@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pympsd.channel.descriptors import told
+from pympsd.channel.descriptors import PROCESS_ADVICE, close_all, told
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import (
     AskTrace,
@@ -105,8 +105,15 @@ class Attachments:
             memory = shared_memory.make()
         except OSError as error:  # sockets close themselves when they are dropped
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {told(error)}") from None
-        client = self._clients[request.client] = Client(ours, memory.view)
-        client.start()
+        client = Client(ours, memory.view)
+        try:
+            client.start()
+        except RuntimeError as error:
+            close_all((ours.detach(), theirs.detach(), memory.fd))
+            memory.view.release()
+            reason = f"no thread for this client: {error}; {PROCESS_ADVICE}"
+            raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
+        self._clients[request.client] = client
         return client, (theirs.detach(), memory.fd)
 
     def _detach(self, request: Detach) -> None:

@@ -78,7 +78,9 @@ class Client:
             _run(call, row, record)
         except BackendError as error:
             call.fail(Outcome(error.code, error.reason))
-        except Exception as error:  # a defect of ours, or no memory: this call's trouble, nobody else's
+        except MemoryError as error:
+            call.fail(Outcome(Result.ERROR_OUT_OF_MEMORY, f"the executor has no memory left for this call: {error}"))
+        except Exception as error:  # a defect of ours: this call's trouble, nobody else's
             reason = f"the executor failed: {type(error).__name__}: {error}"
             call.fail(Outcome(Result.ERROR_UNKNOWN, reason))
 

@@ -34,7 +34,7 @@ from pympsd_server.mind.quotas import (
     process_share,
 )
 from pympsd_server.mind.roster import Client, Context, NotHere
-from pympsd_server.service.executors import Executor, ExecutorError
+from pympsd_server.service.executors import Executor, ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
 
 ROOM: Final = 8
@@ -194,21 +194,30 @@ class ClientSession:
             reason = f"there is no device {asked.device}: this client sees {len(self.ordinals)}"
             raise ExecutorError(Result.ERROR_INVALID_DEVICE, reason)
         device = self.ordinals[asked.device]
-        refusal = self.server.containment.refusal(self.client, device)
-        if refusal is not None:
-            raise ExecutorError(*refusal)
         share = self._share(device, asked)
+        try:
+            await self._open_on(device, share, asked.request)
+        except ExecutorGone:
+            # It ended just now: of a fault, which says itself what this client gets, or else the next one serves.
+            await self._open_on(device, share, asked.request)
+
+    async def _open_on(self, device: int, share: int, request: int) -> None:
+        self._heed_faults(device)
         executor = await self.server.executors.of(device)
+        self._heed_faults(device)
         context = self._enter(device, executor.generation)
+        self.server.opening.add(context.serial)
         try:
             attached, fds = await self._attach(executor, context, share)
         except BaseException:
             # Refused, or the client has gone meanwhile: the context never was.
             self.server.roster.close_context(self.client, context.serial)
             raise
+        finally:
+            self.server.opening.discard(context.serial)
         self.server.made_context(self.client, context)
         opened = messages.ContextOpened(
-            request=asked.request,
+            request=request,
             context=context.serial,
             generation=executor.generation,
             multiprocessors=share,
@@ -217,6 +226,11 @@ class ClientSession:
             shared_bytes=attached.shared_bytes,
         )
         self.channel.send(opened, fds)
+
+    def _heed_faults(self, device: int) -> None:
+        refusal = self.server.containment.refusal(self.client, device)
+        if refusal is not None:
+            raise ExecutorError(*refusal)
 
     def _share(self, device: int, asked: messages.OpenContext) -> int:
         """Return the SMs of a context that is asked for: the client can only lower what its process may use."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Final
 
 import trio
 from attrs import define, field
@@ -18,6 +19,9 @@ from pympsd_server.mind.blast_radius import Blast, OnDevice, blast_of, sticky_er
 from pympsd_server.mind.roster import Client, Context
 from pympsd_server.service.executors import ExecutorError
 from pympsd_server.service.server import Server
+
+TEARDOWN_SECONDS: Final = 10.0
+"""Contexts that a fault reaches have so long to stop their work."""
 
 
 @define
@@ -111,7 +115,8 @@ class Containment:
                 log.info("fault_in_process", pid=step.client.pid, context=context.number)
         for client in blast.clients:
             for context in client.contexts.values():
-                log.info("context_terminated", pid=client.pid, context=context.number)
+                if context.serial not in self.server.opening:
+                    log.info("context_terminated", pid=client.pid, context=context.number)
         log.info("fault_devices")
         for device in blast.devices:
             log.info("fault_device", device=device)
@@ -121,17 +126,22 @@ class Containment:
 
     async def _tear_down(self, contexts: Iterable[Context], reason: str) -> None:
         """Stop all work of the contexts; each answers with its sticky error from now on."""
-        for context in contexts:
-            executor = self.server.executors.running(context.device)
-            code = self.contexts.get(context.serial)
-            if executor is None or executor.generation != context.generation or code is None:
-                continue
-            request = self.server.executors.next_request()
-            # The context, or its executor, may end meanwhile: no work of it is left then.
-            with suppress(ExecutorError):
-                await executor.ask(request, Terminate(request, context.serial, code, reason))
+        # What cannot be stopped ends with its executor.
+        with trio.move_on_after(TEARDOWN_SECONDS):
+            for context in contexts:
+                await self._tear_one_down(context, reason)
         if not self.server.is_volta_or_newer:
             self.server.end_by_fault()
+
+    async def _tear_one_down(self, context: Context, reason: str) -> None:
+        executor = self.server.executors.running(context.device)
+        code = self.contexts.get(context.serial)
+        if executor is None or executor.generation != context.generation or code is None:
+            return
+        request = self.server.executors.next_request()
+        # The context, or its executor, may end meanwhile: no work of it is left then.
+        with suppress(ExecutorError):
+            await executor.ask(request, Terminate(request, context.serial, code, reason))
 
     async def _recover(self) -> None:
         """Replace the executors of the devices; the server is active again when no other fault is at hand."""
@@ -159,8 +169,8 @@ class Containment:
         return None
 
     def _anybody_on(self, device: int) -> bool:
-        clients = self.server.roster.clients.values()
-        return any(context.device == device for client in clients for context in client.contexts.values())
+        contexts = (each for client in self.server.roster.clients.values() for each in client.contexts.values())
+        return any(each.device == device and each.serial not in self.server.opening for each in contexts)
 
 
 def _everything(server: Server) -> Blast:

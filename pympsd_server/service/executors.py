@@ -15,6 +15,7 @@ from attrs import define, field
 from pympsd.build import build_id
 from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import EXHAUSTED, close_all, told
+from pympsd.channel.processes import open_process
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages as said
@@ -93,8 +94,12 @@ class Executor:
             event.set()
 
 
-def _gone(device: int) -> ExecutorError:
-    return ExecutorError(Result.ERROR_MPS_RPC_FAILURE, f"the executor of device {device} has ended")
+class ExecutorGone(ExecutorError):
+    """The executor has ended, before or during the request."""
+
+
+def _gone(device: int) -> ExecutorGone:
+    return ExecutorGone(Result.ERROR_MPS_RPC_FAILURE, f"the executor of device {device} has ended")
 
 
 @define
@@ -224,7 +229,7 @@ async def _spawn(show_as: str) -> tuple[socket.socket, trio.Process]:
     with theirs:
         try:
             # Its standard streams are the server's: nothing in, nothing out, last words to the daemon.
-            process = await trio.lowlevel.open_process(
+            process = await open_process(
                 [sys.executable, "-I", main, "--link-fd", str(theirs.fileno()), "--name", show_as],
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": NOWHERE},

@@ -77,6 +77,7 @@ async def _serve(
         log.error("server_failed")
         for reason in error.reasons:
             log.error("server_failed_reason", reason=reason)
+        daemon.start_refused(error.reasons[0])
         return FAILED_STATUS
     try:
         async with trio.open_nursery() as nursery:

@@ -41,6 +41,8 @@ class Server:
     done: trio.Event = field(factory=trio.Event)
     status: int = 0
     """The process's exit status."""
+    opening: set[int] = field(factory=set, init=False)
+    """Serials of contexts that their executors have not made yet."""
     _executors: Executors | None = None
     _containment: Containment | None = None
     _to_be_remade: list[int] = field(factory=list, init=False)
@@ -115,6 +117,10 @@ class Server:
     def refused_devices(self, client: Client) -> None:
         """A client's CUDA_VISIBLE_DEVICES leaves it no device."""
         entry = client.environment.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+        if entry.startswith("GPU-"):
+            # As recorded: of a UUID it says no more.
+            self.log.info("client_devices_none", pid=client.pid)
+            return
         self.log.info("client_devices_invalid", pid=client.pid)
         self.log.info("client_devices_entry", pid=client.pid, entry=entry)
         self.log.info("client_devices_hint", pid=client.pid, count=len(self.devices))

@@ -1,0 +1,185 @@
+"""A server whose daemon has died: what it remembers, at which door it knocks, and when it gives up."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from attrs import define, field
+
+from pympsd.channel.awaited import MessageChannel
+from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.wire import link_messages as link
+from pympsd_server.service import daemon_link, orphanhood
+from pympsd_server.service.daemon_link import DaemonLink
+from pympsd_server.service.orphanhood import Door, serve_on
+
+SECONDS = 30
+
+
+@define
+class FakeServer:
+    """What an orphan needs of its server."""
+
+    link: DaemonLink
+    roster: SimpleNamespace = field(factory=lambda: SimpleNamespace(clients={}))
+    leaving: bool = False
+    ending: bool = False
+    log: Any = field(init=False)
+
+    @log.default
+    def _to_the_link(self) -> SimpleNamespace:
+        return SimpleNamespace(info=lambda event, **fields: self.link.log(event, fields, 0.0))
+
+    def orphaned(self) -> None:
+        """It goes."""
+        self.ending = True
+
+
+@define
+class NextDaemon:
+    """A listening socket, and what servers say at it."""
+
+    path: str
+    listener: trio.socket.SocketType
+
+    async def accept(self) -> MessageChannel:
+        """Take the next server."""
+        with trio.fail_after(SECONDS):
+            return MessageChannel((await self.listener.accept())[0])
+
+    async def hear(self, channel: MessageChannel) -> object:
+        """Return the next message, None at the end."""
+        with trio.fail_after(SECONDS):
+            received = await channel.receive_message()
+        return None if received is None else received[0]
+
+
+@pytest.fixture(autouse=True)
+def _stderr_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphanhood, "_let_go_of_stderr", lambda: None)
+
+
+@pytest.fixture
+async def orphan() -> AsyncIterator[FakeServer]:
+    """A server with a client of two contexts, one of them closed, whose daemon has died."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    server = FakeServer(DaemonLink(MessageChannel(trio.socket.from_stdlib_socket(ours))))
+    server.link.status(ServerStatus.ACTIVE)
+    server.link.client_came(link.AdmitClient(5, 4105, 500, 500, "train", 0, {}, 99))
+    server.link.client_came(link.AdmitClient(6, 4106, 500, 500, "gone", 0, {}, 99))
+    server.link.context_made(5, 1, 1, 0)
+    server.link.context_made(5, 2, 2, 1)
+    server.link.context_gone(5, 1)
+    server.link.client_gone(6)
+    server.roster.clients[5] = "train"
+    yield server
+    if not server.link.adrift:
+        server.link.channel.close()
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[NextDaemon]:
+    """The next daemon."""
+    listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    await listener.bind(str(tmp_path / "control"))
+    listener.listen(8)
+    yield NextDaemon(str(tmp_path / "control"), listener)
+    listener.close()
+
+
+async def test_it_says_who_is_here_and_what_happened_meanwhile(
+    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_link, "KEPT_RECORDS", 3)
+    outcome: list[bool] = []
+
+    async def go_on() -> None:
+        outcome.append(await serve_on(orphan, Door(os.getuid(), daemon.path), nursery))
+
+    nursery.start_soon(go_on)
+    channel = await daemon.accept()
+    hello = await daemon.hear(channel)
+    assert isinstance(hello, link.ServerReturn)
+    assert (hello.pid, hello.status, hello.leaving, hello.clients) == (os.getpid(), "ACTIVE", False, 1)
+    assert await daemon.hear(channel) == link.ReturningClient(5, 4105, 500, "train", 99, ((2, 2, 1),))
+    for number in range(4):
+        orphan.link.log("client_disconnected", {"pid": number}, 1.0)
+    # What happens from now on is pushed, but no log: it may still be turned away.
+    orphan.link.context_made(5, 3, 3, 0)
+    assert await daemon.hear(channel) == link.ContextReported(5, 3, 3, 0)
+    channel.send(link.ServerTakenIn())
+    assert await daemon.hear(channel) == link.LogDropped(2)
+    kept = [await daemon.hear(channel) for _ in range(4)]
+    assert [said.event for said in kept if isinstance(said, link.LogRecord)] == [
+        *["client_disconnected"] * 3,
+        "server_taken_in",
+    ]
+    assert outcome == [True]
+    orphan.link.lose()
+    assert await daemon.hear(channel) is None
+    channel.close()
+
+
+async def test_without_clients_it_goes_at_once(orphan: FakeServer, nursery: trio.Nursery) -> None:
+    orphan.roster.clients.clear()
+    assert not await serve_on(orphan, Door(os.getuid(), "/nonexistent/control"), nursery)
+    assert orphan.ending
+
+
+async def test_one_that_is_dismissed_goes_by_itself(
+    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery
+) -> None:
+    outcome: list[bool] = []
+
+    async def go_on() -> None:
+        outcome.append(await serve_on(orphan, Door(os.getuid(), daemon.path), nursery))
+
+    nursery.start_soon(go_on)
+    channel = await daemon.accept()
+    channel.send(link.ServerDismissed("other devices"))
+    while await daemon.hear(channel) is not None:
+        pass
+    channel.close()
+    assert outcome == [False]
+    assert orphan.ending
+
+
+async def test_one_that_gets_no_answer_knocks_again(
+    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery
+) -> None:
+    async with trio.open_nursery() as inner:
+        inner.start_soon(serve_on, orphan, Door(os.getuid(), daemon.path), nursery)
+        for _ in range(3):
+            channel = await daemon.accept()
+            assert isinstance(await daemon.hear(channel), link.ServerReturn)
+            channel.close()
+        inner.cancel_scope.cancel()
+
+
+async def test_somebody_elses_daemon_is_told_nothing(
+    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orphanhood, "GRACE", 0.1)
+    outcome: list[bool] = []
+
+    async def go_on() -> None:
+        outcome.append(await serve_on(orphan, Door(os.getuid() + 1, daemon.path), nursery))
+
+    async with trio.open_nursery() as inner:
+        inner.start_soon(go_on)
+        channel = await daemon.accept()
+        assert await daemon.hear(channel) is None
+        channel.close()
+        assert not orphan.ending
+        # Its last client leaves, and nobody comes.
+        orphan.roster.clients.clear()
+    assert outcome == [False]
+    assert orphan.ending

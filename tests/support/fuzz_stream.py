@@ -1,0 +1,350 @@
+"""Spoilt records thrown at a live executor, while other clients of it compute and check every result.
+
+The bad client knows what an attacker knows: the format, its own handles and addresses, and where others' might be.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import struct
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from attrs import define, field, frozen
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire import records
+from pympsd.wire.executor_messages import ContextFaulted, DropClient, ExecutorDone
+from tests.executor.executor_owner import GENERATION, ExecutorOwner
+from tests.executor.raw_client import EMPTY, ENDLESS, STORE, TRAPPED, RawClient
+
+RECORDS_A_SESSION: Final = 400
+ENDLESS_SESSIONS: Final = 0.05
+"""The share of sessions that launch kernels without end."""
+BROKEN_LENGTHS: Final = 0.3
+"""The share of sessions that end with a record whose length cannot be."""
+STALLED_SECONDS: Final = 0.5
+"""A stream that takes no record for so long waits for a kernel without end: the session is over."""
+HANDLES: Final = tuple((GENERATION << records.GENERATION_SHIFT) + number for number in range(16, 48))
+STREAMS: Final = HANDLES[8:12]
+EVENTS: Final = HANDLES[12:16]
+HELD_UP: Final = HANDLES[16]
+"""The stream of host functions: who calls them holds it up."""
+_EDGES: Final = (0, 1, 2, 4, 15, 511, 512, 4096, 1 << 24, 1 << 32, 1 << 40, 2**63 - 1, 2**63, 2**64 - 512, 2**64 - 1)
+_QUERY: Final = 1 << 61
+"""Sequence numbers from here on are the fuzz's own questions."""
+
+
+@frozen
+class Found:
+    """What an executor took."""
+
+    records: int
+    """Known to be consumed: the question after them was answered, or their stream was ended."""
+    sessions: int
+    stalled: int
+    """Sessions ended behind a kernel without end."""
+    ruined: int
+    """Contexts that faulted; all of them the bad client's."""
+    checks: int
+    """Results of others that were right meanwhile."""
+    results: Counter[int]
+    """Answers by result."""
+    kib_before: int
+    kib_after: int
+
+
+@define
+class Witness:
+    """A client that computes and checks, in a thread of its own, until it is told to stop."""
+
+    client: RawClient
+    checks: int = 0
+    trouble: str = ""
+    _over: threading.Event = field(factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; raise AssertionError when a result was wrong."""
+        self._over.set()
+        assert self._thread is not None
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "another client's call hangs"
+        assert not self.trouble, self.trouble
+
+    def _work(self) -> None:
+        try:
+            module, _ = self.client.load()
+            address = self.client.allocate(8192)
+            while not self._over.is_set():
+                self._check(module, address)
+                self.checks += 1
+        except Exception as error:
+            self.trouble = f"another client took harm: {error!r}"
+
+    def _check(self, module: int, address: int) -> None:
+        pattern = struct.pack("=Q", self.checks * 0x9E3779B97F4A7C15 & 2**64 - 1) * 512
+        self.client.write(address, pattern)
+        self.client.launch(module, STORE, struct.pack("=QI", address + 4096, self.checks & 0xFFFFFFFF))
+        read = self.client.read(address, 4100)
+        assert read[:4096] == pattern, "memory was changed"
+        assert read[4096:] == struct.pack("=I", self.checks & 0xFFFFFFFF), "a kernel's result is wrong"
+
+
+@define
+class Attack:
+    """One session of the bad client: what it sends, made from its own things."""
+
+    source: random.Random
+    client: RawClient
+    endless: bool
+    spoilt: float
+    """The share of its records that are changed."""
+    addresses: list[int] = field(factory=list)
+    modules: list[int] = field(factory=list)
+
+    def settle(self) -> None:
+        """Have a few things of its own."""
+        self.addresses = [self.client.allocate(size) for size in (64, 4096, 1 << 20)]
+        self.modules = [self.client.load()[0]]
+        for handle in (*STREAMS, HELD_UP):
+            self.client.send("CREATE_STREAM", handle, 1, 0)
+        for handle in EVENTS:
+            self.client.send("CREATE_EVENT", handle, 0)
+        self.client.good("SYNCHRONIZE_CONTEXT")
+
+    def records(self) -> Iterator[bytes]:
+        """Good records with something changed in most of them."""
+        for number in range(RECORDS_A_SESSION):
+            yield self._record(number)
+
+    def _number(self) -> int:
+        source = self.source
+        match source.randrange(8):
+            case 0:
+                return source.choice(_EDGES)
+            case 1:
+                return source.getrandbits(64)
+            case 2:
+                return source.choice(self.addresses) + source.choice((0, 0, 1, 4, 63, 64, 4096, -1, -512))
+            case 3:
+                # In the device's window, where others' memory lies at the same addresses.
+                return 0x6000_0000_0000 + source.randrange(1 << 24)
+            case 4 | 5:
+                return source.choice(HANDLES)
+            case 6:
+                return source.choice(self.modules)
+            case _:
+                return source.randrange(64)
+
+    def _operands(self, name: str) -> list[int]:
+        """What a well-behaved client would send, roughly."""
+        source, stream = self.source, self.source.choice((0, 0, *STREAMS))
+        event, fresh = source.choice(EVENTS), source.choice(HANDLES[17:])
+        address, size = source.choice(self.addresses), source.choice((1, 8, 64, 4096))
+        match name:
+            case "COPY_TO_DEVICE" | "COPY_FROM_DEVICE":
+                return [stream, address, source.randrange(1 << 20), size]
+            case "COPY_ON_DEVICE":
+                return [stream, address, source.choice(self.addresses), size]
+            case "FILL":
+                return [stream, address, source.getrandbits(32), source.choice((1, 2, 4)), size]
+            case "LAUNCH":
+                odd = ENDLESS if self.endless else TRAPPED
+                function = odd if source.random() < 0.02 else source.choice((EMPTY, STORE, STORE))
+                return [stream, source.choice(self.modules), function, *[1] * 6, 0, 12 if function == STORE else 0]
+            case "ALLOCATE":
+                return [size]
+            case "HOST_FUNCTION":
+                return [HELD_UP, source.randrange(1, 20)]
+            case "CREATE_STREAM":
+                return [fresh, 1, 0]
+            case "CREATE_EVENT":
+                return [fresh, 0]
+            case "IMAGE_PART":
+                return [fresh, source.randrange(1 << 20), size]
+            case "WAIT_EVENT":
+                return [stream, event]
+            case "RECORD_EVENT":
+                return [event, stream]
+            case "QUERY_EVENT" | "SYNCHRONIZE_EVENT" | "ELAPSED_TIME":
+                return [event for _ in records.BY_NAME[name].operands]
+            case "QUERY_STREAM" | "SYNCHRONIZE_STREAM":
+                return [stream]
+            case _:
+                # Mostly of nothing that is there: what is destroyed is of no more use to the session.
+                return [fresh for _ in records.BY_NAME[name].operands]
+
+    def _record(self, number: int) -> bytes:
+        source = self.source
+        operation = source.choice(records.OPERATIONS)
+        name = operation.name
+        operands = [value & 2**64 - 1 for value in self._operands(name)]
+        tail = struct.pack("=QI", source.choice(self.addresses), number) if name == "LAUNCH" and operands[-1] else b""
+        spoil = source.random() < self.spoilt
+        for _ in range(source.choice((0, 1, 1, 1, 2, 4)) if operands and spoil else 0):
+            operands[source.randrange(len(operands))] = self._number() & 2**64 - 1
+        body = struct.pack(f"={len(operands)}Q", *operands) + tail.ljust(records.padded(len(tail)), b"\0")
+        opcode, flags, context = operation.opcode, source.choice((0, 0, 1, 2, 3)), self.client.context
+        if not spoil:
+            return records.HEADER.pack(opcode, flags, records.HEADER_BYTES + len(body), context, number) + body
+        match source.randrange(40):
+            case 0:
+                opcode = source.randrange(1 << 16)
+            case 1:
+                flags = source.randrange(1 << 16)
+            case 2:
+                context = source.choice((0, 1000, 1001, 2**64 - 1, source.getrandbits(64)))
+            case 3:
+                body = body[: source.randrange(len(body) + 1)]
+            case 4:
+                body += source.randbytes(source.choice((1, 8, 64, 5000)))
+            case 5 if body:
+                spoilt = bytearray(body)
+                spoilt[source.randrange(len(spoilt))] ^= 1 << source.randrange(8)
+                body = bytes(spoilt)
+        return records.HEADER.pack(opcode, flags, records.HEADER_BYTES + len(body), context, number) + body
+
+
+def _resident_kib(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
+
+
+@define
+class StreamFuzz:
+    """An executor, its witnesses, and the bad clients that come and go."""
+
+    executor: ExecutorOwner
+    seed: int
+    consumed: int = 0
+    sessions: int = 0
+    stalled: int = 0
+    ruined: int = 0
+    results: Counter[int] = field(factory=Counter)
+
+    def session(self) -> None:
+        """One bad client from attach to drop."""
+        source = random.Random(f"{self.seed}/stream/{self.sessions}")
+        client = self.executor.attach(client=1, context=1)
+        attack = Attack(source, client, source.random() < ENDLESS_SESSIONS, source.choice((0.02, 0.1, 0.5, 0.9)))
+        attack.settle()
+        sent = 0
+        try:
+            for record in attack.records():
+                self._send(client, record)
+                sent += 1
+            if source.random() < BROKEN_LENGTHS:
+                length = source.choice((0, 7, 23, records.RECORD_LIMIT + 1, 2**32 - 1))
+                self._send(client, records.HEADER.pack(1, 0, length, 1, 1))
+                self._read_to_its_end(client)
+                sent += 1
+            else:
+                self._ask(client)
+            self.consumed += sent
+        except TimeoutError:
+            assert attack.endless or sent, "a stream that nothing holds up takes no records"
+            self.stalled += 1
+        self._drop(client)
+        self.sessions += 1
+
+    def _send(self, client: RawClient, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            reads, writes, _ = select.select([client.stream], [client.stream], [], STALLED_SECONDS)
+            if not reads and not writes:
+                raise TimeoutError
+            if reads:
+                self._take(client)
+            if writes:
+                rest = rest[client.stream.send(rest) :]
+
+    def _take(self, client: RawClient) -> None:
+        client._receive()
+        for sequence in client.arrived():
+            if sequence < _QUERY:
+                self._judge(client.answer(sequence))
+
+    def _judge(self, answer: object) -> None:
+        result, opcode = answer.result, answer.opcode  # type: ignore[attr-defined]
+        self.results[result] += 1
+        if result == Result.ERROR_UNKNOWN:
+            raise AssertionError(f"a defect met by opcode {opcode}: {answer.reason}")  # type: ignore[attr-defined]
+
+    def _ask(self, client: RawClient) -> None:
+        """Ask something that is answered when all before it is consumed."""
+        self._send(client, records.pack("MEMORY_INFO", 2**63, _QUERY))
+        while _QUERY not in client.arrived():
+            if not select.select([client.stream], [], [], STALLED_SECONDS)[0]:
+                raise TimeoutError
+            self._take(client)
+
+    def _read_to_its_end(self, client: RawClient) -> None:
+        try:
+            while select.select([client.stream], [], [], STALLED_SECONDS)[0]:
+                self._take(client)
+            raise TimeoutError
+        except (EOFError, ConnectionError):
+            return
+
+    def _drop(self, client: RawClient) -> None:
+        client.close()
+        self.executor.send(DropClient(1 << 40, 1))
+        while not isinstance(message := self.executor.receive()[0], ExecutorDone):
+            assert isinstance(message, ContextFaulted), message
+            assert message.context == 1, "another client's context was ruined"
+            self.ruined += 1
+        assert self.executor.alive, "the executor has ended"
+
+
+def fuzz_stream(seed: int, wanted: int) -> Found:
+    """Throw at least so many records at an executor; raise AssertionError when it, or a witness, took harm."""
+    with tempfile.TemporaryFile() as said:
+        executor = ExecutorOwner.start(stderr=said).ready()
+        try:
+            found = _fuzz(executor, seed, wanted)
+        finally:
+            executor.close()
+        said.seek(0)
+        words = said.read()
+        assert b"Traceback" not in words, words.decode()
+        return found
+
+
+def _fuzz(executor: ExecutorOwner, seed: int, wanted: int) -> Found:
+    witnesses = [Witness(executor.attach(client=number, context=number)) for number in (1000, 1001)]
+    fuzz = StreamFuzz(executor, seed)
+    fuzz.session()
+    before, descriptors = _resident_kib(executor.process.pid), executor.fd_count()
+    for witness in witnesses:
+        witness.start()
+    try:
+        while fuzz.consumed < wanted:
+            try:
+                fuzz.session()
+            except Exception as error:
+                error.add_note(f"session {fuzz.sessions} of seed {seed}")
+                raise
+            assert all(not witness.trouble for witness in witnesses), [witness.trouble for witness in witnesses]
+    finally:
+        for witness in witnesses:
+            witness.stop()
+    assert executor.fd_count() <= descriptors, "descriptors are left"
+    checks = sum(witness.checks for witness in witnesses)
+    assert all(witness.checks for witness in witnesses), "a witness had no turn"
+    after = _resident_kib(executor.process.pid)
+    return Found(
+        fuzz.consumed, fuzz.sessions, fuzz.stalled, fuzz.ruined, checks, Counter(fuzz.results), before, after
+    )
