@@ -3,6 +3,13 @@
 ``recorded/NAME.txt`` is the recording, ``sessions/NAME.toml`` the review by hand: which steps belong to a replay,
 which are deliberately different and why, which cannot be replayed and why, and what the recorder did without saying
 so. Run it after a change of either (``python tests/conformance/extract.py``): a test fails while a table is old.
+
+A step of the review has its numbers, its mark and, unless it is equal, its reason; and what more it needs:
+environment, uid, at: whose client or daemon it is; do, pid, step, result, stdin ... instead of what the recording
+says in words; ours (and ours_status): what ours answers where it is different; lacks and adds: the lines of a log
+that only the recording, or only ours, has (lacks_for_each: with % for the PID of each); reordered: the same lines in
+another order; some: a log of which only some lines are shown; until: asked again until it is so; rows: only how many
+rows there are; row: only that one.
 """
 
 from __future__ import annotations
@@ -23,11 +30,14 @@ NAMES: Final = (
     "multiuser-and-limits",
 )
 MARKS: Final = ("equal", "different", "not_replayable")
+PLAIN: Final = {"steps", "mark", "reason", "each", "lacks_for_each"}
 RUN = re.compile(
     r"\$ (?:printf '(?P<stdin>.*)' \| )?ctl(?: (?P<arguments>.*?))?\s+\[rc=(?P<rc>\w+) [^]]*?(?:uid=(?P<uid>\d+))?\]"
 )
 CLIENT = re.compile(r"   client (?P<pid>\d+): (?P<step>.*?) -> (?P<result>.*?)\s+\([0-9.]+ ms\)")
 OUTPUT = re.compile(r"  (out|err|log)\| ?(.*)", re.DOTALL)
+ELIDED: Final = "  ... (more lines of this shape)"
+"""What is left out of a log says so, and is no step; how such a log is compared the review says (elided)."""
 TIMES = re.compile(r" [0-9]+\.[0-9]{6}(?= |$)")
 """How long a client's step took; the recorder wrote seconds."""
 
@@ -39,7 +49,7 @@ def parsed(text: str) -> list[dict[str, Any]]:
     for line in text.split("\n")[1:]:
         if line.startswith("==== "):
             section = line[5:]
-        elif line.startswith("# ") or not line.strip():
+        elif line.startswith("# ") or not line.strip() or line == ELIDED:
             continue
         elif (output := OUTPUT.fullmatch(line)) and steps:
             steps[-1].setdefault({"out": "stdout", "err": "stderr", "log": "lines"}[output[1]], []).append(output[2])
@@ -89,7 +99,13 @@ def reviewed(steps: list[dict[str, Any]], review: dict[str, Any]) -> list[dict[s
     for decision in review.get("step", []):
         for number in numbers(decision["steps"]):
             assert decision["mark"] in MARKS, decision
-            extra = {name: value for name, value in decision.items() if name not in ("steps", "mark", "reason")}
+            extra = {name: value for name, value in decision.items() if name not in PLAIN}
+            if "each" in decision:
+                # In a line that is lacking for each of several clients % stands for its PID.
+                lines = [
+                    text.replace("%", str(pid)) for pid in decision["each"] for text in decision["lacks_for_each"]
+                ]
+                extra["lacks"] = [*decision.get("lacks", []), *lines]
             steps[number - 1] |= {"mark": decision["mark"], "reason": decision.get("reason", ""), **extra}
     for step in steps:
         assert step["mark"] == "equal" or step["reason"], f"step {step['number']} has no reason: {step}"

@@ -28,8 +28,12 @@ OWN: Final = re.compile(
     r"Try shutting down|Server \d+ (has \d+ active|exited)|Force shutting|quit command issued|Exit with status"
 )
 KNOCKS: Final = re.compile(r"NEW CLIENT|Refusing client")
+ALSO: Final = re.compile(r"NEW CLIENT (\d+) |(\d+) +\d+ +\d+ +GPU-")
+"""Begins a line of control.log that tells of a client: the daemon's, and a row of ps."""
 CLIENTS: Final = re.compile(r"\{PID: (\d+),|Client process (\d+) disconnected")
 GARBAGE: Final = "Received new client request for {PID: "
+ANSWERS: Final = ("Client {PID: ", "Server teardown in progress. Refusing to accept new client {PID: ")
+"""Begin what a server says to a request."""
 
 
 @frozen
@@ -94,6 +98,9 @@ def server_voices(log: list[Entry]) -> dict[str, list[Entry]]:
     return voices
 
 
+VOICES: Final = {"control.log": control_voices, "server.log": server_voices}
+
+
 def _asked_once(log: list[Entry]) -> list[Entry]:
     """Leave out a refusal to shut down that follows another: the vendor's daemon asks as often as it polls."""
     refusal = ["Server has been notified to shutdown", "Server was unable to shutdown"]
@@ -111,13 +118,18 @@ def without_garbage(recorded: list[Entry]) -> list[Entry]:
     mended = list(recorded)
     for place, entry in enumerate(recorded):
         if entry.text.startswith(GARBAGE):
-            after = next(
-                (other.text for other in recorded[place + 1 :] if other.text.startswith("Client {PID: ")), ""
-            )
+            after = next((other.text for other in recorded[place + 1 :] if other.text.startswith(ANSWERS)), "")
             who = re.search(r"\{.*\}", after)
             if who is not None:
                 mended[place] = Entry(entry.who, entry.pid, f"Received new client request for {who[0]}")
     return mended
+
+
+def without_nameless(recorded: list[Entry]) -> list[Entry]:
+    """Leave out, of a log of which only some lines are shown, those of which then nothing says whose they were."""
+    return [
+        entry for entry in recorded if not entry.text.startswith(GARBAGE) and not entry.text.endswith("is associated")
+    ]
 
 
 def without_unshown(recorded: list[Entry], commands: list[str]) -> list[Entry]:
@@ -129,6 +141,23 @@ def without_unshown(recorded: list[Entry], commands: list[str]) -> list[Entry]:
         session.append(entry)
         if entry.text == "UI closed":
             kept += session if _shown(session, waiting) else []
+            session = []
+    return kept + session
+
+
+def without_repeated(ours: list[Entry], repeated: list[str]) -> list[Entry]:
+    """Leave out, in our log, the operators that asked again until what they waited for was there."""
+    waiting = list(repeated)
+    kept: list[Entry] = []
+    session: list[Entry] = []
+    for entry in ours:
+        session.append(entry)
+        if entry.text == "UI closed":
+            said = "".join(each.text.removeprefix("Cmd:") for each in session if each.text.startswith("Cmd:"))
+            if said in waiting:
+                waiting.remove(said)
+            else:
+                kept += session
             session = []
     return kept + session
 

@@ -14,25 +14,29 @@ from pathlib import Path
 from typing import Any, Final
 
 from attrs import define, field
-from processes import SECONDS, ClientProcess, DaemonProcess, alive, wait_until
+from processes import BIN, SECONDS, ClientProcess, DaemonProcess, alive, wait_until
 
-from . import logs
+from .comparison import Comparison
 from .correspondence import Correspondence
 
 CLIENT: Final = str(Path(__file__).with_name("stepwise_client.py"))
 SETTLES: Final = 10.0
 """Seconds a log is given to say what it should."""
 ELIDED: Final = "(usage text"
+OURS_ONLY: Final = {"pympsd.state": "what another daemon needs to take the servers in if this one is killed"}
+"""Files in the pipe directory that the vendor's daemon has not, with the reason."""
 NAMESPACE: Final = "4026531836"
 
 
 class ReplayDaemon(DaemonProcess):
     """A daemon whose tools run in its own folder, so that relative paths mean it."""
 
-    def run(self, arguments: list[str], text: str = "", uid: int | None = None) -> subprocess.CompletedProcess[str]:
-        """Run the command line tool; an argument of several words is several."""
+    def run(
+        self, arguments: list[str], text: str = "", uid: int | None = None, tool: str = "pympsd"
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command line tool; an argument of several words is several."""
         return subprocess.run(
-            [self.command, *(word for argument in arguments for word in argument.split())],
+            [str(BIN / tool), *(word for argument in arguments for word in argument.split())],
             env=self.environment,
             input=text,
             capture_output=True,
@@ -41,6 +45,20 @@ class ReplayDaemon(DaemonProcess):
             user=(self.uid if uid is None else uid) or None,
             cwd=self.directory,
         )
+
+
+Said = Callable[[dict[str, Any]], str]
+"""Says how what ours did differs from a step; nothing when it does not."""
+DECISIONS: Final = {"ours", "lacks", "adds", "reordered"}
+"""What the review may say of a step that is different: then ours is that, and nothing else."""
+
+
+def _instead(step: dict[str, Any]) -> dict[str, Any]:
+    """Return a step with what ours does in place of what is recorded."""
+    if "ours" not in step:
+        return step
+    said = "result" if step["do"] == "client" else "stdout"
+    return step | {said: step["ours"], "status": step.get("ours_status", step.get("status"))}
 
 
 @define
@@ -55,6 +73,7 @@ class Replay:
     background: list[subprocess.Popen[str]] = field(factory=list)
     shown: dict[tuple[int, str], int] = field(factory=dict)
     commands: dict[int, list[str]] = field(factory=dict)
+    repeated: list[str] = field(factory=list)
 
     def daemon(self, at: int) -> ReplayDaemon:
         """Return the daemon of a place; a place is a pipe directory and a log directory."""
@@ -64,13 +83,20 @@ class Replay:
         return self.daemons[at]
 
     def play(self, step: dict[str, Any]) -> str:
-        """Do a step; return how ours differs from what is recorded, nothing when it does not."""
+        """Do a step; return how what ours does differs from what was decided of it, nothing when it does not."""
         for action in self.plan.get("before", {}).get(str(step["number"]), []):
             self._unshown(*action.split(maxsplit=1))
+        if step["mark"] == "not_replayable":
+            return ""
         kinds = {"run": self._run, "client": self._client, "listing": self._listing}
-        if step["do"].endswith(".log"):
-            return self._log(step)
-        return kinds[step["do"]](step)
+        differs = self._log if step["do"].endswith(".log") else kinds[step["do"]]
+        said = differs(step)
+        wrong = said({name: value for name, value in step.items() if name not in DECISIONS})
+        if step["mark"] != "different":
+            return wrong
+        if not wrong:
+            return "equal now: the mark is not needed any more"
+        return said(_instead(step)) if DECISIONS & step.keys() else ""
 
     # --- what the recorder did without showing it
 
@@ -78,10 +104,30 @@ class Replay:
         if verb == "end":
             for pid in map(int, rest.split()):
                 self._end(self.clients.pop(pid))
+        elif verb == "kill":
+            self._end(self.clients.pop(int(rest)), signal.SIGKILL)
+        elif verb == "kill-server":
+            server = self.known.ours[int(rest)]
+            os.kill(server, signal.SIGKILL)
+            said = f"Server {server} exited"
+            wait_until(lambda: any(line.startswith(said) for line in self.daemon(0).log()), said)
+        elif verb == "reap":
+            # Its server is gone, or it was no client: nobody logs its end.
+            self.clients.pop(int(rest)).end()
+        elif verb == "gone":
+            wait_until(lambda: self._counted(self.daemon(0), "Client process", "server.log") == int(rest), rest)
+        elif verb == "begin":
+            pid, _, words = rest.partition(" ")
+            self._of(int(pid), {}).begin(words)
+        elif verb == "begin-as":
+            uid, pid, words = rest.split(maxsplit=2)
+            self._of(int(pid), {"uid": int(uid)}).begin(words)
         elif verb == "run":
             done = self.daemon(0).run([], f"{self.known.translated(rest)}\n")
             assert done.returncode == 0
             self._settled(rest)
+        elif verb == "ask":
+            assert self._asked(f"{rest}\n").returncode == 0
         elif verb == "client":
             pid, _, words = rest.partition(" ")
             assert "CUDA_SUCCESS" in self._do(int(pid), words, {})
@@ -92,6 +138,8 @@ class Replay:
             assert self.daemon(0).start().returncode == 0
         elif verb == "wait":
             wait_until(lambda: self.known.translated(rest) in self.daemon(0).log(), rest)
+        elif verb == "read-only":
+            (self.daemon(0).directory / rest).chmod(0o555)
         elif verb == "sigkill":
             os.kill(self.daemon(0).pid, signal.SIGKILL)
             wait_until(lambda: not alive(self.daemon(0).pid), "the daemon's end")
@@ -106,14 +154,14 @@ class Replay:
                 self.shown[0, name] = len(self._lines(0, name))
             self.commands[0] = []
 
-    def _end(self, client: ClientProcess) -> None:
-        client.end()
+    def _end(self, client: ClientProcess, number: int = 0) -> None:
+        client.end(number)
         said = f"Client process {client.pid} disconnected"
         wait_until(lambda: said in self.daemon(0).log("server.log"), "the client's end in server.log")
 
     # --- the steps
 
-    def _run(self, step: dict[str, Any]) -> str:
+    def _run(self, step: dict[str, Any]) -> Said:
         at, stdin = step.get("at", 0), self.known.translated(step["stdin"])
         daemon = self.daemon(at)
         self.commands.setdefault(at, []).extend(stdin.splitlines())
@@ -122,21 +170,37 @@ class Replay:
         if "-d" in step["arguments"] and step["status"] == 0:
             done = daemon.start(" ".join(step["arguments"]))
         else:
+            done = daemon.run(step["arguments"], stdin, step["uid"], step.get("tool", "pympsd"))
+        give_up = time.monotonic() + SETTLES
+        while step.get("until") and self._ran_otherwise(_instead(step), done) and time.monotonic() < give_up:
+            self.repeated.append(stdin.strip())
             done = daemon.run(step["arguments"], stdin, step["uid"])
         self._settled(stdin, at)
+        return lambda decided: self._ran_otherwise(decided, done)
+
+    def _ran_otherwise(self, step: dict[str, Any], done: subprocess.CompletedProcess[str]) -> str:
         ours = [line for line in done.stdout.split("\n") if line]
+        if "rows" in step:
+            return "" if len(ours) == step["rows"] else f"{len(ours)} rows, not {step['rows']}"
+        if "row" in step:
+            ours = ours[step["row"] : step["row"] + 1]
         recorded = step.get("stdout", [])
         if recorded and ELIDED in recorded[-1]:
             recorded, ours = recorded[:-1], ours[: len(recorded) - 1]
         wrong = [] if done.returncode == step["status"] else [f"status {done.returncode}, not {step['status']}"]
-        wrong += self._compared("stdout", recorded, ours)
+        wrong += self._compared.differences("stdout", recorded, ours)
         complaints = done.stderr.splitlines()
         # Where the vendor says nothing on standard error, ours may say in one line what was refused.
         if step.get("stderr") or len(complaints) > 1:
-            wrong += self._compared("stderr", step.get("stderr", []), complaints)
+            wrong += self._compared.differences("stderr", step.get("stderr", []), complaints)
         return "\n".join(wrong)
 
-    def _run_aside(self, daemon: ReplayDaemon, stdin: str) -> str:
+    def _asked(self, stdin: str) -> subprocess.CompletedProcess[str]:
+        """Give a command that the recording shows in the log only."""
+        self.commands.setdefault(0, []).extend(stdin.splitlines())
+        return self.daemon(0).run([], stdin)
+
+    def _run_aside(self, daemon: ReplayDaemon, stdin: str) -> Said:
         process = subprocess.Popen(
             [daemon.command], env=daemon.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -146,7 +210,8 @@ class Replay:
         process.stdin.close()
         process.stdin = None
         wait_until(lambda: any("will not shutdown" in line for line in daemon.log()), "the quit's refusal")
-        return "" if process.poll() is None else "it ended, and did not wait"
+        wrong = "" if process.poll() is None else "it ended, and did not wait"
+        return lambda _: wrong
 
     def _settled(self, stdin: str, at: int = 0) -> None:
         """Wait for what a command begins: the vendor's daemon answers nobody meanwhile."""
@@ -156,18 +221,26 @@ class Replay:
         elif stdin.startswith("quit") and daemon.log()[-1:] == ["Exit with status 0"]:
             wait_until(lambda: not alive(daemon.pid), "the daemon's end")
 
-    def _counted(self, daemon: ReplayDaemon, beginning: str) -> int:
-        return sum(line.startswith(beginning) for line in daemon.log())
+    def _counted(self, daemon: ReplayDaemon, beginning: str, name: str = "control.log") -> int:
+        return sum(line.startswith(beginning) for line in daemon.log(name))
 
-    def _client(self, step: dict[str, Any]) -> str:
+    def _client(self, step: dict[str, Any]) -> Said:
         ours = self._do(step["pid"], step["step"], step)
-        return "\n".join(self._compared("result", [step["result"]], [ours]))
+        return lambda decided: "\n".join(self._compared.differences("result", [decided["result"]], [ours]))
 
     def _do(self, pid: int, words: str, step: dict[str, Any]) -> str:
+        client = self._of(pid, step)
+        if words == "awaited":
+            return client.result()
+        if words == "so far":
+            return client.result() if client.has_result() else "<timeout>"
+        return " | ".join(client.do(each) for each in words.split("; "))
+
+    def _of(self, pid: int, step: dict[str, Any]) -> ClientProcess:
         if pid not in self.clients:
             self.clients[pid] = self._new_client(step)
             assert self.known.bind(pid, self.clients[pid].pid)
-        return self.clients[pid].do(words)
+        return self.clients[pid]
 
     def _new_client(self, step: dict[str, Any]) -> ClientProcess:
         environment = {**self.daemon(0).environment, "PYMPSD_REQUIRE_MPS": "1", **step.get("environment", {})}
@@ -180,67 +253,45 @@ class Replay:
             subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True, user=user)
         )
 
-    def _listing(self, step: dict[str, Any]) -> str:
+    def _listing(self, step: dict[str, Any]) -> Said:
         directory = self.daemon(step.get("at", 0)).directory
-        ours = [_listed(path) for path in sorted((directory / "pipe").iterdir())]
+        paths = sorted(path for path in (directory / "pipe").iterdir() if path.name not in OURS_ONLY)
+        ours = [_listed(path) for path in paths]
         ours += [f"log dir: {_listed(path)}" for path in sorted((directory / "log").iterdir())]
         # Sizes of logs and PIDs are as long as paths and numbers happen to be.
         recorded = [re.sub(r"size=\d+", "size=", line).strip() for line in step.get("lines", [])]
-        return "\n".join(self._compared("listing", recorded, ours))
+        return lambda _: "\n".join(self._compared.differences("listing", recorded, ours))
 
     # --- the logs
+
+    @property
+    def _compared(self) -> Comparison:
+        return Comparison(self.known)
 
     def _lines(self, at: int, name: str) -> list[str]:
         path = self.daemon(at).directory / "log" / name
         return path.read_text("utf-8", "surrogateescape").splitlines() if path.exists() else []
 
-    def _log(self, step: dict[str, Any]) -> str:
+    def _log(self, step: dict[str, Any]) -> Said:
         at, name = step.get("at", 0), step["do"]
+        decided = _instead(step)
         give_up = time.monotonic() + SETTLES
         start = self.shown.get((at, name), 0)
+        commands = self.commands.get(at, [])
+        repeated = [self.known.translated(text) for text in self.repeated]
+        # How it differs is not said: there is nothing to wait for.
+        anyhow = step["mark"] == "different" and not DECISIONS & step.keys()
         while True:
             lines = self._lines(at, name)
-            wrong = self._log_differs(name, step.get("lines", []), lines[start:], self.commands.get(at, []))
-            if not wrong or time.monotonic() > give_up or step["mark"] == "different":
+            wrong = self._compared.of_log(decided, lines[start:], commands, repeated)
+            if not wrong or time.monotonic() > give_up or anyhow:
                 break
             os.sched_yield()
         self.shown[at, name] = len(lines)
         if name == "control.log":
             self.commands[at] = []
-        return wrong
-
-    def _log_differs(self, name: str, recorded: list[str], ours: list[str], commands: list[str]) -> str:
-        theirs = logs.without_vendors_only(logs.entries(recorded))
-        voices = logs.control_voices if name == "control.log" else logs.server_voices
-        expected = voices(theirs if name == "control.log" else logs.without_garbage(theirs))
-        given = voices(logs.entries(ours))
-        if name == "control.log":
-            shown = [self.known.original(command) for command in commands]
-            expected["operators"] = logs.without_unshown(expected["operators"], shown)
-        else:
-            given = {self._voice(voice): said for voice, said in given.items()}
-        wrong: list[str] = []
-        for voice in sorted(expected.keys() | given.keys()):
-            wrong += self._said(voice, expected.get(voice, []), given.get(voice, []))
-        return "\n".join(wrong)
-
-    def _voice(self, voice: str) -> str:
-        return str(self.known.theirs.get(int(voice), voice)) if voice.isdecimal() else voice
-
-    def _said(self, voice: str, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
-        def shown(entry: logs.Entry) -> str:
-            return f"{entry.who} {entry.pid}] {entry.text}"
-
-        return self._compared(f"the {voice}'s lines", [*map(shown, recorded)], [*map(shown, ours)])
-
-    def _compared(self, what: str, recorded: list[str], ours: list[str]) -> list[str]:
-        wrong = []
-        for place in range(max(len(recorded), len(ours))):
-            expected = recorded[place] if place < len(recorded) else None
-            given = ours[place] if place < len(ours) else None
-            if expected is None or given is None or not self.known.agrees(expected, given):
-                wrong.append(f"{what}, {place}: ours is {given!r}, recorded {expected!r}")
-        return wrong
+            self.repeated.clear()
+        return lambda wanted: self._compared.of_log(wanted, lines[start:], commands, repeated)
 
     def close(self) -> None:
         """End every client and command of the replay."""

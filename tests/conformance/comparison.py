@@ -1,0 +1,118 @@
+"""How what ours says differs from what is recorded: texts and logs, PIDs mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import frozen
+
+from . import logs
+from .correspondence import Correspondence
+
+
+@frozen
+class Comparison:
+    """Compares with what is known of the processes, and learns of them where it agrees."""
+
+    known: Correspondence
+
+    def of_log(self, step: dict[str, Any], lines: list[str], commands: list[str], repeated: list[str]) -> str:
+        """Compare a log: ``lines`` are what ours gained, ``commands`` what operators said of which the steps tell.
+
+        ``repeated`` are those that were given again and again until their answer was there.
+        """
+        name = step["do"]
+        theirs = logs.without_vendors_only(logs.entries(step.get("lines", [])))
+        if name == "server.log":
+            theirs = logs.without_garbage(theirs)
+        ours = logs.without_repeated(logs.entries(lines), repeated)
+        if step.get("some"):
+            return "\n".join(self._not_met(name, logs.without_nameless(theirs), ours))
+        theirs, unmet = _struck_out(theirs, step.get("lacks", []), str.__eq__)
+        ours, more = _struck_out(ours, step.get("adds", []), self.known.agrees)
+        voices = logs.VOICES[name]
+        expected = voices(theirs)
+        given = voices(ours)
+        if name == "control.log":
+            shown = [self.known.original(command) for command in commands]
+            expected["operators"] = logs.without_unshown(expected["operators"], shown)
+        else:
+            given = {self._voice(voice): said for voice, said in given.items()}
+        wrong = unmet + more
+        for voice in sorted(expected.keys() | given.keys()):
+            recorded, said = expected.get(voice, []), given.get(voice, [])
+            wrong += self._of_voice(
+                voice, self._reordered(recorded, said) if step.get("reordered") else recorded, said
+            )
+        return "\n".join(wrong)
+
+    def _reordered(self, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[logs.Entry]:
+        """Bring recorded lines into the order that ours have."""
+        waiting, found = list(recorded), []
+        for entry in ours:
+            same = next((each for each in waiting if self.known.agrees(each.text, entry.text)), None)
+            if same is not None:
+                waiting.remove(same)
+                found.append(same)
+        return found + waiting
+
+    def _not_met(self, name: str, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
+        """Of a log of which the recording shows some lines: return those that ours lacks, or has in another order."""
+        given = logs.VOICES[name](ours)
+        wrong: list[str] = []
+        for voice, said in sorted(logs.VOICES[name](recorded).items()):
+            known = str(self.known.ours.get(int(voice), "")) if voice.isdecimal() else voice
+            # A client that only this log tells of may be any that is not known yet.
+            strangers = [each for each in given if each.isdecimal() and int(each) not in self.known.theirs]
+            missing = [self._missing(said, given[each]) for each in ([known] if known else strangers)]
+            wrong += min(missing, key=len, default=[f"no client of ours is left for {voice}"])
+        return wrong
+
+    def _missing(self, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
+        waiting, before = list(ours), (dict(self.known.ours), dict(self.known.theirs))
+        for entry in recorded:
+            while waiting and not self.known.agrees(entry.text, waiting[0].text):
+                del waiting[0]
+            if not waiting:
+                self.known.ours, self.known.theirs = before
+                return [f"no line of ours says {entry.text!r} after what comes before it"]
+            del waiting[0]
+        return []
+
+    def _voice(self, voice: str) -> str:
+        return str(self.known.theirs.get(int(voice), voice)) if voice.isdecimal() else voice
+
+    def _of_voice(self, voice: str, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
+        def shown(entry: logs.Entry) -> str:
+            return f"{entry.who} {entry.pid}] {entry.text}"
+
+        return self.differences(f"the {voice}'s lines", [*map(shown, recorded)], [*map(shown, ours)])
+
+    def differences(self, what: str, recorded: list[str], ours: list[str]) -> list[str]:
+        wrong = []
+        for place in range(max(len(recorded), len(ours))):
+            expected = recorded[place] if place < len(recorded) else None
+            given = ours[place] if place < len(ours) else None
+            if expected is None or given is None or not self.known.agrees(expected, given):
+                wrong.append(f"{what}, {place}: ours is {given!r}, recorded {expected!r}")
+        return wrong
+
+
+def _struck_out(
+    entries: list[logs.Entry], texts: list[str], same: Callable[[str, str], bool]
+) -> tuple[list[logs.Entry], list[str]]:
+    """Leave out one line for each text; return the rest, and a complaint of each text that no line has.
+
+    A line is looked for from where the one before was: some say the same of several clients.
+    """
+    kept, unmet, last = list(entries), [], 0
+    for text in texts:
+        places = [*range(last, len(kept)), *range(last)]
+        place = next((at for at in places if same(text, kept[at].text)), None)
+        if place is None:
+            unmet.append(f"no line says {text!r}")
+        else:
+            del kept[place]
+            last = place
+    return kept, unmet
