@@ -135,18 +135,6 @@ def test_a_client_that_dies_mid_kernel_frees_the_device(daemon: DaemonProcess, m
     assert other.do("mem").split()[1] == before.split()[1]
 
 
-def test_an_illegal_address_is_the_culprits_alone_and_sticky(daemon: DaemonProcess, make_client: MakeClient) -> None:
-    culprit, other = make_client().connect(), make_client().connect()
-    culprit.do("illegal")
-    assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
-    assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
-    assert culprit.do("illegal") == "CUDA_ERROR_ILLEGAL_ADDRESS"
-    assert other.do("add") == RIGHT
-    (server,) = daemon.servers()
-    assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
-    assert make_client().connect().do("add") == RIGHT
-
-
 def test_ptx_that_does_not_parse_is_explained(make_client: MakeClient) -> None:
     said = make_client().connect().do("badptx")
     assert said.startswith("CUDA_ERROR_INVALID_PTX ")

@@ -1,4 +1,8 @@
-"""Fuzzes at length: 100,000 sessions at the mind and 2,000 at a live daemon, unless told otherwise (scripts/fuzz)."""
+"""Fuzzes at length (scripts/fuzz).
+
+Unless told otherwise: 100,000 sessions at the daemon's mind, 2,000 at a live daemon, 2,000 of a client at a live
+server, 250,000 records at a live executor.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,51 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from fuzz_daemon import fuzz_daemon
 from fuzz_mind import fuzz_mind
+from fuzz_session import fuzz_session
+from fuzz_stream import fuzz_stream
 from processes import DaemonProcess, adopt_orphans
 
 
 def main() -> None:
-    """Run both; a failure is a traceback with the session's number and the seed."""
+    """Run them all; a failure is a traceback with the session's number and the seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sessions", type=int, default=100_000, help="at the mind")
     parser.add_argument("--live", type=int, default=2_000, help="at a daemon that runs")
+    parser.add_argument("--server", type=int, default=2_000, help="sessions at a server that runs")
+    parser.add_argument("--records", type=int, default=250_000, help="at an executor that runs")
     given = parser.parse_args()
+    adopt_orphans()
     began = time.monotonic()
     events = fuzz_mind(given.seed, given.sessions)
     print(f"mind: {given.sessions} sessions, {events} events, {time.monotonic() - began:.0f} s", flush=True)
-    began = time.monotonic()
-    found = _live(given.seed, given.live)
-    print(f"daemon: {given.live} sessions, {time.monotonic() - began:.0f} s; {found}")
+    for name, count, fuzz in (
+        ("daemon", given.live, lambda count: _live(lambda daemon: fuzz_daemon(daemon, given.seed, count))),
+        ("server", given.server, lambda count: _live(lambda daemon: _at_a_server(daemon, given.seed, count))),
+        ("executor", given.records, lambda count: fuzz_stream(given.seed, count)),
+    ):
+        began = time.monotonic()
+        if count:
+            found = fuzz(count)
+            print(f"{name}: {count} asked for, {time.monotonic() - began:.0f} s; {found}", flush=True)
 
 
-def _live(seed: int, sessions: int) -> object:
-    adopt_orphans()
+def _at_a_server(daemon: DaemonProcess, seed: int, sessions: int) -> object:
+    client = daemon.client().connect()
+    try:
+        return fuzz_session(daemon, client, seed, sessions)
+    finally:
+        client.end()
+
+
+def _live(fuzz: Callable[[DaemonProcess], object]) -> object:
     directory = Path(tempfile.mkdtemp(prefix="pympsd-fuzz-"))
     directory.chmod(0o755)
     for name in ("pipe", "log"):
@@ -40,7 +63,7 @@ def _live(seed: int, sessions: int) -> object:
     daemon = DaemonProcess(directory)
     try:
         assert daemon.start().returncode == 0
-        return fuzz_daemon(daemon, seed, sessions)
+        return fuzz(daemon)
     finally:
         daemon.stop()
         shutil.rmtree(directory)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from fuzz_daemon import fuzz_daemon
 from fuzz_mind import fuzz_mind
+from fuzz_session import fuzz_session
+from fuzz_stream import fuzz_stream
 from processes import DaemonProcess, adopt_orphans
 
 SEED = 20130805
@@ -39,3 +41,22 @@ def test_sessions_at_a_live_daemon(daemon: DaemonProcess) -> None:
     assert found.descriptors_after <= found.descriptors_before
     assert found.kib_after < 100 * 1024
     assert daemon.run([], "ps").returncode == 0
+
+
+def test_a_clients_sessions_at_a_live_server(daemon: DaemonProcess) -> None:
+    good = daemon.client().connect()
+    try:
+        found = fuzz_session(daemon, good, SEED, 100)
+    finally:
+        good.end()
+    assert found.descriptors_after <= found.descriptors_before
+    assert found.answered > 20
+    assert found.checks > 10
+
+
+def test_records_at_a_live_executor() -> None:
+    found = fuzz_stream(SEED, 20_000)
+    assert found.ruined > 0, "some attacks must get as far as a kernel of their own"
+    assert found.results[0] > found.sessions, "and many records be carried out"
+    assert found.checks > found.sessions
+    assert found.kib_after < found.kib_before + 32 * 1024

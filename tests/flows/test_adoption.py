@@ -1,0 +1,448 @@
+"""The daemon is killed, or replaced, under running servers and clients: they go on, and the next takes them in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, wait_until
+
+from pympsd.wire import link_messages as link
+from pympsd.wire import messages
+from pympsd.wire.versions import Versions
+
+Make = Callable[..., ClientProcess]
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+SPINNER = str(Path(__file__).parents[1] / "support" / "spinning_program.py")
+A, B = 10001, 10002
+
+
+@pytest.fixture
+def make_spinner(daemon: DaemonProcess) -> Iterator[Callable[[], ClientProcess]]:
+    """Start clients whose kernels run until they are told."""
+    made: list[ClientProcess] = []
+
+    def make() -> ClientProcess:
+        made.append(ClientProcess.start({**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}, 0, SPINNER))
+        return made[-1].connect()
+
+    yield make
+    for client in made:
+        client.end(signal.SIGKILL)
+
+
+def again(daemon: DaemonProcess, *options: str) -> None:
+    """Start a daemon in the place of the one that is gone."""
+    done = daemon.start("-d", *options)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def server_of(daemon: DaemonProcess) -> int:
+    """Return the PID of the one server there is, ready."""
+    (server,) = daemon.servers()
+    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the server")
+    return server
+
+
+def is_in_line(daemon: DaemonProcess, client: ClientProcess, times: int = 1) -> bool:
+    """Whether control.log says that a client waits, and was heard so many times."""
+    said = [line for line in daemon.log() if line.startswith(f"NEW CLIENT {client.pid} ") and "pending" in line]
+    return len(said) >= times
+
+
+def test_a_kernel_in_flight_and_all_that_is_listed_outlive_the_daemon(
+    daemon: DaemonProcess, make_client: Make, make_spinner: Callable[[], ClientProcess]
+) -> None:
+    daemon.say("set_default_active_thread_percentage 40\nset_default_client_priority 1")
+    spinner, other = make_spinner(), make_client().connect()
+    assert other.do("newctx 0") == "CUDA_SUCCESS"
+    assert spinner.do("spin") == "CUDA_SUCCESS CUDA_ERROR_NOT_READY"
+    server = server_of(daemon)
+    daemon.say(f"set_active_thread_percentage {server} 30\nset_device_pinned_mem_limit {server} 0 2G")
+    lists = f"ps\nget_server_list\nget_client_list {server}\nget_device_client_list\nget_server_status {server}"
+    settings = (
+        f"get_default_active_thread_percentage\nget_active_thread_percentage {server}\n"
+        f"get_device_pinned_mem_limit {server} 0\nget_default_device_pinned_mem_limit 0"
+    )
+    before = daemon.say(f"{lists}\n{settings}")
+    daemon.kill()
+    assert other.do("add") == RIGHT
+    again(daemon)
+    assert daemon.say(f"{lists}\n{settings}") == before
+    # Serials go on above those that were.
+    shown = {line.split()[1] for line in daemon.say("ps").splitlines()[1:]}
+    late = make_client().connect()
+    new = {line.split()[1] for line in daemon.say("ps").splitlines()[1:]} - shown
+    assert [int(serial) > max(map(int, shown)) for serial in new] == [True]
+    # Newcomers get the limits that were set: 30 % of 132 SMs, in whole groups of 2.
+    assert late.do("sm") == "38"
+    assert late.do("mem").split()[1] == "2048"
+    assert not spinner.has_result()
+    assert spinner.do("release") == "CUDA_SUCCESS"
+    assert spinner.do("spun") == "CUDA_SUCCESS wrong=0"
+    assert [client.do("add") for client in (other, late)] == [RIGHT, RIGHT]
+
+
+def test_quit_after_it_leaves_nothing(daemon: DaemonProcess, make_client: Make) -> None:
+    client = make_client().connect()
+    server = server_of(daemon)
+    daemon.kill()
+    again(daemon)
+    client.end()
+    wait_until(lambda: daemon.say(f"get_client_list {server}") == "", "the client's end")
+    daemon.say("quit")
+    wait_until(lambda: not alive(daemon.pid) and not alive(server), "the end")
+    left = {path.name for path in (daemon.directory / "pipe").iterdir()}
+    assert left == {"control", "control_lock", "control_privileged"}
+    assert f"Server {server} has ended; another daemon started it: its exit status is unknown" in daemon.log()
+
+
+def test_log_lines_of_the_time_between_are_not_lost(daemon: DaemonProcess, make_client: Make) -> None:
+    stays, leaves = make_client().connect(), make_client().connect()
+    server_of(daemon)
+    daemon.kill()
+    leaves.end()
+    assert stays.do("newctx 0") == "CUDA_SUCCESS"
+    again(daemon)
+    said = f"Volta MPS: status of client {{{stays.pid}, 2}} is ACTIVE"
+    wait_until(lambda: said in daemon.log("server.log"), "what was said meanwhile")
+    wait_until(lambda: f"Client {leaves.pid} disconnected" in daemon.log("server.log"), "the end of the other")
+    assert [line.split()[0] for line in daemon.say("ps").splitlines()[1:]] == [str(stays.pid)]
+    assert stays.do("add") == RIGHT
+
+
+@pytest.mark.parametrize("uid", [A, B])
+def test_a_client_in_the_line_comes_again_by_itself(daemon: DaemonProcess, make_client: Make, uid: int) -> None:
+    active = make_client(A).connect()
+    server = server_of(daemon)
+    if uid == A:
+        # It leaves with its last client: even its own user's next one waits.
+        daemon.say(f"shutdown_server {server}")
+    waiting = make_client(uid)
+    waiting.begin("init")
+    wait_until(lambda: is_in_line(daemon, waiting), "the line")
+    daemon.kill()
+    again(daemon)
+    wait_until(lambda: is_in_line(daemon, waiting, 2), "the line of the next daemon")
+    assert not waiting.has_result()
+    assert active.do("add") == RIGHT
+    active.end()
+    assert waiting.result() == "CUDA_SUCCESS"
+    assert waiting.do("ctx 0") == "CUDA_SUCCESS"
+    assert waiting.do("add") == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("others", "word"),
+    [
+        (0, "Accepting connection"),
+        (0, "NEW CLIENT"),
+        (0, "Starting new server"),
+        (0, "NEW SERVER"),
+        (1, "Accepting connection"),
+        (1, "NEW CLIENT"),
+    ],
+)
+def test_killed_at_any_moment_of_an_admission(
+    daemon: DaemonProcess, make_client: Make, others: int, word: str
+) -> None:
+    neighbours = [make_client().connect() for _ in range(others)]
+    seen = sum(word in line for line in daemon.log())
+    client = make_client()
+    client.begin("init")
+    wait_until(lambda: sum(word in line for line in daemon.log()) > seen, word)
+    daemon.kill()
+    again(daemon)
+    assert client.result() == "CUDA_SUCCESS"
+    assert client.do("ctx 0") == "CUDA_SUCCESS"
+    assert [each.do("add") for each in (client, *neighbours)] == [RIGHT] * (1 + others)
+    assert len(daemon.servers()) == 1
+    assert len(daemon.say(f"get_client_list {server_of(daemon)}").split()) == 1 + others
+
+
+def test_one_server_for_all_users_is_taken_in_too(
+    make_daemon: Callable[..., DaemonProcess], request: pytest.FixtureRequest
+) -> None:
+    daemon = make_daemon()
+    again(daemon, "-multiuser-server")
+    clients = [daemon.client(uid) for uid in (A, B)]
+    for client in clients:
+        request.addfinalizer(lambda client=client: client.end(signal.SIGKILL))
+        client.connect()
+    before = daemon.say("ps")
+    daemon.kill()
+    again(daemon, "-multiuser-server")
+    assert daemon.say("ps") == before
+    assert [client.do("add") for client in clients] == [RIGHT, RIGHT]
+
+
+def test_a_user_who_is_not_root_has_the_same(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon()
+    for name in ("pipe", "log"):
+        os.chown(daemon.directory / name, A, A)
+    daemon.uid = A
+    again(daemon)
+    client = daemon.client()
+    try:
+        client.connect()
+        before = daemon.say("ps")
+        daemon.kill()
+        again(daemon)
+        assert daemon.say("ps") == before
+        again(daemon, "--replace")
+        assert daemon.say("ps") == before
+        assert client.do("add") == RIGHT
+    finally:
+        client.end(signal.SIGKILL)
+
+
+def test_clients_that_begin_while_there_is_none_wait_for_the_next(daemon: DaemonProcess, make_client: Make) -> None:
+    client = make_client().connect()
+    daemon.kill()
+    late = make_client()
+    late.begin("init")
+    again(daemon)
+    assert late.result() == "CUDA_SUCCESS"
+    assert client.do("add") == RIGHT
+    assert len(daemon.servers()) == 1
+
+
+def test_without_another_daemon_who_waited_goes_on_without_mps(daemon: DaemonProcess, make_client: Make) -> None:
+    active, waiting = make_client(A).connect(), make_client(B)
+    waiting.begin("init")
+    wait_until(lambda: is_in_line(daemon, waiting), "the line")
+    daemon.kill()
+    # It requires MPS, so that it goes no other way.
+    assert waiting.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert waiting.do("error").startswith("no MPS control daemon at ")
+    assert active.do("add") == RIGHT
+    again(daemon)
+
+
+def test_a_wish_for_a_server_outlives_the_daemon(daemon: DaemonProcess, make_client: Make) -> None:
+    client = make_client(A).connect()
+    daemon.say(f"start_server -uid {B}")
+    daemon.kill()
+    again(daemon)
+    client.end()
+    wait_until(lambda: any(line.endswith(f"for user {B}") and "Starting new" in line for line in daemon.log()), "it")
+
+
+def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make) -> None:
+    client = make_client().connect()
+    server = server_of(daemon)
+    quitting = daemon.begin("quit")
+    told = "Server was unable to shutdown due to 2 active clients"
+    wait_until(lambda: told in daemon.log("server.log"), "the quit")
+    daemon.kill()
+    quitting.communicate(timeout=SECONDS)
+    again(daemon)
+    # The quit is void; the server, which was told to leave with its last client, does so.
+    assert daemon.servers() == [server]
+    assert client.do("add") == RIGHT
+    late = make_client()
+    late.begin("init")
+    wait_until(lambda: is_in_line(daemon, late), "the line")
+    client.end()
+    assert late.result() == "CUDA_SUCCESS"
+    assert server_of(daemon) != server
+
+
+def test_a_server_without_clients_leaves_with_its_daemon(daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0")
+    wait_until(lambda: bool(daemon.servers()), "a server")
+    server = server_of(daemon)
+    daemon.kill()
+    wait_until(lambda: not alive(server), "the end of the server")
+    again(daemon)
+    assert daemon.servers() == []
+
+
+def test_a_busy_server_leaves_after_its_last_client(daemon: DaemonProcess, make_client: Make) -> None:
+    client = make_client().connect()
+    server = server_of(daemon)
+    daemon.kill()
+    assert [client.do("add") for _ in range(3)] == [RIGHT] * 3
+    assert alive(server)
+    client.end()
+    wait_until(lambda: not alive(server), "the end of the server")
+
+
+def test_a_server_that_does_not_return_is_given_up(daemon: DaemonProcess, make_client: Make) -> None:
+    make_client().connect()
+    server = server_of(daemon)
+    daemon.kill()
+    os.kill(server, signal.SIGSTOP)
+    again(daemon)
+    assert daemon.say(f"get_server_status {server}") == "INITIALIZING\n"
+    late = make_client()
+    late.begin("init")
+    assert late.result() == "CUDA_SUCCESS"
+    assert not alive(server)
+
+
+def test_a_fault_between_two_daemons(
+    make_daemon: Callable[..., DaemonProcess], request: pytest.FixtureRequest
+) -> None:
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
+    again(daemon)
+    culprit, other = (daemon.client().connect(device) for device in (0, 1))
+    for client in (culprit, other):
+        request.addfinalizer(lambda client=client: client.end(signal.SIGKILL))
+    server = server_of(daemon)
+    daemon.kill()
+    assert culprit.do("illegal") == "CUDA_SUCCESS"
+    assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    again(daemon)
+    assert daemon.say(f"get_server_status {server}") == "FAULT\n"
+    culprit.end()
+    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the end of the fault")
+    late = daemon.client()
+    request.addfinalizer(lambda: late.end(signal.SIGKILL))
+    assert [client.do("add") for client in (late.connect(), other)] == [RIGHT, RIGHT]
+
+
+def test_limits_outlive_a_daemon_without_servers(daemon: DaemonProcess) -> None:
+    daemon.say("set_default_active_thread_percentage 25\nset_default_device_pinned_mem_limit 0 1G")
+    daemon.kill()
+    again(daemon)
+    daemon.kill()
+    again(daemon)
+    assert daemon.say("get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 0") == "25.0\n1G\n"
+    daemon.say("quit")
+    daemon.await_end()
+    again(daemon)
+    assert daemon.say("get_default_active_thread_percentage") == "100.0\n"
+
+
+def test_with_other_devices_it_is_not_taken_in(daemon: DaemonProcess, make_client: Make) -> None:
+    client = make_client().connect()
+    server = server_of(daemon)
+    daemon.kill()
+    daemon.settings["PYMPSD_EMULATED_DEVICES"] = "2xA100"
+    again(daemon)
+    reason = "the devices of this daemon are others"
+    assert f"Server {server} is not taken in and goes with its last client: {reason}" in daemon.log()
+    assert daemon.servers() == []
+    assert client.do("add") == RIGHT
+    client.end()
+    wait_until(lambda: not alive(server), "the end of the server")
+
+
+# --- --replace
+
+
+def test_replace_under_load(daemon: DaemonProcess, make_client: Make) -> None:
+    clients = [make_client(uid).connect() for uid in (A, A, A)]
+    waiting = make_client(B)
+    waiting.begin("init")
+    wait_until(lambda: is_in_line(daemon, waiting), "the line")
+    before, first = daemon.say("ps"), daemon.pid
+    for _ in range(3):
+        for client in clients:
+            client.begin("add")
+        again(daemon, "--replace")
+        assert [client.result() for client in clients] == [RIGHT] * 3
+        assert daemon.say("ps") == before
+    assert not alive(first)
+    assert daemon.log().count("Another daemon takes over: the servers go on") == 3
+    for client in clients:
+        client.end()
+    assert waiting.result() == "CUDA_SUCCESS"
+    daemon.say("quit -t 0")
+    wait_until(lambda: not alive(daemon.pid), "the end")
+
+
+def test_replace_without_a_daemon_is_a_start(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon()
+    again(daemon, "--replace")
+    assert daemon.say("get_server_list") == ""
+
+
+def test_replace_by_one_that_cannot_start_costs_nothing(daemon: DaemonProcess) -> None:
+    daemon.settings["PYMPSD_EMULATED_DEVICES"] = "nothing"
+    done = daemon.run(["-d", "--replace"])
+    assert done.returncode == 1
+    assert alive(daemon.pid)
+    assert daemon.say("get_server_list") == ""
+
+
+def test_replace_needs_a_start(daemon: DaemonProcess) -> None:
+    done = daemon.run(["--replace"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--replace goes with -d or -f" in done.stderr
+
+
+def test_another_user_cannot_replace_it(daemon: DaemonProcess) -> None:
+    done = daemon.run(["-d", "--replace"], uid=A)
+    assert done.returncode == 1
+    assert "is user 0's" in done.stderr
+    assert alive(daemon.pid)
+
+
+def test_a_pid_file_that_names_another_process_harms_nobody(daemon: DaemonProcess) -> None:
+    path = daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid"
+    for text, reason in ((str(os.getpid()), "is not the daemon that runs"), ("x", "does not say which")):
+        path.write_text(text)
+        done = daemon.run(["-d", "--replace"])
+        assert done.returncode == 1
+        assert reason in done.stderr
+    assert alive(daemon.pid)
+
+
+def test_replace_in_the_foreground(daemon: DaemonProcess, make_client: Make) -> None:
+    client = make_client().connect()
+    before = daemon.say("ps")
+    words = [PYMPSD, "-f", "--replace"]
+    with subprocess.Popen(words, env=daemon.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as new:
+        daemon.await_end()
+        wait_until(lambda: daemon.run([], "ps").stdout == before, "the new daemon")
+        assert client.do("add") == RIGHT
+        client.end()
+        daemon.say("quit")
+        assert new.wait(SECONDS) == 0
+
+
+# --- who is no server of it
+
+
+def test_a_forged_server_is_refused(daemon: DaemonProcess, make_client: Make) -> None:
+    client = make_client().connect()
+    server, before = server_of(daemon), daemon.say("ps")
+    daemon.kill()
+    os.kill(server, signal.SIGSTOP)
+    done = subprocess.Popen([PYMPSD, "-d"], env=daemon.environment)
+    path = str(daemon.directory / "pipe" / "control")
+    try:
+        with socket.socket(socket.AF_UNIX) as forger:
+            forger.settimeout(SECONDS)
+            wait_until(lambda: _connects(forger, path), "the door")
+            # It says it is the server that is awaited; the kernel says who it is.
+            forger.sendall(messages.encode(link.ServerReturn(Versions(), server, "ACTIVE", False, 0)))
+            assert forger.recv(65536)
+            assert forger.recv(65536) == b""
+    finally:
+        os.kill(server, signal.SIGCONT)
+        assert done.wait(SECONDS) == 0
+        daemon.pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
+    assert any(line.startswith(f"Refusing process {os.getpid()} of user 0, which says") for line in daemon.log())
+    wait_until(lambda: daemon.say("ps") == before, "the true server")
+    assert client.do("add") == RIGHT
+    client.end()
+    daemon.say("quit")
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(daemon.pid, 0)
+
+
+def _connects(sock: socket.socket, path: str) -> bool:
+    try:
+        sock.connect(path)
+    except OSError:
+        return False
+    return True

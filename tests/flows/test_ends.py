@@ -1,0 +1,128 @@
+"""Every end, with clients and servers in every state: bounded, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+from processes import ClientProcess, DaemonProcess, alive, children_of, wait_until
+
+Make = Callable[..., ClientProcess]
+STATES = ("idle", "busy", "endless", "stopped client", "stopped server", "stopped executor")
+LEFT = {"control", "control_lock", "control_privileged"}
+
+
+def _bring_into(state: str, client: ClientProcess, server: int) -> None:
+    if state == "busy":
+        assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    if state in ("endless", "stopped client"):
+        assert client.do("endless") == "CUDA_SUCCESS"
+    victims = {"stopped client": client.pid, "stopped server": server, "stopped executor": children_of(server)[0]}
+    if state in victims:
+        os.kill(victims[state], signal.SIGSTOP)
+
+
+def _family(daemon: DaemonProcess, server: int) -> list[int]:
+    return [daemon.pid, server, *children_of(server)]
+
+
+def _is_gone_without_a_trace(daemon: DaemonProcess, family: list[int], shared: set[str]) -> None:
+    for pid in family:
+        wait_until(lambda pid=pid: not alive(pid), f"the end of {pid}")
+    assert {path.name for path in (daemon.directory / "pipe").iterdir()} == LEFT
+    assert set(os.listdir("/dev/shm")) == shared
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("how", ["quit -t 1", "SIGTERM"])
+def test_7_the_daemons_end(daemon: DaemonProcess, make_client: Make, how: str, state: str) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    client = make_client().connect()
+    (server,) = daemon.servers()
+    family = _family(daemon, server)
+    _bring_into(state, client, server)
+    if how == "SIGTERM":
+        os.kill(daemon.pid, signal.SIGTERM)
+    else:
+        assert daemon.run([], how).returncode == 0
+        # As callers rely on: when quit has returned nothing of ours is left in ps.
+        assert not alive(daemon.pid)
+        assert not alive(server)
+    _is_gone_without_a_trace(daemon, family, shared)
+    if state == "stopped client":
+        os.kill(client.pid, signal.SIGCONT)
+    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_7_shutdown_server_by_force(daemon: DaemonProcess, make_client: Make, state: str) -> None:
+    client = make_client().connect()
+    (server,) = daemon.servers()
+    executors = children_of(server)
+    _bring_into(state, client, server)
+    assert daemon.run([], f"shutdown_server {server} -f").returncode == 0
+    for pid in (server, *executors):
+        wait_until(lambda pid=pid: not alive(pid), f"the end of {pid}")
+    assert make_client().connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert daemon.servers() != [server]
+    if state == "stopped client":
+        os.kill(client.pid, signal.SIGCONT)
+    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+
+
+def test_7_quit_waits_for_a_stopped_client_and_is_answered_when_it_dies(
+    daemon: DaemonProcess, make_client: Make
+) -> None:
+    client = make_client().connect()
+    (server,) = daemon.servers()
+    os.kill(client.pid, signal.SIGSTOP)
+    asked = daemon.begin("quit")
+    wait_until(lambda: "Cmd:quit" in daemon.log(), "the quit")
+    assert daemon.say("get_server_status " + str(server)) == "ACTIVE\n"
+    os.kill(client.pid, signal.SIGKILL)
+    assert asked.communicate(timeout=30) == ("", "")
+    assert asked.returncode == 0
+    assert not alive(server)
+
+
+@pytest.mark.parametrize("state", ["idle", "endless", "stopped client"])
+def test_3_terminate_client_in_every_state(daemon: DaemonProcess, make_client: Make, state: str) -> None:
+    client, neighbour = make_client().connect(), make_client().connect()
+    (server,) = daemon.servers()
+    _bring_into(state, client, server)
+    neighbour.begin("add")
+    assert daemon.say(f"terminate_client {server} {client.pid}") == "0\n"
+    assert neighbour.result() == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    if state == "stopped client":
+        os.kill(client.pid, signal.SIGCONT)
+    assert [client.do("sync") for _ in range(2)] == ["CUDA_ERROR_MPS_CLIENT_TERMINATED"] * 2
+    assert client.do("newctx 0") == "CUDA_SUCCESS"
+    assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert f"Volta MPS: status of client {{{client.pid}, 1}} is INACTIVE" in daemon.log("server.log")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGINT])
+@pytest.mark.parametrize("moment", ["idle", "copying", "launching", "computing"])
+def test_4_a_client_that_dies_frees_everything(
+    daemon: DaemonProcess, make_client: Make, moment: str, number: int
+) -> None:
+    client, neighbour = make_client().connect(), make_client().connect()
+    before = neighbour.do("mem")
+    assert client.do(f"alloc {64 << 20}").startswith("CUDA_SUCCESS")
+    assert neighbour.do("mem") != before
+    if moment == "copying":
+        client.begin(f"copyhalf {64 << 20}")
+    elif moment == "launching":
+        client.begin("add")
+    elif moment == "computing":
+        assert client.do("endless") == "CUDA_SUCCESS"
+    client.end(number)
+    wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "the client's end")
+    assert str(client.pid) not in daemon.say("ps").split()
+    assert neighbour.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    free, total = map(int, neighbour.do("mem").split())
+    # The neighbour alone is left: more is free than when both were there.
+    assert free > int(before.split()[0])
+    assert total == int(before.split()[1])

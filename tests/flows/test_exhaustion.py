@@ -1,0 +1,410 @@
+"""Running out of processes, memory, disk or shared memory: one request fails and says why, all else goes on.
+
+And servers that die at their start. (File descriptors: test_descriptors.)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, wait_until
+
+MakeDaemon = Callable[..., DaemonProcess]
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+OTHER = 10001
+PROCESSES = "raise the limit of processes and threads of the user (ulimit -u)"
+NO_SPACE = "No space left on device"
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users and mounts disks")
+
+
+def limit(pid: int, which: int, soft: int) -> None:
+    """Change a process's soft limit, as its own user may at any time."""
+    change = f"import resource as r; r.prlimit({pid}, {which}, ({soft}, r.prlimit({pid}, {which})[1]))"
+    owner = Path(f"/proc/{pid}").stat().st_uid
+    subprocess.run([sys.executable, "-c", change], user=owner or None, check=True, timeout=SECONDS)
+
+
+def unlimited(pid: int, which: int) -> None:
+    """Take the soft limit away again (no test sets a hard one)."""
+    limit(pid, which, resource.getrlimit(which)[1])
+
+
+def no_more_memory(pid: int, room: int) -> None:
+    """Let a process map just so many bytes more."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    limit(pid, resource.RLIMIT_AS, pages * resource.getpagesize() + room)
+
+
+@pytest.fixture
+def clients() -> Iterator[list[ClientProcess]]:
+    """What is in the list is ended with the test; stands before the daemon's fixture, so that it ends later."""
+    made: list[ClientProcess] = []
+    yield made
+    for client in made:
+        if client.process.poll() is None:
+            client.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def own(directory: Path) -> Iterator[DaemonProcess]:
+    """A daemon of user OTHER that runs (root's processes are not limited in number)."""
+    for name in ("pipe", "log"):
+        os.chown(directory / name, OTHER, OTHER)
+    daemon = DaemonProcess(directory, uid=OTHER)
+    assert daemon.start().returncode == 0
+    yield daemon
+    daemon.stop()
+
+
+# --- servers that die at their start
+
+
+class Interpreter:
+    """The interpreter that a daemon runs with and starts its servers with; it can be broken and mended."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "bin").mkdir()
+        (directory / "lib").symlink_to(Path(sys.prefix) / "lib")
+        (directory / "pyvenv.cfg").write_text((Path(sys.prefix) / "pyvenv.cfg").read_text())
+        self.path = directory / "bin" / "python3"
+        self.mend()
+        self.command = directory / "pympsd"
+        self.command.write_text(f'#!/bin/sh\nexec {self.path} -m pympsd "$@"\n')
+        self.command.chmod(0o755)
+
+    def _replace(self, make: Callable[[Path], None]) -> None:
+        new = self.path.with_name("new")
+        make(new)
+        new.rename(self.path)
+
+    def mend(self) -> None:
+        """It works."""
+        self._replace(lambda path: path.symlink_to(os.path.realpath(sys.executable)))
+
+    def break_it(self, deaths: int | None = None) -> None:
+        """What it is asked to run ends at once, complaining; after so many deaths it works."""
+        tried = self.directory / "tried"
+        tried.mkdir(mode=0o777, exist_ok=True)
+        tried.chmod(0o777)
+        again = "" if deaths is None else f'[ $(ls {tried} | wc -l) -gt {deaths} ] && exec {self.real} "$@"\n'
+        words = "echo the library libpossible.so is not there >&2\nexit 3\n"
+
+        def make(path: Path) -> None:
+            path.write_text(f"#!/bin/sh\n: > {tried}/$$\n{again}{words}")
+            path.chmod(0o755)
+
+        self._replace(make)
+
+    @property
+    def real(self) -> Path:
+        """An interpreter of the same folders that always works."""
+        path = self.path.with_name("real")
+        if not path.exists():
+            path.symlink_to(os.path.realpath(sys.executable))
+        return path
+
+    @property
+    def tries(self) -> int:
+        """How many servers were tried since it was broken."""
+        return len(list((self.directory / "tried").iterdir()))
+
+
+@pytest.fixture
+def interpreter(directory: Path) -> Interpreter:
+    """An interpreter for the daemon."""
+    return Interpreter(directory)
+
+
+@pytest.fixture
+def fragile(interpreter: Interpreter, make_daemon: MakeDaemon) -> DaemonProcess:
+    """A daemon that runs, and starts its servers with the interpreter."""
+    daemon = make_daemon()
+    daemon.command = str(interpreter.command)
+    assert daemon.start().returncode == 0
+    daemon.command = PYMPSD
+    return daemon
+
+
+def test_a_server_that_dies_at_its_start_is_tried_again_and_the_client_served(
+    clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter
+) -> None:
+    interpreter.break_it(deaths=2)
+    client = fragile.client()
+    clients.append(client)
+    assert client.connect().do("add") == RIGHT
+    assert interpreter.tries == 3
+    reason = (
+        "the MPS server of user 0 ended with status 3 before it was ready: the library libpossible.so is not there"
+    )
+    log = fragile.log()
+    assert f"{reason}: trying again in 0.1 s" in log
+    assert f"{reason}: trying again in 0.5 s" in log
+    assert log.index(f"{reason}: trying again in 0.1 s") < log.index(f"{reason}: trying again in 0.5 s")
+    assert fragile.log("server.log").count("the library libpossible.so is not there") == 2
+
+
+def test_a_server_that_always_dies_is_given_up_and_all_who_wait_are_told(
+    clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter
+) -> None:
+    interpreter.break_it()
+    waiting = [fragile.client() for _ in range(3)]
+    clients.extend(waiting)
+    for client in waiting:
+        client.begin("init")
+    for client in waiting:
+        assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+        assert "libpossible.so is not there; server.log says why" in client.do("error")
+    assert interpreter.tries % 4 == 0, "each who comes too late for the last try has four of its own"
+    assert any(line.startswith("No server could be started for user 0 in 4 tries: ") for line in fragile.log())
+    assert fragile.say("get_server_list") == ""
+    interpreter.mend()
+    assert waiting[0].connect().do("add") == RIGHT
+
+
+def test_a_quit_between_two_tries_refuses_the_client_and_ends(
+    clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter
+) -> None:
+    interpreter.break_it()
+    client = fragile.client()
+    clients.append(client)
+    client.begin("init")
+    wait_until(lambda: any("trying again in 2 s" in line for line in fragile.log()), "the third death")
+    fragile.say("quit")
+    assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    # On a machine so slow that the last try came first, it was that.
+    assert re.search("is quitting|tried 4 times", client.do("error"))
+    assert not alive(fragile.pid)
+
+
+# --- processes and threads
+
+
+@pytest.mark.parametrize("which", [resource.RLIMIT_NPROC, resource.RLIMIT_AS], ids=["processes", "memory"])
+def test_a_daemon_that_can_start_no_process_refuses_one_client(
+    clients: list[ClientProcess], own: DaemonProcess, which: int
+) -> None:
+    if which == resource.RLIMIT_NPROC:
+        limit(own.pid, which, 1)
+    else:
+        no_more_memory(own.pid, 1 << 20)  # a thread's stack has 8 MiB
+    refused = own.client()
+    clients.append(refused)
+    assert refused.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert PROCESSES in refused.do("error")
+    assert any(
+        line.startswith(f"Failed to start a server for user {OTHER}: ") and PROCESSES in line for line in own.log()
+    )
+    assert own.say("get_server_list") == ""
+    unlimited(own.pid, which)
+    assert refused.connect().do("add") == RIGHT, "the same process can try again"
+
+
+@pytest.mark.parametrize("which", [resource.RLIMIT_NPROC, resource.RLIMIT_AS], ids=["processes", "memory"])
+def test_a_server_that_can_start_no_process_fails_one_context(
+    clients: list[ClientProcess], daemon: DaemonProcess, which: int
+) -> None:
+    client = daemon.client(OTHER)
+    clients.append(client)
+    assert client.do("init") == "CUDA_SUCCESS"
+    (server,) = daemon.servers()
+    if which == resource.RLIMIT_NPROC:
+        limit(server, which, 1)
+    else:
+        no_more_memory(server, 1 << 20)  # a thread's stack has 8 MiB
+    assert client.do("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
+    assert "the executor of device 0 could not be started" in client.do("error")
+    assert PROCESSES in client.do("error")
+    wait_until(lambda: any(PROCESSES in line for line in daemon.log("server.log")), "a line in server.log")
+    unlimited(server, which)
+    assert client.do("ctx 0") == "CUDA_SUCCESS"
+    assert client.do("add") == RIGHT
+    assert daemon.servers() == [server]
+
+
+def test_an_executor_that_can_start_no_thread_fails_one_context(
+    clients: list[ClientProcess], daemon: DaemonProcess
+) -> None:
+    first, second = daemon.client(OTHER), daemon.client(OTHER)
+    clients.extend((first, second))
+    assert first.connect().do("add") == RIGHT
+    (server,) = daemon.servers()
+    (executor,) = children_of(server)
+    descriptors = len(os.listdir(f"/proc/{executor}/fd"))
+    limit(executor, resource.RLIMIT_NPROC, 1)
+    assert second.do("init") == "CUDA_SUCCESS"
+    for _ in range(3):
+        assert second.do("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
+        assert PROCESSES in second.do("error")
+    assert len(os.listdir(f"/proc/{executor}/fd")) == descriptors
+    assert first.do("add") == RIGHT
+    unlimited(executor, resource.RLIMIT_NPROC)
+    assert second.do("ctx 0") == "CUDA_SUCCESS"
+    assert second.do("add") == RIGHT
+    assert children_of(server) == [executor]
+
+
+# --- memory, and shared memory
+
+
+@pytest.mark.parametrize(
+    ("which", "code", "reason"),
+    [
+        (resource.RLIMIT_AS, "CUDA_ERROR_OUT_OF_MEMORY", "bytes of address space: "),
+        (resource.RLIMIT_FSIZE, "CUDA_ERROR_OPERATING_SYSTEM", "no command stream: File too large"),
+    ],
+    ids=["address space", "shared memory"],
+)
+def test_an_executor_without_memory_for_another_client_fails_one_context(
+    clients: list[ClientProcess], daemon: DaemonProcess, which: int, code: str, reason: str
+) -> None:
+    first, second = daemon.client(), daemon.client()
+    clients.extend((first, second))
+    assert first.connect().do("add") == RIGHT
+    (server,) = daemon.servers()
+    (executor,) = children_of(server)
+    if which == resource.RLIMIT_AS:
+        no_more_memory(executor, 64 << 20)
+    else:
+        limit(executor, which, 1 << 20)
+    assert second.do("init") == "CUDA_SUCCESS"
+    assert second.do("ctx 0") == code
+    assert reason in second.do("error")
+    assert first.do("add") == RIGHT
+    wait_until(lambda: any(reason in line for line in daemon.log("server.log")), "a line in server.log")
+    unlimited(executor, which)
+    assert second.do("ctx 0") == "CUDA_SUCCESS"
+    assert second.do("add") == RIGHT
+    assert children_of(server) == [executor]
+
+
+# --- disks
+
+
+class Disk:
+    """A disk of a daemon's own, mounted over a folder that only the daemon sees."""
+
+    def __init__(self, daemon: DaemonProcess, folder: Path, options: str) -> None:
+        self.daemon = daemon
+        self.folder = folder
+        script = daemon.directory / "with-disk"
+        script.write_text(f'#!/bin/sh\nmount -t tmpfs -o {options} tmpfs {folder} && exec {PYMPSD} "$@"\n')
+        script.chmod(0o755)
+        outer = daemon.directory / "started"
+        outer.write_text(f'#!/bin/sh\nexec unshare --mount {script} "$@"\n')
+        outer.chmod(0o755)
+        daemon.command = str(outer)
+
+    @property
+    def seen(self) -> Path:
+        """The folder as the daemon sees it."""
+        return Path(f"/proc/{self.daemon.pid}/root{self.folder}")
+
+    def fill(self) -> Path:
+        """Leave no room on it; return what takes the room."""
+        ballast = self.seen / "ballast"
+        fd = os.open(ballast, os.O_WRONLY | os.O_CREAT)
+        try:
+            while True:
+                os.write(fd, bytes(4096))
+        except OSError:
+            os.close(fd)
+        return ballast
+
+
+def test_a_full_log_disk_costs_lines_and_says_how_many(clients: list[ClientProcess], make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon()
+    disk = Disk(daemon, daemon.directory / "log", "size=64k")
+    assert daemon.start().returncode == 0
+    daemon.command = PYMPSD
+    client = daemon.client()
+    clients.append(client)
+    assert client.connect().do("add") == RIGHT
+    ballast = disk.fill()
+    log = disk.seen / "control.log"
+
+    def full() -> bool:
+        # What is left of a page is still to be had.
+        before = log.stat().st_size
+        daemon.say("get_server_list\n" * 8)
+        return log.stat().st_size == before
+
+    wait_until(full, "no more room for a line")
+    daemon.say("get_server_list\n" * 10)
+    assert client.do("add") == RIGHT
+    (server,) = daemon.servers()
+    assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
+    ballast.unlink()
+    daemon.say("ps")
+    lines = log.read_text().splitlines()
+    (lost,) = [line for line in lines if line.endswith(f" log lines could not be written: {NO_SPACE}")]
+    assert re.fullmatch(r"\[\S+ \S+ Control +\d+\] (\d+) .*", lost), "it stands on a line of its own"
+    assert int(lost.partition("] ")[2].split()[0]) > 10
+    torn = [line for line in lines if not re.match(r"\[\d{4}-\d\d-\d\d \S+ Control +\d+\] ", line)]
+    assert len(torn) <= 1
+    assert lines[-1].endswith("UI closed") or any(line.endswith("Cmd:ps") for line in lines[lines.index(lost) :])
+
+
+@pytest.mark.parametrize(
+    ("inodes", "file"), [(1, ""), (2, "/control"), (3, "/control_privileged"), (5, "/nvidia-cuda-mps-control.pid")]
+)
+def test_a_full_pipe_directory_keeps_the_daemon_from_starting_and_says_so(
+    make_daemon: MakeDaemon, inodes: int, file: str
+) -> None:
+    daemon = make_daemon()
+    pipe = daemon.directory / "pipe"
+    Disk(daemon, pipe, f"size=64k,nr_inodes={inodes}")
+    done = daemon.run(["-d"])
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{pipe}{file}: {NO_SPACE}; ")
+    assert "Traceback" not in done.stderr
+    daemon.command = PYMPSD
+    assert daemon.start().returncode == 0, "on a disk with room"
+
+
+def test_a_pipe_directory_that_fills_up_costs_only_what_a_next_daemon_would_know(
+    clients: list[ClientProcess], make_daemon: MakeDaemon
+) -> None:
+    daemon = make_daemon()
+    disk = Disk(daemon, daemon.directory / "pipe", "size=64k")
+    done = daemon.run(["-d"])
+    assert (done.returncode, done.stderr) == (0, "")
+    (daemon.pid,) = (pid for pid in children_of(os.getpid()) if alive(pid))
+    daemon.command = PYMPSD
+    # Out here the directory is another one: who wants to reach the daemon looks through its eyes.
+    through = DaemonProcess(daemon.directory)
+    through.settings = {"CUDA_MPS_PIPE_DIRECTORY": str(disk.seen)}
+    ballast = disk.fill()
+    client = through.client()
+    clients.append(client)
+    try:
+        assert client.connect().do("add") == RIGHT
+        assert any(line.endswith(f"if this one died: {NO_SPACE}") for line in daemon.log())
+        assert not list(disk.seen.glob("pympsd.state"))
+        ballast.unlink()
+        through.say("set_default_active_thread_percentage 50")
+        assert list(disk.seen.glob("pympsd.state")), "kept as soon as there is room"
+    finally:
+        os.kill(daemon.pid, signal.SIGTERM)
+        os.waitpid(daemon.pid, 0)
+        daemon.pid = 0  # reaped
+
+
+def test_a_full_dev_shm_hinders_nobody(clients: list[ClientProcess], make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon()
+    disk = Disk(daemon, Path("/dev/shm"), "size=4k")
+    assert daemon.start().returncode == 0
+    daemon.command = PYMPSD
+    disk.fill()
+    client = daemon.client()
+    clients.append(client)
+    assert client.connect().do("add") == RIGHT

@@ -1,0 +1,209 @@
+"""Fatal faults: the documented containment on several devices, killed executors, killed servers, recovery."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from processes import ClientProcess, DaemonProcess, children_of, wait_until
+
+Make = Callable[..., ClientProcess]
+MACHINE = "3xH200"
+READY = "CUDA_SUCCESS"
+FATAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
+ELSEWHERE = "CUDA_ERROR_LAUNCH_FAILED"
+
+
+@pytest.fixture
+def daemon(make_daemon: Callable[..., DaemonProcess], request: pytest.FixtureRequest) -> DaemonProcess:
+    running = make_daemon(PYMPSD_EMULATED_DEVICES=getattr(request, "param", MACHINE))
+    assert running.start().returncode == 0
+    return running
+
+
+def _status(daemon: DaemonProcess, server: int) -> str:
+    return daemon.say(f"get_server_status {server}").strip()
+
+
+def _executors(daemon: DaemonProcess, server: int) -> dict[int, int]:
+    """Return the PID of each device's executor, as server.log says."""
+    found = {}
+    for text in daemon.log("server.log"):
+        if text.startswith("Device ") and " is run by process " in text:
+            words = text.split()
+            found[int(words[1])] = int(words[-1])
+    assert set(found.values()) >= set(children_of(server))
+    return found
+
+
+def test_1_the_four_clients_of_the_documents(daemon: DaemonProcess, make_client: Make) -> None:
+    a, b, c, d = (make_client().connect(device) for device in (0, 0, 1, 2))
+    assert b.do("newctx 1") == READY
+    (server,) = daemon.servers()
+    before = _executors(daemon, server)
+    assert a.do("illegal") == READY
+    assert a.do("sync") == FATAL
+    wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
+    assert b.do("sync") == ELSEWHERE
+    assert b.do("ctx 0") == READY
+    assert b.do("sync") == FATAL
+    assert c.do("sync") == ELSEWHERE
+    assert c.do("sync") == ELSEWHERE
+    assert d.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    late = make_client()
+    assert late.do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    assert d.do("newctx 0") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    assert d.do("newctx 2") == READY
+    for client in (a, b):
+        client.end()
+        assert _status(daemon, server) == "FAULT"
+    c.end()
+    wait_until(lambda: _status(daemon, server) == "ACTIVE", "the recovery")
+    assert d.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    again = make_client().connect(0)
+    assert again.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    after = _executors(daemon, server)
+    assert (after[0] != before[0], after[1] != before[1], after[2] == before[2]) == (True, True, True)
+
+
+def test_1_the_documented_lines_in_order(daemon: DaemonProcess, make_client: Make) -> None:
+    a, b = make_client().connect(0), make_client().connect(0)
+    assert b.do("newctx 1") == READY
+    (server,) = daemon.servers()
+    a.do("illegal")
+    assert a.do("sync") == FATAL
+    wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
+    a.end()
+    b.end()
+    wait_until(lambda: _status(daemon, server) == "ACTIVE", "the recovery")
+    log = daemon.log("server.log")
+    story = log[log.index("Volta MPS: Server is handling a fatal GPU error.") :]
+    told = [text for text in story if not text.startswith(("Process ", "Device "))]
+    assert told == [
+        "Volta MPS: Server is handling a fatal GPU error.",
+        f"Volta MPS: status of client {{{a.pid}, 1}} is INACTIVE",
+        f"Volta MPS: status of client {{{b.pid}, 1}} is INACTIVE",
+        f"Volta MPS: status of client {{{b.pid}, 2}} is INACTIVE",
+        "Volta MPS: The following devices",
+        "0",
+        "1",
+        "Volta MPS: The following clients have a sticky error set:",
+        str(a.pid),
+        str(b.pid),
+        f"Client {{{a.pid}, 1}} exit",
+        f"Client {a.pid} disconnected",
+        f"Client {{{b.pid}, 2}} exit",
+        f"Client {{{b.pid}, 1}} exit",
+        f"Client {b.pid} disconnected",
+        "Volta MPS: Destroy server context on device 0",
+        "Volta MPS: Destroy server context on device 1",
+        "Volta MPS: Creating server context on device 0",
+        "Volta MPS: Creating server context on device 1",
+    ]
+
+
+def test_1_a_fault_during_a_recovery_keeps_the_status(daemon: DaemonProcess, make_client: Make) -> None:
+    a, d = make_client().connect(0), make_client().connect(2)
+    (server,) = daemon.servers()
+    a.do("illegal")
+    assert a.do("sync") == FATAL
+    d.do("illegal")
+    assert d.do("sync") == FATAL
+    wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
+    a.end()
+    assert _status(daemon, server) == "FAULT"
+    d.end()
+    wait_until(lambda: _status(daemon, server) == "ACTIVE", "the recovery")
+    assert make_client().connect(2).do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+
+
+def test_5_a_killed_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProcess, make_client: Make) -> None:
+    a, d = make_client().connect(0), make_client().connect(2)
+    (server,) = daemon.servers()
+    victim = _executors(daemon, server)[0]
+    os.kill(victim, signal.SIGKILL)
+    assert a.do("sync") == ELSEWHERE
+    wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
+    assert d.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert make_client().do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    a.end()
+    wait_until(lambda: _status(daemon, server) == "ACTIVE", "the recovery")
+    assert make_client().connect(0).do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert _executors(daemon, server)[0] != victim
+
+
+def test_5_an_idle_executor_may_die_unnoticed(daemon: DaemonProcess, make_client: Make) -> None:
+    make_client().connect(0).end()
+    (server,) = daemon.servers()
+    os.kill(_executors(daemon, server)[0], signal.SIGKILL)
+    assert make_client().connect(0).do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert _status(daemon, server) == "ACTIVE"
+
+
+def test_5_an_executor_that_dies_while_a_context_is_opened_on_it_is_replaced_for_it(
+    daemon: DaemonProcess, make_client: Make
+) -> None:
+    make_client().connect(0).end()
+    (server,) = daemon.servers()
+    victim = _executors(daemon, server)[0]
+    client = make_client()
+    assert client.do("init") == READY
+    os.kill(victim, signal.SIGSTOP)
+    client.begin("ctx 0")
+    os.kill(victim, signal.SIGKILL)
+    assert client.result() == READY
+    assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+
+
+def test_5_a_killed_server_fails_its_clients_calls_and_the_next_client_gets_another(
+    daemon: DaemonProcess, make_client: Make
+) -> None:
+    a = make_client().connect(0)
+    a.do("endless")
+    (server,) = daemon.servers()
+    a.begin("sync")
+    os.kill(server, signal.SIGKILL)
+    assert a.result() == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert a.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert make_client().connect(0).do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    (other,) = daemon.servers()
+    assert other != server
+    assert f"Server {server} exited with status -9" in daemon.log()
+
+
+@pytest.mark.parametrize("daemon", ["2xP100"], indirect=True)
+def test_2_before_volta_a_fault_ends_the_server(daemon: DaemonProcess, make_client: Make) -> None:
+    a, b = make_client().connect(0), make_client().connect(1)
+    (server,) = daemon.servers()
+    b.do("endless")
+    b.begin("sync")
+    a.do("illegal")
+    assert a.do("sync") == FATAL
+    assert b.result() == ELSEWHERE
+    wait_until(lambda: server not in daemon.servers(), "the server's end")
+    assert make_client().connect(0).do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert "A fatal GPU error on a device before Volta ends the server" in daemon.log("server.log")
+
+
+def test_1_a_machine_may_say_that_faults_stay_with_their_context(
+    make_daemon: Callable[..., DaemonProcess], directory: Path
+) -> None:
+    machine = directory / "machine.toml"
+    machine.write_text('fault_containment = "client"\n[[device]]\nprofile = "H200"\n')
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES=str(machine))
+    assert daemon.start().returncode == 0
+    culprit, other = daemon.client().connect(), daemon.client().connect()
+    try:
+        culprit.do("illegal")
+        assert culprit.do("sync") == FATAL
+        assert culprit.do("sync") == FATAL
+        assert culprit.do("illegal") == FATAL
+        assert other.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+        (server,) = daemon.servers()
+        assert _status(daemon, server) == "ACTIVE"
+    finally:
+        culprit.end()
+        other.end()

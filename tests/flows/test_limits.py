@@ -1,0 +1,414 @@
+"""Limits with a real daemon: percentages at five levels, affinity, memory limits at three, connections, priorities.
+
+The figures are those recorded on an H200 (servers-and-clients, several-gpus, multiuser-and-limits).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import SECONDS, ClientProcess, DaemonProcess, wait_until
+
+PROGRAM = Path(__file__).parents[1] / "support" / "limits_program.py"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "context_pool.py"
+EACH = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
+PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+UNSUPPORTED = "CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY"
+FULL = "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"
+REACHED = "Failed to accept new client. Maximum number of clients ({}) reached."
+Start = Callable[..., ClientProcess]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start clients that can tell their limits; they are killed after the test."""
+    made: list[ClientProcess] = []
+
+    def client(daemon: DaemonProcess, **more: str) -> ClientProcess:
+        environment = {**daemon.environment, "PYMPSD_REQUIRE_MPS": "1", **more}
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [sys.executable, PROGRAM], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+        made.append(ClientProcess(process))
+        return made[-1]
+
+    yield client
+    for one in made:
+        if one.process.poll() is None:
+            os.kill(one.pid, signal.SIGKILL)
+        one.process.communicate(timeout=SECONDS)
+
+
+def running(make_daemon: Callable[..., DaemonProcess], **settings: str) -> DaemonProcess:
+    daemon = make_daemon(**settings)
+    done = daemon.start()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return daemon
+
+
+def with_context(client: ClientProcess) -> ClientProcess:
+    assert client.do("init") == "CUDA_SUCCESS"
+    assert client.do("newctx 0") == "CUDA_SUCCESS", client.do("why")
+    return client
+
+
+def in_server_log(daemon: DaemonProcess, text: str, times: int = 1) -> None:
+    wait_until(lambda: daemon.log("server.log").count(text) >= times, f"{text!r} in server.log")
+    assert daemon.log("server.log").count(text) == times
+
+
+def one_line(daemon: DaemonProcess, beginning: str) -> None:
+    def found() -> list[str]:
+        return [line for line in daemon.log("server.log") if line.startswith(beginning)]
+
+    wait_until(found, f"{beginning!r} in server.log")
+    assert len(found()) == 1
+
+
+# --- percentages
+
+
+def test_percentages_at_all_levels(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
+    daemon = running(make_daemon, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50")
+
+    def sees(**environment: str) -> str:
+        return with_context(start(daemon, **{PERCENTAGE: "", **environment})).do("sm")
+
+    assert sees() == "66", "the daemon's default"
+    (server,) = daemon.servers()
+    daemon.say(f"set_active_thread_percentage {server} 80")
+    assert sees() == "104", "the server's own replaces it, and may be higher"
+    assert sees(**{PERCENTAGE: "33.3"}) == "42", "the client's lowers it"
+    assert sees(**{PERCENTAGE: "90"}) == "104", "and cannot raise it"
+    for text in ("0", "-5", "101", "x"):
+        assert sees(**{PERCENTAGE: text}) == "104", "what is no percentage is no limit"
+    client = start(daemon, **{PERCENTAGE: "66.7", EACH: "1"})
+    assert client.do("init") == "CUDA_SUCCESS"
+    assert (client.do("newctx 0"), client.do("sm")) == ("CUDA_SUCCESS", "88")
+    client.do(f"env {PERCENTAGE} 20")
+    assert (client.do("newctx 0"), client.do("sm")) == ("CUDA_SUCCESS", "26"), "a context's lowers it"
+    assert client.do("ctxaff 0 9") == "CUDA_SUCCESS 10", "an affinity lowers that"
+    assert client.do("sm") == "10"
+    assert client.do("ctxaff 0 27") == f"{UNSUPPORTED} 0", "and cannot raise it"
+    assert client.do("sm") == "10", "the context before is still current"
+
+
+def test_a_clients_percentage_is_fixed_when_it_starts(daemon: DaemonProcess, start: Start) -> None:
+    client = with_context(start(daemon, **{PERCENTAGE: "30"}))
+    client.do(f"env {EACH} 1")
+    client.do(f"env {PERCENTAGE} 10")
+    assert (client.do("newctx 0"), client.do("sm"), client.do("affinity")) == ("CUDA_SUCCESS", "38", "38")
+    daemon.say(f"set_active_thread_percentage {daemon.servers()[0]} 10")
+    assert client.do("sm") == "38"
+    assert (client.do("newctx 0"), client.do("affinity")) == ("CUDA_SUCCESS", "38")
+
+
+def test_the_recorded_client_with_a_percentage_for_each_context(daemon: DaemonProcess, start: Start) -> None:
+    """Client 987 of servers-and-clients.txt, step by step."""
+    client = start(daemon, **{PERCENTAGE: "80", EACH: "1"})
+    assert client.do("init") == "CUDA_SUCCESS"
+    assert (client.do("newctx 0"), client.do("sm")) == ("CUDA_SUCCESS", "104")
+    client.do(f"env {PERCENTAGE} 20")
+    assert (client.do("newctx 0"), client.do("sm")) == ("CUDA_SUCCESS", "26")
+    client.do(f"env {PERCENTAGE} 90")
+    assert (client.do("newctx 0"), client.do("sm")) == ("CUDA_SUCCESS", "104")
+    assert client.do("ctxaff 0 0") == f"{UNSUPPORTED} 0"
+    assert client.do("dtor") == "CUDA_SUCCESS"
+    for asked, got in {1: 8, 2: 8, 3: 8, 7: 8, 24: 24, 60: 60}.items():
+        assert client.do(f"ctxaff 0 {asked}") == f"CUDA_SUCCESS {got}"
+        assert client.do("dtor") == "CUDA_SUCCESS"
+    for asked in (131, 132, 133):
+        assert client.do(f"ctxaff 0 {asked}") == f"{UNSUPPORTED} 0"
+        assert "1 to 104 SMs" in client.do("why")
+    client.end()
+    wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "its end")
+    made = [line for line in daemon.log("server.log") if line.endswith("is ACTIVE")]
+    numbers = [int(line.rpartition(", ")[2].partition("}")[0]) for line in made]
+    assert numbers == list(range(1, 10)), "recorded: a refused context takes no number"
+
+
+def test_two_clients_with_half_each_run_on_disjoint_multiprocessors(daemon: DaemonProcess, start: Start) -> None:
+    one, other = (with_context(start(daemon, **{PERCENTAGE: "50"})) for _ in range(2))
+    places = []
+    for client in (one, other):
+        code, _, numbers = client.do("places 1000").partition(" ")
+        assert code == "CUDA_SUCCESS"
+        places.append(set(numbers.split(",")))
+        assert len(places[-1]) == 66
+    assert not places[0] & places[1]
+
+
+def test_a_pool_of_contexts(daemon: DaemonProcess) -> None:
+    """The example in the documentation: it says of what it asked for how much it has."""
+    environment = {**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}
+    done = subprocess.run(
+        [sys.executable, EXAMPLE], env=environment, capture_output=True, text=True, timeout=2 * SECONDS
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    *contexts, verdict = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in contexts] == [
+        "asked for 1 of 132 multiprocessors, has 8",
+        "asked for 2 of 132 multiprocessors, has 8",
+        "asked for 44 of 132 multiprocessors, has 44",
+        "asked for 88 of 132 multiprocessors, has 88",
+    ]
+    assert [line.partition(": ")[2] for line in contexts] == [
+        f"{16 * count} blocks met, on {count} multiprocessors" for count in (8, 8, 44, 88)
+    ]
+    assert verdict.startswith("Each grid filled its context")
+    wait_until(lambda: daemon.say("ps") == "", "its end")
+
+
+def test_the_pool_of_contexts_needs_a_daemon(tmp_path: Path) -> None:
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "PYMPSD_BACKEND": "emulated"}
+    done = subprocess.run(
+        [sys.executable, "-Wignore", EXAMPLE], env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "start pympsd -d" in done.stderr
+
+
+# --- memory limits
+
+
+def limit_of(client: ClientProcess, device: int = 0) -> int:
+    """Return what the client may hold on a device, in MiB, as cuMemGetInfo tells it."""
+    assert client.do(f"newctx {device}") == "CUDA_SUCCESS", client.do("why")
+    return int(client.do("mem").split()[1])
+
+
+def begun(client: ClientProcess) -> ClientProcess:
+    assert client.do("init") == "CUDA_SUCCESS", client.do("why")
+    return client
+
+
+@pytest.fixture
+def three_devices(make_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
+    """A daemon on three devices, with a default limit of 3G on device 0 and none elsewhere."""
+    daemon = running(make_daemon, PYMPSD_EMULATED_DEVICES="3xH200")
+    daemon.say("set_default_device_pinned_mem_limit 0 3G")
+    return daemon
+
+
+def uuids(daemon: DaemonProcess) -> list[str]:
+    words = daemon.say("device_query --csv").replace("\n", ",").split(",")
+    return [word for word in words if word.startswith("GPU-")]
+
+
+def test_memory_limits_at_three_levels(three_devices: DaemonProcess, start: Start) -> None:
+    daemon = three_devices
+    client = begun(start(daemon))
+    assert limit_of(client) == 3 << 10, "the daemon's default"
+    assert limit_of(client, 1) == 143155, "none on the others"
+    (server,) = daemon.servers()
+    daemon.say(f"set_device_pinned_mem_limit {server} 0 4G")
+    assert limit_of(begun(start(daemon))) == 4 << 10, "the server's own replaces it, and may be higher"
+    lowered = begun(start(daemon, **{MEMORY: "0=1G,1=2048MB"}))
+    assert [limit_of(lowered, device) for device in range(3)] == [1 << 10, 2 << 10, 143155]
+    assert limit_of(begun(start(daemon, **{MEMORY: "0=8G"}))) == 4 << 10, "the client's cannot raise it"
+    assert limit_of(begun(start(daemon, **{MEMORY: "0=0"}))) == 4 << 10, "nor lift it"
+    assert limit_of(begun(start(daemon, CUDA_MPS_DEVICE_MEM_LIMIT="0=1G"))) == 1 << 10, "the documents' other name"
+    assert limit_of(client) == 3 << 10, "an earlier client keeps its own"
+
+
+def test_memory_limits_by_uuid_and_prefix_and_the_last_one_wins(three_devices: DaemonProcess, start: Start) -> None:
+    daemon = three_devices
+    ids = uuids(daemon)
+    cases = {
+        f"{ids[1]}=1G": [3 << 10, 1 << 10, 143155],
+        f"{ids[1][:12]}=1G": [3 << 10, 1 << 10, 143155],
+        f"1=2G,{ids[1]}=1G": [3 << 10, 1 << 10, 143155],
+        f"{ids[1]}=1G,1=2G": [3 << 10, 2 << 10, 143155],
+        f"1=2G,{ids[1][:12]}=0": [3 << 10, 143155, 143155],
+        " 0 = 1g , 2 = 1024mb ,": [1 << 10, 143155, 1 << 10],
+    }
+    for text, expected in cases.items():
+        client = begun(start(daemon, **{MEMORY: text}))
+        assert [limit_of(client, device) for device in range(3)] == expected, text
+
+
+def test_an_index_counts_as_the_client_counts(three_devices: DaemonProcess, start: Start) -> None:
+    client = begun(start(three_devices, CUDA_VISIBLE_DEVICES="2,0", **{MEMORY: "0=1G,1=2G"}))
+    assert [limit_of(client, device) for device in range(2)] == [1 << 10, 2 << 10]
+    hidden = start(three_devices, CUDA_VISIBLE_DEVICES="2,0", **{MEMORY: "2=1G"})
+    assert hidden.do("init") == "CUDA_ERROR_INVALID_VALUE"
+    ids = uuids(three_devices)
+    assert "'2=1G': 2 is no device of this process" in hidden.do("why")
+    assert f"there are 0 ({ids[2]}), 1 ({ids[0]})" in hidden.do("why")
+
+
+@pytest.mark.parametrize(
+    ("entry", "allowed"),
+    [
+        ("junk", "junk is no device of this process"),
+        ("0=", "a whole number from 1 and G or M"),
+        ("0=abc", "a whole number from 1 and G or M"),
+        ("0=1T", "a whole number from 1 and G or M"),
+        ("0=0G", "0 for no limit"),
+        ("9=1G", "there are 0 (GPU-"),
+        ("GPU-=1G", "the beginning of several UUIDs"),
+        ("GPU-ffff=1G", "no device of this process"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused_with_its_entry_or_ignored(
+    three_devices: DaemonProcess, start: Start, entry: str, allowed: str
+) -> None:
+    daemon = three_devices
+    text = f"0=1G,{entry},1=2G"
+    client = start(daemon, **{MEMORY: text})
+    assert client.do("init") == "CUDA_ERROR_INVALID_VALUE"
+    why = client.do("why")
+    assert why.startswith(f"{MEMORY}: '{entry}': ")
+    assert allowed in why
+    assert "PYMPSD_LENIENT_LIMITS=1" in why
+    assert client.do("count") == "None"
+    one_line(daemon, f"{MEMORY}: {entry} is refused: ")
+    lenient = begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: text}))
+    assert [limit_of(lenient, device) for device in range(3)] == [1 << 10, 2 << 10, 143155], "the others hold"
+    one_line(daemon, f"{MEMORY}: {entry} is ignored: ")
+
+
+def test_the_log_says_it_in_the_clients_voice(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
+    daemon = running(make_daemon, PYMPSD_LOG_DIALECT="r580")
+    client = begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: "7=1G"}))
+    one_line(daemon, f"{MEMORY}: 7=1G is ignored: ")
+    lines = (daemon.directory / "log" / "server.log").read_text().splitlines()
+    (line,) = [line for line in lines if "is ignored" in line]
+    assert f" Client {client.pid:>5}] {MEMORY}: 7=1G is ignored: " in line
+
+
+def test_a_very_long_text_is_refused_in_few_words(daemon: DaemonProcess, start: Start) -> None:
+    client = start(daemon, **{MEMORY: "0=" + "9" * 100_000 + ",x" * 5})
+    assert client.do("init") == "CUDA_ERROR_INVALID_VALUE"
+    why = client.do("why")
+    assert "(and 5 more)" in why
+    assert len(why) < 1000
+
+
+def test_a_limit_is_the_process_s(daemon: DaemonProcess, start: Start) -> None:
+    """All contexts of a client share it, what each costs included."""
+    client = begun(start(daemon, **{MEMORY: "0=2G"}))
+    assert client.do("newctx 0") == "CUDA_SUCCESS"
+    one = int(client.do("mem").split()[0])
+    assert client.do("newctx 0") == "CUDA_SUCCESS"
+    two, total = map(int, client.do("mem").split())
+    assert total == 2 << 10
+    assert one - two == pytest.approx(2048 - one, abs=2), "the second costs what the first did"
+    assert client.do(f"alloc {1 << 30}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert client.do("dtor") == "CUDA_SUCCESS"
+    assert client.do(f"alloc {1 << 30}").split()[0] == "CUDA_SUCCESS"
+
+
+# --- connections
+
+
+def test_one_process_may_hold_all_48_and_a_freed_slot_is_usable_at_once(daemon: DaemonProcess, start: Start) -> None:
+    client, other = begun(start(daemon)), begun(start(daemon))
+    assert client.do("contexts 60") == f"48 {FULL}"
+    assert "1 of the device's 48 connections, and 0 are free" in client.do("why")
+    in_server_log(daemon, REACHED.format(48))
+    for _ in range(2):
+        assert other.do("newctx 0") == FULL
+    in_server_log(daemon, REACHED.format(48), 3)
+    for _ in range(3):
+        assert client.do("dtor") == "CUDA_SUCCESS"
+        assert other.do("newctx 0") == "CUDA_SUCCESS", "at once"
+        assert client.do("newctx 0") == FULL
+        assert other.do("dtor") == "CUDA_SUCCESS"
+        assert client.do("newctx 0") == "CUDA_SUCCESS"
+    client.end(signal.SIGKILL)
+    wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "its end")
+    assert other.do("contexts 60") == f"48 {FULL}"
+
+
+def test_a_refused_context_takes_no_serial(daemon: DaemonProcess, start: Start) -> None:
+    """Recorded: after 48 contexts and 22 refusals the next context has ID 49."""
+    client, other = begun(start(daemon)), begun(start(daemon))
+    assert client.do("contexts 48") == "48 CUDA_SUCCESS"
+    for _ in range(5):
+        assert other.do("newctx 0") == FULL
+    assert f"Client {other.pid} disconnected" not in daemon.log("server.log"), "it is refused, not sent away"
+    client.end()
+    wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "its end")
+    assert other.do("newctx 0") == "CUDA_SUCCESS"
+    _, row = daemon.say("ps").splitlines()
+    assert row.split()[:2] == [str(other.pid), "49"]
+    other.end()
+    wait_until(lambda: f"Client {other.pid} disconnected" in daemon.log("server.log"), "its end")
+
+
+def test_each_device_has_its_own_connections(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
+    daemon = running(make_daemon, PYMPSD_EMULATED_DEVICES="2xH200")
+    client = begun(start(daemon))
+    assert client.do("contexts 49") == f"48 {FULL}"
+    assert client.do("newctx 1") == "CUDA_SUCCESS"
+
+
+@pytest.mark.parametrize(("text", "room"), [("32", 3), ("4", 24), ("3", 24), ("2", 48), ("33", 48), ("x", 48)])
+def test_more_connections_leave_room_for_fewer_contexts(
+    daemon: DaemonProcess, start: Start, text: str, room: int
+) -> None:
+    client = begun(start(daemon, **{CONNECTIONS: text}))
+    assert client.do("contexts 60") == f"{room} {FULL}"
+    in_server_log(daemon, REACHED.format(48))
+
+
+def test_many_clients_at_once_are_not_refused_while_there_is_room(daemon: DaemonProcess, start: Start) -> None:
+    """12 processes, each of which wants 4 of the 48 at the same time, twice; one more is refused."""
+    clients = [begun(start(daemon)) for _ in range(12)]
+    for _ in range(2):
+        for client in clients:
+            client.begin("contexts 4")
+        assert [client.result() for client in clients] == ["4 CUDA_SUCCESS"] * 12
+        assert begun(start(daemon)).do("newctx 0") == FULL
+        for _ in range(4):
+            for client in clients:
+                client.begin("dtor")
+            assert {client.result() for client in clients} == {"CUDA_SUCCESS"}
+
+
+# --- before Volta
+
+
+def test_before_volta_there_are_16_contexts_and_neither_percentages_nor_memory_limits(
+    make_daemon: Callable[..., DaemonProcess], start: Start
+) -> None:
+    daemon = running(make_daemon, PYMPSD_EMULATED_DEVICES="P100", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50")
+    client = begun(start(daemon, **{PERCENTAGE: "10", EACH: "1", MEMORY: "0=1G,junk"}))
+    assert client.do("newctx 0") == "CUDA_SUCCESS"
+    assert (client.do("sm"), client.do("mem").split()[1]) == ("56", "16276")
+    assert client.do("ctxaff 0 8") == f"{UNSUPPORTED} 0"
+    assert "Volta or newer" in client.do("why")
+    assert client.do("contexts 20") == f"15 {FULL}"
+    in_server_log(daemon, REACHED.format(16))
+
+
+# --- priority
+
+
+def test_a_change_of_the_default_priority_is_told_with_the_next_client(daemon: DaemonProcess, start: Start) -> None:
+    """Recorded: ``Client Priority set to`` in server.log; a client's own setting is not told."""
+
+    def told_after(**environment: str) -> list[str]:
+        """What has been told when a client has come and gone."""
+        client = with_context(start(daemon, **environment))
+        client.end()
+        wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "its end")
+        return [line for line in daemon.log("server.log") if line.startswith("Client Priority set to")]
+
+    assert told_after() == []
+    daemon.say("set_default_client_priority 1")
+    assert told_after() == ["Client Priority set to 1"]
+    assert told_after() == ["Client Priority set to 1"]
+    assert told_after(CUDA_MPS_CLIENT_PRIORITY="0") == ["Client Priority set to 1"]
+    daemon.say("set_default_client_priority 0")
+    assert told_after(CUDA_MPS_CLIENT_PRIORITY="1") == ["Client Priority set to 1", "Client Priority set to 0"]

@@ -1,0 +1,155 @@
+"""A machine older than Volta (P100): what is different there, with real processes (MPS documents, 2.3 and 3)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import ClientProcess, DaemonProcess
+
+Start = Callable[..., ClientProcess]
+PROGRAM = str(Path(__file__).parents[1] / "support" / "rules_program.py")
+MIB = 1 << 20
+OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
+COPIED = "CUDA_SUCCESS right=True"
+
+
+@pytest.fixture
+def machine() -> str:
+    """What the daemon's machine is made of."""
+    return "P100"
+
+
+@pytest.fixture
+def daemon(make_daemon: Callable[..., DaemonProcess], machine: str) -> DaemonProcess:
+    """A daemon that runs on it."""
+    running = make_daemon(PYMPSD_EMULATED_DEVICES=machine)
+    assert running.start().returncode == 0
+    return running
+
+
+@pytest.fixture
+def start(daemon: DaemonProcess) -> Iterator[Start]:
+    """Start clients that know the application rules; ``within``: a command that starts the program."""
+    made: list[ClientProcess] = []
+
+    def begin(*within: str, **environment: str) -> ClientProcess:
+        process = subprocess.Popen(
+            [*within, sys.executable, PROGRAM],
+            env={**daemon.environment, "PYMPSD_REQUIRE_MPS": "1", "PATH": os.environ["PATH"], **environment},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        made.append(ClientProcess(process))
+        return made[-1]
+
+    yield begin
+    for client in made:
+        client.end()
+
+
+def small_shared_memory(size: str) -> list[str]:
+    """A command that starts another in a mount namespace where /dev/shm has so many bytes."""
+    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
+    return ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+both = pytest.mark.parametrize("machine", ["P100", "V100"])
+volta = pytest.mark.parametrize("machine", ["V100"])
+
+
+# --- contexts and provisioning
+
+
+@pytest.mark.parametrize(("machine", "most"), [("P100", 16), ("V100", 48)])
+def test_a_device_has_fewer_connections(start: Start, most: int) -> None:
+    client = start().connect()
+    answers = [client.do("newctx 0") for _ in range(most)]
+    assert answers == ["CUDA_SUCCESS"] * (most - 1) + ["CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"]
+
+
+@both
+def test_percentages_and_memory_limits_answer_as_ever_and_hold_on_volta_only(
+    daemon: DaemonProcess, start: Start, machine: str
+) -> None:
+    commands = {
+        "set_default_active_thread_percentage 50": "50.0\n",
+        "get_default_active_thread_percentage": "50.0\n",
+        "set_default_device_pinned_mem_limit 0 1G": "",
+        "get_default_device_pinned_mem_limit 0": "1G\n",
+    }
+    client = start()
+    for command, printed in commands.items():
+        done = daemon.run([], f"{command}\n")
+        assert (done.returncode, done.stdout) == (0, printed)
+        assert ("have no effect" in done.stderr) == (machine == "P100")
+        assert len(done.stderr.splitlines()) == (machine == "P100")
+    client.connect()
+    shown = client.do("sm"), client.do("mem").split()[1]
+    assert shown == (("56", "16276") if machine == "P100" else ("40", "1024"))
+
+
+# --- one address space
+
+
+def test_a_stray_access_of_a_kernel_reaches_the_neighbour_and_a_call_does_not(start: Start) -> None:
+    one, other = start().connect(), start().connect()
+    address = one.do("hold 41")
+    assert other.do(f"stray {address}") == "CUDA_SUCCESS CUDA_SUCCESS"
+    assert one.do("value") == "CUDA_SUCCESS 42.0"
+    assert other.do(f"peek {address}") == "CUDA_ERROR_INVALID_VALUE 0.0"
+    assert one.do("add") == other.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+
+
+@volta
+def test_on_volta_a_stray_access_is_a_fault(start: Start) -> None:
+    one, other = start().connect(), start().connect()
+    address = one.do("hold 41")
+    # Its own allocations may have the same addresses: that is what address spaces of their own mean.
+    assert other.do(f"stray {hex(int(address, 16) + (1 << 36))}") == "CUDA_SUCCESS CUDA_ERROR_ILLEGAL_ADDRESS"
+
+
+# --- callbacks
+
+
+def test_callbacks_are_refused(start: Start) -> None:
+    client = start().connect()
+    assert client.do("callbacks") == "CUDA_ERROR_NOT_SUPPORTED CUDA_ERROR_NOT_SUPPORTED []"
+    assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+
+
+@volta
+def test_on_volta_they_run(start: Start) -> None:
+    client = start().connect()
+    assert client.do("callbacks") == "CUDA_SUCCESS CUDA_SUCCESS ['host function', 'callback']"
+
+
+# --- page-locked memory
+
+
+@as_root
+def test_page_locked_memory_is_bounded_by_the_size_of_dev_shm(start: Start) -> None:
+    client = start(*small_shared_memory("4m")).connect()
+    assert client.do(f"pin {3 * MIB}") == COPIED
+    assert client.do(f"pin {2 * MIB}") == OUT_OF_MEMORY
+    said = client.do("error")
+    assert "/dev/shm has: 4194304 bytes" in said
+    assert "3145728 in use" in said
+    assert client.do(f"register {MIB}") == OUT_OF_MEMORY, "an array seldom begins with a page: it lies in one more"
+    assert client.do(f"register {MIB // 2}") == "CUDA_SUCCESS"
+    assert client.do("unpin") == "CUDA_SUCCESS"
+    assert client.do(f"pin {3 * MIB}") == COPIED, "what was freed counts again"
+    assert client.do(f"pin {5 * MIB}") == OUT_OF_MEMORY
+    assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+
+
+@as_root
+@volta
+def test_on_volta_it_is_not(start: Start) -> None:
+    client = start(*small_shared_memory("4m")).connect()
+    assert client.do(f"pin {5 * MIB}") == COPIED
+    assert client.do(f"register {5 * MIB}") == "CUDA_SUCCESS"

@@ -1,0 +1,308 @@
+"""Users take turns: real processes of three users through root's daemon, and the daemon of an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, wait_until
+
+from pympsd.options import MULTIUSER
+from pympsd.wire.framing import FrameReader
+from pympsd.wire.messages import ClientHello, Refused, decode, encode
+from pympsd.wire.versions import Versions
+
+NOBODY = pwd.getpwnam("nobody").pw_uid
+OTHER = 12345
+REFUSED = "CUDA_ERROR_MPS_CONNECTION_FAILED"
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+MakeDaemon = Callable[..., DaemonProcess]
+
+
+class Users:
+    """A daemon and the clients of several users."""
+
+    def __init__(self, daemon: DaemonProcess, ends: ExitStack) -> None:
+        self.daemon = daemon
+        self._ends = ends
+
+    def client(self, uid: int) -> ClientProcess:
+        """Start a client of a user."""
+        client = self.daemon.client(uid)
+        self._ends.callback(_end, client)
+        return client
+
+    def waiting(self, uid: int, after: str) -> ClientProcess:
+        """Start a client and return when the log says that it waits after those users."""
+        client = self.client(uid)
+        client.begin("init")
+        line = f"Client {client.pid} of user {uid} waits for its turn after {after}"
+        wait_until(lambda: line in self.daemon.log(), f"the log line {line!r}")
+        assert not client.has_result()
+        return client
+
+    def server_of(self, uid: int) -> int:
+        """Return the one server, which is that user's."""
+        (server,) = self.daemon.servers()
+        assert {os.stat(f"/proc/{pid}").st_uid for pid in (server, *children_of(server))} == {uid}
+        return server
+
+    def becomes_closed(self, server: int, waiting: int) -> None:
+        """Return when a server takes no newcomers, for a user's sake."""
+        line = f"s: server {server} takes no new clients of user "
+        wait_until(
+            lambda: any(line in said and said.startswith(f"User {waiting} has waited") for said in self.daemon.log()),
+            "the end of patience",
+        )
+
+
+def _end(client: ClientProcess) -> None:
+    if client.process.poll() is None:
+        client.process.kill()
+    client.process.communicate()
+
+
+@pytest.fixture
+def start(make_daemon: MakeDaemon) -> Iterator[Callable[..., Users]]:
+    """Start a daemon with a patience, in seconds, as the option or (with ``environment``) as the variable."""
+    with ExitStack() as ends:
+
+        def begin(patience: str = "600", **environment: str) -> Users:
+            daemon = make_daemon(**environment)
+            done = daemon.start("-d", *(["--turn-patience", patience] if patience else []))
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+            return Users(daemon, ends)
+
+        yield begin
+
+
+Start = Callable[..., Users]
+
+
+def test_three_users_take_turns_in_order_of_arrival(start: Start) -> None:
+    users = start()
+    first = users.client(0).connect()
+    second = users.waiting(NOBODY, after="user 0")
+    third = users.waiting(OTHER, after=f"user 0, user {NOBODY}")
+    # Served with the second, though it comes after the third.
+    fourth = users.waiting(NOBODY, after="user 0")
+    server = users.server_of(0)
+    first.end()
+    assert (second.result(), fourth.result()) == ("CUDA_SUCCESS", "CUDA_SUCCESS")
+    assert not alive(server)
+    for client in (second, fourth):
+        assert client.do("ctx 0") == "CUDA_SUCCESS"
+        assert client.do("add") == RIGHT
+    users.server_of(NOBODY)
+    second.end()
+    assert fourth.do("add") == RIGHT
+    assert not third.has_result()
+    fourth.end()
+    assert third.result() == "CUDA_SUCCESS"
+    assert third.do("ctx 0") == "CUDA_SUCCESS"
+    users.server_of(OTHER)
+    started = [line.rpartition(" ")[2] for line in users.daemon.log() if line.startswith("Starting new server")]
+    assert started == ["0", str(NOBODY), str(OTHER)]
+
+
+def test_a_newcomer_of_the_active_user_overtakes_before_patience_is_over(start: Start) -> None:
+    users = start("600")
+    users.client(0).connect()
+    waiting = users.waiting(NOBODY, after="user 0")
+    assert users.client(0).connect().do("add") == RIGHT
+    assert not waiting.has_result()
+
+
+def test_and_not_after(start: Start) -> None:
+    users = start("0.05")
+    first = users.client(0).connect()
+    server = users.server_of(0)
+    waiting = users.waiting(NOBODY, after="user 0")
+    users.becomes_closed(server, waiting=NOBODY)
+    newcomer = users.waiting(0, after=f"user {NOBODY}")
+    # Whoever was admitted goes on, and makes more contexts.
+    assert first.do("add") == RIGHT
+    assert first.do("newctx 0") == "CUDA_SUCCESS"
+    first.end()
+    assert waiting.result() == "CUDA_SUCCESS"
+    assert not newcomer.has_result()
+    waiting.end()
+    assert newcomer.result() == "CUDA_SUCCESS"
+    users.server_of(0)
+
+
+def test_without_patience_newcomers_wait_from_the_start(start: Start) -> None:
+    users = start("", PYMPSD_TURN_PATIENCE="0")
+    users.client(0).connect()
+    users.waiting(NOBODY, after="user 0")
+    users.waiting(0, after=f"user {NOBODY}")
+
+
+def test_the_option_wins_over_the_variable(start: Start) -> None:
+    users = start("600", PYMPSD_TURN_PATIENCE="0")
+    users.client(0).connect()
+    users.waiting(NOBODY, after="user 0")
+    users.client(0).connect()
+
+
+def test_a_patience_that_cannot_be_keeps_the_daemon_from_starting(make_daemon: MakeDaemon) -> None:
+    done = make_daemon().start("-d", "--turn-patience=soon")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "--turn-patience is a number of seconds, 0 or more, not 'soon'\n"
+    done = make_daemon(PYMPSD_TURN_PATIENCE="-1").start()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "PYMPSD_TURN_PATIENCE is a number of seconds, 0 or more, not '-1'\n"
+
+
+def test_start_server_is_a_wish_in_the_same_line(start: Start) -> None:
+    users = start()
+    first = users.client(0).connect()
+    server = users.server_of(0)
+    assert users.daemon.say("start_server -uid 0") == ""
+    assert users.daemon.say(f"start_server -uid {OTHER}") == ""
+    assert f"A server for user {OTHER} waits for its turn after user 0" in users.daemon.log()
+    behind = users.waiting(NOBODY, after=f"user 0, user {OTHER}")
+    assert users.daemon.servers() == [server]
+    first.end()
+    # The wish is granted in its turn; its server has no clients, so the turn passes on at once.
+    assert behind.result() == "CUDA_SUCCESS"
+    started = [line.rpartition(" ")[2] for line in users.daemon.log() if line.startswith("Starting new server")]
+    assert started == ["0", str(OTHER), str(NOBODY)]
+
+
+def test_a_wish_with_nobody_behind_it_keeps_its_server(start: Start) -> None:
+    users = start()
+    first = users.client(0).connect()
+    users.daemon.say(f"start_server -uid {OTHER}")
+    first.end()
+    ready = f"for user {OTHER}"
+    wait_until(lambda: any(line.endswith(ready) and "Starting" in line for line in users.daemon.log()), "the wish")
+    users.server_of(OTHER)
+
+
+def test_a_waiting_client_that_dies_no_longer_holds_up_newcomers(start: Start) -> None:
+    users = start("0")
+    first = users.client(0).connect()
+    server = users.server_of(0)
+    dying = users.waiting(NOBODY, after="user 0")
+    newcomer = users.waiting(0, after=f"user {NOBODY}")
+    dying.end(signal.SIGKILL)
+    assert newcomer.result() == "CUDA_SUCCESS"
+    first.end()
+    newcomer.end()
+    wait_until(lambda: users.daemon.say("ps") == "", "the end of both")
+    assert users.daemon.servers() == [server]
+
+
+def test_quit_refuses_the_line_and_waits_for_those_who_are_served(start: Start) -> None:
+    users = start("0")
+    first = users.client(0).connect()
+    line = [users.waiting(NOBODY, after="user 0"), users.waiting(OTHER, after=f"user 0, user {NOBODY}")]
+    line.append(users.waiting(0, after=f"user {NOBODY}, user {OTHER}"))
+    users.daemon.say(f"start_server -uid {OTHER}")
+    with subprocess.Popen([PYMPSD], env=users.daemon.environment, stdin=subprocess.PIPE) as quitting:
+        assert quitting.stdin is not None
+        quitting.stdin.write(b"quit\n")
+        quitting.stdin.close()
+        assert [client.result() for client in line] == [REFUSED] * 3
+        assert all("quitting" in client.do("error") for client in line)
+        assert first.do("add") == RIGHT
+        assert quitting.poll() is None
+        first.end()
+        assert quitting.wait(SECONDS) == 0
+    assert not alive(users.daemon.pid)
+    assert users.daemon.log()[-1] == "Exit with status 0"
+
+
+def test_shutdown_server_gives_the_turn_away_when_its_clients_have_left(start: Start) -> None:
+    users = start()
+    first = users.client(0).connect()
+    waiting = users.waiting(NOBODY, after="user 0")
+    assert users.daemon.say(f"shutdown_server {users.server_of(0)}") == ""
+    newcomer = users.waiting(0, after=f"user {NOBODY}")
+    assert first.do("add") == RIGHT
+    first.end()
+    assert waiting.result() == "CUDA_SUCCESS"
+    assert not newcomer.has_result()
+
+
+def test_a_forced_shutdown_gives_the_turn_away_at_once(start: Start) -> None:
+    users = start()
+    first = users.client(0).connect()
+    waiting = users.waiting(NOBODY, after="user 0")
+    users.daemon.say(f"shutdown_server {users.server_of(0)} -f")
+    assert waiting.result() == "CUDA_SUCCESS"
+    assert first.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+    users.server_of(NOBODY)
+
+
+# --- the daemon of an ordinary user
+
+
+@pytest.fixture
+def own(directory: Path) -> Iterator[DaemonProcess]:
+    """The directories of user OTHER, with a daemon that is not started."""
+    for name in ("pipe", "log"):
+        os.chown(directory / name, OTHER, OTHER)
+    daemon = DaemonProcess(directory, uid=OTHER)
+    yield daemon
+    daemon.stop()
+
+
+def test_an_ordinary_users_daemon_serves_its_own_user(own: DaemonProcess) -> None:
+    assert own.start("-d", "--turn-patience", "0").returncode == 0
+    client = own.client()
+    try:
+        assert client.connect().do("add") == RIGHT
+        (server,) = own.servers()
+        assert {os.stat(f"/proc/{pid}").st_uid for pid in (own.pid, server, *children_of(server))} == {OTHER}
+        told = own.run([], f"start_server -uid {NOBODY}")
+        assert f"run by user {OTHER} and can serve only that user" in told.stderr
+        assert own.servers() == [server]
+    finally:
+        _end(client)
+
+
+@pytest.mark.parametrize("uid", [NOBODY, 0])
+def test_an_ordinary_users_daemon_and_clients_of_others_refuse_each_other(own: DaemonProcess, uid: int) -> None:
+    assert own.start().returncode == 0
+    client = ClientProcess.start({**own.environment, "PYMPSD_REQUIRE_MPS": "1"}, uid)
+    try:
+        # The client: another user's daemon would see its work.
+        assert client.do("init") == REFUSED
+        assert f"runs as uid {OTHER}; only root's and your own (uid {uid}) is trusted" in client.do("error")
+    finally:
+        _end(client)
+    assert own.servers() == []
+
+
+def test_an_ordinary_users_daemon_refuses_whoever_asks_all_the_same(own: DaemonProcess) -> None:
+    assert own.start().returncode == 0
+    with socket.socket(socket.AF_UNIX) as knocking:
+        knocking.settimeout(SECONDS)
+        knocking.connect(str(own.directory / "pipe" / "control"))
+        knocking.sendall(encode(ClientHello(Versions(), os.getpid(), "root's", 1, {})))
+        reader = FrameReader(fds_allowed=0)
+        frames = []
+        while not frames:
+            frames = list(reader.feed(knocking.recv(65536)))
+    answer = decode(frames[0])
+    assert isinstance(answer, Refused)
+    assert f"run by user {OTHER} and serves that user only, not 0; start one as that user" in answer.reason
+    assert any(line.startswith(f"Refusing client {os.getpid()} from user 0: this MPS") for line in own.log())
+
+
+@pytest.mark.parametrize("option", MULTIUSER)
+@pytest.mark.parametrize("way", ["-d", "-f"])
+def test_multiuser_server_is_refused_to_an_ordinary_user(own: DaemonProcess, option: str, way: str) -> None:
+    done = own.run([way, option])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "-multiuser-server: only root can serve other users; start without it for your own\n"
+    assert list((own.directory / "pipe").iterdir()) == []
