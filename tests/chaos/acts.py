@@ -1,0 +1,288 @@
+"""Chaos carried out: each kind is a function that does it to somebody who is there, or to nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import trio
+from processes import alive
+
+from .history import FOR_EVER, Life
+from .schedule import DEVICES, FAULTS, Action, Kind
+from .stage import Stage, now, strike
+
+STOP_SECONDS: Final = 2.5
+END_SECONDS: Final = 30.0
+"""A daemon that is told to end has ended after so long."""
+NOTICE_SECONDS: Final = 15.0
+NOBODYS: Final = -2
+Act = Callable[[Stage, Action], Awaitable[None]]
+_Any = TypeVar("_Any")
+
+QUERIES: Final = (
+    "ps", "get_server_list", "get_device_client_list", "device_query", "device_query --csv", "nonsense",
+    "get_server_status {server}", "get_client_list {server}", "ps -p {server}", "get_client_list 1",
+    "get_default_active_thread_percentage",
+    "get_default_device_pinned_mem_limit 0", "get_active_thread_percentage {server}",
+)  # fmt: skip
+LIMITS: Final = (
+    "set_default_active_thread_percentage 50", "set_default_active_thread_percentage 100",
+    "set_default_device_pinned_mem_limit 0 3G", "set_default_device_pinned_mem_limit 1 4G",
+    "set_active_thread_percentage {server} 75", "set_device_pinned_mem_limit {server} 2 2G",
+    "set_default_client_priority 1", "set_default_client_priority 0",
+    "set_default_device_pinned_mem_limit 0 nonsense",
+)  # fmt: skip
+
+
+def pick(among: Sequence[_Any], share: float) -> _Any | None:
+    """Return one of several, None of none."""
+    return among[min(int(share * len(among)), len(among) - 1)] if among else None
+
+
+async def _client_kill(stage: Stage, action: Action) -> None:
+    life = pick(stage.living(), action.pick)
+    if life is not None:
+        with stage.incident(action.kind, action.number, pid=life.pid, client=life.plan.number, uid=life.uid):
+            life.killed = True
+            _kill(life.pid, signal.SIGKILL if action.extent < 0.7 else signal.SIGSEGV)
+
+
+async def _client_stop(stage: Stage, action: Action) -> None:
+    life = pick(stage.living(), action.pick)
+    if life is not None:
+        with stage.incident(action.kind, action.number, pid=life.pid, client=life.plan.number, uid=life.uid):
+            _kill(life.pid, signal.SIGSTOP)
+            try:
+                await trio.sleep(action.extent * STOP_SECONDS)
+            finally:
+                _kill(life.pid, signal.SIGCONT)
+
+
+async def _client_fault(stage: Stage, action: Action) -> None:
+    # The incident begins when the client says that it does it.
+    life = pick(_attached(stage), action.pick)
+    if life is not None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await stage.stdin[life.plan.number].send_all(f"{pick(FAULTS, action.extent)}\n".encode())
+
+
+async def _client_terminate(stage: Stage, action: Action) -> None:
+    life = pick([each for each in stage.living() if each.attached != FOR_EVER], action.pick)
+    if life is not None:
+        await terminate(stage, life, action.number)
+
+
+async def terminate(stage: Stage, life: Life, number: int) -> None:
+    """An operator terminates a client."""
+    server = stage.server()
+    if server is None or server.uid != life.uid:
+        return
+    facts = {"pid": life.pid, "client": life.plan.number, "uid": life.uid}
+    with stage.incident(Kind.CLIENT_TERMINATE, number, **facts) as incident:
+        said = await _say(stage, f"terminate_client {server.pid} {life.pid}")
+    incident.note = said.strip()
+
+
+async def _executor_kill(stage: Stage, action: Action) -> None:
+    pid, device, uid, server = _executor(stage, action)
+    if pid:
+        with stage.incident(action.kind, action.number, pid=pid, uid=uid, device=device) as incident:
+            stage.killed.add(pid)
+            if not strike(pid, signal.SIGKILL, server):
+                incident.uid = NOBODYS  # it had gone
+
+
+async def _executor_stop(stage: Stage, action: Action) -> None:
+    pid, device, uid, server = _executor(stage, action)
+    if pid:
+        with stage.incident(action.kind, action.number, pid=pid, uid=uid, device=device):
+            await _stop(pid, server, action)
+
+
+async def _server_kill(stage: Stage, action: Action) -> None:
+    server = stage.server()
+    if server is not None:
+        with stage.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
+            stage.killed.add(server.pid)
+            strike(server.pid, signal.SIGKILL)
+            with trio.move_on_after(NOTICE_SECONDS):
+                while server.status is None:
+                    await trio.sleep(0.05)
+
+
+async def _server_stop(stage: Stage, action: Action) -> None:
+    server = stage.server()
+    if server is not None:
+        with stage.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
+            await _stop(server.pid, 0, action)
+
+
+async def _daemon_stop(stage: Stage, action: Action) -> None:
+    with stage.incident(action.kind, action.number, pid=stage.daemon):
+        await _stop(stage.daemon, 0, action)
+
+
+async def _daemon_kill(stage: Stage, action: Action) -> None:
+    with stage.incident(action.kind, action.number, pid=stage.daemon):
+        stage.killed.add(stage.daemon)
+        strike(stage.daemon, signal.SIGKILL)
+        await stage.until_gone(stage.daemon, END_SECONDS)
+        await stage.start_daemon()
+    await _adopted(stage)
+
+
+async def _daemon_replace(stage: Stage, action: Action) -> None:
+    with stage.incident(action.kind, action.number, pid=stage.daemon):
+        old = stage.daemon
+        await stage.start_daemon("--replace")
+        if not await stage.until_gone(old, END_SECONDS):
+            stage.blame(f"daemon {old} was replaced and is still there")
+    await _adopted(stage)
+
+
+async def _adopted(stage: Stage) -> None:
+    """The server that was there is the new daemon's, unless it has ended meanwhile."""
+    server = stage.server()
+    with trio.move_on_after(NOTICE_SECONDS):
+        while server is not None and alive(server.pid):
+            status, said = await stage.tool("get_server_list\n")
+            if status == 0 and str(server.pid) in said.split():
+                return
+            await trio.sleep(0.2)
+        return
+    stage.blame(f"server {server.pid if server else 0} is there and was not adopted")
+
+
+async def _daemon_term(stage: Stage, action: Action) -> None:
+    with stage.incident(action.kind, action.number, pid=stage.daemon):
+        there = _everything(stage)
+        strike(stage.daemon, signal.SIGTERM)
+        await _over(stage, "SIGTERM", there)
+        await stage.start_daemon()
+
+
+async def _quit(stage: Stage, action: Action) -> None:
+    with stage.incident(action.kind, action.number, pid=stage.daemon):
+        there = _everything(stage)
+        status, said = await stage.tool(f"quit -t {int(action.extent * 3)}\n")
+        if status != 0:
+            stage.blame(f"quit ended with {status}: {said}")
+        await _over(stage, "quit -t", there)
+        await stage.start_daemon()
+
+
+async def _over(stage: Stage, what: str, there: set[int]) -> None:
+    """The daemon ends, and nothing of it is left; what is left is blamed, and the daemon killed."""
+    if not await stage.until_gone(stage.daemon, END_SECONDS):
+        stage.blame(f"daemon {stage.daemon} is there {END_SECONDS:.0f} s after {what}")
+        strike(stage.daemon, signal.SIGKILL)
+    stage.reap()
+    left = sorted(filter(alive, there))
+    if left:
+        stage.blame(f"the servers or executors {left} are there after {what}")
+
+
+def _everything(stage: Stage) -> set[int]:
+    """Return the servers there are, which are to be forced, and their executors."""
+    stage.listen()
+    servers = [server for server in stage.story.running() if alive(server.pid)]
+    stage.forced |= {server.pid for server in servers}
+    return {pid for server in servers for pid in (server.pid, *server.executors)}
+
+
+async def _shutdown_server(stage: Stage, action: Action) -> None:
+    server = stage.server()
+    if server is None:
+        return
+    forced = action.kind is Kind.SHUTDOWN_SERVER_FORCED
+    if forced:
+        stage.forced.add(server.pid)
+    with stage.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
+        await _say(stage, f"shutdown_server {server.pid}{' -f' if forced else ''}")
+        with trio.move_on_after(NOTICE_SECONDS if forced else 0):
+            while server.status is None:
+                await trio.sleep(0.05)
+
+
+async def _start_server(stage: Stage, action: Action) -> None:
+    with stage.incident(action.kind, action.number):
+        await _say(stage, f"start_server -uid {pick(stage.uids, action.pick)}")
+
+
+async def _queries(stage: Stage, action: Action) -> None:
+    with stage.incident(action.kind, action.number):
+        await _command(stage, action, QUERIES, uid=stage.uids[0] if action.extent < 0.5 else 0)
+
+
+async def _limits(stage: Stage, action: Action) -> None:
+    with stage.incident(action.kind, action.number):
+        await _command(stage, action, LIMITS)
+
+
+async def _command(stage: Stage, action: Action, among: tuple[str, ...], uid: int = 0) -> None:
+    server = stage.server()
+    line = pick(among, action.pick) or ""
+    await _say(stage, line.format(server=server.pid if server else 0), uid)
+
+
+async def _say(stage: Stage, line: str, uid: int = 0) -> str:
+    """An operator's command is answered, unless the daemon is not there to do it."""
+    began = now()
+    status, said = await stage.tool(f"{line}\n", uid=uid)
+    if status != 0 and not stage.troubled(began):
+        stage.blame(f"{line!r} was answered with status {status}: {said!r}")
+    return said
+
+
+async def _stop(pid: int, parent: int, action: Action) -> None:
+    if strike(pid, signal.SIGSTOP, parent):
+        try:
+            await trio.sleep(action.extent * STOP_SECONDS)
+        finally:
+            strike(pid, signal.SIGCONT)
+
+
+def _kill(pid: int, number: int) -> None:
+    # A child of ours: its PID is its own until it is reaped.
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _attached(stage: Stage) -> list[Life]:
+    return [each for each in stage.living() if each.attached != FOR_EVER and each.plan.work != "endless"]
+
+
+def _executor(stage: Stage, action: Action) -> tuple[int, int, Any, int]:
+    """Return an executor's PID, device, uid and server, zeros when there is none."""
+    server = stage.server()
+    found = pick(sorted(server.executors.items()) if server else (), action.pick)
+    if server is None or found is None or not alive(found[0]):
+        return 0, 0, 0, 0
+    assert found[1] < DEVICES
+    return *found, server.uid, server.pid
+
+
+ACTS: Final[dict[Kind, Act]] = {
+    Kind.CLIENT_KILL: _client_kill,
+    Kind.CLIENT_STOP: _client_stop,
+    Kind.CLIENT_FAULT: _client_fault,
+    Kind.CLIENT_TERMINATE: _client_terminate,
+    Kind.EXECUTOR_KILL: _executor_kill,
+    Kind.EXECUTOR_STOP: _executor_stop,
+    Kind.SERVER_KILL: _server_kill,
+    Kind.SERVER_STOP: _server_stop,
+    Kind.DAEMON_STOP: _daemon_stop,
+    Kind.DAEMON_KILL: _daemon_kill,
+    Kind.DAEMON_REPLACE: _daemon_replace,
+    Kind.DAEMON_TERM: _daemon_term,
+    Kind.QUIT: _quit,
+    Kind.SHUTDOWN_SERVER: _shutdown_server,
+    Kind.SHUTDOWN_SERVER_FORCED: _shutdown_server,
+    Kind.START_SERVER: _start_server,
+    Kind.QUERIES: _queries,
+    Kind.LIMITS: _limits,
+}

@@ -1,0 +1,55 @@
+"""How a soak's client talks: each step told as a line of JSON before and after, and told from outside what to do."""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pympsd_client import last_error
+
+
+class Failed(Exception):
+    """A driver call did not succeed."""
+
+    def __init__(self, call: str, code: int) -> None:
+        super().__init__(call)
+        self.call = call
+        self.code = code
+        self.why = last_error()
+
+
+def check(call: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
+    """Make a driver call; return what it returns besides its result, or raise Failed."""
+    result, *values = call(*arguments)
+    if int(result):
+        raise Failed(call.__name__, int(result))
+    return values[0] if len(values) == 1 else values
+
+
+def say(**fields: Any) -> None:
+    """Write a line."""
+    print(json.dumps({"t": time.monotonic(), **fields}), flush=True)
+
+
+def step(name: str, device: int, context: int, work: Callable[[], int]) -> int:
+    """Do a step, which returns how much was wrong; tell of it before and after; return its CUresult."""
+    began = time.monotonic()
+    say(doing=name, device=device, context=context)
+    told: dict[str, Any] = {"name": name, "began": began, "device": device, "context": context, "code": 0}
+    try:
+        told["wrong"] = work()
+    except Failed as failed:
+        told |= {"code": failed.code, "call": failed.call, "why": failed.why}
+    say(doing="between", step=told)
+    return int(told["code"])
+
+
+def asked(patience: float) -> str:
+    """Return what the client is told within so many seconds: "", a fault's name, or "end" when nobody is there."""
+    if not select.select([sys.stdin], [], [], patience)[0]:
+        return ""
+    return sys.stdin.readline().strip() or "end"

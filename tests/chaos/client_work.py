@@ -1,0 +1,214 @@
+"""What a soak's clients do: steps whose results are known, in a current context. Each returns how much was wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from pympsd_client import driver as cuda
+from tests.chaos.client_words import Failed, check
+
+PTX: Final = Path(__file__).with_name("kernels.ptx").read_bytes()
+BLOCK: Final = 256
+CHUNK: Final = 128 << 20
+MOST: Final = 1 << 30
+OUT_OF_MEMORY: Final = 2
+
+
+class Bench:
+    """A context with the module loaded, and steps in it."""
+
+    def __init__(self, device: int, seed: int) -> None:
+        """Make the context, which stays current; raise Failed."""
+        self.device = device
+        self.handle = check(cuda.cuCtxCreate, 0, device)
+        self.source = random.Random(seed)
+        self._functions: dict[str, Any] = {}
+
+    def enter(self) -> None:
+        """Make it current."""
+        check(cuda.cuCtxSetCurrent, self.handle)
+
+    def close(self) -> int:
+        """Destroy it."""
+        check(cuda.cuCtxDestroy, self.handle)
+        return 0
+
+    def function(self, name: str) -> Any:
+        """Return a kernel."""
+        if not self._functions:
+            module = check(cuda.cuModuleLoadData, PTX)
+            for one in ("add", "tally", "sum256", "endless", "wild_store", "wild_load", "misaligned", "trap"):
+                self._functions[one] = check(cuda.cuModuleGetFunction, module, one.encode())
+        return self._functions[name]
+
+    def launch(self, name: str, blocks: int, stream: Any, values: tuple[Any, ...], types: tuple[Any, ...]) -> None:
+        """Launch a kernel of so many blocks."""
+        function = self.function(name)
+        check(cuda.cuLaunchKernel, function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, (values, types), 0)
+
+    def data(self, blocks: int) -> np.ndarray:
+        """Return words that only this client has."""
+        generator = np.random.default_rng(self.source.getrandbits(32))
+        return generator.integers(0, 1 << 31, blocks * BLOCK, dtype=np.uint32)
+
+    # --- steps
+
+    def copies(self) -> int:
+        """There, on, and back."""
+        host = self.data(self.source.choice((1, 16, 256)))
+        one, other = check(cuda.cuMemAlloc, host.nbytes), check(cuda.cuMemAlloc, host.nbytes)
+        back = np.zeros_like(host)
+        check(cuda.cuMemcpyHtoD, one, host, host.nbytes)
+        check(cuda.cuMemcpyDtoD, other, one, host.nbytes)
+        check(cuda.cuMemsetD32, one, 0x5A5A5A5A, host.size)
+        check(cuda.cuMemcpyDtoH, back, other, host.nbytes)
+        wrong = _differences(back, host)
+        check(cuda.cuMemcpyDtoH, back, one, host.nbytes)
+        wrong += _differences(back, np.full_like(host, 0x5A5A5A5A))
+        check(cuda.cuMemFree, one)
+        check(cuda.cuMemFree, other)
+        return wrong
+
+    def add(self) -> int:
+        """A kernel over an array."""
+        host, amount = self.data(self.source.choice((1, 64, 256))), self.source.getrandbits(16)
+        data = check(cuda.cuMemAlloc, host.nbytes)
+        check(cuda.cuMemcpyHtoD, data, host, host.nbytes)
+        back = np.zeros_like(host)
+        types = (None, ctypes.c_uint32, ctypes.c_uint32)
+        self.launch("add", host.size // BLOCK, 0, (data, host.size, amount), types)
+        check(cuda.cuCtxSynchronize)
+        check(cuda.cuMemcpyDtoH, back, data, host.nbytes)
+        check(cuda.cuMemFree, data)
+        return _differences(back, host + np.uint32(amount))
+
+    def tally(self) -> int:
+        """Many threads, one counter."""
+        word = check(cuda.cuMemAlloc, 4)
+        check(cuda.cuMemsetD32, word, 0, 1)
+        blocks, amount, times = self.source.choice((1, 8, 64)), self.source.randint(1, 99), 3
+        for _ in range(times):
+            self.launch("tally", blocks, 0, (word, amount), (None, ctypes.c_uint32))
+        back = np.zeros(1, np.uint32)
+        check(cuda.cuMemcpyDtoH, back, word, 4)
+        check(cuda.cuMemFree, word)
+        return int(back[0] != blocks * BLOCK * amount * times)
+
+    def reduce(self) -> int:
+        """Sums through shared memory."""
+        blocks = self.source.choice((1, 16, 64))
+        host = self.data(blocks)
+        data, sums = check(cuda.cuMemAlloc, host.nbytes), check(cuda.cuMemAlloc, 4 * blocks)
+        check(cuda.cuMemcpyHtoD, data, host, host.nbytes)
+        self.launch("sum256", blocks, 0, (data, sums), (None, None))
+        back = np.zeros(blocks, np.uint32)
+        check(cuda.cuMemcpyDtoH, back, sums, back.nbytes)
+        check(cuda.cuMemFree, data)
+        check(cuda.cuMemFree, sums)
+        return _differences(back, host.reshape(blocks, BLOCK).sum(1, dtype=np.uint32))
+
+    def streams(self) -> int:
+        """Work in several streams, one after another by events."""
+        host = self.data(8)
+        data = check(cuda.cuMemAlloc, host.nbytes)
+        streams = [check(cuda.cuStreamCreate, 1) for _ in range(3)]
+        events = [check(cuda.cuEventCreate, 2) for _ in streams]
+        check(cuda.cuMemcpyHtoDAsync, data, host, host.nbytes, streams[0])
+        types = (None, ctypes.c_uint32, ctypes.c_uint32)
+        for number, (stream, event) in enumerate(zip(streams, events, strict=True)):
+            if number:
+                check(cuda.cuStreamWaitEvent, stream, events[number - 1], 0)
+            self.launch("add", host.size // BLOCK, stream, (data, host.size, number + 1), types)
+            check(cuda.cuEventRecord, event, stream)
+        check(cuda.cuEventSynchronize, events[-1])
+        back = np.zeros_like(host)
+        check(cuda.cuMemcpyDtoH, back, data, host.nbytes)
+        for stream, event in zip(streams, events, strict=True):
+            check(cuda.cuStreamSynchronize, stream)
+            check(cuda.cuEventDestroy, event)
+            check(cuda.cuStreamDestroy, stream)
+        check(cuda.cuMemFree, data)
+        return _differences(back, host + np.uint32(6))
+
+    def memory(self) -> int:
+        """Allocate until there is no more; what was given is there and is nobody else's."""
+        _, total = check(cuda.cuMemGetInfo)
+        held: list[tuple[Any, np.ndarray]] = []
+        try:
+            while len(held) * CHUNK < MOST:
+                held.append((check(cuda.cuMemAlloc, CHUNK), self.data(1)))
+                address, mark = held[-1]
+                for at in (int(address), int(address) + CHUNK - mark.nbytes):
+                    check(cuda.cuMemcpyHtoD, at, mark, mark.nbytes)
+        except Failed as failed:
+            # The limit, or the neighbours' share, is reached: that is what this step is for.
+            if (failed.call, failed.code) != ("cuMemAlloc", OUT_OF_MEMORY):
+                raise
+        wrong = int(len(held) * CHUNK > int(total))
+        for address, mark in held:
+            back = np.zeros_like(mark)
+            for at in (int(address), int(address) + CHUNK - mark.nbytes):
+                check(cuda.cuMemcpyDtoH, back, at, mark.nbytes)
+                wrong += _differences(back, mark)
+            check(cuda.cuMemFree, address)
+        return wrong
+
+    def callbacks(self) -> int:
+        """Host functions in stream order, between kernels."""
+        stream, word = check(cuda.cuStreamCreate, 1), check(cuda.cuMemAlloc, 4)
+        called: list[int] = []
+        last = threading.Event()
+        check(cuda.cuMemsetD32, word, 0, 1)
+        for number in range(4):
+            self.launch("tally", 1, stream, (word, 1), (None, ctypes.c_uint32))
+            check(cuda.cuLaunchHostFunc, stream, called.append, number)
+        check(cuda.cuLaunchHostFunc, stream, lambda _: last.set(), 0)
+        check(cuda.cuStreamSynchronize, stream)
+        back = np.zeros(1, np.uint32)
+        check(cuda.cuMemcpyDtoH, back, word, 4)
+        check(cuda.cuStreamDestroy, stream)
+        check(cuda.cuMemFree, word)
+        return int(called != [0, 1, 2, 3]) + int(not last.is_set()) + int(back[0] != 4 * BLOCK)
+
+    def idle(self) -> int:
+        """Nobody else is here: what is taken of the device is what one context costs, and comes back."""
+        alone = _taken()
+        other = check(cuda.cuCtxCreate, 0, self.device)
+        both = _taken()
+        check(cuda.cuCtxDestroy, other)
+        self.enter()
+        return int(both != 2 * alone) + int(_taken() != alone)
+
+    def endless(self) -> int:
+        """A kernel that never ends, waited for: whoever comes back from this with a success is wrong."""
+        self.launch("endless", 1, check(cuda.cuStreamCreate, 1), (), ())
+        check(cuda.cuCtxSynchronize)
+        return 1
+
+    def fault(self, name: str) -> int:
+        """A kernel that faults; a success after it is wrong."""
+        data = check(cuda.cuMemAlloc, 64)
+        takes = name in ("wild_load", "misaligned")
+        self.launch(name, 1, 0, (data,) if takes else (), (None,) if takes else ())
+        check(cuda.cuCtxSynchronize)
+        return 1
+
+    def synchronize(self) -> int:
+        """Once more, after an error."""
+        check(cuda.cuCtxSynchronize)
+        return 0
+
+
+def _taken() -> int:
+    free, total = check(cuda.cuMemGetInfo)
+    return int(total) - int(free)
+
+
+def _differences(found: np.ndarray, right: np.ndarray) -> int:
+    return int(np.count_nonzero(found != right))

@@ -1,0 +1,78 @@
+"""Times in which a server handles fatal faults: how far each fault may have reached, and when all of it was over."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import define, field
+
+from .history import FOR_EVER, History, Incident, Life
+from .schedule import Kind
+
+SLACK: Final = 2.0
+"""Seconds between something and its being noticed by everybody, on a machine that is busy."""
+RETRY_SECONDS: Final = 1.5
+"""A client knocks again for 2 s when its daemon has gone; a shorter outage it must not notice."""
+NOTICED: Final = 5.0
+"""After so many seconds a killed executor has been noticed, its server stopped or not."""
+
+
+@define
+class Episode:
+    """Faults of one user's clients that overlap: devices and clients (by number) that they may have reached."""
+
+    began: float
+    ended: float
+    devices: set[int] = field(factory=set)
+    clients: set[int] = field(factory=set)
+    faults: list[Incident] = field(factory=list)
+
+
+def episodes(history: History, uid: int) -> list[Episode]:
+    """Return a user's episodes in order, as far as they are known: one is over when all it reached have gone."""
+    found: list[Episode] = []
+    lives = [life for life in history.lives if life.uid == uid]
+    faults = [each for each in history.incidents if each.kind in (Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL)]
+    for incident in sorted((each for each in faults if each.uid == uid), key=lambda each: each.began):
+        episode = _episode(lives, incident)
+        if found and found[-1].ended >= episode.began:
+            last = found[-1]
+            last.ended = max(last.ended, episode.ended)
+            last.devices |= episode.devices
+            last.clients |= episode.clients
+            last.faults.append(incident)
+        else:
+            found.append(episode)
+    return found
+
+
+def reach(lives: list[Life], device: int, since: float, until: float) -> tuple[set[int], list[Life]]:
+    """Return the devices connected with one through clients that may have been there in a time, and the clients."""
+    spread = {life.plan.number: (life, life.on_devices(since - SLACK, until)) for life in lives}
+    devices, reached = {device}, {}
+    while True:
+        more = {one: life for one, (life, on) in spread.items() if on & devices and one not in reached}
+        if not more:
+            return devices, list(reached.values())
+        reached |= more
+        for one in more:
+            devices |= spread[one][1]
+
+
+def _episode(lives: list[Life], incident: Incident) -> Episode:
+    until = _noticed(lives, incident)
+    devices, clients = reach(lives, incident.device, incident.began, until)
+    ended = max((life.ended for life in clients), default=until)
+    # Then the executors are made anew.
+    over = max(ended, until) + SLACK + NOTICED if ended != FOR_EVER else FOR_EVER
+    return Episode(incident.began, over, devices, {life.plan.number for life in clients}, [incident])
+
+
+def _noticed(lives: list[Life], incident: Incident) -> float:
+    """Return until when the fault has surely been met: the culprit was told, or its executor had some time."""
+    if incident.kind is Kind.CLIENT_FAULT:
+        for life in lives:
+            if life.plan.number == incident.client:
+                codes = (step.ended for step in life.steps if step.code and step.ended >= incident.began)
+                return min(next(codes, FOR_EVER), life.ended) + SLACK
+    return incident.began + NOTICED

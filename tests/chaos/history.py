@@ -1,0 +1,138 @@
+"""What happened in a soak, as values: what was done to whom and when, and what every client said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import define, field, frozen
+
+from .schedule import ClientPlan, Kind
+
+FOR_EVER = float("inf")
+HORIZON = 120.0
+"""Seconds after which nothing that was over has a consequence any more: clients live for some ten."""
+
+
+@frozen
+class Step:
+    """What a client did and got: its result is the first code that was not 0. Times are of the monotonic clock."""
+
+    name: str
+    began: float
+    ended: float
+    device: int
+    """-1: of no device."""
+    context: int
+    """The client's own number of its context, -1: of none."""
+    code: int
+    call: str = ""
+    why: str = ""
+    wrong: int = 0
+    """How many values differed from what they had to be."""
+
+
+@define
+class Span:
+    """A context: the times between which it may have been there."""
+
+    number: int
+    device: int
+    began: float
+    opened: float = FOR_EVER
+    """When it was told to be there."""
+    ended: float = FOR_EVER
+
+
+@define
+class Life:
+    """A client from its start to its end."""
+
+    plan: ClientPlan
+    pid: int
+    uid: int
+    started: float
+    ended: float = FOR_EVER
+    status: int | None = None
+    killed: bool = False
+    """Whether it was this tool that ended it."""
+    hung: bool = False
+    heard: float = 0.0
+    """When it said something last."""
+    doing: str = "starting"
+    attached: float = FOR_EVER
+    """When its cuInit had succeeded."""
+    knocked: float = FOR_EVER
+    """When its cuInit began."""
+    steps: list[Step] = field(factory=list)
+    contexts: dict[int, Span] = field(factory=dict)
+    complaint: str = ""
+    """What it wrote to its standard error."""
+
+    def hear(self, said: dict[str, Any]) -> None:
+        """Take in a line of the client's."""
+        self.heard = said["t"]
+        self.doing = said["doing"]
+        if said["doing"] == "init":
+            self.knocked = said["t"]
+        if said["doing"] == "open":
+            self.contexts[said["context"]] = Span(said["context"], said["device"], said["t"])
+        if "step" in said:
+            self._done(Step(ended=said["t"], **said["step"]))
+
+    def _done(self, step: Step) -> None:
+        self.steps.append(step)
+        if step.name == "init" and not step.code:
+            self.attached = step.ended
+        span = self.contexts.get(step.context)
+        if span is None:
+            return
+        if step.name == "open":
+            if step.code:
+                span.ended = step.ended
+            else:
+                span.opened = step.ended
+        if step.name == "close":
+            span.ended = step.ended
+
+    def on_devices(self, since: float, until: float) -> frozenset[int]:
+        """Return the devices on which it may have had a context in a time."""
+        spans = self.contexts.values()
+        return frozenset(
+            span.device for span in spans if span.began <= until and min(span.ended, self.ended) >= since
+        )
+
+
+@define
+class Incident:
+    """Something that was done, from before it to after it. ``pid`` and ``uid`` of the target, where it has them.
+
+    ``client`` is the number of a client it was done to (a PID may come again).
+    """
+
+    kind: Kind
+    number: int
+    began: float
+    ended: float = FOR_EVER
+    pid: int = 0
+    client: int = 0
+    uid: int = -1
+    device: int = -1
+    code: int = 0
+    """A fault's CUresult."""
+    note: str = ""
+
+
+@define
+class History:
+    """All of it."""
+
+    lives: list[Life] = field(factory=list)
+    incidents: list[Incident] = field(factory=list)
+
+    def around(self, life: Life) -> History:
+        """Return what may matter to a client: in an hour most of it has long been over."""
+        since = life.started - HORIZON
+        return History(
+            [other for other in self.lives if other.ended >= since and other.started <= life.ended],
+            [one for one in self.incidents if one.ended >= since and one.began <= life.ended],
+        )

@@ -1,0 +1,111 @@
+"""What is left when a soak is over: processes, descriptors, shared memory, files; there must be nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+from processes import alive, children_of
+
+PUBLIC: Final = ("/dev/shm", "/tmp", "/var/tmp")
+STAYS: Final = {"control", "control_lock", "control_privileged"}
+"""What an orderly end leaves in the pipe directory (recorded)."""
+
+DAEMON_NEEDS, SERVER_NEEDS, SERVER_NEEDS_EACH, EXECUTOR_NEEDS = 24, 15, 4, 8
+"""Descriptors that the processes have when no client is there: measured, with some to spare."""
+
+
+@frozen
+class Before:
+    """What was there when it began."""
+
+    descriptors: frozenset[str]
+    files: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Before:
+        """Look around."""
+        return cls(frozenset(_descriptors()), frozenset(_files()))
+
+
+def leaks(before: Before, directory: Path, uids: Collection[int]) -> list[str]:
+    """Return what is left that was not there before, each in words."""
+    gc.collect()
+    found = [f"process {pid}: {_command(pid)}" for pid in _processes(uids)]
+    found += [f"descriptor {one}" for one in sorted(set(_descriptors()) - before.descriptors)]
+    found += [f"file {path}" for path in sorted(set(_files()) - before.files) if _is_ours(path, directory, uids)]
+    found += [f"temporary file {path}" for path in sorted((directory / "tmp").iterdir())]
+    found += [f"{name} in the pipe directory" for name in sorted(_listed(directory / "pipe") ^ STAYS)]
+    found += [
+        f"{name} in the log directory" for name in sorted(_listed(directory / "log") - {"control.log", "server.log"})
+    ]
+    return found
+
+
+def crowded(daemon: int, server: int, executors: Collection[int]) -> Iterator[str]:
+    """Yield which processes of ours have more descriptors than they need when no client is there."""
+    needs = {daemon: DAEMON_NEEDS, server: SERVER_NEEDS + SERVER_NEEDS_EACH * len(executors)}
+    needs |= dict.fromkeys(executors, EXECUTOR_NEEDS)
+    for pid, most in needs.items():
+        if pid and alive(pid) and (has := len(os.listdir(f"/proc/{pid}/fd"))) > most:
+            yield f"process {pid} ({_command(pid)}) has {has} descriptors and no client: {most} would do"
+
+
+def _processes(uids: Collection[int]) -> Iterator[int]:
+    mine = _descendants(os.getpid())
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        try:
+            ours = pid in mine or os.stat(f"/proc/{pid}").st_uid in uids
+        except OSError:
+            continue
+        if ours and alive(pid):
+            yield pid
+
+
+def _descendants(pid: int) -> set[int]:
+    found: list[int] = [pid]
+    for one in found:
+        try:
+            found += children_of(one)
+        except OSError:
+            continue  # gone meanwhile
+    return set(found) - {pid}
+
+
+def _descriptors() -> Iterator[str]:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            yield f"{name}: {os.readlink(f'/proc/self/fd/{name}')}"
+        except FileNotFoundError:
+            continue  # the descriptor of this very listing
+
+
+def _files() -> Iterator[str]:
+    for folder in PUBLIC:
+        if os.path.isdir(folder):
+            yield from (entry.path for entry in os.scandir(folder))
+
+
+def _is_ours(path: str, directory: Path, uids: Collection[int]) -> bool:
+    """Other programs use these folders too: ours are those of our users, and what has the product's name."""
+    if Path(path) == directory:
+        return False
+    try:
+        return os.lstat(path).st_uid in uids or (path.startswith("/dev/shm/") and "pympsd" in path)
+    except OSError:
+        return False
+
+
+def _listed(folder: Path) -> set[str]:
+    return set(os.listdir(folder))
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "gone meanwhile"

@@ -1,0 +1,60 @@
+"""Soaks pympsd (scripts/soak): clients of several users at work, and everything killable killed at random.
+
+The summary goes to --json (default: standard output), a journal of what was done and when beside it. Exit status 1
+when anything was not as it must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+
+from tests.chaos.schedule import DEFAULT_KINDS, Kind  # noqa: E402 - found by the path above
+from tests.chaos.soak import soak  # noqa: E402
+
+
+def main() -> int:
+    """Run one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument(
+        "--kinds", type=_kinds, default=DEFAULT_KINDS, help=f"of {', '.join(Kind)}, with commas; or all"
+    )
+    parser.add_argument("--pace", type=float, default=1.0, help="2: twice as many clients, twice as much chaos")
+    parser.add_argument("--json", type=Path, help="where the summary goes")
+    given = parser.parse_args()
+    place = given.json or Path(tempfile.mkdtemp(prefix="pympsd-journal-")) / "soak.json"
+    journal, logs = place.with_suffix(".journal.jsonl"), place.with_suffix(".logs")
+    print(f"seed {given.seed}, {given.minutes:g} minutes; journal: {journal}", flush=True)
+    began = time.monotonic()
+    summary = soak(given.seed, 60 * given.minutes, given.kinds, journal, logs, given.pace)
+    summary = {"commit": _commit(), "duration": round(time.monotonic() - began, 1), **summary}
+    text = json.dumps(summary, indent=2)
+    place.write_text(text + "\n")
+    print(text)
+    return 1 if summary["problems"] else 0
+
+
+def _kinds(text: str) -> frozenset[Kind]:
+    return frozenset(Kind) if text == "all" else frozenset(map(Kind, text.split(",")))
+
+
+def _commit() -> str | None:
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""What a soak does and when: a pure function of the seed. Targets are picked among those then alive."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Final
+
+from attrs import frozen
+
+USERS: Final = 3
+DEVICES: Final = 3
+
+
+class Kind(StrEnum):
+    """A kind of chaos."""
+
+    CLIENT_KILL = "client_kill"
+    CLIENT_STOP = "client_stop"
+    CLIENT_FAULT = "client_fault"
+    CLIENT_TERMINATE = "client_terminate"
+    EXECUTOR_KILL = "executor_kill"
+    EXECUTOR_STOP = "executor_stop"
+    SERVER_KILL = "server_kill"
+    SERVER_STOP = "server_stop"
+    DAEMON_STOP = "daemon_stop"
+    DAEMON_KILL = "daemon_kill"
+    DAEMON_REPLACE = "daemon_replace"
+    DAEMON_TERM = "daemon_term"
+    QUIT = "quit"
+    SHUTDOWN_SERVER = "shutdown_server"
+    SHUTDOWN_SERVER_FORCED = "shutdown_server_forced"
+    START_SERVER = "start_server"
+    QUERIES = "queries"
+    LIMITS = "limits"
+
+
+ADOPTION: Final = frozenset({Kind.DAEMON_KILL, Kind.DAEMON_REPLACE})
+"""These ask that a new daemon adopts the servers of the one before."""
+DEFAULT_KINDS: Final = frozenset(Kind)
+
+WEIGHTS: Final = {
+    Kind.CLIENT_KILL: 8,
+    Kind.CLIENT_STOP: 5,
+    Kind.CLIENT_FAULT: 10,
+    Kind.CLIENT_TERMINATE: 8,
+    Kind.EXECUTOR_KILL: 4,
+    Kind.EXECUTOR_STOP: 3,
+    Kind.SERVER_KILL: 3,
+    Kind.SERVER_STOP: 3,
+    Kind.DAEMON_STOP: 2,
+    Kind.DAEMON_KILL: 3,
+    Kind.DAEMON_REPLACE: 3,
+    Kind.DAEMON_TERM: 1,
+    Kind.QUIT: 1,
+    Kind.SHUTDOWN_SERVER: 2,
+    Kind.SHUTDOWN_SERVER_FORCED: 2,
+    Kind.START_SERVER: 3,
+    Kind.QUERIES: 12,
+    Kind.LIMITS: 6,
+}
+FAULTS: Final = ("wild_store", "wild_load", "misaligned", "trap")
+WORKS: Final = ("copies", "kernels", "contexts", "streams", "memory", "callbacks", "mixed", "endless")
+
+
+@frozen
+class ClientPlan:
+    """A client to be: its user (an index), its kind of work, on which devices, for how long, with which settings."""
+
+    at: float
+    number: int
+    user: int
+    work: str
+    devices: tuple[int, ...]
+    seconds: float
+    seed: int
+    settings: tuple[tuple[str, str], ...] = ()
+
+
+@frozen
+class Action:
+    """Chaos at a time. ``pick`` chooses the target and ``extent`` how much (how long it is stopped), both 0 to 1."""
+
+    at: float
+    number: int
+    kind: Kind
+    pick: float
+    extent: float
+
+
+def clients(seed: int, seconds: float, pace: float = 1.0) -> tuple[ClientPlan, ...]:
+    """Return the clients that start within so many seconds, in order; ``pace`` 2 is twice as many."""
+    return tuple(_clients(random.Random(f"{seed}/clients"), seconds, pace))
+
+
+def actions(seed: int, seconds: float, kinds: Iterable[Kind], pace: float = 1.0) -> tuple[Action, ...]:
+    """Return the chaos of the chosen kinds within so many seconds, in order; ``pace`` 2 is twice as much."""
+    chosen = [kind for kind in Kind if kind in frozenset(kinds)]
+    return tuple(_actions(random.Random(f"{seed}/actions"), seconds, chosen, pace)) if chosen else ()
+
+
+def _clients(source: random.Random, seconds: float, pace: float) -> Iterator[ClientPlan]:
+    at, number = 0.0, 0
+    while at < seconds:
+        number += 1
+        # Mostly of the user who was here last: a server with one client only would show little.
+        if number == 1 or source.random() < 0.25:
+            user = source.randrange(USERS)
+        work = source.choices(WORKS, (3, 3, 2, 3, 2, 2, 4, 1))[0]
+        devices = source.sample(range(DEVICES), source.choices((1, 2, 3), (6, 3, 1))[0])
+        yield ClientPlan(
+            at, number, user, work, tuple(devices), _life(source, work), source.getrandbits(32), _settings(source)
+        )
+        at += source.choice((0.1, 0.5, 1.0, 2.0, 3.0)) / pace
+
+
+def _life(source: random.Random, work: str) -> float:
+    return source.uniform(0.5, 2.0) if work == "endless" else source.choice((0.2, 1.0, 3.0, 7.0))
+
+
+def _settings(source: random.Random) -> tuple[tuple[str, str], ...]:
+    found = []
+    if source.random() < 0.2:
+        found.append(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", source.choice(("25", "50", "75"))))
+    if source.random() < 0.2:
+        found.append(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", source.choice(("0=1G", "0=1G,1=2G", "1=1500M"))))
+    if source.random() < 0.2:
+        found.append(("CUDA_MPS_CLIENT_PRIORITY", source.choice(("0", "1"))))
+    return tuple(found)
+
+
+def _actions(source: random.Random, seconds: float, kinds: list[Kind], pace: float) -> Iterator[Action]:
+    at, number = 0.0, 0
+    while (at := at + source.uniform(0.05, 1.6) / pace) < seconds:
+        number += 1
+        kind = source.choices(kinds, [WEIGHTS[one] for one in kinds])[0]
+        yield Action(at, number, kind, source.random(), source.random())

@@ -1,0 +1,272 @@
+"""A soak: clients and chaos as scheduled, every client judged at its end, and at the end of all nothing left.
+
+Call `soak`; it returns a summary that can be written as JSON. Its ``problems`` are empty when all was well.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+from attrs import define, field
+from processes import adopt_orphans
+
+from .acts import ACTS, terminate
+from .episodes import SLACK
+from .history import FOR_EVER, Incident, Life
+from .leaks import Before, crowded, leaks
+from .outcomes import FAULT_CODES, HANG_SECONDS, patience, problems
+from .schedule import DEVICES, Action, ClientPlan, Kind, actions, clients
+from .stage import ON_THE_DAEMON, Stage, now, strike, users
+from .story import judge
+
+AT_ONCE: Final = 6
+"""More clients than this do not run at once, at pace 1."""
+LISTEN_SECONDS: Final = 0.1
+PROBE_SECONDS: Final = 2.0
+SETTLE_SECONDS: Final = 15.0
+NOBODY: Final = ("", "Server not found\n")
+
+
+@define
+class Soak:
+    """One run."""
+
+    stage: Stage
+    seed: int
+    seconds: float
+    kinds: frozenset[Kind]
+    pace: float = 1.0
+    _unjudged: list[Life] = field(factory=list, init=False)
+    _judged: int = field(default=0, init=False)
+
+    async def run(self) -> None:
+        """All of it, to the daemon's end."""
+        stage = self.stage
+        stage.began = now()
+        await stage.start_daemon()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_house)
+            async with trio.open_nursery() as cast:
+                cast.start_soon(self._start_clients, cast)
+                cast.start_soon(self._do_chaos, cast)
+            await self._settle()
+            await self._end()
+            nursery.cancel_scope.cancel()
+        stage.listen()
+        stage.reap()
+        self._judge_until(FOR_EVER)
+
+    async def _keep_house(self) -> None:
+        while True:
+            self.stage.listen()
+            self.stage.reap()
+            # What a client met may be explained by what another one says a moment later.
+            self._judge_until(now() - SLACK)
+            await trio.sleep(LISTEN_SECONDS)
+
+    # --- clients
+
+    async def _start_clients(self, cast: trio.Nursery) -> None:
+        for plan in clients(self.seed, self.seconds, self.pace):
+            await self.stage.until(plan.at)
+            if len(self.stage.living()) < AT_ONCE * self.pace:
+                cast.start_soon(self._live, plan)
+            else:
+                self.stage.counts["left out: clients, too many at once"] += 1
+
+    async def _live(self, plan: ClientPlan) -> None:
+        life, process = await self.stage.start_client(plan)
+        self.stage.stdin[plan.number] = process.stdin
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_read_complaint, process, life)
+                nursery.start_soon(self._end_endless, life)
+                nursery.start_soon(self._watch, life)
+                await self._hear(process, life)
+                life.status = await process.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            life.ended = now()
+            del self.stage.stdin[plan.number]
+            await _close(process)
+        self.stage.note("ended", number=plan.number, status=life.status, doing=life.doing, steps=len(life.steps))
+        self._unjudged.append(life)
+
+    async def _hear(self, process: trio.Process, life: Life) -> None:
+        rest = b""
+        async for data in process.stdout:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                said = json.loads(line)
+                self._note_fault(life, said)
+                life.hear(said)
+
+    def _note_fault(self, life: Life, said: dict[str, Any]) -> None:
+        what, _, name = said["doing"].partition(" ")
+        if what == "fault":
+            facts = {"pid": life.pid, "client": life.plan.number, "uid": life.uid, "device": said["device"]}
+            self.stage.history.incidents.append(
+                Incident(Kind.CLIENT_FAULT, 0, said["t"], said["t"], code=FAULT_CODES[name], note=name, **facts)
+            )
+            self.stage.counts[f"fault {name}"] += 1
+            self.stage.note("client_fault", name=name, **facts)
+
+    async def _end_endless(self, life: Life) -> None:
+        """A kernel that never ends is an operator's business."""
+        while life.doing != "endless":
+            await trio.sleep(LISTEN_SECONDS)
+        await trio.sleep(life.plan.seconds)
+        if Kind.CLIENT_TERMINATE in self.kinds and life.plan.seed % 3:
+            await terminate(self.stage, life, 0)
+            # What comes of that is judged; it goes on with another one.
+            await trio.sleep(life.plan.seconds)
+        life.killed = True
+        strike(life.pid, signal.SIGKILL)
+
+    async def _watch(self, life: Life) -> None:
+        while (left := patience(self.stage.history, life, now())) > 0:
+            await trio.sleep(left)
+        life.hung = True
+        self.stage.note("hang", number=life.plan.number, doing=life.doing)
+        strike(life.pid, signal.SIGKILL)
+
+    def _judge_until(self, time: float) -> None:
+        due = [life for life in self._unjudged if life.ended <= time]
+        self._unjudged = [life for life in self._unjudged if life.ended > time]
+        for life in due:
+            for problem in problems(self.stage.history, life):
+                self.stage.blame(problem)
+            self.stage.counts["wrong results"] += sum(step.wrong for step in life.steps)
+            self.stage.counts["hangs"] += life.hung
+            self.stage.counts["steps"] += len(life.steps)
+            self.stage.counts.update(
+                f"error {step.code} in {step.name.split()[0]}" for step in life.steps if step.code
+            )
+            self._judged += 1
+
+    # --- chaos
+
+    async def _do_chaos(self, cast: trio.Nursery) -> None:
+        for action in actions(self.seed, self.seconds, self.kinds, self.pace):
+            await self.stage.until(action.at)
+            if self.stage.busy:
+                self.stage.counts["left out: actions, the daemon was away"] += 1
+            else:
+                cast.start_soon(self._act, action)
+
+    async def _act(self, action: Action) -> None:
+        on_the_daemon = action.kind in ON_THE_DAEMON
+        self.stage.busy = self.stage.busy or on_the_daemon
+        try:
+            await ACTS[action.kind](self.stage, action)
+        finally:
+            if on_the_daemon:
+                self.stage.busy = False
+
+    # --- the end
+
+    async def _settle(self) -> None:
+        """All clients have ended: nothing of theirs is left, neither in the lists nor on the devices."""
+        stage, server = self.stage, self.stage.server()
+        for device in range(DEVICES if server else 0):
+            await stage.tool(f"set_device_pinned_mem_limit {server.pid} {device} 0\n")
+        user = stage.uids.index(server.uid) if server else 0
+        await self._live(ClientPlan(now() - stage.began, 0, user, "probe", tuple(range(DEVICES)), PROBE_SECONDS, 1))
+        with trio.move_on_after(SETTLE_SECONDS):
+            while (listed := (await stage.tool("ps\n"))[1]) not in NOBODY:
+                await trio.sleep(LISTEN_SECONDS)
+        if listed not in NOBODY:
+            stage.blame(f"all clients have ended, and ps shows {listed!r}")
+        server = stage.server()
+        for problem in crowded(stage.daemon, server.pid if server else 0, server.executors if server else ()):
+            stage.blame(problem)
+
+    async def _end(self) -> None:
+        stage = self.stage
+        status, said = await stage.tool("quit\n")
+        if status != 0:
+            stage.blame(f"the last quit ended with {status}: {said!r}")
+        if not await stage.until_gone(stage.daemon, HANG_SECONDS):
+            stage.blame("the daemon is there after the last quit")
+
+
+async def _read_complaint(process: trio.Process, life: Life) -> None:
+    async for data in process.stderr:
+        life.complaint = (life.complaint + data.decode(errors="replace"))[-5000:]
+
+
+async def _close(process: trio.Process) -> None:
+    with trio.CancelScope(shield=True):
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            await stream.aclose()
+
+
+def soak(
+    seed: int, seconds: float, kinds: Collection[Kind], journal: Path, keep: Path, pace: float = 1.0
+) -> dict[str, Any]:
+    """Run a soak; return its summary. ``journal`` is written as it goes; ``keep``: there the logs of a failure go."""
+    adopt_orphans()
+    before = Before.now()
+    directory = Path(tempfile.mkdtemp(prefix="pympsd-soak-"))
+    try:
+        with journal.open("w") as file:
+            stage = Stage(directory, users(), file)
+            stage.prepare()
+            run = Soak(stage, seed, seconds, frozenset(kinds), pace)
+            trio.run(run.run)
+            story = _last_words(stage)
+        left = leaks(before, directory, stage.uids)
+        for problem in (*story, *(f"left behind: {one}" for one in left)):
+            stage.problems.append(problem)
+        if stage.problems:
+            shutil.copytree(directory / "log", keep, dirs_exist_ok=True)
+        return _summary(run, len(left))
+    finally:
+        shutil.rmtree(directory)
+
+
+def _last_words(stage: Stage) -> list[str]:
+    attached = [life.pid for life in stage.history.lives if life.attached != FOR_EVER]
+    return judge(stage.story, stage.killed, stage.forced, attached)
+
+
+def _summary(run: Soak, left: int) -> dict[str, Any]:
+    stage, counts = run.stage, run.stage.counts
+
+    def those(prefix: str) -> Counter[str]:
+        return Counter(
+            {key.removeprefix(prefix): count for key, count in sorted(counts.items()) if key.startswith(prefix)}
+        )
+
+    return {
+        "seed": run.seed,
+        "seconds": round(run.seconds, 1),
+        "pace": run.pace,
+        "kinds": sorted(run.kinds),
+        "clients": len(stage.history.lives),
+        "clients judged": run._judged,
+        "clients by work": those("client "),
+        "steps": counts["steps"],
+        "chaos": {str(kind): counts[kind] for kind in Kind if counts[kind]},
+        "faults": those("fault "),
+        "errors": those("error "),
+        "wrong results": counts["wrong results"],
+        "hangs": counts["hangs"],
+        "leaks": left,
+        "daemons": len(stage.story.daemons),
+        "servers": len(stage.story.servers),
+        "tools": counts["tools"],
+        "left out": those("left out: "),
+        "problems": stage.problems,
+    }

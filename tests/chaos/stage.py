@@ -1,0 +1,265 @@
+"""Where a soak takes place: a root daemon on an emulated machine of small devices, its tools, its logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic as now
+from typing import IO, Any, Final
+
+import trio
+from attrs import define, field
+from processes import PYMPSD, alive, children_of
+
+from .history import FOR_EVER, History, Incident, Life
+from .schedule import DEVICES, USERS, ClientPlan, Kind
+from .story import ServerStory, Story, read
+
+CLIENT: Final = str(Path(__file__).with_name("client.py"))
+MACHINE: Final = f"""[[device]]
+profile = "H200"
+count = {DEVICES}
+multiprocessors = 8
+memory_mib = 8192
+"""
+TOOL_SECONDS: Final = 30.0
+"""A command of an operator is answered within so long, whatever goes on; the tool itself gives up after 10 s."""
+PATIENCE: Final = "2"
+"""Seconds: users wait for each other for as long as the clients that are there live, and no longer."""
+OF_CLIENTS: Final = {"PYMPSD_REQUIRE_MPS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+ON_THE_DAEMON: Final = frozenset(
+    {Kind.DAEMON_STOP, Kind.DAEMON_KILL, Kind.DAEMON_REPLACE, Kind.DAEMON_TERM, Kind.QUIT}
+)
+
+
+@define
+class Tail:
+    """A log that grows."""
+
+    path: Path
+    _offset: int = 0
+    _rest: str = ""
+
+    def more(self) -> str:
+        """Return whole lines that have come since."""
+        if not self.path.exists():
+            return ""
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        self._offset += len(data)
+        whole, newline, self._rest = (self._rest + data.decode(errors="replace")).rpartition("\n")
+        return whole + newline
+
+
+@define
+class Stage:
+    """Everything a soak has in hand. Times are of the monotonic clock, which is the same one for all processes."""
+
+    directory: Path
+    uids: tuple[int, ...]
+    journal: IO[str]
+    history: History = field(factory=History)
+    story: Story = field(factory=Story)
+    counts: Counter[str] = field(factory=Counter)
+    problems: list[str] = field(factory=list)
+    killed: set[int] = field(factory=set)
+    """PIDs of daemons, servers and executors that this tool killed."""
+    forced: set[int] = field(factory=set)
+    """PIDs of servers that were told to end at once."""
+    stdin: dict[int, Any] = field(factory=dict)
+    """Client number -> where it is told what to do."""
+    daemon: int = 0
+    busy: bool = False
+    """Whether the daemon is being ended or started."""
+    began: float = 0.0
+    _tails: tuple[Tail, Tail] = field(init=False)
+    _rivals: list[int] = field(factory=list)
+    _spawning: int = 0
+    _own: set[int] = field(factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        log = self.directory / "log"
+        self._tails = Tail(log / "control.log"), Tail(log / "server.log")
+
+    # --- what is there
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What daemon, tools and clients run with."""
+        return {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.directory / "pipe"),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.directory / "log"),
+            "PYMPSD_BACKEND": "emulated",
+            "PYMPSD_EMULATED_DEVICES": str(self.directory / "machine.toml"),
+            "PYMPSD_TURN_PATIENCE": PATIENCE,
+            "TMPDIR": str(self.directory / "tmp"),
+        }
+
+    def prepare(self) -> None:
+        """Make the folders."""
+        self.directory.chmod(0o755)
+        for name in ("pipe", "log", "tmp"):
+            (self.directory / name).mkdir()
+        (self.directory / "tmp").chmod(0o1777)
+        (self.directory / "machine.toml").write_text(MACHINE)
+
+    def living(self) -> list[Life]:
+        """Return the clients that run."""
+        return [life for life in self.history.lives if life.ended == FOR_EVER]
+
+    def server(self) -> ServerStory | None:
+        """Return the server there is, as far as the log tells."""
+        return next((each for each in reversed(self.story.running()) if alive(each.pid)), None)
+
+    # --- records
+
+    def note(self, what: str, **fields: Any) -> None:
+        """Keep a line for whoever wants to know what went on."""
+        row = {"time": round(now() - self.began, 3), "what": what, **fields}
+        self.journal.write(json.dumps(row) + "\n")
+        self.journal.flush()
+
+    def blame(self, problem: str) -> None:
+        """Something is not as it must be."""
+        self.problems.append(problem)
+        self.note("PROBLEM", problem=problem)
+        print(f"PROBLEM: {problem}", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def incident(self, kind: Kind, number: int, **facts: Any) -> Iterator[Incident]:
+        """Something is done to somebody from now to the end of this."""
+        incident = Incident(kind, number, now(), **facts)
+        self.history.incidents.append(incident)
+        self.counts[str(kind)] += 1
+        self.note(str(kind), action=number, **facts)
+        try:
+            yield incident
+        finally:
+            incident.ended = now()
+
+    def troubled(self, since: float) -> bool:
+        """Whether the daemon was stopped, or not there, at some time since."""
+        return any(one.kind in ON_THE_DAEMON and one.ended >= since for one in self.history.incidents)
+
+    async def until(self, at: float) -> None:
+        """Wait until so many seconds after the beginning."""
+        await trio.sleep(max(0.0, self.began + at - now()))
+
+    # --- processes
+
+    async def spawn(self, command: list[str], **options: Any) -> trio.Process:
+        """Start a process of our own."""
+        self._spawning += 1
+        try:
+            process = await trio.lowlevel.open_process(command, **options)
+            self._own.add(process.pid)
+            return process
+        finally:
+            self._spawning -= 1
+
+    async def start_client(self, plan: ClientPlan) -> tuple[Life, trio.Process]:
+        """Start a client as its user."""
+        uid = self.uids[plan.user]
+        facts = {"work": plan.work, "devices": plan.devices, "seconds": plan.seconds, "seed": plan.seed}
+        process = await self.spawn(
+            [sys.executable, CLIENT, json.dumps(facts)],
+            env={**self.environment, **OF_CLIENTS, **dict(plan.settings)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            user=uid, group=uid, extra_groups=[], cwd="/",
+        )  # fmt: skip
+        life = Life(plan, process.pid, uid, now(), heard=now())
+        self.history.lives.append(life)
+        self.counts[f"client {plan.work}"] += 1
+        self.note("client", number=plan.number, pid=process.pid, uid=uid, work=plan.work, devices=plan.devices)
+        return life, process
+
+    async def tool(self, text: str, options: tuple[str, ...] = (), uid: int = 0) -> tuple[int | None, str]:
+        """Run the command line tool; return its exit status (None: it took too long) and what it printed."""
+        began = now()
+        with trio.move_on_after(TOOL_SECONDS):
+            self._spawning += 1
+            try:
+                done = await trio.run_process(
+                    [PYMPSD, *options], stdin=text.encode(), capture_stdout=True, capture_stderr=True, check=False,
+                    env=self.environment, user=uid, group=uid, extra_groups=[],
+                )  # fmt: skip
+            finally:
+                self._spawning -= 1
+            said = (done.stdout + done.stderr).decode(errors="replace")
+            self.note("tool", text=text or " ".join(options), uid=uid, status=done.returncode, said=said[-300:])
+            self.counts["tools"] += 1
+            return done.returncode, said
+        self.note("tool", text=text or " ".join(options), seconds=now() - began, status=None)
+        return None, ""
+
+    async def start_daemon(self, *more: str) -> None:
+        """Start a daemon; raise AssertionError when that fails."""
+        status, said = await self.tool("", ("-d", *more))
+        pid_file = self.directory / "pipe" / "nvidia-cuda-mps-control.pid"
+        assert status == 0, f"pympsd -d {' '.join(more)}: status {status}: {said}"
+        self.daemon = int(pid_file.read_text())
+        self.note("daemon", pid=self.daemon)
+
+    # --- housekeeping
+
+    def listen(self) -> None:
+        """Take in what the logs have told since."""
+        control, server = self._tails
+        # The other order would meet a server's lines before its start.
+        told = server.more()
+        for line in read(control.more()):
+            self.story.hear_control(line)
+        for line in read(told):
+            self.story.hear_server(line)
+        there = [server.pid for server in self.story.running() if alive(server.pid)]
+        if len(there) > 1 and there != self._rivals:
+            self._rivals = there
+            self.blame(f"the servers {there} run at the same time")
+
+    def reap(self) -> None:
+        """Reap orphans that have ended: daemons, and servers and executors whose parent was killed."""
+        if self._spawning:
+            return  # a tool of ours would be taken for one
+        for pid in set(children_of(os.getpid())) - self._own:
+            if not alive(pid):
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+    async def until_gone(self, pid: int, seconds: float) -> bool:
+        """Wait for a process's end; return whether it came in time."""
+        with trio.move_on_after(seconds):
+            while alive(pid):
+                await trio.sleep(0.02)
+            return True
+        return False
+
+
+def strike(pid: int, number: int, parent: int = 0) -> bool:
+    """Send a signal to a process that is not ours, if it still is who it was; return whether it was sent."""
+    try:
+        watched = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if parent and pid not in children_of(parent):
+            return False
+        signal.pidfd_send_signal(watched, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(watched)
+
+
+def users() -> tuple[int, ...]:
+    """Return uids that no other run uses."""
+    base = 1_000_000 + 10 * os.getpid()
+    return tuple(base + one for one in range(USERS))

@@ -1,0 +1,197 @@
+"""The logs' story, read line by line: who began and who ended; and whether it is consistent.
+
+Lines are those of the documented dialect (docs/log-lines.md). Nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+from attrs import define, field, frozen
+
+_LINE: Final = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (\w+) +(\d+)\] ?(.*)")
+_STARTS: Final = re.compile(r"Starting new server (\d+) for user (\d+)")
+_READY: Final = re.compile(r"NEW SERVER (\d+): Ready")
+_EXITED: Final = re.compile(r"Server (\d+) exited with status (-?\d+)")
+_MET: Final = re.compile(r"New client (\d+) connected")
+_LEFT: Final = re.compile(r"Client (\d+) disconnected")
+_ACTIVE: Final = re.compile(r"Volta MPS: status of client \{(\d+), (\d+)\} is ACTIVE")
+_EXIT: Final = re.compile(r"Client \{(\d+), (\d+)\} exit")
+_RUN_BY: Final = re.compile(r"Device (\d+) is run by process (\d+)")
+_ENDED: Final = re.compile(r"Process (\d+) of device (\d+) ended with status (-?\d+)")
+_DROPPED: Final = re.compile(r"\d+ log lines were dropped")
+_DEFECT: Final = re.compile(
+    r"defect of its own|broke the conversation|Unable to read new connection|valid credentials"
+)
+
+
+@frozen
+class Line:
+    """A line of a log: its stamp's parts and its text."""
+
+    time: str
+    who: str
+    pid: int
+    text: str
+
+
+def read(text: str) -> Iterator[Line]:
+    """Yield the lines of a log; a line without a stamp is its own text, of nobody."""
+    for row in text.splitlines():
+        matched = _LINE.fullmatch(row)
+        yield Line(matched[1], matched[2], int(matched[3]), matched[4]) if matched else Line("", "", 0, row)
+
+
+@define
+class ServerStory:
+    """A server: who it was for, how it ended, and who it met."""
+
+    pid: int
+    uid: int
+    ready: bool = False
+    status: int | None = None
+    """None: it has not ended, as far as the log knows."""
+    clients: dict[int, int] = field(factory=dict)
+    """PID -> how often it came less how often it left."""
+    contexts: dict[tuple[int, int], int] = field(factory=dict)
+    executors: dict[int, int] = field(factory=dict)
+    """PID -> device, of those that run. (The end of its executors at its own end is not told.)"""
+    met: set[int] = field(factory=set)
+    complete: bool = True
+    """Whether no line of its log was dropped."""
+    gone_on: bool = False
+    """Whether its daemon was killed: then the next one may take it on, and lines may be lost in between."""
+
+
+@define
+class Story:
+    """Follows both logs. ``killed`` are the processes that are known to have been killed (they may say nothing)."""
+
+    servers: list[ServerStory] = field(factory=list)
+    problems: list[str] = field(factory=list)
+    daemons: list[int] = field(factory=list)
+    _open: bool = False
+    """Whether the last daemon has not said its last word."""
+
+    def hear_control(self, line: Line) -> None:
+        """Take in a line of control.log."""
+        text = line.text
+        if text.startswith("Starting control daemon"):
+            self._daemon_starts(line.pid)
+        elif text.startswith("Exit with status"):
+            self._daemon_exits(text)
+        elif matched := _STARTS.fullmatch(text):
+            self._server_starts(int(matched[1]), int(matched[2]))
+        elif matched := _READY.fullmatch(text):
+            self._server_ready(int(matched[1]))
+        elif matched := _EXITED.fullmatch(text):
+            self._server_exited(int(matched[1]), int(matched[2]))
+        elif _DEFECT.search(text):
+            self.problems.append(f"control.log: {text}")
+
+    def hear_server(self, line: Line) -> None:
+        """Take in a line of server.log."""
+        server, text = self.server(line.pid), line.text
+        if _DEFECT.search(text):
+            self.problems.append(f"server.log: {text}")
+        if server is None:
+            return
+        if matched := _MET.fullmatch(text):
+            server.met.add(int(matched[1]))
+            _count(server.clients, int(matched[1]), 1)
+        elif matched := _LEFT.fullmatch(text):
+            _count(server.clients, int(matched[1]), -1)
+        elif matched := _ACTIVE.fullmatch(text):
+            _count(server.contexts, (int(matched[1]), int(matched[2])), 1)
+        elif matched := _EXIT.fullmatch(text):
+            _count(server.contexts, (int(matched[1]), int(matched[2])), -1)
+        elif matched := _RUN_BY.fullmatch(text):
+            server.executors[int(matched[2])] = int(matched[1])
+        elif matched := _ENDED.fullmatch(text):
+            server.executors.pop(int(matched[1]), None)
+        elif _DROPPED.match(text):
+            server.complete = False
+
+    def server(self, pid: int) -> ServerStory | None:
+        """Return the latest server of a PID."""
+        return next((each for each in reversed(self.servers) if each.pid == pid), None)
+
+    def running(self) -> list[ServerStory]:
+        """Return the servers that have not ended."""
+        return [each for each in self.servers if each.status is None]
+
+    # --- control.log
+
+    def _daemon_starts(self, pid: int) -> None:
+        if self._open:
+            for server in self.running():
+                server.gone_on = True
+        self.daemons.append(pid)
+        self._open = True
+
+    def _daemon_exits(self, text: str) -> None:
+        self._open = False
+        if text != "Exit with status 0":
+            self.problems.append(f"control.log: {text}")
+        for server in self.running():
+            if not server.gone_on:
+                self.problems.append(f"the daemon has left and server {server.pid} has not ended")
+
+    def _server_starts(self, pid: int, uid: int) -> None:
+        others = [each.pid for each in self.running() if not each.gone_on]
+        if others:
+            self.problems.append(f"server {pid} is started while {others} have not ended")
+        self.servers.append(ServerStory(pid, uid))
+
+    def _server_ready(self, pid: int) -> None:
+        server = self.server(pid)
+        if server is None or server.ready or server.status is not None:
+            self.problems.append(f"server {pid} is ready, and was never started, was ready already or has ended")
+        else:
+            server.ready = True
+
+    def _server_exited(self, pid: int, status: int) -> None:
+        server = self.server(pid)
+        if server is None or server.status is not None:
+            self.problems.append(f"server {pid} has ended, and was never started or had ended already")
+        else:
+            server.status = status
+
+
+def _count(counts: dict[object, int], key: object, more: int) -> None:
+    counts[key] = counts.get(key, 0) + more
+
+
+def judge(story: Story, killed: Collection[int], forced: Collection[int], attached: Iterable[int]) -> list[str]:
+    """Return what is inconsistent at the end, when the last daemon has quit.
+
+    ``killed``: processes this tool killed. ``forced``: servers told to end at once, which say no more. ``attached``:
+    PIDs of clients that have had a server: each was met.
+    """
+    found = list(story.problems)
+    met: set[int] = set()
+    for server in story.servers:
+        met |= server.met
+        cut_short = server.pid in killed or server.pid in forced
+        found += _ends(server, cut_short)
+        if server.complete and not server.gone_on:
+            found += _books(server, cut_short)
+    if all(each.complete and not each.gone_on for each in story.servers):
+        found += [f"client {pid} had a server, and no server met it" for pid in attached if pid not in met]
+    return found
+
+
+def _ends(server: ServerStory, cut_short: bool) -> Iterator[str]:
+    if server.status is None and not server.gone_on:
+        yield f"server {server.pid} was started and never ended"
+    elif server.status and not cut_short:
+        yield f"server {server.pid} ended with status {server.status}, and nobody killed it"
+
+
+def _books(server: ServerStory, cut_short: bool) -> Iterator[str]:
+    for what, counts in (("client", server.clients), ("context", server.contexts)):
+        for who, count in counts.items():
+            if count < 0 or (count and not cut_short):
+                yield f"server {server.pid}: {what} {who} came {count:+d} times more often than it left"

@@ -1,0 +1,76 @@
+"""A soak as scripts/soak runs it, a minute long, and what it takes for one to fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from .leaks import DAEMON_NEEDS, Before, crowded, leaks
+from .schedule import DEFAULT_KINDS
+from .soak import soak
+from .stage import Tail
+
+SEED = 20130805
+SECONDS = float(os.environ.get("PYMPSD_SOAK_SECONDS", "60"))
+
+
+def test_a_minute_of_chaos(tmp_path: Path) -> None:
+    summary = soak(SEED, SECONDS, DEFAULT_KINDS, tmp_path / "journal.jsonl", tmp_path / "logs")
+    assert summary["problems"] == [], f"seed {SEED}; what was done and the logs are in {tmp_path}"
+    assert (summary["wrong results"], summary["hangs"], summary["leaks"]) == (0, 0, 0)
+    assert summary["clients judged"] == summary["clients"] > 10
+    assert summary["steps"] > 100
+    assert len(summary["chaos"]) > 5
+
+
+def test_what_is_left_is_seen(tmp_path: Path) -> None:
+    for name in ("pipe", "log", "tmp"):
+        (tmp_path / name).mkdir()
+    for name in ("control", "control_lock", "control_privileged"):
+        (tmp_path / "pipe" / name).touch()
+    before = Before.now()
+    assert leaks(before, tmp_path, ()) == []
+    (tmp_path / "pipe" / "log").touch()
+    (tmp_path / "tmp" / "forgotten").touch()
+    reader, writer = os.pipe()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=reader)
+    shared = Path("/dev/shm/pympsd-left-by-a-test")
+    shared.touch()
+    try:
+        found = leaks(before, tmp_path, ())
+        assert sorted(one.split()[0] for one in found) == [
+            "descriptor",
+            "descriptor",
+            "file",
+            "log",
+            "process",
+            "temporary",
+        ]
+    finally:
+        shared.unlink()
+        for fd in (reader, writer):
+            os.close(fd)
+        child.wait()
+
+
+def test_a_process_with_too_many_descriptors_is_seen() -> None:
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(DAEMON_NEEDS)]
+    try:
+        (found,) = crowded(os.getpid(), 0, ())
+        assert found.startswith(f"process {os.getpid()} ")
+    finally:
+        for fd in opened:
+            os.close(fd)
+    assert list(crowded(0, 0, ())) == []
+
+
+def test_a_log_is_followed_by_whole_lines(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "log")
+    assert tail.more() == ""
+    with (tmp_path / "log").open("a") as file:
+        for text, told in (("one\ntw", "one\n"), ("o", ""), ("\nthree\n", "two\nthree\n")):
+            file.write(text)
+            file.flush()
+            assert tail.more() == told

@@ -1,0 +1,195 @@
+"""The table of allowed outcomes, and the judge."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.vocabulary.results import Result
+
+from .episodes import NOTICED, SLACK, episodes, reach
+from .history import FOR_EVER, History, Incident, Life, Span, Step
+from .outcomes import CULPRITS, FAULT_CODES, HANG_SECONDS, TABLE, Role, patience, problems
+from .schedule import FAULTS, ClientPlan, Kind
+
+ALICE, BOB = 1001, 1002
+
+
+def a_life(number: int, uid: int = ALICE, devices: tuple[int, ...] = (0,), ended: float = 50.0) -> Life:
+    """A client that came at 0, had a context on each device from 2 on, and left in order."""
+    plan = ClientPlan(0.0, number, 0, "mixed", devices, 3.0, 1)
+    life = Life(plan, 100 + number, uid, 0.0, ended, status=0, knocked=0.5, attached=1.0)
+    for context, device in enumerate(devices, 1):
+        life.contexts[context] = Span(context, device, 1.5, 2.0, ended)
+    return life
+
+
+def a_step(code: int, at: float, device: int = 0, name: str = "copies", context: int = 1) -> Step:
+    return Step(name, at - 0.1, at, device, context, code, "cuMemAlloc", "because")
+
+
+def judged(
+    life: Life, *steps: Step, others: tuple[Life, ...] = (), incidents: tuple[Incident, ...] = ()
+) -> list[str]:
+    life.steps.extend(steps)
+    return list(problems(History([life, *others], list(incidents)), life))
+
+
+def fault(by: Life, device: int, at: float, code: int = 700) -> Incident:
+    by.steps.append(a_step(code, at + 0.05, device, "fault wild_store"))
+    return Incident(Kind.CLIENT_FAULT, 0, at, at, by.pid, by.plan.number, by.uid, device, code)
+
+
+def test_every_kind_is_in_the_table_and_every_code_is_a_result_of_cuda() -> None:
+    assert set(TABLE) == set(Kind)
+    codes = {code for roles in TABLE.values() for allowed in roles.values() for code in allowed}
+    assert codes - {CULPRITS} | set(FAULT_CODES.values()) <= set(map(int, Result))
+    assert set(FAULT_CODES) == set(FAULTS)
+
+
+def test_what_must_not_be_noticed_allows_nobody_an_error() -> None:
+    unnoticed = [kind for kind in Kind if not TABLE[kind]]
+    assert unnoticed == [
+        Kind.CLIENT_KILL, Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP,
+        Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.QUERIES, Kind.LIMITS,
+    ]  # fmt: skip
+    # Adoption: who has a server goes on.
+    assert all(set(TABLE[kind]) == {Role.KNOCKING} for kind in (Kind.DAEMON_KILL, Kind.DAEMON_REPLACE))
+
+
+@given(kind=st.sampled_from([kind for kind in Kind if not TABLE[kind]]), code=st.sampled_from(list(Result)[1:]))
+def test_no_error_comes_of_those(kind: Kind, code: Result) -> None:
+    incident = Incident(kind, 1, 5.0, 6.0, uid=ALICE)
+    assert len(judged(a_life(1), a_step(code, 5.5), incidents=(incident,))) == 1
+
+
+def test_a_quiet_life_is_right() -> None:
+    assert judged(a_life(1), a_step(0, 5.0)) == []
+
+
+def test_a_wrong_result_is_wrong() -> None:
+    assert "3 wrong in 'add'" in judged(a_life(1), Step("add", 1.0, 2.0, 0, 1, 0, wrong=3))[0]
+
+
+def test_a_hang_a_crash_and_a_kill() -> None:
+    hung, crashed, killed = a_life(1), a_life(2), a_life(3)
+    hung.hung, crashed.status = True, 1
+    killed.killed, killed.status = True, -9
+    assert [len(judged(life)) for life in (hung, crashed, killed)] == [1, 1, 0]
+
+
+def test_an_error_before_its_cause_has_none() -> None:
+    incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
+    assert judged(a_life(1), a_step(806, 5.3), incidents=(incident,)) == []
+    assert len(judged(a_life(1), a_step(806, 4.9), incidents=(incident,))) == 1
+    assert len(judged(a_life(1), a_step(719, 5.3), incidents=(incident,))) == 1
+
+
+def test_a_server_that_is_killed_is_its_own_users_matter() -> None:
+    incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
+    assert len(judged(a_life(1, BOB), a_step(806, 5.3), incidents=(incident,))) == 1
+
+
+def test_who_came_later_has_no_excuse() -> None:
+    incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
+    late = a_life(1)
+    late.attached = 5.1 + SLACK + 1
+    assert len(judged(late, a_step(806, 20.0), incidents=(incident,))) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "code", "right"), [(0, 700, True), (1, 719, True), (1, 700, False), (2, 719, False), (2, 700, False)]
+)
+def test_a_fault_reaches_connected_devices_with_their_codes(device: int, code: int, right: bool) -> None:
+    culprit, between, far = a_life(1), a_life(2, devices=(0, 1)), a_life(4, devices=(2,))
+    incident = fault(culprit, 0, 10.0)
+    life = {0: a_life(3), 1: a_life(3, devices=(1,)), 2: far}[device]
+    step = a_step(code, 11.0, device)
+    assert (judged(life, step, others=(culprit, between), incidents=(incident,)) == []) is right
+
+
+def test_the_culprit_has_its_own_code() -> None:
+    culprit = a_life(1)
+    incident = fault(culprit, 0, 10.0)
+    assert judged(culprit, a_step(700, 11.0), incidents=(incident,)) == []
+
+
+def test_newcomers_are_refused_until_those_it_reached_have_gone() -> None:
+    culprit = a_life(1, ended=20.0)
+    incident = fault(culprit, 0, 10.0)
+    early, late, other = a_life(2), a_life(3), a_life(4, BOB)
+    for life in (early, late, other):
+        life.contexts.clear()
+    over = 20.0 + SLACK + NOTICED
+    knock = {"device": -1, "name": "init", "context": -1}
+    assert judged(early, a_step(807, 15.0, **knock), others=(culprit,), incidents=(incident,)) == []
+    assert len(judged(late, a_step(807, over + 1, **knock), others=(culprit,), incidents=(incident,))) == 1
+    assert len(judged(other, a_step(807, 15.0, **knock), others=(culprit,), incidents=(incident,))) == 1
+
+
+def test_a_context_on_an_affected_device_is_refused_to_others() -> None:
+    culprit, far = a_life(1), a_life(2, devices=(2,))
+    incident = fault(culprit, 0, 10.0)
+    assert judged(far, a_step(807, 11.0, 0, "open", 2), others=(culprit,), incidents=(incident,)) == []
+    other = a_life(3, devices=(2,))
+    assert len(judged(other, a_step(807, 11.0, 2, "open", 2), others=(culprit,), incidents=(incident,))) == 1
+
+
+def test_who_was_terminated_gets_that_code_and_never_a_success() -> None:
+    life = a_life(1)
+    facts = {"pid": life.pid, "client": 1, "uid": ALICE, "note": "0"}
+    incident = Incident(Kind.CLIENT_TERMINATE, 1, 5.0, 5.2, **facts)
+    assert judged(life, a_step(810, 5.3), incidents=(incident,)) == []
+    assert len(judged(a_life(1), a_step(0, 6.0), incidents=(incident,))) == 1
+    assert len(judged(a_life(2), a_step(810, 5.3), incidents=(incident,))) == 1
+    incident.note = "201"
+    assert judged(a_life(1), a_step(0, 6.0), incidents=(incident,)) == []
+
+
+def test_a_short_outage_is_nobodys_excuse() -> None:
+    knock = a_step(805, 5.3, -1, "init", -1)
+    for seconds, right in ((0.5, False), (2.5, True)):
+        incident = Incident(Kind.DAEMON_KILL, 1, 5.0, 5.0 + seconds)
+        assert (judged(a_life(1), knock, incidents=(incident,)) == []) is right
+
+
+def test_what_was_long_over_explains_nothing() -> None:
+    long_ago, lately, later = (Incident(Kind.SERVER_KILL, 1, at, at + 1, uid=ALICE) for at in (100.0, 280.0, 501.0))
+    before, with_it, after = a_life(1, ended=150.0), a_life(2, ended=350.0), a_life(3)
+    after.started = 501.0
+    life = a_life(4, ended=500.0)
+    life.started = 300.0
+    known = History([before, with_it, life, after], [long_ago, lately, later]).around(life)
+    assert (known.lives, known.incidents) == ([with_it, life], [lately])
+
+
+LIVES = st.lists(st.frozensets(st.integers(0, 4), min_size=1), max_size=6)
+
+
+@given(spread=LIVES, device=st.integers(0, 4))
+def test_reach_is_the_connected_component(spread: list[frozenset[int]], device: int) -> None:
+    lives = [a_life(number, devices=tuple(devices)) for number, devices in enumerate(spread, 1)]
+    devices, reached = reach(lives, device, 5.0, 6.0)
+    inside = [set(life.plan.devices) <= devices for life in lives]
+    assert device in devices
+    assert inside == [life in reached for life in lives]
+    assert all(inside[number] or not devices & set(life.plan.devices) for number, life in enumerate(lives))
+
+
+def test_faults_that_overlap_are_one_episode() -> None:
+    one, other, later = a_life(1, ended=20.0), a_life(2, devices=(2,), ended=30.0), a_life(3, ended=90.0)
+    later.contexts[1] = Span(1, 0, 80.0, 81.0, 90.0)
+    incidents = [fault(one, 0, 10.0), fault(other, 2, 15.0), fault(later, 0, 85.0)]
+    first, second = episodes(History([one, other, later], incidents), ALICE)
+    assert (first.devices, first.clients, len(first.faults)) == ({0, 2}, {1, 2}, 2)
+    assert (second.devices, second.clients) == ({0}, {3})
+    other.ended = FOR_EVER
+    assert len(episodes(History([one, other, later], incidents), ALICE)) == 1
+
+
+def test_patience_is_longer_by_what_it_was_stopped() -> None:
+    life = a_life(1, ended=FOR_EVER)
+    life.heard = 10.0
+    history = History([life], [Incident(Kind.SERVER_STOP, 1, 9.0, 12.0), Incident(Kind.QUERIES, 2, 10.0, 30.0)])
+    assert patience(history, life, 20.0) == HANG_SECONDS + 2.0 - 10.0

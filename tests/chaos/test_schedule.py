@@ -1,0 +1,65 @@
+"""The schedule is a pure function of the seed."""
+
+from __future__ import annotations
+
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from .schedule import DEFAULT_KINDS, DEVICES, USERS, WEIGHTS, Kind, actions, clients
+
+SEEDS = st.integers(0, 1 << 40)
+SECONDS = st.floats(0, 200)
+KINDS = st.frozensets(st.sampled_from(list(Kind)))
+
+
+@given(seed=SEEDS, seconds=SECONDS, kinds=KINDS)
+def test_the_same_seed_gives_the_same(seed: int, seconds: float, kinds: frozenset[Kind]) -> None:
+    assert clients(seed, seconds) == clients(seed, seconds)
+    assert actions(seed, seconds, kinds) == actions(seed, seconds, sorted(kinds, reverse=True))
+
+
+@given(seed=SEEDS, seconds=SECONDS, more=SECONDS, kinds=KINDS)
+def test_a_longer_run_begins_as_a_shorter_one(seed: int, seconds: float, more: float, kinds: frozenset[Kind]) -> None:
+    short, long = clients(seed, seconds), clients(seed, seconds + more)
+    assert long[: len(short)] == short
+    few, many = actions(seed, seconds, kinds), actions(seed, seconds + more, kinds)
+    assert many[: len(few)] == few
+
+
+@given(seed=SEEDS, seconds=SECONDS, kinds=KINDS)
+def test_what_is_scheduled_is_in_order_in_time_and_of_the_chosen_kinds(
+    seed: int, seconds: float, kinds: frozenset[Kind]
+) -> None:
+    for planned in (clients(seed, seconds), actions(seed, seconds, kinds)):
+        times = [one.at for one in planned]
+        assert times == sorted(times)
+        assert all(0 <= at < seconds for at in times)
+        assert [one.number for one in planned] == list(range(1, len(planned) + 1))
+    assert {action.kind for action in actions(seed, seconds, kinds)} <= kinds
+    for plan in clients(seed, seconds):
+        assert 0 <= plan.user < USERS
+        assert set(plan.devices) <= set(range(DEVICES))
+        assert plan.devices
+        assert 0 < plan.seconds < 10
+
+
+@given(seed=SEEDS, seconds=SECONDS)
+def test_pace_changes_when_and_not_what(seed: int, seconds: float) -> None:
+    calm, hasty = clients(seed, seconds), clients(seed, seconds, 2.0)
+    assert [evolve(plan, at=0) for plan in hasty[: len(calm)]] == [evolve(plan, at=0) for plan in calm]
+    assert [plan.at for plan in hasty[: len(calm)]] == [plan.at / 2 for plan in calm]
+    few, many = actions(seed, seconds, Kind), actions(seed, seconds, Kind, 2.0)
+    assert [evolve(action, at=0) for action in many[: len(few)]] == [evolve(action, at=0) for action in few]
+
+
+def test_different_seeds_differ() -> None:
+    assert clients(1, 60) != clients(2, 60)
+    assert actions(1, 60, DEFAULT_KINDS) != actions(2, 60, DEFAULT_KINDS)
+
+
+def test_an_hour_has_all_kinds_users_and_devices() -> None:
+    assert {action.kind for action in actions(1, 3600, Kind)} == set(Kind) == set(WEIGHTS)
+    plans = clients(1, 3600)
+    assert {plan.user for plan in plans} == set(range(USERS))
+    assert {device for plan in plans for device in plan.devices} == set(range(DEVICES))

@@ -1,0 +1,92 @@
+"""The parser of the logs' story."""
+
+from __future__ import annotations
+
+from .story import Line, Story, judge, read
+
+
+def told(control: str, server: str = "") -> Story:
+    story = Story()
+    for line in control.strip().splitlines():
+        pid, _, text = line.strip().partition(" ")
+        story.hear_control(Line("", "Control", int(pid), text))
+    for line in server.strip().splitlines():
+        pid, _, text = line.strip().partition(" ")
+        story.hear_server(Line("", "Server", int(pid), text))
+    return story
+
+
+START = "1 Starting control daemon using socket /x\n1 Starting new server 7 for user 5\n1 NEW SERVER 7: Ready\n"
+END = "1 Server 7 exited with status 0\n1 Exit with status 0\n"
+MET = "7 New client 50 connected\n7 Volta MPS: status of client {50, 1} is ACTIVE\n"
+LEFT = "7 Client {50, 1} exit\n7 Client 50 disconnected\n"
+
+
+def test_lines_as_they_are_written() -> None:
+    stamp = "[2013-08-05 12:50:23.347"
+    assert list(read(f"{stamp} Control 13894] NEW SERVER 7: Ready\n{stamp} Server    10] x y\nno\n")) == [
+        Line("2013-08-05 12:50:23.347", "Control", 13894, "NEW SERVER 7: Ready"),
+        Line("2013-08-05 12:50:23.347", "Server", 10, "x y"),
+        Line("", "", 0, "no"),
+    ]
+
+
+def test_a_whole_story() -> None:
+    story = told(START + END, MET + LEFT)
+    assert judge(story, (), (), [50]) == []
+    assert [(server.pid, server.uid, server.status, server.met) for server in story.servers] == [(7, 5, 0, {50})]
+
+
+def test_a_server_that_never_ends() -> None:
+    assert "server 7 was started and never ended" in judge(told(START), (), (), ())
+
+
+def test_a_daemon_that_leaves_a_server() -> None:
+    assert judge(told(START + "1 Exit with status 0"), (), (), ())
+
+
+def test_two_servers_at_once() -> None:
+    two = START + "1 Starting new server 8 for user 6\n1 Server 8 exited with status 0\n" + END
+    assert judge(told(two), (), (), ()) == ["server 8 is started while [7] have not ended"]
+
+
+def test_a_client_that_never_leaves() -> None:
+    assert len(judge(told(START + END, MET), (), (), ())) == 2
+    assert judge(told(START + END, MET), {7}, (), ()) == []
+    assert judge(told(START + END, MET), (), {7}, ()) == []
+
+
+def test_a_client_that_leaves_twice() -> None:
+    assert len(judge(told(START + END, MET + LEFT + LEFT), {7}, (), ())) == 2
+
+
+def test_a_status_that_nobody_made() -> None:
+    crashed = START + END.replace("status 0\n1 Exit", "status 1\n1 Exit")
+    assert judge(told(crashed), (), (), ()) == ["server 7 ended with status 1, and nobody killed it"]
+    assert judge(told(crashed), {7}, (), ()) == []
+
+
+def test_a_client_that_no_server_met() -> None:
+    assert judge(told(START + END, MET + LEFT), (), (), [50, 51]) == ["client 51 had a server, and no server met it"]
+
+
+def test_defects_are_told() -> None:
+    defect = "1 The control daemon met a defect of its own and goes on: x\n"
+    assert len(judge(told(START + defect + END), (), (), ())) == 1
+    assert len(judge(told(START + END, "7 Client 50 broke the conversation: x"), (), (), ())) == 1
+
+
+def test_dropped_lines_leave_the_books_open() -> None:
+    assert judge(told(START + END, MET + "7 3 log lines were dropped: too many at once"), (), (), [51]) == []
+
+
+def test_a_killed_daemons_server_may_go_on() -> None:
+    killed = START + "2 Starting control daemon using socket /x\n"
+    assert judge(told(killed + "2 Exit with status 0", MET), {1}, (), [50]) == []
+    # Its end may be told by the one that took it on.
+    assert judge(told(killed + "2 Server 7 exited with status 0\n2 Exit with status 0", MET), {1}, (), [50]) == []
+
+
+def test_readiness_and_ends_out_of_nothing() -> None:
+    assert judge(told("1 Starting control daemon using socket /x\n1 NEW SERVER 7: Ready\n"), (), (), ())
+    assert judge(told(START + END + "1 Server 7 exited with status 0"), (), (), ())
