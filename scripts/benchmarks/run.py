@@ -9,6 +9,7 @@ import sys
 
 import client
 import control
+import provisioning
 import translator
 from timing import Report
 
@@ -16,16 +17,18 @@ from timing import Report
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", help="control, client, translator")
+    parser.add_argument("what", nargs="*", help="control, client, provisioning, translator")
     parser.add_argument("--study", help="the PTX study's file, for translator")
     given = parser.parse_args()
-    what = given.what or ["control", "client", *(["translator"] if given.study else [])]
+    what = given.what or ["control", "client", "provisioning", *(["translator"] if given.study else [])]
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, Linux {platform.release()}")
     report = Report()
     if "control" in what:
         control.measure(report)
     if "client" in what:
         client.measure(report)
+    if "provisioning" in what:
+        provisioning.measure(report)
     if "translator" in what:
         translator.measure(report, given.study)
     return 1 if report.over else 0
