@@ -1,19 +1,12 @@
-"""How much device memory there is, how much of it a client may have, and what a context costs."""
+"""What a context on the emulated device costs of its memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from threading import Lock
 from typing import Final
 
-from attrs import define, field
-
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.budget import GRANULE_BYTES
 
-GRANULE_BYTES: Final = 512
-"""Allocations are accounted in whole granules, as the address space lays them out."""
 FIXED_OVERHEAD_BYTES: Final = 28 << 20
 MULTIPROCESSOR_OVERHEAD_BYTES: Final = 7537 * GRANULE_BYTES
 """A context costs 28 MiB and 3.68 MiB for every multiprocessor it may use, until it is destroyed.
@@ -25,83 +18,8 @@ SHARED_CONTEXT_OVERHEAD_BYTES: Final = 8 << 20
 """What one costs before Volta, where all clients share the one context of their server."""
 
 
-def charged(count: int) -> int:
-    """Return what an allocation of so many bytes is accounted as."""
-    return -(-count // GRANULE_BYTES) * GRANULE_BYTES
-
-
 def context_overhead(facts: DeviceFacts, multiprocessors: int) -> int:
     """Return the bytes that a context on so many multiprocessors costs by itself."""
     if not facts.is_volta_or_newer:
         return SHARED_CONTEXT_OVERHEAD_BYTES
     return FIXED_OVERHEAD_BYTES + multiprocessors * MULTIPROCESSOR_OVERHEAD_BYTES
-
-
-@define(eq=False)
-class DeviceBudget:
-    """All memory of one device, in bytes; safe to use from several threads."""
-
-    total: int
-    used: int = field(default=0, init=False)
-    on_change: Callable[[], None] | None = field(default=None, init=False)
-    """Called, from any thread, after bytes were taken or given back."""
-    _lock: Lock = field(factory=Lock, init=False)
-
-    def take(self, count: int) -> bool:
-        """Take bytes; return whether there were enough."""
-        with self._lock:
-            if self.used + count > self.total:
-                return False
-            self.used += count
-        self.changed()
-        return True
-
-    def give(self, count: int) -> None:
-        """Give bytes back."""
-        with self._lock:
-            self.used -= count
-        self.changed()
-
-    def changed(self) -> None:
-        """Tell who watches."""
-        if self.on_change is not None:
-            self.on_change()
-
-
-@define(eq=False)
-class ClientBudget:
-    """A client process' part of it. ``limit`` in bytes, 0 for the device's; guarded by the client's memory lock."""
-
-    device: DeviceBudget
-    limit: int
-    used: int = field(default=0, init=False)
-
-    @property
-    def total(self) -> int:
-        """What cuMemGetInfo calls total: the limit where there is one."""
-        return min(self.limit, self.device.total) if self.limit else self.device.total
-
-    @property
-    def free(self) -> int:
-        """Bytes that could still be taken."""
-        return max(0, min(self.total - self.used, self.device.total - self.device.used))
-
-    def take(self, count: int, what: str = "an allocation") -> None:
-        """Take bytes; BackendError OUT_OF_MEMORY says what they were for and which limit was met."""
-        if self.used + count > self.total:
-            raise BackendError(
-                Result.ERROR_OUT_OF_MEMORY,
-                f"{what} takes {count} bytes; this client's limit is {self.total} bytes and it holds {self.used}",
-            )
-        if not self.device.take(count):
-            raise BackendError(
-                Result.ERROR_OUT_OF_MEMORY,
-                f"{what} takes {count} bytes; the device has {self.device.total - self.device.used} "
-                f"of {self.device.total} left",
-            )
-        self.used += count
-
-    def give(self, count: int) -> None:
-        """Give bytes back."""
-        self.device.give(count)
-        self.used -= count

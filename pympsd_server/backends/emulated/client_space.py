@@ -12,7 +12,7 @@ from attrs import define, field
 
 from pympsd.vocabulary.device_facts import WINDOW_BITS, DeviceFacts
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.budget import ClientBudget, DeviceBudget
+from pympsd_server.backends.budget import ClientBudget, DeviceBudget
 from pympsd_server.backends.emulated.memory import AddressSpace, Reach, ReserveRefused
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError

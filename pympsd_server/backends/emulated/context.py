@@ -205,8 +205,7 @@ class EmulatedContext:
             return
         self.scheduler.ruin(self, _DESTROYED)
         self.scheduler.wait_until_at_rest(self)
-        for module in self._modules:
-            self.memory.unlink(module.loaded)
+        # Who is told of work that ended just before may still come to free what it used: it finds it gone.
         self._modules.clear()
         self.memory.close()
         self._on_destroyed(self)

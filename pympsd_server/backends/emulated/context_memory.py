@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.budget import charged
+from pympsd_server.backends.budget import charged
 from pympsd_server.backends.emulated.client_space import ClientSpace
 from pympsd_server.backends.emulated.memory import AddressSpace, Reach
 from pympsd_server.backends.emulated.programs import LoadedModule, Program
@@ -31,6 +31,8 @@ class ContextMemory:
             self._budget.take(overhead, context)
         self._held: dict[int, int] = {}
         self._retired: set[int] = set()
+        self._linked: dict[int, LoadedModule] = {}
+        """Programs' variables, by the id of what `link` returned."""
         self._closed = False
 
     @property
@@ -74,10 +76,12 @@ class ContextMemory:
             self._retired.add(address)
 
     def release(self, address: int) -> None:
-        """Give a retired allocation back."""
+        """Give a retired allocation back, unless the context has been closed meanwhile and all went with it."""
         with self._client.lock:
             self._retired.discard(address)
-            self._release(address)
+            # Another client of the same space may have the address by now.
+            if address in self._held:
+                self._release(address)
 
     def _release(self, address: int) -> None:
         self._client.disown(address)
@@ -110,18 +114,23 @@ class ContextMemory:
                 raise
             for address in loaded.addresses.values():
                 self._client.own(address)
+            self._linked[id(loaded)] = loaded
         return loaded
 
     def _charged(self, loaded: LoadedModule) -> int:
         return sum(charged(self.space.size_of(address)) for address in loaded.addresses.values())
 
     def unlink(self, loaded: LoadedModule) -> None:
-        """Free a program's variables."""
+        """Free a program's variables, unless the context has been closed meanwhile and all went with it."""
         with self._client.lock:
-            self._budget.give(self._charged(loaded))
-            for address in loaded.addresses.values():
-                self._client.disown(address)
-            loaded.unload()
+            if self._linked.pop(id(loaded), None) is not None:
+                self._unlink(loaded)
+
+    def _unlink(self, loaded: LoadedModule) -> None:
+        self._budget.give(self._charged(loaded))
+        for address in loaded.addresses.values():
+            self._client.disown(address)
+        loaded.unload()
 
     def info(self) -> tuple[int, int]:
         """Return (free, total) bytes."""
@@ -132,6 +141,8 @@ class ContextMemory:
         """Free everything this context holds; a worker that is late gets CONTEXT_IS_DESTROYED."""
         with self._client.lock:
             self._closed = True
+            while self._linked:
+                self._unlink(self._linked.popitem()[1])
             for address in tuple(self._held):
                 self._release(address)
             self._retired.clear()

@@ -8,7 +8,8 @@ from threading import Lock
 from pympsd.vocabulary.device_facts import DeviceFacts, window_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
-from pympsd_server.backends.emulated.budget import DeviceBudget, context_overhead
+from pympsd_server.backends.budget import DeviceBudget
+from pympsd_server.backends.emulated.budget import context_overhead
 from pympsd_server.backends.emulated.client_space import ClientSpaces
 from pympsd_server.backends.emulated.context import EmulatedContext
 from pympsd_server.backends.emulated.context_memory import ContextMemory

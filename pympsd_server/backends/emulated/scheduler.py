@@ -121,7 +121,7 @@ class Scheduler:
             context = operation.context
             operation.running = False
             if fault is not None:
-                self._ruin(context, fault, calls)
+                self._ruin(context, fault, calls, alone=fault.code is Result.ERROR_OUT_OF_MEMORY)
             if used is not None:
                 self._turns.charge(operation, used)
             if context.outcome.code is not Result.SUCCESS:
@@ -171,8 +171,9 @@ class Scheduler:
             self._flush(context, calls)
         _make(calls)
 
-    def _ruin(self, context: EmulatedContext, outcome: Outcome, calls: Calls) -> None:
-        if context.give_up(outcome) and outcome.code is not Result.ERROR_CONTEXT_IS_DESTROYED:
+    def _ruin(self, context: EmulatedContext, outcome: Outcome, calls: Calls, *, alone: bool = False) -> None:
+        """``alone``: it is no fault of the device, whatever its neighbours would have to do with one."""
+        if context.give_up(outcome) and outcome.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not alone:
             calls.append(lambda: context.on_fault(outcome))
         self._turns.drop(context.group)
 
@@ -213,6 +214,9 @@ def _make(calls: Calls) -> None:
 
 
 def _outcome_of(error: Exception) -> Outcome:
+    if isinstance(error, MemoryError):
+        # Half a kernel cannot be taken back: its context is lost, and no other.
+        return Outcome(Result.ERROR_OUT_OF_MEMORY, f"the emulated device has no host memory left: {error}")
     if isinstance(error, DeviceFault):
         try:
             return Outcome(Result(error.code), str(error))

@@ -1,0 +1,48 @@
+"""Who is told of work that ended just before its context was destroyed may come late: it frees nothing of others."""
+
+from __future__ import annotations
+
+import pytest
+
+from pympsd.devices.machine import describe
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.context import EmulatedContext
+from pympsd_server.backends.emulated.device import EmulatedDevice
+from pympsd_server.backends.interface import BackendError, Outcome, Quota
+
+PTX = b".version 7.0\n.target sm_60\n.address_size 64\n.visible .global .align 4 .u32 counter = 5;\n"
+
+
+def make(device: EmulatedDevice, client: int) -> EmulatedContext:
+    return device.create_context(client, Quota(0, 0, 0), lambda outcome: None, client)
+
+
+@pytest.mark.parametrize("model", ["P100", "H200"], ids=["a space for all", "a space for each"])
+def test_what_a_destroyed_context_gives_back_late_may_be_another_clients_by_then(model: str) -> None:
+    device = EmulatedDevice(describe(model)[0], 0)
+    try:
+        neighbour = make(device, 2)
+        context = make(device, 1)
+        address = context.allocate(4096)
+        workspace = context.memory.borrow_workspace()
+        context.memory.retire(address)
+        module = context.load_module(PTX)
+        context.destroy()
+        # Before Volta these are the very addresses.
+        held = [neighbour.allocate(4096) for _ in range(2)]
+        neighbours = neighbour.load_module(PTX)
+        free = neighbour.memory_info()
+        context.memory.release(address)
+        context.memory.return_workspace(workspace, Outcome())
+        context.memory.unlink(module.loaded)
+        assert neighbour.memory_info() == free
+        assert neighbours.loaded.addresses
+        for one in held:
+            assert neighbour.memory.space.size_of(one) == 4096
+        for one in neighbours.loaded.addresses.values():
+            assert neighbour.memory.space.size_of(one)
+        with pytest.raises(BackendError) as refused:
+            context.allocate(1)
+        assert refused.value.code is Result.ERROR_CONTEXT_IS_DESTROYED
+    finally:
+        device.close()
