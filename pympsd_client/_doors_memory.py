@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from pympsd.vocabulary.device_facts import ordinal_of
 from pympsd_client import _memory, _stream
 from pympsd_client._bindings import CUdeviceptr
 from pympsd_client._context import context_of
@@ -169,7 +168,7 @@ def _peer(to: Any, to_context: Any, source: Any, source_context: Any, size: Any,
     here.require()
     for address, handle in ((to, to_context), (source, source_context)):
         context = context_of(number(handle))
-        if unsigned(size) and ordinal_of(number(address)) != context.device.ordinal:
+        if unsigned(size) and _memory.ordinal_at(number(address)) != context.device.ordinal:
             raise invalid_value(f"{number(address):#x} is not on the device of the context that was given for it")
     return _device_to_device(to, source, size, stream)
 
@@ -211,7 +210,7 @@ def _device_to_device(to: Any, source: Any, size: Any, stream: Any) -> tuple[Any
     _memory.owner(destination)
     _memory.owner(start)
     reading = _memory.place(start, context, its_stream, stream)
-    if ordinal_of(start) == ordinal_of(destination):
+    if _memory.ordinal_at(start) == _memory.ordinal_at(destination):
         _memory.on_device(*reading, destination, start, count)
     else:
         writing = _memory.place(destination, context, its_stream, stream)

@@ -74,6 +74,9 @@ def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
         answer = msgspec.json.decode(child.stdout, type=dict[str, msgspec.Raw])
         if "devices" in answer:
             facts = msgspec.json.decode(answer["devices"], type=tuple[DeviceFacts, ...])
+            if answer.get("backend") == b'"cuda"':
+                reason = "a private device is an emulated one, and this machine has GPUs; set PYMPSD_BACKEND=emulated"
+                raise CudaError(Result.ERROR_NO_DEVICE, reason)
             return tuple(Device(number, number, one) for number, one in enumerate(facts))
         reason = msgspec.json.decode(answer["error"], type=str)
     except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError, KeyError) as error:

@@ -52,10 +52,23 @@ def info() -> tuple[int, int]:
     return int(rest), int(total)
 
 
+def ordinal_at(address: int) -> int:
+    """Return the ordinal of the device an address is on: by its window, else as a module's variable.
+
+    A real GPU's driver places variables itself, outside of every device's window.
+    """
+    ordinal = ordinal_of(address)
+    if all(device.ordinal != ordinal for device in here.require().devices):
+        for module in tuple(handles.modules.values()):
+            if module.holds(address):
+                return module.context.device.ordinal
+    return ordinal
+
+
 def owner(address: int) -> Context:
     """Return a context on the device that an address belongs to; INVALID_VALUE when it is on none."""
     current().usable()
-    ordinal = ordinal_of(address)
+    ordinal = ordinal_at(address)
     if all(device.ordinal != ordinal for device in here.require().devices):
         raise invalid_value(f"{address:#x} is no address of a visible device (a host pointer, perhaps)")
     context = context_on(ordinal)
@@ -68,7 +81,7 @@ def place(address: int, context: Context, stream: int, handle: object) -> tuple[
 
     That is the stream itself, unless the address is on another device: then the stream is waited for.
     """
-    if context.device.ordinal == ordinal_of(address):
+    if context.device.ordinal == ordinal_at(address):
         return context, stream
     synchronize(handle)
     return owner(address), 0

@@ -53,6 +53,10 @@ class Module:
             raise _not_found("variable", name, self._globals)
         return found
 
+    def holds(self, address: int) -> bool:
+        """Whether an address lies in one of its variables."""
+        return any(one.address <= address < one.address + one.size for one in self._globals.values())
+
     def unload(self) -> None:
         """Free it once its running kernels have ended; its handles are invalid from now on."""
         self.context.call(_records.UNLOAD_MODULE, self.handle)

@@ -56,7 +56,7 @@ FILES: Final = (
     ("CUDA_VISIBLE_DEVICES", "the devices the daemon has, by index or UUID"),
     ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "the default active thread percentage"),
     ("CUDA_MPS_CLIENT_PRIORITY", "the default client priority"),
-    ("PYMPSD_BACKEND", "auto or emulated"),
+    ("PYMPSD_BACKEND", "auto, cuda or emulated"),
     ("PYMPSD_EMULATED_DEVICES", "the emulated machine: H200, 2xH200,1xP100, or the path of a TOML file"),
 )
 

@@ -1,4 +1,4 @@
-"""Prints the visible devices as JSON: ``{"devices": [...], "backend": "..."}``, or ``{"error": "..."}`` with exit status 1."""
+"""Prints the visible devices and their backend as JSON, ``{"devices": [...]}``; or ``{"error": "..."}``, status 1."""
 
 from __future__ import annotations
 

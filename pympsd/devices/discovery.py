@@ -1,8 +1,8 @@
 """The visible devices of this machine, from settings: what the daemon shows and hands to its servers.
 
-Which backend runs them: what PYMPSD_BACKEND says; ``auto`` is the GPUs that the driver finds, and the emulated machine
-where there is no driver, no device, or PYMPSD_EMULATED_DEVICES is set. A driver that is there and cannot be used is an
-error: nobody who has a GPU is to run on an emulated one without being told.
+Which backend runs them: what PYMPSD_BACKEND says; ``auto`` is the GPUs that the driver finds, and the emulated
+machine where there is no driver, no device, or PYMPSD_EMULATED_DEVICES is set. A driver that is there and cannot be
+used is an error: nobody who has a GPU is to run on an emulated one without being told.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Probed:
 def visible_machine(settings: Settings, probe: Callable[[], Probed]) -> tuple[Settings, tuple[DeviceFacts, ...]]:
     """Return the settings, their backend decided, and the visible devices in the daemon's order.
 
-    ``probe`` asks the driver and is called only when its answer matters. Raise NoDriver, BadMachine, NoVisibleDevice or
-    DuplicateDevice.
+    ``probe`` asks the driver and is called only when its answer matters. Raise NoDriver, BadMachine, NoVisibleDevice
+    or DuplicateDevice.
     """
     backend, devices = _machine(settings, probe)
     chosen = keep_one_generation(devices, select(devices, settings.visible_devices))

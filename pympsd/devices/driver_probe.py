@@ -1,4 +1,4 @@
-"""Asking the GPU driver which devices there are, in a short-lived child: a driver that hangs or crashes is its own end.
+"""Asking the GPU driver which devices there are, in a short-lived child: a driver may hang or crash.
 
 The daemon never loads the driver. The child belongs to the server's backend and is started by path, as servers are.
 """

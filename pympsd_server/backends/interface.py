@@ -54,6 +54,10 @@ class Capabilities:
     """Whether a context can be kept to some of the device's SMs."""
     limits_memory: bool
     """Whether a client can be kept to some of the device's memory."""
+    sees_blocks: bool = True
+    """Whether it sees blocks begin, which its traces then tell."""
+    passes_waiting_kernels: bool = True
+    """Whether a kernel can begin while one of another stream that came before it waits for room."""
 
 
 @frozen

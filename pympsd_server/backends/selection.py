@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import ExecutorSetup
-from pympsd_server.backends.emulated.device import EmulatedDevice
 from pympsd_server.backends.interface import BackendError, Device
 
 
 def open_device(setup: ExecutorSetup) -> Device:
     """Open the device that a setup describes; BackendError names a backend that this build has not."""
     if setup.backend == "emulated":
+        from pympsd_server.backends.emulated.device import EmulatedDevice
+
         return EmulatedDevice(setup.device, setup.ordinal)
-    raise BackendError(Result.ERROR_NOT_SUPPORTED, f"this build has no backend {setup.backend!r}, only 'emulated'")
+    if setup.backend == "cuda":
+        from pympsd_server.backends.cuda.device import CudaDevice
+
+        return CudaDevice(setup.device, setup.ordinal)
+    reason = f"this build has no backend {setup.backend!r}, only 'emulated' and 'cuda'"
+    raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)

@@ -10,7 +10,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire import link_messages as link
 from pympsd.wire.executor_messages import Terminate
 from pympsd_server.mind.roster import Client, Context
-from pympsd_server.service.executors import ExecutorError
+from pympsd_server.service.executors import Executor, ExecutorError
 from pympsd_server.service.server import Server
 
 TERMINATION_SECONDS: Final = 10.0
@@ -52,8 +52,16 @@ async def _terminate(server: Server, client: Client, context: Context) -> None:
     client.terminated.add(context.serial)
     executor = server.executors.running(context.device)
     if executor is not None and executor.generation == context.generation:
-        request = server.executors.next_request()
-        try:
-            await executor.ask(request, Terminate(request, context.serial))
-        except ExecutorError:
-            return  # the context, or its executor, has ended meanwhile: no work of it is left
+        while await _still_runs(server, executor, context):
+            pass
+
+
+async def _still_runs(server: Server, executor: Executor, context: Context) -> bool:
+    """Terminate a context; return whether its device cannot stop what runs, and has waited for it for a while."""
+    request = server.executors.next_request()
+    try:
+        await executor.ask(request, Terminate(request, context.serial))
+    except ExecutorError as error:
+        # Else the context, or its executor, has ended meanwhile: no work of it is left.
+        return error.code == Result.ERROR_LAUNCH_TIMEOUT
+    return False

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pympsd.devices
-from pympsd.devices.discovery import visible_devices
+from pympsd.devices.discovery import Probed, visible_machine
 from pympsd.devices.machine import describe, from_toml
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, keep_one_generation, select
 from pympsd.vocabulary.settings import Settings
@@ -90,7 +90,7 @@ def test_pre_volta_devices_go_when_any_newer_one_is_visible() -> None:
 
 def test_settings_lead_to_devices() -> None:
     environment = {"PYMPSD_EMULATED_DEVICES": "1xP100,2xA100", "CUDA_VISIBLE_DEVICES": "2,0"}
-    (device,) = visible_devices(Settings.from_environment(environment))
+    _, (device,) = visible_machine(Settings.from_environment(environment), Probed)
     assert device == describe("1xP100,2xA100")[2]
 
 

@@ -15,7 +15,7 @@ def test_an_empty_environment_gives_the_documented_defaults() -> None:
     assert Settings.from_environment({}) == Settings(
         pipe_directory="/tmp/nvidia-mps",
         log_directory="/var/log/nvidia-mps",
-        backend="emulated",
+        backend="auto",
         emulated_devices="H200",
         visible_devices=None,
         thread_percentage=ThreadPercentage(100.0),

@@ -1,38 +1,49 @@
-"""Every backend passes these tests, driven through the port alone; a backend joins by a line in ``BACKENDS``."""
+"""Every backend passes these tests, driven through the port alone; a backend joins by a line in ``_backends``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from attrs import evolve
 
 from pympsd.devices.machine import describe
+from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.wire.executor_messages import ExecutorSetup
-from pympsd_server.backends.interface import Device
+from pympsd_server.backends.interface import Capabilities, Device
 from pympsd_server.backends.selection import open_device
 
+from .children import report_from_child
+from .machine import first_gpu
 from .port_user import PortUser
 
-BACKENDS = ("emulated",)
 DEVICE_BYTES = 8 << 30
+_FACTS: dict[str, dict[str, DeviceFacts]] = {
+    "emulated": {model: describe(model)[0] for model in ("H200", "P100")},
+    "cuda": {"GPU": gpu} if (gpu := first_gpu()) is not None else {},
+}
+"""By backend, the devices of this machine by name; the first one of each passes all tests."""
+BACKENDS = tuple(backend for backend, devices in _FACTS.items() if devices)
+
+
+def _open(backend: str, model: str) -> Device:
+    facts = evolve(_FACTS[backend][model], memory_bytes=DEVICE_BYTES)
+    return open_device(ExecutorSetup("", 0, 1, backend, facts))
 
 
 @pytest.fixture(params=BACKENDS)
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """A device of 8 GiB, open."""
-    facts = evolve(describe("H200")[0], memory_bytes=DEVICE_BYTES)
-    opened = open_device(ExecutorSetup("", 0, 1, request.param, facts))
+    opened = _open(request.param, next(iter(_FACTS[request.param])))
     yield opened
     opened.close()
 
 
-@pytest.fixture(params=[(backend, model) for backend in BACKENDS for model in ("H200", "P100")], ids="-".join)
+@pytest.fixture(params=[(backend, model) for backend in BACKENDS for model in _FACTS[backend]], ids="-".join)
 def any_device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """Devices of 8 GiB from before and after Volta: what they can do, their capabilities say."""
-    backend, model = request.param
-    facts = evolve(describe(model)[0], memory_bytes=DEVICE_BYTES)
-    opened = open_device(ExecutorSetup("", 0, 1, backend, facts))
+    opened = _open(*request.param)
     yield opened
     opened.close()
 
@@ -41,3 +52,71 @@ def any_device(request: pytest.FixtureRequest) -> Iterator[Device]:
 def user(device: Device) -> PortUser:
     """A context of one client."""
     return PortUser.on(device)
+
+
+# --- what a backend cannot do it states, and is not asked for
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark."""
+    config.addinivalue_line("markers", "needs(*capabilities): asked only of devices that state them")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the devices of a backend do not state."""
+    left_out = [item for item in items if not _needs(item) <= _stated(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _needs(item: pytest.Item) -> set[str]:
+    return {name for mark in item.iter_markers("needs") for name in mark.args}
+
+
+def _stated(item: pytest.Item) -> set[str]:
+    chosen = _chosen(item)
+    if not _needs(item) or chosen is None:
+        return _needs(item)
+    stated = _capabilities(*chosen)
+    return {name for name in _needs(item) if getattr(stated, name)}
+
+
+def _capabilities(backend: str, model: str) -> Capabilities:
+    if backend == "cuda":
+        from pympsd_server.backends.cuda.device import CAPABILITIES
+
+        return CAPABILITIES
+    opened = _open(backend, model)
+    try:
+        return opened.capabilities
+    finally:
+        opened.close()
+
+
+def _chosen(item: pytest.Item) -> tuple[str, str] | None:
+    parameters: dict[str, Any] = item.callspec.params if isinstance(item, pytest.Function) and _has_call(item) else {}
+    if "device" in parameters:
+        backend = parameters["device"]
+        return backend, next(iter(_FACTS[backend]))
+    return parameters.get("any_device")
+
+
+def _has_call(item: pytest.Function) -> bool:
+    return hasattr(item, "callspec")
+
+
+# --- a fault or an endless kernel costs a real GPU's process: each test has its own
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run a test on a real GPU in a child, where the driver has opened what it keeps open."""
+    chosen = _chosen(item)
+    if chosen is None or chosen[0] != "cuda":
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in report_from_child(item, lambda: _open(*chosen).close()):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True

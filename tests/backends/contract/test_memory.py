@@ -204,6 +204,7 @@ def test_a_limit_above_the_device_is_the_devices(device: Device) -> None:
     assert PortUser.on(device, memory_bytes=DEVICE_BYTES + 1).context.memory_info()[1] == DEVICE_BYTES
 
 
+@pytest.mark.needs("isolates_address_spaces")
 def test_a_context_on_fewer_multiprocessors_costs_less(device: Device) -> None:
     costs = []
     for count in (0, 66, 1):

@@ -95,6 +95,7 @@ def test_the_default_stream_waits_for_a_blocking_stream_that_was_destroyed(user:
 
 def test_contexts_do_not_wait_for_each_other(device: Device) -> None:
     first, second = PortUser.on(device, client=1), PortUser.on(device, client=1)
+    assert second.module  # loading it may wait for kernels
     gate = Gate.closed(first)
     second.launch("empty")
     assert second.synchronize() == Result.SUCCESS
@@ -200,6 +201,7 @@ def test_priorities_are_accepted(user: PortUser, priority: int) -> None:
 def test_a_low_priority_is_never_shut_out(device: Device) -> None:
     high, low = PortUser.on(device, client=1), PortUser.on(device, client=2, priority=1)
     word = high.words()
+    assert low.module  # loading it may wait for kernels
     gate = Gate.closed(high, high.context.create_stream(True, -5))
     high.launch("store", word, 1, stream=high.context.create_stream(True, 0))
     low.launch("empty")

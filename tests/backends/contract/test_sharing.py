@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+import pytest
+
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import Device
 
@@ -67,6 +69,7 @@ def test_kernels_reach_a_neighbours_memory_where_spaces_are_not_isolated(any_dev
     assert not owner.fault.told
 
 
+@pytest.mark.needs("contains_faults")
 def test_an_address_that_is_nobodys_is_a_fault_of_one_client(any_device: Device) -> None:
     owner, neighbour = (PortUser.on(any_device, client=client) for client in (1, 2))
     neighbour.launch("store", 0x1234_5678_0000, 1)
@@ -74,6 +77,7 @@ def test_an_address_that_is_nobodys_is_a_fault_of_one_client(any_device: Device)
     assert owner.synchronize() == Result.SUCCESS
 
 
+@pytest.mark.needs("stops_kernels")
 def test_a_client_that_goes_frees_its_memory_and_no_other(any_device: Device) -> None:
     stays, goes = (PortUser.on(any_device, client=client) for client in (1, 2))
     address = stays.words()

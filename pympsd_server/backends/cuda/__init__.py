@@ -1,0 +1,1 @@
+"""The backend for a real GPU: one primary context for all clients, through cuda-bindings; driver calls only here."""

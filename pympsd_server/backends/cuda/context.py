@@ -1,0 +1,308 @@
+"""One client context on the device's one context: its memory, modules, streams, and who waits for its work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from threading import RLock
+from typing import TYPE_CHECKING, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.budget import charged
+from pympsd_server.backends.cuda.client_space import ClientSpace
+from pympsd_server.backends.cuda.module import CudaModule
+from pympsd_server.backends.cuda.order import Order, Step
+from pympsd_server.backends.cuda.promises import Promises
+from pympsd_server.backends.cuda.shares import Share
+from pympsd_server.backends.cuda.stream import CudaEvent, CudaStream
+from pympsd_server.backends.interface import BackendError, Completion, Outcome
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.cuda.device import CudaDevice
+
+ALLOCATION_LIMIT: Final = 1 << 18
+"""Allocations one context may hold; each costs the executor some hundred bytes, however small it is."""
+CONTEXT_BYTES: Final = 10 << 20
+"""What a context is charged for itself: its first streams, by the 0.55 MiB of device memory that one takes."""
+STREAM_BYTES: Final = 576 << 10
+_STREAMS_INCLUDED: Final = 16
+PATIENCE_SECONDS: Final = 2.0
+"""How long ending a context waits for its kernels; they cannot be stopped."""
+_LOOK_SECONDS: Final = 0.0005
+_DESTROYED: Final = Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
+
+
+class CudaContext:
+    """Made by CudaDevice. Its work is issued under ``lock``; completions come from the device's watch."""
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        space: ClientSpace,
+        share: Share,
+        level: int,
+        serial: int,
+        on_fault: Callable[[Outcome], None],
+    ) -> None:
+        self.device = device
+        self.space = space
+        self.share = share
+        self.serial = serial
+        self.charged = 0
+        """What it was charged for itself."""
+        self.lock = RLock()
+        self.promises = Promises()
+        self.order = Order(self._refused_late)
+        self.unseen: dict[CudaStream, None] = {}
+        """Blocking streams with work that the default stream has not been made to wait for."""
+        self.streams: dict[CudaStream, None] = {}
+        self._level = level
+        self._on_fault = on_fault
+        self._outcome = Outcome()
+        self._held: dict[int, int] = {}
+        """Allocations, with their sizes."""
+        self._retired: set[int] = set()
+        self._modules: dict[CudaModule, None] = {}
+        self._default = self._stream(blocking=True, priority=0)
+        self.order.default = self._default
+
+    # --- memory
+
+    def allocate(self, count: int) -> int:
+        """Return the address of new memory, all zero."""
+        self.check()
+        if count <= 0:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"an allocation of {count} bytes")
+        if len(self._held) >= ALLOCATION_LIMIT:
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"a context holds at most {ALLOCATION_LIMIT} allocations")
+        address = self.space.allocate(count)
+        self._held[address] = count
+        self.device.counters.add("bytes_allocated", count)
+        return address
+
+    def free(self, address: int, done: Completion) -> None:
+        """Take memory back once the work so far is done; a ruined context's goes when it is destroyed."""
+        if self._outcome.code is not Result.SUCCESS:
+            done(self._outcome)
+            return
+        if address not in self._held or address in self._retired:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
+        self._retired.add(address)
+
+        def release(outcome: Outcome) -> None:
+            if outcome.code is Result.SUCCESS:
+                self._retired.discard(address)
+                self._give_back(address)
+            done(outcome)
+
+        self.notify(release)
+
+    def _give_back(self, address: int) -> None:
+        count = self._held.pop(address, None)  # the context's end may have come first
+        if count is not None:
+            self.space.free(address, count)
+
+    def memory_info(self) -> tuple[int, int]:
+        """Return (free, total) bytes."""
+        with self.space.lock:
+            return self.space.budget.free, self.space.budget.total
+
+    # --- modules
+
+    def load_module(self, image: bytes) -> CudaModule:
+        """Load PTX, a cubin or a fatbin; this waits for every kernel that runs on the device."""
+        self.check()
+        module = CudaModule(self, self.device.driver, image)
+        try:
+            self.space.take(charged(module.device_bytes), "a module")
+        except BaseException:
+            self._let_go(module)
+            raise
+        for each in module.globals:
+            self.space.own(each.address, each.size)
+        self._modules[module] = None
+        self.device.counters.add("modules_loaded")
+        return module
+
+    def unload(self, module: CudaModule) -> None:
+        """Let a module go after the work so far; a ruined context's goes when it is destroyed."""
+
+        def release(outcome: Outcome) -> None:
+            if outcome.code is Result.SUCCESS:
+                self._drop_module(module)
+
+        self.notify(release)
+
+    def _drop_module(self, module: CudaModule) -> None:
+        if self._modules.pop(module, module) is not None:  # the context's end may have come first
+            return
+        for each in module.globals:
+            self.space.disown(each.address)
+        self.space.give(charged(module.device_bytes))
+        self._let_go(module)
+
+    def _let_go(self, module: CudaModule) -> None:
+        self.device.janitor.add(self.device.is_quiet, module.discard)
+
+    # --- streams and events
+
+    @property
+    def default_stream(self) -> CudaStream:
+        """The legacy default stream."""
+        return self._default
+
+    def create_stream(self, non_blocking: bool, priority: int) -> CudaStream:
+        """Return a new stream."""
+        self.check()
+        charge = STREAM_BYTES if len(self.streams) >= _STREAMS_INCLUDED else 0
+        self.space.take(charge, "a stream")
+        try:
+            return self._stream(not non_blocking, priority, charge)
+        except BaseException:
+            self.space.give(charge)
+            raise
+
+    def _stream(self, blocking: bool, priority: int, charge: int = 0) -> CudaStream:
+        handle = self.device.make_stream(self.share, self._level, priority)
+        stream = CudaStream(self, handle, blocking, charge)
+        self.streams[stream] = None
+        return stream
+
+    def create_event(self, timing: bool) -> CudaEvent:
+        """Return a new event."""
+        self.check()
+        return CudaEvent(self, timing)
+
+    def notify(self, done: Completion) -> None:
+        """Call back when all work so far in all streams is done."""
+        tell = self.promises.make(done)
+        self.put(None, lambda: self._watch_all(tell), on_ruined=tell)
+
+    def _watch_all(self, tell: Completion) -> None:
+        busy = [stream for stream in self.streams if not stream.is_settled()]
+        if not busy:
+            tell(Outcome())
+            return
+        left = len(busy)
+
+        def passed() -> None:
+            nonlocal left
+            left -= 1  # by one thread, the watch
+            if not left:
+                tell(Outcome())
+
+        for stream in busy:
+            stream.watch(stream.point(), passed)
+
+    # --- issuing work
+
+    def put(
+        self,
+        stream: CudaStream | None,
+        issue: Callable[[], None],
+        after: Iterable[Step] = (),
+        on_ruined: Completion | None = None,
+        held: bool = False,
+        alone: bool = False,
+    ) -> Step:
+        """Issue something in a stream, now or once what holds it is passed; BackendError on a ruined context.
+
+        With ``on_ruined`` the sticky error is told instead of raised. ``held`` and ``alone``: see order.py.
+        """
+        step = Step(stream, issue, held)
+        with self.lock:
+            try:
+                self.check()
+                self.order.submit(step, after, alone)
+            except BackendError:
+                if on_ruined is None or self._outcome.code is Result.SUCCESS:
+                    raise
+                on_ruined(self._outcome)
+        return step
+
+    def _refused_late(self, error: BackendError) -> None:
+        self.ruin(Outcome(error.code, f"refused after a function of the client's had held it: {error.reason}"))
+
+    # --- its end
+
+    @property
+    def outcome(self) -> Outcome:
+        """SUCCESS, or what ruined it."""
+        return self._outcome
+
+    def check(self) -> None:
+        """Raise BackendError with the sticky error of a ruined or destroyed context."""
+        if self._outcome.code is not Result.SUCCESS:
+            raise BackendError(self._outcome.code, self._outcome.reason)
+
+    def ruin(self, outcome: Outcome) -> None:
+        """Keep the error (the first), take no more work, tell all who wait. Takes no lock that work is under."""
+        if self._outcome.code is not Result.SUCCESS:
+            return
+        self._outcome = outcome
+        self._on_fault(outcome)
+        self.promises.end(outcome)
+
+    def suspects(self) -> list[str]:
+        """Return the kernels launched last in streams that may have unfinished work."""
+        names = (stream.last_kernel for stream in tuple(self.streams) if not stream.known_settled)
+        return [name for name in names if name]
+
+    def terminate(self, outcome: Outcome) -> None:
+        """Take no more work; BackendError LAUNCH_TIMEOUT when kernels still run after PATIENCE_SECONDS."""
+        if self._outcome.code is Result.SUCCESS:
+            self._outcome = outcome
+            self.promises.end(outcome)
+        if not self._becomes_quiet():
+            reason = f"kernels of the context still run after {PATIENCE_SECONDS} s; this device cannot stop them"
+            raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
+
+    def destroy(self) -> None:
+        """Take no more work and free everything once it has ended; waits for that PATIENCE_SECONDS at most."""
+        if self._outcome is _DESTROYED:
+            return
+        self.abandon()
+        if self._becomes_quiet():
+            self.release()
+        else:
+            self.device.janitor.add(self.is_quiet, self.release)
+
+    def abandon(self) -> None:
+        """Take no more work, and wait for none."""
+        self._outcome = _DESTROYED
+        self.promises.end(_DESTROYED)
+
+    def is_quiet(self) -> bool:
+        """Whether nothing of it is under way; also when the device is ruined, for then nothing runs any more."""
+        try:
+            return all(stream.is_settled() for stream in tuple(self.streams))
+        except BackendError:
+            return True
+
+    def _becomes_quiet(self) -> bool:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.is_quiet():
+            if time.monotonic() > deadline or self.device.closed:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+    def release(self) -> None:
+        """Free all it holds; nothing of it is under way."""
+        for stream in tuple(self.streams):
+            stream.discard()
+        self.order.drop()
+        for module in tuple(self._modules):
+            self._drop_module(module)
+        for address in tuple(self._held):
+            self._give_back(address)
+        self.device.forget(self)
+
+    def forget_stream(self, stream: CudaStream, charge: int) -> bool:
+        """A stream's handle is about to be given back; return whether it was not before."""
+        if stream not in self.streams:
+            return False
+        del self.streams[stream]
+        self.unseen.pop(stream, None)
+        self.space.give(charge)
+        return True

@@ -1,0 +1,228 @@
+"""A real GPU: one primary context, which is that of all clients of this executor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Any, Final
+
+from pympsd.vocabulary.device_facts import DeviceFacts, window_of
+from pympsd.vocabulary.results import Result
+from pympsd.wire.executor_messages import BatchTrace, ContextTrace
+from pympsd_server.backends.budget import DeviceBudget
+from pympsd_server.backends.cuda.client_space import ClientSpace
+from pympsd_server.backends.cuda.context import CONTEXT_BYTES, CudaContext
+from pympsd_server.backends.cuda.counters import Counters
+from pympsd_server.backends.cuda.device_memory import DeviceMemory
+from pympsd_server.backends.cuda.driver import Driver, cu, plain_call
+from pympsd_server.backends.cuda.janitor import Janitor
+from pympsd_server.backends.cuda.points import Events, Watch
+from pympsd_server.backends.cuda.probe import uuid_of
+from pympsd_server.backends.cuda.shares import SHARE_BYTES, Share, Shares
+from pympsd_server.backends.cuda.staging import Registered, Staging
+from pympsd_server.backends.interface import BackendError, Capabilities, Outcome, Quota
+
+CAPABILITIES: Final = Capabilities(
+    isolates_address_spaces=False,
+    contains_faults=False,
+    stops_kernels=False,
+    limits_multiprocessors=True,
+    limits_memory=True,
+    sees_blocks=False,
+    passes_waiting_kernels=False,
+)
+_LEVELS: Final = 3
+"""Stream priorities that a client has; those of a client below normal all come behind those of a normal one."""
+_OURS: Final = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # with the driver's 8, sixteen clients run as eight
+    "CUDA_MODULE_LOADING": "EAGER",  # else the first launch of a kernel loads it, and holds up everybody then
+    "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",
+}
+_NOT_OURS: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_")
+
+
+def settle_environment(environment: Any) -> None:
+    """Make the environment what the driver is to read at cuInit: no client's settings, and none of MPS."""
+    for name in tuple(environment):
+        if name.startswith(_NOT_OURS):
+            del environment[name]
+    environment.update(_OURS)
+
+
+class CudaDevice:
+    """One device of this machine. ``ordinal`` chooses its window of addresses."""
+
+    def __init__(self, facts: DeviceFacts, ordinal: int) -> None:
+        """Open it; BackendError when the driver has no such device, or refuses."""
+        settle_environment(os.environ)
+        try:
+            plain_call(cu.cuInit, 0)
+        except RuntimeError as error:  # what cuda-bindings raises where it finds no library
+            raise BackendError(Result.ERROR_NO_DEVICE, f"the GPU driver cannot be loaded: {error}") from None
+        handle = _find(facts.uuid)
+        self.facts = facts
+        self._lock = Lock()
+        self._contexts: dict[CudaContext, int] = {}
+        """Living contexts, with the key of their client."""
+        self._clients: dict[int, ClientSpace] = {}
+        self._ruin: Outcome | None = None
+        self.closed = False
+        self.driver = Driver(plain_call(cu.cuDevicePrimaryCtxRetain, handle), self._ruined)
+        self.counters = Counters()
+        self.events = Events(self.driver)
+        self.memory = DeviceMemory(self.driver, int(handle), window_of(ordinal))
+        self.staging = Staging(self.driver)
+        self.budget = DeviceBudget(facts.memory_bytes)
+        self.shares = Shares(self.driver, handle, facts.multiprocessors, self.memory)
+        self.watch = Watch(self.is_quiet)
+        self.janitor = Janitor()
+        free, total = self.driver.call(cu.cuMemGetInfo)
+        self.budget.take(int(total) - int(free))  # the context itself, and whatever else is on the device
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do: neither stop a kernel nor keep a fault to its client."""
+        return CAPABILITIES
+
+    @property
+    def stream_priorities(self) -> tuple[int, int]:
+        """Least and greatest stream priority."""
+        return 0, 1 - _LEVELS
+
+    @property
+    def trace(self) -> Mapping[str, int]:
+        """Counters: contexts, kernels_started, kernels_finished (known to have), bytes_allocated, bytes_used ..."""
+        with self._lock:
+            contexts = tuple(self._contexts)
+        for context in contexts:
+            context.is_quiet()
+        self.counters.put("contexts", len(contexts))
+        self.counters.put("bytes_used", self.budget.used)
+        return self.counters
+
+    @property
+    def context_traces(self) -> Sequence[ContextTrace]:
+        """The multiprocessors of living contexts; how many blocks are resident on them cannot be seen."""
+        each = self.facts.attributes["MAX_BLOCKS_PER_MULTIPROCESSOR"]
+        with self._lock:
+            return [
+                ContextTrace(context.serial, ids, len(ids) * each, 0)
+                for context in self._contexts
+                for ids in (context.share.multiprocessors,)
+            ]
+
+    @property
+    def batch_traces(self) -> Sequence[BatchTrace]:
+        """None: the device does not tell when blocks begin."""
+        return ()
+
+    @property
+    def memory_used(self) -> Mapping[int, int]:
+        """Bytes by client: allocations, modules and contexts."""
+        with self._lock:
+            return {key: client.budget.used for key, client in self._clients.items()}
+
+    def watch_memory(self, changed: Callable[[], None]) -> None:
+        """Have every change of ``memory_used`` told."""
+        self.budget.on_change = changed
+
+    # --- contexts
+
+    def create_context(
+        self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0
+    ) -> CudaContext:
+        """Make a context; where it is limited to multiprocessors as nobody was before, that waits for all kernels."""
+        if self.closed:
+            raise BackendError(Result.ERROR_DEINITIALIZED, "the device is closed")
+        if self._ruin is not None:
+            raise BackendError(self._ruin.code, self._ruin.reason)
+        with self._lock:
+            client = self._clients.get(address_space)
+            if client is None:
+                client = ClientSpace(self.memory, self.budget, quota.memory_bytes, Registered(self.driver))
+            client.take(CONTEXT_BYTES, "a context")
+        charged = CONTEXT_BYTES
+        try:
+            share = self.shares.take(quota.multiprocessors)
+            try:
+                if share.groups:
+                    client.take(SHARE_BYTES, "a context on some of the multiprocessors")
+                    charged += SHARE_BYTES
+                context = CudaContext(self, client, share, quota.priority, serial, on_fault)
+            except BaseException:
+                self.shares.give(share)
+                raise
+        except BaseException:
+            client.give(charged)
+            raise
+        context.charged = charged
+        with self._lock:
+            self._clients[address_space] = client
+            client.contexts += 1
+            self._contexts[context] = address_space
+        return context
+
+    def make_stream(self, share: Share, level: int, priority: int) -> Any:
+        """Return a CUDA stream in a share; the priorities of clients below normal begin below all of the others'."""
+        least, greatest = self.stream_priorities
+        wanted = max(greatest, min(least, priority)) - (0 if level else _LEVELS)
+        flags = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        if share.green is None:
+            return self.driver.call(cu.cuStreamCreateWithPriority, flags, wanted)
+        return self.driver.call(cu.cuGreenCtxStreamCreate, share.green, flags, wanted)
+
+    def forget(self, context: CudaContext) -> None:
+        """A context has let go of everything."""
+        with self._lock:
+            key = self._contexts.pop(context)
+            client = self._clients[key]
+            client.give(context.charged)
+            client.contexts -= 1
+            if not client.contexts:
+                del self._clients[key]
+                self.janitor.add(self.is_quiet, client.registered.release)
+        self.shares.give(context.share)
+        self.budget.changed()
+
+    def is_quiet(self) -> bool:
+        """Whether nothing is under way on the whole device."""
+        with self._lock:
+            contexts = tuple(self._contexts)
+        return all(context.is_quiet() for context in contexts)
+
+    def _ruined(self, outcome: Outcome) -> None:
+        """The driver answers nothing else any more: every context has this error. Any thread may come here."""
+        if self._ruin is not None:
+            return
+        self._ruin = outcome
+        contexts = tuple(self._contexts)
+        suspects = sorted({name for context in contexts for name in context.suspects()})
+        reason = f"{outcome.reason}; launched last where work was unfinished: {', '.join(suspects) or 'no kernel'}"
+        for context in contexts:
+            context.ruin(Outcome(outcome.code, reason))
+
+    def close(self) -> None:
+        """Take no more work and tell all who wait. Kernels that run end with the process."""
+        self.closed = True
+        contexts = tuple(self._contexts)
+        for context in contexts:
+            context.abandon()
+        self.watch.close()
+        self.janitor.close()
+        with suppress(BackendError):  # a ruined device lets go of everything with its process
+            if self._ruin is None and self.is_quiet():
+                for context in contexts:
+                    context.release()
+                self.staging.close()
+                self.memory.close()
+
+
+def _find(uuid: str) -> Any:
+    """Return the handle of the device with a UUID; BackendError NO_DEVICE when it is not there any more."""
+    for number in range(plain_call(cu.cuDeviceGetCount)):
+        handle = plain_call(cu.cuDeviceGet, number)
+        if uuid_of(plain_call(cu.cuDeviceGetUuid, handle)) == uuid:
+            return handle
+    raise BackendError(Result.ERROR_NO_DEVICE, f"the driver has no device {uuid}")

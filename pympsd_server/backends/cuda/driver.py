@@ -1,0 +1,87 @@
+"""Calls of the CUDA driver: values come back, errors are raised as BackendError, what ruins the device is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from cuda.bindings import driver as _driver  # type: ignore[import-not-found,import-untyped,unused-ignore]  # no stubs
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.interface import BackendError, Outcome
+
+cu: Final[Any] = _driver
+"""The module ``cuda.bindings.driver``; the rest of this room makes its calls through ``Driver.call``."""
+
+NOT_READY: Final = int(Result.ERROR_NOT_READY)
+_RUINOUS: Final = frozenset({214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
+"""CUresult numbers after which no call in the process succeeds any more: those that the CUDA driver API says leave
+the process in an inconsistent state."""
+
+
+def described(code: int) -> tuple[str, str]:
+    """Return the name and the sentence of a CUresult."""
+    try:
+        result = cu.CUresult(code)
+        name, text = cu.cuGetErrorName(result)[1], cu.cuGetErrorString(result)[1]
+    except (ValueError, RuntimeError):
+        return f"CUresult {code}", "unknown"
+    return (name or b"?").decode(), (text or b"?").decode()
+
+
+def failure(code: int, what: str) -> BackendError:
+    """Return the error that a CUresult is."""
+    name, text = described(code)
+    try:
+        result = Result(code)
+    except ValueError:
+        result = Result.ERROR_LAUNCH_FAILED if code in _RUINOUS else Result.ERROR_UNKNOWN
+    return BackendError(result, f"{what}: {name}: {text}")
+
+
+def plain_call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the driver without a context; BackendError for anything but success."""
+    code, *values = function(*arguments)
+    if int(code):
+        raise failure(int(code), getattr(function, "__name__", "a driver call"))
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class Driver:
+    """The driver with one context, current in every thread that calls."""
+
+    def __init__(self, context: Any, on_ruin: Callable[[Outcome], None]) -> None:
+        self._context = context
+        self._on_ruin = on_ruin
+        self._thread = threading.local()
+
+    def enter(self) -> None:
+        """Make the context current in this thread, once."""
+        if not hasattr(self._thread, "entered"):
+            plain_call(cu.cuCtxSetCurrent, self._context)
+            self._thread.entered = True
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function; return what it returns, alone or as a tuple. BackendError when it fails."""
+        self.enter()
+        code, *values = function(*arguments)
+        if int(code):
+            raise self._failed(int(code), getattr(function, "__name__", "a driver call"))
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def is_done(self, query: Callable[..., Any], handle: Any) -> bool:
+        """Ask cuStreamQuery or cuEventQuery."""
+        self.enter()
+        code = int(query(handle)[0])
+        if code == NOT_READY:
+            return False
+        if code:
+            raise self._failed(code, getattr(query, "__name__", "a query"))
+        return True
+
+    def _failed(self, code: int, what: str) -> BackendError:
+        error = failure(code, what)
+        if code in _RUINOUS:
+            self._on_ruin(Outcome(error.code, error.reason))
+        return error

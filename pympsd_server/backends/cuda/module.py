@@ -1,0 +1,141 @@
+"""Loaded code: PTX and fatbins become a cubin by the driver's linker, which holds nobody up, and then a module."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import define
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
+from pympsd_server.backends.cuda.driver import Driver, cu
+from pympsd_server.backends.cuda.images import check_fatbin, kind_of, read_cubin
+from pympsd_server.backends.interface import BackendError
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.cuda.context import CudaContext
+
+_LOG_BYTES: Final = 8192
+_PARAMETER_LIMIT: Final = 4096
+"""More parameters than any kernel has."""
+
+
+def cubin_of(driver: Driver, image: bytes) -> bytes:
+    """Return an image as a cubin for this device; BackendError with what the linker said."""
+    kind = kind_of(image)
+    if kind == "cubin":
+        return image
+    types = cu.CUjitInputType
+    if kind == "fatbin":
+        check_fatbin(image)
+        return _linked(driver, types.CU_JIT_INPUT_FATBINARY, image)
+    return _linked(driver, types.CU_JIT_INPUT_PTX, image.rstrip(b"\0") + b"\0")
+
+
+def _linked(driver: Driver, kind: Any, image: bytes) -> bytes:
+    names, log = cu.CUjit_option, bytearray(_LOG_BYTES)
+    options = [names.CU_JIT_ERROR_LOG_BUFFER, names.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+    state = driver.call(cu.cuLinkCreate, len(options), options, [log, len(log)])
+    try:
+        driver.call(cu.cuLinkAddData, state, kind, image, len(image), b"image", 0, [], [])
+        address, size = driver.call(cu.cuLinkComplete, state)
+        return ctypes.string_at(int(address), int(size))
+    except BackendError as error:
+        said = log.rstrip(b"\0").decode(errors="replace").strip()
+        raise BackendError(error.code, f"{error.reason}: {said}" if said else error.reason) from None
+    finally:
+        driver.call(cu.cuLinkDestroy, state)
+
+
+@define(eq=False)
+class Kernel:
+    """A function of a module; ``dynamic_bytes`` is what dynamic shared memory it may have so far."""
+
+    handle: Any
+    layout: FunctionLayout
+    dynamic_bytes: int
+
+
+class CudaModule:
+    """Code and variables of one client."""
+
+    def __init__(self, context: CudaContext, driver: Driver, image: bytes) -> None:
+        """Load it; BackendError says why not. Loading waits for every kernel that runs."""
+        cubin = cubin_of(driver, image)
+        read = read_cubin(cubin)
+        self.context = context
+        self.device_bytes = read.device_bytes
+        self._driver = driver
+        self.handle = driver.call(cu.cuModuleLoadData, cubin)
+        try:
+            count = int(driver.call(cu.cuModuleGetFunctionCount, self.handle))
+            handles = driver.call(cu.cuModuleEnumerateFunctions, count, self.handle) if count else []
+            self.kernels = tuple(_kernel(driver, handle) for handle in handles)
+            self._globals = tuple(self._variable(name) for name in read.variables)
+        except BaseException:
+            driver.call(cu.cuModuleUnload, self.handle)
+            raise
+
+    def _variable(self, name: str) -> GlobalLayout:
+        address, size = self._driver.call(cu.cuModuleGetGlobal, self.handle, name.encode())
+        return GlobalLayout(name, int(address), int(size))
+
+    @property
+    def functions(self) -> Sequence[FunctionLayout]:
+        """Its kernels, in the order LAUNCH counts them."""
+        return tuple(kernel.layout for kernel in self.kernels)
+
+    @property
+    def globals(self) -> Sequence[GlobalLayout]:
+        """Its variables with their addresses, which lie outside of the device's window."""
+        return self._globals
+
+    def kernel(self, index: int) -> Kernel:
+        """Return a kernel by its index; BackendError INVALID_HANDLE when there is none."""
+        if not 0 <= index < len(self.kernels):
+            reason = f"function {index} of a module that has {len(self.kernels)}"
+            raise BackendError(Result.ERROR_INVALID_HANDLE, reason)
+        return self.kernels[index]
+
+    def unload(self) -> None:
+        """Free it once the context's work so far is done."""
+        self.context.unload(self)
+
+    def discard(self) -> None:
+        """Unload it now, which waits for every kernel that runs."""
+        self._driver.call(cu.cuModuleUnload, self.handle)
+
+
+def _kernel(driver: Driver, handle: Any) -> Kernel:
+    attributes = _attributes(driver, handle)
+    parameters = _parameters(handle)
+    layout = FunctionLayout(
+        name=driver.call(cu.cuFuncGetName, handle).decode(),
+        parameters=parameters,
+        parameter_bytes=max((offset + size for offset, size in parameters), default=0),
+        attributes=attributes,
+    )
+    return Kernel(handle, layout, attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", 0))
+
+
+def _attributes(driver: Driver, handle: Any) -> dict[str, int]:
+    driver.enter()
+    found = {}
+    for name, attribute in cu.CUfunction_attribute.__members__.items():
+        code, value = cu.cuFuncGetAttribute(attribute, handle)
+        if not int(code):  # an older driver does not know all of them
+            found[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
+    return found
+
+
+def _parameters(handle: Any) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    while len(found) < _PARAMETER_LIMIT:
+        code, *values = cu.cuFuncGetParamInfo(handle, len(found))
+        if int(code):  # INVALID_VALUE: there is no such parameter
+            break
+        offset, size = values
+        found.append((int(offset), int(size)))
+    return tuple(found)

@@ -1,0 +1,88 @@
+"""Prints the GPUs of this machine as JSON; a child of the daemon's, for a driver may hang or crash.
+
+``{"devices": [...]}``, ``{"absent": "why"}`` where there is no driver or no device, or ``{"unusable": "why"}``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from typing import Any, Final
+
+_NO_DEVICE: Final = 100
+_STUB_LIBRARY: Final = 34
+
+
+def uuid_of(uuid: Any) -> str:
+    """Return a CUuuid as it is written: GPU- and 32 hexadecimal digits in five groups."""
+    digits = bytes(uuid.bytes).hex()
+    return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def pci_of(bus_id: str) -> str:
+    """Return what the driver writes as ``0000:00:06.0`` the way device_query does: ``0000:00.06.00``."""
+    domain, bus, rest = bus_id.lower().split(":")
+    device, function = rest.split(".")
+    return f"{domain[-4:]}:{bus}.{device}.{int(function, 16):02x}"
+
+
+def main() -> None:
+    """Print what is there."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        answer: dict[str, Any] = {"absent": f"the driver's library cannot be loaded: {error}"}
+    else:
+        answer = _ask()
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+def _ask() -> dict[str, Any]:
+    from cuda.bindings import driver  # type: ignore[import-not-found,import-untyped,unused-ignore]  # no stubs
+
+    code = int(driver.cuInit(0)[0])
+    if code in (_NO_DEVICE, _STUB_LIBRARY):
+        return {"absent": f"the driver finds no device: cuInit returns CUresult {code}"}
+    if code:
+        name = driver.cuGetErrorName(driver.CUresult(code))[1] if code in _known(driver) else b"unknown"
+        return {"unusable": f"cuInit returns CUresult {code}, {bytes(name or b'unknown').decode()}"}
+    code, count = driver.cuDeviceGetCount()
+    if int(code) or not count:
+        return {"absent": "the driver counts no device"}
+    return {"devices": [_facts(driver, number) for number in range(count)]}
+
+
+def _known(driver: Any) -> set[int]:
+    return {int(member) for member in driver.CUresult.__members__.values()}
+
+
+def _facts(driver: Any, number: int) -> dict[str, Any]:
+    device = driver.cuDeviceGet(number)[1]
+    attributes = {}
+    for name, attribute in driver.CUdevice_attribute.__members__.items():
+        code, value = driver.cuDeviceGetAttribute(attribute, device)
+        if not int(code):  # an older driver does not know all of them
+            attributes[name.removeprefix("CU_DEVICE_ATTRIBUTE_")] = int(value)
+    return {
+        "name": _text(driver.cuDeviceGetName(128, device)[1]),
+        "uuid": uuid_of(driver.cuDeviceGetUuid(device)[1]),
+        "pci": pci_of(_text(driver.cuDeviceGetPCIBusId(32, device)[1])),
+        "compute_capability": (attributes["COMPUTE_CAPABILITY_MAJOR"], attributes["COMPUTE_CAPABILITY_MINOR"]),
+        "multiprocessors": attributes["MULTIPROCESSOR_COUNT"],
+        "memory_bytes": int(driver.cuDeviceTotalMem(device)[1]),
+        "attributes": attributes,
+    }
+
+
+def _text(name: bytes) -> str:
+    return name.partition(b"\0")[0].decode().strip()
+
+
+if __name__ == "__main__":
+    # What a client or an operator set for other programs must not hide devices, nor lead to a daemon.
+    for variable in [name for name in os.environ if name.startswith(("CUDA_VISIBLE_DEVICES", "CUDA_MPS_"))]:
+        del os.environ[variable]
+    os.environ["CUDA_MPS_PIPE_DIRECTORY"] = "/nonexistent"
+    main()

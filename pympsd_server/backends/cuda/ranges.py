@@ -1,0 +1,136 @@
+"""Ranges of addresses, pure: what is free, which pages lie under what is not, and what a client's calls reach."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from typing import Final
+
+from attrs import frozen
+
+GRANULE_BYTES: Final = 512
+PAGE_BYTES: Final = 2 << 20
+"""What the driver maps at least (measured: the granularity of cuMemCreate on an H200)."""
+
+
+class NoRange(Exception):
+    """No free range is long enough."""
+
+
+def rounded(count: int, to: int) -> int:
+    """Return the least multiple of ``to`` that is not below ``count``."""
+    return -(-count // to) * to
+
+
+class Gaps:
+    """The free ranges of an area, lowest first. Lengths are rounded up to whole granules."""
+
+    def __init__(self, base: int, size: int) -> None:
+        self._gaps = [(base, base + size)]
+
+    def take(self, count: int, alignment: int = GRANULE_BYTES) -> int:
+        """Return the start of the lowest free range that fits; raise NoRange."""
+        size = rounded(count, GRANULE_BYTES)
+        for index, (low, high) in enumerate(self._gaps):
+            start = rounded(low, alignment)
+            if start + size <= high:
+                rest = [(a, b) for a, b in ((low, start), (start + size, high)) if a < b]
+                self._gaps[index : index + 1] = rest
+                return start
+        raise NoRange(f"no free range of {size} bytes")
+
+    def give(self, start: int, count: int) -> None:
+        """Give a range back that was taken."""
+        low, high = start, start + rounded(count, GRANULE_BYTES)
+        at = bisect_left(self._gaps, (low, high))
+        if at < len(self._gaps) and self._gaps[at][0] == high:
+            high = self._gaps.pop(at)[1]
+        if at and self._gaps[at - 1][1] == low:
+            at -= 1
+            low = self._gaps.pop(at)[0]
+        self._gaps.insert(at, (low, high))
+
+    @property
+    def free_ranges(self) -> list[tuple[int, int]]:
+        """(start, end) of every free range, lowest first."""
+        return list(self._gaps)
+
+
+@frozen
+class Pages:
+    """Physical memory under an allocation: ``whole`` (start, size) is mapped at once, ``shared`` are single pages."""
+
+    whole: tuple[int, int] | None
+    shared: tuple[int, ...]
+
+
+class Extents:
+    """The allocations of a window of addresses, and the pages under them.
+
+    Allocations below a page share pages. Larger ones begin at a page; their whole pages are mapped at once, and the
+    rest at the end lies in a page that small ones may share. A shared page goes with the last allocation that touches
+    it.
+    """
+
+    def __init__(self, base: int, size: int) -> None:
+        self._gaps = Gaps(base, size)
+        self._sizes: dict[int, int] = {}
+        self._users: dict[int, int] = {}
+        """For each shared page, by its address: how many allocations touch it."""
+
+    def allocate(self, count: int) -> tuple[int, Pages]:
+        """Return the address of ``count`` bytes and the pages that are new; raise NoRange."""
+        size = rounded(count, GRANULE_BYTES)
+        start = self._gaps.take(size, PAGE_BYTES if size >= PAGE_BYTES else GRANULE_BYTES)
+        self._sizes[start] = size
+        under = self.under(start)
+        for page in under.shared:
+            self._users[page] = self._users.get(page, 0) + 1
+        return start, Pages(under.whole, tuple(page for page in under.shared if self._users[page] == 1))
+
+    def free(self, address: int) -> Pages:
+        """Give an allocation back; return the pages that nothing touches any more."""
+        under = self.under(address)
+        self._gaps.give(address, self._sizes.pop(address))
+        for page in under.shared:
+            self._users[page] -= 1
+        gone = tuple(page for page in under.shared if not self._users[page])
+        for page in gone:
+            del self._users[page]
+        return Pages(under.whole, gone)
+
+    def under(self, address: int) -> Pages:
+        """Return the pages under an allocation."""
+        size = self._sizes[address]
+        length = size // PAGE_BYTES * PAGE_BYTES
+        first = address + length if length else address // PAGE_BYTES * PAGE_BYTES
+        return Pages((address, length) if length else None, tuple(range(first, address + size, PAGE_BYTES)))
+
+    def end_of(self, address: int) -> int:
+        """Return the address after the last granule of an allocation."""
+        return address + self._sizes[address]
+
+
+class Reach:
+    """What one client's calls may touch: its own allocations and variables, each by itself."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._sizes: dict[int, int] = {}
+
+    def add(self, start: int, size: int) -> None:
+        """A range is the client's."""
+        insort(self._starts, start)
+        self._sizes[start] = size
+
+    def remove(self, start: int) -> None:
+        """It is no more."""
+        self._starts.remove(start)
+        del self._sizes[start]
+
+    def covers(self, start: int, count: int) -> bool:
+        """Whether all of ``count`` bytes lie in one range."""
+        at = bisect_right(self._starts, start) - 1
+        if at < 0:
+            return False
+        first = self._starts[at]
+        return start + count <= first + self._sizes[first]

@@ -1,0 +1,128 @@
+"""Host memory that the device reads and writes: slots for small copies, clients' shared memory for large ones.
+
+Registering waits for no kernel and holds up other clients' launches while it lasts (7 ms for 16 MiB); giving it up
+waits for every running kernel, so that is left to the janitor. Source: docs/decisions/004-what-the-gpu-decided.md.
+"""
+
+from __future__ import annotations
+
+import mmap
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+from attrs import define, frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda.driver import Driver, cu
+from pympsd_server.backends.cuda.ranges import Gaps, NoRange
+from pympsd_server.backends.interface import BackendError
+
+DIRECT_BYTES: Final = 256 << 10
+"""Larger copies go directly from and to memory that can be registered."""
+_AREA_BYTES: Final = 16 << 20
+_LIMIT_BYTES: Final = 512 << 20
+"""Slots of copies that are not done may take so much; more is OUT_OF_MEMORY."""
+
+
+def address_of(view: memoryview) -> int:
+    """Return where the bytes of a view are."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+@define(eq=False)
+class _Area:
+    memory: mmap.mmap
+    address: int
+    gaps: Gaps
+
+
+@frozen(eq=False)
+class Slot:
+    """Registered bytes of our own."""
+
+    address: int
+    view: memoryview
+    _area: _Area
+
+
+class Staging:
+    """The slots of one device. Safe to use from several threads."""
+
+    def __init__(self, driver: Driver) -> None:
+        """Register the first area, while nothing runs that it could hold up."""
+        self._driver = driver
+        self._lock = Lock()
+        self._areas = [self._area(_AREA_BYTES)]
+
+    def _area(self, size: int) -> _Area:
+        memory = mmap.mmap(-1, size)
+        address = address_of(memoryview(memory))
+        self._driver.call(cu.cuMemHostRegister, address, size, 0)
+        return _Area(memory, address, Gaps(0, size))
+
+    def take(self, count: int) -> Slot:
+        """Return a slot of ``count`` bytes; BackendError OUT_OF_MEMORY when too much is on its way."""
+        with self._lock:
+            for area in self._areas:
+                try:
+                    return self._slot(area, count)
+                except NoRange:
+                    continue
+            size = max(_AREA_BYTES, -(-count // mmap.PAGESIZE) * mmap.PAGESIZE)
+            if sum(len(area.memory) for area in self._areas) + size > _LIMIT_BYTES:
+                reason = f"copies that are not done take {_LIMIT_BYTES} bytes of the executor's memory"
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
+            self._areas.append(self._area(size))
+            return self._slot(self._areas[-1], count)
+
+    @staticmethod
+    def _slot(area: _Area, count: int) -> Slot:
+        offset = area.gaps.take(count)
+        return Slot(area.address + offset, memoryview(area.memory)[offset : offset + count], area)
+
+    def give(self, slot: Slot) -> None:
+        """Give a slot back once the device is done with it."""
+        with self._lock:
+            slot._area.gaps.give(slot.address - slot._area.address, slot.view.nbytes)
+
+    def close(self) -> None:
+        """Give all areas up; this waits for every kernel that runs."""
+        with self._lock:
+            for area in self._areas:
+                self._driver.call(cu.cuMemHostUnregister, area.address)
+            self._areas.clear()
+
+
+class Registered:
+    """Shared memory of one client that the device reaches by itself. Used by that client's worker."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._memories: dict[int, tuple[Any, int]] = {}
+        """By identity: the mapping, kept alive, and its address; 0 where it could not be registered."""
+
+    def reaches(self, view: memoryview) -> bool:
+        """Whether the device reaches the bytes of a view; a mapping is registered when it is first met."""
+        memory = view.obj
+        if not isinstance(memory, mmap.mmap):
+            return False
+        known = self._memories.get(id(memory))
+        if known is None:
+            known = self._memories[id(memory)] = (memory, self._register(memory))
+        return bool(known[1])
+
+    def _register(self, memory: mmap.mmap) -> int:
+        address = address_of(memoryview(memory))
+        try:
+            self._driver.call(cu.cuMemHostRegister, address, len(memory), 0)
+        except BackendError:  # the system lets no more be pinned: slots do it too
+            return 0
+        return address
+
+    def release(self) -> None:
+        """Give all of it up; this waits for every kernel that runs."""
+        for _, address in self._memories.values():
+            if address:
+                self._driver.call(cu.cuMemHostUnregister, address)
+        self._memories.clear()

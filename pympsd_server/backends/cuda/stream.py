@@ -1,0 +1,324 @@
+"""Streams and events of a client: CUDA streams of its own, and the legacy default stream made of one of them.
+
+No client uses the driver's NULL stream, for that is every client's. A client's default stream is a stream like the
+others; what CUDA orders by itself between it and the blocking streams is ordered here by events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda.copies import from_device, on_device, to_device
+from pympsd_server.backends.cuda.driver import cu
+from pympsd_server.backends.cuda.launches import Launch
+from pympsd_server.backends.cuda.module import CudaModule
+from pympsd_server.backends.cuda.order import Step
+from pympsd_server.backends.cuda.points import Point
+from pympsd_server.backends.interface import BackendError, Completion, Event, Module, Outcome
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.cuda.context import CudaContext
+
+
+class CudaStream:
+    """Work in order. ``blocking`` streams and the default stream wait for each other."""
+
+    def __init__(self, context: CudaContext, handle: Any, blocking: bool, charge: int) -> None:
+        self.context = context
+        self.handle = handle
+        self.last_kernel = ""
+        self._is_blocking = blocking
+        self._charge = charge
+        self._driver = context.device.driver
+        self._issued = 0
+        """Operations given to the driver."""
+        self._settled = 0
+        """How many of them are known to be done."""
+        self._launched = 0
+        self._ended = 0
+        """Kernels, and how many of them are known to have ended."""
+        self._seen_of_default = 0
+        """How many of the default stream's this one was made to wait for."""
+
+    @property
+    def blocking(self) -> bool:
+        """Whether it and the default stream wait for each other."""
+        return self._is_blocking
+
+    # --- copies and fills
+
+    def copy_to_device(self, destination: int, source: memoryview, done: Completion) -> None:
+        """Copy host bytes to device memory."""
+        self.context.space.check(destination, source.nbytes)
+        to_device(self, destination, source, done)
+
+    def copy_from_device(self, target: memoryview, source: int, done: Completion) -> None:
+        """Copy device memory to host bytes."""
+        self.context.space.check(source, target.nbytes)
+        from_device(self, target, source, done)
+
+    def copy_on_device(self, destination: int, source: int, count: int) -> None:
+        """Copy inside the device."""
+        self.context.space.check(destination, count)
+        self.context.space.check(source, count)
+        if count and destination != source:
+            on_device(self, destination, source, count)
+
+    def fill(self, destination: int, value: int, width: int, count: int) -> None:
+        """Set ``count`` elements of ``width`` bytes; the destination is aligned to the width."""
+        functions = {1: cu.cuMemsetD8Async, 2: cu.cuMemsetD16Async, 4: cu.cuMemsetD32Async}
+        if width not in functions or destination % width:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"a fill of width {width} at {destination:#x}")
+        self.context.space.check(destination, width * count)
+        pattern = value & ((1 << 8 * width) - 1)
+        if count:
+            self.put(lambda: self._driver.call(functions[width], destination, pattern, count, self.handle))
+
+    # --- kernels
+
+    def launch(
+        self,
+        module: Module,
+        function: int,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        parameters: bytes,
+        cooperative: bool = False,
+    ) -> None:
+        """Run a kernel."""
+        if not isinstance(module, CudaModule) or module.context is not self.context:
+            raise BackendError(Result.ERROR_INVALID_HANDLE, "the module is of another context")
+        launch = Launch(module.kernel(function), grid, block, shared_bytes, parameters, cooperative)
+        launch.check(self.context.device.facts.attributes)
+        self.put(lambda: self._launch(launch))
+
+    def _launch(self, launch: Launch) -> None:
+        launch.issue(self._driver, self.handle)
+        self.last_kernel = launch.kernel.layout.name
+        self._launched += 1
+        self.context.device.counters.add("kernels_started")
+
+    # --- events and completions
+
+    def record(self, event: Event) -> None:
+        """Make the event stand for this point of the stream."""
+        own = self._own(event)
+        mark = Mark(self)
+
+        def issue() -> None:
+            self._join()
+            mark.point = self.point(own.timing)
+
+        mark.step = self.context.put(self, issue)
+        own.mark = mark
+
+    def wait(self, event: Event) -> None:
+        """Later work waits for the event's point."""
+        mark = self._own(event).mark
+        if mark is None:
+            self.context.check()
+            return
+        self.put(lambda: self._wait(mark.point), after=(mark.step,) if mark.step is not None else ())
+
+    def _wait(self, point: Point | None) -> None:
+        if point is not None and not point.passed:
+            self._driver.call(cu.cuStreamWaitEvent, self.handle, point.event, 0)
+
+    def _own(self, event: Event) -> CudaEvent:
+        if not isinstance(event, CudaEvent) or event.context is not self.context:
+            raise BackendError(Result.ERROR_INVALID_HANDLE, "the event is of another context")
+        return event
+
+    def notify(self, done: Completion) -> None:
+        """Call back when all work so far is done."""
+        tell = self.context.promises.make(done)
+        self.context.put(self, lambda: self.tell_when_done(tell), on_ruined=tell)
+
+    def tell_when_done(self, tell: Completion) -> None:
+        """Call back when what is issued so far is done; at once when it is. Called while issuing."""
+        self._join()
+        if self.is_settled():
+            tell(Outcome())
+        else:
+            self.watch(self.point(), lambda: tell(Outcome()))
+
+    def call_host(self, begin: Completion) -> CudaHostCall:
+        """Call back when the stream comes here; it goes on when the call is finished."""
+        call = CudaHostCall(self.context)
+        tell = self.context.promises.make(call.begun_before(begin))
+        with self.context.lock:  # who is told at once must not finish it before it is known
+            try:
+                call.step = self.context.put(self, lambda: self.tell_when_done(tell), held=True)
+            except BackendError:
+                self.context.promises.take(tell)
+                raise
+        return call
+
+    @property
+    def idle(self) -> bool:
+        """Whether all work so far is done, and all that this stream would wait for."""
+        context = self.context
+        with context.lock:
+            if context.order.before(self):
+                return False
+            if self is context.default_stream:
+                return all(stream.is_settled() for stream in tuple(context.streams) if stream.blocking)
+            return self.is_settled() and (not self.blocking or context.default_stream.is_settled())
+
+    def destroy(self) -> None:
+        """Forget the stream; its work goes on to its end."""
+
+        def leave() -> None:
+            self._join()
+            self.watch(self.point(), lambda: janitor.add(self.is_settled, self.discard))
+
+        janitor = self.context.device.janitor
+        self.context.put(self, leave, on_ruined=lambda outcome: None)
+
+    def discard(self) -> None:
+        """Give the handle back; nothing of it is under way."""
+        with self.context.lock:
+            if self.context.forget_stream(self, self._charge):
+                self._driver.call(cu.cuStreamDestroy, self.handle)
+
+    # --- issuing; the context's lock is held
+
+    def put(self, work: Callable[[], None], after: tuple[Step, ...] = ()) -> None:
+        """Give work to the driver, now or once what holds it is passed; BackendError on a ruined context."""
+
+        def issue() -> None:
+            self._join()
+            self._issued += 1
+            work()
+            self._note()
+
+        self.context.put(self, issue, after)
+
+    def _join(self) -> None:
+        """Have the device do before this stream's next work what comes before it in others."""
+        context, default = self.context, self.context.default_stream
+        if self is default:
+            for stream in tuple(context.unseen):
+                if not stream.is_settled():
+                    self._issued += 1
+                    self._wait(stream.point())
+            context.unseen.clear()
+        elif self.blocking and self._seen_of_default != default._issued:
+            self._seen_of_default = default._issued
+            if not default.is_settled():
+                self._issued += 1
+                self._wait(default.point())
+                self._note()
+
+    def _note(self) -> None:
+        if self.blocking and self is not self.context.default_stream:
+            self.context.unseen[self] = None
+
+    def point(self, timing: bool = False) -> Point:
+        """Record a point behind what is issued so far."""
+        return Point(self._driver, self.context.device.events, self.handle, timing)
+
+    def watch(self, point: Point, passed: Callable[[], None]) -> None:
+        """Have ``passed`` called when the device has come to a point, whatever became of the context."""
+        self.context.device.watch.add(self, point, passed)
+
+    @property
+    def known_settled(self) -> bool:
+        """Whether everything issued is known to be done, without asking."""
+        return self._settled == self._issued
+
+    def is_settled(self) -> bool:
+        """Whether everything that was issued is done."""
+        issued, launched = self._issued, self._launched
+        if self._settled != issued and self._driver.is_done(cu.cuStreamQuery, self.handle):
+            self._settled = issued
+            self.context.device.counters.add("kernels_finished", launched - self._ended)
+            self._ended = launched
+        return self._settled == self._issued
+
+
+class Mark:
+    """What an event recorded once: a point, as soon as it is issued."""
+
+    def __init__(self, stream: CudaStream) -> None:
+        self.stream = stream
+        self.point: Point | None = None
+        self.step: Step | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the work before it is done."""
+        return self.point is not None and self.point.passed
+
+
+class CudaEvent:
+    """A point in a stream; ``mark`` is what it last recorded."""
+
+    def __init__(self, context: CudaContext, timing: bool) -> None:
+        self.context = context
+        self.timing = timing
+        self.mark: Mark | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether its point is passed."""
+        return self.mark is None or self.mark.passed
+
+    def notify(self, done: Completion) -> None:
+        """Call back when its point is passed."""
+        mark = self.mark
+        if mark is None or mark.step is None:
+            done(self.context.outcome)
+            return
+        tell = self.context.promises.make(done)
+
+        def watch() -> None:
+            if mark.point is None or mark.point.passed:
+                tell(Outcome())
+            else:
+                mark.stream.watch(mark.point, lambda: tell(Outcome()))
+
+        self.context.put(None, watch, after=(mark.step,), on_ruined=tell, alone=True)
+
+    def milliseconds_since(self, start: Event) -> float:
+        """Time between two recorded events, in milliseconds."""
+        if not isinstance(start, CudaEvent) or start.context is not self.context:
+            raise BackendError(Result.ERROR_INVALID_HANDLE, "the start event is of another context")
+        first, last = start.mark, self.mark
+        if first is None or last is None or not (start.timing and self.timing):
+            raise BackendError(Result.ERROR_INVALID_HANDLE, "an event was not recorded, or is without timing")
+        if first.point is None or last.point is None or not (first.passed and last.passed):
+            raise BackendError(Result.ERROR_NOT_READY, "an event is not done yet")
+        call = self.context.device.driver.call
+        return float(call(cu.cuEventElapsedTime, first.point.event, last.point.event))
+
+
+class CudaHostCall:
+    """A stream's wait for something outside of the device."""
+
+    def __init__(self, context: CudaContext) -> None:
+        self._context = context
+        self._begun = False
+        self.step: Step | None = None
+
+    def begun_before(self, begin: Completion) -> Completion:
+        """Return the completion that notes that it has begun, and then says so."""
+
+        def told(outcome: Outcome) -> None:
+            self._begun = True
+            begin(outcome)
+
+        return told
+
+    def finish(self) -> None:
+        """The stream goes on. A second time nothing happens; BackendError INVALID_VALUE before it has begun."""
+        context = self._context
+        if context.outcome.code is not Result.SUCCESS:
+            return
+        with context.lock:
+            if not self._begun or self.step is None:
+                raise BackendError(Result.ERROR_INVALID_VALUE, "the call to the host has not begun")
+            context.order.release(self.step)

@@ -1,0 +1,73 @@
+"""Running one test in a child process, whose reports come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+SECONDS = 90.0
+"""The absolute limit of one test."""
+
+
+def report_from_child(item: pytest.Item, prepare: Callable[[], None]) -> list[pytest.TestReport]:
+    """Run a test in a fork of this process, prepared; its end without reports is a failure of the test."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        # Threads of the test runner's are no concern of the child's: it runs one test and leaves.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.close(reader)
+            prepare()
+            with os.fdopen(writer, "w", encoding="utf-8") as pipe:
+                json.dump([_packed(item, report) for report in runtestprotocol(item, nextitem=None, log=False)], pipe)
+            status = 0
+        finally:
+            os._exit(status)  # whatever runs on the device ends with the process
+    os.close(writer)
+    text = _read(reader)
+    if text is None:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    try:
+        return [_unpacked(item, data) for data in json.loads(text or "")]
+    except ValueError:
+        what = "ran too long" if text is None else f"ended with wait status {status:#x}"
+        return [_lost(item, f"the test's process {what}")]
+
+
+def _read(reader: int) -> str | None:
+    deadline, parts = time.monotonic() + SECONDS, []
+    with os.fdopen(reader, "rb", buffering=0) as pipe:
+        while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            part = pipe.read(1 << 16)
+            if not part:
+                return b"".join(parts).decode()
+            parts.append(part)
+    return None
+
+
+def _packed(item: pytest.Item, report: pytest.TestReport) -> object:
+    return item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
+
+
+def _unpacked(item: pytest.Item, data: object) -> pytest.TestReport:
+    report = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
+    assert isinstance(report, pytest.TestReport)
+    return report
+
+
+def _lost(item: pytest.Item, reason: str) -> pytest.TestReport:
+    return pytest.TestReport(item.nodeid, item.location, {}, "failed", reason, "call")

@@ -1,0 +1,85 @@
+"""What is handed to the driver is what it says it is, and all there."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda.images import Cubin, check_fatbin, kind_of, read_cubin
+from pympsd_server.backends.interface import BackendError
+
+NAMES = b"\0.symtab\0.strtab\0.nv.global\0.text.k\0"
+STRINGS = b"\0counter\0k\0hidden\0"
+
+
+def cubin() -> bytes:
+    """Return an ELF file for machine 190 with one global variable, one local one and one function."""
+    symbols = b"".join(
+        struct.pack("<IBBHQQ", *row)
+        for row in ((0, 0, 0, 0, 0, 0), (1, 0x11, 0, 3, 0, 4), (9, 0x12, 0, 4, 0, 64), (11, 0x01, 0, 3, 4, 4))
+    )
+    parts = [(1, 2, 0, symbols, 2), (9, 3, 0, STRINGS + NAMES, 0), (17, 8, 2, b"", 0), (28, 1, 2, bytes(64), 0)]
+    body, rows, offset = b"", [bytes(64)], 64
+    for name, kind, flags, data, link in parts:
+        size = 8 if kind == 8 else len(data)
+        at = len(STRINGS) + name
+        rows.append(struct.pack("<IIQQQQIIQQ", at, kind, flags, 0, offset + len(body), size, link, 0, 1, 0))
+        body += data
+    head = struct.pack(
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 190, 1, 0, 0, offset + len(body), 0, 64, 0, 0, 64, len(rows), 2
+    )
+    return head + body + b"".join(rows)
+
+
+def refused(code: Result) -> pytest.RaisesExc[BackendError]:
+    """Expect a BackendError with this code."""
+    return pytest.raises(BackendError, check=lambda error: error.code == code and bool(error.reason))
+
+
+def test_a_cubins_variables_and_size_are_found() -> None:
+    assert read_cubin(cubin()) == Cubin(("counter",), 8 + 64)
+
+
+@pytest.mark.parametrize("length", [7, 63, 64, 70, 200, len(cubin()) - 1])
+def test_a_cubin_that_is_cut_off_is_refused(length: int) -> None:
+    with refused(Result.ERROR_NO_BINARY_FOR_GPU):
+        read_cubin(cubin()[:length])
+
+
+def test_another_machines_program_is_refused() -> None:
+    with refused(Result.ERROR_NO_BINARY_FOR_GPU):
+        read_cubin(cubin().replace(struct.pack("<HHI", 2, 190, 1), struct.pack("<HHI", 2, 62, 1)))
+
+
+@given(st.data())
+def test_no_damage_raises_anything_else(data: st.DataObject) -> None:
+    image = bytearray(cubin())
+    for _ in range(data.draw(st.integers(1, 8))):
+        image[data.draw(st.integers(4, len(image) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(BackendError):
+        read_cubin(bytes(image))
+
+
+def test_kinds_of_images() -> None:
+    assert kind_of(b".version 7.0\n\0") == "ptx"
+    assert kind_of(cubin()) == "cubin"
+    assert kind_of(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 0)) == "fatbin"
+    for nothing in (b"", b" \n", b"\0\0"):
+        with refused(Result.ERROR_INVALID_PTX):
+            kind_of(nothing)
+    for neither in (b"\xff\xfe\0", b"text\0and more"):
+        with refused(Result.ERROR_INVALID_IMAGE):
+            kind_of(neither)
+
+
+def test_a_fatbin_must_hold_what_its_header_announces() -> None:
+    head = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 4)
+    check_fatbin(head + b"1234")
+    for short in (head + b"123", head[:10], struct.pack("<IHHQ", 0xBA55ED50, 1, 4, 4) + b"1234"):
+        with refused(Result.ERROR_INVALID_IMAGE):
+            check_fatbin(short)

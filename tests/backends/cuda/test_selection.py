@@ -1,0 +1,120 @@
+"""Which backend a machine gets: by the settings and what a driver says, here a made-up one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+import pympsd_server
+from pympsd.devices.discovery import NoDriver, Probed, visible_machine
+from pympsd.devices.driver_probe import probed_by
+from pympsd.devices.machine import describe
+from pympsd.vocabulary.settings import Settings
+from pympsd_server.backends.cuda.device import settle_environment
+from pympsd_server.backends.cuda.probe import pci_of
+
+GPUS = tuple(evolve(each, name="a real one") for each in describe("2xH200"))
+PROBE = Path(pympsd_server.__file__).parent / "backends" / "cuda" / "probe.py"
+
+
+def machine(probed: Probed, **environment: str) -> tuple[str, list[str]]:
+    """Return the backend and the names of the devices."""
+    settings, devices = visible_machine(Settings.from_environment(environment), lambda: probed)
+    return settings.backend, [device.name for device in devices]
+
+
+def never() -> Probed:
+    """Fail when the driver is asked."""
+    pytest.fail("the driver was asked though its answer does not matter")
+
+
+@pytest.mark.parametrize("backend", ["auto", "cuda"])
+def test_gpus_are_used_where_there_are_some(backend: str) -> None:
+    assert machine(Probed(GPUS), PYMPSD_BACKEND=backend) == ("cuda", ["a real one"] * 2)
+    assert machine(Probed(GPUS), PYMPSD_BACKEND=backend, CUDA_VISIBLE_DEVICES="1") == ("cuda", ["a real one"])
+
+
+def test_auto_without_a_driver_is_emulated() -> None:
+    assert machine(Probed(absent="no library")) == ("emulated", ["NVIDIA H200"])
+
+
+def test_cuda_without_a_driver_is_an_error_with_the_reason() -> None:
+    with pytest.raises(NoDriver, match=r"PYMPSD_BACKEND=cuda: no library; set PYMPSD_BACKEND=emulated"):
+        machine(Probed(absent="no library"), PYMPSD_BACKEND="cuda")
+
+
+@pytest.mark.parametrize("backend", ["auto", "cuda"])
+def test_a_driver_that_does_not_work_is_an_error_never_an_emulation(backend: str) -> None:
+    with pytest.raises(NoDriver, match="cannot be used: cuInit returns CUresult 999"):
+        machine(Probed(unusable="cuInit returns CUresult 999"), PYMPSD_BACKEND=backend)
+
+
+@pytest.mark.parametrize("environment", [{"PYMPSD_BACKEND": "emulated"}, {"PYMPSD_EMULATED_DEVICES": "H200"}])
+def test_the_driver_is_not_asked_where_an_emulated_machine_is_meant(environment: dict[str, str]) -> None:
+    settings, _ = visible_machine(Settings.from_environment(environment), never)
+    assert settings.backend == "emulated"
+
+
+# --- the child
+
+
+def printing(text: str, status: int = 0) -> list[str]:
+    """Return the command of a child that says something."""
+    return [sys.executable, "-c", f"import sys; sys.stdout.write({text!r}); sys.exit({status})"]
+
+
+def test_what_the_child_says_is_read() -> None:
+    facts = {
+        "name": "a real one", "uuid": GPUS[0].uuid, "pci": GPUS[0].pci, "compute_capability": [9, 0],
+        "multiprocessors": 132, "memory_bytes": GPUS[0].memory_bytes, "attributes": GPUS[0].attributes,
+    }  # fmt: skip
+    assert probed_by(printing(json.dumps({"devices": [facts]}))) == Probed((GPUS[0],))
+    assert probed_by(printing('{"absent": "why"}')) == Probed(absent="why")
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (printing("", 7), "ended with status 7: no word"),
+        (printing("Segmentation fault"), "ended with status 0"),
+        ([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"], "ended with status -11"),
+        ([sys.executable, "-c", "raise RuntimeError('no symbol')"], "RuntimeError: no symbol"),
+        (["/nonexistent"], "could not be started"),
+    ],
+)
+def test_whatever_is_wrong_with_the_child_is_a_driver_that_does_not_work(command: list[str], reason: str) -> None:
+    assert reason in probed_by(command).unusable
+
+
+def test_a_driver_that_hangs_is_given_up() -> None:
+    hanging = [sys.executable, "-c", "import select; select.select([], [], [])"]
+    assert "has not said" in probed_by(hanging, seconds=0.2).unusable
+
+
+def test_the_probe_says_absent_without_a_library(tmp_path: Path) -> None:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    (tmp_path / "libcuda.so.1").write_text("no library")
+    done = subprocess.run([sys.executable, "-I", str(PROBE)], env=environment, capture_output=True, check=True)
+    assert "cannot be loaded" in json.loads(done.stdout)["absent"]
+
+
+def test_pci_ids_are_written_as_device_query_does() -> None:
+    assert pci_of("0000:00:06.0") == "0000:00.06.00"
+    assert pci_of("00000000:C1:00.1") == "0000:c1.00.01"
+
+
+def test_an_executor_reads_no_settings_of_clients() -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5", "PATH": "/bin"}
+    settle_environment(environment)
+    assert environment == {
+        "PATH": "/bin",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "CUDA_MODULE_LOADING": "EAGER",
+        "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",
+    }
