@@ -51,6 +51,12 @@ def _prepare(options: Options, foreground: bool) -> Daemon | int:
         if options.turn_patience is not None:
             settings = evolve(settings, turn_patience=options.turn_patience)
         settings, devices = visible_machine(settings, ask_driver)
+        if options.multiuser and not all(device.is_volta_or_newer for device in devices):
+            return _complain(
+                "-multiuser-server: before Volta all clients of a server share one address space; several users can "
+                "share a server on Volta or newer devices only (CUDA_VISIBLE_DEVICES selects)",
+                1,
+            )
         # Last: whatever is wrong with this start must not cost the daemon that runs.
         directory = (replace if options.replace else PipeDirectory.claim)(settings.pipe_directory)
     except AlreadyRunning:

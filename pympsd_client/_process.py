@@ -128,7 +128,12 @@ class Primary:
         with self._changing:
             context = self.context or Context(self.device, self.flags, primary=True)
             context.flags = self.flags if not context.active else context.flags
-            context.open(connection)
+            try:
+                context.open(connection)
+            except BaseException:
+                if self.context is None:
+                    handles.contexts.pop(context.handle, None)
+                raise
             self.context = context
             self._references += 1
             return context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from hypothesis import settings
 settings.register_profile("here", deadline=None, database=None)
 settings.register_profile("ci", deadline=None, database=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+# A background job of a shell begins with it ignored, and so would every process the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 THREAD_SECONDS = 5.0
 """A thread that is on its way out when its test ends is waited for so long."""

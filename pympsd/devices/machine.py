@@ -148,12 +148,21 @@ def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
     return DeviceFacts(
         name=str(table.get("name", profile.name)),
         uuid=_uuid(table, index),
-        pci=str(table.get("pci", f"0000:00.{6 + index:02x}.00")),
+        pci=_pci(table, index),
         compute_capability=capability,
         multiprocessors=multiprocessors,
         memory_bytes=_positive(table, "memory_mib", 0) << 20 if "memory_mib" in table else profile.memory_bytes,
         attributes={**profile.attributes, **identity},
     )
+
+
+def _pci(table: dict[str, Any], index: int) -> str:
+    given = str(table.get("pci", f"0000:00.{6 + index:02x}.00"))
+    parts = given.replace(":", ".").split(".")
+    is_hexadecimal = not set("".join(parts)) - set("0123456789abcdefABCDEF")
+    if list(map(len, parts)) != [4, 2, 2, 2] or given[4] != ":" or not is_hexadecimal:
+        raise BadMachine(f"a pci id is written as device_query prints it, 0000:00.06.00, not {given!r}")
+    return given
 
 
 def _uuid(table: dict[str, Any], index: int) -> str:

@@ -31,10 +31,15 @@ class PoolExhausted(Exception):
 
 
 def slots_of(environment: Mapping[str, str]) -> int:
-    """Return the slots each context of a client takes: one for two connections, the default for what is no number."""
-    text = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip()
-    # By text: no number of thousands of digits is ever read.
-    asked = {str(count): count for count in range(1, MOST_CONNECTIONS + 1)}.get(text, DEFAULT_CONNECTIONS)
+    """Return the slots each context of a client takes: one for two connections, of which it has 32 at most.
+
+    The default holds for 0 and for what is no number.
+    """
+    digits = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip().removeprefix("+").lstrip("0")
+    if not (digits.isascii() and digits.isdecimal()):
+        return -(-DEFAULT_CONNECTIONS // 2)
+    # By length first: no number of thousands of digits is ever read.
+    asked = MOST_CONNECTIONS if len(digits) > 2 else min(int(digits), MOST_CONNECTIONS)
     return -(-asked // 2)
 
 
@@ -67,5 +72,5 @@ class Pool:
         self._held[serial] = slots
 
     def give_back(self, serial: int) -> None:
-        """A context is gone: its slots are free at once."""
-        del self._held[serial]
+        """A context is gone, or will never work again: its slots are free at once."""
+        self._held.pop(serial, None)

@@ -73,6 +73,11 @@ class Roster:
         client.contexts[context.serial] = context
         return context
 
+    def stopped(self, client: Client, context: Context) -> None:
+        """An operator has ended a context: it stays until its process closes it, but takes no connection any more."""
+        client.terminated.add(context.serial)
+        self.pools[context.device].give_back(context.serial)
+
     def context_of(self, client: Client, serial: int) -> Context:
         """Return a client's context; raise NotHere when it has no such context."""
         if serial not in client.contexts:
@@ -91,6 +96,11 @@ class Roster:
         for context in client.contexts.values():
             self.pools[context.device].give_back(context.serial)
         return client
+
+    def others_on(self, device: int, client: Client) -> bool:
+        """Whether somebody else has a context on a device."""
+        others = (other for other in self.clients.values() if other is not client)
+        return any(context.device == device for other in others for context in other.contexts.values())
 
     @property
     def workers(self) -> int:

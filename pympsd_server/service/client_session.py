@@ -41,6 +41,11 @@ ROOM: Final = 8
 """Descriptors that must be free when a client comes: an executor may have to be started for it."""
 STREAM_FDS: Final = 2
 
+FREE_SECONDS: Final = 5.0
+"""An executor has so long to free what a client held; one that is stopped does it when it goes on."""
+LOGGED_LIMITS: Final = 8
+"""Of a client's memory limits that cannot be so many are logged: the log is everybody's."""
+
 
 @define
 class ClientSession:
@@ -161,7 +166,7 @@ class ClientSession:
             for ordinal in self.ordinals
         }
         lenient = environment.get("PYMPSD_LENIENT_LIMITS") == "1"
-        for one in bad:
+        for one in bad[:LOGGED_LIMITS]:
             self.server.bad_limit(self.client, one.entry, one.reason, lenient)
         if lenient or not bad:
             return ""
@@ -212,6 +217,7 @@ class ClientSession:
         except BaseException:
             # Refused, or the client has gone meanwhile: the context never was.
             self.server.roster.close_context(self.client, context.serial)
+            self.server.containment.context_never_was(context)
             raise
         finally:
             self.server.opening.discard(context.serial)
@@ -307,7 +313,13 @@ class ClientSession:
         for device, generation in self._streams:
             executor = self.server.executors.running(device)
             if executor is not None and executor.generation == generation:
-                number = self.server.executors.next_request()
-                with suppress(ExecutorError):
-                    await executor.ask(number, executor_says.DropClient(number, self.client.serial))
+                await self._drop_from(executor)
         self.server.lost_client(self.client, met=not self._refused)
+
+    async def _drop_from(self, executor: Executor) -> None:
+        number = self.server.executors.next_request()
+        with trio.move_on_after(FREE_SECONDS) as bound, suppress(ExecutorError):
+            await executor.ask(number, executor_says.DropClient(number, self.client.serial))
+        if bound.cancelled_caught and not self.server.roster.others_on(executor.device, self.client):
+            # It is stopped, or stuck, and nobody's: nobody else may have to wait for it.
+            await self.server.executors.retire(executor.device)

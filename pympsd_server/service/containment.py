@@ -7,7 +7,6 @@ faults-and-shutdown. How far a fault reaches is decided in `pympsd_server.mind.b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Final
 
 import trio
@@ -20,7 +19,7 @@ from pympsd_server.mind.roster import Client, Context
 from pympsd_server.service.executors import ExecutorError
 from pympsd_server.service.server import Server
 
-TEARDOWN_SECONDS: Final = 10.0
+TEARDOWN_SECONDS: Final = 5.0
 """Contexts that a fault reaches have so long to stop their work."""
 
 
@@ -36,6 +35,7 @@ class Containment:
     """Serials of the clients that a fault has reached and that have not left."""
     contexts: dict[int, int] = field(factory=dict, init=False)
     """The sticky error of each context that was torn down, by its serial."""
+    _recovering: bool = field(default=False, init=False)
 
     @property
     def active(self) -> bool:
@@ -67,6 +67,10 @@ class Containment:
         self.contexts.pop(context.serial, None)
         if context.device in self.devices and not self._anybody_on(context.device):
             self.server.dropped_device(context.device)
+
+    def context_never_was(self, context: Context) -> None:
+        """A context that was being opened could not be made."""
+        self.contexts.pop(context.serial, None)
 
     def client_left(self, client: Client) -> None:
         """A client is gone; with the last one that a fault has reached the devices can be made anew."""
@@ -125,33 +129,53 @@ class Containment:
             log.info("fault_client", pid=client.pid)
 
     async def _tear_down(self, contexts: Iterable[Context], reason: str) -> None:
-        """Stop all work of the contexts; each answers with its sticky error from now on."""
-        # What cannot be stopped ends with its executor.
+        """Stop all work of the contexts; each answers with its sticky error from now on.
+
+        An executor that does not stop in time what runs on it is killed: that stops it.
+        """
+        unstopped = {context.serial: context for context in contexts}
         with trio.move_on_after(TEARDOWN_SECONDS):
-            for context in contexts:
-                await self._tear_one_down(context, reason)
+            async with trio.open_nursery() as nursery:
+                for context in tuple(unstopped.values()):
+                    nursery.start_soon(self._tear_one_down, context, reason, unstopped)
+        for device in {context.device for context in unstopped.values()}:
+            await self.server.executors.retire(device)
         if not self.server.is_volta_or_newer:
             self.server.end_by_fault()
 
-    async def _tear_one_down(self, context: Context, reason: str) -> None:
+    async def _tear_one_down(self, context: Context, reason: str, unstopped: dict[int, Context]) -> None:
         executor = self.server.executors.running(context.device)
         code = self.contexts.get(context.serial)
-        if executor is None or executor.generation != context.generation or code is None:
-            return
-        request = self.server.executors.next_request()
-        # The context, or its executor, may end meanwhile: no work of it is left then.
-        with suppress(ExecutorError):
-            await executor.ask(request, Terminate(request, context.serial, code, reason))
+        if executor is not None and executor.generation == context.generation and code is not None:
+            request = self.server.executors.next_request()
+            try:
+                await executor.ask(request, Terminate(request, context.serial, code, reason))
+            except ExecutorError as error:
+                if error.code == Result.ERROR_LAUNCH_TIMEOUT:
+                    return  # its device cannot stop what runs
+                # Else the context, or its executor, has ended meanwhile: no work of it is left.
+        del unstopped[context.serial]
 
     async def _recover(self) -> None:
         """Replace the executors of the devices; the server is active again when no other fault is at hand."""
-        devices = sorted(self.devices)
+        if self._recovering:
+            return
+        self._recovering = True
+        try:
+            while self.devices and not self.clients:
+                await self._make_anew(sorted(self.devices))
+        finally:
+            self._recovering = False
+        if not self.active:
+            self.server.end_fault()
+
+    async def _make_anew(self, devices: list[int]) -> None:
         for device in devices:
             await self.server.executors.retire(device)
             self.server.log.info("server_context_destroyed", device=device)
-        if self.server.leaving:
-            return
         for device in devices:
+            if self.server.leaving:
+                break  # who is still here starts what it needs
             self.server.log.info("server_context_recreating", device=device)
             try:
                 await self.server.executors.of(device)
@@ -159,8 +183,6 @@ class Containment:
                 # The next client's context tries again, and is told why.
                 self.server.log.error("server_context_failed", device=device, reason=error.reason)
         self.devices -= set(devices)
-        if not self.active:
-            self.server.end_fault()
 
     def _find(self, serial: int) -> tuple[Client, Context] | None:
         for client in self.server.roster.clients.values():

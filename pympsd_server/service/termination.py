@@ -20,8 +20,8 @@ TERMINATION_SECONDS: Final = 10.0
 async def terminate_client(server: Server, asked: link.TerminateClient) -> None:
     """Terminate and answer the daemon with a CUresult: 201 when the process has no active context here.
 
-    702 when some work of it could not be stopped within TERMINATION_SECONDS: its contexts take no more work, but a
-    kernel may still run.
+    702 when some work of it could not be stopped within TERMINATION_SECONDS: a kernel of it may still run, and asked
+    again it is tried again.
     """
     targets = [
         (client, context)
@@ -35,9 +35,13 @@ async def terminate_client(server: Server, asked: link.TerminateClient) -> None:
         server.log.info("termination_failed")
         server.link.terminated(asked.token, Result.ERROR_INVALID_CONTEXT)
         return
+    for client, context in targets:
+        server.log.info("termination_requested", pid=client.pid, context=context.number)
+        server.log.info("context_terminated", pid=client.pid, context=context.number)
     with trio.move_on_after(TERMINATION_SECONDS) as bound:
-        for client, context in targets:
-            await _terminate(server, client, context)
+        async with trio.open_nursery() as nursery:
+            for client, context in targets:
+                nursery.start_soon(_terminate, server, client, context)
     if bound.cancelled_caught:
         server.log.error("termination_overdue", pid=asked.pid, seconds=TERMINATION_SECONDS)
         server.link.terminated(asked.token, Result.ERROR_LAUNCH_TIMEOUT)
@@ -47,13 +51,11 @@ async def terminate_client(server: Server, asked: link.TerminateClient) -> None:
 
 
 async def _terminate(server: Server, client: Client, context: Context) -> None:
-    server.log.info("termination_requested", pid=client.pid, context=context.number)
-    server.log.info("context_terminated", pid=client.pid, context=context.number)
-    client.terminated.add(context.serial)
     executor = server.executors.running(context.device)
     if executor is not None and executor.generation == context.generation:
         while await _still_runs(server, executor, context):
             pass
+    server.roster.stopped(client, context)
 
 
 async def _still_runs(server: Server, executor: Executor, context: Context) -> bool:

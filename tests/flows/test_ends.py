@@ -126,3 +126,18 @@ def test_4_a_client_that_dies_frees_everything(
     # The neighbour alone is left: more is free than when both were there.
     assert free > int(before.split()[0])
     assert total == int(before.split()[1])
+
+
+def test_4_a_client_that_dies_behind_a_stopped_executor_holds_nobody_up(
+    daemon: DaemonProcess, make_client: Make
+) -> None:
+    client = make_client(10001).connect()
+    (server,) = daemon.servers()
+    (executor,) = children_of(server)
+    waiting = make_client(10002)
+    os.kill(executor, signal.SIGSTOP)
+    client.end(signal.SIGKILL)
+    waiting.begin("init")
+    assert waiting.result() == "CUDA_SUCCESS"
+    assert not alive(server)
+    wait_until(lambda: not alive(executor), "the stopped executor's end")

@@ -353,7 +353,7 @@ def test_each_device_has_its_own_connections(make_daemon: Callable[..., DaemonPr
     assert client.do("newctx 1") == "CUDA_SUCCESS"
 
 
-@pytest.mark.parametrize(("text", "room"), [("32", 3), ("4", 24), ("3", 24), ("2", 48), ("33", 48), ("x", 48)])
+@pytest.mark.parametrize(("text", "room"), [("32", 3), ("4", 24), ("3", 24), ("2", 48), ("33", 3), ("x", 48)])
 def test_more_connections_leave_room_for_fewer_contexts(
     daemon: DaemonProcess, start: Start, text: str, room: int
 ) -> None:

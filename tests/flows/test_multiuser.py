@@ -83,3 +83,9 @@ def test_the_control_log_is_as_recorded(daemon: DaemonProcess, clients: list[Cli
         f"Server {server} exited with status 0",
         "Exit with status 0",
     ]
+
+
+def test_before_volta_there_is_none(make_daemon: Callable[..., DaemonProcess]) -> None:
+    done = make_daemon(PYMPSD_EMULATED_DEVICES="P100").run(["-d", "-multiuser-server"])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("-multiuser-server: before Volta all clients of a server share one address space")

@@ -18,7 +18,8 @@ DEVICES = describe("2xH200")
     ("text", "slots"),
     [
         ("1", 1), ("2", 1), ("3", 2), ("8", 4), ("31", 16), ("32", 16), (" 4 ", 2),
-        ("0", 1), ("33", 1), ("-2", 1), ("", 1), ("eight", 1), ("4.5", 1), ("٣", 1), ("9" * 10_000, 1),
+        ("0", 1), ("33", 16), ("64", 16), ("999999", 16), ("08", 4), ("+8", 4),
+        ("-2", 1), ("", 1), ("eight", 1), ("4.5", 1), ("٣", 1), ("9" * 10_000, 16),
     ],
 )  # fmt: skip
 def test_a_context_takes_a_slot_for_two_connections(text: str, slots: int) -> None:
@@ -61,8 +62,7 @@ def test_a_client_that_leaves_gives_its_slots_back() -> None:
 def test_slots_are_not_given_back_twice() -> None:
     pool = Pool()
     pool.take(7, 16)
-    pool.give_back(7)
-    with pytest.raises(KeyError):
+    for _ in range(2):  # an operator ends a context, and then its process closes it
         pool.give_back(7)
     assert pool.free == 48
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from pympsd.devices.machine import describe
+from pympsd_server.mind.connections import PoolExhausted
 from pympsd_server.mind.roster import NotHere, Roster
 
 
@@ -44,3 +46,16 @@ def test_a_process_that_comes_again_with_the_same_pid_is_another_client() -> Non
     roster.leave(1)
     again = roster.arrive(2, 100, 0, {})
     assert (again.serial, again.made) == (2, 0)
+
+
+def test_a_context_whose_work_an_operator_has_stopped_takes_no_connection() -> None:
+    roster = Roster.of(describe("H200"))
+    client = roster.arrive(1, 100, 0, {})
+    contexts = [roster.open_context(client, 0, 1) for _ in range(48)]
+    roster.stopped(client, contexts[0])
+    roster.open_context(client, 0, 1)
+    with pytest.raises(PoolExhausted):
+        roster.open_context(client, 0, 1)
+    roster.close_context(client, contexts[0].serial)
+    with pytest.raises(PoolExhausted):
+        roster.open_context(client, 0, 1)

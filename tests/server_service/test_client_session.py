@@ -78,7 +78,11 @@ async def session(
     server = Server(silent, silent, describe("2xH200"), ThreadPercentage(80), {0: 2 * GIB})
     server.executors = executor  # type: ignore[assignment]
     server.containment = SimpleNamespace(  # type: ignore[assignment]
-        active=False, refusal=lambda *_: None, context_left=lambda _: None, client_left=lambda _: None
+        active=False,
+        refusal=lambda *_: None,
+        context_left=lambda _: None,
+        context_never_was=lambda _: None,
+        client_left=lambda _: None,
     )
     ours, theirs = socket.socketpair()
     admitted = AdmitClient(7, 100, 0, 0, "test", priority, environment)
