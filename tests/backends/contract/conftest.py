@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from .children import report_from_child
 from .machine import first_gpu
 from .port_user import PortUser
 
+HERE = Path(__file__).parent
 DEVICE_BYTES = 8 << 30
 _FACTS: dict[str, dict[str, DeviceFacts]] = {
     "emulated": {model: describe(model)[0] for model in ("H200", "P100")},
@@ -95,15 +97,13 @@ def _capabilities(backend: str, model: str) -> Capabilities:
 
 
 def _chosen(item: pytest.Item) -> tuple[str, str] | None:
-    parameters: dict[str, Any] = item.callspec.params if isinstance(item, pytest.Function) and _has_call(item) else {}
+    if HERE not in item.path.parents or not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return None  # the hooks below are asked about every test there is
+    parameters: dict[str, Any] = item.callspec.params
     if "device" in parameters:
         backend = parameters["device"]
         return backend, next(iter(_FACTS[backend]))
     return parameters.get("any_device")
-
-
-def _has_call(item: pytest.Function) -> bool:
-    return hasattr(item, "callspec")
 
 
 # --- a fault or an endless kernel costs a real GPU's process: each test has its own
