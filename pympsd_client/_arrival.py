@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from pympsd.vocabulary import files
-from pympsd_client._session import Session, Unanswered, knock, reach
+from pympsd_client._session import Session, Unanswered, Unwelcomed, knock, reach
 
 PATIENCE: Final = 2.0
 """Seconds in which another daemon may take the place of one that died."""
 IN_LINE: Final = 0.1
 """A conversation that lasted so long was one in the line, and its end the daemon's."""
+GRANTS: Final = 6
+"""So many servers may end before their welcome; the daemon itself gives up after four and says why."""
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.25
 
@@ -22,9 +24,11 @@ def arrive(environment: Mapping[str, str]) -> Session | str:
     """Return a session, or in words why this process goes on without MPS. Raise CudaError: a refusal.
 
     A conversation that ended before an answer is begun again: whoever waited in the line of a daemon that was killed
-    waits in the next one's. A daemon that lives and turns everybody away is asked for as long, and not for ever.
+    waits in the next one's. A daemon that lives and turns everybody away is asked for as long, and not for ever; nor
+    are servers that end as soon as they are granted, however long the wait for each was.
     """
     lost = False
+    grants = 0
     turned_away_since: float | None = None
     pause = _FIRST_PAUSE
     while True:
@@ -40,6 +44,12 @@ def arrive(environment: Mapping[str, str]) -> Session | str:
         began = time.monotonic()
         try:
             return knock(door, environment)
+        except Unwelcomed:
+            lost = True
+            grants += 1
+            if grants >= GRANTS:
+                raise
+            turned_away_since, pause = None, _FIRST_PAUSE
         except Unanswered:
             lost = True
             now = time.monotonic()

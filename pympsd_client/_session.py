@@ -49,6 +49,10 @@ class Unanswered(CudaError):
     """The other side ended the conversation before its answer: it has died, and another may be there soon."""
 
 
+class Unwelcomed(Unanswered):
+    """The server that was granted ended the session before its welcome."""
+
+
 def reach(environment: Mapping[str, str]) -> socket.socket | str:
     """Return a connection to the daemon's socket, or in words why there is none."""
     path = control_socket(environment)
@@ -133,8 +137,8 @@ def _no_connection(reason: str) -> CudaError:
     return CudaError(Result.ERROR_MPS_CONNECTION_FAILED, reason)
 
 
-def _broken_off(conversation: Conversation, reason: str) -> CudaError:
-    kind = Unanswered if conversation.over else CudaError
+def _broken_off(conversation: Conversation, reason: str, ended: type[Unanswered] = Unanswered) -> CudaError:
+    kind = ended if conversation.over else CudaError
     return kind(Result.ERROR_MPS_CONNECTION_FAILED, reason)
 
 
@@ -174,7 +178,7 @@ class Session:
             reason = f"it sent {type(message).__name__} where its welcome was due"
         except Ended as error:
             reason = f"{error}; server.log may say why"
-        failed = _broken_off(self._conversation, f"the MPS server: {reason}")
+        failed = _broken_off(self._conversation, f"the MPS server: {reason}", Unwelcomed)
         self._conversation.close()
         raise failed
 

@@ -1,8 +1,9 @@
 """Which servers are on a device of a machine that a file describes, and what their clients hold there.
 
 A server is on a device from ``register`` to ``end``, or to its process's end: its file ``<uuid>.<any>.server`` holds
-its PID and is locked while it lives, so what a killed one leaves behind is known as such, and removed. Beside it
-``<uuid>.<any>.use`` has a line of PID and bytes for every client. Whoever looks or registers locks the folder.
+its PID and is locked while it lives, so what a killed one leaves behind is known as such, and removed. It counts only
+as the file of that process's own user: nobody registers a process of somebody else. Beside it ``<uuid>.<any>.use``
+has a line of PID and bytes for every client. Whoever looks or registers locks the folder.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 
 from attrs import define, frozen
 
+from pympsd.devices.machine import BadMachine
 from pympsd.devices.state_folder import READ_BYTES, StateFolder, read, replace
 
 _SERVER: Final = ".server"
@@ -60,9 +62,12 @@ class Registration:
         os.close(self._folder)
 
 
-def register(folder: StateFolder, uuid: str, alone: bool) -> Registration:
-    """Enter this process as a server on a device; raise InUse when it is to be ``alone`` and is not, or OSError."""
-    with folder.locked() as opened:
+def register(folder: StateFolder, uuid: str, alone: bool, patience: float | None = None) -> Registration:
+    """Enter this process as a server on a device; raise InUse when it is to be ``alone`` and is not, or OSError.
+
+    TimeoutError: somebody kept the folder locked for ``patience`` seconds, or as many as it has unless given.
+    """
+    with folder.locked(patience) as opened:
         others = _living(opened, uuid)
         if alone and others:
             raise InUse(next(iter(others.values())).pid)
@@ -82,13 +87,18 @@ def register(folder: StateFolder, uuid: str, alone: bool) -> Registration:
 
 
 def registered(folder: StateFolder, uuid: str) -> list[Registered]:
-    """Return the servers on a device in order of their PIDs; none where there is no folder."""
+    """Return the servers on a device in order of their PIDs; none where there is no folder.
+
+    Raises BadMachine when it cannot be seen who is there.
+    """
     try:
         with folder.locked() as opened:
             found = _living(opened, uuid)
             return sorted((_with_use(opened, stem, one) for stem, one in found.items()), key=lambda one: one.pid)
-    except OSError:
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        raise BadMachine(f"who uses the devices cannot be seen: {folder.trouble(error)}") from None
 
 
 def _living(folder: int, uuid: str) -> dict[str, Registered]:
@@ -104,18 +114,40 @@ def _server(folder: int, name: str) -> Registered | None:
     except OSError:
         return None
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             return None
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             for left in (name.removesuffix(_SERVER) + _USE, name):
                 _remove(folder, left)
             return None
-        return Registered(int(os.read(fd, READ_BYTES)), ())
-    except (OSError, ValueError):
+        pid = int(os.read(fd, READ_BYTES))
+        return Registered(pid, ()) if _belongs_to(pid, status.st_uid) else None
+    except (OSError, ValueError, OverflowError):
         return None
     finally:
         os.close(fd)
+
+
+def _belongs_to(pid: int, uid: int) -> bool:
+    """Whether a process is there and a user's; raises ProcessLookupError or OverflowError when it cannot be there.
+
+    The owner of /proc/PID is no answer: it is root for a process that cannot be dumped.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            fields = dict(line.split(b":", 1) for line in file if b":" in line)
+        return int(fields[b"Uid"].split()[1]) == uid
+    except OSError:
+        pass
+    try:
+        if pid > 0:
+            os.kill(pid, 0)
+        return False
+    except PermissionError:
+        # It is there, and /proc hides it (hidepid): whose it is cannot be seen, so an exclusive device stays kept.
+        return True
 
 
 def _with_use(folder: int, stem: str, server: Registered) -> Registered:

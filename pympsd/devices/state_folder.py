@@ -2,7 +2,8 @@
 
 The description itself is never written. Servers of every user register in the folder (``registrations``), so it is as
 /tmp is: anybody makes files there, and removes only his own. Modes count only as root, or the owner of the
-description, wrote them. A machine in short form has no folder and remembers nothing.
+description, wrote them; what somebody else put in their place is as if it were not there, and gives way to root's
+next change. A machine in short form has no folder and remembers nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ LOCK_SECONDS: Final = 5.0
 """Who has the folder locked has it so for some microseconds."""
 _RETRY_SECONDS: Final = 0.001
 _FOLDER_MODE: Final = 0o1777
+_REMOVALS: Final = 16
+"""How often a folder that is in the way, and comes back, is moved out of it."""
 
 
 @frozen
@@ -60,14 +63,26 @@ class StateFolder:
             os.close(folder)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[int]:
+    def locked(self, patience: float | None = None) -> Iterator[int]:
         """Give a descriptor of the folder while nobody else changes what is in it.
 
-        Raises OSError, and TimeoutError after ``LOCK_SECONDS``: any user can keep the folder locked.
+        Raises OSError, and TimeoutError after ``patience`` seconds, ``LOCK_SECONDS`` unless given: any user can keep
+        the folder locked.
         """
         with self.opened() as folder:
-            _lock(folder)
+            _lock(folder, LOCK_SECONDS if patience is None else patience)
             yield folder
+
+    def trouble(self, error: OSError) -> str:
+        """Say what is wrong with the folder, and what to do."""
+        if isinstance(error, TimeoutError):
+            return (
+                f"{self.path}: {error.strerror}. Find that process (as root: fuser -v {self.path}, or lsof "
+                f"{self.path}), end it and try again."
+            )
+        if isinstance(error, IsADirectoryError):
+            return f"{self.path}/{MODES}: a folder is in its place and comes back. End who makes it and remove it."
+        return f"{self.path}: {error.strerror}. Make the folder for everybody (mkdir -m 1777)."
 
     def modes(self) -> dict[str, str]:
         """Return the compute modes that were set, by UUID; raise BadMachine when they cannot be read."""
@@ -77,23 +92,30 @@ class StateFolder:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise BadMachine(f"{self.path}: {error.strerror}") from None
+            raise BadMachine(self.trouble(error)) from None
 
     def change_modes(self, changes: Mapping[str, str]) -> None:
         """Set compute modes by UUID; those of other devices stay. Raises OSError and BadMachine."""
         self.make()
         with self.locked() as folder:
-            try:
-                modes = self._read_modes(folder)
-            except FileNotFoundError:
-                modes = {}
-            lines = [f"{uuid} {mode}\n" for uuid, mode in {**modes, **changes}.items()]
+            lines = [f"{uuid} {mode}\n" for uuid, mode in {**self._read_modes(folder), **changes}.items()]
             replace(folder, MODES, "".join(lines).encode())
             os.fsync(folder)
 
     def _read_modes(self, folder: int) -> dict[str, str]:
-        text, owner = read(folder, MODES)
-        if owner not in (0, os.stat(self.description).st_uid):
+        trusted = (0, os.stat(self.description).st_uid)
+        try:
+            # Looked at before it is opened: what a stranger put there may not let itself be opened.
+            found = os.stat(MODES, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid not in trusted:
+                return {}
+            text, owner = read(folder, MODES)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            advice = "root can make it readable for everybody (chmod 644) or remove it"
+            raise BadMachine(f"{self.path}/{MODES}: {error.strerror}; {advice}") from None
+        if owner not in trusted:
             return {}
         modes = {}
         for line in text.decode(errors="replace").splitlines():
@@ -124,8 +146,8 @@ def with_current_modes(devices: Sequence[DeviceFacts], machine: str) -> tuple[De
     )
 
 
-def _lock(folder: int) -> None:
-    give_up = time.monotonic() + LOCK_SECONDS
+def _lock(folder: int, patience: float) -> None:
+    give_up = time.monotonic() + patience
     while True:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,14 +171,31 @@ def read(folder: int, name: str) -> tuple[bytes, int]:
 
 
 def replace(folder: int, name: str, content: bytes) -> None:
-    """Put a file, readable for everybody, into the folder at once and whole. Raises OSError."""
+    """Put a file, readable for everybody, into the folder at once and whole, in the place of anything.
+
+    Raises OSError.
+    """
     new = f"{name}.{os.urandom(8).hex()}.new"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, dir_fd=folder)
     try:
         with os.fdopen(fd, "wb") as file:
             os.fchmod(fd, 0o644)
             file.write(content)
+        for _ in range(_REMOVALS):
+            with contextlib.suppress(IsADirectoryError):
+                os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+                return
+            _move_away(folder, name)
         os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         os.unlink(new, dir_fd=folder)
         raise
+
+
+def _move_away(folder: int, name: str) -> None:
+    """Free a name that a folder, which may hold something, has; it is removed if it is empty."""
+    away = f"{name}.{os.urandom(8).hex()}.old"
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(name, away, src_dir_fd=folder, dst_dir_fd=folder)
+    with contextlib.suppress(OSError):
+        os.rmdir(away, dir_fd=folder)

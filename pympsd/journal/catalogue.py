@@ -30,6 +30,7 @@ CONTROL_LINES: Final = {
     "ui_closed": same("UI closed"),
     "command": same("Cmd:{line}"),
     "answer": same("{text}"),
+    "user_lines_dropped": Line("{count} log lines that user {uid} caused were dropped: too many at once", None),
     "client_server_exists": same("NEW CLIENT {pid} from user {uid}: Server already exists"),
     "client_pending": same("NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"),
     "client_refused": same("Refusing client {pid} from user {uid}: {reason}"),
@@ -79,6 +80,10 @@ SERVER_LINES: Final = {
     "server_started": same("Server has started"),
     "server_failed": same("MPS server failed to start"),
     "server_failed_reason": same("{reason}"),
+    "device_unregistered": same(
+        "Device {device} is served, but a server that wants it for itself cannot see that yet: {reason}"
+    ),
+    "device_registered": Line("Device {device} is registered now", None),
     "server_shutdown_notified": same("Server has been notified to shutdown"),
     "server_shutdown_busy": same("Server was unable to shutdown due to {workers} active clients"),
     "server_waiting": same("Waiting for current clients to finish"),

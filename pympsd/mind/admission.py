@@ -103,7 +103,8 @@ def lose_patience(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
 
 def client_left(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
     """A client has gone from a server: it may be the last one somebody waits for."""
-    server.clients.pop(client, None)
+    if server.clients.pop(client, None) is not None:
+        failed_starts.has_served(daemon, server)
     if server.phase is Phase.LEAVING and not server.clients:
         yield SetTimer(f"{LEAVE_TIMER} {server.serial}", LEAVE_PATIENCE)
     yield from take_turns(daemon)
@@ -159,6 +160,9 @@ def _refusal(daemon: Daemon, event: ClientKnocked) -> RefuseClient | None:
             "start one as that user with its own CUDA_MPS_PIPE_DIRECTORY, or one as root"
         )
         return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
+    given_up = failed_starts.refusal_of(daemon, daemon.serving_uid(event.peer.uid))
+    if given_up:
+        return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, given_up)
     return None
 
 

@@ -35,6 +35,7 @@ def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         # What the servers go on with has serials of the daemons before.
         daemon.generation = left.generation + 1
         daemon.server_serials = Serials(first_serial(daemon.generation))
+        daemon.termination_serials = Serials(first_serial(daemon.generation))
     for known in left.servers:
         daemon.servers[known.serial] = _awaited(known)
         yield Log("server_awaited", {"server": known.pid, "uid": known.uid})
@@ -86,7 +87,7 @@ def _take_defaults(daemon: Daemon, left: Remembered) -> None:
 def _awaited(known: RememberedServer) -> Server:
     percentage, limits = ThreadPercentage(known.thread_percentage), _limits(known.memory_limits)
     server = Server(known.serial, known.uid, percentage, limits, pid=known.pid, phase=Phase.RETURNING)
-    server.awaited = True
+    server.awaited = server.proven = True
     return server
 
 

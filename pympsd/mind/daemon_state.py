@@ -53,6 +53,8 @@ class Server:
     """The daemon before had it, and it has not returned yet: who its clients are is not known."""
     start_refusal: str = ""
     """Why it cannot start, where that is known: it would be no use to try again."""
+    proven: bool = False
+    """A client of its has made a context or left in order, or it has lived for a while."""
 
     def become(self, phase: Phase) -> None:
         """Move to a phase; raise IllegalMove when the table does not allow it."""
@@ -95,11 +97,23 @@ class Debugged:
 
 @frozen
 class FailedStarts:
-    """A user's servers that ended before they were ready, one after the other."""
+    """A user's servers that ended before they had served anybody, one after the other."""
 
     count: int
     pausing_after: int
     """The serial of the last one while the pause before the next try lasts, else 0."""
+    unserved: int = 0
+    """The serial of the last one if its clients went with it: they may come again, so it is remembered a while."""
+    refusal: str = ""
+    """It was given up: why, until the pause is over, nobody of this user is let in."""
+
+
+@frozen
+class Termination:
+    """A terminate_client under way: the operator session that waits for it, and the server that works on it."""
+
+    session: int
+    server: int
 
 
 @define
@@ -125,8 +139,8 @@ class Daemon:
     """One server, root's, for the clients of all users."""
     turn_patience: float = 30.0
     """Seconds after which newcomers of the active user overtake a waiting one no more; 0: they never do."""
-    terminations: dict[int, int] = field(factory=dict)
-    """Operator sessions that wait for a terminate_client, with the server that works on it."""
+    terminations: dict[int, Termination] = field(factory=dict)
+    """By a serial of their own: an answer that comes too late is not taken for a later one's."""
     servers: dict[int, Server] = field(factory=dict)
     line: list[Waiting] = field(factory=list)
     patience_timers: set[int] = field(factory=set)
@@ -138,6 +152,7 @@ class Daemon:
     generation: int = 0
     """How many daemons there were before this one from whom servers came down to it."""
     server_serials: Serials = field(factory=Serials)
+    termination_serials: Serials = field(factory=Serials)
     tickets: Serials = field(factory=Serials)
 
     def serving_uid(self, uid: int) -> int:

@@ -8,9 +8,10 @@ from functools import singledispatch
 import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.answers import Answer, lines, refusal, termination_answer
 from pympsd.commands.registry import Asker, answer_line
+from pympsd.commands.v2.termination import TERMINATION_PATIENCE, TERMINATION_TIMER
 from pympsd.mind import admission, adoption, debuggers, events, failed_starts, shutdown, turns
 from pympsd.mind.daemon_state import Context, Daemon, Server
-from pympsd.mind.instructions import Instruction, Log, Reply, SetTimer
+from pympsd.mind.instructions import CancelTimer, Instruction, Log, Reply, SetTimer
 from pympsd.mind.server_lifecycle import Phase
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.statuses import ServerStatus
@@ -84,7 +85,7 @@ def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
         return
     if server.phase is Phase.INITIALIZING:
         yield Log("server_ready", {"server": server.pid})
-        failed_starts.forget(daemon, server)
+        yield from failed_starts.begin_probation(server)
     server.become(target)
     yield from admission.take_turns(daemon)
 
@@ -93,9 +94,10 @@ def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
 def _(event: events.ContextPushed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
     client = server.clients.get(event.client) if server else None
-    if client is None:
+    if server is None or client is None:
         return
     client.contexts[event.serial] = Context(event.serial, event.number, event.device)
+    failed_starts.has_served(daemon, server)
     yield Log("client_server_exists", {"pid": client.pid, "uid": client.uid})
 
 
@@ -117,8 +119,10 @@ def _(event: events.ClientGonePushed, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.TerminationAnswered, daemon: Daemon) -> Iterator[Instruction]:
-    if daemon.terminations.pop(event.session, None) is not None:
-        yield from _answer(event.session, termination_answer(event.code))
+    asked = daemon.terminations.get(event.token)
+    if asked is not None and asked.server == event.server:
+        yield CancelTimer(f"{TERMINATION_TIMER} {event.token}")
+        yield from _end_termination(daemon, event.token, termination_answer(event.code))
 
 
 @_decide.register
@@ -131,10 +135,11 @@ def _(event: events.ServerExited, daemon: Daemon) -> Iterator[Instruction]:
     else:
         yield Log("server_exited", {"server": server.pid, "status": event.status})
     yield from _end_terminations(daemon, server)
+    death = failed_starts.Death(event.status, event.last_words)
     if server.phase is Phase.INITIALIZING:
-        yield from failed_starts.died(daemon, server, failed_starts.Death(event.status, event.last_words))
+        yield from failed_starts.died(daemon, server, death)
     else:
-        failed_starts.forget(daemon, server)
+        yield from failed_starts.died_unserving(daemon, server, death)
     server.become(Phase.GONE)
     yield from _next_after(daemon)
 
@@ -168,9 +173,21 @@ def _(event: events.ServerLeftAlone, daemon: Daemon) -> Iterator[Instruction]:
 
 def _end_terminations(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     """The server that worked on them is gone."""
-    for session in [asked for asked, serial in daemon.terminations.items() if serial == server.serial]:
-        del daemon.terminations[session]
-        yield from _answer(session, termination_answer(Result.ERROR_MPS_RPC_FAILURE))
+    for token in [token for token, asked in daemon.terminations.items() if asked.server == server.serial]:
+        yield CancelTimer(f"{TERMINATION_TIMER} {token}")
+        yield from _end_termination(daemon, token, termination_answer(Result.ERROR_MPS_RPC_FAILURE))
+
+
+def _end_termination(daemon: Daemon, token: int, answer: Answer) -> Iterator[Instruction]:
+    asked = daemon.terminations.pop(token, None)
+    if asked is not None:
+        yield from _answer(asked.session, answer)
+
+
+def _termination_overdue() -> Answer:
+    code = Result.ERROR_LAUNCH_TIMEOUT
+    why = f"the server did not answer within {TERMINATION_PATIENCE:g} s; shutdown_server -f ends it with its clients"
+    return refusal(f"{code}", diagnostic=f"terminate_client: {why}")
 
 
 @_decide.register
@@ -185,6 +202,12 @@ def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
     elif timer == failed_starts.RETRY_TIMER:
         failed_starts.pause_ended(daemon, int(serial))
         yield from admission.take_turns(daemon)
+    elif timer == failed_starts.PROBATION_TIMER:
+        failed_starts.probation_ended(daemon, int(serial))
+    elif timer == failed_starts.MEMORY_TIMER:
+        failed_starts.memory_ended(daemon, int(serial))
+    elif timer == TERMINATION_TIMER:
+        yield from _end_termination(daemon, int(serial), _termination_overdue())
     else:
         yield from admission.overdue(daemon, timer, int(serial))
 

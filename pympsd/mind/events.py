@@ -90,10 +90,10 @@ class ClientGonePushed:
 
 @frozen
 class TerminationAnswered:
-    """A server is done with a TerminateClient: a CUresult number."""
+    """A server is done with a TerminateClient, the one of this token: a CUresult number."""
 
     server: int
-    session: int
+    token: int
     code: int
 
 

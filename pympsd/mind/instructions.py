@@ -71,10 +71,10 @@ class TellServerItsLimits:
 
 @frozen
 class TerminateClient:
-    """Have a server end the contexts of a client process; TerminationAnswered follows."""
+    """Have a server end the contexts of a client process; TerminationAnswered follows, with its token."""
 
     server: int
-    session: int
+    token: int
     pid: int
 
 

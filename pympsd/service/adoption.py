@@ -23,6 +23,7 @@ from pympsd.mind.adoption import first_serial
 from pympsd.mind.remembered import Remembered, RememberedServer
 from pympsd.service.hub import Hub
 from pympsd.service.server_session import MOST_CONTEXTS, ServerSession
+from pympsd.service.sessions import kill_session
 from pympsd.service.state_file import Kept, NotOurs, device_keys, read, started_at
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Peer, Serials
@@ -78,6 +79,8 @@ class AwaitedServer:
     session: ServerSession
     process: KnownProcess
     stranger: str
+    started: int
+    """When its process started, in clock ticks since boot."""
     settled: trio.Event = field(factory=trio.Event, init=False)
     """It is back, or will not come back."""
     _serving: trio.Event | None = field(default=None, init=False)
@@ -86,6 +89,8 @@ class AwaitedServer:
     async def watch(self, hub: Hub) -> None:
         """See to its end, from the start of this daemon on."""
         await self.process.watch()
+        # Init may have reaped it: no process group of its is sure to be its own any more.
+        kill_session(self.session.pid, self.session.uid, self.started)
         if self._serving is not None:
             with trio.move_on_after(LAST_PUSHES_SECONDS):
                 await self._serving.wait()
@@ -166,7 +171,8 @@ def _awaited(kept: Kept, server: RememberedServer, stranger: str) -> AwaitedServ
     if process.ended or started_at(server.pid) != kept.started.get(server.pid):
         os.close(process.pidfd)
         return None
-    return AwaitedServer(ServerSession(server.serial, server.uid, server.pid, process), process, stranger)
+    session = ServerSession(server.serial, server.uid, server.pid, process)
+    return AwaitedServer(session, process, stranger, kept.started[server.pid])
 
 
 def _still_true(kept: Kept, awaited: Sequence[AwaitedServer], stranger: str) -> Remembered:

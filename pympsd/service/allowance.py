@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from attrs import define
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import define, field
+
+LINES_PER_SECOND: Final = 1000
+"""Log lines a second that one user's connections and commands may cause."""
+LINE_BYTES: Final = 200
+"""A line that is longer counts as several."""
 
 
 @define
@@ -24,3 +33,27 @@ class Allowance:
     def renewed_at(self) -> float:
         """Return the time at which it is whole again."""
         return self._second + 1
+
+
+@define
+class UserLines:
+    """The log lines that users cause by what they may do as often as they like; ``trusted`` users have no bound."""
+
+    trusted: frozenset[int]
+    _of: dict[int, Allowance] = field(factory=dict, init=False)
+    _dropped: Counter[int] = field(factory=Counter, init=False)
+
+    def take(self, uid: int, texts: Sequence[str], now: float) -> bool:
+        """Whether lines of these texts may be logged on a user's account; those that may not are counted."""
+        if uid in self.trusted:
+            return True
+        allowance = self._of.setdefault(uid, Allowance(LINES_PER_SECOND))
+        cost = min(LINES_PER_SECOND, sum(1 + len(text) // LINE_BYTES for text in texts))
+        if allowance.take(cost, now) == cost:
+            return True
+        self._dropped[uid] += len(texts)
+        return False
+
+    def take_dropped(self, uid: int) -> int:
+        """Return how many lines of a user were dropped since the last time this was asked."""
+        return self._dropped.pop(uid, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import socket
 from collections import Counter
 from typing import Final
@@ -29,6 +30,9 @@ HELLO_SECONDS: Final = 10.0
 """A connection that says nothing for so long is closed."""
 CONNECTIONS_PER_USER: Final = 4096
 """More from one user at once are closed at the door, so that no user can take them all."""
+SHARE_OF_DESCRIPTORS: Final = 4
+"""Nor may one user's be more than one in so many of the descriptors: each costs up to three."""
+FEWEST_PER_USER: Final = 16
 OUT_OF_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -81,12 +85,13 @@ class FrontDoor:
             self._reserve = -1
 
     async def _serve(self, sock: trio.socket.SocketType) -> None:
-        self.hub.log.info("connection_accepted")
         channel = MessageChannel(sock)
         try:
             with socket.socket(fileno=os.dup(sock.fileno())) as plain:
                 peer = self._vetted(plain)
                 if peer is not None:
+                    if self.hub.may_log(peer.uid):
+                        self.hub.log.info("connection_accepted")
                     await self._admit(channel, plain, peer)
         except OSError as error:
             # Out of descriptors: this connection is lost, the door stays open.
@@ -101,13 +106,15 @@ class FrontDoor:
         try:
             return credentials(plain)
         except OSError:
+            self.hub.log.info("connection_accepted")
             self.hub.log.error("credentials_invalid")
             return None
 
     async def _admit(self, channel: MessageChannel, plain: socket.socket, peer: Peer) -> None:
-        if self._open[peer.uid] >= CONNECTIONS_PER_USER:
-            reason = f"user {peer.uid} has {CONNECTIONS_PER_USER} connections open"
-            self.hub.log.error("connection_refused", reason=reason)
+        if self._open[peer.uid] >= most_connections():
+            reason = f"user {peer.uid} has {self._open[peer.uid]} connections open"
+            if self.hub.may_log(peer.uid):
+                self.hub.log.error("connection_refused", reason=reason)
             return
         self._open[peer.uid] += 1
         try:
@@ -124,7 +131,8 @@ class FrontDoor:
             if first is not None:
                 await self._converse(first, channel, plain, peer)
         except (ProtocolError, trio.TooSlowError):
-            self.hub.log.error("connection_type_unreadable")
+            if self.hub.may_log(peer.uid):
+                self.hub.log.error("connection_type_unreadable")
 
     async def _converse(self, first: Frame, channel: MessageChannel, plain: socket.socket, peer: Peer) -> None:
         if first.kind == frames.OPERATOR_HELLO:
@@ -146,6 +154,14 @@ class FrontDoor:
             await _beside_sender(channel, client.run, self.hub)
         finally:
             known.close()
+
+
+def most_connections() -> int:
+    """Return how many connections one user may have at a door."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return CONNECTIONS_PER_USER
+    return min(CONNECTIONS_PER_USER, max(FEWEST_PER_USER, descriptors // SHARE_OF_DESCRIPTORS))
 
 
 async def _beside_sender(channel: MessageChannel, conversation: object, hub: Hub) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 
 from pympsd.channel.descriptors import told
 from pympsd.journal.setup import Journal
 from pympsd.mind import instructions as do
 from pympsd.mind.daemon_state import Daemon as Mind
 from pympsd.mind.decide import handle
-from pympsd.mind.events import ClientGonePushed, Event, TimerEnded
+from pympsd.mind.events import ClientGonePushed, Event, OperatorLine, TimerEnded
 from pympsd.mind.server_lifecycle import IllegalMove
+from pympsd.service.allowance import UserLines
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import Settings
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from pympsd.service.client_session import ClientSession
     from pympsd.service.operator_session import OperatorSession
     from pympsd.service.server_session import ServerSession
+
+COMMAND_LINES: Final = frozenset({"command", "answer"})
+"""The lines of a command that anybody may give."""
 
 
 @define
@@ -57,6 +61,18 @@ class Hub:
     """The full path of the socket that servers knock at when this daemon is gone; empty: they need not."""
     keep: Callable[[], None] = lambda: None
     """Keeps for another daemon what the mind knows now."""
+    _user_lines: UserLines = field(
+        default=Factory(lambda hub: UserLines(frozenset({0, hub.mind.uid})), takes_self=True), init=False
+    )
+
+    def may_log(self, uid: int, *texts: str) -> bool:
+        """Whether a line (or one of each text) may be logged that a user causes; tells first what was dropped."""
+        if not self._user_lines.take(uid, texts or ("",), trio.current_time()):
+            return False
+        dropped = self._user_lines.take_dropped(uid)
+        if dropped:
+            self.log.info("user_lines_dropped", count=dropped, uid=uid)
+        return True
 
     def feed(self, event: Event) -> None:
         """Let the mind decide an event and carry out what it asks for.
@@ -67,12 +83,18 @@ class Hub:
             instructions = handle(self.mind, event)
             # First: what is answered or begun below must not be unknown to the next daemon.
             self.keep()
+            quiet = isinstance(event, OperatorLine) and not self._may_log_command(event.uid, instructions)
             for instruction in instructions:
-                self._carry_out(instruction)
+                if not (quiet and isinstance(instruction, do.Log) and instruction.event in COMMAND_LINES):
+                    self._carry_out(instruction)
         except IllegalMove:
             raise
         except Exception as error:
             self.log.error("daemon_defect", reason=repr(error))
+
+    def _may_log_command(self, uid: int, instructions: list[do.Instruction]) -> bool:
+        logs = [one for one in instructions if isinstance(one, do.Log) and one.event in COMMAND_LINES]
+        return self.may_log(uid, *(str(text) for log in logs for text in log.fields.values()))
 
     def _carry_out(self, instruction: do.Instruction) -> None:
         match instruction:
@@ -99,9 +121,9 @@ class Hub:
             case do.TellServerItsLimits(server, percentage, limits):
                 if server in self.servers:
                     self.servers[server].tell(link_messages.LimitsChanged(percentage, limits))
-            case do.TerminateClient(server, session, pid):
+            case do.TerminateClient(server, token, pid):
                 if server in self.servers:
-                    self.servers[server].tell(link_messages.TerminateClient(session, pid))
+                    self.servers[server].tell(link_messages.TerminateClient(token, pid))
             case do.KillServer(server):
                 if server in self.servers:
                     self.servers[server].kill()

@@ -40,7 +40,8 @@ class OperatorSession:
 
     async def run(self, hub: Hub) -> None:
         """Talk until the operator leaves."""
-        hub.log.info("ui_connected")
+        if hub.may_log(self.uid):
+            hub.log.info("ui_connected")
         hub.operators[self.session] = self
         try:
             while (frame := await self.channel.receive()) is not None:
@@ -53,7 +54,7 @@ class OperatorSession:
                     await self._answered.wait()
         finally:
             del hub.operators[self.session]
-            if not hub.done.is_set():
+            if not hub.done.is_set() and hub.may_log(self.uid):
                 hub.log.info("ui_closed")
 
 

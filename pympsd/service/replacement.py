@@ -52,19 +52,34 @@ def _have_it_hand_over(folder: str) -> None:
     except OSError:
         raise CannotReplace(f"the pid file of {folder} names process {pid}, which is not there") from None
     try:
-        _check(folder, pid)
-        signal.pidfd_send_signal(pidfd, HAND_OVER)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        if not poll.poll(SECONDS * 1000):
+        _tell(folder, pid, pidfd)
+        if not _ended(pidfd, SECONDS):
             raise CannotReplace(
                 f"the daemon that runs, process {pid}, did not hand over within {SECONDS:.0f} s; kill -9 {pid} and "
                 "start another: its servers and their clients go on"
             )
-    except (ProcessLookupError, PermissionError) as error:
-        raise CannotReplace(f"the daemon that runs, process {pid}, cannot be told: {error.strerror}") from None
     finally:
         os.close(pidfd)
+
+
+def _tell(folder: str, pid: int, pidfd: int) -> None:
+    """Tell the daemon to hand over; one that has ended meanwhile needs not be told."""
+    try:
+        _check(folder, pid)
+        signal.pidfd_send_signal(pidfd, HAND_OVER)
+    except (OSError, CannotReplace) as error:
+        if _ended(pidfd, 0):
+            return
+        if isinstance(error, CannotReplace):
+            raise
+        raise CannotReplace(f"the daemon that runs, process {pid}, cannot be told: {error.strerror}") from None
+
+
+def _ended(pidfd: int, seconds: float) -> bool:
+    """Whether a process ends within so many seconds."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _pid_in(folder: str) -> int:

@@ -14,6 +14,8 @@ from pympsd.version import CUDA_VERSION, DRIVER_BRANCH, VERSION
 NO_MACHINE = 9
 NOT_FOUND = 6
 """Exit statuses, as nvidia-smi's manual page lists them."""
+WITHOUT_PROCESSES = (Action.LIST, Action.SET_MODE)
+"""Who keeps the machine's folder locked does not hold these up for processes that they do not show."""
 
 
 def main(arguments: list[str]) -> int:
@@ -45,7 +47,8 @@ def _answer(request: Request, name: str) -> tuple[str, int]:
             return usage(name), 0
         case Action.VERSION:
             return _version(), 0
-    machine = Machine.of(os.environ.get("PYMPSD_EMULATED_DEVICES", "") or "H200")
+    text = os.environ.get("PYMPSD_EMULATED_DEVICES", "") or "H200"
+    machine = Machine.of(text, request.action not in WITHOUT_PROCESSES)
     devices = machine.chosen(request.ids)
     match request.action:
         case Action.LIST:

@@ -40,7 +40,7 @@ def set_mode(machine: Machine, devices: Sequence[Device], word: str) -> tuple[st
             machine.folder.change_modes(changes)
         except OSError as error:
             return (
-                f"Unable to set the compute mode: {machine.folder.path}: {error.strerror}\n{EARLY_END}",
+                f"Unable to set the compute mode: {machine.folder.trouble(error)}\n{EARLY_END}",
                 OTHER_ERROR,
             )
     return "".join(said) + ALL_DONE, 0

@@ -47,7 +47,7 @@ class Device:
     index: int
     facts: DeviceFacts
     processes: tuple[Process, ...]
-    """A server, its clients, the next server: each by PID."""
+    """A server, its clients, the next server: each by PID. None where nobody looked for them."""
 
     @property
     def bus_id(self) -> str:
@@ -90,11 +90,12 @@ class Machine:
     folder: StateFolder | None
 
     @classmethod
-    def of(cls, text: str) -> Machine:
-        """Look at a machine; raise BadMachine."""
+    def of(cls, text: str, with_processes: bool = True) -> Machine:
+        """Look at a machine, and unless told not to for processes on it; raise BadMachine."""
         folder = state_folder_of(text)
         facts = with_current_modes(describe(text), text)
-        devices = (Device(index, one, _processes(folder, one)) for index, one in enumerate(facts))
+        seen = folder if with_processes else None
+        devices = (Device(index, one, _processes(seen, one)) for index, one in enumerate(facts))
         return cls(text, tuple(devices), folder)
 
     def chosen(self, ids: str | None) -> tuple[Device, ...]:

@@ -83,6 +83,7 @@ async def _serve(
         async with trio.open_nursery() as nursery:
             server = _initialise(daemon, log, evolve(setup, devices=holdings.devices), name, nursery)
             _record_memory(server, holdings)
+            nursery.start_soon(holdings.enter_late, log)
             daemon.status(ServerStatus.ACTIVE)
             nursery.start_soon(_obey_daemons, server, door, nursery, senders)
             await server.done.wait()

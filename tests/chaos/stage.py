@@ -219,6 +219,8 @@ class Stage:
             self.story.hear_control(line)
         for line in read(told):
             self.story.hear_server(line)
+        for server in self.story.running():
+            server.lost = server.gone_on and not alive(server.pid)
         there = [server.pid for server in self.story.running() if alive(server.pid)]
         if len(there) > 1 and there != self._rivals:
             self._rivals = there

@@ -63,6 +63,8 @@ class ServerStory:
     """Whether no line of its log was dropped."""
     gone_on: bool = False
     """Whether its daemon was killed: then the next one may take it on, and lines may be lost in between."""
+    lost: bool = False
+    """Whether it was found dead while no daemon could say so: its PID may soon be another's."""
 
 
 @define
@@ -120,7 +122,7 @@ class Story:
 
     def running(self) -> list[ServerStory]:
         """Return the servers that have not ended."""
-        return [each for each in self.servers if each.status is None]
+        return [each for each in self.servers if each.status is None and not each.lost]
 
     # --- control.log
 

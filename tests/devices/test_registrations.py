@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pympsd.devices import state_folder
+from pympsd.devices.machine import BadMachine
 from pympsd.devices.registrations import InUse, Registered, register, registered
 from pympsd.devices.state_folder import StateFolder
 
@@ -156,5 +158,49 @@ def test_a_folder_that_a_user_keeps_locked_is_an_error_and_no_wait_for_ever(
     with folder.locked():
         with pytest.raises(TimeoutError, match="another process keeps it locked"):
             register(folder, UUID, alone=False)
-        assert registered(folder, UUID) == []
+        with pytest.raises(
+            BadMachine, match=r"cannot be seen: .*another process keeps it locked.*fuser -v"
+        ) as raised:
+            registered(folder, UUID)
+        assert "mkdir" not in str(raised.value)
     register(folder, UUID, alone=True).end()
+
+
+def claim(folder: StateFolder, pid: object, uid: int) -> int:
+    """Lock a registration that says a PID, as a user's; return its descriptor."""
+    path = Path(folder.path, f"{UUID}.zz.server")
+    path.write_text(f"{pid}\n")
+    os.chown(path, uid, uid)
+    fd = os.open(path, os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+@pytest.mark.parametrize("pid", [1, 1 << 22, 1 << 80, 0, -1])
+def test_nobody_registers_a_process_that_is_not_his(folder: StateFolder, pid: int) -> None:
+    """1 << 22 is no process: the kernel's PIDs are smaller."""
+    lock = claim(folder, pid, uid=1000)
+    assert registered(folder, UUID) == []
+    register(folder, UUID, alone=True).end()
+    os.close(lock)
+
+
+def test_his_own_he_may_and_root_roots(folder: StateFolder, server: Fork) -> None:
+    his = server(uid=1000, uuid=OTHER)
+    for pid, uid in ((his, 1000), (1, 0)):
+        lock = claim(folder, pid, uid)
+        assert [one.pid for one in registered(folder, UUID)] == [pid]
+        os.close(lock)
+        assert registered(folder, UUID) == []
+
+
+def test_a_process_that_proc_hides_counts(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As user 1001 sees user 1000's where /proc is mounted with hidepid."""
+
+    def not_mine(pid: int, number: int) -> None:
+        raise PermissionError(pid)
+
+    lock = claim(folder, 1 << 22, uid=1000)
+    monkeypatch.setattr(os, "kill", not_mine)
+    assert [one.pid for one in registered(folder, UUID)] == [1 << 22]
+    os.close(lock)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pympsd.devices import state_folder
 from pympsd.devices.machine import COMPUTE_MODES, BadMachine, describe
 from pympsd.devices.state_folder import (
     MODES,
@@ -90,15 +92,90 @@ def test_modes_that_a_stranger_wrote_do_not_count(machine: Path, folder: StateFo
     assert modes(machine) == [2, 0], "those of the description's owner do"
 
 
-def test_a_link_or_a_pipe_in_the_place_of_the_modes_does_no_harm(machine: Path, folder: StateFolder) -> None:
+def squat_full_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "in it").touch()
+
+
+def squat_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+def squat_closed_file(path: Path) -> None:
+    path.touch(mode=0o000)
+    os.chown(path, 12345, 12345)
+
+
+@pytest.mark.parametrize(
+    "squat",
+    [
+        lambda path: path.symlink_to("x"),
+        lambda path: path.symlink_to("/etc/passwd"),
+        lambda path: path.mkdir(),
+        os.mkfifo,
+        squat_full_folder,
+        squat_socket,
+        squat_closed_file,
+    ],
+    ids=["dangling link", "link", "folder", "fifo", "full folder", "socket", "closed file"],
+)
+def test_whatever_squats_in_the_place_of_the_modes_is_as_not_there(
+    machine: Path, folder: StateFolder, squat: Callable[[Path], None]
+) -> None:
+    first, _ = describe(str(machine))
     folder.make()
-    path = Path(folder.path, MODES)
-    os.mkfifo(path)
+    squat(Path(folder.path, MODES))
     assert modes(machine) == [3, 0]
-    path.unlink()
-    path.symlink_to(machine)
-    with pytest.raises(BadMachine):
-        modes(machine)
+    folder.change_modes({first.uuid: "DEFAULT"})
+    assert modes(machine) == [0, 0]
+    assert Path("/etc/passwd").read_text().startswith("root:"), "nothing is written through a link"
+
+
+def test_a_file_that_a_user_may_not_open_is_no_matter_unless_it_is_roots() -> None:
+    with tempfile.TemporaryDirectory(prefix="pympsd-test-") as directory:
+        os.chmod(directory, 0o755)
+        machine = Path(directory, "node.toml")
+        machine.write_text(TOML)
+        folder = StateFolder(str(machine))
+        folder.make()
+        closed = Path(folder.path, MODES)
+        squat_closed_file(closed)
+        assert as_user(lambda: modes(machine)) == "[3, 0]"
+        os.chown(closed, 0, 0)
+        said = as_user(lambda: modes(machine))
+        assert f"{closed}: Permission denied; root can make it readable for everybody (chmod 644)" in said
+
+
+def as_user(look: Callable[[], object]) -> str:
+    """Return what a look shows user 1000, or how it fails."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setuid(1000)
+            os.write(writer, str(look()).encode())
+        except BadMachine as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        text = said.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_a_folder_that_comes_back_is_given_up_on_with_advice(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.make()
+    Path(folder.path, MODES).mkdir()
+    monkeypatch.setattr(state_folder, "_move_away", lambda *_: None)
+    with pytest.raises(IsADirectoryError) as raised:
+        folder.change_modes({"GPU-x": "DEFAULT"})
+    assert f"{folder.path}/modes: a folder is in its place" in folder.trouble(raised.value)
+    assert os.listdir(folder.path) == [MODES], "nor is a new file left"
 
 
 def test_a_line_that_is_no_mode_is_named(machine: Path, folder: StateFolder) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, wait_until
+from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, wait_until
 
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
@@ -285,6 +285,27 @@ def test_a_server_that_does_not_return_is_given_up(daemon: DaemonProcess, make_c
     late.begin("init")
     assert late.result() == "CUDA_SUCCESS"
     assert not alive(server)
+
+
+def test_a_stopped_server_of_the_daemon_before_leaves_no_stopped_executor(
+    daemon: DaemonProcess, make_client: Make
+) -> None:
+    client = make_client(A).connect()
+    server = server_of(daemon)
+    processes = [server, *children_of(server)]
+    assert len(processes) > 1
+    daemon.kill()
+    again(daemon)
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        daemon.say("quit -t 0")
+        wait_until(lambda: not alive(daemon.pid), "the end of the daemon")
+        wait_until(lambda: not any(map(alive, processes)), "the end of what the server had")
+    finally:
+        for pid in filter(alive, processes):
+            os.kill(pid, signal.SIGKILL)
+    client.end()
 
 
 def test_a_fault_between_two_daemons(

@@ -11,6 +11,8 @@ import pytest
 from emulated_node import Node
 from processes import ClientProcess, DaemonProcess, alive, wait_until
 
+from pympsd.devices.state_folder import StateFolder
+
 FAILED = "MPS server failed to start"
 REFUSED = "CUDA_ERROR_MPS_CONNECTION_FAILED"
 TWO = '[[device]]\n[[device]]\ncompute_mode = "EXCLUSIVE_PROCESS"\n'
@@ -151,6 +153,30 @@ def test_an_exclusive_device_that_cannot_be_held_is_refused_and_a_shared_one_is_
     assert f"{node.machine}.state: Permission denied" in reason
     shared = node.daemon("b", uid=1000, CUDA_VISIBLE_DEVICES="1")
     node.client(shared, 1000).connect()
+
+
+def test_a_server_that_could_not_register_says_so_and_does_later(make_node: MakeNode) -> None:
+    node = make_node("[[device]]\n[[device]]\n")
+    first, second = node.daemon("a"), node.daemon("b")
+    with StateFolder(str(node.machine)).locked():
+        client = node.client(first).connect()
+        assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+        said = "is served, but a server that wants it for itself cannot see that yet"
+        wait_until(lambda: sum(said in line for line in first.log("server.log")) == 2, "the lines about both devices")
+        assert any("another process keeps it locked" in line for line in first.log("server.log"))
+    wait_until(lambda: "Device 1 is registered now" in first.log("server.log"), "its registration")
+    node.set_mode("EXCLUSIVE_PROCESS")
+    refused(node.client(second))
+    assert f"process {first.servers()[0]} uses it" in failure(second)
+
+
+def test_an_exclusive_server_says_who_is_to_be_looked_for(exclusive: Node) -> None:
+    daemon = exclusive.daemon("a")
+    with StateFolder(str(exclusive.machine)).locked():
+        refused(exclusive.client(daemon))
+        reason = failure(daemon)
+    assert "another process keeps it locked. Find that process" in reason
+    assert "mkdir" not in reason
 
 
 def test_the_process_table_shows_servers_and_their_clients(make_node: MakeNode) -> None:

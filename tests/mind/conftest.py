@@ -14,7 +14,9 @@ from pympsd.mind.decide import handle
 from pympsd.mind.instructions import CancelTimer, Instruction, Log, SetTimer
 from pympsd.vocabulary.identities import Peer
 
-WATCHES = ("start ", "leave ", "turn ")
+WATCHES = ("start ", "leave ", "turn ", "memory ")
+UNREMARKABLE = "probation "
+"""The timer of every server that gets ready."""
 DEVICES = describe("2xH200")
 
 
@@ -43,6 +45,7 @@ class Story:
         self.watches += [(one.token, one.seconds) for one in watches]
         self.cancelled += [one.token for one in told if isinstance(one, CancelTimer)]
         told = [one for one in told if one not in watches and not isinstance(one, CancelTimer)]
+        told = [one for one in told if not (isinstance(one, SetTimer) and one.token.startswith(UNREMARKABLE))]
         self.told += told
         return told
 

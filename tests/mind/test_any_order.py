@@ -68,11 +68,17 @@ class DaemonMachine(RuleBasedStateMachine):
         self.ever_forced: set[int] = set()
         self.told_to_leave: set[int] = set()
         self.shut_down: set[int] = set()
-        self.terminating: dict[int, int] = {}
+        self.terminating: dict[int, tuple[int, int]] = {}
+        """By token: the session that waits and the server that works on it."""
         self.starting: dict[int, int] = {}
         self.refused: dict[int, str] = {}
         self.failures: Counter[int] = Counter()
-        """By user: how many servers ended before they were ready, one after the other."""
+        """By user: how many servers ended before they had served, one after the other."""
+        self.unserved: dict[int, int] = {}
+        """By user: the last of them, where it ended with its clients."""
+        self.refusing: set[int] = set()
+        """The users whose clients are refused for a while."""
+        self.proven: set[int] = set()
         self.told_limits: dict[int, tuple[float, dict[int, int]]] = {}
         self.timers: list[str] = []
         self.replies: Counter[int] = Counter()
@@ -144,9 +150,10 @@ class DaemonMachine(RuleBasedStateMachine):
             case do.TellServerItsLimits(server, percentage, limits):
                 assert server in self.running
                 self.told_limits[server] = (percentage, limits)
-            case do.TerminateClient(server, session, _):
+            case do.TerminateClient(server, token, _):
                 assert server in self.running
-                self.terminating[session] = server
+                assert token not in self.terminating
+                self.terminating[token] = (self.session, server)
             case do.Reply(session, _):
                 assert session in self.expect_reply
                 self.replies[session] += 1
@@ -160,7 +167,8 @@ class DaemonMachine(RuleBasedStateMachine):
                     self.turn_timers[token] = self._came_last(int(token.split()[1]))
             case do.CancelTimer(token):
                 self.timers.remove(token)
-                assert self.turn_timers[token] not in self._waiters()
+                if token.startswith("turn "):
+                    assert self.turn_timers[token] not in self._waiters()
             case do.Exit(status):
                 assert status == 0
                 assert self.quit_begun
@@ -245,7 +253,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.in_line.add(client)
         self._comes(("client", client))
         self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
-        if foreign or self.daemon_uid not in (0, uid) or self.quit_begun:
+        if foreign or self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
             assert client not in self.in_line
         return client if client in self.in_line else multiple()
 
@@ -259,7 +267,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid), "c", 1, traced=True))
         # It is nobody's turn.
         assert servers == (self.spawning, self.running, self.told_to_leave, self.daemon.line)
-        if self.daemon_uid not in (0, uid) or self.quit_begun:
+        if self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
             assert client not in self.debugged
         return client if client in self.debugged else multiple()
 
@@ -297,6 +305,10 @@ class DaemonMachine(RuleBasedStateMachine):
         self.expect_reply.add(self.session)
         self.feed(events.OperatorLine(self.session, uid, line.encode()))
         assert self.replies[self.session] == 1
+
+    def running_server(self, pid: int) -> int:
+        """Return the serial of the running server with a PID."""
+        return next(server for server, running in self.running.items() if running == pid)
 
     def _a_server_pid(self, data: st.DataObject) -> int:
         return data.draw(st.sampled_from([*self.running.values(), 7]))
@@ -356,15 +368,22 @@ class DaemonMachine(RuleBasedStateMachine):
         self.session += 1
         self.expect_reply.add(self.session)
         self.feed(events.OperatorLine(self.session, uid, f"terminate_client {pid} 5001".encode()))
-        assert self.session in self.terminating
+        assert (self.session, self.running_server(pid)) in self.terminating.values()
         assert self.replies[self.session] == 0
 
     @precondition(lambda self: self.terminating)
     @rule(data=st.data(), code=st.sampled_from([0, 201]))
     def termination_answered(self, data: st.DataObject, code: int) -> None:
-        session = data.draw(st.sampled_from(sorted(self.terminating)))
-        self.feed(events.TerminationAnswered(self.terminating.pop(session), session, code))
+        token = data.draw(st.sampled_from(sorted(self.terminating)))
+        session, server = self.terminating[token]
+        # Nobody else can answer it.
+        self.feed(events.TerminationAnswered(server + 1, token, code))
+        assert self.replies[session] == 0
+        del self.terminating[token]
+        self.feed(events.TerminationAnswered(server, token, code))
         assert self.replies[session] == 1
+        # Nor is it answered twice.
+        self.feed(events.TerminationAnswered(server, token, code))
 
     @rule(line=st.sampled_from(["quit", "quit -t 1", "quit -t 0"]), uid=st.sampled_from([0, 500, 600]))
     def quit(self, line: str, uid: int) -> None:
@@ -392,11 +411,34 @@ class DaemonMachine(RuleBasedStateMachine):
         self.timers.remove(token)
         if token in self.turn_timers:
             self.patience_over[self.turn_timers[token]] = self.moment + 1
+        timer, number = token.split() if " " in token else (token, "0")
+        if timer == "termination":
+            session, _ = self.terminating.pop(int(number))
         self.feed(events.TimerEnded(token))
-        if token.startswith("retry "):
-            user = self.uid_of_server[int(token.split()[1])]
-            if not any(self._user_of(waiter) == user for waiter in self._waiters()):
-                self.failures.pop(user, None)
+        if timer == "termination":
+            assert self.replies[session] == 1
+        elif timer == "retry":
+            user = self.uid_of_server[int(number)]
+            waited_for = any(self._user_of(waiter) == user for waiter in self._waiters())
+            if user in self.refusing or not (waited_for or user in self.unserved):
+                self._failures_are_forgotten(user)
+        elif timer == "memory" and self.unserved.get(self.uid_of_server[int(number)]) == int(number):
+            user = self.uid_of_server[int(number)]
+            if user not in self.refusing and self._pause_of(user):
+                del self.unserved[user]
+            elif user not in self.refusing:
+                self._failures_are_forgotten(user)
+        elif timer == "probation" and self.phases.get(int(number)) in (Phase.ACTIVE, Phase.FAULT):
+            self._has_served(int(number))
+
+    def _failures_are_forgotten(self, user: int) -> None:
+        self.failures.pop(user, None)
+        self.unserved.pop(user, None)
+        self.refusing.discard(user)
+
+    def _has_served(self, server: int) -> None:
+        self.proven.add(server)
+        self._failures_are_forgotten(self.uid_of_server[server])
 
     @precondition(lambda self: self.spawning)
     @rule()
@@ -413,7 +455,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def spawn_fails(self) -> None:
         ((server, uid),) = self.spawning.items()
         self.spawning.clear()
-        self.failures.pop(uid, None)
+        self._failures_are_forgotten(uid)
         self.feed(events.SpawnFailed(server, "no"))
         self._answered_starter(server)
         assert not {client for client in self.in_line if self.serving(self.uid_of[client]) == uid}
@@ -432,6 +474,7 @@ class DaemonMachine(RuleBasedStateMachine):
         left = evolve(left, servers=tuple(server for server in left.servers if server.serial not in gone))
         self.daemon = self._new_daemon()
         self.awaited = set(self.running)
+        self.proven |= self.awaited
         self.phases = dict.fromkeys(self.awaited, Phase.RETURNING)
         for uid in map(self.serving, left.wishes):
             self._comes(("wish", uid))
@@ -449,7 +492,8 @@ class DaemonMachine(RuleBasedStateMachine):
         self.uid_of_server = {server: self.uid_of_server[server] for server in self.running}
         for known in (self.spawning, self.terminating, self.starting, self.turn_timers, self.patience_over):
             known.clear()
-        self.failures.clear()
+        for failed in (self.failures, self.unserved, self.refusing):
+            failed.clear()
         self.timers.clear()
         self.quitters.clear()
         self.shut_down |= self.told_to_leave & set(self.running)
@@ -505,8 +549,6 @@ class DaemonMachine(RuleBasedStateMachine):
         ((server, _),) = self.running.items()
         can_fault = self.phases[server] in (Phase.ACTIVE, Phase.LEAVING, Phase.FAULT)
         self.feed(events.StatusPushed(server, "FAULT" if fault and can_fault else "ACTIVE"))
-        if self.phases[server] is Phase.ACTIVE:
-            self.failures.pop(self.uid_of_server[server], None)
 
     @precondition(lambda self: self.on_server)
     @rule(data=st.data(), gone=st.booleans())
@@ -514,6 +556,8 @@ class DaemonMachine(RuleBasedStateMachine):
         client = data.draw(st.sampled_from(sorted(self.on_server)))
         server = self.on_server[client]
         event = events.ContextGonePushed(server, client, 1) if gone else events.ContextPushed(server, client, 1, 1, 0)
+        if not gone and server not in self.awaited:
+            self._has_served(server)
         self.feed(event)
 
     @precondition(lambda self: self.on_server)
@@ -523,6 +567,7 @@ class DaemonMachine(RuleBasedStateMachine):
         server = self.on_server.pop(client)
         # Between two daemons nobody hears of it.
         if server not in self.awaited:
+            self._has_served(server)
             self.feed(events.ClientGonePushed(server, client))
 
     @precondition(lambda self: self.running)
@@ -531,9 +576,30 @@ class DaemonMachine(RuleBasedStateMachine):
         ((server, _),) = self.running.items()
         if self.phases[server] is Phase.INITIALIZING:
             self._dies_at_start(server, status, stated=False)
+            return
+        ready = self.phases[server] in (Phase.ACTIVE, Phase.FAULT)
+        if ready and server not in self.proven and server in self.on_server.values():
+            self._dies_unserving(server, status)
         else:
-            self.failures.pop(self.uid_of_server[server], None)
+            self._failures_are_forgotten(self.uid_of_server[server])
             self._server_is_no_more(events.ServerExited(server, status))
+
+    @precondition(lambda self: set(self.phases.values()) & {Phase.ACTIVE, Phase.FAULT})
+    @rule()
+    def crashes(self) -> None:
+        self.server_exits(status=-11)
+
+    def _dies_unserving(self, server: int, status: int | None) -> None:
+        user = self.uid_of_server[server]
+        self.failures[user] += 1
+        self.unserved[user] = server
+        if self.failures[user] == 4:
+            self.refusing.add(user)
+        self._server_is_no_more(events.ServerExited(server, status))
+        if user in self.refusing:
+            assert not [waiter for waiter in self._waiters() if self._user_of(waiter) == user]
+        else:
+            assert not [uid for uid in self.spawning.values() if uid == user]
 
     @precondition(lambda self: Phase.INITIALIZING in self.phases.values())
     @rule(stated=st.sampled_from([False, False, True]))
@@ -550,6 +616,7 @@ class DaemonMachine(RuleBasedStateMachine):
         waiting = {client for client in self.in_line if self.serving(self.uid_of[client]) == user}
         wished = user in self._wishes()
         self.failures[user] += 1
+        self.unserved.pop(user, None)
         self._server_is_no_more(events.ServerExited(server, status, "no such file"))
         given_up = stated or self.failures[user] == 4
         assert (waiting - self.in_line) == (waiting if given_up else set())
@@ -566,8 +633,8 @@ class DaemonMachine(RuleBasedStateMachine):
         for others in self.debugged.values():
             others.discard(-server)
         self.on_server = {client: on for client, on in self.on_server.items() if on != server}
-        waiting = [session for session, on in self.terminating.items() if on == server]
-        self.terminating = {session: on for session, on in self.terminating.items() if on != server}
+        waiting = [session for session, on in self.terminating.values() if on == server]
+        self.terminating = {token: asked for token, asked in self.terminating.items() if asked[1] != server}
         self.feed(event)
         assert all(self.replies[session] == 1 for session in waiting)
 
@@ -580,7 +647,10 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_termination_is_answered_once(self) -> None:
-        assert self.daemon.terminations == self.terminating
+        known = {token: (asked.session, asked.server) for token, asked in self.daemon.terminations.items()}
+        assert known == self.terminating
+        # And none waits for ever.
+        assert {f"termination {token}" for token in known} <= set(self.timers)
         assert all(count == 1 for count in self.replies.values())
 
     @invariant()
@@ -628,7 +698,9 @@ class DaemonMachine(RuleBasedStateMachine):
     @invariant()
     def a_pause_ends(self) -> None:
         for uid, failed in self.daemon.failed_starts.items():
-            assert 1 <= failed.count <= 3
+            assert failed.count == self.failures[uid]
+            assert 1 <= failed.count <= (4 if failed.refusal else 3)
+            assert bool(failed.refusal) == (uid in self.refusing)
             assert not failed.pausing_after or self._pause_of(uid)
 
     @invariant()
@@ -682,6 +754,7 @@ class DaemonMachine(RuleBasedStateMachine):
         elif self.on_server:
             self.knock(uid=server.uid, foreign=False)
             oldest = min(self.on_server)
+            self._has_served(serial)
             self.feed(events.ClientGonePushed(self.on_server.pop(oldest), oldest))
         else:
             assert server.phase is Phase.LEAVING

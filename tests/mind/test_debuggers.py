@@ -76,6 +76,7 @@ def test_one_that_dies_while_it_waits_is_forgotten(busy: Story) -> None:
 def test_the_end_of_a_server_and_a_refusal_are_ends_of_clients(busy: Story) -> None:
     busy.knocks(2, B)
     busy.knocks(3, A, traced=True)
+    busy.feed(events.ContextPushed(1, 1, 1, 1, 0))
     (spawn,) = busy.feed(events.ServerExited(1, -9))
     assert isinstance(spawn, SpawnServer)
     refused, gone = busy.feed(events.SpawnFailed(2, "no"))

@@ -65,6 +65,7 @@ def test_a_server_that_starts_after_all_serves_and_the_failures_are_forgotten(st
     pause_ends(story, 1)
     (admitted,) = story.is_ready(2, 847)
     assert admitted.client == 1  # type: ignore[union-attr]
+    story.feed(events.ContextPushed(2, 1, 1, 1, 0))
     story.feed(events.ServerExited(2, -9))
     story.knocks(2, 500)
     assert dies(story, 3) == [SetTimer("retry 3", 0.1)]
@@ -138,3 +139,87 @@ def test_a_quit_in_a_pause_refuses_at_once_and_exits(story: Story, line: str) ->
     assert refused(told) == [1]
     assert type(told[-1]).__name__ == "Exit"
     assert pause_ends(story, 1) == []
+
+
+# --- ready, and gone before it served anybody
+
+
+def crashes(story: Story, server: int) -> list[Instruction]:
+    """A server gets ready and ends when it gets its first client."""
+    admitted = story.is_ready(server, 800 + server)
+    assert [type(one).__name__ for one in admitted] == ["AdmitClient"]
+    return story.feed(events.ServerExited(server, -11, "Segmentation fault"))
+
+
+def crash_loop(story: Story) -> RefuseClient:
+    """Clients of user 500 come again and again; return how they are refused."""
+    story.knocks(1, 500)
+    for server, seconds in ((1, 0.1), (2, 0.5), (3, 2.0)):
+        assert crashes(story, server) == [SetTimer(f"retry {server}", seconds)]
+        assert story.knocks(server + 1, 500) == []
+        assert spawned_for(pause_ends(story, server)) == [500]
+    assert crashes(story, 4) == [SetTimer("retry 4", 5.0)]
+    (refusal,) = story.knocks(5, 500)
+    assert isinstance(refusal, RefuseClient)
+    return refusal
+
+
+def test_a_server_that_ends_with_its_first_client_is_tried_four_times(story: Story) -> None:
+    refusal = crash_loop(story)
+    assert (refusal.client, refusal.code) == (5, Result.ERROR_MPS_CONNECTION_FAILED)
+    assert refusal.reason == (
+        "the MPS server of user 500 ended with status -11 after it was ready but before it served anybody: "
+        "Segmentation fault; server.log says why; it was tried 4 times; try again in 5 s"
+    )
+
+
+def test_others_are_served_meanwhile_and_after_a_while_it_begins_anew(story: Story) -> None:
+    crash_loop(story)
+    assert spawned_for(story.knocks(6, 600)) == [600]
+    story.is_ready(5, 847)
+    story.feed(events.ContextPushed(5, 6, 1, 1, 0))
+    story.feed(events.ServerExited(5, -9))
+    assert refused(story.knocks(7, 500)) == [7]
+    assert pause_ends(story, 4) == []
+    assert 500 not in story.daemon.failed_starts
+    assert spawned_for(story.knocks(8, 500)) == [500]
+
+
+def test_clients_that_come_after_the_pause_are_counted_all_the_same(story: Story) -> None:
+    for server in (1, 2, 3, 4):
+        assert spawned_for(story.knocks(server, 500)) == [500]
+        crashes(story, server)
+        if server < 4:
+            assert pause_ends(story, server) == []
+    assert refused(story.knocks(5, 500)) == [5]
+
+
+def test_it_is_forgotten_after_a_while(story: Story) -> None:
+    story.knocks(1, 500)
+    crashes(story, 1)
+    pause_ends(story, 1)
+    assert ("memory 1", 10.0) in story.watches
+    story.feed(events.TimerEnded("memory 1"))
+    assert story.daemon.failed_starts == {}
+
+
+@pytest.mark.parametrize(
+    "served",
+    [events.ContextPushed(1, 1, 1, 1, 0), events.ClientGonePushed(1, 1), events.TimerEnded("probation 1")],
+    ids=["a context", "an orderly end", "a while"],
+)
+def test_one_that_has_served_is_no_failure(story: Story, served: events.Event) -> None:
+    story.knocks(1, 500)
+    story.is_ready(1, 847)
+    story.knocks(2, 500)
+    story.feed(served)
+    assert story.feed(events.ServerExited(1, -9)) == []
+    assert spawned_for(story.knocks(3, 500)) == [500]
+
+
+def test_nor_is_one_that_was_told_to_leave(story: Story) -> None:
+    story.knocks(1, 500)
+    story.is_ready(1, 847)
+    story.says("shutdown_server 847 -f")
+    assert story.feed(events.ServerExited(1, 0)) == []
+    assert spawned_for(story.knocks(2, 500)) == [500]

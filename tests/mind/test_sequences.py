@@ -282,6 +282,7 @@ def test_a_server_that_cannot_start_refuses_its_user(story: Story) -> None:
 def test_after_an_active_server_died_the_next_client_gets_a_new_one(story: Story) -> None:
     story.knocks(1, 500)
     story.is_ready(1, 847)
+    story.feed(events.ContextPushed(1, 1, 1, 1, 0))
     assert story.feed(events.ServerExited(1, -9)) == []
     assert story.knocks(2, 500) == [SpawnServer(2, 500, Peer(102, 500, 500, (500,)))]
 

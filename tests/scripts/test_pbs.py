@@ -182,6 +182,78 @@ def test_a_job_whose_mps_cannot_start_goes_back_to_the_queue(node: BatchNode) ->
     assert node.called() == [f"logger {os.uname().nodename} prologue: the MPS control daemon did not start"]
 
 
+RUNNING = [
+    "nvidia-smi -i 1 -c PROHIBITED > /dev/null",
+    "nvidia-cuda-mps-control -d",
+    "echo start_server -uid 0 | nvidia-cuda-mps-control",
+    "echo get_server_list | nvidia-cuda-mps-control > $CUDA_MPS_LOG_DIRECTORY/before",
+]
+STILL = "echo get_server_list | nvidia-cuda-mps-control | cmp - $CUDA_MPS_LOG_DIRECTORY/before && echo same"
+
+
+def test_a_daemon_that_runs_already_is_left_alone(node: BatchNode) -> None:
+    said = node.run(*RUNNING, f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?", STILL, SHOW)
+    assert said == ["prologue 2", "same", "Default Prohibited "]
+    assert node.called() == [f"logger {os.uname().nodename} prologue: the MPS control daemon did not start"]
+
+
+def test_a_user_that_is_not_there_changes_nothing(node: BatchNode) -> None:
+    unknown = PROLOGUE.replace("nobody", "no-such-user")
+    said = node.run(*RUNNING, f"{unknown} MPS=true; echo prologue $?", STILL, SHOW)
+    assert said == ["prologue 2", "same", "Default Prohibited "]
+    assert node.called() == [
+        f"logger {os.uname().nodename} prologue: MPS was not started: there is no user no-such-user"
+    ]
+
+
+def test_a_job_whose_server_cannot_start_goes_back_to_the_queue(node: BatchNode) -> None:
+    """Another daemon's server has the device."""
+    other = f"CUDA_MPS_PIPE_DIRECTORY={node.directory}/other CUDA_MPS_LOG_DIRECTORY={node.directory}/other"
+    said = node.run(
+        f"mkdir {node.directory}/other",
+        f"{other} nvidia-cuda-mps-control -d",
+        f"echo start_server -uid 0 | {other} nvidia-cuda-mps-control",
+        f"until echo get_server_list | {other} nvidia-cuda-mps-control > {node.directory}/one &&"
+        f" echo get_server_status $(cat {node.directory}/one) | {other} nvidia-cuda-mps-control | grep -q ACTIVE;"
+        " do :; done",
+        f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?",
+        "nvidia-cuda-mps-control get_server_list 2>&1",
+        f"echo get_server_list | {other} nvidia-cuda-mps-control | cmp - {node.directory}/one && echo same",
+        SHOW,
+    )
+    assert said == ["prologue 2", "Cannot find MPS control daemon process", "same", "Default Default "]
+    (called,) = node.called()
+    assert "no MPS server for nobody became ready" in called
+    assert f"{node.directory}/log/server.log says why" in called
+    assert "uses it" in (node.directory / "log" / "server.log").read_text()
+
+
+def test_a_server_that_hangs_is_not_waited_for_for_ever(node: BatchNode) -> None:
+    """A daemon that never says ACTIVE, as a drop-in: it takes commands from standard input only."""
+    fake = node.directory / "bin" / "nvidia-cuda-mps-control"
+    fake.unlink()
+    answers = "case $line in get_server_list) echo 7;; get_server_status*) echo INITIALIZING;; esac"
+    fake.write_text(f'#!/bin/sh\n[ "$1" = -d ] && exit 0\nread line\n{answers}\n')
+    fake.chmod(0o755)
+    said = node.run(f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?", SHOW)
+    assert said == ["prologue 2", "Default Default "]
+    (called,) = node.called()
+    assert "no MPS server for nobody became ready" in called
+
+
+def test_a_node_whose_compute_mode_stays_is_marked_offline(node: BatchNode) -> None:
+    smi = node.directory / "bin" / "nvidia-smi"
+    smi.unlink()
+    smi.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 255\nexec {BIN}/pympsd-smi "$@"\n')
+    smi.chmod(0o755)
+    assert node.run(f"{EPILOGUE} none 0; echo epilogue $?") == ["epilogue 0"]
+    host = os.uname().nodename
+    assert node.called() == [
+        f"logger {host} epilogue: the compute mode could not be reset! Marking offline",
+        f"pbsnodes -o -N Epilogue check: the compute mode could not be reset {host}",
+    ]
+
+
 def test_the_documents_own_uses_of_nvidia_smi(node: BatchNode) -> None:
     """Chapter 4.1.3 and 5.1.1.1, line by line."""
     said = node.run(

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 
-from pympsd.service import front_door
+from pympsd.service import allowance, front_door
+from pympsd.service.peers import credentials
 from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame
 from pympsd.wire.link_messages import ShutDown
@@ -135,6 +137,52 @@ async def test_too_many_of_one_user_are_turned_away_and_room_comes_back(
     operator.sock.shutdown(socket.SHUT_WR)
     assert await operator.hear() is None
     assert await house.still_answers()
+
+
+@pytest.mark.parametrize(("descriptors", "most"), [(32, 16), (1024, 256), (16384, 4096), (1 << 20, 4096), (-1, 4096)])
+def test_one_users_connections_leave_descriptors_for_others(
+    monkeypatch: pytest.MonkeyPatch, descriptors: int, most: int
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (descriptors, descriptors))
+    assert front_door.most_connections() == most
+
+
+@bounded
+async def test_with_few_descriptors_one_user_is_turned_away_sooner(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (64, 64))
+    for _ in range(16):
+        operator = await house.operator()
+        await operator.ask(b"get_server_list")
+    assert await (await house.connect()).hear() is None
+    assert house.sentences()[-1] == f"Refusing a connection: user {os.geteuid()} has 16 connections open"
+
+
+@bounded
+async def test_a_user_cannot_fill_the_log(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_door, "credentials", lambda plain: evolve(credentials(plain), uid=10001))
+    monkeypatch.setattr(allowance, "LINES_PER_SECOND", 30)
+    now = 1000.0
+    monkeypatch.setattr("trio.current_time", lambda: now)
+    operator = await house.operator()
+    for _ in range(50):
+        # Answered all the same: two lines each, and the second a long one.
+        kinds = [kind for kind, _ in await operator.ask(b"x" * 300)]
+        assert kinds == [frames.OPERATOR_STDOUT, frames.OPERATOR_STDERR, frames.OPERATOR_DONE]
+    for garbage in [frames.encode(999)] * 5:
+        caller = await house.connect()
+        await caller.say(garbage)
+        assert await caller.hear() is None
+    said = house.sentences()
+    assert said[:2] == ["Accepting connection...", "NEW UI"]
+    assert (len(said), said.count("Cmd:" + 300 * "x")) == (16, 7)
+    now += 2
+    await (await house.operator()).ask(b"get_server_list")
+    assert house.sentences()[16:18] == [
+        "96 log lines that user 10001 caused were dropped: too many at once",
+        "Accepting connection...",
+    ]
 
 
 @bounded

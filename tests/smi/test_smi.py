@@ -195,6 +195,21 @@ def test_a_user_sees_what_root_set(node: Node) -> None:
     assert done.stdout == "compute_mode\nProhibited\n"
 
 
+def test_a_folder_that_is_kept_locked_is_said_and_nothing_is_reset(node: Node) -> None:
+    folder = StateFolder(str(node.machine))
+    folder.make()
+    with folder.locked():
+        done = node.smi("-i", "0", "-r")
+        assert (done.returncode, done.stdout) == (9, "")
+        assert f"{folder.path}: another process keeps it locked. Find that process" in done.stderr
+        assert "fuser -v" in done.stderr
+        done = node.smi("-c", "3")
+        assert done.returncode == 255
+        assert "keeps it locked. Find that process" in done.stdout
+        assert printed(node, "-L").count("\n") == 4, "who shows no processes does not look for them"
+    assert modes(node) == ["Default"] * 4
+
+
 def test_a_reset(node: Node) -> None:
     assert printed(node, "-i", "0", "-r") == f"GPU {BUS[0]} was successfully reset.\nAll done.\n"
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from pympsd.commands.answers import refusal
 from pympsd.commands.numbers import atoi
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
-from pympsd.mind.daemon_state import Daemon
-from pympsd.mind.instructions import TerminateClient, Working
+from pympsd.mind.daemon_state import Daemon, Termination
+from pympsd.mind.instructions import SetTimer, TerminateClient, Working
+
+TERMINATION_TIMER: Final = "termination"
+TERMINATION_PATIENCE: Final = 15.0
+"""Seconds a server has to answer: it gives up by itself after 10, unless it is stopped."""
 
 
 def _two_pids(words: Sequence[str]) -> tuple[int, int]:
@@ -24,5 +29,9 @@ def terminate_client(daemon: Daemon, asker: Asker, pids: tuple[int, int]) -> Dec
     server = daemon.server_by_pid(pids[0])
     if server is None:
         return Decision(refusal(f"Server {pids[0]} not found", f"Server {pids[0]} not found!", "1"))
-    daemon.terminations[asker.session] = server.serial
-    return Decision(None, (Working(asker.session), TerminateClient(server.serial, asker.session, pids[1])))
+    token = daemon.termination_serials.take()
+    daemon.terminations[token] = Termination(asker.session, server.serial)
+    told = TerminateClient(server.serial, token, pids[1])
+    return Decision(
+        None, (Working(asker.session), told, SetTimer(f"{TERMINATION_TIMER} {token}", TERMINATION_PATIENCE))
+    )
