@@ -24,9 +24,9 @@ SECONDS = 30.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def adopt_orphans() -> None:
-    """Become the parent of daemons, so that they are reaped at once whatever PID 1 is."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def adopt_orphans(adopt: bool = True) -> None:
+    """Become the parent of daemons, so that they are reaped at once whatever PID 1 is; or be that no more."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def alive(pid: int) -> bool:
