@@ -15,9 +15,11 @@ from .replay import ReplayDaemon
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _orphans_are_adopted() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _orphans_are_adopted() -> Iterator[None]:
     adopt_orphans()
+    yield
+    adopt_orphans(False)
 
 
 @pytest.fixture

@@ -13,9 +13,11 @@ import pytest
 from processes import ClientProcess, DaemonProcess, adopt_orphans
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _orphans_are_adopted() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _orphans_are_adopted() -> Iterator[None]:
     adopt_orphans()
+    yield
+    adopt_orphans(False)
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ def daemon() -> Iterator[DaemonProcess]:
     assert running.start().returncode == 0
     yield running
     running.stop()
+    adopt_orphans(False)
     shutil.rmtree(directory)
 
 
