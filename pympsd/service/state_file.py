@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from attrs import define, field, frozen
 
-from pympsd.mind.remembered import NOTHING, Remembered, check
+from pympsd.mind.remembered import Remembered, check
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
 
@@ -111,7 +111,10 @@ def _pid_namespace() -> int:
 
 @define
 class StateFile:
-    """Keeps the file of a daemon that runs up to date; there is none while there is nothing to know."""
+    """Keeps the file of a daemon that runs up to date.
+
+    It is there even while there is nothing to know: by it a client sees that its daemon has not ended in order.
+    """
 
     folder: str
     devices: tuple[str, ...]
@@ -125,10 +128,7 @@ class StateFile:
         if remembered == self._written:
             return
         try:
-            if remembered == NOTHING:
-                self._remove(files.STATE)
-            else:
-                self._write(remembered)
+            self._write(remembered)
         except OSError as error:
             if not self._failed:
                 self.log.error("state_not_kept", reason=error.strerror)

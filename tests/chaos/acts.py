@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import trio
-from processes import alive
 
 from .history import FOR_EVER, Life
-from .schedule import DEVICES, FAULTS, Action, Kind
-from .stage import Stage, now, strike
+from .identity import Who, strike, there
+from .schedule import DEVICES, FAULTS, Action, Kind, stop_seconds
+from .stage import Stage, now
 
-STOP_SECONDS: Final = 2.5
+KILLED_AFTER: Final = 4.0
+"""A server that is stopped for longer may be killed by its daemon: told to leave, or awaited (5 and 10 s)."""
 END_SECONDS: Final = 30.0
 """A daemon that is told to end has ended after so long."""
 NOTICE_SECONDS: Final = 15.0
@@ -48,18 +48,14 @@ async def _client_kill(stage: Stage, action: Action) -> None:
     if life is not None:
         with stage.incident(action.kind, action.number, pid=life.pid, client=life.plan.number, uid=life.uid):
             life.killed = True
-            _kill(life.pid, signal.SIGKILL if action.extent < 0.7 else signal.SIGSEGV)
+            strike(life.who, signal.SIGKILL if action.extent < 0.7 else signal.SIGSEGV)
 
 
 async def _client_stop(stage: Stage, action: Action) -> None:
     life = pick(stage.living(), action.pick)
     if life is not None:
         with stage.incident(action.kind, action.number, pid=life.pid, client=life.plan.number, uid=life.uid):
-            _kill(life.pid, signal.SIGSTOP)
-            try:
-                await trio.sleep(action.extent * STOP_SECONDS)
-            finally:
-                _kill(life.pid, signal.SIGCONT)
+            await _stop(life.who, action)
 
 
 async def _client_fault(stage: Stage, action: Action) -> None:
@@ -88,27 +84,29 @@ async def terminate(stage: Stage, life: Life, number: int) -> None:
 
 
 async def _executor_kill(stage: Stage, action: Action) -> None:
-    pid, device, uid, server = _executor(stage, action)
-    if pid:
-        with stage.incident(action.kind, action.number, pid=pid, uid=uid, device=device) as incident:
-            stage.killed.add(pid)
-            if not strike(pid, signal.SIGKILL, server):
+    found = _executor(stage, action)
+    if found is not None:
+        executor, device, uid = found
+        with stage.incident(action.kind, action.number, pid=executor.pid, uid=uid, device=device) as incident:
+            stage.killed.add(executor)
+            if not strike(executor, signal.SIGKILL):
                 incident.uid = NOBODYS  # it had gone
 
 
 async def _executor_stop(stage: Stage, action: Action) -> None:
-    pid, device, uid, server = _executor(stage, action)
-    if pid:
-        with stage.incident(action.kind, action.number, pid=pid, uid=uid, device=device):
-            await _stop(pid, server, action)
+    found = _executor(stage, action)
+    if found is not None:
+        executor, device, uid = found
+        with stage.incident(action.kind, action.number, pid=executor.pid, uid=uid, device=device):
+            await _stop(executor, action)
 
 
 async def _server_kill(stage: Stage, action: Action) -> None:
     server = stage.server()
     if server is not None:
         with stage.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
-            stage.killed.add(server.pid)
-            strike(server.pid, signal.SIGKILL)
+            stage.killed.add(server.who)
+            strike(server.who, signal.SIGKILL)
             with trio.move_on_after(NOTICE_SECONDS):
                 while server.status is None:
                     await trio.sleep(0.05)
@@ -118,16 +116,18 @@ async def _server_stop(stage: Stage, action: Action) -> None:
     server = stage.server()
     if server is not None:
         with stage.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
-            await _stop(server.pid, 0, action)
+            if stop_seconds(action.extent) > KILLED_AFTER:
+                stage.killed.add(server.who)
+            await _stop(server.who, action)
 
 
 async def _daemon_stop(stage: Stage, action: Action) -> None:
-    with stage.incident(action.kind, action.number, pid=stage.daemon):
-        await _stop(stage.daemon, 0, action)
+    with stage.incident(action.kind, action.number, pid=stage.daemon.pid):
+        await _stop(stage.daemon, action)
 
 
 async def _daemon_kill(stage: Stage, action: Action) -> None:
-    with stage.incident(action.kind, action.number, pid=stage.daemon):
+    with stage.incident(action.kind, action.number, pid=stage.daemon.pid):
         stage.killed.add(stage.daemon)
         strike(stage.daemon, signal.SIGKILL)
         await stage.until_gone(stage.daemon, END_SECONDS)
@@ -136,11 +136,11 @@ async def _daemon_kill(stage: Stage, action: Action) -> None:
 
 
 async def _daemon_replace(stage: Stage, action: Action) -> None:
-    with stage.incident(action.kind, action.number, pid=stage.daemon):
+    with stage.incident(action.kind, action.number, pid=stage.daemon.pid):
         old = stage.daemon
         await stage.start_daemon("--replace")
         if not await stage.until_gone(old, END_SECONDS):
-            stage.blame(f"daemon {old} was replaced and is still there")
+            stage.blame(f"daemon {old.pid} was replaced and is still there")
     await _adopted(stage)
 
 
@@ -148,7 +148,7 @@ async def _adopted(stage: Stage) -> None:
     """The server that was there is the new daemon's, unless it has ended meanwhile."""
     server = stage.server()
     with trio.move_on_after(NOTICE_SECONDS):
-        while server is not None and alive(server.pid):
+        while server is not None and there(server.who):
             status, said = await stage.tool("get_server_list\n")
             if status == 0 and str(server.pid) in said.split():
                 return
@@ -158,40 +158,40 @@ async def _adopted(stage: Stage) -> None:
 
 
 async def _daemon_term(stage: Stage, action: Action) -> None:
-    with stage.incident(action.kind, action.number, pid=stage.daemon):
-        there = _everything(stage)
+    with stage.incident(action.kind, action.number, pid=stage.daemon.pid):
+        everything = _everything(stage)
         strike(stage.daemon, signal.SIGTERM)
-        await _over(stage, "SIGTERM", there)
+        await _over(stage, "SIGTERM", everything)
         await stage.start_daemon()
 
 
 async def _quit(stage: Stage, action: Action) -> None:
-    with stage.incident(action.kind, action.number, pid=stage.daemon):
-        there = _everything(stage)
+    with stage.incident(action.kind, action.number, pid=stage.daemon.pid):
+        everything = _everything(stage)
         status, said = await stage.tool(f"quit -t {int(action.extent * 3)}\n")
         if status != 0:
             stage.blame(f"quit ended with {status}: {said}")
-        await _over(stage, "quit -t", there)
+        await _over(stage, "quit -t", everything)
         await stage.start_daemon()
 
 
-async def _over(stage: Stage, what: str, there: set[int]) -> None:
+async def _over(stage: Stage, what: str, everything: set[Who]) -> None:
     """The daemon ends, and nothing of it is left; what is left is blamed, and the daemon killed."""
     if not await stage.until_gone(stage.daemon, END_SECONDS):
-        stage.blame(f"daemon {stage.daemon} is there {END_SECONDS:.0f} s after {what}")
+        stage.blame(f"daemon {stage.daemon.pid} is there {END_SECONDS:.0f} s after {what}")
         strike(stage.daemon, signal.SIGKILL)
     stage.reap()
-    left = sorted(filter(alive, there))
+    left = sorted(one.pid for one in everything if there(one))
     if left:
         stage.blame(f"the servers or executors {left} are there after {what}")
 
 
-def _everything(stage: Stage) -> set[int]:
+def _everything(stage: Stage) -> set[Who]:
     """Return the servers there are, which are to be forced, and their executors."""
     stage.listen()
-    servers = [server for server in stage.story.running() if alive(server.pid)]
-    stage.forced |= {server.pid for server in servers}
-    return {pid for server in servers for pid in (server.pid, *server.executors)}
+    servers = [server for server in stage.story.running() if there(server.who)]
+    stage.forced |= {server.who for server in servers}
+    return {one for server in servers for one in (server.who, *server.executors)}
 
 
 async def _shutdown_server(stage: Stage, action: Action) -> None:
@@ -200,7 +200,7 @@ async def _shutdown_server(stage: Stage, action: Action) -> None:
         return
     forced = action.kind is Kind.SHUTDOWN_SERVER_FORCED
     if forced:
-        stage.forced.add(server.pid)
+        stage.forced.add(server.who)
     with stage.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
         await _say(stage, f"shutdown_server {server.pid}{' -f' if forced else ''}")
         with trio.move_on_after(NOTICE_SECONDS if forced else 0):
@@ -238,32 +238,26 @@ async def _say(stage: Stage, line: str, uid: int = 0) -> str:
     return said
 
 
-async def _stop(pid: int, parent: int, action: Action) -> None:
-    if strike(pid, signal.SIGSTOP, parent):
+async def _stop(process: Who, action: Action) -> None:
+    if strike(process, signal.SIGSTOP):
         try:
-            await trio.sleep(action.extent * STOP_SECONDS)
+            await trio.sleep(stop_seconds(action.extent))
         finally:
-            strike(pid, signal.SIGCONT)
-
-
-def _kill(pid: int, number: int) -> None:
-    # A child of ours: its PID is its own until it is reaped.
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
+            strike(process, signal.SIGCONT)
 
 
 def _attached(stage: Stage) -> list[Life]:
     return [each for each in stage.living() if each.attached != FOR_EVER and each.plan.work != "endless"]
 
 
-def _executor(stage: Stage, action: Action) -> tuple[int, int, Any, int]:
-    """Return an executor's PID, device, uid and server, zeros when there is none."""
+def _executor(stage: Stage, action: Action) -> tuple[Who, int, int] | None:
+    """Return an executor, its device and uid. (Logs of the dialect r580 name none.)"""
     server = stage.server()
     found = pick(sorted(server.executors.items()) if server else (), action.pick)
-    if server is None or found is None or not alive(found[0]):
-        return 0, 0, 0, 0
+    if server is None or found is None or not there(found[0]):
+        return None
     assert found[1] < DEVICES
-    return *found, server.uid, server.pid
+    return *found, server.uid
 
 
 ACTS: Final[dict[Kind, Act]] = {

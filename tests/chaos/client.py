@@ -32,6 +32,9 @@ STEPS: Final = {
 TERMINATED: Final = 810
 NOT_READY: Final = 807
 MOST_CONTEXTS: Final = 4
+LINGERS: Final = 0.3
+LINGER_SECONDS: Final = 5.0
+"""Some clients try again so long after an error: by then nothing may succeed in what the error ended."""
 PAUSES: Final = (0, 0, 0.02, 0.1, 0.3)
 """Seconds between steps: a client is not always busy, and the machine is not ours alone."""
 
@@ -88,9 +91,16 @@ class Client:
             return self.other_context()
         code = self.step_in(number, f"fault {wish}" if wish else name)
         if code:
-            for each in sorted(self.benches):
-                self.step_in(each, "synchronize")
+            self.in_all("synchronize")
+            if self.source.random() < LINGERS:
+                asked(LINGER_SECONDS)
+                self.in_all("copies")
         return code
+
+    def in_all(self, name: str) -> None:
+        """Do a step in every context, whatever comes of it."""
+        for each in sorted(self.benches):
+            self.step_in(each, name)
 
     def step_in(self, number: int, name: str) -> int:
         """Do a step in a context."""

@@ -17,7 +17,10 @@ PTX: Final = Path(__file__).with_name("kernels.ptx").read_bytes()
 BLOCK: Final = 256
 CHUNK: Final = 128 << 20
 MOST: Final = 1 << 30
-OUT_OF_MEMORY: Final = 2
+OUT_OF_MEMORY, NOT_SUPPORTED = 2, 801
+MAJOR: Final = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+VOLTA: Final = 7
+"""The compute capability."""
 
 
 class Bench:
@@ -160,7 +163,9 @@ class Bench:
         return wrong
 
     def callbacks(self) -> int:
-        """Host functions in stream order, between kernels."""
+        """Host functions in stream order, between kernels; before Volta they are refused."""
+        if check(cuda.cuDeviceGetAttribute, MAJOR, self.device) < VOLTA:
+            return int(int(cuda.cuLaunchHostFunc(0, print, 0)[0]) != NOT_SUPPORTED)
         stream, word = check(cuda.cuStreamCreate, 1), check(cuda.cuMemAlloc, 4)
         called: list[int] = []
         last = threading.Event()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from attrs import define, field
 
 from .history import FOR_EVER, History, Incident, Life
-from .schedule import Kind
+from .schedule import DEVICES, STOPS, Containment, Kind
 
 SLACK: Final = 2.0
 """Seconds between something and its being noticed by everybody, on a machine that is busy."""
@@ -34,7 +35,7 @@ def episodes(history: History, uid: int) -> list[Episode]:
     lives = [life for life in history.lives if life.uid == uid]
     faults = [each for each in history.incidents if each.kind in (Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL)]
     for incident in sorted((each for each in faults if each.uid == uid), key=lambda each: each.began):
-        episode = _episode(lives, incident)
+        episode = _episode(history, lives, incident)
         if found and found[-1].ended >= episode.began:
             last = found[-1]
             last.ended = max(last.ended, episode.ended)
@@ -59,20 +60,48 @@ def reach(lives: list[Life], device: int, since: float, until: float) -> tuple[s
             devices |= spread[one][1]
 
 
-def _episode(lives: list[Life], incident: Incident) -> Episode:
-    until = _noticed(lives, incident)
-    devices, clients = reach(lives, incident.device, incident.began, until)
+def settled(incidents: Iterable[Incident], since: float, seconds: float) -> float:
+    """Return when everybody has had so many seconds since a time: later when something was stopped meanwhile."""
+    until = since + seconds
+    for stop in sorted((one for one in incidents if one.kind in STOPS), key=lambda one: one.began):
+        if stop.began <= until and stop.ended >= since:
+            until = max(until, stop.ended + seconds)
+    return until
+
+
+def met_by_culprit(lives: list[Life], incident: Incident) -> float | None:
+    """Return when the culprit of a fault was told of an error, None when it has not been."""
+    for life in lives:
+        if life.plan.number == incident.client:
+            return next((step.ended for step in life.steps if step.code and step.ended >= incident.began), None)
+    return None
+
+
+def _episode(history: History, lives: list[Life], incident: Incident) -> Episode:
+    until = _noticed(history, lives, incident)
+    devices, clients = _reached(history, lives, incident, until)
     ended = max((life.ended for life in clients), default=until)
-    # Then the executors are made anew.
-    over = max(ended, until) + SLACK + NOTICED if ended != FOR_EVER else FOR_EVER
+    # Then the executors are made anew, or the server.
+    over = FOR_EVER
+    if ended != FOR_EVER:
+        over = settled(history.incidents, max(ended, until), SLACK + NOTICED)
     return Episode(incident.began, over, devices, {life.plan.number for life in clients}, [incident])
 
 
-def _noticed(lives: list[Life], incident: Incident) -> float:
+def _reached(history: History, lives: list[Life], incident: Incident, until: float) -> tuple[set[int], list[Life]]:
+    if history.containment is Containment.SERVER:
+        return set(range(DEVICES)), [
+            life for life in lives if life.knocked <= until and life.ended >= incident.began - SLACK
+        ]
+    if history.containment is Containment.CLIENT and incident.kind is Kind.CLIENT_FAULT:
+        return set(), [life for life in lives if life.plan.number == incident.client]
+    return reach(lives, incident.device, incident.began, until)
+
+
+def _noticed(history: History, lives: list[Life], incident: Incident) -> float:
     """Return until when the fault has surely been met: the culprit was told, or its executor had some time."""
-    if incident.kind is Kind.CLIENT_FAULT:
-        for life in lives:
-            if life.plan.number == incident.client:
-                codes = (step.ended for step in life.steps if step.code and step.ended >= incident.began)
-                return min(next(codes, FOR_EVER), life.ended) + SLACK
-    return incident.began + NOTICED
+    if incident.kind is Kind.EXECUTOR_KILL:
+        return settled(history.incidents, incident.began, NOTICED)
+    met = met_by_culprit(lives, incident)
+    ended = next((life.ended for life in lives if life.plan.number == incident.client), FOR_EVER)
+    return settled(history.incidents, min(FOR_EVER if met is None else met, ended), SLACK)

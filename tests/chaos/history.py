@@ -6,7 +6,8 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from .schedule import ClientPlan, Kind
+from .identity import Who
+from .schedule import ClientPlan, Containment, Kind
 
 FOR_EVER = float("inf")
 HORIZON = 120.0
@@ -67,6 +68,13 @@ class Life:
     contexts: dict[int, Span] = field(factory=dict)
     complaint: str = ""
     """What it wrote to its standard error."""
+    born: int = 0
+    """When its process started, in clock ticks since boot."""
+
+    @property
+    def who(self) -> Who:
+        """Its process."""
+        return Who(self.pid, self.born)
 
     def hear(self, said: dict[str, Any]) -> None:
         """Take in a line of the client's."""
@@ -117,6 +125,8 @@ class Incident:
     client: int = 0
     uid: int = -1
     device: int = -1
+    context: int = -1
+    """Of a fault: the culprit's own number of the context."""
     code: int = 0
     """A fault's CUresult."""
     note: str = ""
@@ -128,6 +138,7 @@ class History:
 
     lives: list[Life] = field(factory=list)
     incidents: list[Incident] = field(factory=list)
+    containment: Containment = Containment.DEVICE
 
     def around(self, life: Life) -> History:
         """Return what may matter to a client: in an hour most of it has long been over."""
@@ -135,4 +146,5 @@ class History:
         return History(
             [other for other in self.lives if other.ended >= since and other.started <= life.ended],
             [one for one in self.incidents if one.ended >= since and one.began <= life.ended],
+            self.containment,
         )

@@ -6,19 +6,25 @@ is not in the table is a failure: an error that nobody's doing explains, a succe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from typing import Final
 
+from .endings import CLIENT_TERMINATED, ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS, RPC_FAILURE, ended_before
 from .episodes import RETRY_SECONDS, Episode, episodes
 from .history import FOR_EVER, History, Incident, Life, Step
-from .schedule import Kind
+from .schedule import ADOPTION, STOPS, Containment, Kind
 
 HANG_SECONDS: Final = 60.0
 """Every client has an answer after so long, whatever happened; what it or its server was stopped for comes on top."""
+STARTS: Final = 15.0
+"""Seconds in which a new daemon may await the servers of the one before."""
 
-OUT_OF_MEMORY, ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED = 2, 700, 716, 719
-CONNECTION_FAILED, RPC_FAILURE, SERVER_NOT_READY, CLIENT_TERMINATED = 805, 806, 807, 810
+CONNECTION_FAILED, SERVER_NOT_READY = 805, 807
+TEARDOWN_SECONDS: Final = 4.0
+"""An executor that is stopped for longer may be killed where it is to tear contexts down (it has 5 s)."""
+RETURN_SECONDS: Final = 9.0
+"""A server that is stopped for longer may be killed where a new daemon awaits it (for 10 s)."""
 
 FAULT_CODES: Final = {
     "wild_store": ILLEGAL_ADDRESS,
@@ -87,7 +93,18 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     Kind.LIMITS: {},
 }
 """Kind of chaos -> who may get which CUresults of it."""
-STOPS: Final = frozenset({Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP})
+"""On devices of today. Elsewhere a fault of a client's reaches"""
+WITHIN_THE_CLIENT: Final = {Role.VICTIM: frozenset({CULPRITS})}
+"""only its context, where the machine contains faults;"""
+THE_WHOLE_SERVER: Final = {
+    **TABLE[Kind.CLIENT_FAULT],
+    # Its end may be met before what the fault was.
+    Role.SERVED: frozenset({LAUNCH_FAILED, RPC_FAILURE}),
+    Role.KNOCKING: frozenset({SERVER_NOT_READY, CONNECTION_FAILED}),
+    Role.OPENING: frozenset({SERVER_NOT_READY, RPC_FAILURE}),
+}
+"""everybody, with the server itself, before Volta (as the loss of an executor does)."""
+KILLED_SERVER: Final = TABLE[Kind.SERVER_KILL]
 FAULTS: Final = frozenset({Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL})
 
 
@@ -105,8 +122,8 @@ def problems(history: History, life: Life) -> Iterator[str]:
             yield f"{who}: {step.wrong} wrong in {step.name!r} at {step.ended:.3f}"
         if step.code and not explanation(history, found, life, step):
             yield f"{who}: {step.code} of {step.call} in {step.name!r} at {step.ended:.3f} has no cause ({step.why})"
-        elif not step.code and (ended := _ended_before(history, life, step)) is not None:
-            yield f"{who}: {step.name!r} at {step.began:.3f} goes on in a context terminated at {ended:.3f}"
+        elif not step.code and (why := ended_before(history, life, step)) is not None:
+            yield f"{who}: {step.name!r} at {step.began:.3f} goes on in {why}"
 
 
 def explanation(history: History, found: list[Episode], life: Life, step: Step) -> Incident | None:
@@ -114,40 +131,72 @@ def explanation(history: History, found: list[Episode], life: Life, step: Step) 
     for incident in history.incidents:
         if incident.began > step.ended:
             continue
-        for role in _roles(incident, found, life, step):
-            allowed = TABLE[incident.kind].get(role, frozenset())
+        table = allowances(history, incident)
+        for role in _roles(history, incident, found, life, step):
+            allowed = table.get(role, frozenset())
             if step.code in {incident.code if one == CULPRITS else one for one in allowed}:
                 return incident
     return None
 
 
-def _roles(incident: Incident, found: list[Episode], life: Life, step: Step) -> Iterator[Role]:
+def allowances(history: History, incident: Incident) -> dict[Role, frozenset[int]]:
+    """Return who may get which CUresults of what was done, on this machine and with what else was done meanwhile."""
+    if incident.kind is Kind.SERVER_STOP and _lasts_over(incident, RETURN_SECONDS, ADOPTION, history):
+        return KILLED_SERVER
+    if incident.kind in FAULTS and history.containment is Containment.SERVER:
+        return THE_WHOLE_SERVER
+    if incident.kind is Kind.CLIENT_FAULT and history.containment is Containment.CLIENT:
+        return WITHIN_THE_CLIENT
+    if incident.kind is Kind.CLIENT_FAULT and any(
+        one.kind is Kind.EXECUTOR_STOP and _lasts_over(one, TEARDOWN_SECONDS, {Kind.CLIENT_FAULT}, history)
+        for one in history.incidents
+    ):
+        return {**TABLE[incident.kind], Role.SAME_DEVICE: frozenset({CULPRITS, LAUNCH_FAILED})}
+    return TABLE[incident.kind]
+
+
+def _lasts_over(stop: Incident, seconds: float, kinds: Collection[Kind], history: History) -> bool:
+    """Whether a stop lasted so long, and one of those kinds began within it or shortly before."""
+    return stop.ended - stop.began > seconds and any(
+        one.kind in kinds and one.uid in (stop.uid, -1) and stop.began - STARTS <= one.began <= stop.ended
+        for one in history.incidents
+    )
+
+
+def _roles(history: History, incident: Incident, found: list[Episode], life: Life, step: Step) -> Iterator[Role]:
     is_init = step.name == "init"
     if incident.kind in FAULTS:
         if incident.uid == life.uid:
-            yield from _roles_in_fault(incident, found, life, step)
+            yield from _roles_in_fault(history, incident, found, life, step)
         return
     if incident.client == life.plan.number and incident.kind is Kind.CLIENT_TERMINATE:
         yield Role.VICTIM
     if is_init and _overlap(incident, step) and _is_at_the_door(incident, life):
         yield Role.KNOCKING
-    if not is_init and incident.uid in (life.uid, -1) and life.attached <= incident.ended:
+    # From its knock on: it may be stopped between the server's welcome and its word that it is attached.
+    if not is_init and incident.uid in (life.uid, -1) and life.knocked <= incident.ended:
         yield Role.SERVED
 
 
-def _roles_in_fault(incident: Incident, found: list[Episode], life: Life, step: Step) -> Iterator[Role]:
+def _roles_in_fault(
+    history: History, incident: Incident, found: list[Episode], life: Life, step: Step
+) -> Iterator[Role]:
     episode = next(each for each in found if incident in each.faults)
     if step.name == "init":
         if step.began <= episode.ended and step.ended >= incident.began:
             yield Role.KNOCKING
         return
     if life.plan.number in episode.clients:
-        if incident.client == life.plan.number and incident.kind is Kind.CLIENT_FAULT:
+        own = incident.client == life.plan.number and incident.kind is Kind.CLIENT_FAULT
+        if own and (history.containment is not Containment.CLIENT or incident.context == step.context):
             yield Role.VICTIM
         # A process that a fault has reached gets no context any more: its sticky error instead.
         if step.device == incident.device or step.name == "open":
             yield Role.SAME_DEVICE
-        yield Role.CONNECTED
+        if step.device != incident.device or step.name == "open":
+            yield Role.CONNECTED
+        if history.containment is Containment.SERVER:
+            yield Role.SERVED
     if step.name == "open" and step.device in episode.devices and step.began <= episode.ended:
         yield Role.OPENING
 
@@ -160,18 +209,6 @@ def _is_at_the_door(incident: Incident, life: Life) -> bool:
     if incident.kind in (Kind.DAEMON_KILL, Kind.DAEMON_REPLACE):
         return incident.ended - incident.began > RETRY_SECONDS
     return incident.uid in (life.uid, -1)
-
-
-def _ended_before(history: History, life: Life, step: Step) -> float | None:
-    """Return when the step's context was terminated for sure, if it was."""
-    span = life.contexts.get(step.context)
-    if span is None or step.name in ("open", "close"):
-        return None
-    for incident in history.incidents:
-        done = incident.kind is Kind.CLIENT_TERMINATE and incident.client == life.plan.number and incident.note == "0"
-        if done and span.opened < incident.began and step.began > incident.ended:
-            return incident.ended
-    return None
 
 
 def patience(history: History, life: Life, now: float) -> float:

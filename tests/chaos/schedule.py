@@ -1,16 +1,54 @@
-"""What a soak does and when: a pure function of the seed. Targets are picked among those then alive."""
+"""What a soak does, where and when: a pure function of the seed. Targets are picked among those then alive."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from math import ceil
 from typing import Final
 
 from attrs import frozen
 
 USERS: Final = 3
 DEVICES: Final = 3
+
+
+class Containment(StrEnum):
+    """How far a fatal fault reaches on a machine."""
+
+    DEVICE = "device"
+    """To everybody on devices that shared clients connect (MPS documents, 2.3.3.2)."""
+    CLIENT = "client"
+    """To the context that it happened in: ``fault_containment = "client"`` of an emulated machine."""
+    SERVER = "server"
+    """To the server and all its clients: devices before Volta."""
+
+
+@frozen
+class Scene:
+    """A machine, and the dialect of its daemon's logs."""
+
+    containment: Containment = Containment.DEVICE
+    dialect: str = "documented"
+
+
+PLAIN: Final = Scene()
+VARIANTS: Final = (Scene(Containment.CLIENT), Scene(Containment.SERVER), Scene(dialect="r580"))
+SCENES: Final = (*(PLAIN,) * 3, *VARIANTS, Scene(Containment.CLIENT, "r580"), Scene(Containment.SERVER, "r580"))
+ROUND_SECONDS: Final = 300.0
+"""A daemon's directory, logs and devices are used for at most so long."""
+SHORTEST_ROUND: Final = 45.0
+
+
+@frozen
+class Round:
+    """A part of a soak, with a scene and a seed of its own."""
+
+    number: int
+    seconds: float
+    scene: Scene
+    seed: int
 
 
 class Kind(StrEnum):
@@ -60,6 +98,11 @@ WEIGHTS: Final = {
     Kind.QUERIES: 12,
     Kind.LIMITS: 6,
 }
+STOPS: Final = frozenset({Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP})
+STOP_SECONDS: Final = 2.5
+LONG_STOPS: Final = 0.15
+"""This share of them lasts longer than any bound of the product: 5 s to tear down, 10 s to terminate or return."""
+LONG_STOP_SECONDS: Final = (5.5, 13.5)
 FAULTS: Final = ("wild_store", "wild_load", "misaligned", "trap")
 WORKS: Final = ("copies", "kernels", "contexts", "streams", "memory", "callbacks", "mixed", "endless")
 
@@ -87,6 +130,24 @@ class Action:
     kind: Kind
     pick: float
     extent: float
+
+
+def rounds(seed: int, seconds: float) -> tuple[Round, ...]:
+    """Return the parts of a run, the first one plain; each variant has its turn in a run of three minutes."""
+    source = random.Random(f"{seed}/rounds")
+    count = max(1, ceil(seconds / ROUND_SECONDS), min(1 + len(VARIANTS), int(seconds / SHORTEST_ROUND)))
+    scenes = [PLAIN, *source.sample(VARIANTS, len(VARIANTS))]
+    while len(scenes) < count:
+        scenes += source.sample(SCENES, len(SCENES))
+    return tuple(Round(each + 1, seconds / count, scenes[each], 1000 * seed + each) for each in range(count))
+
+
+def stop_seconds(extent: float) -> float:
+    """Return how long something is stopped."""
+    if extent < 1 - LONG_STOPS:
+        return extent * STOP_SECONDS
+    least, most = LONG_STOP_SECONDS
+    return least + (extent - 1 + LONG_STOPS) / LONG_STOPS * (most - least)
 
 
 def clients(seed: int, seconds: float, pace: float = 1.0) -> tuple[ClientPlan, ...]:

@@ -9,23 +9,24 @@ import json
 import shutil
 import signal
 import tempfile
-from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import trio
-from attrs import define, field
-from processes import adopt_orphans
+from attrs import asdict, define, field
+from processes import adopt_orphans, children_of
 
 from .acts import ACTS, terminate
 from .episodes import SLACK
 from .history import FOR_EVER, Incident, Life
+from .identity import Who, strike, there
 from .leaks import Before, crowded, leaks
 from .outcomes import FAULT_CODES, HANG_SECONDS, patience, problems
-from .schedule import DEVICES, Action, ClientPlan, Kind, actions, clients
-from .stage import ON_THE_DAEMON, Stage, now, strike, users
+from .schedule import DEVICES, Action, ClientPlan, Kind, Round, actions, clients, rounds
+from .stage import ON_THE_DAEMON, Stage, now, users
 from .story import judge
+from .summary import Summary
 
 AT_ONCE: Final = 6
 """More clients than this do not run at once, at pace 1."""
@@ -45,12 +46,11 @@ class Soak:
     kinds: frozenset[Kind]
     pace: float = 1.0
     _unjudged: list[Life] = field(factory=list, init=False)
-    _judged: int = field(default=0, init=False)
+    judged: int = field(default=0, init=False)
 
     async def run(self) -> None:
         """All of it, to the daemon's end."""
         stage = self.stage
-        stage.began = now()
         await stage.start_daemon()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_house)
@@ -97,6 +97,7 @@ class Soak:
             life.ended = now()
             del self.stage.stdin[plan.number]
             await _close(process)
+            self.stage.release(process.pid)
         self.stage.note("ended", number=plan.number, status=life.status, doing=life.doing, steps=len(life.steps))
         self._unjudged.append(life)
 
@@ -113,6 +114,7 @@ class Soak:
         what, _, name = said["doing"].partition(" ")
         if what == "fault":
             facts = {"pid": life.pid, "client": life.plan.number, "uid": life.uid, "device": said["device"]}
+            facts["context"] = said["context"]
             self.stage.history.incidents.append(
                 Incident(Kind.CLIENT_FAULT, 0, said["t"], said["t"], code=FAULT_CODES[name], note=name, **facts)
             )
@@ -129,14 +131,14 @@ class Soak:
             # What comes of that is judged; it goes on with another one.
             await trio.sleep(life.plan.seconds)
         life.killed = True
-        strike(life.pid, signal.SIGKILL)
+        strike(life.who, signal.SIGKILL)
 
     async def _watch(self, life: Life) -> None:
         while (left := patience(self.stage.history, life, now())) > 0:
             await trio.sleep(left)
         life.hung = True
         self.stage.note("hang", number=life.plan.number, doing=life.doing)
-        strike(life.pid, signal.SIGKILL)
+        strike(life.who, signal.SIGKILL)
 
     def _judge_until(self, time: float) -> None:
         due = [life for life in self._unjudged if life.ended <= time]
@@ -150,7 +152,7 @@ class Soak:
             self.stage.counts.update(
                 f"error {step.code} in {step.name.split()[0]}" for step in life.steps if step.code
             )
-            self._judged += 1
+            self.judged += 1
 
     # --- chaos
 
@@ -186,7 +188,8 @@ class Soak:
         if listed not in NOBODY:
             stage.blame(f"all clients have ended, and ps shows {listed!r}")
         server = stage.server()
-        for problem in crowded(stage.daemon, server.pid if server else 0, server.executors if server else ()):
+        executors = children_of(server.pid) if server else []
+        for problem in crowded(_pid(stage.daemon), _pid(server.who if server else None), executors):
             stage.blame(problem)
 
     async def _end(self) -> None:
@@ -196,6 +199,11 @@ class Soak:
             stage.blame(f"the last quit ended with {status}: {said!r}")
         if not await stage.until_gone(stage.daemon, HANG_SECONDS):
             stage.blame("the daemon is there after the last quit")
+
+
+def _pid(process: Who | None) -> int:
+    """Return a process's PID, 0 when it is not there."""
+    return process.pid if process is not None and there(process) else 0
 
 
 async def _read_complaint(process: trio.Process, life: Life) -> None:
@@ -216,58 +224,38 @@ def soak(
     seed: int, seconds: float, kinds: Collection[Kind], journal: Path, keep: Path, pace: float = 1.0
 ) -> dict[str, Any]:
     """Run a soak; return its summary. ``journal`` is written as it goes; ``keep``: there the logs of a failure go."""
+    total = Summary(seed, seconds, pace, sorted(kinds))
     adopt_orphans()
+    try:
+        with journal.open("w") as file:
+            for part in rounds(seed, seconds):
+                total.add(part, *_round(part, frozenset(kinds), pace, file, keep / f"round-{part.number}"))
+    finally:
+        adopt_orphans(False)  # the orphans of later tests in this process are not its business
+    return total.as_json()
+
+
+def _round(part: Round, kinds: frozenset[Kind], pace: float, journal: IO[str], keep: Path) -> tuple[Stage, int, int]:
+    """Run a part of a soak in a directory of its own; return its stage, how many were judged and how much is left."""
     before = Before.now()
     directory = Path(tempfile.mkdtemp(prefix="pympsd-soak-"))
     try:
-        with journal.open("w") as file:
-            stage = Stage(directory, users(), file)
-            stage.prepare()
-            run = Soak(stage, seed, seconds, frozenset(kinds), pace)
-            trio.run(run.run)
-            story = _last_words(stage)
+        stage = Stage(directory, users(), journal, part.scene)
+        stage.began = now()
+        stage.note("round", number=part.number, seconds=part.seconds, **asdict(part.scene))
+        stage.prepare()
+        run = Soak(stage, part.seed, part.seconds, kinds, pace)
+        trio.run(run.run)
         left = leaks(before, directory, stage.uids)
-        for problem in (*story, *(f"left behind: {one}" for one in left)):
-            stage.problems.append(problem)
+        for problem in (*_last_words(stage), *(f"left behind: {one}" for one in left)):
+            stage.blame(problem)
         if stage.problems:
             shutil.copytree(directory / "log", keep, dirs_exist_ok=True)
-        return _summary(run, len(left))
+        return stage, run.judged, len(left)
     finally:
         shutil.rmtree(directory)
-        adopt_orphans(False)  # the orphans of later tests in this process are not its business
 
 
 def _last_words(stage: Stage) -> list[str]:
     attached = [life.pid for life in stage.history.lives if life.attached != FOR_EVER]
     return judge(stage.story, stage.killed, stage.forced, attached)
-
-
-def _summary(run: Soak, left: int) -> dict[str, Any]:
-    stage, counts = run.stage, run.stage.counts
-
-    def those(prefix: str) -> Counter[str]:
-        return Counter(
-            {key.removeprefix(prefix): count for key, count in sorted(counts.items()) if key.startswith(prefix)}
-        )
-
-    return {
-        "seed": run.seed,
-        "seconds": round(run.seconds, 1),
-        "pace": run.pace,
-        "kinds": sorted(run.kinds),
-        "clients": len(stage.history.lives),
-        "clients judged": run._judged,
-        "clients by work": those("client "),
-        "steps": counts["steps"],
-        "chaos": {str(kind): counts[kind] for kind in Kind if counts[kind]},
-        "faults": those("fault "),
-        "errors": those("error "),
-        "wrong results": counts["wrong results"],
-        "hangs": counts["hangs"],
-        "leaks": left,
-        "daemons": len(stage.story.daemons),
-        "servers": len(stage.story.servers),
-        "tools": counts["tools"],
-        "left out": those("left out: "),
-        "problems": stage.problems,
-    }

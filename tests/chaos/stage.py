@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -19,13 +18,16 @@ from attrs import define, field
 from processes import PYMPSD, alive, children_of
 
 from .history import FOR_EVER, History, Incident, Life
-from .schedule import DEVICES, USERS, ClientPlan, Kind
+from .identity import NOBODY, Who, there, who
+from .schedule import DEVICES, PLAIN, USERS, ClientPlan, Containment, Kind, Scene
 from .story import ServerStory, Story, read
 
 CLIENT: Final = str(Path(__file__).with_name("client.py"))
-MACHINE: Final = f"""[[device]]
-profile = "H200"
-count = {DEVICES}
+MACHINE: Final = """fault_containment = "{containment}"
+
+[[device]]
+profile = "{profile}"
+count = {count}
 multiprocessors = 8
 memory_mib = 8192
 """
@@ -66,17 +68,18 @@ class Stage:
     directory: Path
     uids: tuple[int, ...]
     journal: IO[str]
+    scene: Scene = PLAIN
     history: History = field(factory=History)
-    story: Story = field(factory=Story)
+    story: Story = field(factory=lambda: Story(who))
     counts: Counter[str] = field(factory=Counter)
     problems: list[str] = field(factory=list)
-    killed: set[int] = field(factory=set)
-    """PIDs of daemons, servers and executors that this tool killed."""
-    forced: set[int] = field(factory=set)
-    """PIDs of servers that were told to end at once."""
+    killed: set[Who] = field(factory=set)
+    """Daemons, servers and executors that this tool killed, or gave the daemon cause to kill."""
+    forced: set[Who] = field(factory=set)
+    """Servers that were told to end at once."""
     stdin: dict[int, Any] = field(factory=dict)
     """Client number -> where it is told what to do."""
-    daemon: int = 0
+    daemon: Who = NOBODY
     busy: bool = False
     """Whether the daemon is being ended or started."""
     began: float = 0.0
@@ -88,6 +91,7 @@ class Stage:
     def __attrs_post_init__(self) -> None:
         log = self.directory / "log"
         self._tails = Tail(log / "control.log"), Tail(log / "server.log")
+        self.history.containment = self.scene.containment
 
     # --- what is there
 
@@ -100,6 +104,7 @@ class Stage:
             "PYMPSD_BACKEND": "emulated",
             "PYMPSD_EMULATED_DEVICES": str(self.directory / "machine.toml"),
             "PYMPSD_TURN_PATIENCE": PATIENCE,
+            "PYMPSD_LOG_DIALECT": self.scene.dialect,
             "TMPDIR": str(self.directory / "tmp"),
         }
 
@@ -109,7 +114,7 @@ class Stage:
         for name in ("pipe", "log", "tmp"):
             (self.directory / name).mkdir()
         (self.directory / "tmp").chmod(0o1777)
-        (self.directory / "machine.toml").write_text(MACHINE)
+        (self.directory / "machine.toml").write_text(machine(self.scene.containment))
 
     def living(self) -> list[Life]:
         """Return the clients that run."""
@@ -117,7 +122,7 @@ class Stage:
 
     def server(self) -> ServerStory | None:
         """Return the server there is, as far as the log tells."""
-        return next((each for each in reversed(self.story.running()) if alive(each.pid)), None)
+        return next((each for each in reversed(self.story.running()) if there(each.who)), None)
 
     # --- records
 
@@ -175,11 +180,15 @@ class Stage:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             user=uid, group=uid, extra_groups=[], cwd="/",
         )  # fmt: skip
-        life = Life(plan, process.pid, uid, now(), heard=now())
+        life = Life(plan, process.pid, uid, now(), heard=now(), born=who(process.pid).started)
         self.history.lives.append(life)
         self.counts[f"client {plan.work}"] += 1
         self.note("client", number=plan.number, pid=process.pid, uid=uid, work=plan.work, devices=plan.devices)
         return life, process
+
+    def release(self, pid: int) -> None:
+        """A process of our own has been reaped: its PID is anybody's."""
+        self._own.discard(pid)
 
     async def tool(self, text: str, options: tuple[str, ...] = (), uid: int = 0) -> tuple[int | None, str]:
         """Run the command line tool; return its exit status (None: it took too long) and what it printed."""
@@ -205,8 +214,8 @@ class Stage:
         status, said = await self.tool("", ("-d", *more))
         pid_file = self.directory / "pipe" / "nvidia-cuda-mps-control.pid"
         assert status == 0, f"pympsd -d {' '.join(more)}: status {status}: {said}"
-        self.daemon = int(pid_file.read_text())
-        self.note("daemon", pid=self.daemon)
+        self.daemon = who(int(pid_file.read_text()))
+        self.note("daemon", pid=self.daemon.pid)
 
     # --- housekeeping
 
@@ -220,11 +229,11 @@ class Stage:
         for line in read(told):
             self.story.hear_server(line)
         for server in self.story.running():
-            server.lost = server.gone_on and not alive(server.pid)
-        there = [server.pid for server in self.story.running() if alive(server.pid)]
-        if len(there) > 1 and there != self._rivals:
-            self._rivals = there
-            self.blame(f"the servers {there} run at the same time")
+            server.lost = server.gone_on and not there(server.who)
+        running = [server.pid for server in self.story.running() if there(server.who)]
+        if len(running) > 1 and running != self._rivals:
+            self._rivals = running
+            self.blame(f"the servers {running} run at the same time")
 
     def reap(self) -> None:
         """Reap orphans that have ended: daemons, and servers and executors whose parent was killed."""
@@ -235,30 +244,23 @@ class Stage:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
-    async def until_gone(self, pid: int, seconds: float) -> bool:
+    async def until_gone(self, process: Who, seconds: float) -> bool:
         """Wait for a process's end; return whether it came in time."""
         with trio.move_on_after(seconds):
-            while alive(pid):
+            while there(process):
                 await trio.sleep(0.02)
             return True
         return False
 
 
-def strike(pid: int, number: int, parent: int = 0) -> bool:
-    """Send a signal to a process that is not ours, if it still is who it was; return whether it was sent."""
-    try:
-        watched = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        if parent and pid not in children_of(parent):
-            return False
-        signal.pidfd_send_signal(watched, number)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(watched)
+def machine(containment: Containment) -> str:
+    """Return the description of a machine of which faults reach so far."""
+    before_volta = containment is Containment.SERVER
+    return MACHINE.format(
+        containment=Containment.DEVICE if before_volta else containment,
+        profile="P100" if before_volta else "H200",
+        count=DEVICES,
+    )
 
 
 def users() -> tuple[int, ...]:

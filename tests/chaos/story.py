@@ -1,26 +1,31 @@
 """The logs' story, read line by line: who began and who ended; and whether it is consistent.
 
-Lines are those of the documented dialect (docs/log-lines.md). Nothing here reads a file.
+Lines are those of the documented dialect or of r580 (docs/log-lines.md), which says less. Nothing here reads a file.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
 from attrs import define, field, frozen
+
+from .identity import Who
 
 _LINE: Final = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (\w+) +(\d+)\] ?(.*)")
 _STARTS: Final = re.compile(r"Starting new server (\d+) for user (\d+)")
 _READY: Final = re.compile(r"NEW SERVER (\d+): Ready")
 _EXITED: Final = re.compile(r"Server (\d+) exited with status (-?\d+)")
-_MET: Final = re.compile(r"New client (\d+) connected")
-_LEFT: Final = re.compile(r"Client (\d+) disconnected")
-_ACTIVE: Final = re.compile(r"Volta MPS: status of client \{(\d+), (\d+)\} is ACTIVE")
-_EXIT: Final = re.compile(r"Client \{(\d+), (\d+)\} exit")
+_CONTEXT: Final = r"\{(?:PID: )?(\d+), (?:Context ID: )?(\d+)\}"
+_MET: Final = re.compile(r"New client (\d+) connected|Client \{PID: (\d+), Context ID: 0\} connected")
+_LEFT: Final = re.compile(r"Client (?:process )?(\d+) disconnected")
+_ACTIVE: Final = re.compile(rf"(?:Volta MPS: s|S)tatus of client {_CONTEXT} is ACTIVE")
+_EXIT: Final = re.compile(rf"Client {_CONTEXT} exit(?:ing\. .*)?")
 _RUN_BY: Final = re.compile(r"Device (\d+) is run by process (\d+)")
 _ENDED: Final = re.compile(r"Process (\d+) of device (\d+) ended with status (-?\d+)")
+_ENDED_BY_FAULT: Final = "A fatal GPU error on a device before Volta ends the server"
+_FAULT_STATUS: Final = 1
 _DROPPED: Final = re.compile(r"\d+ log lines were dropped")
 _DEFECT: Final = re.compile(
     r"defect of its own|broke the conversation|Unable to read new connection|valid credentials"
@@ -48,7 +53,7 @@ def read(text: str) -> Iterator[Line]:
 class ServerStory:
     """A server: who it was for, how it ended, and who it met."""
 
-    pid: int
+    who: Who
     uid: int
     ready: bool = False
     status: int | None = None
@@ -56,8 +61,8 @@ class ServerStory:
     clients: dict[int, int] = field(factory=dict)
     """PID -> how often it came less how often it left."""
     contexts: dict[tuple[int, int], int] = field(factory=dict)
-    executors: dict[int, int] = field(factory=dict)
-    """PID -> device, of those that run. (The end of its executors at its own end is not told.)"""
+    executors: dict[Who, int] = field(factory=dict)
+    """Process -> device, of those that run. (The end of its executors at its own end is not told.)"""
     met: set[int] = field(factory=set)
     complete: bool = True
     """Whether no line of its log was dropped."""
@@ -65,12 +70,20 @@ class ServerStory:
     """Whether its daemon was killed: then the next one may take it on, and lines may be lost in between."""
     lost: bool = False
     """Whether it was found dead while no daemon could say so: its PID may soon be another's."""
+    by_fault: bool = False
+    """Whether it said that a fatal fault ends it (before Volta)."""
+
+    @property
+    def pid(self) -> int:
+        """Its PID, as the log has it."""
+        return self.who.pid
 
 
 @define
 class Story:
-    """Follows both logs. ``killed`` are the processes that are known to have been killed (they may say nothing)."""
+    """Follows both logs. ``identify`` returns the process that has a PID now: asked when the PID is told."""
 
+    identify: Callable[[int], Who] = Who
     servers: list[ServerStory] = field(factory=list)
     problems: list[str] = field(factory=list)
     daemons: list[int] = field(factory=list)
@@ -101,8 +114,9 @@ class Story:
         if server is None:
             return
         if matched := _MET.fullmatch(text):
-            server.met.add(int(matched[1]))
-            _count(server.clients, int(matched[1]), 1)
+            pid = int(matched[1] or matched[2])
+            server.met.add(pid)
+            _count(server.clients, pid, 1)
         elif matched := _LEFT.fullmatch(text):
             _count(server.clients, int(matched[1]), -1)
         elif matched := _ACTIVE.fullmatch(text):
@@ -110,9 +124,12 @@ class Story:
         elif matched := _EXIT.fullmatch(text):
             _count(server.contexts, (int(matched[1]), int(matched[2])), -1)
         elif matched := _RUN_BY.fullmatch(text):
-            server.executors[int(matched[2])] = int(matched[1])
+            server.executors[self.identify(int(matched[2]))] = int(matched[1])
         elif matched := _ENDED.fullmatch(text):
-            server.executors.pop(int(matched[1]), None)
+            for one in [each for each in server.executors if each.pid == int(matched[1])]:
+                del server.executors[one]
+        elif text == _ENDED_BY_FAULT:
+            server.by_fault = True
         elif _DROPPED.match(text):
             server.complete = False
 
@@ -145,7 +162,7 @@ class Story:
         others = [each.pid for each in self.running() if not each.gone_on]
         if others:
             self.problems.append(f"server {pid} is started while {others} have not ended")
-        self.servers.append(ServerStory(pid, uid))
+        self.servers.append(ServerStory(self.identify(pid), uid))
 
     def _server_ready(self, pid: int) -> None:
         server = self.server(pid)
@@ -166,17 +183,17 @@ def _count(counts: dict[object, int], key: object, more: int) -> None:
     counts[key] = counts.get(key, 0) + more
 
 
-def judge(story: Story, killed: Collection[int], forced: Collection[int], attached: Iterable[int]) -> list[str]:
+def judge(story: Story, killed: Collection[Who], forced: Collection[Who], attached: Iterable[int]) -> list[str]:
     """Return what is inconsistent at the end, when the last daemon has quit.
 
-    ``killed``: processes this tool killed. ``forced``: servers told to end at once, which say no more. ``attached``:
-    PIDs of clients that have had a server: each was met.
+    ``killed``: processes this tool killed, or gave the daemon cause to kill. ``forced``: servers told to end at once,
+    which say no more. ``attached``: PIDs of clients that have had a server: each was met.
     """
     found = list(story.problems)
     met: set[int] = set()
     for server in story.servers:
         met |= server.met
-        cut_short = server.pid in killed or server.pid in forced
+        cut_short = server.who in killed or server.who in forced or server.by_fault
         found += _ends(server, cut_short)
         if server.complete and not server.gone_on:
             found += _books(server, cut_short)
@@ -188,6 +205,8 @@ def judge(story: Story, killed: Collection[int], forced: Collection[int], attach
 def _ends(server: ServerStory, cut_short: bool) -> Iterator[str]:
     if server.status is None and not server.gone_on:
         yield f"server {server.pid} was started and never ended"
+    elif server.by_fault and server.status not in (None, _FAULT_STATUS) and not server.gone_on:
+        yield f"server {server.pid} ended with status {server.status} where a fault was to end it"
     elif server.status and not cut_short:
         yield f"server {server.pid} ended with status {server.status}, and nobody killed it"
 

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
 
-from .episodes import NOTICED, SLACK, episodes, reach
+from .endings import CONTAINED_SECONDS
+from .episodes import NOTICED, SLACK, episodes, reach, settled
 from .history import FOR_EVER, History, Incident, Life, Span, Step
 from .outcomes import CULPRITS, FAULT_CODES, HANG_SECONDS, TABLE, Role, patience, problems
-from .schedule import FAULTS, ClientPlan, Kind
+from .schedule import FAULTS, LONG_STOP_SECONDS, ClientPlan, Containment, Kind
 
 ALICE, BOB = 1001, 1002
 
@@ -30,15 +31,19 @@ def a_step(code: int, at: float, device: int = 0, name: str = "copies", context:
 
 
 def judged(
-    life: Life, *steps: Step, others: tuple[Life, ...] = (), incidents: tuple[Incident, ...] = ()
+    life: Life,
+    *steps: Step,
+    others: tuple[Life, ...] = (),
+    incidents: tuple[Incident, ...] = (),
+    containment: Containment = Containment.DEVICE,
 ) -> list[str]:
     life.steps.extend(steps)
-    return list(problems(History([life, *others], list(incidents)), life))
+    return list(problems(History([life, *others], list(incidents), containment), life))
 
 
 def fault(by: Life, device: int, at: float, code: int = 700) -> Incident:
     by.steps.append(a_step(code, at + 0.05, device, "fault wild_store"))
-    return Incident(Kind.CLIENT_FAULT, 0, at, at, by.pid, by.plan.number, by.uid, device, code)
+    return Incident(Kind.CLIENT_FAULT, 0, at, at, by.pid, by.plan.number, by.uid, device, 1, code)
 
 
 def test_every_kind_is_in_the_table_and_every_code_is_a_result_of_cuda() -> None:
@@ -94,12 +99,13 @@ def test_a_server_that_is_killed_is_its_own_users_matter() -> None:
 def test_who_came_later_has_no_excuse() -> None:
     incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
     late = a_life(1)
-    late.attached = 5.1 + SLACK + 1
+    late.knocked = late.attached = 5.1 + SLACK + 1
     assert len(judged(late, a_step(806, 20.0), incidents=(incident,))) == 1
 
 
 @pytest.mark.parametrize(
-    ("device", "code", "right"), [(0, 700, True), (1, 719, True), (1, 700, False), (2, 719, False), (2, 700, False)]
+    ("device", "code", "right"),
+    [(0, 700, True), (0, 719, False), (1, 719, True), (1, 700, False), (2, 719, False), (2, 700, False)],
 )
 def test_a_fault_reaches_connected_devices_with_their_codes(device: int, code: int, right: bool) -> None:
     culprit, between, far = a_life(1), a_life(2, devices=(0, 1)), a_life(4, devices=(2,))
@@ -147,6 +153,119 @@ def test_who_was_terminated_gets_that_code_and_never_a_success() -> None:
     assert judged(a_life(1), a_step(0, 6.0), incidents=(incident,)) == []
 
 
+def test_a_client_that_was_granted_a_server_before_its_end_may_say_so_later() -> None:
+    incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
+    slow = a_life(1)
+    slow.knocked, slow.attached = 4.9, 9.0  # it was stopped in between
+    assert judged(slow, a_step(806, 9.1, 0, "open", 1), incidents=(incident,)) == []
+
+
+@pytest.mark.parametrize("code", [700, 719, 806, 810])
+def test_a_context_that_has_ended_never_succeeds_again(code: int) -> None:
+    cause = fault(a_life(2), 0, 4.9, code)
+    terminated = Incident(Kind.CLIENT_TERMINATE, 1, 4.9, 5.0, client=1, uid=ALICE, note="201")
+    killed = Incident(Kind.SERVER_KILL, 1, 4.9, 5.0, uid=ALICE)
+    life = a_life(1, devices=(0, 1))
+    culprit = a_life(2)
+    culprit.ended = 4.95
+    incidents = {806: (killed,), 810: (terminated,)}.get(code, (cause,))
+    found = judged(life, a_step(code, 5.0), a_step(0, 5.2), others=(culprit,), incidents=incidents)
+    assert len(found) == 1
+    assert f"goes on in a context that answered with {code}" in found[0]
+
+
+def test_a_memory_that_was_full_is_not_the_end() -> None:
+    found = judged(a_life(1), a_step(2, 5.0), a_step(0, 5.2))
+    assert len(found) == 1
+    assert "2 of cuMemAlloc" in found[0], "the error itself, and nothing about the success"
+
+
+@pytest.mark.parametrize(("containment", "ends"), [*zip(Containment, (True, False, True), strict=True)])
+def test_a_process_that_a_fault_has_reached_has_no_other_context(containment: Containment, ends: bool) -> None:
+    life = a_life(1, devices=(0, 1))
+    incident = fault(life, 0, 5.0)
+    soon, late = a_step(0, 5.5, 1, context=2), a_step(0, 5.3 + CONTAINED_SECONDS, 1, context=2)
+    found = judged(life, soon, late, incidents=(incident,), containment=containment)
+    assert [("a process that a fatal fault" in each) for each in found] == [True] * ends
+
+
+@pytest.mark.parametrize(
+    ("containment", "device", "ends"),
+    [
+        (Containment.DEVICE, 0, True),
+        (Containment.DEVICE, 1, False),
+        (Containment.CLIENT, 0, False),
+        (Containment.SERVER, 1, True),
+    ],
+)
+def test_a_neighbour_whom_a_fault_must_reach_does_not_go_on(
+    containment: Containment, device: int, ends: bool
+) -> None:
+    culprit, neighbour = a_life(1), a_life(2, devices=(device,))
+    incident = fault(culprit, 0, 5.0)
+    late = a_step(0, 5.3 + CONTAINED_SECONDS, device)
+    found = judged(neighbour, late, others=(culprit,), incidents=(incident,), containment=containment)
+    assert [("must have reached" in each) for each in found] == [True] * ends
+    # One that came later has nothing to do with it.
+    newcomer = a_life(3, devices=(device,))
+    newcomer.contexts[1].opened = 5.1
+    assert judged(newcomer, late, others=(culprit,), incidents=(incident,), containment=containment) == []
+    # Nobody is told while somebody is stopped.
+    stop = Incident(Kind.SERVER_STOP, 2, 5.0, 15.0, uid=ALICE)
+    third = a_life(4, devices=(device,))
+    assert judged(third, late, others=(culprit,), incidents=(incident, stop), containment=containment) == []
+
+
+def test_a_killed_executor_is_the_end_of_its_contexts() -> None:
+    incident = Incident(Kind.EXECUTOR_KILL, 1, 5.0, 5.1, uid=ALICE, device=0)
+    late = 5.3 + CONTAINED_SECONDS
+    assert len(judged(a_life(1), a_step(0, late), incidents=(incident,))) == 1
+    assert judged(a_life(2, devices=(1,)), a_step(0, late, 1), incidents=(incident,)) == []
+    assert judged(a_life(3, BOB), a_step(0, late), incidents=(incident,)) == []
+
+
+def test_a_machine_that_contains_faults_keeps_them_in_their_context() -> None:
+    culprit, neighbour = a_life(1, devices=(0, 0)), a_life(2)
+    incident = fault(culprit, 0, 5.0)
+    facts = {"incidents": (incident,), "containment": Containment.CLIENT}
+    assert judged(culprit, a_step(700, 5.2), **facts) == []
+    assert len(judged(a_life(1, devices=(0, 0)), a_step(700, 5.2, context=2), others=(culprit,), **facts)) == 1
+    assert len(judged(neighbour, a_step(700, 5.2), others=(culprit,), **facts)) == 1
+    knock = a_step(807, 5.2, -1, "init", -1)
+    assert len(judged(a_life(3), knock, others=(culprit,), **facts)) == 1
+
+
+def test_before_volta_a_fault_is_the_end_of_the_server() -> None:
+    culprit = a_life(1, ended=6.0)
+    facts = {"others": (culprit,), "incidents": (fault(culprit, 0, 5.0),), "containment": Containment.SERVER}
+    for step in (a_step(700, 5.2), a_step(719, 5.2, 1), a_step(806, 5.2, 2), a_step(806, 5.2, 2, "open", 2)):
+        assert judged(a_life(2, devices=(0, 1, 2)), step, **facts) == []
+    assert len(judged(a_life(3), a_step(810, 5.2), **facts)) == 1
+    assert len(judged(a_life(4, BOB), a_step(806, 5.2), **facts)) == 1
+    for code, count in ((807, 0), (805, 0), (806, 1)):
+        assert len(judged(a_life(5), a_step(code, 5.2, -1, "init", -1), **facts)) == count
+
+
+def test_only_a_server_that_is_stopped_for_too_long_may_be_killed_by_a_new_daemon() -> None:
+    step = a_step(806, 30.0)
+    for seconds, daemons, right in (
+        (LONG_STOP_SECONDS[1], 1, True),
+        (5.0, 1, False),
+        (LONG_STOP_SECONDS[1], 0, False),
+    ):
+        stop = Incident(Kind.SERVER_STOP, 1, 15.0, 15.0 + seconds, uid=ALICE)
+        new = (Incident(Kind.DAEMON_REPLACE, 2, 16.0, 17.0),) * daemons
+        assert (judged(a_life(1), step, incidents=(stop, *new)) == []) is right
+
+
+def test_contexts_on_an_executor_that_is_stopped_in_a_fault_may_lose_it() -> None:
+    for seconds, right in ((LONG_STOP_SECONDS[1], True), (2.0, False)):
+        culprit, neighbour = a_life(1), a_life(2)
+        stop = Incident(Kind.EXECUTOR_STOP, 1, 4.0, 4.0 + seconds, uid=ALICE, device=0)
+        incidents = (stop, fault(culprit, 0, 5.0))
+        assert (judged(neighbour, a_step(719, 11.0), others=(culprit,), incidents=incidents) == []) is right
+
+
 def test_a_short_outage_is_nobodys_excuse() -> None:
     knock = a_step(805, 5.3, -1, "init", -1)
     for seconds, right in ((0.5, False), (2.5, True)):
@@ -186,6 +305,15 @@ def test_faults_that_overlap_are_one_episode() -> None:
     assert (second.devices, second.clients) == ({0}, {3})
     other.ended = FOR_EVER
     assert len(episodes(History([one, other, later], incidents), ALICE)) == 1
+
+
+def test_what_is_stopped_settles_later() -> None:
+    stops = [Incident(Kind.SERVER_STOP, 1, 9.0, 12.0), Incident(Kind.EXECUTOR_STOP, 2, 13.0, 30.0)]
+    assert settled([], 10.0, 2.0) == 12.0
+    assert settled(stops[:1], 10.0, 2.0) == 14.0
+    assert settled(stops[::-1], 10.0, 2.0) == 32.0
+    assert settled(stops, 31.0, 2.0) == 33.0
+    assert settled([Incident(Kind.QUERIES, 1, 9.0, 12.0)], 10.0, 2.0) == 12.0
 
 
 def test_patience_is_longer_by_what_it_was_stopped() -> None:

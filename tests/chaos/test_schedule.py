@@ -6,7 +6,23 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .schedule import DEFAULT_KINDS, DEVICES, USERS, WEIGHTS, Kind, actions, clients
+from .schedule import (
+    DEFAULT_KINDS,
+    DEVICES,
+    LONG_STOP_SECONDS,
+    PLAIN,
+    ROUND_SECONDS,
+    SCENES,
+    STOP_SECONDS,
+    USERS,
+    WEIGHTS,
+    Containment,
+    Kind,
+    actions,
+    clients,
+    rounds,
+    stop_seconds,
+)
 
 SEEDS = st.integers(0, 1 << 40)
 SECONDS = st.floats(0, 200)
@@ -63,3 +79,29 @@ def test_an_hour_has_all_kinds_users_and_devices() -> None:
     plans = clients(1, 3600)
     assert {plan.user for plan in plans} == set(range(USERS))
     assert {device for plan in plans for device in plan.devices} == set(range(DEVICES))
+
+
+@given(seed=SEEDS, seconds=st.floats(1, 7200))
+def test_rounds_are_the_whole_time_and_begin_plain(seed: int, seconds: float) -> None:
+    found = rounds(seed, seconds)
+    assert found == rounds(seed, seconds)
+    assert found[0].scene == PLAIN
+    assert abs(sum(each.seconds for each in found) - seconds) < 1e-6 * seconds
+    assert all(each.seconds <= ROUND_SECONDS for each in found)
+    assert len({each.seed for each in found}) == len(found)
+    if seconds >= 180:
+        assert {each.scene.containment for each in found} == set(Containment)
+        assert {each.scene.dialect for each in found} == {"documented", "r580"}
+
+
+def test_an_hour_has_all_scenes() -> None:
+    assert {each.scene for seed in range(9) for each in rounds(seed, 3600)} == set(SCENES)
+    assert rounds(1, 3600) != rounds(2, 3600)
+
+
+@given(extent=st.floats(0, 1))
+def test_stops_are_short_or_longer_than_any_bound(extent: float) -> None:
+    seconds, (least, most) = stop_seconds(extent), LONG_STOP_SECONDS
+    assert 0 <= seconds < STOP_SECONDS or least - 1e-9 <= seconds <= most + 1e-9
+    assert stop_seconds(0.5) < STOP_SECONDS < stop_seconds(0.86)
+    assert stop_seconds(1.0) > 10

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pympsd.journal.catalogue import SERVER_LINES
+from pympsd.journal.dialects import Dialect
+
+from .identity import Who
 from .story import Line, Story, judge, read
 
 
-def told(control: str, server: str = "") -> Story:
-    story = Story()
+def told(control: str, server: str = "", story: Story | None = None) -> Story:
+    story = story or Story()
     for line in control.strip().splitlines():
         pid, _, text = line.strip().partition(" ")
         story.hear_control(Line("", "Control", int(pid), text))
@@ -52,18 +56,18 @@ def test_two_servers_at_once() -> None:
 
 def test_a_client_that_never_leaves() -> None:
     assert len(judge(told(START + END, MET), (), (), ())) == 2
-    assert judge(told(START + END, MET), {7}, (), ()) == []
-    assert judge(told(START + END, MET), (), {7}, ()) == []
+    assert judge(told(START + END, MET), {Who(7)}, (), ()) == []
+    assert judge(told(START + END, MET), (), {Who(7)}, ()) == []
 
 
 def test_a_client_that_leaves_twice() -> None:
-    assert len(judge(told(START + END, MET + LEFT + LEFT), {7}, (), ())) == 2
+    assert len(judge(told(START + END, MET + LEFT + LEFT), {Who(7)}, (), ())) == 2
 
 
 def test_a_status_that_nobody_made() -> None:
     crashed = START + END.replace("status 0\n1 Exit", "status 1\n1 Exit")
     assert judge(told(crashed), (), (), ()) == ["server 7 ended with status 1, and nobody killed it"]
-    assert judge(told(crashed), {7}, (), ()) == []
+    assert judge(told(crashed), {Who(7)}, (), ()) == []
 
 
 def test_a_client_that_no_server_met() -> None:
@@ -82,11 +86,66 @@ def test_dropped_lines_leave_the_books_open() -> None:
 
 def test_a_killed_daemons_server_may_go_on() -> None:
     killed = START + "2 Starting control daemon using socket /x\n"
-    assert judge(told(killed + "2 Exit with status 0", MET), {1}, (), [50]) == []
+    assert judge(told(killed + "2 Exit with status 0", MET), {Who(1)}, (), [50]) == []
     # Its end may be told by the one that took it on.
-    assert judge(told(killed + "2 Server 7 exited with status 0\n2 Exit with status 0", MET), {1}, (), [50]) == []
+    assert (
+        judge(told(killed + "2 Server 7 exited with status 0\n2 Exit with status 0", MET), {Who(1)}, (), [50]) == []
+    )
 
 
 def test_readiness_and_ends_out_of_nothing() -> None:
     assert judge(told("1 Starting control daemon using socket /x\n1 NEW SERVER 7: Ready\n"), (), (), ())
     assert judge(told(START + END + "1 Server 7 exited with status 0"), (), (), ())
+
+
+R580_MET = (
+    "7 Received new client request for {PID: 50, Context ID: 0}\n7 Client {PID: 50, Context ID: 0} connected\n"
+    "7 Client {PID: 50, Context ID: 1} connected\n7 Status of client {PID: 50, Context ID: 1} is ACTIVE\n"
+)
+R580_LEFT = (
+    "7 Client {PID: 50, Context ID: 1} exiting. Number of active client contexts is 0.\n"
+    "7 Client process 50 disconnected\n"
+)
+
+
+def test_the_same_story_in_the_dialect_of_driver_580() -> None:
+    story = told(START + END, R580_MET + R580_LEFT)
+    assert story.servers[0].met == {50}
+    assert story.servers[0].contexts == {(50, 1): 0}
+    assert judge(story, (), (), [50]) == []
+    assert len(judge(told(START + END, R580_MET), (), (), [50])) == 2
+    assert len(judge(told(START + END, R580_MET + R580_LEFT * 2), (), (), [50])) == 2
+
+
+def test_lines_are_written_in_both_dialects_as_they_are_read_here() -> None:
+    who = {"pid": 50, "context": 1, "left": 0}
+    for dialect in (Dialect.DOCUMENTED, Dialect.R580):
+        events = (("client_connected", 0), ("context_active", 1), ("context_exit", 1), ("client_disconnected", 0))
+        lines = [(SERVER_LINES[event].sentence(dialect) or "").format(**{**who, "context": n}) for event, n in events]
+        story = told(START + END, "\n".join(f"7 {line}" for line in lines))
+        assert story.servers[0].met == {50}
+        assert story.servers[0].contexts == {(50, 1): 0}
+        assert story.servers[0].clients == {50: 0}
+
+
+def test_a_server_with_the_pid_of_one_before_is_another() -> None:
+    starts = iter((11, 22, 33))
+    story = Story(lambda pid: Who(pid, next(starts)))
+    told(START + "1 Server 7 exited with status -9\n", MET, story)
+    told("1 Starting new server 7 for user 6\n1 NEW SERVER 7: Ready\n7 Device 1 is run by process 70\n", "", story)
+    told("", "7 Device 1 is run by process 70", story)
+    told("1 Server 7 exited with status -9\n1 Exit with status 0", "", story)
+    first, second = story.servers
+    assert (first.who, second.who) == (Who(7, 11), Who(7, 22))
+    assert second.executors == {Who(70, 33): 1}
+    # Who killed the one has not killed the other.
+    assert judge(story, {first.who}, (), ()) == ["server 7 ended with status -9, and nobody killed it"]
+    assert judge(story, {first.who, second.who}, (), ()) == []
+
+
+def test_before_volta_a_fault_may_end_a_server() -> None:
+    ends = START + END.replace("status 0\n1 Exit", "status 1\n1 Exit")
+    fault = f"7 {SERVER_LINES['fault_ends_server'].sentence(Dialect.R580)}"
+    assert judge(told(ends, MET + fault), (), (), ()) == []
+    assert len(judge(told(ends, MET), (), (), ())) == 3
+    assert len(judge(told(ends.replace("status 1", "status 2"), MET + fault), (), (), ())) == 1

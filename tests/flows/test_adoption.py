@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, chil
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
+from pympsd_client._arrival import PATIENCE
 
 Make = Callable[..., ClientProcess]
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
@@ -101,6 +103,19 @@ def test_quit_after_it_leaves_nothing(daemon: DaemonProcess, make_client: Make) 
     left = {path.name for path in (daemon.directory / "pipe").iterdir()}
     assert left == {"control", "control_lock", "control_privileged"}
     assert f"Server {server} has ended; another daemon started it: its exit status is unknown" in daemon.log()
+
+
+def test_a_client_that_begins_when_an_idle_daemon_was_killed_waits_for_the_next(
+    daemon: DaemonProcess, make_client: Make
+) -> None:
+    waits, late = make_client(), make_client()
+    waits.do("error")  # it runs, and has not knocked
+    daemon.kill()
+    began = time.monotonic()
+    assert waits.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert time.monotonic() - began >= PATIENCE, "it had cause to hope"
+    again(daemon)
+    assert late.connect().do("add") == RIGHT
 
 
 def test_log_lines_of_the_time_between_are_not_lost(daemon: DaemonProcess, make_client: Make) -> None:

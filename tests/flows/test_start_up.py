@@ -18,6 +18,7 @@ FILES = {
     "control_privileged": ("s", 0o755),
     "log": ("p", 0o777),
     "nvidia-cuda-mps-control.pid": ("-", 0o666),
+    "pympsd.state": ("-", 0o600),
 }
 
 

@@ -76,10 +76,12 @@ def test_it_is_replaced_in_one_piece_and_only_when_it_changes(kept: StateFile) -
     assert json.loads(path.read_bytes())["remembered"]["wishes"] == []
 
 
-def test_there_is_none_without_anything_to_know(kept: StateFile) -> None:
+def test_it_is_there_even_without_anything_to_know(kept: StateFile) -> None:
     kept.keep(NOTHING)
-    assert os.listdir(kept.folder) == []
-    assert read(kept.folder) is None
+    assert os.listdir(kept.folder) == [files.STATE]
+    found = read(kept.folder)
+    assert found is not None
+    assert (found.remembered, found.started) == (NOTHING, {})
 
 
 def test_what_an_interrupted_write_left_is_no_hindrance(kept: StateFile, tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""What must have ended: contexts in which nothing may succeed any more, since when and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from .episodes import met_by_culprit, settled
+from .history import History, Incident, Life, Span, Step
+from .schedule import Containment, Kind
+
+ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED = 700, 716, 719
+RPC_FAILURE, CLIENT_TERMINATED = 806, 810
+FATAL: Final = frozenset({ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED})
+CONTAINED_SECONDS: Final = 4.0
+"""All that a fault reaches has ended so long after it was met, on a machine that is busy."""
+STICKY: Final = FATAL | {RPC_FAILURE, CLIENT_TERMINATED}
+"""A context that has once answered with one of these answers with nothing else than errors."""
+
+
+def ended_before(history: History, life: Life, step: Step) -> str | None:
+    """Return why a step's context must have been at its end when the step began, None when it need not have been."""
+    span = life.contexts.get(step.context)
+    if span is None or step.name in ("open", "close"):
+        return None
+    return next(_ends(history, life, step, span), None)
+
+
+def _ends(history: History, life: Life, step: Step, span: Span) -> Iterator[str]:
+    for earlier in life.steps:
+        if not earlier.code or earlier.ended > step.began:
+            continue
+        if earlier.context == step.context and earlier.code in STICKY:
+            yield f"a context that answered with {earlier.code} at {earlier.ended:.3f}"
+        elif earlier.code in FATAL and _all_of_it_ends(history) and _is_past(history, earlier.ended, step):
+            yield f"a process that a fatal fault ({earlier.code}) had reached at {earlier.ended:.3f}"
+    for incident in history.incidents:
+        if span.opened < incident.began < step.began:
+            yield from _ends_by(history, life, step, span, incident)
+
+
+def _ends_by(history: History, life: Life, step: Step, span: Span, incident: Incident) -> Iterator[str]:
+    if incident.kind is Kind.CLIENT_TERMINATE:
+        done = incident.client == life.plan.number and incident.note == "0"
+        if done and step.began > incident.ended:
+            yield f"a context terminated at {incident.ended:.3f}"
+        return
+    met = _met(history, life, span, incident)
+    if met is not None and _is_past(history, met, step):
+        yield f"a context that a fatal fault ({incident.kind}) at {incident.began:.3f} must have reached"
+
+
+def _met(history: History, life: Life, span: Span, incident: Incident) -> float | None:
+    """Return when a fault was met that surely reaches a context; None: it need not."""
+    if incident.uid != life.uid:
+        return None
+    same_device = incident.device == span.device
+    if incident.kind is Kind.EXECUTOR_KILL and same_device:
+        return incident.ended
+    if incident.kind is Kind.CLIENT_FAULT and _all_of_it_ends(history):
+        reached = same_device or history.containment is Containment.SERVER
+        return _told(history, incident) if reached else None
+    return None
+
+
+def _told(history: History, incident: Incident) -> float | None:
+    """Return when the culprit was told its own error, None where it was not: another end came first."""
+    met = met_by_culprit(history.lives, incident)
+    codes = {
+        step.code for life in history.lives for step in life.steps
+        if life.plan.number == incident.client and step.ended == met and step.context == incident.context
+    }  # fmt: skip
+    return met if codes & FATAL else None
+
+
+def _all_of_it_ends(history: History) -> bool:
+    """Whether a fault in one context of a process is the end of all its contexts."""
+    return history.containment is not Containment.CLIENT
+
+
+def _is_past(history: History, met: float, step: Step) -> bool:
+    return step.began > settled(history.incidents, met, CONTAINED_SECONDS)

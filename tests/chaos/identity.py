@@ -1,0 +1,59 @@
+"""Which process is meant: its PID alone is another one's before long (many machines have 32,768 of them)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Final, NamedTuple
+
+GONE: Final = -1
+
+
+class Who(NamedTuple):
+    """A process: its PID and when it started, in clock ticks since boot (proc(5), stat, field 22)."""
+
+    pid: int
+    started: int = 0
+    """GONE: it had ended before it was looked at."""
+
+
+NOBODY: Final = Who(0, GONE)
+
+
+def who(pid: int) -> Who:
+    """Return the process that has a PID now."""
+    return Who(pid, _state_and_start(pid)[1])
+
+
+def there(one: Who) -> bool:
+    """Whether a process is there still, and no zombie."""
+    state, started = _state_and_start(one.pid)
+    return one.started == started != GONE and state not in "ZX"
+
+
+def strike(one: Who, number: int) -> bool:
+    """Send a signal to a process if it is still who it was; return whether it was sent."""
+    try:
+        watched = os.pidfd_open(one.pid)
+    except OSError:
+        return False
+    try:
+        # Now that it is held: a later process of this PID cannot be taken for it.
+        if not there(one):
+            return False
+        signal.pidfd_send_signal(watched, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(watched)
+
+
+def _state_and_start(pid: int) -> tuple[str, int]:
+    try:
+        # The second field, the name in parentheses, may hold blanks: count from its end.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], int(fields[19])
+    except (OSError, IndexError):
+        return "X", GONE

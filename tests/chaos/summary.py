@@ -1,0 +1,71 @@
+"""The summary of a soak, which is written as JSON: what was done and what came of it, over all its rounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from attrs import asdict, define, field
+
+from .schedule import Kind, Round
+from .stage import Stage
+
+
+@define
+class Summary:
+    """Adds up rounds."""
+
+    seed: int
+    seconds: float
+    pace: float
+    kinds: list[Kind]
+    counts: Counter[str] = field(factory=Counter)
+    rounds: list[dict[str, Any]] = field(factory=list)
+    problems: list[str] = field(factory=list)
+
+    def add(self, part: Round, stage: Stage, judged: int, left: int) -> None:
+        """A round is over; ``left``: how much is left of it that must not be."""
+        clients = len(stage.history.lives)
+        self.counts += stage.counts
+        self.counts += Counter(
+            {
+                "clients": clients,
+                "clients judged": judged,
+                "leaks": left,
+                "daemons": len(stage.story.daemons),
+                "servers": len(stage.story.servers),
+            }
+        )
+        facts = {"seconds": part.seconds, "clients": clients, "steps": stage.counts["steps"]}
+        self.rounds.append({**asdict(part.scene), **facts, "problems": len(stage.problems)})
+        self.problems += [f"round {part.number}: {problem}" for problem in stage.problems]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it."""
+        counts = self.counts
+        return {
+            "seed": self.seed,
+            "seconds": round(self.seconds, 1),
+            "pace": self.pace,
+            "kinds": self.kinds,
+            "rounds": self.rounds,
+            "clients": counts["clients"],
+            "clients judged": counts["clients judged"],
+            "clients by work": self._those("client "),
+            "steps": counts["steps"],
+            "chaos": {str(kind): counts[kind] for kind in Kind if counts[kind]},
+            "faults": self._those("fault "),
+            "errors": self._those("error "),
+            "wrong results": counts["wrong results"],
+            "hangs": counts["hangs"],
+            "leaks": counts["leaks"],
+            "daemons": counts["daemons"],
+            "servers": counts["servers"],
+            "tools": counts["tools"],
+            "left out": self._those("left out: "),
+            "problems": self.problems,
+        }
+
+    def _those(self, prefix: str) -> dict[str, int]:
+        found = {key.removeprefix(prefix): count for key, count in self.counts.items() if key.startswith(prefix)}
+        return dict(sorted(found.items()))

@@ -1,0 +1,49 @@
+"""A process is its PID and its start: what has the PID of another one is not taken for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from .identity import GONE, NOBODY, Who, strike, there, who
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_is_there_until_it_ends(child: subprocess.Popen[bytes]) -> None:
+    one = who(child.pid)
+    assert one.started > 0
+    assert there(one)
+    assert strike(one, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not there(one), "it is a zombie"
+    child.wait()
+    assert not there(one)
+    assert who(child.pid) == Who(child.pid, GONE)
+    assert not there(who(child.pid))
+    assert not strike(one, signal.SIGKILL)
+
+
+def test_another_process_of_its_pid_is_not_it_and_is_never_struck(child: subprocess.Popen[bytes]) -> None:
+    now = who(child.pid)
+    before = Who(child.pid, now.started - 1)
+    assert not there(before)
+    assert not strike(before, signal.SIGKILL)
+    assert there(now)
+
+
+def test_nobody_is_nowhere() -> None:
+    assert not there(NOBODY)
+    assert not strike(NOBODY, signal.SIGKILL)
+    assert not there(Who(os.getpid(), GONE))
