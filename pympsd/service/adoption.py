@@ -194,7 +194,8 @@ async def hear(hub: Hub, hello: link.ServerReturn, channel: MessageChannel, peer
     server = hub.awaited.get(peer.pid)
     reason = _not_ours(server, hello, peer)
     if server is None or reason:
-        hub.log.warning("server_return_refused", pid=peer.pid, uid=peer.uid, reason=reason)
+        if hub.may_log(peer.uid, reason):
+            hub.log.warning("server_return_refused", pid=peer.pid, uid=peer.uid, reason=reason)
         channel.send(link.ServerDismissed(reason))
         return None
     if agree(Versions(), hello.versions) is None:

@@ -9,9 +9,14 @@ from typing import Final
 from attrs import define, field
 
 LINES_PER_SECOND: Final = 1000
-"""Log lines a second that one user's connections and commands may cause."""
+"""Log lines a second that one user's connections, clients and commands may cause."""
 LINE_BYTES: Final = 200
 """A line that is longer counts as several."""
+
+
+def cost_of(texts: Sequence[str]) -> int:
+    """Return as how many lines so many texts count."""
+    return sum(1 + len(text) // LINE_BYTES for text in texts)
 
 
 @define
@@ -48,7 +53,7 @@ class UserLines:
         if uid in self.trusted:
             return True
         allowance = self._of.setdefault(uid, Allowance(LINES_PER_SECOND))
-        cost = min(LINES_PER_SECOND, sum(1 + len(text) // LINE_BYTES for text in texts))
+        cost = min(LINES_PER_SECOND, cost_of(texts))
         if allowance.take(cost, now) == cost:
             return True
         self._dropped[uid] += len(texts)

@@ -19,7 +19,7 @@ from pympsd.service import adoption
 from pympsd.service.client_session import ClientSession
 from pympsd.service.hub import Hub
 from pympsd.service.operator_session import OperatorSession
-from pympsd.service.peers import credentials, with_pidfd
+from pympsd.service.peers import credentials, user_of, with_pidfd
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames, messages
 from pympsd.wire.errors import ProtocolError, RemoteError
@@ -69,15 +69,18 @@ class FrontDoor:
     async def _turn_one_away(self, error: OSError) -> None:
         # Without a descriptor to accept with, the connection would stay and be reported for ever.
         self._give_up_reserve()
+        uid: int | None = None
         try:
             with trio.move_on_after(1):
-                (await self.listener.accept())[0].close()
+                sock, _ = await self.listener.accept()
+                with sock:
+                    uid = user_of(sock)
         except OSError:
             await trio.sleep(0.01)
         # Another task may have taken the descriptor: then there is none to give up the next time.
         with contextlib.suppress(OSError):
             self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self.hub.log.error("connection_refused", reason=told(error))
+        self._log_refusal(error, uid)
 
     def _give_up_reserve(self) -> None:
         if self._reserve >= 0:
@@ -95,12 +98,17 @@ class FrontDoor:
                     await self._admit(channel, plain, peer)
         except OSError as error:
             # Out of descriptors: this connection is lost, the door stays open.
-            self.hub.log.error("connection_refused", reason=told(error))
+            self._log_refusal(error, user_of(sock))
         except Exception as error:
             # A defect of ours that one connection met must not end the daemon.
             self.hub.log.error("daemon_defect", reason=repr(error))
         finally:
             channel.close()
+
+    def _log_refusal(self, error: OSError, uid: int | None) -> None:
+        reason = told(error)
+        if uid is None or self.hub.may_log(uid, reason):
+            self.hub.log.error("connection_refused", reason=reason)
 
     def _vetted(self, plain: socket.socket) -> Peer | None:
         try:

@@ -13,7 +13,7 @@ from pympsd.journal.setup import Journal
 from pympsd.mind import instructions as do
 from pympsd.mind.daemon_state import Daemon as Mind
 from pympsd.mind.decide import handle
-from pympsd.mind.events import ClientGonePushed, Event, OperatorLine, TimerEnded
+from pympsd.mind.events import ClientGonePushed, ClientKnocked, Event, OperatorLine, TimerEnded
 from pympsd.mind.server_lifecycle import IllegalMove
 from pympsd.service.allowance import UserLines
 from pympsd.vocabulary.identities import Serials
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 COMMAND_LINES: Final = frozenset({"command", "answer"})
 """The lines of a command that anybody may give."""
+KNOCK_LINES: Final = frozenset(
+    {"client_server_exists", "client_pending", "turn_awaited", "debugger_waits", "debugger_let_go"}
+)
+"""The lines of a client that anybody may send."""
 
 
 @define
@@ -74,8 +78,8 @@ class Hub:
             self.log.info("user_lines_dropped", count=dropped, uid=uid)
         return True
 
-    def feed(self, event: Event) -> None:
-        """Let the mind decide an event and carry out what it asks for.
+    def feed(self, event: Event, *, quiet: bool = False) -> None:
+        """Let the mind decide an event and carry out what it asks for; ``quiet``: without the lines of a client.
 
         Raise IllegalMove for what a server must not say; a defect of ours is logged, and the daemon goes on.
         """
@@ -83,18 +87,26 @@ class Hub:
             instructions = handle(self.mind, event)
             # First: what is answered or begun below must not be unknown to the next daemon.
             self.keep()
-            quiet = isinstance(event, OperatorLine) and not self._may_log_command(event.uid, instructions)
+            unsaid = KNOCK_LINES if quiet else self._over_the_allowance(event, instructions)
             for instruction in instructions:
-                if not (quiet and isinstance(instruction, do.Log) and instruction.event in COMMAND_LINES):
+                if not (isinstance(instruction, do.Log) and instruction.event in unsaid):
                     self._carry_out(instruction)
         except IllegalMove:
             raise
         except Exception as error:
             self.log.error("daemon_defect", reason=repr(error))
 
-    def _may_log_command(self, uid: int, instructions: list[do.Instruction]) -> bool:
-        logs = [one for one in instructions if isinstance(one, do.Log) and one.event in COMMAND_LINES]
-        return self.may_log(uid, *(str(text) for log in logs for text in log.fields.values()))
+    def _over_the_allowance(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
+        """Return which lines are to be left out: those of an event that its user has caused too often."""
+        if isinstance(event, OperatorLine):
+            uid, lines = event.uid, COMMAND_LINES
+        elif isinstance(event, ClientKnocked):
+            uid, lines = event.peer.uid, KNOCK_LINES
+        else:
+            return frozenset()
+        logs = [one for one in instructions if isinstance(one, do.Log) and one.event in lines]
+        texts = [" ".join(map(str, log.fields.values())) for log in logs]
+        return frozenset() if not texts or self.may_log(uid, *texts) else lines
 
     def _carry_out(self, instruction: do.Instruction) -> None:
         match instruction:
@@ -121,9 +133,9 @@ class Hub:
             case do.TellServerItsLimits(server, percentage, limits):
                 if server in self.servers:
                     self.servers[server].tell(link_messages.LimitsChanged(percentage, limits))
-            case do.TerminateClient(server, token, pid):
+            case do.TerminateClient(server, token, pid, by_reset):
                 if server in self.servers:
-                    self.servers[server].tell(link_messages.TerminateClient(token, pid))
+                    self.servers[server].tell(link_messages.TerminateClient(token, pid, by_reset))
             case do.KillServer(server):
                 if server in self.servers:
                     self.servers[server].kill()
@@ -152,7 +164,8 @@ class Hub:
     def _refuse(self, client: int, code: int, reason: str) -> None:
         session = self.clients.get(client)
         if session is not None:
-            self.log.info("client_refused", pid=session.peer.pid, uid=session.peer.uid, reason=reason)
+            if self.may_log(session.peer.uid, reason):
+                self.log.info("client_refused", pid=session.peer.pid, uid=session.peer.uid, reason=reason)
             session.refuse(code, reason)
 
     async def _timer(self, token: str, seconds: float, scope: trio.CancelScope) -> None:

@@ -8,6 +8,7 @@ import socket
 import struct
 from pathlib import Path
 
+import trio
 from attrs import define
 
 from pympsd.journal.line_format import sanitised
@@ -40,6 +41,15 @@ def credentials(sock: socket.socket) -> Peer:
     """Return who connected, as the kernel noted it; raise OSError when it cannot be read."""
     pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return Peer(pid, uid, gid, _groups(sock, pid), uid == OVERFLOW_UID and not _shares_our_users(pid))
+
+
+def user_of(sock: trio.socket.SocketType) -> int | None:
+    """Return the uid of who connected, which costs no descriptor; None when it cannot be read."""
+    try:
+        packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        return None
+    return int(_CREDENTIALS.unpack(packed)[1])
 
 
 def _shares_our_users(pid: int) -> bool:

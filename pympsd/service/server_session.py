@@ -11,7 +11,7 @@ from pympsd.channel.awaited import MessageChannel
 from pympsd.journal.line_format import sanitised
 from pympsd.mind import events
 from pympsd.mind.server_lifecycle import IllegalMove
-from pympsd.service.allowance import Allowance
+from pympsd.service.allowance import Allowance, cost_of
 from pympsd.service.hub import Hub
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
@@ -19,6 +19,7 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.versions import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
+"""Log lines a second that one server, with all its clients, may cause."""
 MOST_CONTEXTS: Final = 64 * 48
 """48 on each of 64 devices: a server that reports more is not one of ours."""
 
@@ -84,6 +85,7 @@ class ServerSession:
                 hub.log.error("server_misbehaved", server=self.pid, reason=str(error))
                 self.kill()
             nursery.cancel_scope.cancel()
+        self._tell_of_dropped(hub)
 
     def _take(self, hub: Hub, message: object) -> None:
         match message:
@@ -104,7 +106,8 @@ class ServerSession:
                 self._contexts += 1
                 if self._contexts > MOST_CONTEXTS:
                     raise RemoteError(f"more than {MOST_CONTEXTS} contexts at once")
-                hub.feed(events.ContextPushed(self.serial, client, serial, number, device))
+                pushed = events.ContextPushed(self.serial, client, serial, number, device)
+                hub.feed(pushed, quiet=not self._may_log(hub))
             case link.ContextGone(client, serial):
                 self._contexts -= 1
                 hub.feed(events.ContextGonePushed(self.serial, client, serial))
@@ -143,15 +146,25 @@ class ServerSession:
         self._held.clear()
 
     def _log(self, hub: Hub, event: str, fields: dict[str, str | int | float], when: float) -> None:
-        if not self._allowance.take(1, trio.current_time()):
-            self._dropped += 1
+        if not self._may_log(hub, *(str(value) for value in fields.values())):
             return
-        if self._dropped:
-            hub.journal.write_server("Server", self.pid, "records_dropped", {"count": self._dropped})
-            self._dropped = 0
         try:
             # Its user can make it say anything: no field may begin a line of its own.
             clean = {name: sanitised(v.encode()) if isinstance(v, str) else v for name, v in fields.items()}
             hub.journal.write_server("Server", self.pid, event, clean, when)
         except (KeyError, IndexError, ValueError, OverflowError, OSError) as error:
             raise RemoteError(f"a log record that is not in the catalogue: {event} ({error})") from None
+
+    def _may_log(self, hub: Hub, *texts: str) -> bool:
+        """Whether a line of these texts may be logged on the server's account; tells first what was dropped."""
+        cost = cost_of([" ".join(texts)])
+        if self._allowance.take(cost, trio.current_time()) < cost:
+            self._dropped += 1
+            return False
+        self._tell_of_dropped(hub)
+        return True
+
+    def _tell_of_dropped(self, hub: Hub) -> None:
+        if self._dropped:
+            hub.journal.write_server("Server", self.pid, "records_dropped", {"count": self._dropped})
+            self._dropped = 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from processes import ClientProcess, DaemonProcess, alive, children_of, wait_until
+from processes import SECONDS, ClientProcess, DaemonProcess, alive, children_of, shared_memory, wait_until
 
 Make = Callable[..., ClientProcess]
 STATES = ("idle", "busy", "endless", "stopped client", "stopped server", "stopped executor")
@@ -32,13 +34,13 @@ def _is_gone_without_a_trace(daemon: DaemonProcess, family: list[int], shared: s
     for pid in family:
         wait_until(lambda pid=pid: not alive(pid), f"the end of {pid}")
     assert {path.name for path in (daemon.directory / "pipe").iterdir()} == LEFT
-    assert set(os.listdir("/dev/shm")) == shared
+    assert shared_memory() == shared
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("how", ["quit -t 1", "SIGTERM"])
 def test_7_the_daemons_end(daemon: DaemonProcess, make_client: Make, how: str, state: str) -> None:
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_memory()
     client = make_client().connect()
     (server,) = daemon.servers()
     family = _family(daemon, server)
@@ -101,6 +103,68 @@ def test_3_terminate_client_in_every_state(daemon: DaemonProcess, make_client: M
     assert client.do("newctx 0") == "CUDA_SUCCESS"
     assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     assert f"Volta MPS: status of client {{{client.pid}, 1}} is INACTIVE" in daemon.log("server.log")
+
+
+@pytest.mark.parametrize(
+    ("stopped", "bound", "why"),
+    [
+        ("server", 15.0, "the server did not answer within 15 s; shutdown_server -f ends it with its clients"),
+        ("executor", 10.0, "the server answered with CUresult 702"),
+    ],
+    ids=["server", "executor"],
+)
+def test_3_terminate_client_behind_what_is_stopped_is_answered_within_its_bound(
+    daemon: DaemonProcess, make_client: Make, stopped: str, bound: float, why: str
+) -> None:
+    client, neighbour = make_client().connect(), make_client().connect()
+    (server,) = daemon.servers()
+    victim = server if stopped == "server" else children_of(server)[0]
+    assert client.do("endless") == "CUDA_SUCCESS"
+    os.kill(victim, signal.SIGSTOP)
+    began = time.monotonic()
+    with daemon.begin(f"terminate_client {server} {client.pid}") as asked:
+        # Others are answered meanwhile.
+        assert daemon.say("get_server_list") == f"{server}\n"
+        assert str(client.pid) in daemon.say("ps").split()
+        said, complaint = asked.communicate(timeout=SECONDS)
+    took = time.monotonic() - began
+    assert said == "702\n"
+    assert complaint.startswith(f"terminate_client: {why}")
+    # Never before; how long after is the machine's.
+    assert bound - 1 < took < bound + 10
+    os.kill(victim, signal.SIGCONT)
+    assert neighbour.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    # It was told, or is told again: an operator asks until it is done.
+    wait_until(lambda: daemon.say(f"terminate_client {server} {client.pid}") in ("0\n", "201\n"), "the termination")
+    assert client.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+    assert daemon.say(f"terminate_client {server} {neighbour.pid}") == "0\n"
+    assert daemon.servers() == [server]
+
+
+def test_3_a_daemon_is_replaced_by_one_that_resets_devices_under_its_clients(
+    make_daemon: Callable[..., DaemonProcess], directory: Path
+) -> None:
+    machine = directory / "machine.toml"
+    machine.write_text("stops_kernels = false\n[[device]]\n")
+    before = make_daemon(PYMPSD_EMULATED_DEVICES=str(machine))
+    assert before.start().returncode == 0
+    client = before.client().connect()
+    try:
+        (server,) = before.servers()
+        assert client.do("endless") == "CUDA_SUCCESS"
+        assert before.say(f"terminate_client {server} {client.pid}") == "702\n"
+        after = make_daemon(**before.settings)
+        assert after.start("-d", "--replace", "--terminate-by-reset").returncode == 0
+        before.await_end()
+        assert after.servers() == [server]
+        assert after.say(f"terminate_client {server} {client.pid}") == "0\n"
+        client.end(signal.SIGKILL)
+        wait_until(lambda: after.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
+        with after.client().process as other:
+            assert ClientProcess(other).connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+            ClientProcess(other).end()
+    finally:
+        client.end(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGINT])

@@ -5,6 +5,7 @@ And servers that die at their start. (File descriptors: test_descriptors.)
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, wait_until
@@ -68,6 +70,27 @@ def own(directory: Path) -> Iterator[DaemonProcess]:
 # --- servers that die at their start
 
 
+DYING = """
+import os, runpy, sys
+from pympsd_server.service import client_session, run
+
+def die(*_):
+    print("the library libpossible.so has gone", file=sys.stderr, flush=True)
+    os._exit(3)
+
+async def die_later(*_):
+    die()
+
+if {at_admission}:
+    client_session.ClientSession.run = die_later
+else:
+    run.take_devices = die
+sys.argv = sys.argv[2:]  # from "-c -I SERVER ..."
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""A server that is one to its daemon, and ends at a certain moment."""
+
+
 class Interpreter:
     """The interpreter that a daemon runs with and starts its servers with; it can be broken and mended."""
 
@@ -93,11 +116,19 @@ class Interpreter:
 
     def break_it(self, deaths: int | None = None) -> None:
         """What it is asked to run ends at once, complaining; after so many deaths it works."""
+        self._break("echo the library libpossible.so is not there >&2\nexit 3\n", deaths)
+
+    def break_later(self, moment: str, deaths: int | None = None) -> None:
+        """Servers register, and die while they initialise or when they get their first client ("admission")."""
+        program = self.directory / "dying.py"
+        program.write_text(DYING.format(at_admission=moment == "admission"))
+        self._break(f'exec {self.real} -c "$(cat {program})" "$@"\n', deaths)
+
+    def _break(self, words: str, deaths: int | None) -> None:
         tried = self.directory / "tried"
         tried.mkdir(mode=0o777, exist_ok=True)
         tried.chmod(0o777)
         again = "" if deaths is None else f'[ $(ls {tried} | wc -l) -gt {deaths} ] && exec {self.real} "$@"\n'
-        words = "echo the library libpossible.so is not there >&2\nexit 3\n"
 
         def make(path: Path) -> None:
             path.write_text(f"#!/bin/sh\n: > {tried}/$$\n{again}{words}")
@@ -168,6 +199,64 @@ def test_a_server_that_always_dies_is_given_up_and_all_who_wait_are_told(
     assert any(line.startswith("No server could be started for user 0 in 4 tries: ") for line in fragile.log())
     assert fragile.say("get_server_list") == ""
     interpreter.mend()
+    assert waiting[0].connect().do("add") == RIGHT
+
+
+MOMENTS = {
+    "initialising": "before it was ready",
+    "admission": "after it was ready but before it served anybody",
+}
+
+
+def pauses(daemon: DaemonProcess, reason: str) -> list[str]:
+    """Return for which pauses control.log says this reason, in order."""
+    said = [line.partition(f"{reason}: trying again in ") for line in daemon.log()]
+    return [pause for before, found, pause in said if found and not before]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_server_that_dies_later_is_tried_again_and_the_client_served(
+    clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter, moment: str
+) -> None:
+    interpreter.break_later(moment, deaths=2)
+    client = fragile.client()
+    clients.append(client)
+    assert client.connect().do("add") == RIGHT
+    assert interpreter.tries == 3
+    died = f"the MPS server of user 0 ended with status 3 {MOMENTS[moment]}: the library libpossible.so has gone"
+    assert pauses(fragile, died) == ["0.1 s", "0.5 s"]
+    assert fragile.log("server.log").count("the library libpossible.so has gone") == 2
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_server_that_always_dies_later_is_given_up_and_all_who_wait_are_told(
+    clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter, moment: str
+) -> None:
+    interpreter.break_later(moment)
+    *waiting, late = (fragile.client() for _ in range(4))
+    clients.extend((*waiting, late))
+    # All have begun to run: what follows is a matter of seconds.
+    assert [client.do("pid") for client in clients] == [str(client.pid) for client in clients]
+    for client in waiting:
+        client.begin("init")
+    wait_until(lambda: interpreter.tries > 0, "the first try")
+    # Operators are answered meanwhile.
+    assert fragile.run([], "ps").returncode == 0
+    for client in waiting:
+        assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+        assert f"{MOMENTS[moment]}: the library libpossible.so has gone; server.log says why" in client.do("error")
+    died = f"the MPS server of user 0 ended with status 3 {MOMENTS[moment]}: the library libpossible.so has gone"
+    assert pauses(fragile, died)[:3] == ["0.1 s", "0.5 s", "2 s"]
+    assert f"No server could be started for user 0 in 4 tries: {died}" in fragile.log()
+    if moment == "admission":
+        # Their clients came again each time: now nobody of this user is let in for a while, nor a server started.
+        assert interpreter.tries == 4
+        assert late.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+        assert "it was tried 4 times; try again in 5 s" in late.do("error")
+        assert any(line.startswith(f"Refusing client {late.pid} from user 0: ") for line in fragile.log())
+        assert interpreter.tries == 4
+    interpreter.mend()
+    wait_until(lambda: waiting[0].do("init") == "CUDA_SUCCESS", "the end of the pause")
     assert waiting[0].connect().do("add") == RIGHT
 
 
@@ -371,6 +460,12 @@ def test_a_full_pipe_directory_keeps_the_daemon_from_starting_and_says_so(
     assert daemon.start().returncode == 0, "on a disk with room"
 
 
+def _kept(disk: Disk) -> dict[str, Any]:
+    """Return what a next daemon would know."""
+    known: dict[str, Any] = json.loads((disk.seen / "pympsd.state").read_bytes())["remembered"]
+    return known
+
+
 def test_a_pipe_directory_that_fills_up_costs_only_what_a_next_daemon_would_know(
     clients: list[ClientProcess], make_daemon: MakeDaemon
 ) -> None:
@@ -390,10 +485,10 @@ def test_a_pipe_directory_that_fills_up_costs_only_what_a_next_daemon_would_know
     try:
         assert client.connect().do("add") == RIGHT
         assert any(line.endswith(f"if this one died: {NO_SPACE}") for line in daemon.log())
-        assert not list(disk.seen.glob("pympsd.state"))
+        assert not _kept(disk)["servers"]
         ballast.unlink()
         through.say("set_default_active_thread_percentage 50")
-        assert list(disk.seen.glob("pympsd.state")), "kept as soon as there is room"
+        assert _kept(disk)["servers"], "kept as soon as there is room"
     finally:
         os.kill(daemon.pid, signal.SIGTERM)
         os.waitpid(daemon.pid, 0)

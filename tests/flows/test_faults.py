@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import ClientProcess, DaemonProcess, children_of, wait_until
+from processes import ClientProcess, DaemonProcess, alive, children_of, wait_until
+from wedge import wedge
 
 Make = Callable[..., ClientProcess]
 MACHINE = "3xH200"
@@ -133,6 +134,42 @@ def test_5_a_killed_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProces
     wait_until(lambda: _status(daemon, server) == "ACTIVE", "the recovery")
     assert make_client().connect(0).do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     assert _executors(daemon, server)[0] != victim
+
+
+def test_5_a_wedged_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProcess, make_client: Make) -> None:
+    a, d = make_client().connect(0), make_client().connect(2)
+    late = [make_client(), make_client()]
+    assert [client.do("init") for client in late] == [READY] * 2
+    (server,) = daemon.servers()
+    before = _executors(daemon, server)
+    wedge(before[0], server)
+    # The first word after that it still takes.
+    assert late[0].do("ctx 0") == READY
+    late[1].begin("ctx 0")
+    # What it has at hand goes on.
+    assert a.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert a.do("endless") == READY
+    a.begin("sync")
+    assert not late[1].has_result()
+    assert daemon.say("get_server_list") == f"{server}\n"
+    # It is asked every 5 s, and given up after 20 s without an answer.
+    wait_until(lambda: not alive(before[0]), "the wedged executor's end", 60)
+    assert a.result() == ELSEWHERE
+    assert [client.do("sync") for client in (a, late[0])] == [ELSEWHERE] * 2
+    # Whether the fault reaches who was not in yet is timing; it is an answer.
+    assert late[1].result() in (ELSEWHERE, "CUDA_ERROR_MPS_SERVER_NOT_READY")
+    wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
+    assert f"Process {before[0]} of device 0 does not answer: killing it" in daemon.log("server.log")
+    assert f"Process {before[0]} of device 0 ended with status -9" in daemon.log("server.log")
+    assert d.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert make_client().do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    assert d.do("newctx 0") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    for client in (a, *late):
+        client.end()
+    wait_until(lambda: _status(daemon, server) == "ACTIVE", "the recovery")
+    assert make_client().connect(0).do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    after = _executors(daemon, server)
+    assert (after[0] != before[0], after[2] == before[2]) == (True, True)
 
 
 def test_5_an_idle_executor_may_die_unnoticed(daemon: DaemonProcess, make_client: Make) -> None:

@@ -1,0 +1,66 @@
+"""Wedges an executor: the thread of its link hangs in the kernel and does not come back; all else in it goes on.
+
+Its link's socket is told to hand nothing out before a MiB is there, which is never: a receive of that thread, once
+begun, does not return. That is no SIGSTOP, and no debugger: the process sleeps as it does while nobody wants
+anything of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+from pathlib import Path
+
+from attrs import frozen
+
+_PIDFD_GETFD = 438
+"""pidfd_getfd(2), the same number on every architecture."""
+_NEVER = 1 << 20
+_CREDENTIALS = struct.Struct("=iII")
+
+
+@frozen
+class NoLink(Exception):
+    """A process has no link to that owner, or more than one."""
+
+    found: int
+
+
+def wedge(executor: int, owner: int) -> None:
+    """Wedge an executor of a server. What its link's thread waits for at the moment it still takes."""
+    sockets = [_taken(executor, fd) for fd in _sockets(executor)]
+    try:
+        # A pair belongs to who made it: the link's to the owner, a client's stream's to the executor.
+        links = [sock for sock in sockets if _maker(sock) == owner]
+        if len(links) != 1:
+            raise NoLink(len(links))
+        links[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _NEVER)
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def _sockets(pid: int) -> list[int]:
+    entries = list(Path(f"/proc/{pid}/fd").iterdir())
+    return [int(entry.name) for entry in entries if os.readlink(entry).startswith("socket:")]
+
+
+def _taken(pid: int, fd: int) -> socket.socket:
+    """Return a socket of another process (the same socket, by another descriptor)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pidfd = os.pidfd_open(pid)
+    try:
+        taken = libc.syscall(_PIDFD_GETFD, pidfd, fd, 0)
+    finally:
+        os.close(pidfd)
+    if taken < 0:
+        raise OSError(ctypes.get_errno(), "pidfd_getfd")
+    os.set_inheritable(taken, False)
+    return socket.socket(fileno=taken)
+
+
+def _maker(sock: socket.socket) -> int:
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(packed)[0])
