@@ -74,7 +74,15 @@ def _prepare(options: Options, foreground: bool) -> Daemon | int:
     except (BadSetting, ValueError) as error:
         return _complain(str(error), 1)
     journal = _open_journal(settings, foreground)
-    return Daemon(settings, devices, directory, journal, SERVER_NAMES[options.name], options.multiuser)
+    return Daemon(
+        settings,
+        devices,
+        directory,
+        journal,
+        SERVER_NAMES[options.name],
+        options.multiuser,
+        options.terminate_by_reset,
+    )
 
 
 def _complain(reason: str, status: int) -> int:

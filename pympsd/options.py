@@ -38,6 +38,7 @@ class Options:
         self.strict = False
         self.multiuser = False
         self.replace = False
+        self.terminate_by_reset = False
         self.timeout = 10.0
         self.dialect = ""
         self.turn_patience: float | None = None
@@ -52,6 +53,10 @@ class Options:
             self._take(rest.pop(0), rest)
         if self.replace and not self.start and not self.text:
             raise BadOption("--replace goes with -d or -f: it starts a daemon in the place of the one that runs")
+        if self.terminate_by_reset and not self.start and not self.text:
+            raise BadOption(
+                "--terminate-by-reset goes with -d or -f: it is the daemon that was started with it or not"
+            )
         self.words = rest
 
     def _take(self, word: str, rest: "list[str]") -> None:
@@ -66,6 +71,8 @@ class Options:
             self.multiuser = True
         elif word == "--replace":
             self.replace = True
+        elif word == "--terminate-by-reset":
+            self.terminate_by_reset = True
         elif word == "--strict":
             self.strict = True
         elif option in ("--timeout", "--log-dialect", "--turn-patience"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from pympsd.vocabulary.results import Result
+
 
 @frozen
 class Part:
@@ -42,4 +44,7 @@ def termination_answer(code: int) -> Answer:
     """Return the answer of terminate_client: a CUresult number, 0 when the contexts are gone."""
     if code == 0:
         return lines("0")
-    return refusal(f"{code}", diagnostic=f"terminate_client: the server answered with CUresult {code}")
+    why = f"the server answered with CUresult {code}"
+    if code == Result.ERROR_LAUNCH_TIMEOUT:
+        why += ": a kernel of it still runs; a daemon with --terminate-by-reset would end it with its device's work"
+    return refusal(f"{code}", diagnostic=f"terminate_client: {why}")

@@ -36,6 +36,11 @@ _PATIENCE: Final = (
     "also PYMPSD_TURN_PATIENCE"
 )
 
+_RESET: Final = (
+    "with -d or -f: terminate_client resets a device that cannot stop the client's kernel within 10 s, as a fatal "
+    "fault of it would; without it the answer is 702"
+)
+
 OPTIONS: Final = (
     ("-d", "start the control daemon in the background"),
     ("-f", "start the control daemon in the foreground; its log goes to standard output"),
@@ -43,6 +48,7 @@ OPTIONS: Final = (
     ("--replace", "with -d or -f: take over from the daemon that runs, if one does; servers and clients go on"),
     ("--log-dialect NAME", "with -d or -f: documented (default), r580 or json; also PYMPSD_LOG_DIALECT"),
     ("--turn-patience SECONDS", _PATIENCE),
+    ("--terminate-by-reset", _RESET),
     ("-q, --ready-devices", "accepted; device queries are always ready"),
     ("--strict", "exit with status 1 if any command was refused"),
     ("--timeout SECONDS", "give up on a daemon that says nothing for so long (default 10), exit status 2"),
@@ -57,6 +63,7 @@ FILES: Final = (
     ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "the default active thread percentage"),
     ("CUDA_MPS_CLIENT_PRIORITY", "the default client priority"),
     ("PYMPSD_BACKEND", "auto, cuda or emulated"),
+    ("PYMPSD_WORKER", "auto, native or python: who executes clients' records on a GPU"),
     ("PYMPSD_EMULATED_DEVICES", "the emulated machine: H200, 2xH200,1xP100, or the path of a TOML file"),
 )
 

@@ -3,6 +3,8 @@
 The file has one ``[[device]]`` table a device (or for ``count`` like ones)::
 
     fault_containment = "device"  # as real hardware; "client": a fatal fault stays with its context
+    stops_kernels = true          # false, as real hardware: a running kernel ends by itself or with its executor
+    isolates_address_spaces = true  # false, as real hardware: clients of one executor share an address space
 
     [[device]]
     profile = "H200"          # H200, A100, V100 or P100
@@ -33,6 +35,8 @@ FIGURE_LIMIT: Final = 1 << 20
 """No figure is greater: a device's memory, in MiB, has to fit its window of addresses."""
 _COUNTS: Final = frozenset(map(str, range(1, DEVICE_LIMIT + 1)))
 CONTAINMENTS: Final = ("device", "client")
+ABILITIES: Final = ("stops_kernels", "isolates_address_spaces")
+"""What an emulated device can and a real one cannot; a machine may say that its devices cannot either."""
 COMPUTE_MODES: Final = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 _KEYS: Final = frozenset(
     {
@@ -75,14 +79,24 @@ def from_toml(text: str) -> tuple[DeviceFacts, ...]:
     tables = machine.get("device")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise BadMachine("a machine description has one [[device]] table a device")
-    unknown = machine.keys() - {"device", "fault_containment"}
+    known = ("device", "fault_containment", *ABILITIES)
+    unknown = machine.keys() - set(known)
     if unknown:
-        raise BadMachine(f"a machine has no {', '.join(sorted(unknown))}; it has device and fault_containment")
+        raise BadMachine(f"a machine has no {', '.join(sorted(unknown))}; it has {', '.join(known)}")
     containment = machine.get("fault_containment", CONTAINMENTS[0])
     if containment not in CONTAINMENTS:
         raise BadMachine(f"fault_containment is one of {', '.join(CONTAINMENTS)}, not {containment!r}")
+    stops, isolates = (_flag(machine, ability) for ability in ABILITIES)
     devices = _checked([facts for table in tables for facts in _from_table(table)])
-    return tuple(evolve(device, contains_faults=containment == "client") for device in devices)
+    return tuple(
+        evolve(
+            device,
+            contains_faults=containment == "client",
+            stops_kernels=stops,
+            isolates_address_spaces=isolates and device.isolates_address_spaces,
+        )
+        for device in devices
+    )
 
 
 def _read(path: str) -> str:
@@ -132,9 +146,7 @@ def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
     mode = table.get("compute_mode", "DEFAULT")
     if not isinstance(mode, str) or mode not in COMPUTE_MODES:
         raise BadMachine(f"compute_mode is one of {', '.join(COMPUTE_MODES)}, not {mode!r}")
-    unified = table.get("unified_addressing", True)
-    if not isinstance(unified, bool):
-        raise BadMachine(f"unified_addressing is true or false, not {unified!r}")
+    unified = _flag(table, "unified_addressing")
     identity = {
         "COMPUTE_CAPABILITY_MAJOR": capability[0],
         "COMPUTE_CAPABILITY_MINOR": capability[1],
@@ -153,6 +165,8 @@ def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
         multiprocessors=multiprocessors,
         memory_bytes=_positive(table, "memory_mib", 0) << 20 if "memory_mib" in table else profile.memory_bytes,
         attributes={**profile.attributes, **identity},
+        stops_kernels=True,
+        isolates_address_spaces=capability >= (7, 0),
     )
 
 
@@ -184,6 +198,13 @@ def _capability(table: dict[str, Any], profile: Profile) -> tuple[int, int]:
     if not (dot and 0 < len(major) < 4 and 0 < len(minor) < 4 and (major + minor).isdecimal()):
         raise BadMachine(f'a compute_capability is written like "9.0", not {given!r}')
     return int(major), int(minor)
+
+
+def _flag(table: dict[str, Any], key: str) -> bool:
+    value = table.get(key, True)
+    if not isinstance(value, bool):
+        raise BadMachine(f"{key} is true or false, not {value!r}")
+    return value
 
 
 def _positive(table: dict[str, Any], key: str, default: int) -> int:

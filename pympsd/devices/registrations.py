@@ -3,7 +3,8 @@
 A server is on a device from ``register`` to ``end``, or to its process's end: its file ``<uuid>.<any>.server`` holds
 its PID and is locked while it lives, so what a killed one leaves behind is known as such, and removed. It counts only
 as the file of that process's own user: nobody registers a process of somebody else. Beside it ``<uuid>.<any>.use``
-has a line of PID and bytes for every client. Whoever looks or registers locks the folder.
+has a line of PID and bytes for every client, and one of -1 and bytes for what those who have gone still hold. Whoever
+looks or registers locks the folder.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from attrs import define, frozen
 from pympsd.devices.machine import BadMachine
 from pympsd.devices.state_folder import READ_BYTES, StateFolder, read, replace
 
+GONE: Final = -1
+"""Instead of a PID: clients that have gone, whose kernels still run."""
 _SERVER: Final = ".server"
 _USE: Final = ".use"
 

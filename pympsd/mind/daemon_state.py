@@ -114,6 +114,8 @@ class Termination:
 
     session: int
     server: int
+    patience: float
+    """Seconds the server has to answer."""
 
 
 @define
@@ -137,6 +139,8 @@ class Daemon:
     """By device ordinal; what the next server starts with."""
     multiuser: bool = False
     """One server, root's, for the clients of all users."""
+    terminate_by_reset: bool = False
+    """Whether terminate_client may reset a device to end what cannot be stopped."""
     turn_patience: float = 30.0
     """Seconds after which newcomers of the active user overtake a waiting one no more; 0: they never do."""
     terminations: dict[int, Termination] = field(factory=dict)

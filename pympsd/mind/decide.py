@@ -8,9 +8,9 @@ from functools import singledispatch
 import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.answers import Answer, lines, refusal, termination_answer
 from pympsd.commands.registry import Asker, answer_line
-from pympsd.commands.v2.termination import TERMINATION_PATIENCE, TERMINATION_TIMER
+from pympsd.commands.v2.termination import TERMINATION_TIMER
 from pympsd.mind import admission, adoption, debuggers, events, failed_starts, shutdown, turns
-from pympsd.mind.daemon_state import Context, Daemon, Server
+from pympsd.mind.daemon_state import Context, Daemon, Server, Termination
 from pympsd.mind.instructions import CancelTimer, Instruction, Log, Reply, SetTimer
 from pympsd.mind.server_lifecycle import Phase
 from pympsd.vocabulary.results import Result
@@ -184,9 +184,9 @@ def _end_termination(daemon: Daemon, token: int, answer: Answer) -> Iterator[Ins
         yield from _answer(asked.session, answer)
 
 
-def _termination_overdue() -> Answer:
+def _termination_overdue(asked: Termination) -> Answer:
     code = Result.ERROR_LAUNCH_TIMEOUT
-    why = f"the server did not answer within {TERMINATION_PATIENCE:g} s; shutdown_server -f ends it with its clients"
+    why = f"the server did not answer within {asked.patience:g} s; shutdown_server -f ends it with its clients"
     return refusal(f"{code}", diagnostic=f"terminate_client: {why}")
 
 
@@ -207,7 +207,9 @@ def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
     elif timer == failed_starts.MEMORY_TIMER:
         failed_starts.memory_ended(daemon, int(serial))
     elif timer == TERMINATION_TIMER:
-        yield from _end_termination(daemon, int(serial), _termination_overdue())
+        asked = daemon.terminations.get(int(serial))
+        if asked is not None:
+            yield from _end_termination(daemon, int(serial), _termination_overdue(asked))
     else:
         yield from admission.overdue(daemon, timer, int(serial))
 

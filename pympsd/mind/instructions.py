@@ -76,6 +76,8 @@ class TerminateClient:
     server: int
     token: int
     pid: int
+    by_reset: bool
+    """Whether what cannot be stopped is to be ended with its device."""
 
 
 @frozen

@@ -8,7 +8,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.devices.machine import COMPUTE_MODES, describe
-from pympsd.devices.registrations import registered
+from pympsd.devices.registrations import GONE, registered
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
 from pympsd.vocabulary.device_facts import DeviceFacts
 
@@ -116,8 +116,10 @@ def _processes(folder: StateFolder | None, facts: DeviceFacts) -> tuple[Process,
     found: list[Process] = []
     for server in registered(folder, facts.uuid) if folder is not None else ():
         if facts.is_volta_or_newer:
-            found.append(Process(server.pid, "C", 0))
-            found += [Process(pid, "M+C", used) for pid, used in sorted(_by_process(server.clients).items())]
+            held = _by_process(server.clients)
+            # What clients have left behind is held by the server.
+            found.append(Process(server.pid, "C", held.pop(GONE, 0)))
+            found += [Process(pid, "M+C", used) for pid, used in sorted(held.items())]
         else:
             # Before Volta all that clients do is the server's (MPS documents, 2.3.1.1).
             found.append(Process(server.pid, "C", sum(used for _, used in server.clients)))

@@ -11,6 +11,8 @@ from attrs import define, field
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 
+NOTEWORTHY_BYTES: Final = 64 << 20
+"""Less than this is not looked at when others on the device have given memory back."""
 GRANULE_BYTES: Final = 512
 """Allocations are accounted in whole granules, as the address space lays them out."""
 
@@ -22,21 +24,51 @@ def charged(count: int) -> int:
 
 @define(eq=False)
 class DeviceBudget:
-    """All memory of one device, in bytes; safe to use from several threads."""
+    """All memory of one device, in bytes; safe to use from several threads.
+
+    ``in_all`` returns what is taken of it by whomever, clients of this executor or not: asked at the start, and then
+    before anybody is refused, for others may have given some back since. None: nobody else takes any.
+    """
 
     total: int
+    in_all: Callable[[], int] | None = None
     used: int = field(default=0, init=False)
     on_change: Callable[[], None] | None = field(default=None, init=False)
     """Called, from any thread, after bytes were taken or given back."""
+    _others: int = field(default=0, init=False)
+    """Of the used bytes those that clients here have not taken."""
     _lock: Lock = field(factory=Lock, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.in_all is not None:
+            self.used = self._others = self.in_all()
 
     def take(self, count: int) -> bool:
         """Take bytes; return whether there were enough."""
+        if not (self._take(count) or (self._others_have_given_back() and self._take(count))):
+            return False
+        self.changed()
+        return True
+
+    def _take(self, count: int) -> bool:
         with self._lock:
             if self.used + count > self.total:
                 return False
             self.used += count
-        self.changed()
+        return True
+
+    def _others_have_given_back(self) -> bool:
+        if self.in_all is None:
+            return False
+        in_all = self.in_all()
+        with self._lock:
+            given_back = self.used - in_all
+            # What clients are accounted with and what it takes on the device differ by a little.
+            if given_back < NOTEWORTHY_BYTES:
+                return False
+            given_back = min(given_back, self._others)
+            self._others -= given_back
+            self.used -= given_back
         return True
 
     def give(self, count: int) -> None:

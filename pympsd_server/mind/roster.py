@@ -7,6 +7,7 @@ from attrs import define, field, frozen
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Serials
 from pympsd_server.mind.connections import Pool
+from pympsd_server.mind.places import EVERYBODY, Place
 
 
 class NotHere(KeyError):
@@ -23,6 +24,13 @@ class Context:
     client: int
     generation: int
     """Of the executor that runs it."""
+    user: int = EVERYBODY
+    """The user whose clients that executor is for."""
+
+    @property
+    def place(self) -> Place:
+        """Where it runs."""
+        return Place(self.device, self.user)
 
 
 @define
@@ -33,6 +41,7 @@ class Client:
     pid: int
     priority: int
     environment: dict[str, str]
+    uid: int = 0
     contexts: dict[int, Context] = field(factory=dict)
     made: int = 0
     """How many contexts it ever made."""
@@ -57,18 +66,20 @@ class Roster:
         """Return the roster of a server that nobody has come to yet."""
         return cls(pools={ordinal: Pool.of(device) for ordinal, device in enumerate(devices)})
 
-    def arrive(self, serial: int, pid: int, priority: int, environment: dict[str, str]) -> Client:
+    def arrive(self, serial: int, pid: int, priority: int, environment: dict[str, str], uid: int = 0) -> Client:
         """Take a client in."""
-        client = Client(serial, pid, priority, environment)
+        client = Client(serial, pid, priority, environment, uid)
         self.clients[serial] = client
         return client
 
-    def open_context(self, client: Client, device: int, generation: int, slots: int = 1) -> Context:
+    def open_context(
+        self, client: Client, device: int, generation: int, slots: int = 1, user: int = EVERYBODY
+    ) -> Context:
         """Number a new context of a client and give it its slots; raise PoolExhausted, which takes no number."""
         pool = self.pools.setdefault(device, Pool())
         pool.check(slots)
         client.made += 1
-        context = Context(self._serials.take(), client.made, device, client.serial, generation)
+        context = Context(self._serials.take(), client.made, device, client.serial, generation, user)
         pool.take(context.serial, slots)
         client.contexts[context.serial] = context
         return context
@@ -97,10 +108,14 @@ class Roster:
             self.pools[context.device].give_back(context.serial)
         return client
 
-    def others_on(self, device: int, client: Client) -> bool:
-        """Whether somebody else has a context on a device."""
-        others = (other for other in self.clients.values() if other is not client)
-        return any(context.device == device for other in others for context in other.contexts.values())
+    def contexts_at(self, place: Place) -> list[Context]:
+        """Return the contexts of all clients that run at a place, also those that are being opened."""
+        return [
+            context
+            for client in self.clients.values()
+            for context in client.contexts.values()
+            if context.place == place
+        ]
 
     @property
     def workers(self) -> int:

@@ -25,6 +25,7 @@ from pympsd.wire import messages
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.mind.connections import PoolExhausted, slots_of
+from pympsd_server.mind.places import Place
 from pympsd_server.mind.quotas import (
     AffinityRefused,
     client_percentage,
@@ -60,8 +61,8 @@ class ClientSession:
     """Both as they were when the client came: later changes are for later clients. Lowered by its environment."""
     ordinals: tuple[int, ...] = ()
     """For each device the client sees, in its own numbering, the ordinal among the server's."""
-    _streams: set[tuple[int, int]] = field(factory=set, init=False)
-    """(device, generation) of each executor this client has a stream to."""
+    _streams: set[tuple[Place, int]] = field(factory=set, init=False)
+    """(place, generation) of each executor this client has a stream to."""
     _refused: bool = field(default=False, init=False)
     """It came while a fault was at hand: it never was a client."""
 
@@ -70,7 +71,7 @@ class ClientSession:
         """Take in a client that the daemon hands over with its session and its pidfd."""
         server.default_priority(admitted.priority)
         priority = client_priority(admitted.priority, admitted.environment)
-        client = server.roster.arrive(admitted.client, admitted.pid, priority, admitted.environment)
+        client = server.roster.arrive(admitted.client, admitted.pid, priority, admitted.environment, admitted.uid)
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fds[0]))
         pidfd = fds[1] if len(fds) > 1 else -1
         percentage = client_percentage(server.thread_percentage, admitted.environment)
@@ -78,7 +79,7 @@ class ClientSession:
 
     async def run(self) -> None:
         """Serve the client until its session or its process ends, then free what it held."""
-        self._refused = self.server.containment.active
+        self._refused = self.server.containment.refuses(self.client)
         if self._refused:
             self.server.refused_in_teardown(self.client)
         else:
@@ -204,13 +205,20 @@ class ClientSession:
             await self._open_on(device, share, asked.request)
         except ExecutorGone:
             # It ended just now: of a fault, which says itself what this client gets, or else the next one serves.
-            await self._open_on(device, share, asked.request)
+            await self._open_once_more(device, share, asked.request)
+
+    async def _open_once_more(self, device: int, share: int, request: int) -> None:
+        try:
+            await self._open_on(device, share, request)
+        except ExecutorGone as error:
+            # Not its own code: that one says that this server has ended.
+            raise ExecutorError(Result.ERROR_MPS_SERVER_NOT_READY, f"{error}, twice: try again") from None
 
     async def _open_on(self, device: int, share: int, request: int) -> None:
         self._heed_faults(device)
-        executor = await self.server.executors.of(device)
+        executor = await self.server.executors.of(self.server.place_of(self.client, device))
         self._heed_faults(device)
-        context = self._enter(device, executor.generation)
+        context = self._enter(executor)
         self.server.opening.add(context.serial)
         try:
             attached, fds = await self._attach(executor, context, share)
@@ -230,6 +238,7 @@ class ClientSession:
             memory_bytes=attached.memory_bytes,
             stream_priorities=attached.stream_priorities,
             shared_bytes=attached.shared_bytes,
+            ring_bytes=attached.ring_bytes,
         )
         self.channel.send(opened, fds)
 
@@ -246,17 +255,17 @@ class ClientSession:
         except AffinityRefused as error:
             raise ExecutorError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, str(error)) from None
 
-    def _enter(self, device: int, generation: int) -> Context:
+    def _enter(self, executor: Executor) -> Context:
         """Give a new context its number and its connections, before the executor is asked for it."""
-        slots = slots_of(self.client.environment)
+        slots, place = slots_of(self.client.environment), executor.place
         try:
-            return self.server.roster.open_context(self.client, device, generation, slots)
+            return self.server.roster.open_context(self.client, place.device, executor.generation, slots, place.user)
         except PoolExhausted as error:
             self.server.log.info("connection_limit", most=error.size)
             raise ExecutorError(Result.ERROR_MPS_MAX_CLIENTS_REACHED, str(error)) from None
 
     async def _attach(self, executor: Executor, context: Context, share: int) -> tuple[Any, tuple[int, ...]]:
-        where = (context.device, executor.generation)
+        where = (executor.place, executor.generation)
         new_stream = where not in self._streams
         # Noted before it is there: a client that dies during the request is dropped from the executor too.
         self._streams.add(where)
@@ -295,31 +304,40 @@ class ClientSession:
             raise ExecutorError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     async def _close(self, request: int, serial: int) -> None:
-        await self._detach(self.server.roster.context_of(self.client, serial))
+        executor = await self._detach(self.server.roster.context_of(self.client, serial))
         # Forgotten only now: its connections are free when its work has stopped.
         context = self.server.roster.close_context(self.client, serial)
         self.server.lost_context(self.client, context)
+        if executor is not None:
+            await self.server.executors.end_if_forsaken(executor)
         self.channel.send(messages.ContextClosed(request))
 
-    async def _detach(self, context: Context) -> None:
-        executor = self.server.executors.running(context.device)
-        if executor is not None and executor.generation == context.generation:
+    async def _detach(self, context: Context) -> Executor | None:
+        executor = self.server.executors.that_runs(context)
+        if executor is not None:
             number = self.server.executors.next_request()
             # An executor that ends meanwhile has freed it too.
             with suppress(ExecutorError):
-                await executor.ask(number, executor_says.Detach(number, context.serial))
+                await executor.free(executor_says.Detach(number, context.serial))
+        return executor
 
     async def _free_everything(self) -> None:
-        for device, generation in self._streams:
-            executor = self.server.executors.running(device)
-            if executor is not None and executor.generation == generation:
-                await self._drop_from(executor)
+        left = [executor for where in self._streams if (executor := self._still_there(*where)) is not None]
+        for executor in left:
+            await self._drop_from(executor)
         self.server.lost_client(self.client, met=not self._refused)
+        # Only now: of several that leave together the last one sees that nobody is there.
+        for executor in left:
+            await self.server.executors.end_if_forsaken(executor)
+
+    def _still_there(self, place: Place, generation: int) -> Executor | None:
+        executor = self.server.executors.running(place)
+        return executor if executor is not None and executor.generation == generation else None
 
     async def _drop_from(self, executor: Executor) -> None:
         number = self.server.executors.next_request()
         with trio.move_on_after(FREE_SECONDS) as bound, suppress(ExecutorError):
-            await executor.ask(number, executor_says.DropClient(number, self.client.serial))
-        if bound.cancelled_caught and not self.server.roster.others_on(executor.device, self.client):
-            # It is stopped, or stuck, and nobody's: nobody else may have to wait for it.
-            await self.server.executors.retire(executor.device)
+            await executor.free(executor_says.DropClient(number, self.client.serial))
+        if bound.cancelled_caught:
+            # It is stopped, or stuck: for all that is known this client's kernels still run.
+            executor.unfinished += 1

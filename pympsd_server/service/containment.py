@@ -15,6 +15,7 @@ from attrs import define, field
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
 from pympsd_server.mind.blast_radius import Blast, OnDevice, blast_of, sticky_error
+from pympsd_server.mind.places import Place
 from pympsd_server.mind.roster import Client, Context
 from pympsd_server.service.executors import ExecutorError
 from pympsd_server.service.server import Server
@@ -29,8 +30,8 @@ class Containment:
 
     server: Server
     nursery: trio.Nursery
-    devices: set[int] = field(factory=set, init=False)
-    """Ordinals of devices that are to be made anew."""
+    places: set[Place] = field(factory=set, init=False)
+    """Whose executors are to be made anew."""
     clients: set[int] = field(factory=set, init=False)
     """Serials of the clients that a fault has reached and that have not left."""
     contexts: dict[int, int] = field(factory=dict, init=False)
@@ -39,8 +40,12 @@ class Containment:
 
     @property
     def active(self) -> bool:
-        """Whether a fault is at hand: no new client is taken."""
-        return bool(self.devices)
+        """Whether a fault is at hand."""
+        return bool(self.places)
+
+    def refuses(self, client: Client) -> bool:
+        """Whether a client that comes now is not taken in: its user's executors are to be made anew."""
+        return any(place.is_for(client.uid) for place in self.places)
 
     # --- what happens
 
@@ -54,18 +59,30 @@ class Containment:
         if self.server.devices[context.device].contains_faults:
             self.server.log.info("context_inactive", pid=client.pid, context=context.number)
             return
-        self._contain(context.device, code, reason)
+        self._contain(context.place, code, reason)
 
-    def executor_lost(self, device: int, reason: str) -> None:
+    def executor_lost(self, place: Place, reason: str) -> None:
         """The process that owns a device has ended by itself, or was killed: as a fatal fault of its device."""
-        if device in self.devices or not self._anybody_on(device):
+        if place in self.places or not self._anybody_at(place):
             return  # it was to be replaced anyhow, or the next client's context starts another
-        self._contain(device, Result.ERROR_LAUNCH_FAILED, reason)
+        self._contain(place, Result.ERROR_LAUNCH_FAILED, reason)
+
+    async def reset(self, context: Context, reason: str) -> None:
+        """End what runs for a context by ending its executor: as a fatal fault of its device.
+
+        Nothing of it runs any more when this returns; who else the fault reaches is told meanwhile, and afterwards.
+        """
+        executor = self.server.executors.that_runs(context)
+        if executor is None:
+            return
+        if context.place not in self.places:
+            self._contain(context.place, Result.ERROR_LAUNCH_FAILED, reason)
+        await self.server.executors.end(executor)
 
     def context_left(self, context: Context) -> None:
         """A context is gone (the roster has forgotten it)."""
         self.contexts.pop(context.serial, None)
-        if context.device in self.devices and not self._anybody_on(context.device):
+        if context.place in self.places and not self._anybody_at(context.place):
             self.server.dropped_device(context.device)
 
     def context_never_was(self, context: Context) -> None:
@@ -86,24 +103,24 @@ class Containment:
         if client.serial in self.clients:
             code = next((self.contexts[one] for one in client.contexts if one in self.contexts), 0)
             return code or Result.ERROR_LAUNCH_FAILED, "a fatal GPU fault has reached this process: end it"
-        if device in self.devices:
+        if self.server.place_of(client, device) in self.places:
             reason = f"device {device} is being made anew after a fatal GPU fault: try again"
             return Result.ERROR_MPS_SERVER_NOT_READY, reason
         return None
 
-    def _contain(self, device: int, code: int, reason: str) -> None:
-        blast = blast_of(device, self.server.roster.clients.values())
+    def _contain(self, place: Place, code: int, reason: str) -> None:
+        blast = blast_of(place, self.server.roster.clients.values())
         if not self.server.is_volta_or_newer:
             # Before Volta there is one context for all, and it is the server's own.
             blast = _everything(self.server)
         fresh = [client for client in blast.clients if client.serial not in self.clients]
-        self.devices |= set(blast.devices)
+        self.places |= set(blast.places)
         self.clients |= {client.serial for client in blast.clients}
         self.server.begin_fault()
         self._log(blast)
         doomed = [context for client in fresh for context in client.contexts.values()]
         for context in doomed:
-            self.contexts[context.serial] = sticky_error(device, code, context)
+            self.contexts[context.serial] = sticky_error(place.device, code, context)
         self.nursery.start_soon(self._tear_down, doomed, reason)
 
     def _log(self, blast: Blast) -> None:
@@ -138,15 +155,17 @@ class Containment:
             async with trio.open_nursery() as nursery:
                 for context in tuple(unstopped.values()):
                     nursery.start_soon(self._tear_one_down, context, reason, unstopped)
-        for device in {context.device for context in unstopped.values()}:
-            await self.server.executors.retire(device)
+        for context in unstopped.values():
+            executor = self.server.executors.that_runs(context)
+            if executor is not None:
+                await self.server.executors.end(executor)
         if not self.server.is_volta_or_newer:
             self.server.end_by_fault()
 
     async def _tear_one_down(self, context: Context, reason: str, unstopped: dict[int, Context]) -> None:
-        executor = self.server.executors.running(context.device)
+        executor = self.server.executors.that_runs(context)
         code = self.contexts.get(context.serial)
-        if executor is not None and executor.generation == context.generation and code is not None:
+        if executor is not None and code is not None:
             request = self.server.executors.next_request()
             try:
                 await executor.ask(request, Terminate(request, context.serial, code, reason))
@@ -162,27 +181,27 @@ class Containment:
             return
         self._recovering = True
         try:
-            while self.devices and not self.clients:
-                await self._make_anew(sorted(self.devices))
+            while self.places and not self.clients:
+                await self._make_anew(sorted(self.places))
         finally:
             self._recovering = False
         if not self.active:
             self.server.end_fault()
 
-    async def _make_anew(self, devices: list[int]) -> None:
-        for device in devices:
-            await self.server.executors.retire(device)
-            self.server.log.info("server_context_destroyed", device=device)
-        for device in devices:
+    async def _make_anew(self, places: list[Place]) -> None:
+        for place in places:
+            await self.server.executors.retire(place)
+            self.server.log.info("server_context_destroyed", device=place.device)
+        for place in places:
             if self.server.leaving:
                 break  # who is still here starts what it needs
-            self.server.log.info("server_context_recreating", device=device)
+            self.server.log.info("server_context_recreating", device=place.device)
             try:
-                await self.server.executors.of(device)
+                await self.server.executors.of(place)
             except ExecutorError as error:
                 # The next client's context tries again, and is told why.
-                self.server.log.error("server_context_failed", device=device, reason=error.reason)
-        self.devices -= set(devices)
+                self.server.log.error("server_context_failed", device=place.device, reason=error.reason)
+        self.places -= set(places)
 
     def _find(self, serial: int) -> tuple[Client, Context] | None:
         for client in self.server.roster.clients.values():
@@ -190,12 +209,12 @@ class Containment:
                 return client, client.contexts[serial]
         return None
 
-    def _anybody_on(self, device: int) -> bool:
-        contexts = (each for client in self.server.roster.clients.values() for each in client.contexts.values())
-        return any(each.device == device and each.serial not in self.server.opening for each in contexts)
+    def _anybody_at(self, place: Place) -> bool:
+        return any(each.serial not in self.server.opening for each in self.server.roster.contexts_at(place))
 
 
 def _everything(server: Server) -> Blast:
     clients = tuple(server.roster.clients.values())
     contexts = frozenset(serial for client in clients for serial in client.contexts)
-    return Blast((), tuple(range(len(server.devices))), clients, contexts)
+    places = {server.place_of(client, ordinal) for client in clients for ordinal in range(len(server.devices))}
+    return Blast((), tuple(sorted(places)), clients, contexts)

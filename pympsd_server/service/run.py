@@ -11,6 +11,7 @@ from attrs import evolve
 
 from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import ADVICE
+from pympsd.devices.registrations import GONE
 from pympsd.journal.setup import link_logger
 from pympsd.process_title import show_as
 from pympsd.version import CUDA_VERSION, DRIVER_BRANCH
@@ -98,7 +99,9 @@ def _record_memory(server: Server, holdings: Holdings) -> None:
 
     def record(device: int, held: dict[int, int]) -> None:
         clients = server.roster.clients
-        holdings.report(device, [(clients[serial].pid, count) for serial, count in held.items() if serial in clients])
+        there = [(clients[serial].pid, count) for serial, count in held.items() if serial in clients]
+        left = sum(count for serial, count in held.items() if serial not in clients)
+        holdings.report(device, [*there, (GONE, left)] if left else there)
 
     if holdings.recorded:
         server.executors.on_memory = record
@@ -122,7 +125,8 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str
         nursery,
         log,
         on_fault=lambda serial, code, reason: server.containment.context_faulted(serial, code, reason),
-        on_loss=lambda device, reason: server.containment.executor_lost(device, reason),
+        on_loss=lambda place, reason: server.containment.executor_lost(place, reason),
+        is_used=lambda place: bool(server.roster.contexts_at(place)),
     )
     server.containment = Containment(server, nursery)
     for ordinal, device in enumerate(setup.devices):

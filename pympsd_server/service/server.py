@@ -13,6 +13,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd_server.mind import phases
 from pympsd_server.mind.phases import Phase
+from pympsd_server.mind.places import Place, place_of
 from pympsd_server.mind.roster import Client, Context, Roster
 from pympsd_server.service.daemon_link import DaemonLink
 
@@ -86,6 +87,10 @@ class Server:
     def is_volta_or_newer(self) -> bool:
         """Whether its devices take part in Volta MPS (they are all of one kind)."""
         return all(device.is_volta_or_newer for device in self.devices)
+
+    def place_of(self, client: Client, device: int) -> Place:
+        """Return where a client's contexts on a device run."""
+        return place_of(client.uid, device, self.devices[device])
 
     def serving(self) -> None:
         """Initialisation is over."""

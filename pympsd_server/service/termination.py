@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import trio
@@ -16,12 +17,14 @@ from pympsd_server.service.server import Server
 TERMINATION_SECONDS: Final = 10.0
 """What runs for a client has so long to stop when an operator ends it."""
 
+Target = tuple[Client, Context]
+
 
 async def terminate_client(server: Server, asked: link.TerminateClient) -> None:
     """Terminate and answer the daemon with a CUresult: 201 when the process has no active context here.
 
-    702 when some work of it could not be stopped within TERMINATION_SECONDS: a kernel of it may still run, and asked
-    again it is tried again.
+    Where some work of it could not be stopped within TERMINATION_SECONDS: 702, a kernel of it may still run, and
+    asked again it is tried again; or, when that is asked for, its devices are reset, which stops it.
     """
     targets = [
         (client, context)
@@ -38,21 +41,28 @@ async def terminate_client(server: Server, asked: link.TerminateClient) -> None:
     for client, context in targets:
         server.log.info("termination_requested", pid=client.pid, context=context.number)
         server.log.info("context_terminated", pid=client.pid, context=context.number)
-    with trio.move_on_after(TERMINATION_SECONDS) as bound:
-        async with trio.open_nursery() as nursery:
-            for client, context in targets:
-                nursery.start_soon(_terminate, server, client, context)
-    if bound.cancelled_caught:
+    if not await _stop(server, targets):
         server.log.error("termination_overdue", pid=asked.pid, seconds=TERMINATION_SECONDS)
-        server.link.terminated(asked.token, Result.ERROR_LAUNCH_TIMEOUT)
-        return
+        if not asked.by_reset:
+            server.link.terminated(asked.token, Result.ERROR_LAUNCH_TIMEOUT)
+            return
+        await _reset(server, targets)
     server.log.info("termination_succeeded")
     server.link.terminated(asked.token, Result.SUCCESS)
 
 
+async def _stop(server: Server, targets: Sequence[Target]) -> bool:
+    """Terminate contexts, all at once; return whether nothing of them runs any more."""
+    with trio.move_on_after(TERMINATION_SECONDS) as bound:
+        async with trio.open_nursery() as nursery:
+            for client, context in targets:
+                nursery.start_soon(_terminate, server, client, context)
+    return not bound.cancelled_caught
+
+
 async def _terminate(server: Server, client: Client, context: Context) -> None:
-    executor = server.executors.running(context.device)
-    if executor is not None and executor.generation == context.generation:
+    executor = server.executors.that_runs(context)
+    if executor is not None:
         while await _still_runs(server, executor, context):
             pass
     server.roster.stopped(client, context)
@@ -67,3 +77,14 @@ async def _still_runs(server: Server, executor: Executor, context: Context) -> b
         # Else the context, or its executor, has ended meanwhile: no work of it is left.
         return error.code == Result.ERROR_LAUNCH_TIMEOUT
     return False
+
+
+async def _reset(server: Server, targets: Sequence[Target]) -> None:
+    """Have the devices reset on which something of the targets still runs: the operator allows it."""
+    for client, context in targets:
+        if context.serial in client.terminated:
+            continue
+        reason = f"an operator ended process {client.pid} with terminate_client, and its kernel could not be stopped"
+        server.log.error("termination_by_reset", pid=client.pid, device=context.device)
+        await server.containment.reset(context, reason)
+        server.roster.stopped(client, context)

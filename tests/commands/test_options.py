@@ -39,13 +39,19 @@ def test_a_start_in_every_spelling_and_order(start: str, multiuser: str | None, 
             ["--timeout", "2.5"],
             ["--log-dialect", "json"],
             ["--turn-patience", "7"],
+            ["--terminate-by-reset"],
         ],
     ),
-    st.integers(0, 7),
+    st.integers(0, 8),
 )
 def test_any_options_in_any_order(options: list[list[str]], kept: int) -> None:
     words = [word for option in options[:kept] for word in option]
+    if "--terminate-by-reset" in words and "-d" not in words:
+        with pytest.raises(BadOption, match="--terminate-by-reset goes with -d or -f"):
+            Options(words)
+        return
     read = Options(words)
+    assert read.terminate_by_reset == ("--terminate-by-reset" in words)
     assert read.start == ("background" if "-d" in words else "")
     assert read.multiuser == ("-M" in words)
     assert read.strict == ("--strict" in words)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.devices.machine import BadMachine, describe, from_toml, with_attributes
+from pympsd.devices.machine import ABILITIES, BadMachine, describe, from_toml, with_attributes
 from pympsd.devices.profiles import PROFILES
 
 UUID = "GPU-53147097-3520-1ce0-a94e-3d46a05aacf3"
@@ -134,6 +134,28 @@ def test_a_machine_says_how_far_faults_reach(line: str, contained: bool) -> None
     said = f"fault_containment = {line}\n" if line else ""
     devices = from_toml(f"{said}[[device]]\ncount = 2\n")
     assert [device.contains_faults for device in devices] == [contained] * 2
+
+
+@pytest.mark.parametrize("ability", ABILITIES)
+@pytest.mark.parametrize(("line", "able"), [("", True), ("true", True), ("false", False)])
+def test_a_machine_says_what_its_devices_cannot(ability: str, line: str, able: bool) -> None:
+    said = f"{ability} = {line}\n" if line else ""
+    devices = from_toml(f"{said}[[device]]\ncount = 2\n")
+    assert [getattr(device, ability) for device in devices] == [able] * 2
+    other = next(each for each in ABILITIES if each != ability)
+    assert all(getattr(device, other) for device in devices)
+    with pytest.raises(BadMachine, match=f"{ability} is true or false, not 'no'"):
+        from_toml(f"{ability} = 'no'\n[[device]]\n")
+
+
+def test_before_volta_address_spaces_are_shared_whatever_the_machine_says() -> None:
+    (device,) = from_toml('isolates_address_spaces = true\n[[device]]\nprofile = "P100"\n')
+    assert (device.isolates_address_spaces, device.stops_kernels) == (False, True)
+
+
+def test_a_machine_has_no_other_properties() -> None:
+    with pytest.raises(BadMachine, match="a machine has no colour; it has device, fault_containment, stops"):
+        from_toml("colour = 1\n[[device]]\n")
 
 
 def test_an_unknown_reach_of_faults_is_refused() -> None:

@@ -6,9 +6,10 @@ import os
 import pwd
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
-from processes import ClientProcess, DaemonProcess, alive, children_of
+from processes import ClientProcess, DaemonProcess, alive, children_of, wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 OTHER = 12345
@@ -83,6 +84,102 @@ def test_the_control_log_is_as_recorded(daemon: DaemonProcess, clients: list[Cli
         f"Server {server} exited with status 0",
         "Exit with status 0",
     ]
+
+
+# --- a device whose executors do not keep their clients' memory apart, as a real GPU
+
+
+@pytest.fixture
+def sharing(make_daemon: Callable[..., DaemonProcess], directory: Path) -> DaemonProcess:
+    """A multi-user daemon of two such devices."""
+    machine = directory / "machine.toml"
+    machine.write_text("isolates_address_spaces = false\n[[device]]\ncount = 2\n")
+    running = make_daemon(PYMPSD_EMULATED_DEVICES=str(machine))
+    assert running.start("-d", "-multiuser-server").returncode == 0
+    return running
+
+
+@pytest.fixture
+def of_user(sharing: DaemonProcess) -> Iterator[Callable[[int], ClientProcess]]:
+    """Make clients of users."""
+    with ExitStack() as ends:
+
+        def make(uid: int) -> ClientProcess:
+            client = sharing.client(uid)
+            ends.callback(client.process.communicate)
+            ends.callback(client.process.kill)
+            return client
+
+        yield make
+
+
+OfUser = Callable[[int], ClientProcess]
+
+
+def _executors(daemon: DaemonProcess, server: int) -> dict[int, list[int]]:
+    """Return the PIDs of each user's executors that are there, as server.log says; root's are those of no other."""
+    found: dict[int, list[int]] = {0: children_of(server)}
+    for text in daemon.log("server.log"):
+        if text.startswith("Process ") and " works for user " in text:
+            pid, uid = int(text.split()[1]), int(text.split()[-1])
+            if pid in found[0]:
+                found[0].remove(pid)
+                found.setdefault(uid, []).append(pid)
+    return found
+
+
+def test_each_user_has_an_executor_of_his_own_on_each_device(sharing: DaemonProcess, of_user: OfUser) -> None:
+    users = [of_user(uid).connect() for uid in UIDS]
+    same = of_user(OTHER).connect()
+    assert same.do("newctx 1") == "CUDA_SUCCESS"
+    (server,) = sharing.servers()
+    executors = _executors(sharing, server)
+    assert {uid: len(pids) for uid, pids in executors.items()} == {0: 1, NOBODY: 1, OTHER: 2}
+    for client in (*users, same):
+        client.begin("add")
+    assert [client.result() for client in (*users, same)] == [RIGHT] * 4
+    addresses = {client.do("alloc 4096") for client in users}
+    assert len(addresses) == 1, "each user has the device's addresses for himself"
+    assert len({client.do("alloc 4096") for client in (users[2], of_user(OTHER).connect())}) == 2
+
+
+def test_a_fault_of_one_user_costs_no_other(sharing: DaemonProcess, of_user: OfUser) -> None:
+    culprit, neighbour, other = of_user(NOBODY).connect(), of_user(NOBODY).connect(), of_user(OTHER).connect()
+    (server,) = sharing.servers()
+    before = _executors(sharing, server)
+    culprit.do("illegal")
+    assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    wait_until(lambda: sharing.say(f"get_server_status {server}") == "FAULT\n", "the fault")
+    assert neighbour.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert other.do("add") == RIGHT
+    assert other.do("newctx 0") == "CUDA_SUCCESS"
+    assert of_user(NOBODY).do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    assert of_user(OTHER).connect().do("add") == RIGHT
+    for client in (culprit, neighbour):
+        client.end()
+    wait_until(lambda: sharing.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
+    after = _executors(sharing, server)
+    assert (after[OTHER] == before[OTHER], after[NOBODY] == before[NOBODY]) == (True, False)
+    assert of_user(NOBODY).connect().do("add") == RIGHT
+    assert other.do("add") == RIGHT
+
+
+def test_a_user_who_has_gone_makes_room_for_the_next(sharing: DaemonProcess, of_user: OfUser) -> None:
+    stays = of_user(OTHER).connect()
+    (server,) = sharing.servers()
+    before: dict[int, list[int]] = {}
+    for _ in range(2):
+        goes = of_user(NOBODY).connect()
+        before = before or _executors(sharing, server)
+        assert _executors(sharing, server) == before, "he came again, and nobody had wanted the room"
+        goes.end()
+        wait_until(lambda pid=goes.pid: f"Client {pid} disconnected" in sharing.log("server.log"), "his end")
+    assert of_user(0).connect().do("add") == RIGHT
+    after = _executors(sharing, server)
+    assert (len(after[0]), after.get(NOBODY), after[OTHER]) == (1, None, before[OTHER])
+    assert of_user(NOBODY).connect().do("add") == RIGHT
+    assert _executors(sharing, server)[0] == after[0], "whoever is there stays"
+    assert stays.do("add") == RIGHT
 
 
 def test_before_volta_there_is_none(make_daemon: Callable[..., DaemonProcess]) -> None:

@@ -39,6 +39,26 @@ def test_a_server_that_does_not_answer_in_time_is_a_timeout(busy: Story) -> None
     assert busy.take_log()[-1] == "702"
 
 
+def test_by_reset_the_server_is_told_so_and_has_longer(busy: Story) -> None:
+    assert not asked(busy).by_reset
+    busy.daemon.terminate_by_reset = True
+    told = busy.says("terminate_client 847 101", session=2)
+    (found,) = [one for one in told if isinstance(one, TerminateClient)]
+    assert found.by_reset
+    assert SetTimer(f"termination {found.token}", 30.0) in told
+    (reply,) = busy.feed(events.TimerEnded(f"termination {found.token}"))
+    assert isinstance(reply, Reply)
+    assert "the server did not answer within 30 s" in reply.answer.diagnostic
+    assert printed(busy.feed(events.TerminationAnswered(1, found.token, 0))) == []
+
+
+def test_702_says_what_an_operator_can_do(busy: Story) -> None:
+    (reply,) = busy.feed(events.TerminationAnswered(1, asked(busy).token, 702))
+    assert isinstance(reply, Reply)
+    assert (reply.answer.printed, reply.answer.refused) == ("702\n", True)
+    assert "--terminate-by-reset" in reply.answer.diagnostic
+
+
 def test_its_late_answer_is_not_taken_for_that_of_the_next(busy: Story) -> None:
     first = asked(busy)
     busy.feed(events.TimerEnded(f"termination {first.token}"))

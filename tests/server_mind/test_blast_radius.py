@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.mind.blast_radius import Blast, OnDevice, WholeProcess, blast_of, sticky_error
+from pympsd_server.mind.places import Place
 from pympsd_server.mind.roster import Roster
 
 GRAPHS = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=8)
@@ -39,7 +40,7 @@ def test_the_documents_example_in_the_recorded_order() -> None:
     roster = _roster([[0], [0, 1], [1], [2]])
     first = roster.clients[1]
     roster.open_context(first, 0, 1)
-    blast = blast_of(0, roster.clients.values())
+    blast = blast_of(Place(0), roster.clients.values())
     assert blast.devices == (0, 1)
     assert [client.pid for client in blast.clients] == [100, 101, 102]
     assert _told(blast) == [
@@ -60,8 +61,9 @@ def test_the_documents_example_in_the_recorded_order() -> None:
 
 
 def test_a_fault_on_a_device_without_clients_replaces_that_device_only() -> None:
-    blast = blast_of(3, _roster([[0], [1, 2]]).clients.values())
-    assert blast == Blast((), (3,), (), frozenset())
+    blast = blast_of(Place(3), _roster([[0], [1, 2]]).clients.values())
+    assert blast == Blast((), (Place(3),), (), frozenset())
+    assert blast.devices == (3,)
 
 
 def test_the_culprits_device_keeps_the_error_and_the_others_get_launch_failed() -> None:
@@ -69,6 +71,19 @@ def test_the_culprits_device_keeps_the_error_and_the_others_get_launch_failed() 
     here, there = roster.clients[1].contexts.values()
     assert sticky_error(0, Result.ERROR_ILLEGAL_ADDRESS, here) == Result.ERROR_ILLEGAL_ADDRESS
     assert sticky_error(0, Result.ERROR_ILLEGAL_ADDRESS, there) == Result.ERROR_LAUNCH_FAILED
+
+
+def test_what_runs_for_another_user_on_the_same_devices_is_not_reached() -> None:
+    """Two users, each with clients on devices 0 and 1 in executors of his own; the fault is the first one's."""
+    roster = Roster()
+    for serial, user in ((1, 500), (2, 600), (3, 500)):
+        client = roster.arrive(serial, 100 + serial, 0, {}, user)
+        for device in (0, 1) if serial < 3 else (1,):
+            roster.open_context(client, device, serial, user=user)
+    blast = blast_of(Place(0, 500), roster.clients.values())
+    assert blast.places == (Place(0, 500), Place(1, 500))
+    assert [client.pid for client in blast.clients] == [101, 103]
+    assert blast.contexts == {1, 2, 5}
 
 
 def _reachable(graph: list[list[int]], start: int) -> set[int]:
@@ -87,7 +102,7 @@ def test_it_reaches_what_is_connected_through_shared_clients_and_nothing_else(
     graph: list[list[int]], fault_on: int
 ) -> None:
     roster = _roster(graph)
-    blast = blast_of(fault_on, roster.clients.values())
+    blast = blast_of(Place(fault_on), roster.clients.values())
     devices = _reachable(graph, fault_on)
     assert blast.devices == tuple(sorted(devices))
     assert {client.pid - 100 for client in blast.clients} == {
@@ -103,7 +118,7 @@ def test_it_reaches_what_is_connected_through_shared_clients_and_nothing_else(
 
 @given(GRAPHS, st.integers(0, 5))
 def test_every_context_is_named_once_by_device_and_once_by_process(graph: list[list[int]], fault_on: int) -> None:
-    blast = blast_of(fault_on, _roster(graph).clients.values())
+    blast = blast_of(Place(fault_on), _roster(graph).clients.values())
     by_device = [step.context.serial for step in blast.steps if isinstance(step, OnDevice)]
     by_process = [each.serial for step in blast.steps if isinstance(step, WholeProcess) for each in step.contexts]
     assert sorted(by_device) == sorted(by_process) == sorted(blast.contexts)

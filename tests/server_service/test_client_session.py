@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,15 +17,18 @@ from pympsd.channel.awaited import MessageChannel
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, ThreadPercentage
 from pympsd.vocabulary.results import Result
-from pympsd.wire.executor_messages import Attach, Attached, Detach, DropClient, ExecutorDone
+from pympsd.wire.executor_messages import Attach, Attached, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import CloseContext, ContextClosed, ContextOpened, OpenContext, RequestRefused
+from pympsd_server.mind.places import EVERYBODY, Place
+from pympsd_server.mind.roster import Context
 from pympsd_server.service.client_session import ClientSession
-from pympsd_server.service.executors import ExecutorError
+from pympsd_server.service.executors import ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
 
 SECONDS = 30
 GIB = 1 << 30
+HERE = Place(0)
 
 
 @define
@@ -32,24 +36,40 @@ class FakeExecutor:
     """Answers at once; keeps what it was attached. Also the table it is found in, and the log."""
 
     generation: int = 1
+    place: Place = HERE
     attached: list[Attach] = field(factory=list)
     refuses: bool = False
+    ends: int = 0
+    """So many more requests meet its end."""
     requests: int = 0
+    left: list[Place] = field(factory=list)
+    """Where somebody left, once for each."""
 
     def next_request(self) -> int:
         self.requests += 1
         return self.requests
 
-    async def of(self, device: int) -> FakeExecutor:
+    async def of(self, place: Place) -> FakeExecutor:
+        return self.running(place)
+
+    def running(self, place: Place) -> FakeExecutor:
+        self.place = place
         return self
 
-    def running(self, device: int) -> FakeExecutor:
-        return self
+    def that_runs(self, context: Context) -> FakeExecutor:
+        return self.running(context.place)
+
+    async def free(self, message: Detach | DropClient) -> None:
+        assert isinstance(message, Detach | DropClient)
+
+    async def end_if_forsaken(self, executor: FakeExecutor) -> None:
+        self.left.append(executor.place)
 
     async def ask(self, request: int, message: object) -> tuple[Any, tuple[int, ...]]:
-        if not isinstance(message, Attach):
-            assert isinstance(message, Detach | DropClient)
-            return ExecutorDone(request), ()
+        assert isinstance(message, Attach)
+        if self.ends:
+            self.ends -= 1
+            raise ExecutorGone(Result.ERROR_MPS_RPC_FAILURE, "the executor of device 0 has ended")
         if self.refuses:
             raise ExecutorError(Result.ERROR_OUT_OF_MEMORY, "no room")
         self.attached.append(message)
@@ -71,14 +91,14 @@ def executor() -> FakeExecutor:
 
 @asynccontextmanager
 async def session(
-    executor: FakeExecutor, environment: dict[str, str], *, priority: int = 0
+    executor: FakeExecutor, environment: dict[str, str], *, priority: int = 0, machine: str = "2xH200"
 ) -> AsyncIterator[MessageChannel]:
     """Run a session with a client whose end is given; the server has 80 % and 2G on device 0."""
     silent: Any = Silent()
-    server = Server(silent, silent, describe("2xH200"), ThreadPercentage(80), {0: 2 * GIB})
+    server = Server(silent, silent, describe(machine), ThreadPercentage(80), {0: 2 * GIB})
     server.executors = executor  # type: ignore[assignment]
     server.containment = SimpleNamespace(  # type: ignore[assignment]
-        active=False,
+        refuses=lambda _: False,
         refusal=lambda *_: None,
         context_left=lambda _: None,
         context_never_was=lambda _: None,
@@ -167,3 +187,29 @@ async def test_connections_of_a_refused_context_are_given_back(executor: FakeExe
         assert isinstance(await asked(channel, OpenContext(12, 1)), ContextOpened)
         assert isinstance(await asked(channel, CloseContext(13, contexts[1])), ContextClosed)
         assert isinstance(await asked(channel, OpenContext(14, 0)), ContextOpened)
+
+
+@pytest.mark.parametrize(("ends", "code"), [(1, 0), (2, Result.ERROR_MPS_SERVER_NOT_READY)])
+async def test_an_executor_that_ends_at_once_is_never_told_as_the_servers_end(
+    executor: FakeExecutor, ends: int, code: int
+) -> None:
+    executor.ends = ends
+    async with session(executor, {}) as channel:
+        answer = await asked(channel, OpenContext(1, 0, 0))
+        assert isinstance(answer, RequestRefused if code else ContextOpened)
+        assert getattr(answer, "code", 0) == code
+        assert isinstance(await asked(channel, OpenContext(2, 0, 0)), ContextOpened)
+
+
+@pytest.mark.parametrize(("machine", "user"), [("H200", EVERYBODY), ("shared", 0)])
+async def test_a_context_runs_where_its_user_shares_no_memory_with_another(
+    executor: FakeExecutor, tmp_path: Path, machine: str, user: int
+) -> None:
+    shared = tmp_path / "shared.toml"
+    shared.write_text("isolates_address_spaces = false\n[[device]]\n")
+    async with session(executor, {}, machine=str(shared) if machine == "shared" else machine) as channel:
+        opened = await asked(channel, OpenContext(1, 0))
+        assert executor.place == Place(0, user)
+        assert isinstance(await asked(channel, CloseContext(2, opened.context)), ContextClosed)
+        assert executor.left == [Place(0, user)]
+    assert executor.left == [Place(0, user)] * 2, "left once by the context, once by the client"

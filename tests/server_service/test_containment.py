@@ -5,23 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
-from pympsd.devices.machine import describe
+from pympsd.devices.machine import describe, from_toml
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
 from pympsd_server.mind.phases import Phase
-from pympsd_server.mind.roster import Client
+from pympsd_server.mind.places import EVERYBODY, Place
+from pympsd_server.mind.roster import Client, Context
 from pympsd_server.service.containment import TEARDOWN_SECONDS, Containment
 from pympsd_server.service.executors import ExecutorError
 from pympsd_server.service.server import Server
+
+HERE = Place(0)
 
 
 @define
 class _Executor:
     """Answers, never does (``stuck``), or says that it cannot stop what runs (``busy``)."""
 
+    place: Place = HERE
     generation: int = 1
     stuck: bool = False
     busy: bool = False
@@ -37,30 +41,45 @@ class _Executor:
 
 @define
 class _Executors:
-    """One executor a device; starting and ending one takes a while."""
+    """One executor a place; starting and ending one takes a while."""
 
-    now: dict[int, _Executor] = field(factory=dict)
-    retired: list[int] = field(factory=list)
+    now: dict[Place, _Executor] = field(factory=dict)
+    ended: list[Place] = field(factory=list)
     started: list[int] = field(factory=list)
 
-    def running(self, device: int) -> _Executor | None:
-        return self.now.get(device)
+    @classmethod
+    def at(cls, *executors: _Executor) -> _Executors:
+        """Return executors of devices 0, 1 ... for everybody."""
+        places = (Place(device) for device in range(len(executors)))
+        return cls({place: evolve(one, place=place) for place, one in zip(places, executors, strict=True)})
+
+    @property
+    def retired(self) -> list[int]:
+        return [place.device for place in self.ended]
+
+    def that_runs(self, context: Context) -> _Executor | None:
+        found = self.now.get(context.place)
+        return found if found is not None and found.generation == context.generation else None
 
     def next_request(self) -> int:
         return 1
 
-    async def retire(self, device: int) -> None:
-        if device in self.now:
-            self.retired.append(device)
-            await trio.sleep(0.1)
-            self.now.pop(device, None)
+    async def retire(self, place: Place) -> None:
+        if place in self.now:
+            await self.end(self.now[place])
 
-    async def of(self, device: int) -> _Executor:
-        if device not in self.now:
+    async def end(self, executor: _Executor) -> None:
+        if self.now.get(executor.place) is executor:
+            self.ended.append(executor.place)
+            await trio.sleep(0.1)
+            self.now.pop(executor.place, None)
+
+    async def of(self, place: Place) -> _Executor:
+        if place not in self.now:
             await trio.sleep(0.3)
-            self.started.append(device)
-            self.now[device] = _Executor(generation=2)
-        return self.now[device]
+            self.started.append(place.device)
+            self.now[place] = _Executor(place, generation=2)
+        return self.now[place]
 
 
 @define
@@ -87,15 +106,15 @@ def _serving(nursery: trio.Nursery, executors: _Executors, devices: int) -> tupl
     return server, server.containment, notes
 
 
-def _client(server: Server, serial: int, *devices: int) -> Client:
-    client = server.roster.arrive(serial, 100 + serial, 0, {})
+def _client(server: Server, serial: int, *devices: int, user: int = EVERYBODY) -> Client:
+    client = server.roster.arrive(serial, 100 + serial, 0, {}, max(user, 0))
     for device in devices:
-        server.roster.open_context(client, device, 1)
+        server.roster.open_context(client, device, 1, user=user)
     return client
 
 
 async def test_an_executor_that_does_not_answer_keeps_nothing_from_the_others(autojump_clock: object) -> None:
-    executors = _Executors({0: _Executor(stuck=True), 1: _Executor()})
+    executors = _Executors.at(_Executor(stuck=True), _Executor())
     async with trio.open_nursery() as nursery:
         server, containment, _ = _serving(nursery, executors, 2)
         _client(server, 1, 0, 1)
@@ -104,14 +123,14 @@ async def test_an_executor_that_does_not_answer_keeps_nothing_from_the_others(au
         (serial,) = culprit.contexts
         containment.context_faulted(serial, Result.ERROR_ILLEGAL_ADDRESS, "wild")
         await trio.sleep(0.01)
-        told = {message.context: message.code for message in executors.now[1].told}
+        told = {message.context: message.code for message in executors.now[Place(1)].told}
         assert told == {2: 700, 3: 700, 4: 700}
         await trio.sleep(TEARDOWN_SECONDS + 1)
         assert executors.retired == [0]
 
 
 async def test_an_executor_that_cannot_stop_what_runs_is_killed(autojump_clock: object) -> None:
-    executors = _Executors({0: _Executor(), 1: _Executor(busy=True)})
+    executors = _Executors.at(_Executor(), _Executor(busy=True))
     async with trio.open_nursery() as nursery:
         server, containment, _ = _serving(nursery, executors, 2)
         client = _client(server, 1, 0, 1)
@@ -121,7 +140,7 @@ async def test_an_executor_that_cannot_stop_what_runs_is_killed(autojump_clock: 
 
 
 async def test_a_fault_during_a_recovery_waits_for_it_and_spares_what_was_made_anew(autojump_clock: object) -> None:
-    executors = _Executors({0: _Executor(), 1: _Executor()})
+    executors = _Executors.at(_Executor(), _Executor())
     async with trio.open_nursery() as nursery:
         server, containment, notes = _serving(nursery, executors, 2)
         first, second = _client(server, 1, 0), _client(server, 2, 1)
@@ -139,7 +158,7 @@ async def test_a_fault_during_a_recovery_waits_for_it_and_spares_what_was_made_a
 
 
 async def test_while_the_server_leaves_a_device_is_free_again_for_who_is_still_here(autojump_clock: object) -> None:
-    executors = _Executors({0: _Executor(), 1: _Executor()})
+    executors = _Executors.at(_Executor(), _Executor())
     async with trio.open_nursery() as nursery:
         server, containment, _ = _serving(nursery, executors, 2)
         culprit, other = _client(server, 1, 0), _client(server, 2, 1)
@@ -151,3 +170,54 @@ async def test_while_the_server_leaves_a_device_is_free_again_for_who_is_still_h
         assert executors.retired == [0]
         assert executors.started == []
         assert containment.refusal(other, 0) is None
+
+
+async def test_a_reset_ends_the_executor_at_once_and_is_a_fatal_fault_of_its_device(autojump_clock: object) -> None:
+    executors = _Executors.at(_Executor(stuck=True), _Executor())
+    async with trio.open_nursery() as nursery:
+        server, containment, notes = _serving(nursery, executors, 2)
+        culprit, neighbour, elsewhere = _client(server, 1, 0), _client(server, 2, 0, 1), _client(server, 3, 1)
+        (context,) = culprit.contexts.values()
+        before = trio.current_time()
+        await containment.reset(context, "an operator's wish")
+        assert trio.current_time() - before < TEARDOWN_SECONDS
+        assert executors.retired == [0]
+        # They are told at once, in any order.
+        assert sorted((told.context, told.code) for told in executors.now[Place(1)].told) == [(3, 719), (4, 719)]
+        for client in (culprit, neighbour, elsewhere):
+            assert containment.active
+            server.lost_client(client, met=True)
+        await trio.sleep(1)
+        assert notes.statuses == ["FAULT", "ACTIVE"]
+        assert executors.started == [0, 1]
+
+
+async def test_a_reset_spares_an_executor_that_has_taken_the_place_meanwhile(autojump_clock: object) -> None:
+    executors = _Executors.at(_Executor(generation=2))
+    async with trio.open_nursery() as nursery:
+        server, containment, _ = _serving(nursery, executors, 1)
+        (context,) = _client(server, 1, 0).contexts.values()
+        await containment.reset(context, "an operator's wish")
+        assert executors.retired == []
+        assert not containment.active
+
+
+async def test_a_fault_in_one_users_executor_costs_another_user_nothing(autojump_clock: object) -> None:
+    places = (Place(0, 500), Place(0, 600))
+    executors = _Executors({place: _Executor(place) for place in places})
+    async with trio.open_nursery() as nursery:
+        server, containment, notes = _serving(nursery, executors, 1)
+        sharing = "isolates_address_spaces = false\n[[device]]\n"
+        server.devices = from_toml(sharing)
+        culprit, other = _client(server, 1, 0, user=500), _client(server, 2, 0, user=600)
+        containment.context_faulted(next(iter(culprit.contexts)), Result.ERROR_ILLEGAL_ADDRESS, "wild")
+        await trio.sleep(0.01)
+        assert executors.now[places[1]].told == []
+        assert (containment.refuses(culprit), containment.refuses(other)) == (True, False)
+        assert containment.refusal(culprit, 0) is not None
+        assert containment.refusal(other, 0) is None
+        server.lost_client(culprit, met=True)
+        await trio.sleep(1)
+        assert executors.ended == [places[0]]
+        assert notes.statuses == ["FAULT", "ACTIVE"]
+        assert not containment.active

@@ -1,4 +1,4 @@
-"""terminate_client is bounded: work that cannot be stopped is answered with an error number, not with silence."""
+"""terminate_client is bounded: work that cannot be stopped is answered with an error number, or ended by a reset."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
 from pympsd.wire.link_messages import TerminateClient
+from pympsd_server.mind.roster import Context
+from pympsd_server.service.executors import ExecutorError
 from pympsd_server.service.server import Server
 from pympsd_server.service.termination import TERMINATION_SECONDS, terminate_client
 
 
 @define
 class _Executor:
-    """An executor that answers, or (``stuck``) never does."""
+    """An executor that answers, or (``stuck``) never does, or says that kernels of a context still run."""
 
     stuck: bool
+    running: set[int] = field(factory=set)
     generation: int = 1
     asked: list[Terminate] = field(factory=list)
 
@@ -28,13 +31,16 @@ class _Executor:
         self.asked.append(message)
         if self.stuck:
             await trio.sleep_forever()
+        if message.context in self.running:
+            await trio.sleep(2)
+            raise ExecutorError(Result.ERROR_LAUNCH_TIMEOUT, "it still runs")
 
 
 @define
 class _Executors:
     executor: _Executor
 
-    def running(self, device: int) -> _Executor:
+    def that_runs(self, context: Context) -> _Executor:
         return self.executor
 
     def next_request(self) -> int:
@@ -93,3 +99,49 @@ async def test_a_terminated_context_is_not_terminated_again() -> None:
     for token in (1, 2):
         await terminate_client(server, TerminateClient(token, 500))
     assert link.answers == [(1, Result.SUCCESS), (2, Result.ERROR_INVALID_CONTEXT)]
+
+
+@define
+class _Containment:
+    """Keeps what was reset."""
+
+    reset_contexts: list[int] = field(factory=list)
+
+    async def reset(self, context: Context, reason: str) -> None:
+        assert "process 500" in reason
+        self.reset_contexts.append(context.serial)
+
+
+async def _terminate_with_a_kernel(by_reset: bool) -> tuple[Server, _Containment, _Link, _Log]:
+    """End a client that has two contexts, of which the second one's kernel never ends."""
+    server, executor, link, log = _server(stuck=False)
+    server.roster.open_context(server.roster.clients[1], 0, 1)
+    executor.running.add(2)
+    containment = _Containment()
+    server.containment = containment  # type: ignore[assignment]
+    await terminate_client(server, TerminateClient(7, 500, by_reset))
+    return server, containment, link, log
+
+
+async def test_without_the_option_a_kernel_that_never_ends_is_702_and_nothing_else(autojump_clock: object) -> None:
+    server, containment, link, log = await _terminate_with_a_kernel(by_reset=False)
+    assert link.answers == [(7, Result.ERROR_LAUNCH_TIMEOUT)]
+    assert containment.reset_contexts == []
+    assert [context.serial for context in server.roster.clients[1].active_contexts()] == [2]
+    assert log.said[-1] == "termination_overdue"
+
+
+async def test_with_it_what_still_runs_is_ended_by_a_reset_and_the_answer_is_0(autojump_clock: object) -> None:
+    server, containment, link, log = await _terminate_with_a_kernel(by_reset=True)
+    assert link.answers == [(7, Result.SUCCESS)]
+    assert containment.reset_contexts == [2]
+    assert server.roster.clients[1].active_contexts() == []
+    assert log.said[-3:] == ["termination_overdue", "termination_by_reset", "termination_succeeded"]
+
+
+async def test_with_it_what_stops_in_time_resets_nothing(autojump_clock: object) -> None:
+    server, _, link, _ = _server(stuck=False)
+    server.containment = _Containment()  # type: ignore[assignment]
+    await terminate_client(server, TerminateClient(7, 500, by_reset=True))
+    assert link.answers == [(7, Result.SUCCESS)]
+    assert server.containment.reset_contexts == []  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import pytest
 from emulated_node import SMI, Node
 from processes import SECONDS
 
-from pympsd.devices.registrations import register
+from pympsd.devices.registrations import GONE, register
 from pympsd.devices.state_folder import StateFolder
 
 UUIDS = tuple(f"GPU-0000000{n}-23a2-2403-a46b-a1dfeabe3819" for n in range(4))
@@ -127,6 +127,18 @@ def test_processes_as_recorded(node: Node) -> None:
         assert printed(node, "-i", "0", "--query-compute-apps=pid", "--format=csv,noheader") == ""
         assert node.smi("-r").returncode == 255
         assert node.smi("-i", "0", "-r").returncode == 0
+    finally:
+        own.end()
+
+
+def test_what_clients_have_left_behind_is_the_servers(node: Node) -> None:
+    folder = StateFolder(str(node.machine))
+    folder.make()
+    own = register(folder, UUIDS[3], alone=False)
+    own.report([(1 << 22, 3 << 20), (GONE, 516 << 20)])
+    try:
+        apps = printed(node, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
+        assert apps == f"{os.getpid()}, 516\n{1 << 22}, 3\n"
     finally:
         own.end()
 

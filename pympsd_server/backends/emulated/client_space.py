@@ -1,7 +1,8 @@
 """The memory of client processes on one device: who shares an address space, what calls reach, under which budget.
 
-From Volta on every client process has an address space of its own, which all its contexts share. Before, all clients
-of a server share one: their kernels reach all of it, their calls only what is their own.
+From Volta on every client process has an address space of its own, which all its contexts share. Before, and where
+the machine says so, all clients of an executor share one: their kernels reach all of it, their calls only what is
+their own.
 """
 
 from __future__ import annotations
@@ -87,17 +88,18 @@ class ClientSpaces:
         self._device = device
         self._clients: dict[int, ClientSpace] = {}
         self._shared: _Reserved | None = None
-        """The one space of all clients, before Volta and while there are any."""
+        """The one space of all clients, where they share one and while there are any."""
 
     def of(self, key: int, limit: int) -> ClientSpace:
         """Return a client, or what it would be as a new one with this limit in bytes (0: none)."""
         known = self._clients.get(key)
         if known is not None:
             return known
-        if self._facts.is_volta_or_newer:
-            return ClientSpace(self._reserve(), ClientBudget(self._device, limit), None)
+        budget = ClientBudget(self._device, limit if self._facts.is_volta_or_newer else 0)
+        if self._facts.isolates_address_spaces:
+            return ClientSpace(self._reserve(), budget, None)
         reserved = self._shared or self._reserve()
-        return ClientSpace(reserved, ClientBudget(self._device, 0), OwnPart(reserved.space))
+        return ClientSpace(reserved, budget, OwnPart(reserved.space))
 
     def _reserve(self) -> _Reserved:
         # Twice the memory, so that gaps never make memory unreachable.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Event as Flag
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
@@ -23,11 +23,15 @@ from pympsd_server.backends.interface import BackendError, Completion, Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+PATIENCE_SECONDS: Final = 2.0
+"""How long the end of a context waits for kernels, on a device that cannot stop them."""
 _DESTROYED = Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
 
 class EmulatedContext:
     """Made by EmulatedDevice. ``pending``, ``busy`` and the streams' tails are guarded by the scheduler's lock."""
+
+    native_state: Final = None
 
     def __init__(
         self,
@@ -51,6 +55,9 @@ class EmulatedContext:
         self.on_fault = on_fault
         self._on_destroyed = on_destroyed
         self.cancel = Flag()
+        self.when_at_rest: Callable[[], None] | None = None
+        """Called once when nothing runs any more; guarded by the scheduler's lock."""
+        self._patience = None if facts.stops_kernels else PATIENCE_SECONDS
         self.group = Group(level)
         self.pending: dict[Operation, None] = {}
         """Unfinished operations, in the order they came."""
@@ -186,25 +193,49 @@ class EmulatedContext:
         if self._outcome.code is not Result.SUCCESS:
             raise BackendError(self._outcome.code, self._outcome.reason)
 
-    def give_up(self, outcome: Outcome) -> bool:
-        """Keep the error (the first, or that it was destroyed) and stop kernels; return whether it is new."""
+    def give_up(self, outcome: Outcome, faulted: bool) -> bool:
+        """Keep the error (the first, or that it was destroyed) and stop kernels; return whether it is new.
+
+        Where kernels cannot be stopped only a fault of its own work ends them.
+        """
+        if faulted or self.facts.stops_kernels:
+            self.cancel.set()
         if self._outcome.code is not Result.SUCCESS and outcome is not _DESTROYED:
             return False
         self._outcome = outcome
-        self.cancel.set()
         return True
 
     def terminate(self, outcome: Outcome) -> None:
-        """Stop what runs, drop what waits; the outcome is sticky. Returns when nothing runs any more."""
+        """Stop what runs, drop what waits; the outcome is sticky. Returns when nothing runs any more.
+
+        BackendError LAUNCH_TIMEOUT when kernels that cannot be stopped still run after PATIENCE_SECONDS.
+        """
         self.scheduler.ruin(self, outcome)
-        self.scheduler.wait_until_at_rest(self)
+        if not self.scheduler.wait_until_at_rest(self, self._patience):
+            reason = f"kernels of the context still run after {PATIENCE_SECONDS} s; this device cannot stop them"
+            raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
 
     def destroy(self) -> None:
-        """Stop what runs, free everything. Returns within a few milliseconds; a second call does nothing."""
-        if self._outcome is _DESTROYED:
-            return
+        """Stop what runs, free everything. Returns within a few milliseconds; a second call does nothing.
+
+        Where kernels cannot be stopped it returns after PATIENCE_SECONDS at most, and what still runs keeps the
+        context's memory and multiprocessors until it has ended, or until a call on a closed device.
+        """
+        again = self._outcome is _DESTROYED
         self.scheduler.ruin(self, _DESTROYED)
-        self.scheduler.wait_until_at_rest(self)
+        if again:
+            return
+        if self.scheduler.wait_until_at_rest(self, self._patience):
+            self._release()
+        else:
+            self.scheduler.call_at_rest(self, self._release)
+
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether it was destroyed: it is known only until nothing of it runs."""
+        return self._outcome is _DESTROYED
+
+    def _release(self) -> None:
         # Who is told of work that ended just before may still come to free what it used: it finds it gone.
         self._modules.clear()
         self.memory.close()

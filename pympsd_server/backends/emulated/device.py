@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
+from typing import Final
 
 from pympsd.vocabulary.device_facts import DeviceFacts, window_of
 from pympsd.vocabulary.results import Result
@@ -24,6 +25,8 @@ from pympsd_server.backends.interface import BackendError, Capabilities, Outcome
 class EmulatedDevice:
     """One device of an emulated machine. ``ordinal`` chooses its window of addresses."""
 
+    native_calls: Final = None
+
     def __init__(self, facts: DeviceFacts, ordinal: int) -> None:
         self._facts = facts
         self._budget = DeviceBudget(facts.memory_bytes)
@@ -38,12 +41,12 @@ class EmulatedDevice:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything, except what no device before Volta did under MPS."""
+        """Everything, except what no device before Volta did under MPS and what the machine says it cannot do."""
         volta = self._facts.is_volta_or_newer
         return Capabilities(
-            isolates_address_spaces=volta,
+            isolates_address_spaces=self._facts.isolates_address_spaces,
             contains_faults=True,
-            stops_kernels=True,
+            stops_kernels=self._facts.stops_kernels,
             limits_multiprocessors=volta,
             limits_memory=volta,
         )
@@ -83,6 +86,16 @@ class EmulatedDevice:
         """Bytes by the key of an address space: allocations and contexts."""
         with self._lock:
             return self._spaces.used()
+
+    @property
+    def unfinished(self) -> int:
+        """How many contexts were destroyed and have kernels that still run."""
+        with self._lock:
+            return sum(context.is_destroyed for context in self._contexts)
+
+    def reach_host(self, address: int, memory: memoryview) -> Callable[[], None]:
+        """Nothing to be done: copies reach all memory of this process, and kernels no host memory at all."""
+        return lambda: None
 
     def watch_memory(self, changed: Callable[[], None]) -> None:
         """Have every change of ``memory_used`` told."""
@@ -143,6 +156,7 @@ class EmulatedDevice:
         with self._lock:
             self._closed = True
             contexts = tuple(self._contexts)
+        # First: then nothing runs that destroying a context would have to wait for.
+        self._scheduler.close()
         for context in contexts:
             context.destroy()
-        self._scheduler.close()

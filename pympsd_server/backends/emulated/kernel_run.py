@@ -64,6 +64,11 @@ class KernelRun(Operation):
         """Slices in a row that ended without a finished batch."""
 
     @property
+    def begun(self) -> bool:
+        """Whether any block has begun."""
+        return bool(self._begun)
+
+    @property
     def blocked(self) -> bool:
         """Whether no block of it is resident and none fits now."""
         return not self._residents and not self.context.placement.admits(self, self._size)

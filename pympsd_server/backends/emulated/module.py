@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
@@ -20,6 +20,8 @@ _CARVEOUT_DEFAULT = -1
 
 class EmulatedModule:
     """One program, linked into a client's memory."""
+
+    native_kernels: Final = None
 
     def __init__(self, context: EmulatedContext, program: Program, loaded: LoadedModule) -> None:
         self.context = context

@@ -42,6 +42,11 @@ class Operation:
         return self.context.group
 
     @property
+    def begun(self) -> bool:
+        """Whether it is a kernel with blocks that have begun: a device that cannot stop kernels lets it end."""
+        return False
+
+    @property
     def blocked(self) -> bool:
         """Whether it has to wait for room on the multiprocessors."""
         return False
@@ -101,3 +106,8 @@ class Transfer(Operation):
             if time.perf_counter() >= deadline:
                 return False
         return True
+
+    def mark_finished(self) -> None:
+        """Let go of the host's bytes too: who gave them may be waiting for that."""
+        super().mark_finished()
+        self._pieces = iter(())

@@ -121,18 +121,26 @@ class Scheduler:
             context = operation.context
             operation.running = False
             if fault is not None:
-                self._ruin(context, fault, calls, alone=fault.code is Result.ERROR_OUT_OF_MEMORY)
+                alone = fault.code is Result.ERROR_OUT_OF_MEMORY
+                self._ruin(context, fault, calls, faulted=True, alone=alone)
             if used is not None:
                 self._turns.charge(operation, used)
             if context.outcome.code is not Result.SUCCESS:
-                # Its turns were dropped when the context was ruined; only the telling is left.
-                self._flush(context, calls)
-                self._rested.notify_all()
+                self._after_the_end(operation, finished, calls)
             elif finished:
                 if used is not None:
                     self._turns.remove(operation)
                 self._finish(operation, calls)
         _make(calls)
+
+    def _after_the_end(self, operation: Operation, finished: bool, calls: Calls) -> None:
+        # Its turns were dropped when the context was ruined, except those of kernels that cannot be stopped.
+        context = operation.context
+        if finished and operation in context.group.ready:
+            self._turns.remove(operation)
+            self._finish(operation, calls)
+        self._flush(context, calls)
+        self._rested.notify_all()
 
     def _finish(self, first: Operation, calls: Calls) -> None:
         todo = deque((first,))
@@ -164,31 +172,58 @@ class Scheduler:
     # --- ending contexts
 
     def ruin(self, context: EmulatedContext, outcome: Outcome) -> None:
-        """Give a context up: what runs is stopped, what waits is dropped, all are told the outcome."""
+        """Give a context up: what runs is stopped if that can be, what waits is dropped, all are told the outcome."""
         calls: Calls = []
         with self.lock:
             self._ruin(context, outcome, calls)
             self._flush(context, calls)
         _make(calls)
 
-    def _ruin(self, context: EmulatedContext, outcome: Outcome, calls: Calls, *, alone: bool = False) -> None:
-        """``alone``: it is no fault of the device, whatever its neighbours would have to do with one."""
-        if context.give_up(outcome) and outcome.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not alone:
+    def _ruin(
+        self, context: EmulatedContext, outcome: Outcome, calls: Calls, *, faulted: bool = False, alone: bool = False
+    ) -> None:
+        """``faulted``: by its own work, of which nothing goes on then.
+
+        ``alone``: it is no fault of the device, whatever its neighbours would have to do with one.
+        """
+        new = context.give_up(outcome, faulted)
+        if new and outcome.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not alone:
             calls.append(lambda: context.on_fault(outcome))
+        unstoppable = [operation for operation in context.pending if self._goes_on(operation)]
         self._turns.drop(context.group)
+        for operation in unstoppable:
+            self._turns.add(operation)
+
+    def _goes_on(self, operation: Operation) -> bool:
+        """Whether a kernel of a context that was given up runs to its end: it has begun and cannot be stopped."""
+        return operation.begun and not operation.context.cancel.is_set() and not self._closing
 
     def _flush(self, context: EmulatedContext, calls: Calls) -> None:
         # Whoever runs an operation finishes it: until then its host bytes and device memory are in use.
-        for operation in [each for each in context.pending if not each.running]:
+        for operation in [each for each in context.pending if not each.running and not self._goes_on(each)]:
             operation.mark_finished()
             operation.successors.clear()
             context.forget(operation)
             _tell(operation, calls)
+        if not context.pending and context.when_at_rest is not None:
+            calls.append(context.when_at_rest)
+            context.when_at_rest = None
 
-    def wait_until_at_rest(self, context: EmulatedContext) -> None:
-        """Return once nothing of a ruined or destroyed context runs (a few milliseconds: the cancel flag is set)."""
+    def wait_until_at_rest(self, context: EmulatedContext, seconds: float | None) -> bool:
+        """Return whether nothing of a ruined or destroyed context runs, waiting so long for it at most.
+
+        Where kernels can be stopped that takes a few milliseconds, for the cancel flag is set: None, no limit.
+        """
         with self.lock:
-            self._rested.wait_for(lambda: not context.pending)
+            return self._rested.wait_for(lambda: not context.pending, seconds)
+
+    def call_at_rest(self, context: EmulatedContext, act: Callable[[], None]) -> None:
+        """Call ``act``, now or from the compute thread, when nothing of a ruined or destroyed context runs."""
+        with self.lock:
+            if context.pending:
+                context.when_at_rest = act
+                return
+        act()
 
     def close(self) -> None:
         """End the compute thread after its slice."""

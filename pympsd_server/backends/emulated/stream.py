@@ -28,6 +28,8 @@ _HERE_BYTES: Final = 16 << 20
 class EmulatedStream:
     """Operations in order. ``blocking`` streams and the legacy default stream wait for each other."""
 
+    native_state: Final = None
+
     def __init__(self, context: EmulatedContext, weight: int, blocking: bool) -> None:
         self._context = context
         self.share = Share(weight)
@@ -44,6 +46,16 @@ class EmulatedStream:
         """Copy device memory to host bytes."""
         self._check(source, target.nbytes)
         self._transfer(transfers.device_to_host(self._context.reach, target, source), target.nbytes, done)
+
+    def copy_from_host(self, destination: int, source: memoryview) -> None:
+        """Copy to device memory from host memory of ``reach_host``."""
+        self._check(destination, source.nbytes)
+        self._transfer(transfers.host_to_device(self._context.reach, destination, source), source.nbytes)
+
+    def copy_to_host(self, target: memoryview, source: int) -> None:
+        """Copy device memory to host memory of ``reach_host``."""
+        self._check(source, target.nbytes)
+        self._transfer(transfers.device_to_host(self._context.reach, target, source), target.nbytes)
 
     def copy_on_device(self, destination: int, source: int, count: int) -> None:
         """Copy inside the device."""

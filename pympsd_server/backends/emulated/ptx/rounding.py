@@ -92,8 +92,9 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
     middle, rest = two_sum(c, low)
     top, between = two_sum(high, middle)
     fused = top + _to_odd(*two_sum(rest, between))
-    # A zero keeps the sign rules of the plain sum; infinities and NaN have no error terms.
-    simple = (fused == 0) | ~np.isfinite(plain) | (a == 0) | (b == 0)
+    # A zero keeps the sign rules of the plain sum; infinities and NaN have no error terms, and those of the greatest
+    # numbers overflow.
+    simple = (fused == 0) | ~np.isfinite(fused) | ~np.isfinite(plain) | (a == 0) | (b == 0)
     result = select(simple, plain, fused)
     awkward = _awkward(a, b, c, high)
     if awkward.any():

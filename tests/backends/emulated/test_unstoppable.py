@@ -1,0 +1,138 @@
+"""An emulated device that stops no kernels, as a real one: what has begun runs to its end, the rest is dropped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from attrs import evolve
+
+from pympsd.devices.machine import describe
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated import context as contexts
+from pympsd_server.backends.emulated.device import EmulatedDevice
+from pympsd_server.backends.interface import Outcome, Quota
+
+from ..contract.port_user import SECONDS, PortUser, Told
+
+ENDED = Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "an operator's wish")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
+    """One whose contexts wait for nothing at their end: what still runs then is seen to run."""
+    monkeypatch.setattr(contexts, "PATIENCE_SECONDS", 0.0)
+    opened = EmulatedDevice(evolve(describe("H200")[0], stops_kernels=False), 0)
+    yield opened
+    opened.close()
+
+
+def quiet(device: EmulatedDevice) -> None:
+    """Wait until nothing is left of those who have gone."""
+    changed = threading.Event()
+    device.watch_memory(changed.set)
+    while device.unfinished:
+        assert changed.wait(SECONDS)
+        changed.clear()
+
+
+def begun(device: EmulatedDevice, kernels: int, blocks: int = 1) -> None:
+    """Wait until so many kernels have begun, and blocks."""
+    give_up = time.monotonic() + SECONDS
+    while device.trace.get("kernels_started", 0) < kernels or blocks_of(device) < blocks:
+        assert time.monotonic() < give_up, "the kernels do not begin"
+
+
+def blocks_of(device: EmulatedDevice) -> int:
+    """Return how many blocks have begun."""
+    return sum(batch.blocks for batch in device.batch_traces)
+
+
+def test_it_says_so(device: EmulatedDevice) -> None:
+    assert not device.capabilities.stops_kernels
+
+
+def test_a_grid_that_has_begun_runs_all_its_blocks(device: EmulatedDevice) -> None:
+    ends, stays = PortUser.on(device, client=1, multiprocessors=2), PortUser.on(device, client=1)
+    gate, word = stays.words(), stays.words()
+    # Two multiprocessors hold 64 blocks at once; the rest begin after the context is gone.
+    ends.launch("until", gate, 1, grid=(1000, 1, 1), block=(32, 1, 1))
+    ends.launch("store", word, 5)
+    begun(device, 1)
+    ends.context.destroy()
+    assert blocks_of(device) <= 64
+    stays.put(gate, 1)
+    quiet(device)
+    assert blocks_of(device) == 1000
+    assert stays.word(word) == 0, "the kernel behind it was dropped"
+
+
+def test_a_kernel_that_waits_for_room_has_not_begun(device: EmulatedDevice) -> None:
+    ends, stays = PortUser.on(device, client=1, multiprocessors=2), PortUser.on(device, client=1)
+    gate, word = stays.words(), stays.words()
+    # Four blocks of 1,024 threads fill two multiprocessors.
+    ends.launch("until", gate, 1, grid=(4, 1, 1), block=(1024, 1, 1))
+    begun(device, 1, blocks=4)
+    ends.launch("store", word, 5, stream=ends.context.create_stream(True, 0), block=(1024, 1, 1))
+    ends.context.destroy()
+    assert device.unfinished == 1
+    stays.put(gate, 1)
+    quiet(device)
+    assert stays.word(word) == 0
+
+
+def test_a_fault_of_what_still_runs_ends_it(device: EmulatedDevice) -> None:
+    ends, stays = PortUser.on(device, client=1), PortUser.on(device, client=1)
+    word = stays.words()
+    ends.launch("until", word, 1)
+    ends.launch("endless", stream=ends.context.create_stream(True, 0))
+    begun(device, 2)
+    ends.context.destroy()
+    assert device.unfinished == 1
+    # The word it reads is freed: its next look is at an address that is nobody's.
+    assert stays.free(word).wait() == Result.SUCCESS
+    quiet(device)
+    assert stays.synchronize() == Result.SUCCESS
+    assert not ends.fault.told, "nobody is there whom it would concern"
+
+
+def test_its_multiprocessors_are_taken_until_then(device: EmulatedDevice) -> None:
+    ends, stays = (PortUser.on(device, client=1, multiprocessors=100) for _ in range(2))
+    gate = stays.words()
+    taken = device.context_traces[0].multiprocessors
+    ends.launch("until", gate, 1)
+    begun(device, 1)
+    ends.context.destroy()
+    assert device.context_traces[0].multiprocessors == taken
+    stays.put(gate, 1)
+    quiet(device)
+    assert len(device.context_traces) == 1
+
+
+def test_who_waits_is_told_at_once_and_a_neighbour_goes_on(device: EmulatedDevice) -> None:
+    ends, other = PortUser.on(device, client=1), PortUser.on(device, client=2)
+    ends.launch("endless")
+    begun(device, 1)
+    waits = Told()
+    ends.default.notify(waits)
+    ends.context.destroy()
+    assert waits.wait() == Result.ERROR_CONTEXT_IS_DESTROYED
+    word = other.words()
+    for value in range(3):
+        other.launch("store", word, value)
+    assert other.word(word) == 2
+    assert device.unfinished == 1
+
+
+def test_a_limit_holds_for_what_is_left_behind(device: EmulatedDevice) -> None:
+    client = Quota(0, 2 << 30, 0)
+    first = PortUser(device, device.create_context(1, client, Told()), Told())
+    first.launch("endless")
+    begun(device, 1)
+    before = device.memory_used[1]
+    first.context.destroy()
+    second = device.create_context(1, client, Told())
+    assert device.memory_used[1] > before
+    assert second.memory_info()[0] < (2 << 30) - before
