@@ -1,0 +1,31 @@
+"""The ring of records in the memory that a client shares with an executor, behind the bulk data.
+
+Offsets are bytes from the ring's start, words are 64 bits. One side writes each word, and each word that the other
+side watches has a cache line of its own. Positions count bytes and never wrap; a record lies at its position modulo
+RING_BYTES, in two pieces where it meets the end. Whoever finds ASLEEP set after it has moved TAIL sends a byte on the
+stream's socket, whatever the byte: the executor looks at the ring then. Source: DESIGN, "The command stream".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TAIL: Final = 0
+"""Written by the client: where its next record will begin."""
+IN_USE: Final = 8
+"""Written by the client before anything else: 1, its records come by the ring, and bytes on the socket are bells."""
+HEAD: Final = 64
+"""Written by the executor: where the record begins that it takes next."""
+ASLEEP: Final = 128
+"""Written by the executor: not 0 while it waits for a byte on the socket."""
+SPIN_COUNT: Final = 136
+"""Written by the executor, once: how many times a client had better look at ANSWERS before it sleeps."""
+ANSWERS: Final = 192
+"""Written by the executor: counts up before it sends answers."""
+DATA: Final = 4096
+"""Here the records begin."""
+RING_BYTES: Final = 1 << 19
+"""What all records take that the executor has not taken yet."""
+AREA_BYTES: Final = DATA + RING_BYTES
+RECORD_BYTES: Final = RING_BYTES // 4
+"""No record in the ring is longer. (A launch brings 4 KiB of parameters at most, or 32,764 bytes from Volta on.)"""

@@ -1,0 +1,63 @@
+"""Finds the native library, which setup builds where there is a compiler, and describes its functions."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from typing import Any, Final
+
+from pympsd.wire.ring_layout import AREA_BYTES
+from pympsd_server.native.states import SHARED_STATES, ContextState, DriverCalls, KernelRow, StreamState
+
+_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "worker_open": (c_void_p, (c_int, c_void_p, POINTER(DriverCalls), c_int64)),
+    "worker_free": (None, (c_void_p,)),
+    "worker_take": (c_int, (c_void_p, POINTER(c_void_p), POINTER(c_uint32), POINTER(c_int))),
+    "worker_send": (c_int64, (c_void_p, c_char_p, c_uint64)),
+    "worker_lock_sending": (None, (c_void_p,)),
+    "worker_unlock_sending": (None, (c_void_p,)),
+    "worker_close": (None, (c_void_p,)),
+    "worker_add_context": (c_int, (c_void_p, c_uint64, POINTER(ContextState))),
+    "worker_drop_context": (c_int, (c_void_p, c_uint64, c_int64)),
+    "worker_add_stream": (c_int, (c_void_p, c_uint64, c_uint64, POINTER(StreamState))),
+    "worker_drop_stream": (None, (c_void_p, c_uint64, c_uint64)),
+    "worker_add_module": (c_int, (c_void_p, c_uint64, c_uint64, POINTER(KernelRow), c_uint32)),
+    "worker_drop_module": (None, (c_void_p, c_uint64, c_uint64)),
+    "native_sizes": (None, (POINTER(c_uint64),)),
+}
+
+
+class NoLibrary(Exception):
+    """The native library cannot be used; the message says why."""
+
+
+@cache
+def library() -> Any:
+    """Return the library with its functions described; raise NoLibrary. ctypes drops the GIL in each call of it."""
+    folder = os.path.dirname(__file__)
+    found = [
+        path for suffix in EXTENSION_SUFFIXES if os.path.exists(path := os.path.join(folder, f"_worker{suffix}"))
+    ]
+    if not found:
+        raise NoLibrary("it was not built: install pympsd again where there is a C compiler")
+    try:
+        loaded = ctypes.CDLL(found[0])
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise NoLibrary(f"it cannot be loaded: {error}") from None
+    _check_sizes(loaded)
+    return loaded
+
+
+def _check_sizes(loaded: Any) -> None:
+    ours = (*map(ctypes.sizeof, SHARED_STATES), AREA_BYTES)
+    its = (c_uint64 * len(ours))()
+    loaded.native_sizes(its)
+    if tuple(its) != ours:
+        sizes = f"structures of {list(its)} bytes instead of {list(ours)}"
+        raise NoLibrary(f"it is of another build, {sizes}: install again")

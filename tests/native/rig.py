@@ -1,0 +1,194 @@
+"""A native worker with nothing of an executor about it: its client's ends are the test's, its records go to lists.
+
+``take`` runs the worker in the test's own thread, up to a record that Python would execute; ``begin`` gives it a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import select
+import socket
+import threading
+from collections.abc import Callable
+from queue import Empty, Queue
+from typing import Final
+
+from attrs import define, field
+
+from pympsd.wire import records, ring_layout
+from pympsd_client._ring import Ring
+from pympsd_client._shared import SharedMemory
+from pympsd_server.executor import shared_memory
+from pympsd_server.native.states import ContextState, KernelRow, StreamState
+from pympsd_server.native.worker import NativeWorker, Taken
+
+from .stand_in import StandIn
+
+SECONDS: Final = 30.0
+"""The absolute limit of every wait."""
+SERIAL: Final = 1
+MODULE: Final = 0x3000
+FUNCTION: Final = 0xF00D
+PARAMETER_BYTES: Final = 12
+KERNELS: Final = ((FUNCTION, PARAMETER_BYTES, 1024, 1024, 4096), (FUNCTION + 1, 0, 128, 0, 0))
+"""Functions of MODULE: CUfunction, bytes of parameters, most threads, static and most dynamic shared bytes."""
+
+
+@define(eq=False)
+class Rig:
+    """A worker, its client's two ends, and one context with a default stream and a module. Close it."""
+
+    driver: StandIn
+    spin_ns: int = 0
+    taken: Queue[Taken | None] = field(factory=Queue, init=False)
+    """What a worker with a thread leaves to Python; None at the end."""
+    on_taken: Callable[[Taken], object] = field(default=lambda taken: None, init=False)
+    """Called in that thread before."""
+    ours: socket.socket = field(init=False)
+    theirs: socket.socket = field(init=False)
+    memory: shared_memory.SharedMemory = field(init=False)
+    client_memory: SharedMemory = field(init=False)
+    worker: NativeWorker = field(init=False)
+    default: StreamState = field(init=False)
+    context: ContextState = field(init=False)
+    thread: threading.Thread | None = field(default=None, init=False)
+    _ring: Ring | None = field(default=None, init=False)
+    _sequence: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.theirs.settimeout(SECONDS)
+        self.memory = shared_memory.make(ring_layout.AREA_BYTES)
+        self.client_memory = SharedMemory(self.memory.fd, shared_memory.SHARED_BYTES, ring_layout.AREA_BYTES)
+        area = self.memory.view[shared_memory.SHARED_BYTES :]
+        address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+        self.worker = NativeWorker(self.ours.fileno(), address, self.driver.native_calls(), self.spin_ns)
+        self.default = self.driver.stream(is_default=True)
+        self.context = self.add_context(SERIAL, self.default)
+
+    def add_context(self, serial: int, default: StreamState) -> ContextState:
+        """Give the client a context with a default stream and the module."""
+        state = ContextState(default_stream=ctypes.pointer(default))
+        self.worker.add_context(serial, state)
+        self.worker.add_module(serial, MODULE, (KernelRow * len(KERNELS))(*KERNELS))
+        return state
+
+    def add_stream(self, handle: int, blocking: bool = False, serial: int = SERIAL) -> StreamState:
+        """Give it a stream."""
+        stream = self.driver.stream(blocking=blocking)
+        self.worker.add_stream(serial, handle, stream)
+        return stream
+
+    # --- the client
+
+    @property
+    def words(self) -> memoryview:
+        """The words of the ring, by number, as the client has them."""
+        return self._area[: ring_layout.DATA].cast("Q")
+
+    @property
+    def data(self) -> memoryview:
+        """The ring's data, as the client has them."""
+        return self._area[ring_layout.DATA :]
+
+    @property
+    def _area(self) -> memoryview:
+        address = self.client_memory.address + shared_memory.SHARED_BYTES
+        return memoryview((ctypes.c_char * ring_layout.AREA_BYTES).from_address(address)).cast("B")
+
+    @property
+    def ring(self) -> Ring:
+        """The client's side of the ring, in use from the first time on."""
+        if self._ring is None:
+            self._ring = Ring(self.client_memory, shared_memory.SHARED_BYTES)
+        return self._ring
+
+    def pack(self, name: str, *operands: int, **options: object) -> bytes:
+        """Return a record of the context with the next sequence number."""
+        self._sequence += 1
+        return records.pack(name, SERIAL, self._sequence, *operands, **options)  # type: ignore[arg-type]
+
+    def launch(self, stream: int = 0, parameters: bytes = bytes(PARAMETER_BYTES), **options: object) -> bytes:
+        """Return a launch of one block of one thread."""
+        return self.pack("LAUNCH", stream, MODULE, 0, *[1] * 6, 0, len(parameters), tail=parameters, **options)
+
+    def put(self, *some: bytes) -> None:
+        """Send records by the ring, as the client library does."""
+        for record in some:
+            with threading.Lock():  # the fence
+                assert self.ring.put(record), "the ring is full"
+            if self.ring.asleep:
+                self.theirs.send(b"\0")
+
+    def answers(self, count: int) -> list[int]:
+        """Return the sequence numbers of the next answers, all successes."""
+        data = b""
+        while len(data) < count * records.HEADER_BYTES:
+            received = self.theirs.recv(count * records.HEADER_BYTES - len(data))
+            assert received, "the stream has ended"
+            data += received
+        headers = list(records.HEADER.iter_unpack(data))
+        assert all(opcode & records.ANSWER and not result for opcode, _, _, result, _ in headers), headers
+        return [sequence for *_, sequence in headers]
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether there is an answer to read."""
+        return bool(select.select([self.theirs], [], [], 0)[0])
+
+    # --- the worker
+
+    def take(self, *some: bytes) -> Taken | None:
+        """Have the worker work, in this thread, after these records."""
+        self.put(*some)
+        return self.worker.take()
+
+    def run(self, *some: bytes) -> list[Taken]:
+        """Have it take these records, and return those that it leaves to Python."""
+        last = self.pack("MEMORY_INFO")
+        self.put(*some, last)
+        found = []
+        while (taken := self.worker.take()) is not None and taken.record != last:
+            found.append(taken)
+        assert taken is not None, "the worker has ended"
+        return found
+
+    def begin(self) -> None:
+        """Give it a thread."""
+        self.thread = threading.Thread(target=self._work, name="rig")
+        self.thread.start()
+
+    def _work(self) -> None:
+        while (taken := self.worker.take()) is not None:
+            self.on_taken(taken)
+            self.taken.put(taken)
+        self.taken.put(None)
+
+    def next(self) -> Taken | None:
+        """Return what its thread leaves to Python next."""
+        try:
+            return self.taken.get(timeout=SECONDS)
+        except Empty:
+            raise AssertionError("the worker left nothing to Python") from None
+
+    def pass_by(self) -> None:
+        """Return when its thread has taken all that was sent."""
+        record = self.pack("MEMORY_INFO")
+        self.put(record)
+        while (taken := self.next()) is not None and taken.record != record:
+            pass
+        assert taken is not None, "the worker has ended"
+
+    def close(self) -> None:
+        """End everything; the worker's thread must end by itself."""
+        self.worker.close()
+        with contextlib.suppress(OSError):
+            self.ours.shutdown(socket.SHUT_RDWR)
+        if self.thread is not None:
+            self.thread.join(SECONDS)
+            assert not self.thread.is_alive(), "the worker does not end"
+        del self.worker
+        self.memory.view.release()
+        self.ours.close()
+        self.theirs.close()

@@ -1,0 +1,167 @@
+"""The driver that the native worker calls in these tests (driver.c): what it was called with, how far its streams are."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from ctypes import c_int, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.interface import BackendError, NativeCalls
+from pympsd_server.native.states import STREAM_EVENTS, DriverCalls, StreamState
+
+SOURCE: Final = Path(__file__).with_name("driver.c")
+CONTEXT: Final = 0xC0DE
+FIRST_STREAM: Final = 0x5000
+FIRST_EVENT: Final = 0x7000
+SET_CURRENT, LAUNCH, WRITE_VALUE, RECORD_EVENT, QUERY_EVENT = range(5)
+GRID_LIMIT, BLOCK_LIMIT, THREADS_LIMIT, SHARED_LIMIT = (1 << 31) - 1, 1024, 1024, 49152
+_ALL: Final = 2**64 - 1
+_SECONDS: Final = 30
+_WORD_BYTES: Final = 64
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        ("kind", c_uint32),
+        ("flags", c_uint32),
+        ("stream", c_uint64),
+        ("what", c_uint64),
+        ("grid", c_uint32 * 3),
+        ("block", c_uint32 * 3),
+        ("shared_bytes", c_uint32),
+        ("value", c_uint32),
+        ("parameter_bytes", c_uint64),
+        ("parameters", c_void_p),
+    )
+
+
+@frozen
+class DriverCall:
+    """One call of the driver: ``what`` is a context, a function, an address or an event."""
+
+    kind: int
+    flags: int
+    stream: int
+    what: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_bytes: int
+    value: int
+    parameters: bytes
+
+
+def build(folder: Path) -> Path:
+    """Compile it; there is a compiler."""
+    compiler = shutil.which("cc")
+    assert compiler is not None
+    built = folder / "driver.so"
+    command = [compiler, "-std=c11", "-O1", "-shared", "-fPIC", "-pthread", str(SOURCE), "-o", str(built)]
+    subprocess.run(command, check=True, timeout=_SECONDS)
+    return built
+
+
+class StandIn:
+    """One for all tests of a process: ``reset`` before each."""
+
+    def __init__(self, path: Path) -> None:
+        self._library: Any = ctypes.CDLL(str(path))
+        self._library.stand_in_call_count.restype = c_uint64
+        self._words = (c_uint32 * (_WORD_BYTES // 4 * 64))()
+        self._made = 0
+
+    def reset(self) -> None:
+        """Forget all calls, streams and events; nothing is held, nothing refused."""
+        self._library.stand_in_reset()
+        ctypes.memset(self._words, 0, ctypes.sizeof(self._words))
+        self._made = 0
+
+    def native_calls(self) -> NativeCalls:
+        """Return what a worker is opened with."""
+        names = ("set_current", "launch", "write_value", "record_event", "query_event")
+        addresses = {
+            name: ctypes.cast(getattr(self._library, f"stand_in_{name}"), c_void_p).value for name in names
+        }
+        calls = DriverCalls(
+            context=CONTEXT, threads_limit=THREADS_LIMIT, shared_limit=SHARED_LIMIT, **addresses
+        )
+        calls.grid_limit[:] = [GRID_LIMIT, 65535, 65535]
+        calls.block_limit[:] = [BLOCK_LIMIT, 1024, 64]
+        return NativeCalls(calls, lambda code: BackendError(Result(code), "the stand-in refused it"))
+
+    def stream(self, is_default: bool = False, blocking: bool = True) -> StreamState:
+        """Return a new stream, whose work is done as far as ``advance`` says."""
+        number, self._made = self._made, self._made + 1
+        word = ctypes.addressof(self._words) + _WORD_BYTES * number
+        state = StreamState(handle=FIRST_STREAM + number, word=word, is_blocking=blocking, is_default=is_default)
+        state.events[:] = [FIRST_EVENT + STREAM_EVENTS * number + each for each in range(STREAM_EVENTS)]
+        return state
+
+    # --- what it was called with
+
+    @property
+    def count(self) -> int:
+        """How many calls there were."""
+        return int(self._library.stand_in_call_count())
+
+    def calls(self, kind: int | None = None) -> list[DriverCall]:
+        """Return the calls of a kind, or all, in order."""
+        found = []
+        for number in range(self.count):
+            raw = _Call()
+            self._library.stand_in_call(c_uint64(number), ctypes.byref(raw))
+            if kind is None or raw.kind == kind:
+                found.append(_call(raw))
+        return found
+
+    # --- what it does
+
+    def advance(self, stream: StreamState, count: int = _ALL) -> None:
+        """Let a stream do so many operations more, marks among them."""
+        self._library.stand_in_advance(c_uint64(stream.handle), c_uint64(count))
+
+    def at_once(self, stream: StreamState) -> None:
+        """Let it do everything as soon as it is issued."""
+        self._library.stand_in_at_once(c_uint64(stream.handle))
+
+    def refuse(self, kind: int, code: int) -> None:
+        """Refuse all calls of a kind with a CUresult, 0: none."""
+        self._library.stand_in_refuse(c_uint32(kind), c_int(code))
+
+    def hold(self, kind: int, hold: bool = True) -> None:
+        """Let no call of a kind return."""
+        self._library.stand_in_hold(c_uint32(kind), c_int(hold))
+
+    def wait_until_held(self, kind: int) -> None:
+        """Return once a call of the kind does not return."""
+        assert self._library.stand_in_wait_inside(c_uint32(kind), c_uint64(_SECONDS)), "no call came"
+
+    def complete_at_query(self, stream: StreamState) -> None:
+        """Complete a stream whenever an event is asked for."""
+        self._library.stand_in_complete_at_query(c_uint64(stream.handle))
+
+    def flip(self, first: int, stride: int, count: int, values: tuple[int, int], head: int, end: int) -> None:
+        """Change 32-bit words at equal distances to and fro until the 64-bit word at ``head`` has come to ``end``."""
+        self._library.stand_in_flip(
+            c_void_p(first), c_uint64(stride), c_uint64(count), *map(c_uint32, values), c_void_p(head), c_uint64(end)
+        )
+
+
+def _call(raw: _Call) -> DriverCall:
+    parameters = ctypes.string_at(raw.parameters, raw.parameter_bytes) if raw.parameters else b""
+    return DriverCall(
+        raw.kind,
+        raw.flags,
+        raw.stream,
+        raw.what,
+        tuple(raw.grid),
+        tuple(raw.block),
+        raw.shared_bytes,
+        raw.value,
+        parameters,
+    )
