@@ -11,13 +11,16 @@ import client
 import control
 import provisioning
 import translator
+from gpu import measure
 from timing import Report
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure and print; what ``gpu`` measures stands for itself, with options of its own."""
+    if sys.argv[1:2] == ["gpu"]:
+        return measure.main(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", help="control, client, provisioning, translator")
+    parser.add_argument("what", nargs="*", help="control, client, provisioning, translator; or gpu (see gpu --help)")
     parser.add_argument("--study", help="the PTX study's file, for translator")
     given = parser.parse_args()
     what = given.what or ["control", "client", "provisioning", *(["translator"] if given.study else [])]

@@ -1,0 +1,84 @@
+"""What was measured, by section and way, and what could not be; kept as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from gpu.clients import Failure
+
+
+@define
+class Figures:
+    """Raw figures: nested dicts of numbers under section, way and more keys. ``facts``: the machine, the worker."""
+
+    sections: list[str]
+    facts: dict[str, Any] = field(factory=dict)
+    values: dict[str, Any] = field(factory=dict)
+    failures: list[dict[str, str]] = field(factory=list)
+    left_out: list[dict[str, str]] = field(factory=list)
+
+    def put(self, value: float, *keys: str) -> None:
+        """Keep a figure."""
+        place = self.values
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+        place[keys[-1]] = value
+
+    def get(self, *keys: str) -> float | None:
+        """Return a figure, None when it was not measured."""
+        place: Any = self.values
+        for key in keys:
+            if not isinstance(place, dict) or key not in place:
+                return None
+            place = place[key]
+        return float(place)
+
+    def fail(self, cell: str, reason: str) -> None:
+        """Note that a figure could not be measured."""
+        self.failures.append({"cell": cell, "reason": reason})
+        print(f"    {cell}: -  ({reason})", flush=True)
+
+    def leave_out(self, cell: str, reason: str) -> None:
+        """Note that a figure cannot be had here."""
+        self.left_out.append({"cell": cell, "reason": reason})
+        print(f"    {cell}: left out ({reason})", flush=True)
+
+    def save(self, path: Path) -> None:
+        """Write all of it."""
+        said = {"sections": self.sections, **self.facts, "failures": self.failures}
+        said |= {"left_out": self.left_out, "figures": self.values}
+        path.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Figures:
+        """Read what was saved."""
+        said = json.loads(path.read_text())
+        sections, values = said.pop("sections"), said.pop("figures")
+        failures, left_out = said.pop("failures"), said.pop("left_out")
+        return cls(sections, said, values, failures, left_out)
+
+
+@define
+class Run:
+    """One run: its figures, and what was asked for."""
+
+    figures: Figures
+    seconds: float
+    counts: tuple[int, ...]
+    give_up: float
+    """When the whole run is to end (monotonic seconds)."""
+    rehearsal: bool = False
+
+    def check_time(self) -> None:
+        """Raise Failure when there is none left."""
+        if time.monotonic() > self.give_up:
+            raise Failure("out of time")
+
+    def asked(self, section: str) -> bool:
+        """Whether a section is to be measured."""
+        return section in self.figures.sections
