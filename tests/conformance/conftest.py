@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from processes import adopt_orphans
 
+from . import this_machine
 from .replay import ReplayDaemon
 
 HERE = Path(__file__).parent
@@ -36,7 +37,7 @@ def make_daemon() -> Iterator[Callable[..., ReplayDaemon]]:
         for name in ("pipe", "log"):
             (directory / name).mkdir()
             shutil.chown(directory / name, uid, uid)
-        told = {"PYMPSD_EMULATED_DEVICES": str(directory / "machine.toml"), "PYMPSD_LOG_DIALECT": "r580"}
+        told = {**this_machine.settings(machine, directory / "machine.toml"), "PYMPSD_LOG_DIALECT": "r580"}
         told |= {name: value.replace("{directory}", str(directory)) for name, value in settings.items()}
         made.append(ReplayDaemon(directory, told, uid))
         return made[-1]

@@ -10,9 +10,13 @@ from typing import Any, Final
 
 from processes import DaemonProcess, alive, wait_until
 
+from .this_machine import as_here
+
 HERE = Path(__file__).parent
 CASES: Final[list[dict[str, Any]]] = [
-    case for line in (HERE / "grammar.jsonl").read_text().splitlines() if "stdin" in (case := json.loads(line))
+    case
+    for line in as_here((HERE / "grammar.jsonl").read_text()).splitlines()
+    if "stdin" in (case := json.loads(line))
 ]
 DIFFERENCES: Final[list[dict[str, Any]]] = tomllib.loads((HERE / "differences.toml").read_text())["difference"]
 MOST: Final = 20

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from . import extract, logs
+from . import extract, logs, this_machine
 from .correspondence import Correspondence
 from .replay import CLIENT, NAMESPACE, Replay, ReplayDaemon
 
@@ -61,10 +61,11 @@ def test_a_session_goes_as_recorded(
     known = Correspondence(_recorded_pids(whole) | frozenset(plan.get("more_pids", [])))
     replay = Replay(plan, make_daemon, known)
     known.words |= {"./client": f"{sys.executable} {CLIENT}", NAMESPACE: str(os.stat("/proc/self/ns/pid").st_ino)}
+    known.words |= this_machine.names()
     failed = []
     try:
         for step in TABLES[name]["steps"][plan["first"] - 1 : plan["last"]]:
-            step = {**whole[step["number"] - 1], **step}
+            step = this_machine.played(name, {**whole[step["number"] - 1], **step})
             directory = replay.daemon(step.get("at", 0)).directory
             known.words |= {"$PIPE": str(directory / "pipe"), "$LOG": str(directory / "log")}
             known.words |= {"$DIRECTORY": str(directory)}

@@ -1,7 +1,7 @@
 """A client that does one step a line: reads a command, does it with pympsd_client, prints one line of result.
 
 Steps: init; ctx DEVICE; newctx DEVICE; add (vector addition of 1<<16 floats, checked); fill VALUE; check VALUE;
-endless; illegal; hostfunc quick|endless; sync; count; sm; mem; alloc BYTES; free; close; badptx; fork;
+endless; illegal; hostfunc quick|endless; sync; count; sm; mem; alloc BYTES; free; close DEVICE; badptx; fork;
 error (the last one's reason); exit.
 """
 
@@ -76,6 +76,10 @@ class Program:
         if result == cuda.CUresult.CUDA_SUCCESS:
             cuda.cuCtxSetCurrent(self.context)
         return _said((result,))
+
+    def do_close(self, device: str) -> str:
+        self.functions = None
+        return _said(cuda.cuDevicePrimaryCtxRelease(int(device)))
 
     def do_newctx(self, device: str) -> str:
         # The functions are those of the context before.

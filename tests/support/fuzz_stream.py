@@ -5,6 +5,7 @@ The bad client knows what an attacker knows: the format, its own handles and add
 
 from __future__ import annotations
 
+import mmap
 import random
 import select
 import struct
@@ -89,9 +90,12 @@ class Witness:
         try:
             module, _ = self.client.load()
             address = self.client.allocate(8192)
-            while not self._over.is_set():
-                self._check(module, address)
-                self.checks += 1
+            pinned, host = self.client.allocate_pinned(8192)
+            with host:
+                while not self._over.is_set():
+                    self._check(module, address)
+                    self._check_pinned(address, pinned, host)
+                    self.checks += 1
         except Exception as error:
             self.trouble = f"another client took harm: {error!r}"
 
@@ -102,6 +106,14 @@ class Witness:
         read = self.client.read(address, 4100)
         assert read[:4096] == pattern, "memory was changed"
         assert read[4096:] == struct.pack("=I", self.checks & 0xFFFFFFFF), "a kernel's result is wrong"
+
+    def _check_pinned(self, address: int, pinned: int, host: mmap.mmap) -> None:
+        pattern = struct.pack("=Q", self.checks * 0x9E3779B97F4A7C15 + 1 & 2**64 - 1) * 512
+        host[:4096], host[4096:] = pattern, bytes(4096)
+        self.client.send("COPY_TO_DEVICE_PINNED", 0, address, pinned, 4096)
+        self.client.send("COPY_FROM_DEVICE_PINNED", 0, pinned + 4096, address, 4096)
+        self.client.good("SYNCHRONIZE_STREAM", 0)
+        assert host[:] == pattern * 2, "page-locked memory was changed"
 
 
 @define
@@ -114,11 +126,16 @@ class Attack:
     spoilt: float
     """The share of its records that are changed."""
     addresses: list[int] = field(factory=list)
+    pinned: list[int] = field(factory=list)
     modules: list[int] = field(factory=list)
 
     def settle(self) -> None:
         """Have a few things of its own."""
         self.addresses = [self.client.allocate(size) for size in (64, 4096, 1 << 20)]
+        for size in (100, 4096):
+            address, host = self.client.allocate_pinned(size)
+            self.pinned.append(address)
+            host.close()
         self.modules = [self.client.load()[0]]
         for handle in (*STREAMS, HELD_UP):
             self.client.send("CREATE_STREAM", handle, 1, 0)
@@ -133,9 +150,12 @@ class Attack:
 
     def _number(self) -> int:
         source = self.source
-        match source.randrange(8):
+        match source.randrange(9):
             case 0:
                 return source.choice(_EDGES)
+            case 8:
+                # Others have theirs in the same window.
+                return source.choice(self.pinned) + source.choice((0, 0, 1, 99, 4095, 4096, -1, 1 << 16, 1 << 17))
             case 1:
                 return source.getrandbits(64)
             case 2:
@@ -166,7 +186,13 @@ class Attack:
                 odd = ENDLESS if self.endless else TRAPPED
                 function = odd if source.random() < 0.02 else source.choice((EMPTY, STORE, STORE))
                 return [stream, source.choice(self.modules), function, *[1] * 6, 0, 12 if function == STORE else 0]
-            case "ALLOCATE":
+            case "COPY_TO_DEVICE_PINNED":
+                return [stream, address, source.choice(self.pinned) + source.randrange(64), size]
+            case "COPY_FROM_DEVICE_PINNED":
+                return [stream, source.choice(self.pinned) + source.randrange(64), address, size]
+            case "FREE_PINNED" if source.random() < 0.1:
+                return [source.choice(self.pinned)]
+            case "ALLOCATE" | "ALLOCATE_PINNED":
                 return [size]
             case "HOST_FUNCTION":
                 return [HELD_UP, source.randrange(1, 20)]

@@ -14,12 +14,16 @@ import time
 from pathlib import Path
 
 from attrs import define, field
+from tested_machine import on_gpu, with_machine
 
 BIN = Path(sys.executable).parent
 PYMPSD = str(BIN / "pympsd")
 CLIENT = str(Path(__file__).with_name("client_program.py"))
 SECONDS = 30.0
 """The absolute limit of anything a flow waits for."""
+
+EXECUTORS_SECONDS = 10.0
+"""Executors whose server was killed have so long to leave a GPU."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -37,12 +41,17 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition, what: str = "what was waited for") -> None:  # type: ignore[no-untyped-def]
+def wait_until(condition, what: str = "what was waited for", seconds: float = SECONDS) -> None:  # type: ignore[no-untyped-def]
     """Look again and again, within the limit, for something that no descriptor tells."""
-    give_up = time.monotonic() + SECONDS
+    give_up = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < give_up, f"{what} did not happen within {SECONDS:.0f} s"
+        assert time.monotonic() < give_up, f"{what} did not happen within {seconds:.0f} s"
         os.sched_yield()
+
+
+def shared_memory() -> set[str]:
+    """Return what is in /dev/shm; on a GPU without what its driver keeps there, for other tests' processes too."""
+    return {name for name in os.listdir("/dev/shm") if not (on_gpu() and name.startswith(("cuda", "nv")))}
 
 
 def children_of(pid: int) -> list[int]:
@@ -68,7 +77,7 @@ class DaemonProcess:
         return {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.directory / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self.directory / "log"),
-            **self.settings,
+            **with_machine(self.settings),
         }
 
     def start(self, option: str = "-d", *more: str) -> subprocess.CompletedProcess[str]:
@@ -150,10 +159,25 @@ class DaemonProcess:
         if self._reaper is not None:
             self._reaper.join(SECONDS)
             assert not self._reaper.is_alive(), "the daemon could not be ended"
+        if on_gpu():
+            _await_executors()
         for pid in children_of(os.getpid()):
             if not alive(pid):
                 # An executor or server whose parent was killed: this process adopted it.
                 _reap(pid)
+
+
+def _await_executors() -> None:
+    """Wait until those that were adopted have ended: the driver takes its time to take a GPU's memory back."""
+    give_up = time.monotonic() + EXECUTORS_SECONDS
+    while any(alive(pid) and _is_ours(pid) for pid in children_of(os.getpid())) and time.monotonic() < give_up:
+        os.sched_yield()
+
+
+def _is_ours(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text() == "pympsd-server\n"
+    return False
 
 
 def _reap(pid: int) -> None:

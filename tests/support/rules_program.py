@@ -43,7 +43,8 @@ class RulesProgram(Program):
         host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(answer[1]))
         host[:] = np.arange(size) % 251
         data = cuda.cuMemAlloc(size)[1]
-        copied = [cuda.cuMemcpyHtoDAsync(data, answer[1], size, 0)[0]]
+        # Page-locked memory is read when the stream comes to the copy, as in CUDA.
+        copied = [cuda.cuMemcpyHtoDAsync(data, answer[1], size, 0)[0], cuda.cuStreamSynchronize(0)[0]]
         host[:] = 0
         copied += [cuda.cuMemcpyDtoHAsync(answer[1], data, size, 0)[0], cuda.cuMemFree(data)[0]]
         right = bool((host == np.arange(size) % 251).all())

@@ -1,0 +1,58 @@
+"""Which of the suite's tests run on a GPU: the table choice.toml, and what this machine can."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+from tested_machine import gpu, rehearses
+
+TESTS = Path(__file__).parents[1]
+TABLE = Path(__file__).with_name("choice.toml")
+OTHER_USERS = "PYMPSD_TEST_OTHER_USERS"
+"""``no``: users other than root cannot reach the interpreter that the tests run with."""
+RECORDED = "NVIDIA H200"
+
+
+@frozen
+class Choice:
+    """The table, by file, and what is left out because of this machine: a reason for each key of the table."""
+
+    files: dict[str, dict[str, Any]]
+    machine: dict[str, str]
+
+    @classmethod
+    def here(cls) -> Choice:
+        """Read the table for this machine."""
+        entries = tomllib.loads(TABLE.read_text())["file"]
+        machine = {}
+        if os.geteuid() != 0 or os.environ.get(OTHER_USERS) == "no":
+            machine["other_users"] = "only root, with an interpreter that all users can reach, starts their clients"
+        if gpu().name != RECORDED:
+            machine["figures"] = f"its figures are of an {RECORDED}, not of a {gpu().name}"
+        if rehearses():
+            machine["real_gpu"] = "this is a rehearsal"
+        return cls({entry["path"]: entry for entry in entries}, machine)
+
+    def reason(self, path: Path, name: str) -> str:
+        """Return why a test is left out, nothing when it runs. ``name`` is its function's, with the parameters."""
+        if TESTS not in path.parents:
+            return ""
+        entry = self.files.get(str(path.relative_to(TESTS)), {})
+        for key, why in self.machine.items():
+            if any(meets(each, name) for each in entry.get(key, [])):
+                return why
+        if "reason" in entry:
+            return str(entry["reason"])
+        left_out = (each for each in entry.get("left_out", []) if any(meets(one, name) for one in each["tests"]))
+        return next((str(each["reason"]) for each in left_out), "")
+
+
+def meets(pattern: str, name: str) -> bool:
+    """Whether a name of the table means a test: all of its cases, one of them, or what begins like that."""
+    if pattern.endswith("*"):
+        return name.startswith(pattern[:-1])
+    return pattern in (name, name.partition("[")[0])

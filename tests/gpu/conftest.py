@@ -1,0 +1,45 @@
+"""What scripts/test-gpu alone collects; daemons are those of the flows, on the machine that tested_machine names."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from processes import ClientProcess, DaemonProcess
+from tested_machine import VARIABLE
+
+from tests.flows.conftest import _orphans_are_adopted, daemon, directory, make_client, make_daemon
+
+__all__ = ["_orphans_are_adopted", "daemon", "directory", "make_client", "make_daemon", "start", "start_of"]
+
+collect_ignore_glob = [] if VARIABLE in os.environ else ["test_*.py"]
+
+PROGRAM = str(Path(__file__).with_name("gpu_program.py"))
+SUPPORT = str(Path(__file__).parents[1] / "support")
+"""Where the programs are that it builds on."""
+
+
+@pytest.fixture
+def start_of(make_daemon: Callable[..., DaemonProcess]) -> Iterator[Callable[..., ClientProcess]]:
+    """Start clients with a context and all their code loaded, which on a GPU would wait for kernels that run."""
+    made: list[ClientProcess] = []
+
+    def client(of: DaemonProcess, uid: int = 0, **more: str) -> ClientProcess:
+        environment = {**of.environment, "PYMPSD_REQUIRE_MPS": "1", "PYTHONPATH": SUPPORT, **more}
+        made.append(ClientProcess.start(environment, uid, PROGRAM))
+        assert made[-1].connect().do("warm") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+        return made[-1]
+
+    yield client
+    for one in made:
+        one.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def start(daemon: DaemonProcess, start_of: Callable[..., ClientProcess]) -> Callable[..., ClientProcess]:
+    """Start them of the running daemon."""
+    return partial(start_of, daemon)

@@ -1,0 +1,81 @@
+"""The recorded corpus (tests/data/corpus), run on any device through the port."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from tests.gpu.devices import OneDevice
+
+CORPUS = Path(__file__).parents[1] / "data" / "corpus"
+KERNELS: dict[str, Any] = json.loads((CORPUS / "manifest.json").read_text())["kernels"]
+SHOWN = 5
+Array = np.ndarray[Any, Any]
+
+
+@cache
+def module_of(name: str) -> ModuleType:
+    """Return a module of the corpus, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"corpus_{name}", CORPUS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def recorded() -> dict[str, Array]:
+    """Return what the H200 answered when the corpus was recorded, by NAME/OUTPUT."""
+    with np.load(CORPUS / "recorded.npz") as archive:
+        return dict(archive)
+
+
+def outputs_on(device: OneDevice, name: str) -> dict[str, Array]:
+    """Launch a kernel as its manifest says; return its outputs by name."""
+    entry, inputs = KERNELS[name], module_of("inputs")
+    device.fresh()
+    module = device.load((CORPUS / entry["ptx"]).read_bytes())
+    contents = inputs.contents(entry)
+    addresses = {key: module.variables[key] for key in entry.get("globals", {})}
+    for key, value in contents.items():
+        if key in addresses:
+            device.write(addresses[key], value.tobytes())
+        else:
+            addresses[key] = device.put(value)
+    arguments = inputs.arguments(entry, addresses)
+    device.launch(module, entry["entry"], entry["grid"], entry["block"], entry["shared"], arguments)
+    return {key: _read(device, addresses[key], spec) for key, spec in inputs.outputs(entry).items()}
+
+
+def _read(device: OneDevice, address: int, spec: dict[str, Any]) -> Array:
+    dtype = module_of("inputs").storage(spec["dtype"])
+    shape = tuple(np.atleast_1d(spec["shape"]))
+    return np.frombuffer(device.read(address, int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
+
+
+def differences(name: str, left: tuple[str, dict[str, Array]], right: tuple[str, dict[str, Array]]) -> list[str]:
+    """Say where two devices' answers differ more than the corpus allows: inputs and both outputs, a few of each."""
+    entry, said = KERNELS[name], []
+    contents = module_of("inputs").contents(entry)
+    for output, spec in module_of("inputs").outputs(entry).items():
+        one, other = left[1][output], right[1][output]
+        wrong = np.argwhere(~module_of("rules").agree(spec, one, other))
+        if not len(wrong):
+            continue
+        said.append(f"{entry['ptx']}, {output} ({spec['compare']}): {len(wrong)} of {one.size} differ")
+        for place in map(tuple, wrong[:SHOWN]):
+            given = {key: _shown(value[place]) for key, value in contents.items() if value.shape == one.shape}
+            shown = f"{left[0]} {_shown(one[place])}, {right[0]} {_shown(other[place])}"
+            said.append(f"  at {tuple(map(int, place))} of {given}: {shown}")
+    return said
+
+
+def _shown(value: Any) -> str:
+    return f"{value} ({value.tobytes()[::-1].hex()})"

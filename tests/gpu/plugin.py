@@ -1,0 +1,84 @@
+"""The pytest plugin of scripts/test-gpu: which tests run, in which of several processes, how long, on what devices.
+
+``-p tests.gpu.plugin``, from the checkout. Environment: PYMPSD_TEST_SHARD=2/4 runs every fourth test, from the
+second; PYMPSD_TEST_DEVICES=emulated,cuda has a process hold these devices for the whole run (tests/gpu/devices.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import pytest
+
+from tests.gpu.choice import Choice
+from tests.gpu.devices import DEVICES
+
+PHASE_SECONDS = 120
+"""The absolute limit of a test's setup, of its call, and of its teardown."""
+
+
+class TooLong(BaseException):
+    """A phase of a test ran into its limit. No Exception: nothing in a test may take it for its own."""
+
+
+@contextmanager
+def _limited(item: pytest.Item, phase: str) -> Iterator[None]:
+    def over(_: int, __: FrameType | None) -> None:
+        raise TooLong(f"{phase} of {item.nodeid} took longer than {PHASE_SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(PHASE_SECONDS)
+    try:
+        yield
+    except TooLong as error:
+        pytest.fail(str(error))
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Limit a setup."""
+    with _limited(item, "the setup"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Limit a call."""
+    with _limited(item, "the call"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Limit a teardown."""
+    with _limited(item, "the teardown"):
+        return (yield)
+
+
+def pytest_sessionstart() -> None:
+    """Have the devices opened before any test looks at what it leaves behind."""
+    if DEVICES.backends:
+        DEVICES.start()
+
+
+def pytest_sessionfinish() -> None:
+    """Close them."""
+    DEVICES.close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests that the table chooses, and of those this process's share."""
+    choice = Choice.here()
+    number, _, count = os.environ.get("PYMPSD_TEST_SHARD", "1/1").partition("/")
+    chosen = [item for item in items if not choice.reason(item.path, item.name)]
+    share = set(chosen[int(number) - 1 :: int(count)])
+    config.hook.pytest_deselected(items=[item for item in items if item not in share])
+    items[:] = [item for item in items if item in share]

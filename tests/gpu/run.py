@@ -1,0 +1,86 @@
+"""Run the tests that ask something of a GPU, on this machine's: see scripts/test-gpu.
+
+They run against pympsd as it is installed, in a throw-away environment that every user of the machine can reach, for
+servers run as their clients' users: made of links to what the given interpreter has. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import environment
+import parts
+
+ROOT = Path(__file__).resolve().parents[2]
+DESCRIPTION = "Run the tests that ask something of a GPU, on this machine's. Other arguments go to pytest."
+
+
+def arguments() -> tuple[argparse.Namespace, list[str]]:
+    """Read the command line; what is not ours is pytest's."""
+    parser = argparse.ArgumentParser(prog="scripts/test-gpu", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument(
+        "--part", action="append", choices=sorted(parts.PARTS), help="only this one (may be repeated)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=min(6, max(1, (os.cpu_count() or 1) // 2)), help="processes of flows"
+    )
+    parser.add_argument("--output", type=Path, help="a folder for the whole output of each part (default: a new one)")
+    parser.add_argument("--rehearse", action="store_true", help="on an emulated device that can no more than a GPU")
+    return parser.parse_known_args()
+
+
+@contextlib.contextmanager
+def workspace() -> Iterator[Path]:
+    """A folder that every user can reach, for as long as the tests run."""
+    os.umask(0o022)
+    path = Path(tempfile.mkdtemp(prefix="pympsd-test-gpu-"))
+    path.chmod(0o755)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def main() -> int:
+    """Make the environment, run the parts, say how they went; return the exit status."""
+    options, for_pytest = arguments()
+    missing = environment.missing()
+    if missing:
+        sys.exit(f"{sys.executable} has no {', '.join(missing)}: install them, or name another in PYMPSD_PYTHON")
+    parts.adopt_orphans()
+    output = options.output or Path(tempfile.mkdtemp(prefix="pympsd-test-gpu-output-"))
+    output.mkdir(parents=True, exist_ok=True)
+    with workspace() as work, environment.awake():
+        python = environment.make(ROOT, work)
+        checkout = environment.copy_tests(ROOT, work)
+        backend = "rehearsal" if options.rehearse else "cuda"
+        if not options.rehearse:
+            print("testing on", environment.gpu(python), flush=True)
+        settings = {"PYMPSD_TEST_BACKEND": backend, "PYTHONPATH": str(checkout / "tests" / "support")}
+        why_not = environment.why_no_other_users(python, options.rehearse)
+        if why_not:
+            print("tests with several users are left out:", why_not, flush=True)
+            settings["PYMPSD_TEST_OTHER_USERS"] = "no"
+        chosen = [part for part in parts.PARTS.values() if not options.part or part.name in options.part]
+        runner = parts.Runner(python, checkout, output, settings, max(1, options.jobs), options.rehearse)
+        failed = runner.run(chosen, for_pytest)
+        left = parts.leftovers()
+    for line in left:
+        print("left behind:", line)
+    print(f"whole output: {output}")
+    return 1 if failed or left else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stdout or ''}{error.stderr or ''}")

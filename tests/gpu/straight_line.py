@@ -1,0 +1,134 @@
+"""Random straight-line programs over registers of every type, for comparing two devices bit by bit.
+
+A program is one kernel: each thread loads its registers, runs some instructions of the table, now and then under a
+predicate, and stores its registers. A buffer is a row of 64 words of 8 bytes for every register, a word a thread.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from tests.gpu.instruction_table import INSTRUCTIONS, KINDS, PREDICATES, Kind
+
+THREADS = 64
+LENGTH = 18
+GUARDED = 0.2
+"""The part of the instructions that stands under a predicate."""
+HEADER = ".version 8.0\n.target sm_80\n.address_size 64\n"
+Array = np.ndarray[Any, Any]
+REGISTERS = [(name, kind) for kind in KINDS.values() for name in kind.names]
+ROWS = len(REGISTERS) + PREDICATES
+_ROW_BYTES = 8 * THREADS
+_INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF0 << 48}
+"""The bits of each float type's infinity: what is greater, but for the sign, is a NaN."""
+_SCALES = {"float16": 8.0, "bfloat16": 100.0, "float32": 100.0, "float64": 1000.0}
+
+
+@frozen
+class Program:
+    """A kernel's text, and the buffer of what its registers hold at the start."""
+
+    name: str
+    ptx: str
+    inputs: Array
+
+
+def program(name: str, rng: np.random.Generator) -> Program:
+    """Return a random program."""
+    lines = []
+    for choice in rng.integers(len(INSTRUCTIONS), size=LENGTH):
+        text = with_registers(INSTRUCTIONS[choice], rng)
+        is_guarded = "\n" not in text and rng.random() < GUARDED
+        lines.append(f"@%p{rng.integers(PREDICATES)} {text}" if is_guarded else text)
+    inputs = np.zeros((ROWS, THREADS), np.uint64)
+    for row, (_, kind) in enumerate(REGISTERS):
+        inputs[row] = _values(kind, rng)
+    return Program(name, kernel(name, lines), inputs)
+
+
+def with_registers(instruction: str, rng: np.random.Generator) -> str:
+    """Return an entry of the table with registers chosen, and with an end to each of its instructions."""
+
+    def chosen(found: re.Match[str]) -> str:
+        letter = found[1].lower()
+        count = PREDICATES if letter == "p" else KINDS[letter].count if letter in KINDS else 0
+        return f"%{letter}{rng.integers(count)}" if count else found[0]
+
+    # Two destinations of one instruction must differ.
+    text = re.sub(r"\{%([WH]), %\1\}", lambda found: f"{{%{found[1].lower()}0, %{found[1].lower()}1}}", instruction)
+    text = re.sub(r"%([A-Za-z])\b", chosen, text).replace("@table", str(rng.integers(256)))
+    return text.replace("!", ";\n  ") + ";"
+
+
+def kernel(name: str, lines: list[str]) -> str:
+    """Return the kernel around instructions."""
+    declared = " ".join(f".reg .{kind.register} %{kind.letter}<{kind.count}>;" for kind in KINDS.values())
+    return "\n".join(
+        [
+            f".visible .entry {name}(.param .u64 p_in, .param .u64 p_out)",
+            f"{{ {declared} .reg .pred %p<{PREDICATES}>;",
+            ".reg .b32 %t; .reg .b64 %u, %in, %out, %at; .reg .b16 %v;",
+            "ld.param.u64 %in, [p_in]; ld.param.u64 %out, [p_out];",
+            "mov.u32 %t, %tid.x; mul.wide.u32 %at, %t, 8; add.s64 %in, %in, %at; add.s64 %out, %out, %at;",
+            *(
+                f"ld.global.b{kind.bits} %{one}, [%in+{_ROW_BYTES * row}];"
+                for row, (one, kind) in enumerate(REGISTERS)
+            ),
+            *(f"setp.gt.s32 %p{number}, %w{number}, 0;" for number in range(PREDICATES)),
+            *lines,
+            *(
+                f"st.global.b{kind.bits} [%out+{_ROW_BYTES * row}], %{one};"
+                for row, (one, kind) in enumerate(REGISTERS)
+            ),
+            *(_stored_predicate(number) for number in range(PREDICATES)),
+            "ret; }",
+        ]
+    )
+
+
+def _stored_predicate(number: int) -> str:
+    place = _ROW_BYTES * (len(REGISTERS) + number)
+    return f"selp.b32 %t, 1, 0, %p{number}; st.global.b32 [%out+{place}], %t;"
+
+
+def differing(left: Array, right: Array) -> list[tuple[str, int]]:
+    """Return where two output buffers differ, as (register, thread); any NaN is as good as another."""
+    rows = REGISTERS + [(f"p{number}", KINDS["w"]) for number in range(PREDICATES)]
+    found = []
+    for (name, kind), one, other in zip(rows, left, right, strict=True):
+        same = one == other
+        if kind.dtype in _INFINITY:
+            magnitude, infinity = np.uint64((1 << (kind.bits - 1)) - 1), np.uint64(_INFINITY[kind.dtype])
+            same |= ((one & magnitude) > infinity) & ((other & magnitude) > infinity)
+        found += [(name, int(thread)) for thread in np.flatnonzero(~same)]
+    return found
+
+
+def row_of(register: str) -> int:
+    """Return a register's row."""
+    names = [name for name, _ in REGISTERS] + [f"p{number}" for number in range(PREDICATES)]
+    return names.index(register)
+
+
+def _values(kind: Kind, rng: np.random.Generator) -> Array:
+    """Return a register's bits in every thread: any, for floats ordinary ones too, and telling ones."""
+    values = rng.integers(0, 1 << 32, THREADS, dtype=np.uint64) << np.uint64(32)
+    values = (values | rng.integers(0, 1 << 32, THREADS, dtype=np.uint64)) >> np.uint64(64 - kind.bits)
+    top = 1 << (kind.bits - 1)
+    telling = [0, 1, 2, 2 * top - 1, top, top - 1, 7, kind.bits - 1]
+    if kind.dtype in _INFINITY:
+        infinity = _INFINITY[kind.dtype]
+        telling = [0, top, infinity, infinity | top, infinity - 1, 1, infinity | infinity >> 1 | 1, top | 1]
+        values[THREADS // 2 :] = _bits_of(rng.normal(0, _SCALES[kind.dtype], THREADS // 2), kind)
+    values[::4] = rng.choice(np.array(telling, np.uint64), THREADS // 4)
+    return values
+
+
+def _bits_of(values: Array, kind: Kind) -> Array:
+    if kind.dtype == "bfloat16":
+        return (values.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint64)
+    return values.astype(kind.dtype).view(f"uint{kind.bits}").astype(np.uint64)

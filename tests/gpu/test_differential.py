@@ -1,0 +1,127 @@
+"""The translator of PTX against the GPU: the recorded corpus and generated programs, on both devices of one process.
+
+What differs is a bug of the translator, or is documented: the corpus's own rules say which functions are approximate,
+and kernels that the translator refuses by name are compared with their recording alone.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from tests.emulated import test_generated_programs as branching
+from tests.emulated.test_corpus import REFUSED
+from tests.gpu import straight_line
+from tests.gpu.corpus import KERNELS, differences, outputs_on, recorded
+from tests.gpu.devices import DEVICES, OneDevice
+from tests.gpu.straight_line import Program
+
+BATCH = 25
+"""Programs of one module: loading a module for each would be most of the time."""
+BATCHES = 12
+SEED = 20260
+SHOWN = 3
+Array = np.ndarray[Any, Any]
+
+
+@pytest.mark.parametrize("name", sorted(set(KERNELS) - set(REFUSED)))
+def test_a_kernel_of_the_corpus_gives_the_same_on_both(name: str) -> None:
+    emulated, tested = (outputs_on(device, name) for device in (DEVICES[0], DEVICES.last))
+    of_recording = {output: recorded()[f"{name}/{output}"] for output in tested}
+    said = differences(name, ("emulated", emulated), (DEVICES.last.backend, tested))
+    said += differences(name, ("recorded", of_recording), (DEVICES.last.backend, tested))
+    assert not said, "\n".join(said)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_kernel_that_the_translator_refuses_is_as_recorded(name: str) -> None:
+    tested = outputs_on(DEVICES.last, name)
+    of_recording = {output: recorded()[f"{name}/{output}"] for output in tested}
+    said = differences(name, ("recorded", of_recording), (DEVICES.last.backend, tested))
+    assert not said, "\n".join(said)
+
+
+# --- generated programs
+
+
+@cache
+def branching_programs() -> tuple[list[branching.Statement], ...]:
+    """Return programs with branches and loops, of the strategy that the emulated device's own tests draw from."""
+    drawn: list[list[branching.Statement]] = []
+
+    @seed(SEED)
+    @settings(
+        max_examples=BATCH * BATCHES, phases=(Phase.generate,), database=None, deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(branching.programs)
+    def draw(program: list[branching.Statement]) -> None:
+        drawn.append(program)
+
+    draw()
+    return tuple(drawn)
+
+
+def outputs_of(device: OneDevice, kernels: list[str], inputs: list[list[Array]], like: Array) -> list[Array]:
+    """Run kernels k0, k1 ... of one module, each on its inputs, and return what each leaves in its last parameter."""
+    device.fresh()
+    module = device.load((straight_line.HEADER + "\n".join(kernels)).encode())
+    outputs = []
+    for number, arrays in enumerate(inputs):
+        addresses = [device.put(array) for array in (*arrays, np.zeros_like(like))]
+        device.launch(module, f"k{number}", (1, 1, 1), (_threads(like), 1, 1), 0, addresses)
+        outputs.append(np.frombuffer(device.read(addresses[-1], like.nbytes), like.dtype).reshape(like.shape))
+    return outputs
+
+
+def _threads(like: Array) -> int:
+    return branching.THREADS if like.dtype == np.uint32 else straight_line.THREADS
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_programs_with_branches_give_the_same_on_both(batch: int) -> None:
+    programs = branching_programs()[batch * BATCH : (batch + 1) * BATCH]
+    kernels = [branching.kernel(program, f"k{number}") for number, program in enumerate(programs)]
+    like = np.zeros((branching.THREADS, branching.WORDS), np.uint32)
+    emulated, tested = (
+        outputs_of(device, kernels, [[]] * len(programs), like) for device in (DEVICES[0], DEVICES.last)
+    )
+    for program, text, one, other in zip(programs, kernels, emulated, tested, strict=True):
+        if (one == other).all():
+            continue
+        thread = int(np.flatnonzero((one != other).any(axis=1))[0])
+        pytest.fail(
+            f"thread {thread}: emulated {one[thread]}, {DEVICES.last.backend} {other[thread]}, "
+            f"interpreted {branching.interpreted(program)[thread]}\n{text}"
+        )
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_straight_lines_over_all_types_give_the_same_on_both(batch: int) -> None:
+    rng = np.random.default_rng(SEED + batch)
+    programs = [straight_line.program(f"k{number}", rng) for number in range(BATCH)]
+    kernels, inputs = [program.ptx for program in programs], [[program.inputs] for program in programs]
+    like = np.zeros((straight_line.ROWS, straight_line.THREADS), np.uint64)
+    emulated, tested = (outputs_of(device, kernels, inputs, like) for device in (DEVICES[0], DEVICES.last))
+    wrong = [
+        _said(program, one, other)
+        for program, one, other in zip(programs, emulated, tested, strict=True)
+        if straight_line.differing(one, other)
+    ]
+    assert not wrong, f"{len(wrong)} of {BATCH} programs differ\n" + "\n\n".join(wrong[:SHOWN])
+
+
+def _said(program: Program, one: Array, other: Array) -> str:
+    said = []
+    for register, thread in straight_line.differing(one, other)[:SHOWN]:
+        row = straight_line.row_of(register)
+        given = {name: hex(program.inputs[at, thread]) for at, (name, _) in enumerate(straight_line.REGISTERS)}
+        said.append(
+            f"%{register} of thread {thread}: emulated {one[row, thread]:#x}, {DEVICES.last.backend} "
+            f"{other[row, thread]:#x}; it began with {given}"
+        )
+    return "\n".join([*said, program.ptx])

@@ -1,0 +1,159 @@
+"""Faults of a GPU reach every client of the device (docs/decisions/004); then the same server serves again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+from processes import ClientProcess, DaemonProcess, alive, children_of, wait_until
+
+READY = "CUDA_SUCCESS"
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+ELSEWHERE = "CUDA_ERROR_LAUNCH_FAILED"
+CODES = {"illegal": "CUDA_ERROR_ILLEGAL_ADDRESS", "trap": "CUDA_ERROR_LAUNCH_FAILED"}
+Start = Callable[..., ClientProcess]
+
+
+def status(daemon: DaemonProcess, server: int) -> str:
+    return daemon.say(f"get_server_status {server}").strip()
+
+
+def recovers(daemon: DaemonProcess, server: int, *clients: ClientProcess) -> None:
+    """End the clients that a fault has reached, and wait until the server is active again."""
+    for client in clients:
+        client.end(signal.SIGKILL)
+    wait_until(lambda: status(daemon, server) == "ACTIVE", "the recovery")
+
+
+@pytest.mark.parametrize("fault", sorted(CODES))
+def test_a_fault_reaches_the_neighbours_and_the_server_recovers(
+    daemon: DaemonProcess, start: Start, fault: str
+) -> None:
+    culprit, neighbour, busy = start(), start(), start()
+    (server,) = daemon.servers()
+    (executor,) = children_of(server)
+    assert busy.do("endless") == READY
+    busy.begin("sync")
+    assert culprit.do(fault) == READY
+    assert culprit.do("sync") == CODES[fault]
+    wait_until(lambda: neighbour.do("sync") == CODES[fault], "the fault at the neighbour")
+    assert [client.do("sync") for client in (culprit, neighbour)] == [CODES[fault]] * 2
+    assert busy.result() == CODES[fault]
+    assert neighbour.do("alloc 4096").split()[0] == CODES[fault]
+    wait_until(lambda: status(daemon, server) == "FAULT", "the fault")
+    late = daemon.client()
+    assert late.do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    late.end()
+    assert "Volta MPS: Server is handling a fatal GPU error." in daemon.log("server.log")
+    recovers(daemon, server, culprit, neighbour, busy)
+    assert start().do("add") == RIGHT
+    assert daemon.servers() == [server]
+    assert children_of(server) != [executor]
+    assert not alive(executor)
+
+
+def test_a_fault_is_seen_though_nobody_waits_for_it(daemon: DaemonProcess, start: Start) -> None:
+    culprit = start()
+    (server,) = daemon.servers()
+    assert culprit.do("illegal") == READY
+    wait_until(lambda: status(daemon, server) == "FAULT", "the fault")
+    recovers(daemon, server, culprit)
+    assert start().do("add") == RIGHT
+
+
+def test_faults_again_and_again(daemon: DaemonProcess, start: Start) -> None:
+    for fault in ("illegal", "trap", "illegal"):
+        client = start()
+        (server,) = daemon.servers()
+        assert client.do(fault) == READY
+        assert client.do("sync") == CODES[fault]
+        wait_until(lambda: status(daemon, server) == "FAULT", "the fault")  # noqa: B023
+        recovers(daemon, server, client)
+    assert start().do("add") == RIGHT
+    assert daemon.servers() == [server], "one server all the time"
+
+
+def test_a_killed_executor_is_a_fault_of_its_device(daemon: DaemonProcess, start: Start) -> None:
+    client, busy = start(), start()
+    (server,) = daemon.servers()
+    (executor,) = children_of(server)
+    assert busy.do("endless") == READY
+    busy.begin("sync")
+    os.kill(executor, signal.SIGKILL)
+    assert client.do("sync") == ELSEWHERE
+    assert busy.result() == ELSEWHERE
+    wait_until(lambda: status(daemon, server) == "FAULT", "the fault")
+    recovers(daemon, server, client, busy)
+    assert start().do("add") == RIGHT
+
+
+def test_an_idle_executor_may_die_unnoticed(daemon: DaemonProcess, start: Start) -> None:
+    start().end()
+    (server,) = daemon.servers()
+    wait_until(lambda: daemon.say(f"get_client_list {server}") == "", "the client's end")
+    for executor in children_of(server):
+        os.kill(executor, signal.SIGKILL)
+    assert start().do("add") == RIGHT
+    assert status(daemon, server) == "ACTIVE"
+
+
+def test_a_killed_server_takes_its_executor_along_and_the_next_client_gets_another(
+    daemon: DaemonProcess, start: Start
+) -> None:
+    client, busy = start(), start()
+    (server,) = daemon.servers()
+    workers = children_of(server)
+    assert busy.do("endless") == READY
+    busy.begin("sync")
+    os.kill(server, signal.SIGKILL)
+    assert busy.result() == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+    wait_until(lambda: not any(map(alive, workers)), "the executor's end")
+    assert start().do("add") == RIGHT
+    assert daemon.servers() != [server]
+
+
+# --- clients that die
+
+
+def free(client: ClientProcess) -> int:
+    """Return the mebibytes of device memory that are free."""
+    return int(client.do("mem").split()[0])
+
+
+def test_a_client_killed_in_the_midst_of_a_kernel_gives_its_memory_back_when_that_ends(
+    daemon: DaemonProcess, start: Start
+) -> None:
+    neighbour, dying = start(), start()
+    before = free(neighbour)
+    assert dying.do(f"alloc {1 << 30}").split()[0] == READY
+    assert dying.do("busy 1500") == READY
+    dying.begin("sync")
+    dying.end(signal.SIGKILL)
+    for _ in range(3):
+        assert neighbour.do("add") == RIGHT
+    wait_until(lambda: str(dying.pid) not in daemon.say("ps").split(), "its end in ps")
+    wait_until(lambda: free(neighbour) >= before, "the memory's return")
+    assert start().do("add") == RIGHT
+
+
+def test_a_client_killed_with_a_kernel_that_never_ends_harms_no_neighbour(
+    daemon: DaemonProcess, start: Start
+) -> None:
+    neighbour, dying = start(), start()
+    before = free(neighbour)
+    assert dying.do(f"alloc {1 << 30}").split()[0] == READY
+    assert dying.do("endless") == READY
+    dying.end(signal.SIGKILL)
+    wait_until(lambda: str(dying.pid) not in daemon.say("ps").split(), "its end in ps")
+    for _ in range(3):
+        assert neighbour.do("add") == RIGHT
+    assert free(neighbour) < before, "its memory is kept, for its kernel still runs"
+    (server,) = daemon.servers()
+    (executor,) = children_of(server)
+    neighbour.end()
+    wait_until(lambda: not alive(executor), "the end of the process that runs the kernel: nobody is left on it")
+    assert start().do("add") == RIGHT, "the GPU is usable"
+    assert status(daemon, server) == "ACTIVE"

@@ -1,0 +1,99 @@
+"""Limits of clients on a GPU: what they see, and what their kernels and allocations meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from processes import ClientProcess, DaemonProcess, wait_until
+from tested_machine import gpu
+
+from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd_server.mind.quotas import multiprocessors
+
+PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+Start = Callable[..., ClientProcess]
+
+
+def places(client: ClientProcess) -> set[int]:
+    """Return the multiprocessors that a grid ran on whose blocks stay until there is no room for more."""
+    code, _, numbers = client.do(f"stay {16 * gpu().multiprocessors}").partition(" ")
+    assert code == "CUDA_SUCCESS", client.do("why")
+    return set(map(int, numbers.split(",")))
+
+
+@pytest.mark.parametrize("percentage", ["10", "50", "100"])
+def test_a_percentage_is_seen_and_kept_to(start: Start, percentage: str) -> None:
+    client = start(**{PERCENTAGE: percentage})
+    share = multiprocessors(ThreadPercentage(float(percentage)), gpu().multiprocessors)
+    assert client.do("sm") == str(share)
+    assert len(places(client)) == share
+    assert client.do("add") == RIGHT
+
+
+def test_clients_with_half_each_run_on_disjoint_multiprocessors(start: Start) -> None:
+    one, other = (start(**{PERCENTAGE: "50"}) for _ in range(2))
+    for client in (one, other):
+        client.begin(f"stay {16 * gpu().multiprocessors}")
+    seen = [set(client.result().partition(" ")[2].split(",")) for client in (one, other)]
+    half = multiprocessors(ThreadPercentage(50.0), gpu().multiprocessors)
+    assert [len(each) for each in seen] == [half, half]
+    assert not seen[0] & seen[1]
+
+
+def test_the_daemons_percentage_holds_and_can_be_changed_for_later_clients(
+    daemon: DaemonProcess, start: Start
+) -> None:
+    assert daemon.say("set_default_active_thread_percentage 25") == "25.0\n"
+    first = start()
+    quarter = multiprocessors(ThreadPercentage(25.0), gpu().multiprocessors)
+    assert (first.do("sm"), len(places(first))) == (str(quarter), quarter)
+    (server,) = daemon.servers()
+    assert daemon.say(f"set_active_thread_percentage {server} 100") == "100.0\n"
+    second = start()
+    assert (second.do("sm"), len(places(second))) == (str(gpu().multiprocessors), gpu().multiprocessors)
+    assert first.do("sm") == str(quarter)
+
+
+def test_a_context_with_multiprocessors_of_its_own(start: Start) -> None:
+    client = start()
+    for asked in (16, 40):
+        assert client.do(f"ctxaff 0 {asked}") == f"CUDA_SUCCESS {asked}"
+        assert len(places(client)) == asked
+
+
+def test_a_memory_limit_is_seen_and_kept_to(daemon: DaemonProcess, start: Start) -> None:
+    assert daemon.say("set_default_device_pinned_mem_limit 0 4G") == ""
+    client = start()
+    free, total = map(int, client.do("mem").split())
+    assert total == 4 << 10
+    assert free < total, "the context is counted"
+    assert client.do(f"alloc {6 << 30}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert client.do(f"alloc {2 << 30}").split()[0] == "CUDA_SUCCESS"
+    assert client.do(f"alloc {2 << 30}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert client.do("add") == RIGHT, "less still fits"
+    raised = start(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=8G")
+    assert raised.do("mem").split()[1] == "4096", "a client's own limit cannot raise it"
+    lowered = start(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G")
+    assert lowered.do("mem").split()[1] == "2048"
+
+
+def test_all_of_the_memory_but_what_others_have(start: Start) -> None:
+    one, other = start(), start()
+    free, total = map(int, one.do("mem").split())
+    assert total == gpu().memory_bytes >> 20
+    assert one.do(f"alloc {8 << 30}").split()[0] == "CUDA_SUCCESS"
+    assert int(other.do("mem").split()[0]) <= free - (8 << 10)
+    assert other.do(f"alloc {(free - (4 << 10)) << 20}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert other.do("add") == RIGHT
+
+
+def test_priorities_are_accepted(daemon: DaemonProcess, start: Start) -> None:
+    normal, below = start(), start(CUDA_MPS_CLIENT_PRIORITY="1")
+    assert daemon.say("set_default_client_priority 1\nget_default_client_priority") == "1\n"
+    late = start()
+    wait_until(lambda: "Client Priority set to 1" in daemon.log("server.log"), "the line in server.log")
+    assert [client.do("prio").split()[0] for client in (normal, below, late)] == ["CUDA_SUCCESS"] * 3
+    assert below.do("endless") == "CUDA_SUCCESS"
+    assert [client.do("add") for client in (normal, late)] == [RIGHT] * 2

@@ -1,0 +1,75 @@
+"""Which device a daemon on a machine with a GPU has: the GPU, unless an emulated one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from processes import DaemonProcess
+from tested_machine import gpu
+
+from pympsd.devices.machine import describe
+
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+MakeDaemon = Callable[..., DaemonProcess]
+
+
+def rows(daemon: DaemonProcess) -> list[list[str]]:
+    """Return what device_query says of the daemon's devices."""
+    title, _, *lines = daemon.say("device_query --csv").splitlines()
+    assert title == "Default"
+    return [line.split(",") for line in lines]
+
+
+def shown() -> list[str]:
+    return ["0", gpu().pci, gpu().uuid, gpu().name, "N/A"]
+
+
+def computes(daemon: DaemonProcess) -> None:
+    client = daemon.client()
+    try:
+        assert client.connect().do("add") == RIGHT
+    finally:
+        client.end()
+
+
+@pytest.mark.parametrize("backend", ["auto", "cuda"])
+def test_the_gpu_is_found_shown_and_used(make_daemon: MakeDaemon, backend: str) -> None:
+    daemon = make_daemon(PYMPSD_BACKEND=backend)
+    done = daemon.start()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert rows(daemon)[0] == shown()
+    computes(daemon)
+    assert "The devices are cuda" in daemon.log("server.log")
+
+
+def test_an_emulated_device_is_used_where_it_is_asked_for(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES="H200")
+    assert daemon.start().returncode == 0
+    assert [row[2] for row in rows(daemon)] == [describe("H200")[0].uuid]
+    computes(daemon)
+    assert "The devices are emulated" in daemon.log("server.log")
+
+
+def test_a_client_sees_what_the_driver_says(daemon: DaemonProcess) -> None:
+    client = daemon.client().connect()
+    try:
+        assert client.do("count") == "1"
+        assert client.do("sm") == str(gpu().multiprocessors)
+        assert client.do("mem").split()[1] == str(gpu().memory_bytes >> 20)
+    finally:
+        client.end()
+
+
+@pytest.mark.parametrize("how", ["index", "uuid", "prefix"])
+def test_the_gpu_by_index_and_uuid(make_daemon: MakeDaemon, how: str) -> None:
+    name = {"index": "0", "uuid": gpu().uuid, "prefix": gpu().uuid[:14]}[how]
+    daemon = make_daemon(CUDA_VISIBLE_DEVICES=name)
+    assert daemon.start().returncode == 0
+    assert rows(daemon) == [shown()]
+
+
+def test_a_gpu_that_is_not_there_is_refused(make_daemon: MakeDaemon) -> None:
+    done = make_daemon(CUDA_VISIBLE_DEVICES="99").run(["-d"])
+    assert (done.returncode, done.stdout) == (100, "")
+    assert "leaves no device visible" in done.stderr

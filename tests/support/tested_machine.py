@@ -1,0 +1,64 @@
+"""Which machine daemons under test have where a test leaves it open.
+
+``PYMPSD_TEST_BACKEND=cuda`` (scripts/test-gpu): the first GPU of this machine; ``rehearsal``: an emulated one that
+can no more than a GPU can (scripts/test-gpu --rehearse). Without it nothing here changes what a test asks for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from pympsd.devices.discovery import Probed
+from pympsd.devices.driver_probe import ask_driver
+from pympsd.devices.machine import describe
+from pympsd.vocabulary.device_facts import DeviceFacts
+
+VARIABLE = "PYMPSD_TEST_BACKEND"
+REHEARSAL = "rehearsal"
+LIKE_A_GPU = str(Path(__file__).parents[1] / "gpu" / "like_a_gpu.toml")
+CHOICES = ("PYMPSD_BACKEND", "PYMPSD_EMULATED_DEVICES")
+"""A test that sets one of these says itself which machine it means."""
+
+
+def rehearses() -> bool:
+    """Whether the GPU's part is played by an emulated device."""
+    return os.environ.get(VARIABLE) == REHEARSAL
+
+
+def on_gpu() -> bool:
+    """Whether daemons that ask for no machine of their own get a GPU, be it a played one."""
+    return os.environ.get(VARIABLE) in ("cuda", REHEARSAL)
+
+
+def with_machine(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return a daemon's settings, with the machine's where the test leaves it open.
+
+    A GPU is asked for by name: a test must not pass because ``auto`` found an emulated one.
+    """
+    if not on_gpu() or any(name in settings for name in CHOICES):
+        return dict(settings)
+    if rehearses():
+        return {"PYMPSD_EMULATED_DEVICES": LIKE_A_GPU, **settings}
+    machine = {"PYMPSD_BACKEND": "cuda"}
+    if len(_probed().devices) > 1:
+        machine["CUDA_VISIBLE_DEVICES"] = "0"
+    if "LD_LIBRARY_PATH" in os.environ:
+        machine["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+    return {**machine, **settings}
+
+
+def gpu() -> DeviceFacts:
+    """Return the facts of the GPU that is tested."""
+    if rehearses():
+        return describe(LIKE_A_GPU)[0]
+    devices = _probed().devices
+    assert devices, f"there is no GPU to test on: {_probed().unusable or _probed().absent}"
+    return devices[0]
+
+
+@cache
+def _probed() -> Probed:
+    return ask_driver()
