@@ -1,18 +1,27 @@
 """Page-locked host memory (CUDA driver API, Memory Management): what `_pinned` keeps, by its calls.
 
-It is ordinary memory whose copies work as any other's; on devices before Volta the size of /dev/shm bounds it.
+What is allocated here the device of the current context copies from and to by itself, asynchronously; with another
+device, and memory that is registered, copies go as for any memory. Before Volta the size of /dev/shm bounds both.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+from pympsd.vocabulary.results import Result
+from pympsd_client._bindings import CUdeviceptr
 from pympsd_client._doors import door
-from pympsd_client._errors import DONE, SUCCESS, invalid_value
+from pympsd_client._errors import DONE, SUCCESS, CudaError, invalid_value
 from pympsd_client._host import HostMemory
 from pympsd_client._numbers import unsigned
 from pympsd_client._pinned import pinned
+from pympsd_client._pinned_shared import share
 from pympsd_client._process import current, here
+
+_NOT_MAPPED: Final = (
+    "host memory is not mapped into this device's address space (device attribute CAN_MAP_HOST_MEMORY is 0). Use "
+    "cuMemAlloc, and cuMemcpyHtoD and cuMemcpyDtoH"
+)
 
 
 @door(1)
@@ -41,6 +50,7 @@ def cuMemFreeHost(p: Any) -> tuple[Any, ...]:
 def cuMemHostRegister(p: Any, bytesize: Any, Flags: Any) -> tuple[Any, ...]:
     """Count memory of the program as page-locked: a buffer, or an address. INVALID_VALUE where none is mapped.
 
+    Copies from and to it are as quick as of any memory: only what cuMemHostAlloc gave is copied by the device itself.
     HOST_MEMORY_ALREADY_REGISTERED where some of it is; NOT_SUPPORTED for I/O memory and for the flag READ_ONLY.
     """
     bounded = _bounded()
@@ -73,9 +83,33 @@ def cuMemHostGetFlags(p: Any) -> tuple[Any, ...]:
     return SUCCESS, region.flags
 
 
+@door(1)
+def cuMemHostGetDevicePointer(p: Any, Flags: Any) -> tuple[Any, ...]:
+    """Return the address by which kernels of the current context reach page-locked memory: the same one.
+
+    NOT_SUPPORTED where the device maps no host memory (attribute CAN_MAP_HOST_MEMORY); INVALID_VALUE for what
+    cuMemAllocHost or cuMemHostAlloc did not give on this device.
+    """
+    here.require()
+    context = current()
+    opened = context.usable()
+    if not context.device.facts.attributes.get("CAN_MAP_HOST_MEMORY"):
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemHostGetDevicePointer: {_NOT_MAPPED}")
+    if unsigned(Flags, 32) != 0:
+        raise invalid_value(f"cuMemHostGetDevicePointer takes no flags: 0, not {Flags}")
+    with HostMemory(p) as memory:
+        address = memory.address
+    if not pinned.reached_by(opened.transport, address, 1):
+        raise invalid_value(
+            f"{address:#x} is not within what cuMemAllocHost or cuMemHostAlloc gave on device {context.device.number}"
+        )
+    return SUCCESS, CUdeviceptr(address)
+
+
 def _allocate(bytesize: Any, flags: Any) -> int:
     size, bounded = unsigned(bytesize), _bounded()
-    return pinned.allocate(size, unsigned(flags, 32), bounded)
+    context = current()
+    return pinned.allocate(size, unsigned(flags, 32), bounded, lambda wanted: share(context, wanted))
 
 
 def _bounded() -> bool:

@@ -48,20 +48,20 @@ def cuMemcpyHtoD(dstDevice: Any, srcHost: Any, ByteCount: Any) -> tuple[Any, ...
 
 @door()
 def cuMemcpyHtoDAsync(dstDevice: Any, srcHost: Any, ByteCount: Any, hStream: Any) -> tuple[Any, ...]:
-    """Copy from the host in stream order; the source may change as soon as this returns."""
+    """Copy from the host in stream order; the source may change as soon as this returns, unless it is page-locked."""
     return _host_to_device(dstDevice, srcHost, ByteCount, hStream, wait=False)
 
 
 @door()
 def cuMemcpyDtoH(dstHost: Any, srcDevice: Any, ByteCount: Any) -> tuple[Any, ...]:
     """Copy to the host; returns when the bytes are there."""
-    return _device_to_host(dstHost, srcDevice, ByteCount, 0)
+    return _device_to_host(dstHost, srcDevice, ByteCount, 0, wait=True)
 
 
 @door()
 def cuMemcpyDtoHAsync(dstHost: Any, srcDevice: Any, ByteCount: Any, hStream: Any) -> tuple[Any, ...]:
-    """Copy to the host in stream order; page-locked or not, this too returns when the bytes are there."""
-    return _device_to_host(dstHost, srcDevice, ByteCount, hStream)
+    """Copy to the host in stream order; this too returns when the bytes are there, unless they are page-locked."""
+    return _device_to_host(dstHost, srcDevice, ByteCount, hStream, wait=False)
 
 
 @door()
@@ -150,7 +150,7 @@ def _between_any(dst: Any, src: Any, size: Any, stream: Any, wait: bool) -> tupl
         return DONE
     if to_host:
         _within(dst, size)
-        return _device_to_host(number(dst), src, size, stream)
+        return _device_to_host(number(dst), src, size, stream, wait)
     if from_host:
         _within(src, size)
         return _host_to_device(dst, number(src), size, stream, wait)
@@ -182,12 +182,16 @@ def _host_to_device(device: Any, host: Any, size: Any, stream: Any, wait: bool) 
             return DONE
         memory.check(count, to_be_written=False)
         _memory.owner(destination)
-        context, its_stream = _memory.place(destination, context, its_stream, stream)
-        _memory.to_device(context, its_stream, destination, memory.address, count, wait)
+        at, at_stream = _memory.place(destination, context, its_stream, stream)
+        if pinned.reached_by(at.usable().transport, memory.address, count):
+            # Elsewhere than in the caller's stream nobody would wait for it.
+            _memory.from_pinned(at, at_stream, destination, memory.address, count, wait or at is not context)
+        else:
+            _memory.to_device(at, at_stream, destination, memory.address, count, wait)
     return DONE
 
 
-def _device_to_host(host: Any, device: Any, size: Any, stream: Any) -> tuple[Any, ...]:
+def _device_to_host(host: Any, device: Any, size: Any, stream: Any, wait: bool) -> tuple[Any, ...]:
     count, source = unsigned(size), number(device)
     context, its_stream = resolve(stream)
     with HostMemory(host) as memory:
@@ -196,8 +200,11 @@ def _device_to_host(host: Any, device: Any, size: Any, stream: Any) -> tuple[Any
             return DONE
         memory.check(count, to_be_written=True)
         _memory.owner(source)
-        context, its_stream = _memory.place(source, context, its_stream, stream)
-        _memory.from_device(context, its_stream, memory.address, source, count)
+        at, at_stream = _memory.place(source, context, its_stream, stream)
+        if pinned.reached_by(at.usable().transport, memory.address, count):
+            _memory.to_pinned(at, at_stream, memory.address, source, count, wait or at is not context)
+        else:
+            _memory.from_device(at, at_stream, memory.address, source, count)
     return DONE
 
 

@@ -26,10 +26,6 @@ _PEER: Final = (
     "peer access is not supported (cuDeviceCanAccessPeer answers 0). Copy with cuMemcpyPeer or cuMemcpyDtoD, which "
     "need none"
 )
-_MAPPED: Final = (
-    "host memory is not mapped into a device's address space (device attribute CAN_MAP_HOST_MEMORY is 0). Use "
-    "cuMemAlloc, and cuMemcpyHtoD and cuMemcpyDtoH"
-)
 
 
 def _refused(name: str, arguments: str, outputs: int, reason: str, code: int = Result.ERROR_NOT_SUPPORTED) -> Door:
@@ -70,5 +66,3 @@ cuCtxEnablePeerAccess: Final = _refused(
 cuCtxDisablePeerAccess: Final = _refused(
     "cuCtxDisablePeerAccess", "peerContext", 0, _PEER, Result.ERROR_PEER_ACCESS_NOT_ENABLED
 )
-
-cuMemHostGetDevicePointer: Final = _refused("cuMemHostGetDevicePointer", "p Flags", 1, _MAPPED)

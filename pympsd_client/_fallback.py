@@ -204,7 +204,7 @@ class Executor:
                 # A fault is told in the command stream too, which is where this process takes it from.
                 answer, fds = self._link.receive()
                 if isinstance(answer, Attached) and len(fds) == 2:
-                    self._transport = adopt_stream(fds, answer.shared_bytes, lost)
+                    self._transport = adopt_stream(fds, answer.shared_bytes, lost, answer.ring_bytes)
                 else:
                     close_all(fds)
         except (Ended, OSError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Iterator
+from threading import Event
 
 from attrs import frozen
 
@@ -13,8 +14,10 @@ from pympsd.wire.records import FLAG_QUIET
 from pympsd_client import _records
 from pympsd_client._context import Context, Opened, context_on, handles
 from pympsd_client._errors import invalid_value
+from pympsd_client._parts import release_when_answered, take_part
 from pympsd_client._process import current, here
 from pympsd_client._records import Operation
+from pympsd_client._slices import in_slices, thread_count
 from pympsd_client._stream import synchronize
 from pympsd_client._transport import Transport
 
@@ -97,10 +100,31 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
     they are on their way: an error is then told by a later call (CUDA driver API, API synchronization behavior).
     """
     opened = context.usable()
+    threads = thread_count(count)
+    limit = opened.transport.shared.limit_for(threads)
+
+    def send(start: int, size: int, stop: Event | None = None) -> None:
+        _send(context, opened, stream, destination + start, source + start, _chunks(size, limit, stop), wait)
+
+    if threads == 1:
+        send(0, count)
+    else:
+        in_slices(count, threads, send)
+
+
+def _send(
+    context: Context,
+    opened: Opened,
+    stream: int,
+    destination: int,
+    source: int,
+    chunks: Iterator[tuple[int, int]],
+    wait: bool,
+) -> None:
     transport = opened.transport
     sent: list[int] = []
     try:
-        for start, size in _chunks(count, transport.shared.part_limit):
+        for start, size in chunks:
             sequence = transport.sequence()
             offset = _filled_part(transport, context, sequence, source + start, size)
             if wait:
@@ -121,7 +145,7 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
 
 def _filled_part(transport: Transport, context: Context, sequence: int, source: int, size: int) -> int:
     """Return the offset of a part that holds ``size`` bytes from a host address."""
-    offset = transport.take_part(sequence, size, context)
+    offset = take_part(transport, sequence, size, context)
     try:
         ctypes.memmove(transport.shared.address + offset, source, size)
     except BaseException:  # Ctrl-C: no record will be sent for it
@@ -146,17 +170,42 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
     Pageable memory is what both forms of the call get, so both are synchronous, as CUDA documents.
     """
     opened = context.usable()
+    threads = thread_count(count)
+    limit = opened.transport.shared.limit_for(threads)
+
+    def fetch(start: int, size: int, stop: Event | None = None) -> None:
+        chunks = _chunks(size, limit, stop)
+        _fetch(context, opened, stream, target + start, source + start, chunks, 4 if threads == 1 else 2)
+
+    if threads == 1:
+        fetch(0, count)
+    else:
+        in_slices(count, threads, fetch)
+
+
+def _fetch(
+    context: Context,
+    opened: Opened,
+    stream: int,
+    target: int,
+    source: int,
+    chunks: Iterator[tuple[int, int]],
+    most: int,
+) -> None:
+    """``most``: how many parts are under way at once, so that every thread has some."""
     transport = opened.transport
     asked: deque[_Asked] = deque()
     try:
-        for start, size in _chunks(count, transport.shared.part_limit):
+        for start, size in chunks:
+            if len(asked) == most:
+                _copy_out(context, opened, asked)
             sequence = transport.sequence()
             offset = transport.shared.take(sequence, size, context, kept=True)
             while offset is None and asked:  # our own parts first: a thread never waits while it keeps some
                 _copy_out(context, opened, asked)
                 offset = transport.shared.take(sequence, size, context, kept=True)
             if offset is None:
-                offset = transport.take_part(sequence, size, context, kept=True)
+                offset = take_part(transport, sequence, size, context, kept=True)
             asked.append(_Asked(sequence, offset, target + start, size))
             transport.expect(sequence)
             transport.post(
@@ -180,8 +229,25 @@ def _copy_out(context: Context, opened: Opened, asked: deque[_Asked]) -> None:
 
 
 def _let_go(transport: Transport, sequence: int) -> None:
-    transport.release_when_answered(sequence)
+    release_when_answered(transport, sequence)
     transport.forget(sequence)
+
+
+def from_pinned(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
+    """Copy page-locked memory that the executor has too to the device, in stream order: the device reads it itself.
+
+    Without ``wait`` it returns at once, and the source is read later.
+    """
+    context.post(_records.COPY_TO_DEVICE_PINNED, stream, destination, source, count)
+    if wait:
+        context.call(_records.SYNCHRONIZE_STREAM, stream)
+
+
+def to_pinned(context: Context, stream: int, target: int, source: int, count: int, wait: bool) -> None:
+    """Copy device memory to page-locked memory that the executor has too, in stream order: the device writes it."""
+    context.post(_records.COPY_FROM_DEVICE_PINNED, stream, target, source, count)
+    if wait:
+        context.call(_records.SYNCHRONIZE_STREAM, stream)
 
 
 def upload(context: Context, operation: Operation, handle: int, data: bytes) -> None:
@@ -220,7 +286,9 @@ def fill(context: Context, stream: int, destination: int, value: int, width: int
     context.post(_records.FILL, stream, destination, value, width, count)
 
 
-def _chunks(count: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, size) of the parts that ``count`` bytes are copied in."""
+def _chunks(count: int, limit: int, stop: Event | None = None) -> Iterator[tuple[int, int]]:
+    """Yield (start, size) of the parts that ``count`` bytes are copied in; none any more once ``stop`` is set."""
     for start in range(0, count, limit):
+        if stop is not None and stop.is_set():
+            return
         yield start, min(limit, count - start)

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Final
 
-from pympsd.vocabulary.occupancy import WARP_THREADS, blocks_per_multiprocessor
+from pympsd.vocabulary.occupancy import REGISTERS_OF_A_WARP, WARP_THREADS, blocks_per_multiprocessor
 from pympsd.vocabulary.results import Result
 from pympsd_client._errors import CudaError, invalid_value
 from pympsd_client._module import Function
@@ -27,7 +27,8 @@ def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
     most = min(attributes.get("MAX_THREADS_PER_BLOCK", threads), facts.get("MAX_THREADS_PER_BLOCK", threads))
     if threads > most or dynamic_bytes > attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", dynamic_bytes):
         return 0
-    return blocks_per_multiprocessor(facts, threads, attributes.get("SHARED_SIZE_BYTES", 0) + dynamic_bytes)
+    shared_bytes = attributes.get("SHARED_SIZE_BYTES", 0) + dynamic_bytes
+    return blocks_per_multiprocessor(facts, threads, shared_bytes, attributes.get(REGISTERS_OF_A_WARP, 0))
 
 
 def best_block(function: Function, dynamic_bytes: Callable[[int], int], most: int) -> tuple[int, int]:

@@ -1,7 +1,9 @@
-"""Page-locked host memory: ordinary memory of this process that is accounted for (CUDA, Memory Management).
+"""Page-locked host memory of this process, accounted for (CUDA, Memory Management).
 
-Before Volta a client's page-locked memory lies within /dev/shm, whose size bounds it (MPS documents, 2.3.2). Like
-CUDA's with unified addressing it belongs to the process, not to a context: it stays until it is freed.
+What is allocated is shared with the executor of the context it was allocated in, which copies from and to it by
+itself; on other devices, and where the program registers memory of its own, copies go as for any memory. Before Volta
+a client's page-locked memory lies within /dev/shm, whose size bounds it (MPS documents, 2.3.2). Like CUDA's with
+unified addressing it belongs to the process, not to a context: it stays until it is freed.
 """
 
 from __future__ import annotations
@@ -9,13 +11,20 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from bisect import bisect_right
+from collections.abc import Callable
 from threading import Lock
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
+from pympsd.vocabulary.device_facts import PINNED_BASE, PINNED_END
 from pympsd.vocabulary.results import Result
 from pympsd_client._errors import CudaError, invalid_value
+from pympsd_client._pinned_shared import SharedPages
+
+if TYPE_CHECKING:
+    from pympsd_client._transport import Transport
 
 SHARED_MEMORY: Final = "/dev/shm"
 PORTABLE: Final = 1
@@ -37,7 +46,7 @@ class Region:
     address: int
     size: int
     flags: int
-    pages: mmap.mmap | None
+    pages: SharedPages | None
 
     @property
     def charged(self) -> int:
@@ -51,24 +60,44 @@ class Pinned:
     def __init__(self, shared_memory: str = SHARED_MEMORY) -> None:
         self._shared_memory: Final = shared_memory
         self._regions: Final[dict[int, Region]] = {}
+        self._coming = 0
+        """Bytes of allocations that are being made."""
+        self._shared: tuple[tuple[int, Region], ...] = ()
+        """Those that an executor has too, by address; replaced whole, for copies look without the lock."""
         self._changing: Final = Lock()
 
-    def allocate(self, size: int, flags: int, bounded: bool) -> int:
-        """Return the address of ``size`` new bytes, zero and page-aligned; ``bounded``: by the size of /dev/shm."""
+    def allocate(self, size: int, flags: int, bounded: bool, make: Callable[[int], SharedPages]) -> int:
+        """Return the address of ``size`` new bytes, zero and page-aligned; ``bounded``: by the size of /dev/shm.
+
+        ``make`` makes them: it gets the size, and raises CudaError.
+        """
         if size == 0:
             raise invalid_value("an allocation has at least 1 byte")
         if flags & ~(PORTABLE | DEVICE_MAP | WRITE_COMBINED):
             raise invalid_value(f"cuMemHostAlloc takes a combination of CU_MEMHOSTALLOC_*, not {flags:#x}")
+        charged = _whole_pages(0, size)[1]
         with self._changing:
-            self._check_bound(_whole_pages(0, size)[1], bounded)
-            try:
-                pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            except (OSError, OverflowError) as error:
-                reason = f"the system has no {size} bytes of host memory: {error}"
-                raise CudaError(Result.ERROR_OUT_OF_MEMORY, reason) from None
-            address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-            self._regions[address] = Region(address, size, flags, pages)
-        return address
+            self._check_bound(charged, bounded)
+            self._coming += charged
+        try:
+            pages = make(size)
+            with self._changing:
+                self._enter(Region(pages.address, size, flags, pages))
+        finally:
+            with self._changing:
+                self._coming -= charged
+        return pages.address
+
+    def _enter(self, region: Region) -> None:
+        self._regions[region.address] = region
+        self._order_shared()
+
+    def _order_shared(self) -> None:
+        self._shared = tuple(
+            (address, self._regions[address])
+            for address in sorted(self._regions)
+            if self._regions[address].pages is not None
+        )
 
     def free(self, address: int) -> None:
         """Give an allocation back; INVALID_VALUE for what is no allocation's start. Address 0 is nothing to free."""
@@ -79,7 +108,29 @@ class Pinned:
             if region is None or region.pages is None:
                 raise invalid_value(f"{address:#x} is not what cuMemAllocHost or cuMemHostAlloc gave")
             del self._regions[address]
-            region.pages.close()
+            self._order_shared()
+        region.pages.close()
+
+    def reached_by(self, transport: Transport, address: int, count: int) -> bool:
+        """Whether the executor behind a transport copies from and to these bytes by itself.
+
+        Raises CudaError INVALID_VALUE where they begin in such memory and do not end in it.
+        """
+        if not PINNED_BASE <= address < PINNED_END:
+            return False
+        shared = self._shared
+        at = bisect_right(shared, address, key=_start) - 1
+        if at < 0:
+            return False
+        region = shared[at][1]
+        if region.pages is None or address >= region.address + region.size:
+            return False
+        if address + count > region.address + region.size:
+            raise invalid_value(
+                f"{count} bytes at {address:#x} are not all within the {region.size} bytes of page-locked memory at "
+                f"{region.address:#x}"
+            )
+        return region.pages.transport is transport
 
     def register(self, address: int, size: int, flags: int, bounded: bool) -> None:
         """Count the caller's own memory as page-locked; it stays the caller's to free, once unregistered."""
@@ -128,7 +179,7 @@ class Pinned:
     def _check_bound(self, wanted: int, bounded: bool) -> None:
         if not bounded:
             return
-        size, used = self._size(), sum(region.charged for region in self._regions.values())
+        size, used = self._size(), self._coming + sum(region.charged for region in self._regions.values())
         if used + wanted > size:
             raise CudaError(
                 Result.ERROR_OUT_OF_MEMORY,
@@ -143,6 +194,10 @@ class Pinned:
         except OSError:  # there is none: nothing fits
             return 0
         return found.f_blocks * found.f_frsize
+
+
+def _start(entry: tuple[int, Region]) -> int:
+    return entry[0]
 
 
 def _whole_pages(address: int, size: int) -> tuple[int, int]:

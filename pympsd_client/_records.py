@@ -49,6 +49,10 @@ SYNCHRONIZE_CONTEXT: Final = Operation("SYNCHRONIZE_CONTEXT")
 HOST_FUNCTION: Final = Operation("HOST_FUNCTION")
 HOST_FUNCTION_DONE: Final = Operation("HOST_FUNCTION_DONE")
 ROOM: Final = Operation("ROOM")
+ALLOCATE_PINNED: Final = Operation("ALLOCATE_PINNED")
+FREE_PINNED: Final = Operation("FREE_PINNED")
+COPY_TO_DEVICE_PINNED: Final = Operation("COPY_TO_DEVICE_PINNED")
+COPY_FROM_DEVICE_PINNED: Final = Operation("COPY_FROM_DEVICE_PINNED")
 
 LAUNCH_OPCODE: Final = records.BY_NAME["LAUNCH"].opcode
 LAUNCH_FORMAT: Final = records.HEADER.format + "".join(code for _, code in records.BY_NAME["LAUNCH"].operands)

@@ -35,6 +35,7 @@ from pympsd_client._context import Device, Opened
 from pympsd_client._conversation import Conversation, Ended
 from pympsd_client._discovery import REQUIRE, command_line, control_socket, hello_environment, is_traced
 from pympsd_client._errors import CudaError, lost
+from pympsd_client._ring import ring_of
 from pympsd_client._shared import SharedMemory
 from pympsd_client._transport import Transport
 
@@ -196,8 +197,11 @@ class Session:
             if not isinstance(answer, ContextOpened):
                 raise self._gone(f"it sent {type(answer).__name__} where ContextOpened was due")
             transport = self._transports.get(device.ordinal)
-            if transport is None or transport.trouble is not None:
+            if transport is None:
                 raise self._gone("it opened a context and gave no command stream")
+            if transport.trouble is not None:
+                # The executor has ended meanwhile, which the server outlives.
+                raise transport.trouble.again()
         return Opened(
             serial=answer.context,
             generation=answer.generation,
@@ -240,7 +244,9 @@ class Session:
         if not isinstance(answer, ContextOpened) or device is None or len(fds) != 2:
             close_all(fds)
             raise Ended(f"it sent {type(answer).__name__} with {len(fds)} descriptors that belong to nothing")
-        self._transports[device.ordinal] = adopt_stream(fds, answer.shared_bytes, self._stream_ended)
+        self._transports[device.ordinal] = adopt_stream(
+            fds, answer.shared_bytes, self._stream_ended, answer.ring_bytes
+        )
 
     def _decline(self, answer: object) -> None:
         if isinstance(answer, ContextOpened):
@@ -284,11 +290,14 @@ def _percentage_now() -> float | None:
         return None
 
 
-def adopt_stream(fds: tuple[int, ...], shared_bytes: int, on_end: Callable[[str], CudaError]) -> Transport:
+def adopt_stream(
+    fds: tuple[int, ...], shared_bytes: int, on_end: Callable[[str], CudaError], ring_bytes: int = 0
+) -> Transport:
     """Return the transport over the two descriptors that came with a first context; raise OSError."""
     connection = socket.socket(fileno=fds[0])
     try:
-        return Transport(connection, SharedMemory(fds[1], shared_bytes), on_end)
+        shared = SharedMemory(fds[1], shared_bytes, ring_bytes)
+        return Transport(connection, shared, on_end, ring_of(shared, shared_bytes, ring_bytes))
     except BaseException:
         connection.close()
         raise

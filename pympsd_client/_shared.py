@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 GRAIN: Final = 65536
 """Parts begin and end at multiples of this many bytes, so that there are few of them."""
 _FAILED: Final = ctypes.c_void_p(-1).value
+_FIXED_NOREPLACE: Final = 0x100000
+"""MAP_FIXED_NOREPLACE: at this very address, or not at all; kernels before 4.17 take it for a hint."""
 
 # Python's own mmap keeps a duplicate of the descriptor, which a forked child could not close while a view exists.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -43,12 +46,13 @@ class Part:
 class SharedMemory:
     """``size`` bytes mapped at ``address``; unmapped when nobody refers to the object any more."""
 
-    def __init__(self, fd: int, size: int) -> None:
-        """Map a descriptor and close it; raise OSError when it cannot be mapped."""
+    def __init__(self, fd: int, size: int, ring_bytes: int = 0) -> None:
+        """Map a descriptor, the ring behind the bulk data too, and close it; OSError when it cannot be mapped."""
+        mapped = size + ring_bytes
         try:
-            if not 0 < size <= os.fstat(fd).st_size:  # a page beyond its end would kill the process
-                raise OSError(f"shared memory of {os.fstat(fd).st_size} bytes where {size} were announced")
-            address = _map(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+            if not 0 < size <= mapped <= os.fstat(fd).st_size:  # a page beyond its end would kill the process
+                raise OSError(f"shared memory of {os.fstat(fd).st_size} bytes where {mapped} were announced")
+            address = _map(None, mapped, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
             if address == _FAILED:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         finally:
@@ -60,7 +64,7 @@ class SharedMemory:
         self._parts: dict[int, Part] = {}
         self._taking = Lock()
         # Not at exit: a daemon thread may still be copying then, and the kernel unmaps anyway.
-        weakref.finalize(self, _unmap, address, size).atexit = False
+        weakref.finalize(self, _unmap, address, mapped).atexit = False
 
     def take(self, sequence: int, count: int, context: Context, kept: bool) -> int | None:
         """Return the offset of a free part of ``count`` bytes, now used by a record; None when there is no room."""
@@ -76,6 +80,12 @@ class SharedMemory:
                 return None
             self._parts[sequence] = Part(offset, size, context, context.serial, kept)
             return offset
+
+    def limit_for(self, threads: int) -> int:
+        """Return the most bytes of a part where so many threads copy: two parts of each keep all of them busy."""
+        if threads == 1:
+            return self.part_limit
+        return max(self.size // (2 * threads) // GRAIN * GRAIN, min(self.size, GRAIN))
 
     def used_by(self, sequence: int) -> Part | None:
         """Return the part that a record uses."""
@@ -99,3 +109,24 @@ class SharedMemory:
 
 def _offset(part: Part) -> int:
     return part.offset
+
+
+def map_at(fd: int, address: int, size: int) -> None:
+    """Map a descriptor's first ``size`` bytes at an address, and close it; OSError, EEXIST where something is."""
+    try:
+        if not 0 < size <= os.fstat(fd).st_size:
+            raise OSError(errno.EINVAL, f"shared memory of {os.fstat(fd).st_size} bytes where {size} were announced")
+        mode = mmap.MAP_SHARED | _FIXED_NOREPLACE
+        found = _map(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mode, fd, 0)
+        if found == _FAILED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        if found != address:
+            _unmap(found, size)
+            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+    finally:
+        os.close(fd)
+
+
+def unmap(address: int, size: int) -> None:
+    """Undo ``map_at``."""
+    _unmap(address, size)

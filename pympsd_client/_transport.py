@@ -20,11 +20,12 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from pympsd.wire.records import ANSWER, FLAG_RUINED, HEADER, HEADER_BYTES, RECORD_LIMIT
+from pympsd_client._brought import BRINGS, Brought
 from pympsd_client._errors import CudaError, lost
+from pympsd_client._ring import Ring
 from pympsd_client._shared import SharedMemory
 
 if TYPE_CHECKING:
-    from pympsd_client._context import Context
     from pympsd_client._host_calls import HostCalls
 
 Answer = tuple[int, int, bytes]
@@ -36,6 +37,9 @@ _RECHECK_S: Final = 1.0
 """Waits are bounded: should a wake-up ever be missed (a second Ctrl-C inside the first one's clean-up)."""
 _SEND_BUFFER_BYTES: Final = 4 << 20
 """Asked for, so that a burst of launches does not wait for the executor; the kernel gives what it allows."""
+_BELL: Final = b"\0"
+_ROOM_RECHECK_MS: Final = 1
+"""The executor does not say when it has taken records out of a full ring: it takes many in that time."""
 _FULL_RECHECK_MS: Final = 50
 """While the peer takes no records another thread may stop reading answers; then this one reads them."""
 
@@ -47,8 +51,13 @@ class Transport:
     """
 
     def __init__(
-        self, connection: socket.socket, shared: SharedMemory, on_end: Callable[[str], CudaError] = lost
+        self,
+        connection: socket.socket,
+        shared: SharedMemory,
+        on_end: Callable[[str], CudaError] = lost,
+        ring: Ring | None = None,
     ) -> None:
+        """``ring``: where records go; without one they go by the socket."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self.sequence: Final = count(1).__next__
         self.shared: Final = shared
@@ -58,7 +67,10 @@ class Transport:
         """The program's host functions, once there was one."""
         self.pace: Callable[[bytes], None] | None = None
         """While host functions are pending: called before each record is posted."""
+        self.brought: Brought | None = None
+        """Descriptors that come with answers, once any may come (receiving them costs every answer a microsecond)."""
         self._socket: Final = connection
+        self._ring: Final = ring
         self._transmit: Final = connection.send
         self._on_end = on_end
         self._sending: Final = Lock()
@@ -82,6 +94,16 @@ class Transport:
         pace = self.pace
         if pace is not None and not urgent:
             pace(record)
+        ring = self._ring
+        if ring is not None:
+            with self._sending:  # its release is the fence between the record and the look whether anybody sleeps
+                if self._trouble is not None:
+                    raise self._trouble.again()
+                while not ring.put(record):
+                    self._await_room(ring)
+            if ring.asleep:
+                self._ring_bell()
+            return
         with self._sending:
             if self._trouble is not None:
                 raise self._trouble.again()
@@ -109,12 +131,30 @@ class Transport:
             except OSError as error:
                 raise self._end(f"the executor is gone ({error.strerror})").again() from None
 
+    def _ring_bell(self) -> None:
+        try:
+            self._transmit(_BELL, _NOW)
+        except BlockingIOError:  # it has bells enough to hear
+            pass
+        except OSError as error:
+            raise self._end(f"the executor is gone ({error.strerror})").again() from None
+
+    def _await_room(self, ring: Ring) -> None:
+        if ring.asleep:  # a bell that was not rung: Ctrl-C came between
+            self._ring_bell()
+        self._read_until(0, _ROOM_RECHECK_MS)
+        if self._trouble is not None:
+            raise self._trouble.again()
+
     def _read_until_writable(self) -> None:
+        self._read_until(select.POLLOUT, _FULL_RECHECK_MS)
+
+    def _read_until(self, wanted: int, limit_ms: int) -> None:
         leads = self._leading.acquire(blocking=False)
         try:
             poll = select.poll()
-            poll.register(self._socket, select.POLLOUT | (select.POLLIN if leads else 0))
-            for _, events in poll.poll(_FULL_RECHECK_MS):
+            poll.register(self._socket, wanted | (select.POLLIN if leads else 0))
+            for _, events in poll.poll(limit_ms):
                 if leads and events & select.POLLIN:
                     self._receive(socket.MSG_DONTWAIT)
         finally:
@@ -157,28 +197,6 @@ class Transport:
         self._gates.pop(sequence, None)
         self._answers.pop(sequence, None)
 
-    def take_part(self, sequence: int, count: int, context: Context, kept: bool = False) -> int:
-        """Return the offset of ``count`` bytes of shared memory for a record; wait for room.
-
-        A thread that has kept parts of its own must not wait here: it asks ``shared.take`` instead.
-        """
-        found: list[int] = []
-
-        def there_is_room() -> bool:
-            if not found:  # asked more than once while it waits; a part is taken once
-                offset = self.shared.take(sequence, count, context, kept)
-                found.extend(() if offset is None else (offset,))
-            return bool(found)
-
-        if not there_is_room():
-            waiting = -sequence  # no record has a negative number: woken for every part that is given back
-            self.expect(waiting)
-            try:
-                self.wait(self._gates[waiting], there_is_room)
-            finally:
-                self.forget(waiting)
-        return found[0]
-
     def give_part_back(self, sequence: int) -> None:
         """A record's part of the shared memory is free; those who wait for room are told."""
         if self.shared.give_back(sequence) is not None:
@@ -186,14 +204,11 @@ class Transport:
                 if waiting < 0:
                     _open(gate)
 
-    def release_when_answered(self, sequence: int) -> None:
-        """A kept part is needed no more: free now if its answer has come, else as soon as it does."""
-        self.shared.keep_no_more(sequence)
-        if sequence in self._answers:
-            self.give_part_back(sequence)
+    def wait(self, gate: Lock, ready: Callable[[], bool], recheck_ms: int | None = None) -> None:
+        """Return when ``ready()``: lead, or let another thread lead and be woken through ``gate``.
 
-    def wait(self, gate: Lock, ready: Callable[[], bool]) -> None:
-        """Return when ``ready()``: lead, or let another thread lead and be woken through ``gate``."""
+        ``recheck_ms``: how long to read before looking again, for what another thread may do and no answer tells.
+        """
         if ready():
             return
         self._followers[id(gate)] = gate
@@ -203,7 +218,7 @@ class Transport:
                     raise self._trouble.again()
                 if self._leading.acquire(blocking=False):
                     try:
-                        self._lead(ready)
+                        self._lead(ready, recheck_ms)
                     finally:
                         self._leading.release()
                 else:
@@ -212,15 +227,27 @@ class Transport:
             self._followers.pop(id(gate), None)
             self._wake_one()
 
-    def _lead(self, ready: Callable[[], bool]) -> None:
+    def _lead(self, ready: Callable[[], bool], recheck_ms: int | None) -> None:
         while not ready() and self._trouble is None:
             if not self._settle_received():
+                if recheck_ms is not None and not self._readable(recheck_ms):
+                    continue
+                if self._ring is not None:
+                    self._ring.await_answer()
                 self._receive(0)
+
+    def _readable(self, limit_ms: int) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(limit_ms))
 
     def _receive(self, flags: int) -> None:
         before = len(self._received)
         try:
-            any(map(self._received.extend, map(self._socket.recv, _CHUNK, (flags,))))
+            if self.brought is None:
+                any(map(self._received.extend, map(self._socket.recv, _CHUNK, (flags,))))
+            else:
+                self.brought.receive(self._socket, self._received, flags)
         except BlockingIOError:
             return
         except OSError as error:
@@ -241,7 +268,10 @@ class Transport:
                 return some
             if len(received) < length:
                 break
-            self._settle(sequence, (flags, result, bytes(received[HEADER_BYTES:length])))
+            body = bytes(received[HEADER_BYTES:length])
+            if self.brought is not None and opcode == ANSWER | BRINGS and not result:
+                self.brought.claim(sequence, body)
+            self._settle(sequence, (flags, result, body))
             del received[:length]
             some = True
         return some

@@ -30,7 +30,7 @@ CONTROL_LINES: Final = {
     "ui_closed": same("UI closed"),
     "command": same("Cmd:{line}"),
     "answer": same("{text}"),
-    "user_lines_dropped": Line("{count} log lines that user {uid} caused were dropped: too many at once", None),
+    "user_lines_dropped": same("{count} log lines that user {uid} caused were dropped: too many at once"),
     "client_server_exists": same("NEW CLIENT {pid} from user {uid}: Server already exists"),
     "client_pending": same("NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"),
     "client_refused": same("Refusing client {pid} from user {uid}: {reason}"),
@@ -168,7 +168,16 @@ SERVER_LINES: Final = {
     ),
     "termination_failed": same("Client termination failed with invalid device context."),
     "executor_started": Line("Device {device} is run by process {pid}", None),
+    "executor_workers": Line("Process {pid}, command stream workers: {workers}", None),
+    "executor_user": Line("Process {pid} works for user {uid}", None),
+    "executor_forsaken": Line(
+        "Process {pid} of device {device} is ended: nobody is left on it, and kernels of those who were still run",
+        None,
+    ),
     "executor_silent": same("Process {pid} of device {device} does not answer: killing it"),
+    "termination_by_reset": Line(
+        "Device {device} is reset, for a kernel of process {pid} does not end and cannot be stopped", None
+    ),
     "termination_overdue": same("Client termination of process {pid} did not end within {seconds:.0f} s."),
     "executor_not_started": Line("{reason}", None),
     "executor_ended": Line("Process {pid} of device {device} ended with status {status}", None),

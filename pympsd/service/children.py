@@ -25,8 +25,12 @@ from pympsd.service.reach import unreachable_folder
 from pympsd.service.server_session import ServerSession
 from pympsd.vocabulary.identities import Peer
 
-PASSED_ON: Final = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "PATH", "TZ", "LANG")
-"""What of the daemon's environment a server gets: its user can read it."""
+PASSED_ON: Final = (
+    *("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "PYMPSD_WORKER"),
+    *("LD_LIBRARY_PATH", "PATH", "TZ", "LANG"),
+)
+"""What of the daemon's environment a server gets: its user can read it. LD_LIBRARY_PATH: where the driver's library
+is found by that alone, as in some containers, the executors need it too."""
 LEAVE_SECONDS: Final = 5.0
 """A server that has closed its link has so long to end."""
 DRAIN_SECONDS: Final = 0.5

@@ -46,6 +46,7 @@ class Daemon:
     journal: Journal
     show_server_as: str
     multiuser: bool = False
+    terminate_by_reset: bool = False
 
 
 def run(daemon: Daemon, ready: Callable[[], None]) -> int:
@@ -108,6 +109,7 @@ def _hub(daemon: Daemon, limits: dict[int, PinnedMemory], nursery: trio.Nursery)
         settings.client_priority,
         limits,
         multiuser=daemon.multiuser,
+        terminate_by_reset=daemon.terminate_by_reset,
         turn_patience=settings.turn_patience,
     )
     return Hub(

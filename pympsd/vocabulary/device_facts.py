@@ -5,6 +5,12 @@ from attrs import frozen
 WINDOW_BASE = 0x6000_0000_0000
 WINDOW_BITS = 40
 """Every device owns the addresses ``WINDOW_BASE + (ordinal << WINDOW_BITS)`` up to the next window (1 TiB)."""
+PINNED_BASE = 0x4000_0000_0000
+PINNED_BITS = 38
+"""Page-locked host memory that a device's executor shares with clients lies at the same addresses in both, between
+``PINNED_BASE + (ordinal << PINNED_BITS)`` and the next such window (256 GiB), where nobody else maps anything."""
+PINNED_WINDOWS = 64
+PINNED_END = PINNED_BASE + (PINNED_WINDOWS << PINNED_BITS)
 
 
 @frozen
@@ -27,6 +33,11 @@ class DeviceFacts:
     contains_faults: bool = False
     """Whether a fatal fault stays with its context (an emulated machine may say so) instead of reaching all that
     share the device."""
+    stops_kernels: bool = False
+    """Whether a running kernel can be stopped: an emulated machine's can, unless it says otherwise."""
+    isolates_address_spaces: bool = False
+    """Whether the clients of one executor cannot reach each other's memory: on an emulated machine, unless it says
+    otherwise, from Volta on."""
 
     @property
     def is_volta_or_newer(self) -> bool:
@@ -42,3 +53,8 @@ def window_of(ordinal: int) -> int:
 def ordinal_of(address: int) -> int:
     """Return the ordinal of the device whose window holds an address; negative when below every window."""
     return (address - WINDOW_BASE) >> WINDOW_BITS
+
+
+def pinned_window_of(ordinal: int) -> int:
+    """Return the first address of the page-locked host memory that a device's executor shares with its clients."""
+    return PINNED_BASE + (ordinal << PINNED_BITS)

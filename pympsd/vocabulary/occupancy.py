@@ -1,8 +1,9 @@
 """How many blocks of a size one multiprocessor holds: the rule that placement keeps and clients calculate with.
 
-As CUDA's occupancy calculation: blocks, threads in whole warps, and shared memory in whole granules with what the
-system keeps of it for each block. Registers do not count: an emulated device has no register file to run out of,
-and NUM_REGS is an estimate there. Source: CUDA C++ Programming Guide, Compute Capabilities, technical specifications.
+As CUDA's occupancy calculation: blocks, threads in whole warps, shared memory in whole granules with what the system
+keeps of it for each block, and registers where the device has a register file: an emulated one has none to run out of,
+and NUM_REGS is an estimate there. Source: CUDA C++ Programming Guide, Compute Capabilities, technical specifications;
+cuda_occupancy.h for how registers are given out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,18 @@ _DEFAULTS: Final = {
 _OLD_GRANULE_BYTES: Final = 256
 _GRANULE_BYTES: Final = 128
 """Shared memory comes in these since compute capability 8.0, which is also when the system began to reserve some."""
+
+
+_REGISTER_GRANULE: Final = 256
+_PARTITIONS: Final = 4
+"""A multiprocessor's register file is in so many parts, and a warp's registers lie in one."""
+REGISTERS_OF_A_WARP: Final = "REGISTERS_OF_A_WARP"
+"""In a function's attributes, besides those of CUfunction_attribute: only where registers bound its occupancy."""
+
+
+def warp_registers(registers: int) -> int:
+    """Return what the warps of a function with so many registers a thread take of the register file, each."""
+    return -(-registers * WARP_THREADS // _REGISTER_GRANULE) * _REGISTER_GRANULE
 
 
 def multiprocessor_room(attributes: Mapping[str, int]) -> tuple[int, int, int]:
@@ -38,8 +51,17 @@ def block_cost(attributes: Mapping[str, int], threads: int, shared_bytes: int) -
     return 1, -(-threads // WARP_THREADS) * WARP_THREADS, taken
 
 
-def blocks_per_multiprocessor(attributes: Mapping[str, int], threads: int, shared_bytes: int) -> int:
-    """Return how many blocks of ``threads`` threads and ``shared_bytes`` one multiprocessor holds; 0: none fits."""
+def blocks_per_multiprocessor(
+    attributes: Mapping[str, int], threads: int, shared_bytes: int, warp_registers: int = 0
+) -> int:
+    """Return how many blocks of ``threads`` threads and ``shared_bytes`` one multiprocessor holds; 0: none fits.
+
+    ``warp_registers``: what each warp takes of the register file; 0: registers do not count.
+    """
     blocks, room, memory = multiprocessor_room(attributes)
     _, cost, taken = block_cost(attributes, threads, shared_bytes)
+    if warp_registers:
+        file = attributes.get("MAX_REGISTERS_PER_MULTIPROCESSOR", 65536)
+        warps = file // _PARTITIONS // warp_registers * _PARTITIONS
+        blocks = min(blocks, warps // (cost // WARP_THREADS))
     return min(blocks, room // cost, memory // taken if taken else blocks)

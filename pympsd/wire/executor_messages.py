@@ -31,6 +31,8 @@ class ExecutorReady:
     """The device is open."""
 
     pid: int
+    workers: str = ""
+    """Who takes clients' records, ``native``, or ``python`` and why; empty where only Python can."""
 
 
 @message(66)
@@ -67,8 +69,11 @@ class Attached:
 
     request: int
     shared_bytes: int
+    """Bulk data, at the start of the memory that comes along."""
     memory_bytes: int
     stream_priorities: tuple[int, int]
+    ring_bytes: int = 0
+    """The ring of records behind the bulk data, AREA_BYTES of ring_layout; 0: records come by the socket."""
 
 
 @message(69)
@@ -106,6 +111,11 @@ class ExecutorDone:
     """Answers Detach, Terminate, DropClient and Ping."""
 
     request: int
+    unfinished: int = 0
+    """To Detach and DropClient: how many contexts, of whomever, are destroyed and have kernels that still run.
+
+    They keep what they hold until those have ended, or until the executor is replaced.
+    """
 
 
 @message(72)

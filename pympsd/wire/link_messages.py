@@ -132,6 +132,8 @@ class TerminateClient:
 
     token: int
     pid: int
+    by_reset: bool = False
+    """What does not stop is ended with its device, as by a fatal fault of it."""
 
 
 @message(44)

@@ -148,6 +148,8 @@ class ContextOpened:
     """Least and greatest, as cuCtxGetStreamPriorityRange returns them."""
     shared_bytes: int
     """Size of the shared memory for bulk data."""
+    ring_bytes: int = 0
+    """Size of the ring of records behind it (ring_layout); 0: records go by the socket."""
 
 
 @message(11)

@@ -99,6 +99,13 @@ OPERATIONS: Final = (
     # Answered once at most half of the work that the client may have unfinished is. Who has host functions pending
     # asks in time: past the limit its records wait unread, and HOST_FUNCTION_DONE among them.
     Operation(26, "ROOM", (), answered=True),
+    # Page-locked host memory at one address on both sides: its descriptor comes with the answer. It belongs to the
+    # process: to free it no context is named (0), and it stays until the work so far is done.
+    Operation(27, "ALLOCATE_PINNED", _u64("bytes"), answered=True, answers=_u64("address")),
+    Operation(28, "FREE_PINNED", _u64("address"), answered=True),
+    # Copies from and to that memory, not answered: it may change, and has changed, when the stream is done with them.
+    Operation(29, "COPY_TO_DEVICE_PINNED", _u64("stream", "destination", "source", "bytes")),
+    Operation(30, "COPY_FROM_DEVICE_PINNED", _u64("stream", "destination", "source", "bytes")),
 )
 
 BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}

@@ -11,13 +11,18 @@ Management, Module Management, Execution Control, Stream Management and Event Ma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
+
+if TYPE_CHECKING:
+    from ctypes import Array
+
+    from pympsd_server.native.states import ContextState, DriverCalls, KernelRow, StreamState
 
 
 class BackendError(Exception):
@@ -58,6 +63,17 @@ class Capabilities:
     """Whether it sees blocks begin, which its traces then tell."""
     passes_waiting_kernels: bool = True
     """Whether a kernel can begin while one of another stream that came before it waits for room."""
+    maps_host_memory: bool = False
+    """Whether kernels reach memory given to ``reach_host`` by its address."""
+
+
+@frozen(eq=False)
+class NativeCalls:
+    """How a native worker reaches the device without Python."""
+
+    calls: DriverCalls
+    refused: Callable[[int], BackendError]
+    """Returns the error for a record that the driver refused with a CUresult, and does what it calls for."""
 
 
 @frozen
@@ -86,6 +102,12 @@ class Stream(Protocol):
 
     def copy_from_device(self, target: memoryview, source: int, done: Completion) -> None:
         """Copy device memory to host bytes (writable); they are there when ``done`` is called."""
+
+    def copy_from_host(self, destination: int, source: memoryview) -> None:
+        """Copy to device memory from host memory given to ``reach_host``, read when the stream comes to it."""
+
+    def copy_to_host(self, target: memoryview, source: int) -> None:
+        """Copy device memory to host memory given to ``reach_host``, written when the stream comes to it."""
 
     def copy_on_device(self, destination: int, source: int, count: int) -> None:
         """Copy bytes from device memory to device memory."""
@@ -128,6 +150,10 @@ class Stream(Protocol):
     def idle(self) -> bool:
         """Whether all work so far is done."""
 
+    @property
+    def native_state(self) -> StreamState | None:
+        """What a native worker needs to know of it; None where the device has no native calls."""
+
     def destroy(self) -> None:
         """Forget the stream; its work goes on to its end."""
 
@@ -163,6 +189,10 @@ class Module(Protocol):
     @property
     def globals(self) -> Sequence[GlobalLayout]:
         """Its variables with their addresses."""
+
+    @property
+    def native_kernels(self) -> Array[KernelRow] | None:
+        """What a native worker needs to know of its functions, in their order."""
 
     def unload(self) -> None:
         """Free it once its running kernels have ended."""
@@ -203,11 +233,23 @@ class Context(Protocol):
     def outcome(self) -> Outcome:
         """SUCCESS, or the sticky error that ruined the context."""
 
+    @property
+    def native_state(self) -> ContextState | None:
+        """What a native worker needs to know of it; it is to end soon after the context does."""
+
     def terminate(self, outcome: Outcome) -> None:
-        """Ruin the context: stop what runs, drop what waits; ``outcome`` is its sticky error from now on."""
+        """Ruin the context: stop what runs, drop what waits; ``outcome`` is its sticky error from now on.
+
+        BackendError LAUNCH_TIMEOUT, after two seconds, when kernels still run that the device cannot stop; called
+        again it waits again.
+        """
 
     def destroy(self) -> None:
-        """Stop or finish what runs, free everything; later completions get CONTEXT_IS_DESTROYED."""
+        """Stop or finish what runs, free everything; later completions get CONTEXT_IS_DESTROYED.
+
+        After two seconds it returns although kernels still run that the device cannot stop: the context keeps what it
+        holds, counted, until they have ended, and the device counts it as ``unfinished``.
+        """
 
 
 class Device(Protocol):
@@ -220,6 +262,10 @@ class Device(Protocol):
     @property
     def stream_priorities(self) -> tuple[int, int]:
         """Least and greatest stream priority (numerically the least is the larger)."""
+
+    @property
+    def native_calls(self) -> NativeCalls | None:
+        """How a native worker executes records; None: it leaves all of them to Python."""
 
     @property
     def trace(self) -> Mapping[str, int]:
@@ -236,6 +282,18 @@ class Device(Protocol):
     @property
     def memory_used(self) -> Mapping[int, int]:
         """Bytes of device memory by address space: what its allocations take, and its contexts themselves."""
+
+    @property
+    def unfinished(self) -> int:
+        """How many contexts were destroyed and hold what they held, for kernels of theirs still run."""
+
+    def reach_host(self, address: int, memory: memoryview) -> Callable[[], None]:
+        """Have copies reach host memory by themselves, and kernels too at its address where the device maps it.
+
+        ``memory`` are its bytes, whole pages, which stay while it is referred to. Return what gives it up: to be
+        called once, after the work that uses it. The reference is dropped when nothing can be at work on it any more.
+        BackendError OUT_OF_MEMORY or the driver's refusal.
+        """
 
     def watch_memory(self, changed: Callable[[], None]) -> None:
         """Have ``changed`` called after every change of ``memory_used``, from any thread; it must not wait."""

@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
-from contextlib import suppress
-from typing import Final
+from array import array
+from collections import deque
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Final
+
+from attrs import define, field
+
+from pympsd.channel.descriptors import close_all
+
+if TYPE_CHECKING:
+    from pympsd_server.native.worker import NativeWorker
 
 KEPT_BYTES: Final = 4 << 20
 """A client that leaves more than 4 MiB of answers unread is cut off."""
 
 
+@define(eq=False)
+class _Kept:
+    """Bytes that wait for room; ``fds`` are our own copies and go with the first of them."""
+
+    data: bytearray
+    fds: tuple[int, ...] = field(default=())
+
+
 class AnswerWriter:
     """Sends from any thread and never waits: the compute thread completes the calls of all clients."""
 
-    def __init__(self, stream: socket.socket) -> None:
+    def __init__(self, stream: socket.socket, native: NativeWorker | None = None) -> None:
+        """``native``: it answers too, so every byte goes by it."""
         self._socket = stream
+        self._native = native
         self._lock = threading.Lock()
-        self._kept = bytearray()
+        self._kept: deque[_Kept] = deque()
+        self._kept_bytes = 0
         self._broken = False
         self._flusher: threading.Thread | None = None
 
-    def send(self, answer: bytes) -> None:
-        """Send an answer after those before it; after the client was cut off nothing happens."""
+    def send(self, answer: bytes, fds: tuple[int, ...] = ()) -> None:
+        """Send an answer after those before it; after the client was cut off nothing happens.
+
+        Descriptors go along with its first byte, and stay the caller's to close.
+        """
         with self._lock:
             if self._broken:
                 return
-            sent = 0 if self._kept else self._write(answer)
+            sent = 0 if self._kept else self._write(answer, fds)
             if sent == len(answer):
                 return
-            self._kept += answer[sent:]
-            if len(self._kept) > KEPT_BYTES:
+            self._keep(answer[sent:], () if sent else fds)
+            if self._kept_bytes > KEPT_BYTES:
                 self._cut_off()
             elif self._flusher is None:
                 # Only a client that reads slowly needs a thread of ours.
@@ -43,9 +67,31 @@ class AnswerWriter:
                 else:
                     self._flusher = flusher
 
-    def _write(self, data: bytes | bytearray) -> int:
+    def _keep(self, data: bytes, fds: tuple[int, ...]) -> None:
+        if fds or not self._kept:
+            try:
+                copies = tuple(map(os.dup, fds))
+            except OSError:  # an answer without its descriptor would be a lie
+                self._cut_off()
+                return
+            self._kept.append(_Kept(bytearray(data), copies))
+        else:
+            self._kept[-1].data.extend(data)
+        self._kept_bytes += len(data)
+
+    def _write(self, data: bytes | bytearray, fds: tuple[int, ...] = ()) -> int:
+        native = self._native
         try:
-            return self._socket.send(data, socket.MSG_DONTWAIT)
+            if fds:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))]
+                with nullcontext() if native is None else native.sending():
+                    return self._socket.sendmsg((data,), rights, socket.MSG_DONTWAIT)
+            if native is None:
+                return self._socket.send(data, socket.MSG_DONTWAIT)
+            sent = native.send(bytes(data))
+            if sent < 0:
+                raise OSError(-sent, os.strerror(-sent))
+            return sent
         except BlockingIOError:
             return 0
         except OSError:
@@ -59,14 +105,27 @@ class AnswerWriter:
             poll.poll()
             with self._lock:
                 if not self._broken:
-                    del self._kept[: self._write(self._kept)]
+                    self._write_first_kept()
                 if self._broken or not self._kept:
                     self._flusher = None
                     return
 
+    def _write_first_kept(self) -> None:
+        first = self._kept[0]
+        sent = self._write(first.data, first.fds)
+        if self._broken or not sent:
+            return
+        close_all(first.fds)
+        first.fds = ()
+        del first.data[:sent]
+        self._kept_bytes -= sent
+        if not first.data:
+            self._kept.popleft()
+
     def _cut_off(self) -> None:
         self._broken = True
-        self._kept.clear()
+        while self._kept:
+            close_all(self._kept.popleft().fds)
         with suppress(OSError):  # it has closed its end already
             self._socket.shutdown(socket.SHUT_RDWR)
 

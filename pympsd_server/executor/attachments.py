@@ -20,10 +20,15 @@ from pympsd.wire.executor_messages import (
     Terminate,
     Trace,
 )
+from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.backends.interface import BackendError, Device, Outcome, Quota
 from pympsd_server.executor import shared_memory
 from pympsd_server.executor.client import Client
 from pympsd_server.executor.client_context import ClientContext
+from pympsd_server.executor.inlet import native_worker
+from pympsd_server.executor.outside import Workers
+from pympsd_server.executor.pinned import PinnedMemory
+from pympsd_server.executor.pinned_room import PinnedRoom
 
 
 class Send(Protocol):
@@ -36,13 +41,16 @@ class Send(Protocol):
 class Attachments:
     """The clients of one device. Used by one thread, the desk's."""
 
-    def __init__(self, device: Device, generation: int, send: Send) -> None:
+    def __init__(self, device: Device, generation: int, send: Send, ordinal: int = 0) -> None:
         self._device = device
+        self._pinned_room = PinnedRoom(ordinal)
         self._generation = generation
         self._send = send
         self._clients: dict[int, Client] = {}
         self._owners: dict[int, Client] = {}
         """For each context its client."""
+        self.workers = Workers.chosen(device)
+        self._native = self.workers.native
 
     def handle(self, message: Any) -> None:
         """Answer a request of the owner."""
@@ -81,10 +89,12 @@ class Attachments:
         except BaseException:
             context.backend.destroy()
             raise
-        client.contexts[request.context] = context
+        client.add(request.context, context)
         self._owners[request.context] = client
         _, total = context.backend.memory_info()
-        answer = Attached(request.request, shared_memory.SHARED_BYTES, total, self._device.stream_priorities)
+        ring = AREA_BYTES if self._native else 0
+        priorities = self._device.stream_priorities
+        answer = Attached(request.request, shared_memory.SHARED_BYTES, total, priorities, ring)
         self._send(answer, fds)
 
     def _make_context(self, request: Attach) -> ClientContext:
@@ -102,14 +112,18 @@ class Attachments:
             return self._clients[request.client], ()
         try:
             ours, theirs = socket.socketpair()
-            memory = shared_memory.make()
+            memory = shared_memory.make(AREA_BYTES if self._native else 0)
         except OSError as error:  # sockets close themselves when they are dropped
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {told(error)}") from None
-        client = Client(ours, memory.view)
+        worker = native_worker(ours, memory.view, self._device) if self._native else None
+        pinned = PinnedMemory(self._device, self._pinned_room)
+        client = Client(ours, memory.view[: shared_memory.SHARED_BYTES], pinned, worker)
         try:
             client.start()
         except RuntimeError as error:
             close_all((ours.detach(), theirs.detach(), memory.fd))
+            # The mapping has a descriptor of its own, until nothing looks at it.
+            client.shared.release()
             memory.view.release()
             reason = f"no thread for this client: {error}; {PROCESS_ADVICE}"
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
@@ -120,8 +134,8 @@ class Attachments:
         client = self._owners.pop(request.context, None)
         if client is None:
             raise BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {request.context}")
-        client.contexts.pop(request.context).backend.destroy()
-        self._send(ExecutorDone(request.request))
+        client.contexts.pop(request.context).destroy()
+        self._send(ExecutorDone(request.request, self._device.unfinished))
 
     def _terminate(self, request: Terminate) -> None:
         client = self._owners.get(request.context)
@@ -136,7 +150,7 @@ class Attachments:
             for context in client.contexts:
                 del self._owners[context]
             client.drop()
-        self._send(ExecutorDone(request.request))
+        self._send(ExecutorDone(request.request, self._device.unfinished))
 
     def _send_trace(self, request: AskTrace) -> None:
         device = self._device

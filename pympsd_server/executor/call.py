@@ -35,11 +35,11 @@ class Call:
         self._opcode = record.opcode
         self._sequence = record.sequence
 
-    def succeed(self, operands: bytes = b"", tail: bytes = b"") -> None:
-        """Answer success; ``operands`` packed as the operation's answer layout says."""
+    def succeed(self, operands: bytes = b"", tail: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+        """Answer success; ``operands`` packed as the operation's answer layout says. ``fds`` stay the caller's."""
         if self.answered:
             answer = records.pack_answer(self._opcode, self._sequence, Result.SUCCESS, operands, tail)
-            self.client.answers.send(answer)
+            self.client.answers.send(answer, fds)
 
     def fail(self, outcome: Outcome) -> None:
         """Answer an error, and keep it for the next waiting call when nobody waits for this one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
@@ -13,21 +13,32 @@ from pympsd_server.backends.interface import BackendError, Outcome
 from pympsd_server.executor.answers import AnswerWriter
 from pympsd_server.executor.call import Call, reason_bytes
 from pympsd_server.executor.client_context import ClientContext
+from pympsd_server.executor.inlet import Incoming, from_socket, from_worker
 from pympsd_server.executor.operations import ROWS, Row
+from pympsd_server.executor.outside import Outside
+from pympsd_server.executor.pinned import PinnedMemory
+from pympsd_server.executor.pinned_calls import FREE_PINNED, free
 from pympsd_server.executor.work_limit import WorkLimit
 
-_RECEIVE_BYTES: Final = 1 << 18
+if TYPE_CHECKING:
+    from pympsd_server.native.worker import NativeWorker
+
 _PATIENCE_SECONDS: Final = 1.0
 
 
 class Client:
     """``contexts`` are keyed by the owner's serials, which records name them by."""
 
-    def __init__(self, stream: socket.socket, shared: memoryview) -> None:
+    def __init__(
+        self, stream: socket.socket, shared: memoryview, pinned: PinnedMemory, native: NativeWorker | None = None
+    ) -> None:
+        """``native``: who takes records from the ring and executes what it can of them."""
         self._stream = stream
+        self._native = native
         self.shared = shared
+        self.pinned = pinned
         self.contexts: dict[int, ClientContext] = {}
-        self.answers = AnswerWriter(stream)
+        self.answers = AnswerWriter(stream, native)
         self.work_limit = WorkLimit()
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
@@ -35,11 +46,20 @@ class Client:
         """Begin to take records."""
         self._worker.start()
 
+    def add(self, serial: int, context: ClientContext) -> None:
+        """The client has a context, whose records are executed from now on."""
+        if self._native is not None:
+            context.go_outside(Outside(self._native, serial, context))
+        self.contexts[serial] = context
+
     def drop(self) -> None:
         """Destroy its contexts, stop its kernels, close its stream."""
+        if self._native is not None:
+            self._native.close()
         self.answers.close()
         for context in self.contexts.values():
-            context.backend.destroy()
+            context.destroy()
+        self.pinned.close()
         self.work_limit.close()
         # A worker in the midst of a long translation ends when that does; nobody waits for it.
         self._worker.join(_PATIENCE_SECONDS)
@@ -47,23 +67,19 @@ class Client:
     # --- the worker
 
     def _work(self) -> None:
-        reader = records.RecordReader()
         try:
-            while data := self._receive():
-                for record in reader.feed(data):
-                    self._execute(record)
+            for incoming in from_socket(self._stream) if self._native is None else from_worker(self._native):
+                self._execute(incoming)
         except RemoteError:
             pass  # the length field is broken: no later record can be found, so the stream ends here
         self.answers.close()
         self._stream.close()
 
-    def _receive(self) -> bytes:
-        try:
-            return self._stream.recv(_RECEIVE_BYTES)
-        except OSError:
-            return b""
-
-    def _execute(self, record: records.Record) -> None:
+    def _execute(self, incoming: Incoming) -> None:
+        record = incoming.record
+        if record.opcode == FREE_PINNED:
+            free(self, record)
+            return
         row = ROWS.get(record.opcode)
         # An opcode we do not know may be one whose sender waits: it had better hear.
         answered = row.answered if row is not None else not record.flags & records.FLAG_QUIET
@@ -75,6 +91,8 @@ class Client:
             return
         call = Call(self, context, record, answered)
         try:
+            if incoming.refused and self._native is not None:
+                raise self._native.refused(incoming.refused)
             _run(call, row, record)
         except BackendError as error:
             call.fail(Outcome(error.code, error.reason))

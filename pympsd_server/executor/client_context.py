@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Context, Event, HostCall, Module, Outcome, Stream
 from pympsd_server.executor.handles import HandleTable
+
+if TYPE_CHECKING:
+    from pympsd_server.executor.outside import Outside
 
 IMAGE_LIMIT: Final = 256 << 20
 """Bytes of images that one context may have on their way."""
@@ -38,6 +41,19 @@ class ClientContext:
         self._default = StreamEntry(backend.default_stream)
         self._lock = Lock()
         self._deferred: Outcome | None = None
+        self._outside: Outside | None = None
+
+    def go_outside(self, outside: Outside) -> None:
+        """Plain records of it are executed outside the interpreter from now on."""
+        self._outside = outside
+        for table in (self.streams, self.modules):
+            table.watcher = outside
+
+    def destroy(self) -> None:
+        """Execute nothing of it any more, and free what it holds."""
+        if self._outside is not None:
+            self._outside.close()
+        self.backend.destroy()
 
     def stream(self, handle: int) -> StreamEntry:
         """Return a stream, 0 being the legacy default stream; BackendError INVALID_HANDLE."""
@@ -48,6 +64,8 @@ class ClientContext:
         with self._lock:
             if self._deferred is None:
                 self._deferred = outcome
+                if self._outside is not None:
+                    self._outside.deferred(True)
 
     def take_deferred(self) -> Outcome | None:
         """Return the error that the next waiting call delivers, once."""
@@ -55,6 +73,8 @@ class ClientContext:
             return None
         with self._lock:
             outcome, self._deferred = self._deferred, None
+            if self._outside is not None:
+                self._outside.deferred(False)
         return outcome
 
 

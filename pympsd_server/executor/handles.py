@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, GENERATION_SHIFT
@@ -15,6 +15,16 @@ _COUNT_MASK: Final = (1 << GENERATION_SHIFT) - 1
 _T = TypeVar("_T")
 
 
+class Watcher(Protocol):
+    """Who is told what handles stand for."""
+
+    def minted(self, kind: str, handle: int, thing: object) -> None:
+        """A handle stands for something now."""
+
+    def taken(self, kind: str, handle: int) -> None:
+        """A handle stands for nothing any more."""
+
+
 class HandleTable(Generic[_T]):
     """The streams, events or modules of one context."""
 
@@ -22,6 +32,7 @@ class HandleTable(Generic[_T]):
         self._kind = kind
         self._generation = generation
         self._things: dict[int, _T] = {}
+        self.watcher: Watcher | None = None
 
     def check_new(self, handle: int) -> None:
         """Raise BackendError unless a handle may be minted: INVALID_HANDLE, INVALID_VALUE when it is taken."""
@@ -36,6 +47,8 @@ class HandleTable(Generic[_T]):
     def mint(self, handle: int, thing: _T) -> None:
         """Enter a thing whose handle ``check_new`` has passed."""
         self._things[handle] = thing
+        if self.watcher is not None:
+            self.watcher.minted(self._kind, handle, thing)
 
     def __getitem__(self, handle: int) -> _T:
         """Return a thing; BackendError INVALID_HANDLE."""
@@ -48,6 +61,8 @@ class HandleTable(Generic[_T]):
         """Remove a thing and return it; BackendError INVALID_HANDLE."""
         thing = self[handle]
         del self._things[handle]
+        if self.watcher is not None:
+            self.watcher.taken(self._kind, handle)
         return thing
 
     def __iter__(self) -> Iterator[_T]:

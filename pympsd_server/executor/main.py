@@ -65,13 +65,13 @@ def _serve(link: Link) -> int:
         raise RemoteError(f"{type(setup).__name__} before ExecutorSetup")
     try:
         device = _open(setup)
+        attachments = Attachments(device, setup.generation, link.send, setup.ordinal)
     except BackendError as error:
         link.send(ExecutorFailed(error.code, error.reason))
         link.drain()
         return 1
-    attachments = Attachments(device, setup.generation, link.send)
     gc.freeze()  # what is loaded stays: no later collection looks at it again
-    link.send(ExecutorReady(os.getpid()))
+    link.send(ExecutorReady(os.getpid(), attachments.workers.told))
     if setup.reports_memory:
         report_memory(device, link.send)
     link.watch(attachments.handle)

@@ -11,7 +11,7 @@ from attrs import frozen
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.executor import host_calls, memory_calls, module_calls, stream_calls
+from pympsd_server.executor import host_calls, memory_calls, module_calls, pinned_calls, stream_calls
 from pympsd_server.executor.call import Call
 
 Execute = Callable[[Call], None]
@@ -44,6 +44,7 @@ def _row(operation: records.Operation, execute: Execute) -> Row:
 
 _EXECUTE: Final[Mapping[str, Execute]] = {
     **memory_calls.CALLS,
+    **pinned_calls.CALLS,
     **module_calls.CALLS,
     **stream_calls.CALLS,
     **host_calls.CALLS,

@@ -22,13 +22,24 @@ class SharedMemory:
     view: memoryview
 
 
-def make() -> SharedMemory:
-    """Return new shared memory of SHARED_BYTES, all zero; OSError when the system has none."""
-    fd = os.memfd_create("pympsd-bulk", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def make(ring_bytes: int = 0) -> SharedMemory:
+    """Return new shared memory of SHARED_BYTES and a ring's, all zero; OSError when the system has none."""
+    size = SHARED_BYTES + ring_bytes
+    fd = make_sealed("pympsd-bulk", size)
     try:
-        os.ftruncate(fd, SHARED_BYTES)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        return SharedMemory(fd, memoryview(mmap.mmap(fd, SHARED_BYTES)))
+        return SharedMemory(fd, memoryview(mmap.mmap(fd, size)))
     except BaseException:
         os.close(fd)
         raise
+
+
+def make_sealed(name: str, size: int) -> int:
+    """Return the descriptor of ``size`` zero bytes whose size nobody can change; OSError when there are none."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

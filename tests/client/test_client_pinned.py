@@ -1,4 +1,4 @@
-"""Page-locked host memory: ordinary memory with copies that work, and the bound it has before Volta."""
+"""Page-locked host memory: shared with the executor, copied by its device, and the bound it has before Volta."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def test_unified_addressing_copies_either_way(host: int) -> None:
     at(host)[:] = np.arange(COUNT) % 253
     assert cuda.cuMemcpy(data, host, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
     assert cuda.cuMemcpyAsync(other, data, COUNT, 0) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert cuda.cuStreamSynchronize(0) == (cuda.CUresult.CUDA_SUCCESS,)
     assert (at(other) == np.arange(COUNT) % 253).all()
     at(host)[:] = 7
     assert cuda.cuMemcpy(other, host, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
@@ -134,6 +135,22 @@ def test_it_is_unbounded_on_these_devices(context: Any, monkeypatch: pytest.Monk
 # --- the bound
 
 
+class PagesOfOurOwn:
+    """Pages that no executor has."""
+
+    transport = None
+
+    def __init__(self, size: int) -> None:
+        self._pages = mmap.mmap(-1, size)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+        self.close = self._pages.close
+
+
+def allocated(table: Pinned, size: int, *, bounded: bool) -> int:
+    """Allocate without an executor."""
+    return table.allocate(size, 0, bounded, PagesOfOurOwn)  # type: ignore[arg-type]
+
+
 def size_of(path: Path) -> int:
     """The size of the file system that a path is on."""
     found = os.statvfs(path)
@@ -144,12 +161,12 @@ def test_the_bound_is_the_size_of_the_file_system(tmp_path: Path) -> None:
     table = Pinned(str(tmp_path))
     size = size_of(tmp_path)
     with pytest.raises(CudaError) as caught:
-        table.allocate(size + 1, 0, bounded=True)
+        allocated(table, size + 1, bounded=True)
     assert caught.value.code == 2
     assert f"{tmp_path} has: {size} bytes" in caught.value.reason
-    small = table.allocate(1, 0, bounded=True)
+    small = allocated(table, 1, bounded=True)
     with pytest.raises(CudaError, match=f"with {PAGE} in use"):
-        table.allocate(size, 0, bounded=True)
+        allocated(table, size, bounded=True)
     table.free(small)
 
 
@@ -159,7 +176,7 @@ def test_registered_memory_counts_too(tmp_path: Path) -> None:
     with pytest.raises(CudaError, match="has: 0 bytes"):
         table.register(array.ctypes.data, COUNT, 0, bounded=True)
     with pytest.raises(CudaError, match="has: 0 bytes"):
-        table.allocate(1, 0, bounded=True)
+        allocated(table, 1, bounded=True)
     table.register(array.ctypes.data, COUNT, 0, bounded=False)
 
 
@@ -184,7 +201,7 @@ def test_the_sum_never_exceeds_the_bound_and_what_is_freed_counts_again(steps: l
         refused = False
         try:
             if kind == "allocate":
-                address = table.allocate(size, 0, bounded=True)
+                address = allocated(table, size, bounded=True)
             else:
                 table.register(address, size, 0, bounded=True)
             held[address] = (kind, pages)

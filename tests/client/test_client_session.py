@@ -14,6 +14,7 @@ from attrs import define, field
 
 from pympsd.build import build_id
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
+from pympsd.vocabulary.results import Result
 from pympsd.wire import messages
 from pympsd.wire.framing import FrameReader
 from pympsd.wire.messages import (
@@ -222,6 +223,25 @@ def test_a_refused_request_leaves_the_session_as_it_was(daemon: FakeDaemon, knoc
     assert caught.value.code == MAX_CLIENTS
     opened_one = session.open_context(session.devices[0], 0)
     session.close_context(session.devices[0], opened_one.serial)
+
+
+def test_an_executor_that_ends_meanwhile_is_not_the_servers_end(daemon: FakeDaemon, knocked: Knocked) -> None:
+    given: list[int] = []
+
+    def serve(server: Peer, request: object) -> None:
+        assert isinstance(request, OpenContext)
+        first = request.device not in given
+        given.append(request.device)
+        server.send(opened(request, 10 + len(given)), *(daemon.stream() if first else ()))
+
+    daemon.in_session = serve
+    session = knocked(daemon)
+    session.open_context(session.devices[0], 0).transport._end("the executor has ended")
+    with pytest.raises(CudaError) as caught:
+        session.open_context(session.devices[0], 0)
+    assert caught.value.code == Result.ERROR_LAUNCH_FAILED
+    session.check()
+    assert session.open_context(session.devices[1], 0).serial == 13
 
 
 def test_an_answer_to_a_request_that_was_given_up_is_put_away(daemon: FakeDaemon, knocked: Knocked) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pympsd_server.backends.emulated.memory import AddressSpace
 from pympsd_server.backends.emulated.ptx import Batch, LoadedModule, Program, load_program, preferred_blocks
+from tests.gpu.devices import DEVICES
 
 BASE = 0x6000_0000_0000
 HEADER = ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -86,3 +87,10 @@ def batches(
         Batch(module, name, grid, block, parameters, shared, first, np.zeros(min(each, total - first), np.int64))
         for first in range(0, total, each)
     ]
+
+
+if DEVICES.backends and not TYPE_CHECKING:
+    # scripts/test-gpu: the same tests, with a GPU in the place of the translator.
+    from tests.gpu.harness_device import GpuDevice
+
+    Device = GpuDevice

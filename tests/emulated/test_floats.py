@@ -160,6 +160,14 @@ def test_double_precision_fma_is_fused(cases: list[tuple[float, float, float]]) 
         assert found == wanted, (x, y, z)
 
 
+def test_double_precision_fma_of_the_greatest_numbers_that_cancel() -> None:
+    """The exact sum is zero, though the error terms of the product overflow; found by generated programs."""
+    greatest = np.finfo("f8").max
+    a, b, c = (np.array([value], "f8") for value in (greatest, -1.0, greatest))
+    same(run_fragment("fma.rn.f64 %d, %a, %b, %c;", "f8", a, b, c), np.array([0.0]))
+    same(run_fragment("fma.rm.f64 %d, %a, %b, %c;", "f8", a, b, c), np.array([-0.0]))
+
+
 def test_half_precision_pairs() -> None:
     a, b, c = (floats("f2", 512, seed) for seed in (1, 2, 3))
     with np.errstate(all="ignore"):

@@ -195,10 +195,14 @@ def interpreted(program: list[Statement]) -> np.ndarray[Any, Any]:
     return np.array(results, "u4")
 
 
-def translated(program: list[Statement]) -> np.ndarray[Any, Any]:
+WORDS = REGISTERS + SLOTS + 1
+"""What each thread leaves: its registers, its slots, and whether it took the way out."""
+
+
+def kernel(program: list[Statement], name: str = "k") -> str:
+    """Return a program as a kernel, without the header of a module; its parameter is where threads leave their words."""
     renderer = Renderer()
     renderer.block(program)
-    count = REGISTERS + SLOTS + 1
     start = "".join(
         f"mul.lo.u32 %r{i}, %r0, {(i + 3) * 2654435761 & MASK}; add.u32 %r{i}, %r{i}, {i};"
         for i in range(1, REGISTERS)
@@ -208,19 +212,22 @@ def translated(program: list[Statement]) -> np.ndarray[Any, Any]:
         f"ld.local.u32 %t, [%base+{4 * i}]; st.global.u32 [%out+{4 * (REGISTERS + i)}], %t;" for i in range(SLOTS)
     ]
     body = "\n".join(renderer.lines)
-    ptx = f"""{HEADER}.visible .entry k(.param .u64 p)
+    return f""".visible .entry {name}(.param .u64 p)
 {{ .reg .b32 %r<{REGISTERS}>, %t, %left; .reg .b64 %a, %base, %out; .reg .pred %p, %q; .local .b32 slots[{SLOTS}];
 mov.u64 %base, slots; mov.u32 %r0, %tid.x; {start} mov.u32 %left, 1;
 {body}
 mov.u32 %left, 0;
-OUT: ld.param.u64 %out, [p]; mov.u32 %t, %tid.x; mul.wide.u32 %a, %t, {4 * count}; add.s64 %out, %out, %a;
+OUT: ld.param.u64 %out, [p]; mov.u32 %t, %tid.x; mul.wide.u32 %a, %t, {4 * WORDS}; add.s64 %out, %out, %a;
 {chr(10).join(stores)}
-st.global.u32 [%out+{4 * (count - 1)}], %left; ret; }}
+st.global.u32 [%out+{4 * (WORDS - 1)}], %left; ret; }}
 """
+
+
+def translated(program: list[Statement]) -> np.ndarray[Any, Any]:
     device = Device(1 << 20)
-    out = np.zeros((THREADS, count), "u4")
+    out = np.zeros((THREADS, WORDS), "u4")
     address = device.put(out)
-    device.launch(device.load(ptx), "k", 1, THREADS, address)
+    device.launch(device.load(HEADER + kernel(program)), "k", 1, THREADS, address)
     return device.get(address, out)
 
 

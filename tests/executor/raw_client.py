@@ -66,6 +66,8 @@ class RawClient:
     context: int
     generation: int
     attached: Attached
+    brought: list[int] = field(factory=list)
+    """Descriptors that came with answers and were not taken."""
     _answers: dict[int, Answer] = field(factory=dict)
     _received: bytes = b""
     _sequence: int = 0
@@ -105,7 +107,8 @@ class RawClient:
         return frozenset(self._answers)
 
     def _receive(self) -> None:
-        data = self.stream.recv(1 << 16)
+        data, fds, _, _ = socket.recv_fds(self.stream, 1 << 16, 1)
+        self.brought += fds
         if not data:
             raise EOFError
         self._received += data
@@ -165,7 +168,22 @@ class RawClient:
         grid, block = options.get("grid", (1, 1, 1)), options.get("block", (1, 1, 1))
         return self.send("LAUNCH", stream, module, function, *grid, *block, 0, len(parameters), tail=parameters)
 
+    def allocate_pinned(self, count: int) -> tuple[int, mmap.mmap]:
+        """Return the address that records name page-locked memory by, and a mapping of it, wherever."""
+        (address,) = struct.unpack("=Q", self.good("ALLOCATE_PINNED", count))
+        fd = self.brought.pop(0)
+        try:
+            return address, mmap.mmap(fd, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
+
+    def free_pinned(self, address: int) -> Answer:
+        """Free it, naming no context."""
+        return self.call("FREE_PINNED", address, context=0)
+
     def close(self) -> None:
-        """Let go of both."""
+        """Let go of everything."""
+        while self.brought:
+            os.close(self.brought.pop())
         self.stream.close()
         self.memory.close()

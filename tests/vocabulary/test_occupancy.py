@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pympsd.devices.profiles import PROFILES
-from pympsd.vocabulary.occupancy import block_cost, blocks_per_multiprocessor, multiprocessor_room
+from pympsd.vocabulary.occupancy import block_cost, blocks_per_multiprocessor, multiprocessor_room, warp_registers
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,23 @@ from pympsd.vocabulary.occupancy import block_cost, blocks_per_multiprocessor, m
 )
 def test_blocks_of_known_models(model: str, threads: int, shared_bytes: int, blocks: int) -> None:
     assert blocks_per_multiprocessor(PROFILES[model].attributes, threads, shared_bytes) == blocks
+
+
+@pytest.mark.parametrize(
+    ("registers", "threads", "blocks"),
+    [
+        (32, 1024, 2),  # 64 warps of 1,024 registers: the file just holds them
+        (33, 1024, 1),  # 1,280 a warp: 48 warps
+        (64, 256, 4),
+        (128, 256, 2),
+        (255, 1024, 0),  # 8 warps only
+        (255, 128, 2),
+        (16, 32, 32),  # blocks bound it
+    ],
+)
+def test_registers_bound_it_where_they_count(registers: int, threads: int, blocks: int) -> None:
+    h200 = PROFILES["H200"].attributes
+    assert blocks_per_multiprocessor(h200, threads, 0, warp_registers(registers)) == blocks
 
 
 def test_a_block_that_does_not_fit() -> None:

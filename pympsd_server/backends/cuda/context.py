@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Iterable
 from threading import RLock
@@ -16,6 +17,7 @@ from pympsd_server.backends.cuda.promises import Promises
 from pympsd_server.backends.cuda.shares import Share
 from pympsd_server.backends.cuda.stream import CudaEvent, CudaStream
 from pympsd_server.backends.interface import BackendError, Completion, Outcome
+from pympsd_server.native.states import ContextState
 
 if TYPE_CHECKING:
     from pympsd_server.backends.cuda.device import CudaDevice
@@ -53,8 +55,6 @@ class CudaContext:
         self.lock = RLock()
         self.promises = Promises()
         self.order = Order(self._refused_late)
-        self.unseen: dict[CudaStream, None] = {}
-        """Blocking streams with work that the default stream has not been made to wait for."""
         self.streams: dict[CudaStream, None] = {}
         self._level = level
         self._on_fault = on_fault
@@ -64,7 +64,10 @@ class CudaContext:
         self._retired: set[int] = set()
         self._modules: dict[CudaModule, None] = {}
         self._default = self._stream(blocking=True, priority=0)
+        self._default.native_state.is_default = 1
         self.order.default = self._default
+        self.native_state = ContextState(default_stream=ctypes.pointer(self._default.native_state))
+        """What a native worker may do here."""
 
     # --- memory
 
@@ -173,6 +176,22 @@ class CudaContext:
         self.check()
         return CudaEvent(self, timing)
 
+    def note_unseen(self, stream: CudaStream) -> None:
+        """A blocking stream has work that the default stream was not made to wait for."""
+        if not stream.native_state.unseen:
+            stream.native_state.unseen = 1
+            self.native_state.unseen += 1
+
+    def take_unseen(self) -> list[CudaStream]:
+        """Return the streams that have such work; it is the default stream's now to wait for it."""
+        if not self.native_state.unseen:
+            return []
+        unseen = [stream for stream in self.streams if stream.native_state.unseen]
+        for stream in unseen:
+            stream.native_state.unseen = 0
+        self.native_state.unseen = 0
+        return unseen
+
     def notify(self, done: Completion) -> None:
         """Call back when all work so far in all streams is done."""
         tell = self.promises.make(done)
@@ -218,7 +237,13 @@ class CudaContext:
                 if on_ruined is None or self._outcome.code is Result.SUCCESS:
                     raise
                 on_ruined(self._outcome)
+            self.native_state.held = self.order.holds
         return step
+
+    def release_step(self, step: Step) -> None:
+        """A held step is passed. The lock is held."""
+        self.order.release(step)
+        self.native_state.held = self.order.holds
 
     def _refused_late(self, error: BackendError) -> None:
         self.ruin(Outcome(error.code, f"refused after a function of the client's had held it: {error.reason}"))
@@ -240,18 +265,21 @@ class CudaContext:
         if self._outcome.code is not Result.SUCCESS:
             return
         self._outcome = outcome
+        self.native_state.closed = 1
         self._on_fault(outcome)
         self.promises.end(outcome)
 
     def suspects(self) -> list[str]:
         """Return the kernels launched last in streams that may have unfinished work."""
-        names = (stream.last_kernel for stream in tuple(self.streams) if not stream.known_settled)
-        return [name for name in names if name]
+        names = {int(each.handle): each.layout.name for module in tuple(self._modules) for each in module.kernels}
+        busy = [stream.native_state.last_function for stream in tuple(self.streams) if not stream.known_settled]
+        return [names[function] for function in busy if function in names]
 
     def terminate(self, outcome: Outcome) -> None:
         """Take no more work; BackendError LAUNCH_TIMEOUT when kernels still run after PATIENCE_SECONDS."""
         if self._outcome.code is Result.SUCCESS:
             self._outcome = outcome
+            self.native_state.closed = 1
             self.promises.end(outcome)
         if not self._becomes_quiet():
             reason = f"kernels of the context still run after {PATIENCE_SECONDS} s; this device cannot stop them"
@@ -267,15 +295,23 @@ class CudaContext:
         else:
             self.device.janitor.add(self.is_quiet, self.release)
 
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether it was destroyed: the device knows it only until nothing of it runs."""
+        return self._outcome is _DESTROYED
+
     def abandon(self) -> None:
         """Take no more work, and wait for none."""
         self._outcome = _DESTROYED
+        self.native_state.closed = 1
         self.promises.end(_DESTROYED)
 
     def is_quiet(self) -> bool:
         """Whether nothing of it is under way; also when the device is ruined, for then nothing runs any more."""
+        if self.native_state.active:  # a worker is in the midst of a call, which is not counted yet
+            return False
         try:
-            return all(stream.is_settled() for stream in tuple(self.streams))
+            return all([stream.is_settled() for stream in tuple(self.streams)])  # noqa: C419 - each counts its kernels
         except BackendError:
             return True
 
@@ -303,6 +339,5 @@ class CudaContext:
         if stream not in self.streams:
             return False
         del self.streams[stream]
-        self.unseen.pop(stream, None)
         self.space.give(charge)
         return True

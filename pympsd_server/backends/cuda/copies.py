@@ -1,7 +1,7 @@
 """Copies between the host and the device, which never keep a worker until they are done.
 
 Small ones go through a slot of the executor's registered memory, large ones directly from and to the client's shared
-memory once that is registered.
+memory once that is registered. Page-locked memory that a client shares is the device's to read and write itself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver import cu
 from pympsd_server.backends.cuda.promises import Promise
+from pympsd_server.backends.cuda.ranges import registered_parts
 from pympsd_server.backends.cuda.staging import DIRECT_BYTES, Slot, address_of
 from pympsd_server.backends.interface import BackendError, Completion, Outcome
 
@@ -48,6 +49,31 @@ def from_device(stream: CudaStream, target: memoryview, source: int, done: Compl
             target.cast("B")[:] = slot.view
 
     _copy(stream, done, slot, cu.cuMemcpyDtoHAsync, (address, source, count), finish)
+
+
+def from_host(stream: CudaStream, destination: int, source: memoryview) -> None:
+    """Copy bytes of a client's page-locked memory to the device, the place having been checked; nobody is told."""
+    call = stream.context.device.driver.call
+
+    def issue() -> None:
+        # It refers to the bytes, which so outlive their registration; the driver then copies them like any others.
+        for offset, address, length in registered_parts(address_of(source), source.nbytes):
+            call(cu.cuMemcpyHtoDAsync, destination + offset, address, length, stream.handle)
+
+    if source.nbytes:
+        stream.put(issue)
+
+
+def to_host(stream: CudaStream, target: memoryview, source: int) -> None:
+    """Copy device bytes, whose place was checked, to a client's page-locked memory; nobody is told."""
+    call = stream.context.device.driver.call
+
+    def issue() -> None:
+        for offset, address, length in registered_parts(address_of(target), target.nbytes):
+            call(cu.cuMemcpyDtoHAsync, address, source + offset, length, stream.handle)
+
+    if target.nbytes:
+        stream.put(issue)
 
 
 def on_device(stream: CudaStream, destination: int, source: int, count: int) -> None:

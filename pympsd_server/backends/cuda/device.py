@@ -18,10 +18,12 @@ from pympsd_server.backends.cuda.counters import Counters
 from pympsd_server.backends.cuda.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.driver import Driver, cu, plain_call
 from pympsd_server.backends.cuda.janitor import Janitor
+from pympsd_server.backends.cuda.native_calls import native_calls
 from pympsd_server.backends.cuda.points import Events, Watch
 from pympsd_server.backends.cuda.probe import uuid_of
 from pympsd_server.backends.cuda.shares import SHARE_BYTES, Share, Shares
-from pympsd_server.backends.cuda.staging import Registered, Staging
+from pympsd_server.backends.cuda.staging import ReachedHost, Registered, Staging
+from pympsd_server.backends.cuda.words import Words
 from pympsd_server.backends.interface import BackendError, Capabilities, Outcome, Quota
 
 CAPABILITIES: Final = Capabilities(
@@ -32,6 +34,7 @@ CAPABILITIES: Final = Capabilities(
     limits_memory=True,
     sees_blocks=False,
     passes_waiting_kernels=False,
+    maps_host_memory=True,
 )
 _LEVELS: Final = 3
 """Stream priorities that a client has; those of a client below normal all come behind those of a normal one."""
@@ -72,14 +75,19 @@ class CudaDevice:
         self.driver = Driver(plain_call(cu.cuDevicePrimaryCtxRetain, handle), self._ruined)
         self.counters = Counters()
         self.events = Events(self.driver)
+        self.words = Words(self.driver)
+        self.native_calls = native_calls(self.driver, facts.attributes)
         self.memory = DeviceMemory(self.driver, int(handle), window_of(ordinal))
         self.staging = Staging(self.driver)
-        self.budget = DeviceBudget(facts.memory_bytes)
         self.shares = Shares(self.driver, handle, facts.multiprocessors, self.memory)
         self.watch = Watch(self.is_quiet)
         self.janitor = Janitor()
+        # The context itself counts as taken, and what executors of other users and other programs have.
+        self.budget = DeviceBudget(facts.memory_bytes, self._taken_in_all)
+
+    def _taken_in_all(self) -> int:
         free, total = self.driver.call(cu.cuMemGetInfo)
-        self.budget.take(int(total) - int(free))  # the context itself, and whatever else is on the device
+        return int(total) - int(free)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -123,6 +131,22 @@ class CudaDevice:
         """Bytes by client: allocations, modules and contexts."""
         with self._lock:
             return {key: client.budget.used for key, client in self._clients.items()}
+
+    @property
+    def unfinished(self) -> int:
+        """How many contexts were destroyed and have kernels that still run."""
+        with self._lock:
+            return sum(context.is_destroyed for context in self._contexts)
+
+    def reach_host(self, address: int, memory: memoryview) -> Callable[[], None]:
+        """Pin host memory for copies and kernels; given up, it stays so until nothing is under way on the device."""
+        reached = ReachedHost(self.driver, address, memory)
+        try:
+            reached.register()
+        except BackendError:
+            self.janitor.add(self.is_quiet, reached.release)
+            raise
+        return lambda: self.janitor.add(self.is_quiet, reached.release)
 
     def watch_memory(self, changed: Callable[[], None]) -> None:
         """Have every change of ``memory_used`` told."""

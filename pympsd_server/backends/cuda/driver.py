@@ -56,6 +56,11 @@ class Driver:
         self._on_ruin = on_ruin
         self._thread = threading.local()
 
+    @property
+    def context(self) -> int:
+        """The CUcontext."""
+        return int(self._context)
+
     def enter(self) -> None:
         """Make the context current in this thread, once."""
         if not hasattr(self._thread, "entered"):
@@ -67,7 +72,7 @@ class Driver:
         self.enter()
         code, *values = function(*arguments)
         if int(code):
-            raise self._failed(int(code), getattr(function, "__name__", "a driver call"))
+            raise self.failed(int(code), getattr(function, "__name__", "a driver call"))
         return values[0] if len(values) == 1 else tuple(values)
 
     def is_done(self, query: Callable[..., Any], handle: Any) -> bool:
@@ -77,10 +82,11 @@ class Driver:
         if code == NOT_READY:
             return False
         if code:
-            raise self._failed(code, getattr(query, "__name__", "a query"))
+            raise self.failed(code, getattr(query, "__name__", "a query"))
         return True
 
-    def _failed(self, code: int, what: str) -> BackendError:
+    def failed(self, code: int, what: str) -> BackendError:
+        """Return the error for a call that answered with a CUresult; the device is ruined where that means it."""
         error = failure(code, what)
         if code in _RUINOUS:
             self._on_ruin(Outcome(error.code, error.reason))

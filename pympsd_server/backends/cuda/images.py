@@ -1,6 +1,6 @@
 """What a module image is, and what a cubin holds, pure: the driver takes an image by address and trusts its contents.
 
-A cubin is an ELF file for machine 190 (EM_CUDA); its variables are the global objects of its symbol table. Sources:
+A cubin is an ELF file for machine 190 (EM_CUDA); its variables are the objects of its symbol table. Sources:
 ELF-64 object file format; cuobjdump -elf; fatbinary.h for the magic number.
 """
 
@@ -25,7 +25,6 @@ _SYMBOLS: Final = 2
 _NO_BITS: Final = 8
 _ALLOCATED: Final = 2
 _OBJECT: Final = 1
-_LOCAL: Final = 0
 
 
 @frozen
@@ -117,7 +116,8 @@ def _variables(symbols: Section, sections: list[Section]) -> list[str]:
     names = sections[symbols.link].data
     found = []
     for name, info, _, index, _, size in _SYMBOL.iter_unpack(symbols.data):
-        if info & 15 == _OBJECT and info >> 4 != _LOCAL and size and 0 < index < len(sections):
+        # Local symbols too: those of variables that are not .visible, which NVRTC's are not.
+        if info & 15 == _OBJECT and size and 0 < index < len(sections):
             where = sections[index].name
             if where.startswith((".nv.global", ".nv.constant3")):
                 found.append(_text(names, name))

@@ -57,10 +57,10 @@ class Launch:
     def issue(self, driver: Driver, stream: Any) -> None:
         """Give it to the driver, which copies the parameters before it returns."""
         kernel = self.kernel
-        if self.shared_bytes > kernel.dynamic_bytes:
+        if self.shared_bytes > kernel.row.dynamic_bytes:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             driver.call(cu.cuFuncSetAttribute, kernel.handle, attribute, self.shared_bytes)
-            kernel.dynamic_bytes = self.shared_bytes
+            kernel.row.dynamic_bytes = self.shared_bytes
         start = ctypes.create_string_buffer(self.parameters, max(1, len(self.parameters)))
         address = ctypes.addressof(start)
         if self.cooperative:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define
 
+from pympsd.vocabulary.occupancy import REGISTERS_OF_A_WARP, warp_registers
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.cuda.driver import Driver, cu
 from pympsd_server.backends.cuda.images import check_fatbin, kind_of, read_cubin
 from pympsd_server.backends.interface import BackendError
+from pympsd_server.native.states import KernelRow
 
 if TYPE_CHECKING:
     from pympsd_server.backends.cuda.context import CudaContext
@@ -51,11 +54,11 @@ def _linked(driver: Driver, kind: Any, image: bytes) -> bytes:
 
 @define(eq=False)
 class Kernel:
-    """A function of a module; ``dynamic_bytes`` is what dynamic shared memory it may have so far."""
+    """A function of a module; ``row`` tells a native worker of it."""
 
     handle: Any
     layout: FunctionLayout
-    dynamic_bytes: int
+    row: KernelRow
 
 
 class CudaModule:
@@ -72,14 +75,21 @@ class CudaModule:
         try:
             count = int(driver.call(cu.cuModuleGetFunctionCount, self.handle))
             handles = driver.call(cu.cuModuleEnumerateFunctions, count, self.handle) if count else []
-            self.kernels = tuple(_kernel(driver, handle) for handle in handles)
-            self._globals = tuple(self._variable(name) for name in read.variables)
+            self.native_kernels = (KernelRow * count)()
+            self.kernels = tuple(map(_kernel, repeat(driver), handles, self.native_kernels))
+            self._globals = tuple(found for name in read.variables if (found := self._variable(name)) is not None)
         except BaseException:
             driver.call(cu.cuModuleUnload, self.handle)
             raise
 
-    def _variable(self, name: str) -> GlobalLayout:
-        address, size = self._driver.call(cu.cuModuleGetGlobal, self.handle, name.encode())
+    def _variable(self, name: str) -> GlobalLayout | None:
+        """Return where a variable is; None for what only the compiler knows by this name."""
+        try:
+            address, size = self._driver.call(cu.cuModuleGetGlobal, self.handle, name.encode())
+        except BackendError as error:
+            if error.code == Result.ERROR_NOT_FOUND:
+                return None
+            raise
         return GlobalLayout(name, int(address), int(size))
 
     @property
@@ -108,8 +118,9 @@ class CudaModule:
         self._driver.call(cu.cuModuleUnload, self.handle)
 
 
-def _kernel(driver: Driver, handle: Any) -> Kernel:
+def _kernel(driver: Driver, handle: Any, row: KernelRow) -> Kernel:
     attributes = _attributes(driver, handle)
+    attributes[REGISTERS_OF_A_WARP] = warp_registers(attributes["NUM_REGS"])
     parameters = _parameters(handle)
     layout = FunctionLayout(
         name=driver.call(cu.cuFuncGetName, handle).decode(),
@@ -117,7 +128,10 @@ def _kernel(driver: Driver, handle: Any) -> Kernel:
         parameter_bytes=max((offset + size for offset, size in parameters), default=0),
         attributes=attributes,
     )
-    return Kernel(handle, layout, attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", 0))
+    row.function, row.parameter_bytes = int(handle), layout.parameter_bytes
+    row.max_threads, row.shared_bytes = attributes["MAX_THREADS_PER_BLOCK"], attributes["SHARED_SIZE_BYTES"]
+    row.dynamic_bytes = attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", 0)
+    return Kernel(handle, layout, row)
 
 
 def _attributes(driver: Driver, handle: Any) -> dict[str, int]:

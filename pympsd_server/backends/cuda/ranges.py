@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
 from typing import Final
 
 from attrs import frozen
@@ -12,6 +13,10 @@ PAGE_BYTES: Final = 2 << 20
 """What the driver maps at least (measured: the granularity of cuMemCreate on an H200)."""
 
 
+REGISTERED_BYTES: Final = 16 << 20
+"""Host memory is registered in parts that end at multiples of this: nobody launches while a part is (7 ms)."""
+
+
 class NoRange(Exception):
     """No free range is long enough."""
 
@@ -19,6 +24,15 @@ class NoRange(Exception):
 def rounded(count: int, to: int) -> int:
     """Return the least multiple of ``to`` that is not below ``count``."""
     return -(-count // to) * to
+
+
+def registered_parts(address: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (offset, address, length) of the registered parts that bytes lie in: the driver copies within one."""
+    at, end = address, address + count
+    while at < end:
+        length = min(end, (at // REGISTERED_BYTES + 1) * REGISTERED_BYTES) - at
+        yield at - address, at, length
+        at += length
 
 
 class Gaps:

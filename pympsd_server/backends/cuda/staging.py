@@ -6,7 +6,10 @@ waits for every running kernel, so that is left to the janitor. Source: docs/dec
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
+import os
 from threading import Lock
 from typing import Any, Final
 
@@ -15,7 +18,7 @@ from attrs import define, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver import Driver, cu
-from pympsd_server.backends.cuda.ranges import Gaps, NoRange
+from pympsd_server.backends.cuda.ranges import Gaps, NoRange, registered_parts
 from pympsd_server.backends.interface import BackendError
 
 DIRECT_BYTES: Final = 256 << 10
@@ -23,6 +26,10 @@ DIRECT_BYTES: Final = 256 << 10
 _AREA_BYTES: Final = 16 << 20
 _LIMIT_BYTES: Final = 512 << 20
 """Slots of copies that are not done may take so much; more is OUT_OF_MEMORY."""
+_POPULATE_WRITE: Final = 23
+"""MADV_POPULATE_WRITE; kernels before 5.14 do not have it, and the driver makes the pages while it pins them."""
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def address_of(view: memoryview) -> int:
@@ -126,3 +133,35 @@ class Registered:
             if address:
                 self._driver.call(cu.cuMemHostUnregister, address)
         self._memories.clear()
+
+
+class ReachedHost:
+    """Page-locked memory that a client shares: pinned where it lies, for copies and for kernels."""
+
+    def __init__(self, driver: Driver, address: int, memory: memoryview) -> None:
+        self._driver = driver
+        self._address = address
+        self._memory: memoryview | None = memory
+        self._registered: list[int] = []
+
+    def register(self) -> None:
+        """Pin it in parts, so that others launch in between; after a BackendError ``release`` undoes the rest."""
+        flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
+        assert self._memory is not None
+        for _, address, length in registered_parts(self._address, self._memory.nbytes):
+            _populate(address, length)
+            self._driver.call(cu.cuMemHostRegister, address, length, flags)
+            self._registered.append(address)
+
+    def release(self) -> None:
+        """Give it up; this waits for every kernel that runs."""
+        while self._registered:
+            self._driver.call(cu.cuMemHostUnregister, self._registered.pop())
+        self._memory = None
+
+
+def _populate(address: int, length: int) -> None:
+    """Make the pages, which takes longer than pinning them, while nobody is held up."""
+    if _madvise(address, length, _POPULATE_WRITE) != 0 and ctypes.get_errno() != errno.EINVAL:
+        reason = f"no {length} bytes of page-locked memory: {os.strerror(ctypes.get_errno())}"
+        raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda.copies import from_device, on_device, to_device
+from pympsd_server.backends.cuda.copies import from_device, from_host, on_device, to_device, to_host
 from pympsd_server.backends.cuda.driver import cu
 from pympsd_server.backends.cuda.launches import Launch
 from pympsd_server.backends.cuda.module import CudaModule
 from pympsd_server.backends.cuda.order import Step
 from pympsd_server.backends.cuda.points import Point
 from pympsd_server.backends.interface import BackendError, Completion, Event, Module, Outcome
+from pympsd_server.native.states import STREAM_EVENTS, StreamState
 
 if TYPE_CHECKING:
     from pympsd_server.backends.cuda.context import CudaContext
@@ -28,24 +29,22 @@ class CudaStream:
     def __init__(self, context: CudaContext, handle: Any, blocking: bool, charge: int) -> None:
         self.context = context
         self.handle = handle
-        self.last_kernel = ""
-        self._is_blocking = blocking
+        self.word = context.device.words.take()
+        self.native_state = StreamState(handle=int(handle), word=self.word.address, is_blocking=blocking)
+        self.native_state.marked = self.word.value
+        self._events = [context.device.events.take(False) for _ in range(STREAM_EVENTS)]
+        self.native_state.events[:] = [int(event) for event in self._events]
+        """The counts of its work, which a native worker keeps too."""
         self._charge = charge
         self._driver = context.device.driver
-        self._issued = 0
-        """Operations given to the driver."""
-        self._settled = 0
-        """How many of them are known to be done."""
-        self._launched = 0
+        self._started = 0
         self._ended = 0
-        """Kernels, and how many of them are known to have ended."""
-        self._seen_of_default = 0
-        """How many of the default stream's this one was made to wait for."""
+        """Kernels that were counted as started, and as ended."""
 
     @property
     def blocking(self) -> bool:
         """Whether it and the default stream wait for each other."""
-        return self._is_blocking
+        return bool(self.native_state.is_blocking)
 
     # --- copies and fills
 
@@ -58,6 +57,16 @@ class CudaStream:
         """Copy device memory to host bytes."""
         self.context.space.check(source, target.nbytes)
         from_device(self, target, source, done)
+
+    def copy_from_host(self, destination: int, source: memoryview) -> None:
+        """Copy to device memory from host memory of ``reach_host``."""
+        self.context.space.check(destination, source.nbytes)
+        from_host(self, destination, source)
+
+    def copy_to_host(self, target: memoryview, source: int) -> None:
+        """Copy device memory to host memory of ``reach_host``."""
+        self.context.space.check(source, target.nbytes)
+        to_host(self, target, source)
 
     def copy_on_device(self, destination: int, source: int, count: int) -> None:
         """Copy inside the device."""
@@ -97,9 +106,8 @@ class CudaStream:
 
     def _launch(self, launch: Launch) -> None:
         launch.issue(self._driver, self.handle)
-        self.last_kernel = launch.kernel.layout.name
-        self._launched += 1
-        self.context.device.counters.add("kernels_started")
+        self.native_state.last_function = int(launch.kernel.handle)
+        self.native_state.launched += 1
 
     # --- events and completions
 
@@ -173,6 +181,7 @@ class CudaStream:
 
         def leave() -> None:
             self._join()
+            self.context.native_state.leaving += 1
             self.watch(self.point(), lambda: janitor.add(self.is_settled, self.discard))
 
         janitor = self.context.device.janitor
@@ -183,6 +192,10 @@ class CudaStream:
         with self.context.lock:
             if self.context.forget_stream(self, self._charge):
                 self._driver.call(cu.cuStreamDestroy, self.handle)
+                self.context.native_state.leaving = max(0, self.context.native_state.leaving - 1)
+                self.context.device.words.give(self.word)
+                for event in self._events:
+                    self.context.device.events.give(event, False)
 
     # --- issuing; the context's lock is held
 
@@ -191,7 +204,7 @@ class CudaStream:
 
         def issue() -> None:
             self._join()
-            self._issued += 1
+            self.native_state.issued += 1
             work()
             self._note()
 
@@ -199,23 +212,22 @@ class CudaStream:
 
     def _join(self) -> None:
         """Have the device do before this stream's next work what comes before it in others."""
-        context, default = self.context, self.context.default_stream
+        context, default, state = self.context, self.context.default_stream, self.native_state
         if self is default:
-            for stream in tuple(context.unseen):
+            for stream in context.take_unseen():
                 if not stream.is_settled():
-                    self._issued += 1
+                    state.issued += 1
                     self._wait(stream.point())
-            context.unseen.clear()
-        elif self.blocking and self._seen_of_default != default._issued:
-            self._seen_of_default = default._issued
+        elif state.is_blocking and state.seen_of_default != default.native_state.issued:
+            state.seen_of_default = default.native_state.issued
             if not default.is_settled():
-                self._issued += 1
+                state.issued += 1
                 self._wait(default.point())
                 self._note()
 
     def _note(self) -> None:
         if self.blocking and self is not self.context.default_stream:
-            self.context.unseen[self] = None
+            self.context.note_unseen(self)
 
     def point(self, timing: bool = False) -> Point:
         """Record a point behind what is issued so far."""
@@ -228,16 +240,27 @@ class CudaStream:
     @property
     def known_settled(self) -> bool:
         """Whether everything issued is known to be done, without asking."""
-        return self._settled == self._issued
+        return bool(self.native_state.settled == self.native_state.issued)
 
     def is_settled(self) -> bool:
         """Whether everything that was issued is done."""
-        issued, launched = self._issued, self._launched
-        if self._settled != issued and self._driver.is_done(cu.cuStreamQuery, self.handle):
-            self._settled = issued
-            self.context.device.counters.add("kernels_finished", launched - self._ended)
+        state = self.native_state
+        # In this order: what is issued meanwhile is not taken for done.
+        launched, issued = state.launched, state.issued
+        if state.settled != issued and self._driver.is_done(cu.cuStreamQuery, self.handle):
+            state.settled = issued
+        settled = bool(state.settled == issued)
+        self._count(launched, settled)
+        return settled
+
+    def _count(self, launched: int, settled: bool) -> None:
+        counters = self.context.device.counters
+        if launched != self._started:
+            counters.add("kernels_started", launched - self._started)
+            self._started = launched
+        if settled and launched != self._ended:
+            counters.add("kernels_finished", launched - self._ended)
             self._ended = launched
-        return self._settled == self._issued
 
 
 class Mark:
@@ -321,4 +344,4 @@ class CudaHostCall:
         with context.lock:
             if not self._begun or self.step is None:
                 raise BackendError(Result.ERROR_INVALID_VALUE, "the call to the host has not begun")
-            context.order.release(self.step)
+            context.release_step(self.step)

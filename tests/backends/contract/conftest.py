@@ -22,7 +22,10 @@ from .port_user import PortUser
 HERE = Path(__file__).parent
 DEVICE_BYTES = 8 << 30
 _FACTS: dict[str, dict[str, DeviceFacts]] = {
-    "emulated": {model: describe(model)[0] for model in ("H200", "P100")},
+    "emulated": {
+        **{model: describe(model)[0] for model in ("H200", "P100")},
+        "like-a-GPU": evolve(describe("H200")[0], stops_kernels=False, isolates_address_spaces=False),
+    },
     "cuda": {"GPU": gpu} if (gpu := first_gpu()) is not None else {},
 }
 """By backend, the devices of this machine by name; the first one of each passes all tests."""

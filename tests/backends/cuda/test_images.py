@@ -42,7 +42,7 @@ def refused(code: Result) -> pytest.RaisesExc[BackendError]:
 
 
 def test_a_cubins_variables_and_size_are_found() -> None:
-    assert read_cubin(cubin()) == Cubin(("counter",), 8 + 64)
+    assert read_cubin(cubin()) == Cubin(("counter", "hidden"), 8 + 64), "what is local to the module is its own too"
 
 
 @pytest.mark.parametrize("length", [7, 63, 64, 70, 200, len(cubin()) - 1])

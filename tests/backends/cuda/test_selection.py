@@ -19,7 +19,8 @@ from pympsd.vocabulary.settings import Settings
 from pympsd_server.backends.cuda.device import settle_environment
 from pympsd_server.backends.cuda.probe import pci_of
 
-GPUS = tuple(evolve(each, name="a real one") for each in describe("2xH200"))
+_EMULATED_ONLY = {"stops_kernels": False, "isolates_address_spaces": False}
+GPUS = tuple(evolve(each, name="a real one", **_EMULATED_ONLY) for each in describe("2xH200"))
 PROBE = Path(pympsd_server.__file__).parent / "backends" / "cuda" / "probe.py"
 
 

@@ -1,0 +1,87 @@
+"""Descriptors that come with answers: received along with the bytes, and kept until who asked takes them.
+
+As in `_transport`, Ctrl-C may come between any two steps: where something could be lost the steps are one chain of C
+calls, and the others may be done twice.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import Any, Final
+
+from pympsd.channel.descriptors import FD_BYTES, received, whole
+from pympsd.wire.records import BY_NAME
+
+BRINGS: Final = BY_NAME["ALLOCATE_PINNED"].opcode
+"""The operation whose good answers bring one descriptor each."""
+NO_ROOM: Final = -1
+"""Instead of a descriptor that this process had no room for."""
+
+_CHUNK: Final = (65536,)
+_ROOM: Final = (socket.CMSG_SPACE(FD_BYTES),)
+_DATA: Final = itemgetter(0)
+Message = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
+
+
+class Brought:
+    """The descriptors of one command stream. Filled by the thread that reads it, emptied by those that asked."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        """Whether whoever reads the stream receives descriptors from now on."""
+        self._arrived: Final[list[Message]] = []
+        self._laden: Final[list[Message]] = []
+        """Messages with a descriptor, in order; the kernel ends a message behind the bytes that one came with."""
+        self._claimed: Final[dict[int, Message]] = {}
+        """By the sequence number of the answer that one belongs to."""
+        self._bodies: Final[dict[int, bytes]] = {}
+        """What those answers say."""
+        self._wanted: Final[set[int]] = set()
+
+    def receive(self, connection: socket.socket, into: bytearray, flags: int) -> None:
+        """Receive bytes, and a descriptor if there is one; OSError as recvmsg raises it."""
+        flags |= socket.MSG_CMSG_CLOEXEC
+        any(map(self._arrived.append, map(connection.recvmsg, _CHUNK, _ROOM, (flags,))))
+        while self._arrived:
+            message = self._arrived[0]
+            if (message[1] or message[2] & socket.MSG_CTRUNC) and not any(one is message for one in self._laden[-1:]):
+                self._laden.append(message)
+            any(map(into.extend, map(_DATA, map(self._arrived.pop, (0,)))))
+
+    def claim(self, sequence: int, body: bytes) -> None:
+        """The answer with this sequence number has come, and the next descriptor is its."""
+        if sequence not in self._claimed and self._laden:
+            self._bodies[sequence] = body
+            any(map(self._claimed.__setitem__, (sequence,), map(self._laden.pop, (0,))))
+
+    @contextmanager
+    def wanted(self, sequence: int) -> Iterator[None]:
+        """While the answer is waited for, its descriptor is nobody else's."""
+        self._wanted.add(sequence)
+        try:
+            yield
+        finally:
+            self._wanted.discard(sequence)
+
+    def take(self, sequence: int) -> int | None:
+        """Return the answer's descriptor, which is the caller's now; NO_ROOM; None when none came."""
+        self._bodies.pop(sequence, None)
+        message = self._claimed.pop(sequence, None)
+        if message is None:
+            return None
+        fds, lost = whole(received(message[1]), message[2])
+        return NO_ROOM if lost or not fds else fds[0]
+
+    def decline(self) -> list[bytes]:
+        """Close what came for answers that nobody waits for any more; return what those answers said."""
+        unwanted = [sequence for sequence in tuple(self._claimed) if sequence not in self._wanted]
+        bodies = [self._bodies[sequence] for sequence in unwanted]
+        for sequence in unwanted:
+            fd = self.take(sequence)
+            if fd is not None and fd != NO_ROOM:
+                os.close(fd)
+        return bodies

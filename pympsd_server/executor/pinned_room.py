@@ -1,0 +1,160 @@
+"""What the clients of one device may have page-locked: addresses that both sides map, and how many bytes.
+
+Host memory belongs to everybody on the machine, and an executor is the first to go when it runs out: one client has a
+quarter of it at most, all of them together a half. What a client has freed counts until it is really gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import RLock
+from typing import Final
+
+from pympsd.vocabulary.device_facts import PINNED_BITS, PINNED_WINDOWS, pinned_window_of
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.interface import BackendError
+
+PIECES_LIMIT: Final = 4096
+"""Pieces one client may have: each is a mapping of this process, of which the system lets it have 65,530."""
+ALL_PIECES_LIMIT: Final = 16384
+GRAIN_BYTES: Final = 1 << 16
+"""Pieces begin at multiples of this (the largest page there is), with at least a page between two of them."""
+_MEMINFO: Final = "/proc/meminfo"
+_GROUPS: Final = Path("/sys/fs/cgroup")
+
+
+def machine_bytes(own_group: Path = Path("/proc/self/cgroup"), groups: Path = _GROUPS) -> int:
+    """Return how much memory this machine has, or this process' control group may have (cgroups(7), version 2)."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with suppress(OSError):
+        paths = [line[3:] for line in own_group.read_text().splitlines() if line.startswith("0::")]
+        for group in (groups / path.lstrip("/") for path in paths):
+            for each in (group, *group.parents):
+                with suppress(OSError, ValueError):  # there is none, or it says "max"
+                    limits.append(int((each / "memory.max").read_text()))
+    return min(limits)
+
+
+def available_bytes() -> int:
+    """Return how much of it can be had now without harm to others (proc(5), MemAvailable)."""
+    try:
+        with open(_MEMINFO, "rb") as file:
+            for line in file:
+                if line.startswith(b"MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return machine_bytes()
+
+
+class PinnedRoom:
+    """The ranges in use, by who has them. Safe to use from several threads, and by what the collector ends."""
+
+    def __init__(
+        self, ordinal: int, machine: int | None = None, available: Callable[[], int] = available_bytes
+    ) -> None:
+        """``ordinal`` is the device's and chooses the window; ``machine``: bytes of memory, as found by default."""
+        # The collector may end a mapping in the midst of our own work: its thread must get in again.
+        self._lock = RLock()
+        self._base = pinned_window_of(ordinal) if ordinal < PINNED_WINDOWS else 0
+        self._end = self._base + (1 << PINNED_BITS) if self._base else 0
+        size = machine_bytes() if machine is None else machine
+        self._client_limit, self._limit = size // 4, size // 2
+        self._available = available
+        self._starts: list[int] = []
+        self._ranges: dict[int, tuple[int, object]] = {}
+        """(size, owner) by start."""
+        self._bytes: Counter[object] = Counter()
+        self._pieces: Counter[object] = Counter()
+        self._next = self._start_anywhere()
+
+    def _start_anywhere(self) -> int:
+        # What a program still has of an executor that is gone must not be where the next one begins.
+        if not self._base:
+            return 0
+        return self._base + int.from_bytes(os.urandom(4), "little") % (1 << PINNED_BITS - 17) * GRAIN_BYTES
+
+    def take(self, size: int, owner: object) -> int:
+        """Return the address of ``size`` bytes, whole pages; BackendError OUT_OF_MEMORY says which limit is met."""
+        with self._lock:
+            self._check(size, owner)
+            address = self._find(size)
+            insort(self._starts, address)
+            self._ranges[address] = size, owner
+            self._bytes[owner] += size
+            self._pieces[owner] += 1
+            self._next = address + _spaced(size)
+        return address
+
+    def give(self, address: int) -> None:
+        """A range is unmapped and free."""
+        with self._lock:
+            size, owner = self._ranges.pop(address)
+            self._starts.remove(address)
+            for counter, amount in ((self._bytes, size), (self._pieces, 1)):
+                counter[owner] -= amount
+                if not counter[owner]:
+                    del counter[owner]
+
+    def skip(self, address: int) -> None:
+        """Something else is mapped at an address that was given: look elsewhere from now on."""
+        with self._lock:
+            self._next = address + (1 << 30) if address + (1 << 30) < self._end else self._base
+
+    def _check(self, size: int, owner: object) -> None:
+        if not self._base:
+            raise _no_memory(f"only the first {PINNED_WINDOWS} devices share page-locked memory with their clients")
+        used, all_used = self._bytes[owner], sum(self._bytes.values())
+        if used + size > self._client_limit:
+            raise _no_memory(
+                f"{size} bytes of page-locked memory, with {used} in use, are more than a client may have: "
+                f"{self._client_limit} bytes, a quarter of this machine's memory (what was freed counts until "
+                "nothing on the device can be at work on it); free some, or use pageable memory"
+            )
+        if all_used + size > self._limit:
+            raise _no_memory(
+                f"{size} bytes of page-locked memory: the clients of this device have {all_used} of the "
+                f"{self._limit} bytes, half of this machine's memory, that they may have; use pageable memory"
+            )
+        if self._pieces[owner] >= PIECES_LIMIT or len(self._ranges) >= ALL_PIECES_LIMIT:
+            raise _no_memory(
+                f"a client has at most {PIECES_LIMIT} pieces of page-locked memory, all of a device's clients "
+                f"{ALL_PIECES_LIMIT}; allocate larger ones and divide them"
+            )
+        if size > self._available():
+            raise _no_memory(f"this machine has no {size} bytes of memory to spare; use pageable memory")
+
+    def _find(self, size: int) -> int:
+        """Return the first free address from the next one on, else from the window's beginning."""
+        length = _spaced(size)
+        for low in (self._next, self._base):
+            at = low
+            for start in self._starts:
+                if start + _spaced(self._ranges[start][0]) <= at:
+                    continue
+                if start - at >= length:
+                    break
+                at = start + _spaced(self._ranges[start][0])
+            if at + length <= self._end:
+                return at
+        raise _no_memory(f"no range of {size} addresses is free for page-locked memory")
+
+    @property
+    def pieces(self) -> int:
+        """How many ranges are in use."""
+        return len(self._ranges)
+
+
+def _spaced(size: int) -> int:
+    """Return how far from a piece's start the next one may begin."""
+    return -(-(size + mmap.PAGESIZE) // GRAIN_BYTES) * GRAIN_BYTES
+
+
+def _no_memory(reason: str) -> BackendError:
+    return BackendError(Result.ERROR_OUT_OF_MEMORY, reason)

@@ -1,0 +1,102 @@
+"""The end of a context whose kernel still runs, as the device's capabilities say: stopped, or waited for."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.interface import BackendError, Device, Outcome
+
+from .port_user import SECONDS, PortUser
+from .test_memory import refused
+
+ENDED = Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "an operator's wish")
+MIB = 1 << 20
+
+
+class Held:
+    """A context with a kernel that runs until another context of its client lets it end; memory of both counts."""
+
+    def __init__(self, device: Device) -> None:
+        self.user, self.same = PortUser.on(device, client=1), PortUser.on(device, client=1)
+        self.result = self.same.words(2)
+        self.gate = self.same.words()
+        self.user.launch("until", self.gate, 1)
+        self.user.launch("store", self.result, 7)
+        self.user.context.allocate(64 * MIB)
+        # It has begun when another kernel of this context, launched later, has ended.
+        self.user.launch("store", self.result + 4, 9, stream=self.user.context.create_stream(True, 0))
+        while self.same.word(self.result + 4) != 9:
+            pass
+
+    def let_end(self) -> None:
+        """Let the kernel end."""
+        self.same.put(self.gate, 1)
+
+
+def unfinished(device: Device, count: int) -> None:
+    """Wait until so many contexts are unfinished."""
+    changed = threading.Event()
+    device.watch_memory(changed.set)
+    while device.unfinished != count:
+        assert changed.wait(SECONDS), f"{device.unfinished} contexts are unfinished, not {count}"
+        changed.clear()
+
+
+def test_terminating_stops_the_kernel_or_says_that_it_runs(any_device: Device) -> None:
+    held = Held(any_device)
+    if any_device.capabilities.stops_kernels:
+        held.user.context.terminate(ENDED)
+    else:
+        for _ in range(2):
+            with pytest.raises(BackendError) as caught:
+                held.user.context.terminate(ENDED)
+            assert caught.value.code == Result.ERROR_LAUNCH_TIMEOUT
+    with refused(Result.ERROR_MPS_CLIENT_TERMINATED):
+        held.user.launch("empty")
+    held.let_end()
+    # Now, or in a moment, nothing of it runs.
+    held.user.context.terminate(ENDED)
+    assert held.user.synchronize() == Result.ERROR_MPS_CLIENT_TERMINATED
+    if any_device.capabilities.sees_blocks:  # what a driver was given runs
+        assert held.same.word(held.result) == 0, "what waited behind it was dropped"
+
+
+def test_a_destroyed_context_keeps_its_memory_until_its_kernel_has_ended(any_device: Device) -> None:
+    held, other = Held(any_device), PortUser.on(any_device, client=2)
+    other.words()  # what its first allocation takes besides
+    (free, _), used = other.context.memory_info(), any_device.memory_used[1]
+    held.user.context.destroy()
+    if not any_device.capabilities.stops_kernels:
+        assert any_device.unfinished == 1
+        assert (other.context.memory_info()[0], any_device.memory_used[1]) == (free, used)
+        held.user.context.destroy()
+        assert any_device.unfinished == 1
+        held.let_end()
+    unfinished(any_device, 0)
+    assert other.context.memory_info()[0] > free + 64 * MIB
+    assert any_device.memory_used[1] < used - 64 * MIB
+    if any_device.capabilities.sees_blocks:  # what a driver was given runs
+        assert held.same.word(held.result) == 0, "what waited behind it was dropped"
+
+
+def test_of_a_client_that_has_gone_all_is_kept_until_then(any_device: Device) -> None:
+    other = PortUser.on(any_device, client=2)
+    assert other.module  # loaded before: a device may have to wait for kernels with that
+    held = Held(any_device)
+    held.user.context.destroy()
+    held.same.context.destroy()
+    assert (1 in any_device.memory_used) is not any_device.capabilities.stops_kernels
+    assert any_device.unfinished == (not any_device.capabilities.stops_kernels)
+    other.launch("empty")
+    assert other.synchronize() == Result.SUCCESS
+
+
+def test_a_device_closes_whatever_those_who_have_gone_left(any_device: Device) -> None:
+    held = Held(any_device)
+    held.user.context.destroy()
+    any_device.close()
+    with refused(Result.ERROR_DEINITIALIZED):
+        PortUser.on(any_device)

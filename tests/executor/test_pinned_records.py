@@ -1,0 +1,302 @@
+"""Page-locked memory by bare records: shared at one address, copied by the device, bounded, gone when it may be."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pympsd.vocabulary.device_facts import pinned_window_of, window_of
+from pympsd.vocabulary.results import Result
+from pympsd.wire import records
+from pympsd.wire.executor_messages import Attach, Attached
+from pympsd_server.executor.pinned_room import PIECES_LIMIT
+
+from .executor_owner import ExecutorOwner
+from .raw_client import ENDLESS, RawClient
+
+VALUE, MEMORY = Result.ERROR_INVALID_VALUE, Result.ERROR_OUT_OF_MEMORY
+PAGE = mmap.PAGESIZE
+SECONDS = 30.0
+
+
+def mapped_pieces(executor: ExecutorOwner) -> int:
+    """How many pieces the executor has mapped."""
+    return Path(f"/proc/{executor.process.pid}/maps").read_text().count("memfd:pympsd-pinned")
+
+
+def wait_until_unmapped(executor: ExecutorOwner) -> None:
+    """What is freed goes from the thread that is done with it last."""
+    deadline = time.monotonic() + SECONDS
+    while mapped_pieces(executor):
+        assert time.monotonic() < deadline, "page-locked memory stays mapped"
+        time.sleep(0.001)
+
+
+def deferred(client: RawClient) -> int:
+    """The error that a record without an answer left for the next call."""
+    return client.call("SYNCHRONIZE_CONTEXT").result
+
+
+def test_memory_is_made_in_the_window_sealed_and_zero(client: RawClient, executor: ExecutorOwner) -> None:
+    answer = client.call("ALLOCATE_PINNED", 100_000)
+    assert answer.result == 0
+    (address,) = struct.unpack("=Q", answer.body)
+    assert pinned_window_of(0) <= address < address + 100_000 < pinned_window_of(1)
+    assert address % PAGE == 0
+    (fd,) = client.brought
+    assert os.fstat(fd).st_size == -(-100_000 // PAGE) * PAGE
+    for size in (0, 1 << 30):
+        with pytest.raises(OSError, check=lambda error: error.errno == errno.EPERM):
+            os.ftruncate(fd, size)
+    assert os.pread(fd, 1 << 20, 0) == bytes(os.fstat(fd).st_size)
+    maps = Path(f"/proc/{executor.process.pid}/maps").read_text()
+    assert any(line.startswith(f"{address:x}-") and "pympsd-pinned" in line for line in maps.splitlines())
+
+
+def test_bytes_go_there_and_back_by_the_device_alone(client: RawClient) -> None:
+    source, source_bytes = client.allocate_pinned(3 << 20)
+    target, target_bytes = client.allocate_pinned(3 << 20)
+    data = client.allocate(3 << 20)
+    source_bytes[:] = os.urandom(3 << 20)
+    client.send("COPY_TO_DEVICE_PINNED", 0, data, source, 3 << 20)
+    client.send("COPY_FROM_DEVICE_PINNED", 0, target + 7, data + 100, 1 << 20)
+    client.good("SYNCHRONIZE_STREAM", 0)
+    assert target_bytes[7 : 7 + (1 << 20)] == source_bytes[100 : 100 + (1 << 20)]
+    assert not any(target_bytes[:7])
+    assert not any(target_bytes[7 + (1 << 20) : 8 + (1 << 20)])
+    assert client.read(data, 4096) == source_bytes[:4096]
+
+
+def test_copies_keep_the_order_of_their_stream(client: RawClient) -> None:
+    """The source is read when the stream comes to it, not before."""
+    stream, token, data = client.handle(), 1, client.allocate(PAGE)
+    client.send("CREATE_STREAM", stream, 1, 0)
+    address, memory = client.allocate_pinned(PAGE)
+    memory[:] = b"a" * PAGE
+    held = client.send("HOST_FUNCTION", stream, token)
+    client.send("COPY_TO_DEVICE_PINNED", stream, data, address, PAGE)
+    client.send("COPY_FROM_DEVICE_PINNED", stream, address, data, 1)
+    assert client.answer(held).result == 0
+    memory[:] = b"b" * PAGE
+    client.send("HOST_FUNCTION_DONE", token)
+    client.good("SYNCHRONIZE_STREAM", stream)
+    assert client.read(data, PAGE) == b"b" * PAGE
+
+
+def test_what_is_no_memory_of_this_client_is_not_touched(executor: ExecutorOwner, client: RawClient) -> None:
+    stranger = executor.attach(client=2, context=2)
+    foreign, foreign_bytes = stranger.allocate_pinned(2 * PAGE)
+    foreign_bytes[:] = b"f" * (2 * PAGE)
+    own, own_bytes = client.allocate_pinned(2 * PAGE)
+    freed, freed_bytes = client.allocate_pinned(2 * PAGE)
+    assert client.free_pinned(freed).result == 0
+    data = client.allocate(4 * PAGE)
+    client.write(data, b"d" * (4 * PAGE))
+    for address, count in (
+        (foreign, 1), (freed, 1), (own - 1, 2), (own - 1, 1),
+        (own, 2 * PAGE + 1), (own + 2 * PAGE - 1, 2), (own + 2 * PAGE, 1),
+        (0, 1), (0x1000, 16), (2**64 - 8, 16), (own, 2**64 - 1), (own, 2**63), (own + 1, 2**64 - own), (data, 16),
+        (pinned_window_of(0), 1), (window_of(0), 1),
+    ):  # fmt: skip
+        client.send("COPY_TO_DEVICE_PINNED", 0, data, address, count)
+        assert deferred(client) == VALUE, (hex(address), count)
+        client.send("COPY_FROM_DEVICE_PINNED", 0, address, data, count)
+        assert deferred(client) == VALUE, (hex(address), count)
+    assert client.read(data, 4 * PAGE) == b"d" * (4 * PAGE)
+    assert foreign_bytes[:] == b"f" * (2 * PAGE)
+    assert not any(own_bytes[:] + freed_bytes[:])
+    assert deferred(client) == 0, "each mistake is told once"
+
+
+def test_the_devices_own_addresses_are_checked_too(client: RawClient) -> None:
+    own, own_bytes = client.allocate_pinned(PAGE)
+    data = client.allocate(100)
+    for address, count in ((data + 90, 11), (data, 2000), (0, 1), (own, 1), (2**64 - 4, 8)):
+        client.send("COPY_TO_DEVICE_PINNED", 0, address, own, count)
+        assert deferred(client) == VALUE
+        client.send("COPY_FROM_DEVICE_PINNED", 0, own, address, count)
+        assert deferred(client) == VALUE
+    client.send("COPY_TO_DEVICE_PINNED", client.handle(), data, own, 1)
+    assert deferred(client) == Result.ERROR_INVALID_HANDLE
+    assert not any(own_bytes[:])
+
+
+def test_only_its_owner_frees_memory_and_once(executor: ExecutorOwner, client: RawClient) -> None:
+    stranger = executor.attach(client=2, context=2)
+    address, _ = client.allocate_pinned(PAGE)
+    for wrong in (address + 1, address + PAGE, 0, 2**64 - 1):
+        assert client.free_pinned(wrong).result == VALUE
+    assert stranger.free_pinned(address).result == VALUE
+    assert client.free_pinned(address).result == 0
+    again = client.free_pinned(address)
+    assert again.result == VALUE
+    assert f"{address:#x}" in again.reason
+    wait_until_unmapped(executor)
+
+
+def test_memory_is_its_process_and_outlives_its_context(executor: ExecutorOwner, client: RawClient) -> None:
+    address, memory = client.allocate_pinned(PAGE)
+    memory[:] = b"x" * PAGE
+    executor.detach(1)
+    assert mapped_pieces(executor) == 1
+    answer, _ = executor.ask(Attach, **executor.request(1, 9, False))
+    assert isinstance(answer, Attached)
+    client.context = 9
+    data = client.allocate(PAGE)
+    client.send("COPY_TO_DEVICE_PINNED", 0, data, address, PAGE)
+    assert client.read(data, PAGE) == b"x" * PAGE
+    executor.detach(9)
+    assert client.free_pinned(address).result == 0, "without any context"
+    wait_until_unmapped(executor)
+
+
+def test_freed_memory_stays_until_the_work_that_uses_it_is_done(executor: ExecutorOwner, client: RawClient) -> None:
+    stream, data = client.handle(), client.allocate(1 << 20)
+    client.send("CREATE_STREAM", stream, 1, 0)
+    address, memory = client.allocate_pinned(1 << 20)
+    memory[:] = b"k" * (1 << 20)
+    held = client.send("HOST_FUNCTION", stream, 1)
+    client.send("COPY_TO_DEVICE_PINNED", stream, data, address, 1 << 20)
+    assert client.answer(held).result == 0
+    assert client.free_pinned(address).result == 0
+    assert mapped_pieces(executor) == 1
+    client.send("HOST_FUNCTION_DONE", 1)
+    client.good("SYNCHRONIZE_STREAM", stream)
+    assert client.read(data, 1 << 20) == b"k" * (1 << 20)
+    wait_until_unmapped(executor)
+
+
+def test_a_client_that_goes_leaves_nothing_whatever_it_has_under_way(executor: ExecutorOwner) -> None:
+    neighbour = executor.attach(client=2, context=2)
+    kept, kept_bytes = neighbour.allocate_pinned(PAGE)
+    descriptors = executor.fd_count()
+    for number in range(8):
+        client = executor.attach(client=1, context=1)
+        module, _ = client.load()
+        stream, busy = client.handle(), client.handle()
+        for each in (stream, busy):
+            client.send("CREATE_STREAM", each, 1, 0)
+        address, _ = client.allocate_pinned(40 << 20)
+        data = client.allocate(40 << 20)
+        client.launch(module, ENDLESS, stream=busy)
+        for _ in range(1 + number):
+            client.send("COPY_TO_DEVICE_PINNED", stream, data, address, 40 << 20)
+            client.send("COPY_FROM_DEVICE_PINNED", stream, address, data, 40 << 20)
+            client.send("COPY_TO_DEVICE_PINNED", busy, data, address, 40 << 20)
+        if number % 2:
+            client.free_pinned(address)
+        client.close()
+        executor.drop(1)
+    deadline = time.monotonic() + SECONDS
+    while mapped_pieces(executor) > 1 or executor.fd_count() > descriptors:
+        assert time.monotonic() < deadline, (mapped_pieces(executor), executor.fd_count(), descriptors)
+        time.sleep(0.001)
+    assert executor.alive
+    kept_bytes[:] = b"n" * PAGE
+    data = neighbour.allocate(PAGE)
+    neighbour.send("COPY_TO_DEVICE_PINNED", 0, data, kept, PAGE)
+    assert neighbour.read(data, PAGE) == b"n" * PAGE
+
+
+WITHOUT_END = """
+import socket, sys
+stream = socket.socket(fileno=int(sys.argv[1]))
+records = bytes.fromhex(sys.argv[2])
+print("begun", flush=True)
+while True:
+    stream.sendall(records)
+"""
+
+
+def test_a_process_killed_in_the_midst_of_copies_leaves_nothing(executor: ExecutorOwner) -> None:
+    neighbour = executor.attach(client=2, context=2)
+    for _ in range(3):
+        client = executor.attach(client=1, context=1)
+        size = 8 << 20
+        address, data = client.allocate_pinned(size)[0], client.allocate(size)
+        copies = b"".join(
+            records.pack(name, 1, 1 << 40, 0, *operands, size)
+            for name, operands in (
+                ("COPY_TO_DEVICE_PINNED", (data, address)), ("COPY_FROM_DEVICE_PINNED", (address, data)),
+            )
+        )  # fmt: skip
+        stream = client.stream.fileno()
+        with subprocess.Popen(
+            [sys.executable, "-S", "-c", WITHOUT_END, str(stream), copies.hex()],
+            pass_fds=(stream,), stdout=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begun\n"
+            neighbour.good("MEMORY_INFO")
+            process.kill()
+        client.close()
+        executor.drop(1)
+    wait_until_unmapped(executor)
+    assert executor.alive
+    address, memory = neighbour.allocate_pinned(PAGE)
+    memory[:] = b"n" * PAGE
+    data = neighbour.allocate(PAGE)
+    neighbour.send("COPY_TO_DEVICE_PINNED", 0, data, address, PAGE)
+    assert neighbour.read(data, PAGE) == b"n" * PAGE
+
+
+def test_what_one_client_may_have_is_bounded_in_bytes_and_pieces(executor: ExecutorOwner) -> None:
+    client, neighbour = executor.attach(client=1, context=1), executor.attach(client=2, context=2)
+    assert client.call("ALLOCATE_PINNED", 0).result == VALUE
+    for count in (1 << 40, 1 << 62, 2**64 - 1):
+        answer = client.call("ALLOCATE_PINNED", count)
+        assert answer.result == MEMORY
+        assert "a quarter of this machine's memory" in answer.reason
+    descriptors = executor.fd_count()
+    addresses = []
+    for _ in range(PIECES_LIMIT):
+        address, memory = client.allocate_pinned(1)
+        memory.close()
+        addresses.append(address)
+    assert len(set(addresses)) == PIECES_LIMIT
+    answer = client.call("ALLOCATE_PINNED", 1)
+    assert answer.result == MEMORY
+    assert str(PIECES_LIMIT) in answer.reason
+    assert client.brought == []
+    neighbour.allocate_pinned(1)
+    assert executor.fd_count() <= descriptors
+    assert client.free_pinned(addresses[0]).result == 0
+    client.allocate_pinned(1)
+    executor.drop(1)
+    client = executor.attach(client=1, context=1)
+    client.allocate_pinned(1)
+
+
+def test_bodies_of_any_length_are_read_or_refused(client: RawClient) -> None:
+    address, _ = client.allocate_pinned(PAGE)
+    opcode = records.BY_NAME["FREE_PINNED"].opcode
+    for number, body in enumerate(
+        (b"", struct.pack("=Q", address)[:5], struct.pack("=QQ", address, address)), 1 << 40
+    ):
+        head = records.HEADER.pack(opcode, 0, records.HEADER_BYTES + len(body), 0, number)
+        client.stream.sendall(head + body)
+        assert client.answer(number).result == VALUE
+    assert client.call("FREE_PINNED", address, context=12345).result == 0, "whatever context it names"
+
+
+def test_a_ruined_context_frees_and_copies_nothing_more(executor: ExecutorOwner, client: RawClient) -> None:
+    address, memory = client.allocate_pinned(PAGE)
+    data = client.allocate(PAGE)
+    module, _ = client.load()
+    client.launch(module, 3)  # trap
+    ruined = client.call("SYNCHRONIZE_CONTEXT").result
+    assert ruined == Result.ERROR_LAUNCH_FAILED
+    executor.receive()
+    client.send("COPY_FROM_DEVICE_PINNED", 0, address, data, PAGE)
+    assert client.call("ALLOCATE_PINNED", PAGE).result == ruined
+    assert client.free_pinned(address).result == 0
+    assert not any(memory[:])
+    wait_until_unmapped(executor)
