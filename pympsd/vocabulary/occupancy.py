@@ -1,7 +1,7 @@
 """How many blocks of a size one multiprocessor holds: the rule that placement keeps and clients calculate with.
 
 As CUDA's occupancy calculation: blocks, threads in whole warps, shared memory in whole granules with what the system
-keeps of it for each block, and registers where the device has a register file: an emulated one has none to run out of,
+keeps of it for each block, and registers where there is a register file: an emulated device has none to run out of,
 and NUM_REGS is an estimate there. Source: CUDA C++ Programming Guide, Compute Capabilities, technical specifications;
 cuda_occupancy.h for how registers are given out.
 """

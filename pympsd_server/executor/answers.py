@@ -8,7 +8,8 @@ import socket
 import threading
 from array import array
 from collections import deque
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
@@ -84,8 +85,8 @@ class AnswerWriter:
         try:
             if fds:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))]
-                with nullcontext() if native is None else native.sending():
-                    return self._socket.sendmsg((data,), rights, socket.MSG_DONTWAIT)
+                write = partial(self._socket.sendmsg, (data,), rights, socket.MSG_DONTWAIT)
+                return write() if native is None else native.send_by(write, len(data))
             if native is None:
                 return self._socket.send(data, socket.MSG_DONTWAIT)
             sent = native.send(bytes(data))

@@ -18,7 +18,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "worker_take": (c_int, (c_void_p, POINTER(c_void_p), POINTER(c_uint32), POINTER(c_int))),
     "worker_send": (c_int64, (c_void_p, c_char_p, c_uint64)),
     "worker_lock_sending": (None, (c_void_p,)),
-    "worker_unlock_sending": (None, (c_void_p,)),
+    "worker_unlock_sending": (None, (c_void_p, c_int)),
     "worker_close": (None, (c_void_p,)),
     "worker_add_context": (c_int, (c_void_p, c_uint64, POINTER(ContextState))),
     "worker_drop_context": (c_int, (c_void_p, c_uint64, c_int64)),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from ctypes import byref
 from typing import Any, Final
 
@@ -61,14 +60,19 @@ class NativeWorker:
         """Write answers without waiting; return how many bytes went, or a negative errno."""
         return int(self._library.worker_send(self._worker, data, len(data)))
 
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """Keep the worker from answering meanwhile."""
+    def send_by(self, write: Callable[[], int], count: int) -> int:
+        """Have ``write`` write ``count`` bytes of answers without waiting; return how many it says went.
+
+        Until all did, be it only after more calls of ``send``, the worker leaves answers to Python.
+        """
         self._library.worker_lock_sending(self._worker)
+        unsent = True
         try:
-            yield
+            sent = write()
+            unsent = sent < count
+            return sent
         finally:
-            self._library.worker_unlock_sending(self._worker)
+            self._library.worker_unlock_sending(self._worker, unsent)
 
     def close(self) -> None:
         """Have ``take`` return None soon."""

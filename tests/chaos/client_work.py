@@ -165,7 +165,9 @@ class Bench:
     def callbacks(self) -> int:
         """Host functions in stream order, between kernels; before Volta they are refused."""
         if check(cuda.cuDeviceGetAttribute, MAJOR, self.device) < VOLTA:
-            return int(int(cuda.cuLaunchHostFunc(0, print, 0)[0]) != NOT_SUPPORTED)
+            refused = int(cuda.cuLaunchHostFunc(0, print, 0)[0]) == NOT_SUPPORTED
+            check(cuda.cuCtxSynchronize)  # the refusal asks nobody, and would say nothing of the context
+            return int(not refused)
         stream, word = check(cuda.cuStreamCreate, 1), check(cuda.cuMemAlloc, 4)
         called: list[int] = []
         last = threading.Event()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -15,6 +16,25 @@ from pympsd_client._process import here
 from pympsd_client._threads import mine
 
 from .fake_executor import FakeExecutor
+
+WITH_NATIVE_WORKERS: Final = frozenset(
+    {
+        "test_client_memory",
+        "test_client_modules",
+        "test_client_occupancy",
+        "test_client_pinned",
+        "test_client_streams",
+    }
+)
+"""The files whose tests run a second time with native workers, to which records go by the ring."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Both kinds of workers pass the most telling tests."""
+    if "private" in metafunc.fixturenames:
+        telling = metafunc.module.__name__.rpartition(".")[2] in WITH_NATIVE_WORKERS
+        kinds = ("auto", "native") if telling else ("auto",)
+        metafunc.parametrize("private", kinds, indirect=True, scope="session")
 
 
 @pytest.fixture
@@ -59,9 +79,13 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
 
 
 @pytest.fixture(scope="session")
-def private() -> Iterator[PrivateExecutors]:
-    """Two real devices, executors of the tests' own: started once."""
-    connection = PrivateExecutors({"PYMPSD_EMULATED_DEVICES": "2xH200", "PYMPSD_BACKEND": "emulated"})
+def private(request: pytest.FixtureRequest) -> Iterator[PrivateExecutors]:
+    """Two real devices, executors of the tests' own: started once, or once for each kind of workers."""
+    workers = getattr(request, "param", "auto")
+    if workers == "native" and shutil.which("cc") is None:
+        pytest.skip("there is no C compiler, so there are no native workers")
+    chosen = {"PYMPSD_EMULATED_DEVICES": "2xH200", "PYMPSD_BACKEND": "emulated", "PYMPSD_WORKER": workers}
+    connection = PrivateExecutors(chosen)
     for device in connection.devices:
         opened = connection.open_context(device, 0)
         connection.close_context(device, opened.serial)

@@ -168,6 +168,15 @@ def test_double_precision_fma_of_the_greatest_numbers_that_cancel() -> None:
     same(run_fragment("fma.rm.f64 %d, %a, %b, %c;", "f8", a, b, c), np.array([-0.0]))
 
 
+@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
+def test_double_precision_fma_of_a_great_product_and_an_infinity(mode: str) -> None:
+    """The product is finite, though beyond all doubles: the sum is the infinity. As an H200 answered."""
+    greatest = np.finfo("f8").max
+    a, b = np.array([greatest, greatest, -greatest, np.inf]), np.array([greatest, -greatest, greatest, 1.0])
+    c = np.array([-np.inf, np.inf, np.inf, -np.inf])
+    same(run_fragment(f"fma.{mode}.f64 %d, %a, %b, %c;", "f8", a, b, c), np.array([-np.inf, np.inf, np.inf, np.nan]))
+
+
 def test_half_precision_pairs() -> None:
     a, b, c = (floats("f2", 512, seed) for seed in (1, 2, 3))
     with np.errstate(all="ignore"):

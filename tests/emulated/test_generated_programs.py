@@ -31,9 +31,11 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "max.u32": max,
     "shl.b32": lambda a, b: a << b if b < 32 else 0,
     "shr.s32": lambda a, b: signed(a) >> min(b, 31),
-    "div.u32": lambda a, b: a // b if b else MASK,
-    "rem.u32": lambda a, b: a % b if b else MASK,
+    "div.u32": lambda a, b: a // (b | 1),
+    "rem.u32": lambda a, b: a % (b | 1),
 }
+DIVISIONS = ("div.u32", "rem.u32")
+"""Their divisors are made odd: what comes of a division by zero PTX leaves open."""
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "lt.u32": lambda a, b: a < b,
     "ge.s32": lambda a, b: signed(a) >= signed(b),
@@ -89,11 +91,20 @@ class Renderer:
             getattr(self, statement[0].replace(" ", "_"))(*statement[1:])
 
     def op(self, name: str, target: int, a: int, b: Any) -> None:
-        self.lines.append(f"{name} %r{target}, %r{a}, {b};")
+        self.lines.append(f"{name} %r{target}, %r{a}, {self.second(name, b)};")
+
+    def second(self, name: str, operand: Any) -> Any:
+        if name not in DIVISIONS:
+            return operand
+        if not isinstance(operand, str):
+            return operand | 1
+        self.lines.append(f"or.b32 %t, {operand}, 1;")
+        return "%t"
 
     def guarded(self, condition: Any, name: str, target: int, a: int, b: Any) -> None:
+        second = self.second(name, b)
         self.condition(condition)
-        self.lines.append(f"@!%p {name} %r{target}, %r{a}, {b};")
+        self.lines.append(f"@!%p {name} %r{target}, %r{a}, {second};")
 
     def store(self, where: int, value: int, guard: str = "") -> None:
         self.slot(where)
@@ -200,13 +211,14 @@ WORDS = REGISTERS + SLOTS + 1
 
 
 def kernel(program: list[Statement], name: str = "k") -> str:
-    """Return a program as a kernel, without the header of a module; its parameter is where threads leave their words."""
+    """Return a program as a kernel, without a module's header; its parameter is where threads leave their words."""
     renderer = Renderer()
     renderer.block(program)
     start = "".join(
         f"mul.lo.u32 %r{i}, %r0, {(i + 3) * 2654435761 & MASK}; add.u32 %r{i}, %r{i}, {i};"
         for i in range(1, REGISTERS)
     )
+    start += "".join(f"st.local.u32 [%base+{4 * i}], 0; " for i in range(SLOTS))
     stores = [f"st.global.u32 [%out+{4 * i}], %r{i};" for i in range(REGISTERS)]
     stores += [
         f"ld.local.u32 %t, [%base+{4 * i}]; st.global.u32 [%out+{4 * (REGISTERS + i)}], %t;" for i in range(SLOTS)

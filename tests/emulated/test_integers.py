@@ -226,3 +226,25 @@ def test_guarded_instruction_keeps_the_old_value() -> None:
     a, b = operands(32, 100, 1), operands(32, 100, 2)
     got = run_fragment("mov.u32 %d, %b; setp.lt.u32 %p, %a, %b; @!%p add.u32 %d, %a, 1;", "u4", a, b)
     np.testing.assert_array_equal(got, np.where(a < b, b, a + np.uint32(1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "position", "length", "wanted"),
+    [
+        ("bfe.u64 %d, %a, %i1, %i2;", 0x26857D500D93AF3E, 0, 0x1108CA37, 0x26857D500D93AF3E),
+        ("bfe.u64 %d, %a, %i1, %i2;", 0x3D4EB7D3E6E32E23, 0x3E142610, 0x3E142610, 0),
+        ("bfe.u64 %d, %a, %i1, %i2;", 0xFFFFFFFFFFFFFFFF, 2, 0x80000000, 0x3FFFFFFFFFFFFFFF),
+        ("bfe.s64 %d, %a, %i1, %i2;", 0x9C2323F45E3A5831, 0x87EECF22, 0x515F23EC, 0xFFFFFFFFFFFFFFFF),
+        ("bfe.s64 %d, %a, %i1, %i2;", 0x69DED440A3011EA6, 0xA0AD2F09, 0x188F6D67, 0),
+        ("bfi.b64 %d, %a, %d, %i1, %i2;", 0x2B3C8108B639F611, 0x1A6EBF03, 0x595FE1C1, 0x1234),
+        ("bfi.b64 %d, %a, %d, %i1, %i2;", 0x16EE62CE62851B9D, 0xAB3EA821, 0x27B2E8CE, 0x1234),
+    ],
+)
+def test_fields_of_64_bits_that_ptx_does_not_allow(
+    text: str, value: int, position: int, length: int, wanted: int
+) -> None:
+    """Positions and lengths are 0 to 255; what an H200 answered beyond shows that it looks at all of their bits."""
+    given = np.array([value], "u8")
+    before = f"mov.b32 %i1, {position:#x}; mov.b32 %i2, {length:#x}; "
+    got = run_fragment(f"mov.u64 %d, 0x1234; {before}{text}", "u8", given)
+    assert got.tolist() == [wanted]

@@ -126,13 +126,39 @@ EVEN: shfl.sync.bfly.b32 %r3, %r0, 2, 31, 0x55555555;
     np.testing.assert_array_equal(device.get(out, np.zeros(32, "u4")), np.where(lanes % 2, 7, lanes ^ 2))
 
 
+IN_THEIR_SEGMENT = 0x181F
+"""Of 8 lanes, for shfl.down: what would come from beyond comes from the lane itself."""
+OF_40 = "setp.lt.u32 %q, %i0, 32; selp.b32 %i1, 0xffffffff, 0xff, %q;"
+"""%i1: the lanes that there are, of 40 threads."""
+
+
+def votes_of(values: np.ndarray) -> list[int]:
+    """What each of 40 threads is told when those vote whose value is above 500."""
+    bits = [sum(1 << i for i, v in enumerate(values[a:b]) if v > 500) for a, b in ((0, 32), (32, 40))]
+    return [bits[0]] * 32 + [bits[1]] * 8
+
+
 def test_partial_last_warp() -> None:
     values = VALUES[:40]
-    got = run_fragment("shfl.sync.down.b32 %d, %a, 1, 31, 0xff;", "u4", values[:8])
+    got = run_fragment(f"shfl.sync.down.b32 %d, %a, 1, {IN_THEIR_SEGMENT}, 0xff;", "u4", values[:8])
     np.testing.assert_array_equal(got, [*values[1:8], values[7]])
-    got = run_fragment("setp.gt.u32 %p, %a, 1; vote.sync.ballot.b32 %d, %p, 0xffffffff;", "u4", values)
-    bits = [sum(1 << i for i, v in enumerate(values[a:b]) if v > 1) for a, b in ((0, 32), (32, 40))]
-    np.testing.assert_array_equal(got, [bits[0]] * 32 + [bits[1]] * 8)
+    got = run_fragment(f"{OF_40} shfl.sync.down.b32 %d, %a, 1, {IN_THEIR_SEGMENT}, %i1;", "u4", values)
+    np.testing.assert_array_equal(got, [values[i + 1] if i % 8 < 7 else values[i] for i in range(40)])
+    got = run_fragment(f"{OF_40} setp.gt.u32 %p, %a, 500; vote.sync.ballot.b32 %d, %p, %i1;", "u4", values)
+    np.testing.assert_array_equal(got, votes_of(values))
+
+
+def test_lanes_that_are_not_there_are_not_waited_for() -> None:
+    """A member mask may name them, as it may name lanes that have left."""
+    values = VALUES[:40]
+    got = run_fragment("setp.gt.u32 %p, %a, 500; vote.sync.ballot.b32 %d, %p, 0xffffffff;", "u4", values)
+    np.testing.assert_array_equal(got, votes_of(values))
+
+
+def test_from_a_lane_that_is_not_there_comes_the_own_value() -> None:
+    """PTX leaves open what comes; here it is not what happens to lie in a register."""
+    got = run_fragment("shfl.sync.down.b32 %d, %a, 1, 31, 0xff;", "u4", VALUES[:8])
+    np.testing.assert_array_equal(got, [*VALUES[1:8], VALUES[7]])
 
 
 def test_warp_barrier_in_both_branches() -> None:

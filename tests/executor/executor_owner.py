@@ -43,6 +43,8 @@ class ExecutorOwner:
 
     process: subprocess.Popen[bytes]
     link: socket.socket
+    by_ring: bool = False
+    """Whether clients' records go by the ring that native workers have."""
     _reader: FrameReader = field(factory=lambda: FrameReader(fds_allowed=2))
     _waiting: list[tuple[Any, tuple[int, ...]]] = field(factory=list)
     _clients: list[RawClient] = field(factory=list)
@@ -119,7 +121,7 @@ class ExecutorOwner:
         answer, fds = self.ask(Attach, **self.request(client, context, True, **limits))
         assert isinstance(answer, Attached), answer
         assert len(fds) == 2
-        raw = RawClient.from_fds(fds, context, GENERATION, answer)
+        raw = RawClient.from_fds(fds, context, GENERATION, answer, self.by_ring)
         self._clients.append(raw)
         return raw
 

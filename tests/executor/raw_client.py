@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import socket
 import struct
+import threading
+import time
+from contextlib import suppress
 from typing import Any
 
 from attrs import define, field
@@ -13,6 +17,8 @@ from attrs import define, field
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attached
 from pympsd.wire.module_layout import ModuleLayout
+from pympsd_client._ring import Ring
+from pympsd_client._shared import SharedMemory
 
 SECONDS = 30.0
 HEADER = ".version 7.0\n.target sm_70\n.address_size 64\n"
@@ -66,6 +72,8 @@ class RawClient:
     context: int
     generation: int
     attached: Attached
+    ring: Ring | None = None
+    """Where records go, if not to the socket."""
     brought: list[int] = field(factory=list)
     """Descriptors that came with answers and were not taken."""
     _answers: dict[int, Answer] = field(factory=dict)
@@ -74,13 +82,19 @@ class RawClient:
     _handle: int = 15
 
     @classmethod
-    def from_fds(cls, fds: tuple[int, ...], context: int, generation: int, attached: Attached) -> RawClient:
-        """Take the descriptors of Attached."""
+    def from_fds(
+        cls, fds: tuple[int, ...], context: int, generation: int, attached: Attached, by_ring: bool = False
+    ) -> RawClient:
+        """Take the descriptors of Attached; ``by_ring``: and use the ring, which must be there."""
         stream = socket.socket(fileno=fds[0])
         stream.settimeout(SECONDS)
         memory = mmap.mmap(fds[1], attached.shared_bytes)
-        os.close(fds[1])
-        return cls(stream, memory, context, generation, attached)
+        if not by_ring:
+            os.close(fds[1])
+            return cls(stream, memory, context, generation, attached)
+        assert attached.ring_bytes, "the executor has no native workers"
+        shared = SharedMemory(fds[1], attached.shared_bytes, attached.ring_bytes)
+        return cls(stream, memory, context, generation, attached, Ring(shared, attached.shared_bytes))
 
     # --- records
 
@@ -93,8 +107,29 @@ class RawClient:
         """Send a record; return its sequence number."""
         self._sequence += 1
         number = self.context if context is None else context
-        self.stream.sendall(records.pack(name, number, self._sequence, *operands, tail=tail, flags=flags))
+        self.post(records.pack(name, number, self._sequence, *operands, tail=tail, flags=flags))
         return self._sequence
+
+    def post(self, record: bytes) -> None:
+        """Send a record, whatever is in it."""
+        if self.ring is None:
+            self.stream.sendall(record)
+            return
+        deadline = time.monotonic() + SECONDS
+        while not self.try_to_put(record):
+            assert time.monotonic() < deadline, "the ring stays full"
+
+    def try_to_put(self, record: bytes) -> bool:
+        """Put a record in the ring; wait a little and return False when it is full."""
+        assert self.ring is not None
+        with threading.Lock():  # taken and released: the fence between the record and the look whether anybody sleeps
+            is_put = self.ring.put(record)
+        if self.ring.asleep:
+            with suppress(BlockingIOError):  # it has bells enough
+                self.stream.send(b"\0", socket.MSG_DONTWAIT)
+        if not is_put:
+            select.select([], [], [], 0.001)
+        return is_put
 
     def answer(self, sequence: int) -> Answer:
         """Wait for the answer of a sequence number; EOFError when the stream ends first."""

@@ -18,6 +18,7 @@ from pympsd.wire.executor_messages import DropClient, ExecutorDone
 
 from .executor_owner import ExecutorOwner
 from .raw_client import ENDLESS, STORE, RawClient
+from .workers import WORKERS, able
 
 EDGES = (0, 1, 2, 15, 16, 4096, 1 << 24, 1 << 32, (7 << 40) + 16, (7 << 40) + 17, 2**63, 2**64 - 1, 2**64 - 8)
 
@@ -53,10 +54,10 @@ class Pair:
         assert self.executor.alive
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    """One executor for all attacks of this module."""
-    executor = ExecutorOwner.start().ready()
+@pytest.fixture(scope="module", params=WORKERS)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """One executor with each kind of workers for all attacks of this module, which come by the socket."""
+    executor = ExecutorOwner.start(env={**os.environ, "PYMPSD_WORKER": able(request.param)}).ready()
     try:
         yield Pair(executor)
     finally:

@@ -55,7 +55,11 @@ def test_a_clients_sessions_at_a_live_server(daemon: DaemonProcess) -> None:
     assert found.checks > 10
 
 
-def test_records_at_a_live_executor() -> None:
+@pytest.mark.parametrize("workers", ["python", "native"])
+def test_records_at_a_live_executor(monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
+    if workers == "native" and shutil.which("cc") is None:
+        pytest.skip("there is no C compiler, so there are no native workers")
+    monkeypatch.setenv("PYMPSD_WORKER", workers)
     found = fuzz_stream(SEED, 20_000)
     assert found.ruined > 0, "some attacks must get as far as a kernel of their own"
     assert found.results[0] > found.sessions, "and many records be carried out"

@@ -116,12 +116,25 @@ def gpu(python: Path) -> str:
     return f"{first['name']} {first['uuid']}"
 
 
+def worker(python: Path) -> str:
+    """Return which worker executes clients' records on a GPU, and why no other."""
+    said = "from pympsd_server.native.library import library; library()"
+    done = subprocess.run([python, "-I", "-c", said], capture_output=True, text=True, timeout=SECONDS)
+    chosen = os.environ.get("PYMPSD_WORKER", "auto")
+    if done.returncode:
+        return f"{chosen}; the native one cannot be used: {done.stderr.strip().rpartition(chr(10))[2]}"
+    return f"{chosen}; the native one is there"
+
+
 def why_no_other_users(python: Path, rehearse: bool) -> str:
     """Return why no clients of other users can be tested here, nothing when they can."""
     if os.geteuid() != 0:
         return "only root starts processes of others"
     imports = "import attrs, cuda.bindings.driver, msgspec, numpy, structlog, trio, pympsd_client, pympsd_server"
-    done = subprocess.run([python, "-I", "-c", imports], **_as_somebody(), timeout=SECONDS)
+    try:
+        done = subprocess.run([python, "-I", "-c", imports], **_as_somebody(), timeout=SECONDS)
+    except OSError as error:
+        return f"user {SOMEBODY} cannot reach this interpreter: {error.strerror}: {os.path.realpath(python)}"
     if done.returncode:
         return f"user {SOMEBODY} cannot use this interpreter: {done.stderr.strip().rpartition(chr(10))[2]}"
     answer = {} if rehearse else _devices(python, **_as_somebody())

@@ -1,7 +1,9 @@
 """The instructions of the random straight-line programs, and the registers they work on.
 
 Only instructions with one right answer: every rounding is said (what says none may be contracted), divisors are not
-zero, and nothing looks at the bits of a NaN, of which any is as good as another.
+zero, fields of bits are where and as long as PTX allows, no absolute value is too great for its type, and nothing
+looks at the bits of a NaN, of which any is as good as another. The reasons are in
+docs/decisions/008-where-emulation-differs.md.
 """
 
 from __future__ import annotations
@@ -44,15 +46,17 @@ PREDICATES = 3
 
 _TABLE = """
 add|sub.u16 %H, %h, %h; mul.lo|hi.u16|s16 %H, %h, %h; min|max.u16|s16 %H, %h, %h; and|or|xor.b16 %H, %h, %h
-not.b16 %H, %h; neg|abs.s16 %H, %h; shl.b16 %H, %h, %w; shr.u16|s16 %H, %h, %w; mul.wide.u16|s16 %W, %h, %h
+not.b16 %H, %h; neg.s16 %H, %h; abs.s16 %H, %h[max.s16 -32767]; shl.b16 %H, %h, %w
+shr.u16|s16 %H, %h, %w; mul.wide.u16|s16 %W, %h, %h
 mad.lo.u16|s16 %H, %h, %h, %h; selp.b16 %H, %h, %h, %p; setp.lt|le|eq|ne.u16|s16 %P, %h, %h
 sad.u16|s16 %H, %h, %h, %h
 add|sub.u32 %W, %w, %w; mul.lo|hi.u32|s32 %W, %w, %w; min|max.u32|s32 %W, %w, %w; and|or|xor.b32 %W, %w, %w
-not|cnot.b32 %W, %w; neg|abs.s32 %W, %w; shl.b32 %W, %w, %w; shr.u32|s32 %W, %w, %w; mul.wide.u32|s32 %D, %w, %w
+not|cnot.b32 %W, %w; neg.s32 %W, %w; abs.s32 %W, %w[max.s32 -2147483647]; shl.b32 %W, %w, %w
+shr.u32|s32 %W, %w, %w; mul.wide.u32|s32 %D, %w, %w
 mad.lo|hi.u32|s32 %W, %w, %w, %w; mad.wide.u32|s32 %D, %w, %w, %d; add|sub.sat.s32 %W, %w, %w
 mul24.lo|hi.u32|s32 %W, %w, %w; mad24.lo|hi.u32|s32 %W, %w, %w, %w; sad.u32|s32 %W, %w, %w, %w
-popc|clz|brev.b32 %W, %w; bfind.u32|s32 %W, %w; bfind.shiftamt.u32|s32 %W, %w; bfe.u32|s32 %W, %w, %w, %w
-bfi.b32 %W, %w, %w, %w, %w; lop3.b32 %W, %w, %w, %w, @table; prmt.b32 %W, %w, %w, %w
+popc|clz|brev.b32 %W, %w; bfind.u32|s32 %W, %w; bfind.shiftamt.u32|s32 %W, %w; bfe.u32|s32 %W, %w, BYTE, BYTE
+bfi.b32 %W, %w, %w, BYTE, BYTE; lop3.b32 %W, %w, %w, %w, @table; prmt.b32 %W, %w, %w, %w
 prmt.b32.f4e|b4e|rc8|ecl|ecr|rc16 %W, %w, %w, %w; shf.l|r.wrap|clamp.b32 %W, %w, %w, %w
 dp4a.u32.u32|s32 %W, %w, %w, %w; dp4a.s32.u32|s32 %W, %w, %w, %w; dp2a.lo|hi.u32|s32.u32|s32 %W, %w, %w, %w
 selp.b32 %W, %w, %w, %p; slct.u32.s32 %W, %w, %w, %w; set.lt|ge|eq.u32.s32 %W, %w, %w
@@ -62,8 +66,10 @@ or.b16 %v, %h, 1! div|rem.u16|s16 %H, %h, %v; add.cc.u32 %W, %w, %w! addc.u32 %W
 sub.cc.u32 %W, %w, %w! subc.u32 %W, %w, %w; add.cc.u64 %D, %d, %d! addc.u64 %D, %d, %d
 mad.lo.cc.u32 %W, %w, %w, %w! madc.hi.u32 %W, %w, %w, %w
 add|sub.u64 %D, %d, %d; mul.lo|hi.u64|s64 %D, %d, %d; min|max.u64|s64 %D, %d, %d; and|or|xor.b64 %D, %d, %d
-not.b64 %D, %d; neg|abs.s64 %D, %d; shl.b64 %D, %d, %w; shr.u64|s64 %D, %d, %w; mad.lo|hi.u64|s64 %D, %d, %d, %d
-popc|clz.b64 %W, %d; brev.b64 %D, %d; bfind.u64|s64 %W, %d; bfe.u64|s64 %D, %d, %w, %w; bfi.b64 %D, %d, %d, %w, %w
+not.b64 %D, %d; neg.s64 %D, %d; abs.s64 %D, %d[max.s64 -9223372036854775807]; shl.b64 %D, %d, %w
+shr.u64|s64 %D, %d, %w; mad.lo|hi.u64|s64 %D, %d, %d, %d
+popc|clz.b64 %W, %d; brev.b64 %D, %d; bfind.u64|s64 %W, %d; bfe.u64|s64 %D, %d, BYTE, BYTE
+bfi.b64 %D, %d, %d, BYTE, BYTE
 selp.b64 %D, %d, %d, %p; setp.lt|ge|eq|ne.u64|s64 %P, %d, %d; mov.b64 %D, {%w, %w}; mov.b64 {%W, %W}, %d
 mov.b32 %W, {%h, %h}; mov.b32 {%H, %H}, %w; and|or|xor.pred %P, %p, %p; not.pred %P, %p
 cvt.u32|s32.u16|s16 %W, %h; cvt.u16|s16.u32|s32 %H, %w; cvt.sat.u16|s16.u32|s32 %H, %w; cvt.u64|s64.u32|s32 %D, %w
@@ -98,6 +104,11 @@ def _written_out(entry: str) -> list[str]:
     return [f"{before}{several}{'.'.join(chosen)} %{operands}" for chosen in itertools.product(*parts)]
 
 
-_ENTRIES = re.split("[;\\n]", _TABLE.strip().replace("ROUND", "rn|rz|rm|rp"))
+_ENTRIES = re.split("[;\\n]", _TABLE.strip().replace("ROUND", "rn|rz|rm|rp").replace("BYTE", "%w[and.b32 255]"))
 INSTRUCTIONS = tuple(each for entry in _ENTRIES for each in _written_out(entry.strip()))
-"""Upper case: a register that is written, lower case: one that is read; ``!`` separates instructions."""
+"""Upper case: a register that is written, lower case: one that is read; ``!`` separates instructions.
+
+What stands in brackets behind a register is done to what is read of it: an instruction and its other operand.
+"""
+NEVER_GUARDED = ("testp",)
+"""Under a predicate, the driver's compiler (580.159) leaves the predicate out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -24,35 +25,36 @@ NO_TESTS = 5
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-REHEARSAL_SECONDS = 3600.0
-"""The same of a rehearsal."""
-
-
 @dataclass(frozen=True)
 class Part:
-    """Tests of one kind. ``alone``: it takes most of the device's memory, or times it; so nothing runs beside it."""
+    """Tests of one kind."""
 
     name: str
     arguments: tuple[str, ...]
     devices: str = ""
     """Backends that one process has open for the whole part."""
-    alone: bool = False
-    spread: bool = False
-    """Whether its tests may run in several processes at a time, each with daemons of its own."""
+    spread: float = 0.0
+    """In how many processes at a time its tests run: so many of each of the runner's jobs, and one at least."""
     rehearsed: bool = True
+
+    def shares(self, jobs: int) -> list[str]:
+        """Return its processes, as 1/3 and so on."""
+        count = max(1, int(self.spread * jobs))
+        return [f"{number}/{count}" for number in range(1, count + 1)]
 
 
 PARTS = {
     part.name: part
     for part in (
-        Part("contract", ("tests/backends", "-k", "cuda or GPU"), alone=True, rehearsed=False),
-        Part("differential", ("tests/gpu/test_differential.py",), devices="emulated,cuda"),
-        Part("kernels", ("tests/emulated",), devices="cuda"),
+        # The longest first. They run side by side: no test counts on what is free of the GPU's memory or time.
         Part(
             "flows",
             ("tests/gpu", "tests/flows", "tests/conformance", "--ignore=tests/gpu/test_differential.py"),
-            spread=True,
+            spread=1.0,
         ),
+        Part("contract", ("tests/backends", "-k", "cuda"), spread=0.3, rehearsed=False),
+        Part("kernels", ("tests/emulated",), devices="cuda"),
+        Part("differential", ("tests/gpu/test_differential.py",), devices="emulated,cuda"),
     )
 }
 
@@ -63,48 +65,46 @@ class Running:
 
     part: Part
     process: subprocess.Popen[bytes]
-    log: Path
+    said: Path
     began: float = field(default_factory=time.monotonic)
     status: int | None = None
 
 
 @dataclass
 class Runner:
-    """Runs parts, in the given environment, with their output in files."""
+    """Runs parts, in the given environment. ``output`` gets one file a part, where its tests tell how they end.
+
+    That is written as they end, so that a run that is cut short says what failed; what pytest says of each process
+    comes behind it when that has ended.
+    """
 
     python: Path
     checkout: Path
     output: Path
+    scratch: Path
     settings: dict[str, str]
     jobs: int
     rehearse: bool
     _over: float = field(default_factory=lambda: time.monotonic() + TOTAL_SECONDS, init=False)
 
     def run(self, parts: list[Part], more: list[str]) -> bool:
-        """Run the parts, those that stand alone first; return whether anything failed."""
+        """Run the parts; return whether anything failed."""
         wanted = [part for part in parts if part.rehearsed or not self.rehearse]
-        rounds = [[part] for part in wanted if part.alone] + [[part for part in wanted if not part.alone]]
-        ended: list[Running] = []
-        for each in filter(None, rounds):
-            ended += self._together(each, more)
-        ran = [one for one in ended if one.status != NO_TESTS]
+        running: list[Running] = []
+        try:
+            for part in wanted:
+                running += [self._start(part, share, more) for share in part.shares(self.jobs)]
+            for one in running:
+                self._await(one)
+        finally:
+            for one in running:
+                self._finish(one)
+        ran = [one for one in running if one.status != NO_TESTS]
         return not ran or any(one.status for one in ran)
-
-    def _together(self, parts: list[Part], more: list[str]) -> list[Running]:
-        running = [self._start(part, share, more) for part in parts for share in self._shares(part)]
-        for one in running:
-            self._await(one)
-        for part in parts:
-            self._say(part, [one for one in running if one.part is part])
-        return running
-
-    def _shares(self, part: Part) -> list[str]:
-        count = self.jobs if part.spread else 1
-        return [f"{number}/{count}" for number in range(1, count + 1)]
 
     def _start(self, part: Part, share: str, more: list[str]) -> Running:
         devices = part.devices.replace("cuda", "emulated") if self.rehearse else part.devices
-        log = self.output / f"{part.name}.{share.partition('/')[0]}.log"
+        said = self.scratch / f"{part.name}.{share.partition('/')[0]}.said"
         command = [
             self.python,
             "-m",
@@ -116,22 +116,26 @@ class Runner:
             "-p",
             "no:cacheprovider",
         ]
-        with log.open("wb") as stream:
+        with said.open("wb") as stream:
             process = subprocess.Popen(
-                [*command, "-q", "--durations=10", *part.arguments, *more],
+                [*command, "-q", "--tb=short", "--durations=10", *part.arguments, *more],
                 cwd=self.checkout,
                 env={
                     **os.environ,
                     **self.settings,
                     "PYMPSD_TEST_SHARD": share,
                     "PYMPSD_TEST_DEVICES": devices,
+                    "PYMPSD_TEST_RECORD": str(self._log(part)),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return Running(part, process, log)
+        return Running(part, process, said)
+
+    def _log(self, part: Part) -> Path:
+        return self.output / f"{part.name}.log"
 
     def _await(self, one: Running) -> None:
         # A rehearsal may be on any machine, with nobody waiting for it.
@@ -139,25 +143,29 @@ class Runner:
         try:
             one.status = one.process.wait(max(0.1, limit - time.monotonic()))
         except subprocess.TimeoutExpired:
-            os.killpg(one.process.pid, signal.SIGKILL)
-            one.status = one.process.wait()
-            with one.log.open("a") as log:
-                log.write(f"\nkilled: not over after {time.monotonic() - one.began:.0f} s\n")
+            self._kill(one)
 
-    def _say(self, part: Part, shares: list[Running]) -> None:
-        """Put the shares' logs together, and print what failed and the last line of each."""
-        whole = self.output / f"{part.name}.log"
-        with whole.open("wb") as stream:
-            for one in shares:
-                stream.write(one.log.read_bytes())
-        for one in shares:
-            text = one.log.read_text(errors="replace")
-            one.log.unlink()
-            for line in re.findall(r"^(?:FAILED|ERROR|INTERNALERROR).*$", text, re.MULTILINE):
-                print(f"{part.name}: {line[:300]}")
-            said = text.rstrip().rpartition("\n")[2].strip("= ")
-            verdict = "ok" if one.status in (0, NO_TESTS) else f"status {one.status}"
-            print(f"{part.name}: {verdict}: {said}", flush=True)
+    def _kill(self, one: Running) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(one.process.pid, signal.SIGKILL)
+        one.status = one.process.wait()
+        with one.said.open("a") as said:
+            said.write(f"\nkilled: not over after {time.monotonic() - one.began:.0f} s\n")
+
+    def _finish(self, one: Running) -> None:
+        """Put what a process said to its part's log; print what failed and its last line."""
+        if one.status is None:
+            one.status = one.process.poll()
+        if one.status is None:
+            self._kill(one)
+        text = one.said.read_text(errors="replace")
+        with self._log(one.part).open("a") as log:
+            log.write(f"\n{text}")
+        for line in re.findall(r"^(?:FAILED|ERROR|INTERNALERROR).*$", text, re.MULTILINE):
+            print(f"{one.part.name}: {line[:300]}")
+        said = text.rstrip().rpartition("\n")[2].strip("= ")
+        verdict = "ok" if one.status in (0, NO_TESTS) else f"status {one.status}"
+        print(f"{one.part.name}: {verdict}: {said}", flush=True)
 
 
 def adopt_orphans() -> None:

@@ -1,7 +1,8 @@
 """The pytest plugin of scripts/test-gpu: which tests run, in which of several processes, how long, on what devices.
 
 ``-p tests.gpu.plugin``, from the checkout. Environment: PYMPSD_TEST_SHARD=2/4 runs every fourth test, from the
-second; PYMPSD_TEST_DEVICES=emulated,cuda has a process hold these devices for the whole run (tests/gpu/devices.py).
+second; PYMPSD_TEST_DEVICES=emulated,cuda has a process hold these devices for the whole run (tests/gpu/devices.py);
+PYMPSD_TEST_RECORD names a file that is told at once how each test ends, of several processes if need be.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pytest
 
 from tests.gpu.choice import Choice
 from tests.gpu.devices import DEVICES
+from tests.gpu.record import Record
 
 PHASE_SECONDS = 120
 """The absolute limit of a test's setup, of its call, and of its teardown."""
@@ -60,6 +62,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Limit a teardown."""
     with _limited(item, "the teardown"):
         return (yield)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have what happens recorded."""
+    path = os.environ.get("PYMPSD_TEST_RECORD")
+    if path:
+        config.pluginmanager.register(Record.of(config, path), "pympsd-record")
 
 
 def pytest_sessionstart() -> None:

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,9 +31,11 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
         "--part", action="append", choices=sorted(parts.PARTS), help="only this one (may be repeated)"
     )
     parser.add_argument(
-        "--jobs", type=int, default=min(6, max(1, (os.cpu_count() or 1) // 2)), help="processes of flows"
+        "--jobs", type=int, default=min(10, max(1, (os.cpu_count() or 1) * 5 // 8)), help="processes of flows"
     )
-    parser.add_argument("--output", type=Path, help="a folder for the whole output of each part (default: a new one)")
+    parser.add_argument(
+        "--output", type=Path, help="a folder for what each part says, as it goes (default: a new one)"
+    )
     parser.add_argument("--rehearse", action="store_true", help="on an emulated device that can no more than a GPU")
     return parser.parse_known_args()
 
@@ -55,27 +58,33 @@ def main() -> int:
     missing = environment.missing()
     if missing:
         sys.exit(f"{sys.executable} has no {', '.join(missing)}: install them, or name another in PYMPSD_PYTHON")
+    # A run that is cut short still ends what it started and tells what failed until then.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     parts.adopt_orphans()
-    output = options.output or Path(tempfile.mkdtemp(prefix="pympsd-test-gpu-output-"))
-    output.mkdir(parents=True, exist_ok=True)
     with workspace() as work, environment.awake():
         python = environment.make(ROOT, work)
         checkout = environment.copy_tests(ROOT, work)
         backend = "rehearsal" if options.rehearse else "cuda"
         if not options.rehearse:
-            print("testing on", environment.gpu(python), flush=True)
+            print(f"testing on {environment.gpu(python)}, workers: {environment.worker(python)}", flush=True)
         settings = {"PYMPSD_TEST_BACKEND": backend, "PYTHONPATH": str(checkout / "tests" / "support")}
         why_not = environment.why_no_other_users(python, options.rehearse)
         if why_not:
             print("tests with several users are left out:", why_not, flush=True)
             settings["PYMPSD_TEST_OTHER_USERS"] = "no"
+        output = (options.output or Path(tempfile.mkdtemp(prefix="pympsd-test-gpu-output-"))).absolute()
+        output.mkdir(parents=True, exist_ok=True)
+        for part in parts.PARTS:
+            (output / f"{part}.log").unlink(missing_ok=True)
         chosen = [part for part in parts.PARTS.values() if not options.part or part.name in options.part]
-        runner = parts.Runner(python, checkout, output, settings, max(1, options.jobs), options.rehearse)
-        failed = runner.run(chosen, for_pytest)
-        left = parts.leftovers()
-    for line in left:
-        print("left behind:", line)
-    print(f"whole output: {output}")
+        runner = parts.Runner(python, checkout, output, work, settings, max(1, options.jobs), options.rehearse)
+        print(f"whole output: {output}", flush=True)
+        try:
+            failed = runner.run(chosen, for_pytest)
+        finally:
+            left = parts.leftovers()
+            for line in left:
+                print("left behind:", line)
     return 1 if failed or left else 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from tests.gpu.instruction_table import INSTRUCTIONS, KINDS, PREDICATES, Kind
+from tests.gpu.instruction_table import INSTRUCTIONS, KINDS, NEVER_GUARDED, PREDICATES, Kind
 
 THREADS = 64
 LENGTH = 18
@@ -41,17 +41,26 @@ def program(name: str, rng: np.random.Generator) -> Program:
     """Return a random program."""
     lines = []
     for choice in rng.integers(len(INSTRUCTIONS), size=LENGTH):
-        text = with_registers(INSTRUCTIONS[choice], rng)
-        is_guarded = "\n" not in text and rng.random() < GUARDED
-        lines.append(f"@%p{rng.integers(PREDICATES)} {text}" if is_guarded else text)
+        entry = INSTRUCTIONS[choice]
+        before, text = with_registers(entry, rng)
+        is_guarded = "!" not in entry and rng.random() < GUARDED
+        guard = f"@%p{rng.integers(PREDICATES)} " if is_guarded else ""
+        lines += [*before, text if entry.startswith(NEVER_GUARDED) else guard + text]
     inputs = np.zeros((ROWS, THREADS), np.uint64)
     for row, (_, kind) in enumerate(REGISTERS):
         inputs[row] = _values(kind, rng)
     return Program(name, kernel(name, lines), inputs)
 
 
-def with_registers(instruction: str, rng: np.random.Generator) -> str:
-    """Return an entry of the table with registers chosen, and with an end to each of its instructions."""
+def with_registers(instruction: str, rng: np.random.Generator) -> tuple[list[str], str]:
+    """Return the instructions that an entry's brackets ask for, and the entry itself, with registers chosen."""
+    before: list[str] = []
+
+    def bracketed(found: re.Match[str]) -> str:
+        letter, number, name, other = found.groups()
+        held = f"%x{letter}{len(before)}"
+        before.append(f"{name} {held}, %{letter}{number}, {other};")
+        return held
 
     def chosen(found: re.Match[str]) -> str:
         letter = found[1].lower()
@@ -61,7 +70,8 @@ def with_registers(instruction: str, rng: np.random.Generator) -> str:
     # Two destinations of one instruction must differ.
     text = re.sub(r"\{%([WH]), %\1\}", lambda found: f"{{%{found[1].lower()}0, %{found[1].lower()}1}}", instruction)
     text = re.sub(r"%([A-Za-z])\b", chosen, text).replace("@table", str(rng.integers(256)))
-    return text.replace("!", ";\n  ") + ";"
+    text = re.sub(r"%([a-z])(\d)\[(\S+) (\S+)\]", bracketed, text)
+    return before, text.replace("!", ";\n  ") + ";"
 
 
 def kernel(name: str, lines: list[str]) -> str:
@@ -72,6 +82,7 @@ def kernel(name: str, lines: list[str]) -> str:
             f".visible .entry {name}(.param .u64 p_in, .param .u64 p_out)",
             f"{{ {declared} .reg .pred %p<{PREDICATES}>;",
             ".reg .b32 %t; .reg .b64 %u, %in, %out, %at; .reg .b16 %v;",
+            ".reg .b16 %xh<2>; .reg .b32 %xw<2>; .reg .b64 %xd<2>;",
             "ld.param.u64 %in, [p_in]; ld.param.u64 %out, [p_out];",
             "mov.u32 %t, %tid.x; mul.wide.u32 %at, %t, 8; add.s64 %in, %in, %at; add.s64 %out, %out, %at;",
             *(

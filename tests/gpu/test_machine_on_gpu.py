@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from processes import DaemonProcess
+from processes import DaemonProcess, wait_until
 from tested_machine import gpu
 
 from pympsd.devices.machine import describe
@@ -41,6 +41,27 @@ def test_the_gpu_is_found_shown_and_used(make_daemon: MakeDaemon, backend: str) 
     assert rows(daemon)[0] == shown()
     computes(daemon)
     assert "The devices are cuda" in daemon.log("server.log")
+
+
+@pytest.mark.parametrize("worker", ["native", "python"])
+def test_either_kind_of_worker_executes_what_clients_want(make_daemon: MakeDaemon, worker: str) -> None:
+    daemon = make_daemon(PYMPSD_WORKER=worker)
+    assert daemon.start().returncode == 0
+    clients = [daemon.client().connect() for _ in range(2)]
+    try:
+        for client in clients:
+            client.begin("add")
+        assert [client.result() for client in clients] == [RIGHT] * 2
+    finally:
+        for client in clients:
+            client.end()
+
+    def told() -> list[str]:
+        lines = (line.partition("command stream workers: ")[2] for line in daemon.log("server.log"))
+        return [kind.split(",")[0] for kind in lines if kind]
+
+    wait_until(told, "the kind of workers in server.log")
+    assert told() == [worker]
 
 
 def test_an_emulated_device_is_used_where_it_is_asked_for(make_daemon: MakeDaemon) -> None:

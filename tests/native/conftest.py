@@ -1,4 +1,4 @@
-"""Fixtures: the native worker over a stand-in for the driver. Where there is a compiler, the library must be there."""
+"""Fixtures: the native worker over a stand-in for the driver. Where there is a compiler, the worker must be there."""
 
 from __future__ import annotations
 

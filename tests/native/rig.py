@@ -1,16 +1,19 @@
 """A native worker with nothing of an executor about it: its client's ends are the test's, its records go to lists.
 
-``take`` runs the worker in the test's own thread, up to a record that Python would execute; ``begin`` gives it a thread.
+``take`` runs the worker in the test's own thread, up to a record that Python would execute; ``begin`` gives it one of
+its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import select
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from queue import Empty, Queue
 from typing import Final
 
@@ -33,6 +36,15 @@ FUNCTION: Final = 0xF00D
 PARAMETER_BYTES: Final = 12
 KERNELS: Final = ((FUNCTION, PARAMETER_BYTES, 1024, 1024, 4096), (FUNCTION + 1, 0, 128, 0, 0))
 """Functions of MODULE: CUfunction, bytes of parameters, most threads, static and most dynamic shared bytes."""
+
+_SOURCES: Final = Path(__file__).resolve().parents[2] / "pympsd_server" / "native" / "src"
+
+
+def source_constant(file: str, name: str) -> int:
+    """Return the number that a C source gives a name, in whatever unit."""
+    found = re.search(rf"\b{name}(?: =)? \(?(\d+)\b", (_SOURCES / file).read_text())
+    assert found is not None, name
+    return int(found[1])
 
 
 @define(eq=False)

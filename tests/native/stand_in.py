@@ -1,4 +1,4 @@
-"""The driver that the native worker calls in these tests (driver.c): what it was called with, how far its streams are."""
+"""The driver that the native worker calls in these tests (driver.c): what it was called with, how far streams are."""
 
 from __future__ import annotations
 
@@ -84,12 +84,8 @@ class StandIn:
     def native_calls(self) -> NativeCalls:
         """Return what a worker is opened with."""
         names = ("set_current", "launch", "write_value", "record_event", "query_event")
-        addresses = {
-            name: ctypes.cast(getattr(self._library, f"stand_in_{name}"), c_void_p).value for name in names
-        }
-        calls = DriverCalls(
-            context=CONTEXT, threads_limit=THREADS_LIMIT, shared_limit=SHARED_LIMIT, **addresses
-        )
+        addresses = {name: ctypes.cast(getattr(self._library, f"stand_in_{name}"), c_void_p).value for name in names}
+        calls = DriverCalls(context=CONTEXT, threads_limit=THREADS_LIMIT, shared_limit=SHARED_LIMIT, **addresses)
         calls.grid_limit[:] = [GRID_LIMIT, 65535, 65535]
         calls.block_limit[:] = [BLOCK_LIMIT, 1024, 64]
         return NativeCalls(calls, lambda code: BackendError(Result(code), "the stand-in refused it"))

@@ -42,8 +42,8 @@ def test_a_record_arrives_byte_for_byte(rig: Rig) -> None:
 
 
 def test_records_of_all_sizes_arrive_in_order_round_and_round(rig: Rig) -> None:
-    sent = (_record(source, source.choice(SIZES)(source)) for source in (random.Random(20130805),) for _ in range(RECORDS))
-    expected = random.Random(20130805)
+    source, expected = random.Random(20130805), random.Random(20130805)
+    sent = (_record(source, source.choice(SIZES)(source)) for _ in range(RECORDS))
     record = next(sent, None)
     for number in range(RECORDS):
         while record is not None and rig.ring.put(record):
@@ -79,9 +79,9 @@ def _expect(rig: Rig, record: bytes) -> None:
 @pytest.mark.parametrize("left", [8, 16, 24, 32, 1000])
 def test_a_record_that_meets_the_rings_end_comes_in_one_piece(rig: Rig, left: int) -> None:
     source = random.Random(left)
-    while (distance := RING_BYTES - left - rig.words[TAIL // 8]) > 0:
-        filler = RECORD_BYTES if distance >= 2 * RECORD_BYTES else distance // 16 * 8
-        _expect_taken(rig, _record(source, max(filler, distance - RECORD_BYTES) - records.HEADER_BYTES))
+    while distance := RING_BYTES - left - rig.words[TAIL // 8]:
+        filler = distance if distance <= RECORD_BYTES else min(RECORD_BYTES, distance - records.HEADER_BYTES)
+        _expect_taken(rig, _record(source, filler - records.HEADER_BYTES))
     assert rig.words[TAIL // 8] == RING_BYTES - left
     _expect_taken(rig, _record(source, 1000))
     _expect_taken(rig, _record(source, 0))

@@ -81,10 +81,30 @@ def test_the_machine_leaves_tests_out_before_the_table_does() -> None:
 
 def test_every_instruction_of_the_straight_lines_is_one_that_the_translator_takes() -> None:
     rng = straight_line.np.random.default_rng(1)
-    lines = [straight_line.with_registers(instruction, rng) for instruction in INSTRUCTIONS]
+    chosen = [straight_line.with_registers(instruction, rng) for instruction in INSTRUCTIONS]
+    lines = [line for before, text in chosen for line in (*before, text)]
     program = load_program((straight_line.HEADER + straight_line.kernel("k", lines)).encode())
     assert list(program.kernels) == ["k"]
     assert len(set(INSTRUCTIONS)) == len(INSTRUCTIONS) > 400
+
+
+def test_what_is_read_is_kept_to_what_ptx_allows() -> None:
+    rng = straight_line.np.random.default_rng(1)
+    before, text = straight_line.with_registers("bfe.u64 %D, %d, %w[and.b32 255], %w[and.b32 255]", rng)
+    registers = [line.split()[2] for line in before]
+    assert before == [f"and.b32 %xw{at}, {register} 255;" for at, register in enumerate(registers)]
+    assert text.endswith(", %xw0, %xw1;")
+    fields = [entry for entry in INSTRUCTIONS if entry.startswith(("bfe.", "bfi."))]
+    assert len(fields) == 6
+    assert all(entry.count("%w[and.b32 255]") == 2 for entry in fields)
+
+
+def test_what_the_drivers_compiler_does_not_guard_is_never_guarded() -> None:
+    rng = straight_line.np.random.default_rng(1)
+    text = "".join(straight_line.program("k", rng).ptx for _ in range(300))
+    assert "\ntestp." in text
+    assert "@%p0 setp." in text
+    assert not any(f"@%p{number} testp" in text for number in range(straight_line.PREDICATES))
 
 
 def test_a_difference_is_seen_in_every_register_and_nans_are_alike() -> None:

@@ -12,6 +12,7 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import ContextFaulted, DropClient, ExecutorDone
+from pympsd.wire.ring_layout import RECORD_BYTES
 from tests.executor.executor_owner import GENERATION, ExecutorOwner
 from tests.executor.raw_client import EMPTY, ENDLESS, STORE, TRAPPED, RawClient
 
@@ -32,6 +34,8 @@ ENDLESS_SESSIONS: Final = 0.05
 """The share of sessions that launch kernels without end."""
 BROKEN_LENGTHS: Final = 0.3
 """The share of sessions that end with a record whose length cannot be."""
+BY_RING: Final = 0.7
+"""The share of sessions whose records come by the ring, where there is one (PYMPSD_WORKER=native)."""
 STALLED_SECONDS: Final = 0.5
 """A stream that takes no record for so long waits for a kernel without end: the session is over."""
 HANDLES: Final = tuple((GENERATION << records.GENERATION_SHIFT) + number for number in range(16, 48))
@@ -225,6 +229,7 @@ class Attack:
             operands[source.randrange(len(operands))] = self._number() & 2**64 - 1
         body = struct.pack(f"={len(operands)}Q", *operands) + tail.ljust(records.padded(len(tail)), b"\0")
         opcode, flags, context = operation.opcode, source.choice((0, 0, 1, 2, 3)), self.client.context
+        aligned = 8 if self.client.ring is not None else 1  # other lengths end a ring, as below
         if not spoil:
             return records.HEADER.pack(opcode, flags, records.HEADER_BYTES + len(body), context, number) + body
         match source.randrange(40):
@@ -235,9 +240,9 @@ class Attack:
             case 2:
                 context = source.choice((0, 1000, 1001, 2**64 - 1, source.getrandbits(64)))
             case 3:
-                body = body[: source.randrange(len(body) + 1)]
+                body = body[: source.randrange(len(body) + 1) // aligned * aligned]
             case 4:
-                body += source.randbytes(source.choice((1, 8, 64, 5000)))
+                body += source.randbytes(-(-source.choice((1, 8, 64, 5000)) // aligned) * aligned)
             case 5 if body:
                 spoilt = bytearray(body)
                 spoilt[source.randrange(len(spoilt))] ^= 1 << source.randrange(8)
@@ -255,6 +260,8 @@ class StreamFuzz:
 
     executor: ExecutorOwner
     seed: int
+    has_ring: bool
+    """Whether it has native workers, to which records may come by the ring."""
     consumed: int = 0
     sessions: int = 0
     stalled: int = 0
@@ -264,6 +271,7 @@ class StreamFuzz:
     def session(self) -> None:
         """One bad client from attach to drop."""
         source = random.Random(f"{self.seed}/stream/{self.sessions}")
+        self.executor.by_ring = self.has_ring and source.random() < BY_RING
         client = self.executor.attach(client=1, context=1)
         attack = Attack(source, client, source.random() < ENDLESS_SESSIONS, source.choice((0.02, 0.1, 0.5, 0.9)))
         attack.settle()
@@ -274,6 +282,7 @@ class StreamFuzz:
                 sent += 1
             if source.random() < BROKEN_LENGTHS:
                 length = source.choice((0, 7, 23, records.RECORD_LIMIT + 1, 2**32 - 1))
+                length = source.choice((length, 28, RECORD_BYTES + 8)) if client.ring is not None else length
                 self._send(client, records.HEADER.pack(1, 0, length, 1, 1))
                 self._read_to_its_end(client)
                 sent += 1
@@ -287,6 +296,9 @@ class StreamFuzz:
         self.sessions += 1
 
     def _send(self, client: RawClient, data: bytes) -> None:
+        if client.ring is not None:
+            self._put(client, data)
+            return
         rest = memoryview(data)
         while rest:
             reads, writes, _ = select.select([client.stream], [client.stream], [], STALLED_SECONDS)
@@ -296,6 +308,14 @@ class StreamFuzz:
                 self._take(client)
             if writes:
                 rest = rest[client.stream.send(rest) :]
+
+    def _put(self, client: RawClient, data: bytes) -> None:
+        deadline = time.monotonic() + STALLED_SECONDS
+        while not client.try_to_put(data):
+            if time.monotonic() > deadline:
+                raise TimeoutError
+        while select.select([client.stream], [], [], 0)[0]:
+            self._take(client)
 
     def _take(self, client: RawClient) -> None:
         client._receive()
@@ -350,8 +370,10 @@ def fuzz_stream(seed: int, wanted: int) -> Found:
 
 
 def _fuzz(executor: ExecutorOwner, seed: int, wanted: int) -> Found:
-    witnesses = [Witness(executor.attach(client=number, context=number)) for number in (1000, 1001)]
-    fuzz = StreamFuzz(executor, seed)
+    witnesses = [Witness(executor.attach(client=1000, context=1000))]
+    executor.by_ring = has_ring = bool(witnesses[0].client.attached.ring_bytes)
+    witnesses.append(Witness(executor.attach(client=1001, context=1001)))
+    fuzz = StreamFuzz(executor, seed, has_ring)
     fuzz.session()
     before, descriptors = _resident_kib(executor.process.pid), executor.fd_count()
     for witness in witnesses:

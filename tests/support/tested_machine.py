@@ -19,6 +19,10 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 VARIABLE = "PYMPSD_TEST_BACKEND"
 REHEARSAL = "rehearsal"
 LIKE_A_GPU = str(Path(__file__).parents[1] / "gpu" / "like_a_gpu.toml")
+WORKER = "PYMPSD_WORKER"
+"""Passed on to every daemon under test: who executes records."""
+PASSED_ON = ("LD_LIBRARY_PATH",)
+"""What else of the test process's environment a GPU's daemons get: where the driver is."""
 CHOICES = ("PYMPSD_BACKEND", "PYMPSD_EMULATED_DEVICES")
 """A test that sets one of these says itself which machine it means."""
 
@@ -38,6 +42,8 @@ def with_machine(settings: Mapping[str, str]) -> dict[str, str]:
 
     A GPU is asked for by name: a test must not pass because ``auto`` found an emulated one.
     """
+    if WORKER in os.environ:
+        settings = {WORKER: os.environ[WORKER], **settings}
     if not on_gpu() or any(name in settings for name in CHOICES):
         return dict(settings)
     if rehearses():
@@ -45,9 +51,8 @@ def with_machine(settings: Mapping[str, str]) -> dict[str, str]:
     machine = {"PYMPSD_BACKEND": "cuda"}
     if len(_probed().devices) > 1:
         machine["CUDA_VISIBLE_DEVICES"] = "0"
-    if "LD_LIBRARY_PATH" in os.environ:
-        machine["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
-    return {**machine, **settings}
+    passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {**machine, **passed, **settings}
 
 
 def gpu() -> DeviceFacts:

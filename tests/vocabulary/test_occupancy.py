@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import pytest
 
 from pympsd.devices.profiles import PROFILES
@@ -42,6 +44,8 @@ def test_blocks_of_known_models(model: str, threads: int, shared_bytes: int, blo
         (255, 1024, 0),  # 8 warps only
         (255, 128, 2),
         (16, 32, 32),  # blocks bound it
+        # What cuOccupancyMaxActiveBlocksPerMultiprocessor says of a kernel with 80 registers on an H200, driver 580.
+        *zip(repeat(80), (32, 64, 96, 128, 256, 512, 1024), (24, 12, 8, 6, 3, 1, 0), strict=False),
     ],
 )
 def test_registers_bound_it_where_they_count(registers: int, threads: int, blocks: int) -> None:

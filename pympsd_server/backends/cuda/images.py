@@ -7,6 +7,7 @@ ELF-64 object file format; cuobjdump -elf; fatbinary.h for the magic number.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import Final
 
 from attrs import frozen
@@ -77,6 +78,20 @@ def read_cubin(image: bytes) -> Cubin:
     except (struct.error, ValueError, IndexError) as error:
         reason = f"the image begins as ELF and is no cubin: {error}"
         raise BackendError(Result.ERROR_NO_BINARY_FOR_GPU, reason) from None
+
+
+def read_fatbin(image: bytes) -> Cubin:
+    """Return what can be seen of a fatbin: the variables of its cubins that are not compressed, and the largest size.
+
+    Of one whose cubins are all compressed that is no variables, and the size of the file.
+    """
+    found, at = [], image.find(_ELF)
+    while at >= 0:
+        with suppress(struct.error, ValueError, IndexError):  # bytes that only look like a beginning
+            found.append(_read(image[at:]))
+        at = image.find(_ELF, at + 1)
+    names = {name: None for each in found for name in each.variables}
+    return Cubin(tuple(names), max((each.device_bytes for each in found), default=len(image)))
 
 
 def _read(image: bytes) -> Cubin:

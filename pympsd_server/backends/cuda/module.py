@@ -13,7 +13,7 @@ from pympsd.vocabulary.occupancy import REGISTERS_OF_A_WARP, warp_registers
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.cuda.driver import Driver, cu
-from pympsd_server.backends.cuda.images import check_fatbin, kind_of, read_cubin
+from pympsd_server.backends.cuda.images import Cubin, check_fatbin, kind_of, read_cubin, read_fatbin
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.native.states import KernelRow
 
@@ -25,16 +25,24 @@ _PARAMETER_LIMIT: Final = 4096
 """More parameters than any kernel has."""
 
 
-def cubin_of(driver: Driver, image: bytes) -> bytes:
-    """Return an image as a cubin for this device; BackendError with what the linker said."""
+def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
+    """Return an image as one that needs no compiling, and what is in it; BackendError with what the linker said."""
     kind = kind_of(image)
     if kind == "cubin":
-        return image
+        return image, read_cubin(image)
     types = cu.CUjitInputType
-    if kind == "fatbin":
-        check_fatbin(image)
-        return _linked(driver, types.CU_JIT_INPUT_FATBINARY, image)
-    return _linked(driver, types.CU_JIT_INPUT_PTX, image.rstrip(b"\0") + b"\0")
+    if kind == "ptx":
+        cubin = _linked(driver, types.CU_JIT_INPUT_PTX, image.rstrip(b"\0") + b"\0")
+        return cubin, read_cubin(cubin)
+    check_fatbin(image)
+    try:
+        cubin = _linked(driver, types.CU_JIT_INPUT_FATBINARY, image)
+    except BackendError as error:
+        if error.code is not Result.ERROR_NO_BINARY_FOR_GPU:
+            raise
+        # Its code is linked already, which the linker does not take and the loader does.
+        return image, read_fatbin(image)
+    return cubin, read_cubin(cubin)
 
 
 def _linked(driver: Driver, kind: Any, image: bytes) -> bytes:
@@ -66,12 +74,11 @@ class CudaModule:
 
     def __init__(self, context: CudaContext, driver: Driver, image: bytes) -> None:
         """Load it; BackendError says why not. Loading waits for every kernel that runs."""
-        cubin = cubin_of(driver, image)
-        read = read_cubin(cubin)
+        code, read = loadable(driver, image)
         self.context = context
         self.device_bytes = read.device_bytes
         self._driver = driver
-        self.handle = driver.call(cu.cuModuleLoadData, cubin)
+        self.handle = driver.call(cu.cuModuleLoadData, code)
         try:
             count = int(driver.call(cu.cuModuleGetFunctionCount, self.handle))
             handles = driver.call(cu.cuModuleEnumerateFunctions, count, self.handle) if count else []

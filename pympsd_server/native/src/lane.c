@@ -9,6 +9,9 @@
  * unfinished launches are bounded: docs/decisions/004-what-the-gpu-decided.md. */
 enum { LAUNCHES_AN_EVENT = 128, PARAMETER_BYTES = 1 << 15, SUCCESS = 0, NOT_READY = 600 };
 
+/* By force so many more go to the driver: it holds 1,024 and would then block the worker in the call. */
+enum { LAUNCHES_BY_FORCE = 384 };
+
 /* CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE of cuda.h. */
 #define EXTRA_END ((void *)0)
 #define EXTRA_BUFFER ((void *)1)
@@ -146,7 +149,7 @@ static enum lane_result launch(struct lane *lane, struct context_state *context,
 
     if (!is_joined(context, stream))
         return LANE_PASS;
-    if (!force && !has_room(lane, stream, code))
+    if (!has_room(lane, stream, code) && (*code || !force || stream->since_event >= LAUNCHES_BY_FORCE))
         return *code ? LANE_FAILED : LANE_FULL;
     *code = lane->calls->launch((void *)kernel->function, record->grid_x, record->grid_y, record->grid_z, record->block_x,
                                 record->block_y, record->block_z, record->shared_bytes, (void *)stream->handle, NULL,
@@ -257,8 +260,14 @@ enum lane_result lane_execute(struct lane *lane, const uint8_t *record, uint32_t
     if (!atomic_load(&context->state->closed) && !context->state->held &&
         !(waits && atomic_load(&context->state->deferred)) && enter(lane))
         result = execute(lane, context, record, length, force, wait, code);
-    atomic_store(&context->state->active, 0);
+    if (result != LANE_PENDING) /* a wait that nobody has noted yet would outlive its context */
+        lane_leave(context);
     return result;
+}
+
+void lane_leave(struct lane_context *context)
+{
+    atomic_store(&context->state->active, 0);
 }
 
 /* --- what there is */

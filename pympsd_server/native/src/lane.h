@@ -52,6 +52,9 @@ void lane_close(struct lane *lane);
 enum lane_result lane_execute(struct lane *lane, const uint8_t *record, uint32_t length, int force, struct wait *wait,
                               int *code);
 
+/* After LANE_PENDING the context is still active, until this: so that it cannot go before the wait is noted. */
+void lane_leave(struct lane_context *context);
+
 /* Whether a wait is over; then what its stream did until the mark counts as done. */
 int wait_is_over(struct wait *wait);
 

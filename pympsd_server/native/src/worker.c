@@ -13,11 +13,11 @@ enum { PENDING_LIMIT = 1024, PENDING_BYTES = 32 };
 #define MICROSECOND 1000ll
 #define MILLISECOND 1000000ll
 #define SLACK_NS 1000            /* a pause of 20 us must not become one of 70 */
-#define FULL_PATIENCE (20 * MILLISECOND) /* then a launch goes to the driver all the same, which blocks at its limit */
+#define FULL_PATIENCE (20 * MILLISECOND) /* then a launch goes to the driver all the same, which has room for some */
 #define FULL_PAUSE (20 * MICROSECOND)
-#define BRISK (2 * MILLISECOND) /* after so long without an end of work, look at longer intervals */
+#define BRISK (500 * MICROSECOND) /* after so long without an end of work, look at longer intervals */
 #define LONG (50 * MILLISECOND)
-#define BRISK_PAUSE (10 * MICROSECOND)
+#define BRISK_PAUSE (20 * MICROSECOND)
 #define PAUSE (50 * MICROSECOND)
 #define LONG_PAUSE (500 * MICROSECOND)
 #define IDLE (1000 * MILLISECOND) /* sleeps are bounded, should a wake-up ever be missed */
@@ -128,8 +128,9 @@ void worker_lock_sending(struct worker *worker)
     inlet_tell_answer(&worker->inlet);
 }
 
-void worker_unlock_sending(struct worker *worker)
+void worker_unlock_sending(struct worker *worker, int unsent)
 {
+    worker->unsent = unsent;
     pthread_mutex_unlock(&worker->sending);
 }
 
@@ -224,8 +225,11 @@ static int execute(struct worker *worker, int *code)
         return 0;
     case LANE_ANSWER:
         return !answer(worker, worker->inlet.record);
-    case LANE_PENDING:
-        return !keep_pending(worker, &wait);
+    case LANE_PENDING: {
+        int is_kept = keep_pending(worker, &wait);
+        lane_leave(wait.context);
+        return !is_kept;
+    }
     case LANE_FULL:
         if (!worker->is_full)
             worker->full_since = now();
@@ -275,7 +279,7 @@ int worker_take(struct worker *worker, const uint8_t **record, uint32_t *length,
             if (execute(worker, code) && !worker->flushing)
                 return give(worker->inlet.record, worker->inlet.length, record, length);
             if (worker->is_full && was_full)
-                pause_for(FULL_PAUSE);
+                pause_for(now() - worker->full_since < LONG ? FULL_PAUSE : LONG_PAUSE);
             else
                 worker->latest = now();
         } else if (taken == INLET_NOTHING)

@@ -23,8 +23,9 @@ int worker_take(struct worker *worker, const uint8_t **record, uint32_t *length,
 /* Write answers without waiting: bytes written, or a negative errno. After less than all only Python answers, until
  * it has written the rest. */
 int64_t worker_send(struct worker *worker, const uint8_t *data, uint64_t count);
+/* The same for who writes to the socket himself: `unsent`, whether that was less than all. */
 void worker_lock_sending(struct worker *worker);
-void worker_unlock_sending(struct worker *worker);
+void worker_unlock_sending(struct worker *worker, int unsent);
 void worker_close(struct worker *worker); /* end worker_take soon */
 
 int worker_add_context(struct worker *worker, uint64_t serial, struct context_state *state);

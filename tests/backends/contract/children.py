@@ -12,14 +12,43 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from _pytest.runner import runtestprotocol
+from _pytest.runner import CallInfo, SetupState, runtestprotocol
 
 SECONDS = 90.0
 """The absolute limit of one test."""
 
 
-def report_from_child(item: pytest.Item, prepare: Callable[[], None]) -> list[pytest.TestReport]:
-    """Run a test in a fork of this process, prepared; its end without reports is a failure of the test."""
+def reports_from_child(
+    item: pytest.Item, nextitem: pytest.Item | None, prepare: Callable[[], None]
+) -> list[pytest.TestReport]:
+    """Run a test in a fork of this process, prepared; its end without reports is a failure of the test.
+
+    What tests before it have set up here is torn down as far as the next test does not share it: the runner does so
+    after a test that it runs itself, and meets what it expects.
+    """
+    return [*_forked(item, prepare), *_torn_down(item, nextitem)]
+
+
+def _torn_down(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+    call = CallInfo.from_call(lambda: _setup(item).teardown_exact(nextitem), "teardown")
+    if call.excinfo is None:
+        return []
+    report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+    assert isinstance(report, pytest.TestReport)
+    return [report]
+
+
+def _setup(item: pytest.Item) -> SetupState:
+    return item.session._setupstate
+
+
+def _protocol(item: pytest.Item) -> list[pytest.TestReport]:
+    """Set up, call and tear down what is not set up yet: the rest is the parent's to tear down."""
+    there = next(reversed(_setup(item).stack), None)
+    return runtestprotocol(item, log=False, nextitem=there)  # type: ignore[arg-type]  # any node will do
+
+
+def _forked(item: pytest.Item, prepare: Callable[[], None]) -> list[pytest.TestReport]:
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         # Threads of the test runner's are no concern of the child's: it runs one test and leaves.
@@ -31,7 +60,7 @@ def report_from_child(item: pytest.Item, prepare: Callable[[], None]) -> list[py
             os.close(reader)
             prepare()
             with os.fdopen(writer, "w", encoding="utf-8") as pipe:
-                json.dump([_packed(item, report) for report in runtestprotocol(item, nextitem=None, log=False)], pipe)
+                json.dump([_packed(item, report) for report in _protocol(item)], pipe)
             status = 0
         finally:
             os._exit(status)  # whatever runs on the device ends with the process

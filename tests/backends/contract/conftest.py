@@ -12,10 +12,11 @@ from attrs import evolve
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.wire.executor_messages import ExecutorSetup
+from pympsd_server.backends.budget import DeviceBudget
 from pympsd_server.backends.interface import Capabilities, Device
 from pympsd_server.backends.selection import open_device
 
-from .children import report_from_child
+from .children import reports_from_child
 from .machine import first_gpu
 from .port_user import PortUser
 
@@ -24,7 +25,7 @@ DEVICE_BYTES = 8 << 30
 _FACTS: dict[str, dict[str, DeviceFacts]] = {
     "emulated": {
         **{model: describe(model)[0] for model in ("H200", "P100")},
-        "like-a-GPU": evolve(describe("H200")[0], stops_kernels=False, isolates_address_spaces=False),
+        "no-better-than-real": evolve(describe("H200")[0], stops_kernels=False, isolates_address_spaces=False),
     },
     "cuda": {"GPU": gpu} if (gpu := first_gpu()) is not None else {},
 }
@@ -34,7 +35,14 @@ BACKENDS = tuple(backend for backend, devices in _FACTS.items() if devices)
 
 def _open(backend: str, model: str) -> Device:
     facts = evolve(_FACTS[backend][model], memory_bytes=DEVICE_BYTES)
-    return open_device(ExecutorSetup("", 0, 1, backend, facts))
+    opened = open_device(ExecutorSetup("", 0, 1, backend, facts))
+    if backend == "cuda":
+        from pympsd_server.backends.cuda.device import CudaDevice
+
+        assert isinstance(opened, CudaDevice)
+        # Others may use the GPU meanwhile: what they take of it, and give back, is not these tests' to count.
+        opened.budget = DeviceBudget(DEVICE_BYTES)
+    return opened
 
 
 @pytest.fixture(params=BACKENDS)
@@ -119,7 +127,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if chosen is None or chosen[0] != "cuda":
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in report_from_child(item, lambda: _open(*chosen).close()):
+    for report in reports_from_child(item, nextitem, lambda: _open(*chosen).close()):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda.images import Cubin, check_fatbin, kind_of, read_cubin
+from pympsd_server.backends.cuda.images import Cubin, check_fatbin, kind_of, read_cubin, read_fatbin
 from pympsd_server.backends.interface import BackendError
 
 NAMES = b"\0.symtab\0.strtab\0.nv.global\0.text.k\0"
@@ -83,3 +83,11 @@ def test_a_fatbin_must_hold_what_its_header_announces() -> None:
     for short in (head + b"123", head[:10], struct.pack("<IHHQ", 0xBA55ED50, 1, 4, 4) + b"1234"):
         with refused(Result.ERROR_INVALID_IMAGE):
             check_fatbin(short)
+
+
+def test_what_can_be_seen_of_a_fatbin() -> None:
+    head = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 4)
+    seen = read_fatbin(head + b"\x7fELF only a beginning" + cubin() + b"entry" + cubin())
+    assert seen == Cubin(("counter", "hidden"), 8 + 64)
+    compressed = head + bytes(100)
+    assert read_fatbin(compressed) == Cubin((), len(compressed)), "what is compressed counts as large as the file is"

@@ -55,11 +55,15 @@ def _ones(length: Value) -> Value:
     )
 
 
+def _field_operand(value: Value, width: int) -> Value:
+    """A field's position or length, as uint64. PTX has 0 to 255; of what is beyond, do as an H200 does."""
+    return (value & np.uint32(255) if width < 64 else np.minimum(value, np.uint32(255))).astype(np.uint64)
+
+
 def extract(value: Value, position: Value, length: Value) -> Value:
-    """bfe: `length` bits from `position` (both mod 256), sign-extended for signed types."""
+    """bfe: `length` bits from `position`, sign-extended for signed types."""
     width = value.dtype.itemsize * 8
-    position = (position & np.uint32(255)).astype(np.uint64)
-    length = (length & np.uint32(255)).astype(np.uint64)
+    position, length = _field_operand(position, width), _field_operand(length, width)
     wide = value.astype(np.int64 if value.dtype.kind == "i" else np.uint64)
     shifted = (wide >> np.minimum(position, np.uint64(63)).astype(wide.dtype)).view(np.uint64)
     # Beyond the operand lie copies of its sign (0 for unsigned), which the wide value has.
@@ -72,9 +76,9 @@ def extract(value: Value, position: Value, length: Value) -> Value:
 
 
 def insert(source: Value, target: Value, position: Value, length: Value) -> Value:
-    """bfi: the low `length` bits of source into target at `position` (both mod 256)."""
-    position = (position & np.uint32(255)).astype(np.uint64)
-    length = (length & np.uint32(255)).astype(np.uint64)
+    """bfi: the low `length` bits of source into target at `position`."""
+    width = source.dtype.itemsize * 8
+    position, length = _field_operand(position, width), _field_operand(length, width)
     by = np.minimum(position, np.uint64(63))
     mask = select(position >= np.uint64(64), np.uint64(0), _ones(length) << by)
     wide = (target.astype(np.uint64) & ~mask) | ((source.astype(np.uint64) << by) & mask)

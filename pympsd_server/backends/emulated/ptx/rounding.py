@@ -88,6 +88,8 @@ def fma16(a: Value, b: Value, c: Value) -> Value:
 def fma64(a: Value, b: Value, c: Value) -> Value:
     """a * b + c of float64, rounded once."""
     plain = a * b + c
+    # A product of finite numbers is finite, however great: an infinity added to it stays what it is.
+    plain = select(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, plain)
     high, low = two_product(a, b)
     middle, rest = two_sum(c, low)
     top, between = two_sum(high, middle)

@@ -1,0 +1,53 @@
+"""Tells a file how tests end, at once: what a run that is cut short would otherwise keep to itself."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from attrs import define
+
+SHOWN = 6000
+"""So many characters, the last ones, of each of a failed test's captured outputs."""
+
+
+@define(eq=False)
+class Record:
+    """A pytest plugin. Several processes may append to one file: what is told of a test is one write."""
+
+    _config: pytest.Config
+    _fd: int
+
+    @classmethod
+    def of(cls, config: pytest.Config, path: str) -> Record:
+        """Open the file."""
+        return cls(config, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
+
+    def _say(self, text: str) -> None:
+        os.write(self._fd, f"{text}\n".encode(errors="replace"))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Say what runs: the last of these names what was cut short."""
+        self._say(f"began {nodeid}")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Say how a test's call ended, and all of what failed."""
+        if report.failed:
+            said = [f"----- {title}\n{text[-SHOWN:]}" for title, text in report.sections]
+            self._say("\n".join([f"FAILED {report.nodeid} ({report.when})", report.longreprtext, *said, "-----"]))
+        elif report.when == "call" or report.skipped:
+            self._say(f"{report.outcome} {report.nodeid} {report.duration:.2f} s")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Say what could not be collected."""
+        if report.failed:
+            self._say(f"FAILED to collect {report.nodeid}\n{report.longreprtext}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Keep the terminal's summary short: it is in the record."""
+        self._config.option.tbstyle = "no"
+
+    def pytest_unconfigure(self) -> None:
+        """Close the file."""
+        os.close(self._fd)

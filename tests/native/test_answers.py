@@ -1,0 +1,175 @@
+"""Answers of the worker and of Python on one socket: each in one piece, none lost, also to who does not read."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from attrs import define, field
+
+from pympsd.wire import records
+from pympsd_server.executor.answers import AnswerWriter
+from pympsd_server.native.worker import Taken
+
+from .rig import SECONDS, Rig
+
+SYNCHRONIZE = records.BY_NAME["SYNCHRONIZE_STREAM"].opcode
+LARGE = records.BY_NAME["LOAD_MODULE"].opcode
+BRINGS = records.BY_NAME["ALLOCATE_PINNED"].opcode
+BY_PYTHON = 1 << 40
+"""Sequence numbers from here on are those of answers that Python gives by itself."""
+
+
+@define
+class Reader:
+    """A client that reads when it is told to, and takes apart what it read; EOFError at the stream's end."""
+
+    stream: socket.socket
+    answers: list[records.Record] = field(factory=list)
+    fds: int = 0
+    _data: bytes = b""
+
+    def read(self, count: int) -> None:
+        """Read some bytes."""
+        data, fds, _, _ = socket.recv_fds(self.stream, count, 8)
+        for fd in fds:
+            os.close(fd)
+        self.fds += len(fds)
+        if not data:
+            raise EOFError
+        self._data += data
+        while len(self._data) >= records.HEADER_BYTES:
+            opcode, flags, length, result, sequence = records.HEADER.unpack_from(self._data)
+            assert opcode & records.ANSWER, "one answer lies in the midst of another"
+            assert opcode & ~records.ANSWER in (SYNCHRONIZE, LARGE, BRINGS)
+            if len(self._data) < length:
+                return
+            body = self._data[records.HEADER_BYTES : length]
+            assert body == bytes([sequence % 256]) * len(body)
+            self.answers.append(records.Record(opcode, flags, result, sequence, body))
+            self._data = self._data[length:]
+
+
+def _large(sequence: int, count: int) -> bytes:
+    return records.pack_answer(LARGE, sequence, 0, b"", bytes([sequence % 256]) * count)
+
+
+def _answered(writer: AnswerWriter) -> Callable[[Taken], None]:
+    """What Python does with a wait that is left to it."""
+
+    def on_taken(taken: Taken) -> None:
+        opcode, _, _, _, sequence = records.HEADER.unpack_from(taken.record)
+        if opcode == SYNCHRONIZE:
+            writer.send(records.pack_answer(opcode, sequence, 0))
+
+    return on_taken
+
+
+def _narrow(rig: Rig) -> AnswerWriter:
+    rig.ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    writer = AnswerWriter(rig.ours, rig.worker)
+    rig.on_taken = _answered(writer)
+    return writer
+
+
+def test_while_python_has_the_rest_of_an_answer_to_write_the_worker_writes_nothing(rig: Rig) -> None:
+    rig.ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    large = _large(BY_PYTHON, 1 << 20)
+    sent = rig.worker.send(large)
+    assert 0 < sent < len(large)
+    rig.theirs.recv(sent)  # so that there is room
+    record = rig.pack("SYNCHRONIZE_STREAM", 0)
+    assert rig.run(record) == [Taken(record, 0)]
+    rest = memoryview(large)[sent:]
+    while rest:
+        count = rig.worker.send(bytes(rest))
+        rest = rest[max(count, 0) :]
+        while select.select([rig.theirs], [], [], 0)[0]:
+            rig.theirs.recv(1 << 16)
+    assert rig.run(rig.pack("SYNCHRONIZE_STREAM", 0)) == [], "now it answers again"
+
+
+def test_a_client_that_does_not_read_is_pythons_to_answer(rig: Rig) -> None:
+    rig.ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    some = [rig.pack("SYNCHRONIZE_STREAM", 0) for _ in range(100)]
+    left = [taken.record for taken in rig.run(*some)]
+    assert 0 < len(left) < 100
+    answered = rig.answers(100 - len(left))
+    assert sorted(answered + [records.HEADER.unpack_from(each)[4] for each in left]) == list(range(1, 101))
+
+
+def test_a_client_that_has_gone_is_answered_by_nobody(rig: Rig) -> None:
+    record = rig.pack("SYNCHRONIZE_STREAM", 0)
+    rig.put(record)
+    rig.theirs.close()
+    assert rig.worker.take() is None
+    assert rig.worker.send(b"x") < 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_of_both_come_whole_while_the_client_reads_as_it_likes(rig: Rig, seed: int) -> None:
+    writer, source = _narrow(rig), random.Random(seed)
+    rig.begin()
+    reader = Reader(rig.theirs)
+    waits, larges, brought = 600, 60, 20
+
+    def python() -> None:
+        numbers = random.Random(f"{seed}/python")
+        for number in range(larges):
+            writer.send(_large(BY_PYTHON + number, numbers.choice((0, 100, 5000, 40_000))))
+        for number in range(brought):
+            body = bytes([(BY_PYTHON + larges + number) % 256]) * 8
+            with open(os.devnull) as file:
+                answer = records.pack_answer(BRINGS, BY_PYTHON + larges + number, 0, body)
+                writer.send(answer, (file.fileno(),))
+            writer.send(_large(BY_PYTHON + larges + brought + number, 30_000))
+
+    other = threading.Thread(target=python)
+    other.start()
+    sent = 0
+    while len(reader.answers) < waits + larges + 2 * brought:
+        if sent < waits and source.random() < 0.7:
+            for _ in range(min(waits - sent, source.choice((1, 5, 100)))):
+                rig.put(rig.pack("SYNCHRONIZE_STREAM", 0))
+                sent += 1
+        elif select.select([rig.theirs], [], [], 0 if sent < waits else SECONDS)[0]:
+            reader.read(source.choice((24, 1000, 1 << 16)))
+    other.join(SECONDS)
+    assert not other.is_alive()
+    expected = Counter([*range(1, waits + 1), *range(BY_PYTHON, BY_PYTHON + larges + 2 * brought)])
+    assert Counter(answer.sequence for answer in reader.answers) == expected
+    assert reader.fds == brought
+    writer.close()
+
+
+def test_an_answer_with_a_descriptor_that_goes_in_parts_stays_in_one_piece(rig: Rig) -> None:
+    """What was kept behind it goes along with it, more than the socket takes at once."""
+    rig.begin()
+    for _ in range(20):
+        _bring_with_much_behind(rig)
+
+
+def _bring_with_much_behind(rig: Rig) -> None:
+    writer = _narrow(rig)
+    numbers = iter(range(BY_PYTHON, BY_PYTHON + 1000))
+    reader = Reader(rig.theirs)
+    with open(os.devnull) as file:
+        while writer._flusher is None:
+            writer.send(_large(next(numbers), 400))
+        writer.send(records.pack_answer(BRINGS, next(numbers), 0), (file.fileno(),))
+    writer.send(_large(last := next(numbers), 200_000))
+    sent = 0
+    while not any(answer.sequence == last for answer in reader.answers):
+        rig.put(*(rig.pack("SYNCHRONIZE_STREAM", 0) for _ in range(4)))
+        sent += 4
+        reader.read(2048)
+    while len([answer for answer in reader.answers if answer.sequence < BY_PYTHON]) < sent:
+        reader.read(1 << 16)
+    assert reader.fds == 1
+    assert len(reader.answers) == sent + last - BY_PYTHON + 1

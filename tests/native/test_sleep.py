@@ -1,0 +1,124 @@
+"""Sleeping and waking: no wake-up is lost, and who sleeps takes no processor."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pympsd.wire.ring_layout import ASLEEP, HEAD, TAIL
+from pympsd_client._ring import Ring
+
+from .rig import SECONDS, Rig
+from .stand_in import StandIn
+
+IDLE_SECONDS = 1.0
+"""So long a worker sleeps that nobody wakes."""
+STALLED_SECONDS = 0.9 * IDLE_SECONDS
+WAKE_UP_SECONDS = 2.5
+MEASURED_SECONDS = 0.3
+
+
+@pytest.mark.parametrize("spin_ns", [1000, 3000])
+def test_no_wake_up_is_lost(make_rig: Callable[..., Rig], driver: StandIn, spin_ns: int) -> None:
+    """Records come at the moments at which the worker lies down; a lost wake-up lasts until its sleep is over.
+
+    100,000 records in 2.5 s: enough to lose some where the worker's fence is missing.
+    """
+    rig = make_rig(spin_ns=spin_ns)
+    driver.at_once(rig.default)
+    rig.begin()
+    ring, words, source = rig.ring, rig.words, random.Random(1)
+    launch = rig.launch()
+    sent = bells = 0
+    deadline = time.monotonic() + WAKE_UP_SECONDS
+    lock = threading.Lock()
+    while time.monotonic() < deadline:
+        for _ in range(64):
+            for _ in range(source.randrange(80)):
+                pass
+            with lock:
+                assert ring.put(launch)
+            if ring.asleep:
+                rig.theirs.send(b"\0")
+                bells += 1
+            sent += 1
+            _await_head(ring, words)
+    rig.pass_by()
+    assert bells > 1000, "it slept often"
+    assert sent > bells, "and was met awake as well"
+    assert rig.default.launched == sent
+
+
+def _await_head(ring: Ring, words: memoryview) -> None:
+    head, tail = HEAD // 8, TAIL // 8
+    for _ in range(1000):
+        if words[head] == words[tail]:
+            return
+    began = time.monotonic()
+    while words[head] != words[tail]:
+        late = time.monotonic() - began > STALLED_SECONDS
+        assert not (late and ring.asleep), "a wake-up was lost"
+
+
+def test_a_worker_says_that_it_sleeps_and_that_it_does_not(rig: Rig) -> None:
+    rig.begin()
+    words = rig.words
+    _await(lambda: words[ASLEEP // 8] == 1)
+    rig.pass_by()
+    _await(lambda: words[ASLEEP // 8] == 1)
+
+
+def test_a_bell_without_a_record_wakes_nobody_for_long(rig: Rig) -> None:
+    rig.ring  # noqa: B018 - in use from now on
+    rig.begin()
+    for _ in range(3):
+        rig.theirs.sendall(bytes(2000))
+        rig.pass_by()
+    _await(lambda: rig.words[ASLEEP // 8] == 1)
+
+
+def test_bells_nobody_hears_do_not_hold_up_the_client(rig: Rig) -> None:
+    rig.ring  # noqa: B018 - in use from now on
+    rig.theirs.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            rig.theirs.send(bytes(4096))
+    rig.theirs.settimeout(SECONDS)
+    assert rig.ring.put(rig.launch())
+    rig.begin()
+    rig.pass_by()
+    assert rig.default.launched == 1
+
+
+def test_a_sleeping_worker_takes_no_processor(make_rig: Callable[..., Rig]) -> None:
+    idle, spinning = make_rig(), make_rig(spin_ns=int(SECONDS * 1e9))
+    assert _busy_seconds(idle) < 0.1 * MEASURED_SECONDS
+    assert _busy_seconds(spinning) > 0.2 * MEASURED_SECONDS, "the measure can tell"
+
+
+def test_a_worker_that_waits_long_takes_little(rig: Rig) -> None:
+    assert rig.run(rig.launch(), rig.pack("SYNCHRONIZE_STREAM", 0)) == []
+    assert _busy_seconds(rig) < 0.2 * MEASURED_SECONDS
+
+
+def _busy_seconds(rig: Rig) -> float:
+    """How long a worker's thread was at work of MEASURED_SECONDS."""
+    rig.begin()
+    rig.pass_by()
+    assert rig.thread is not None
+    assert rig.thread.ident is not None
+    clock = time.pthread_getcpuclockid(rig.thread.ident)
+    began = time.clock_gettime(clock)
+    threading.Event().wait(MEASURED_SECONDS)
+    return time.clock_gettime(clock) - began
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline

@@ -1,0 +1,68 @@
+"""Streams, modules and contexts come and go in any order: the worker knows exactly those that are there."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pympsd.wire import records
+from pympsd_server.native.states import KernelRow
+
+from .rig import MODULE, SERIAL, Rig
+from .stand_in import StandIn
+
+STEPS = 3000
+
+
+@pytest.mark.parametrize("spread", [1, 16, 1 << 20, 1 << 32, 1 << 40])
+def test_streams_come_and_go(rig: Rig, driver: StandIn, spread: int) -> None:
+    source = random.Random(spread)
+    driver.at_once(rig.default)
+    there = {0: rig.default}
+    handles = [spread * number for number in range(1, 400)]
+    for step in range(STEPS):
+        handle = source.choice(handles)
+        if handle in there:
+            del there[handle]
+            rig.worker.drop_stream(SERIAL, handle)
+        else:
+            # Few streams of the driver are enough for many of the client's.
+            driver._made = 1 + step % 32
+            there[handle] = rig.add_stream(handle)
+        if step % 50 == 0:
+            _expect(rig, handles, set(there))
+
+
+def _expect(rig: Rig, handles: list[int], there: set[int]) -> None:
+    asked = {rig.pack("SYNCHRONIZE_STREAM", handle): handle for handle in handles}
+    passed = {asked[taken.record] for taken in rig.run(*asked)}
+    assert set(handles) - passed == there - {0}
+    rig.answers(len(asked) - len(passed))
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 3)), max_size=60))
+def test_modules_of_several_contexts(rig: Rig, driver: StandIn, moves: list[tuple[int, int]]) -> None:
+    driver.reset()
+    defaults = {serial: driver.stream(is_default=True) for serial in range(11, 14)}
+    for serial, default in defaults.items():
+        rig.add_context(serial, default)
+    there = {(serial, MODULE) for serial in defaults}
+    for module, context in moves:
+        key = (10 + context, module)
+        if key in there:
+            there.discard(key)
+            rig.worker.drop_module(*key)
+        else:
+            there.add(key)
+            rig.worker.add_module(*key, (KernelRow * 1)((module, 0, 1, 0, 0)))
+    for serial in defaults:
+        for module in range(1, 13):
+            record = records.pack("LAUNCH", serial, 1, 0, module, 0, *[1] * 6, 0, 0)
+            assert (rig.run(record) == []) == ((serial, module) in there)
+    for serial in defaults:
+        rig.worker.drop_context(serial, 1)
+    assert [key for key in rig.worker._things if key[0] in defaults] == []
