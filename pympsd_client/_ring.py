@@ -53,9 +53,9 @@ class Ring:
         words = self._words
         tail = words[_TAIL]
         length = len(record)
+        if length > RECORD_BYTES:
+            raise invalid_value(f"a record of {length} bytes; {RECORD_BYTES} are allowed: use fewer parameters")
         if length > RING_BYTES - tail + words[_HEAD]:
-            if length > RECORD_BYTES:
-                raise invalid_value(f"a record of {length} bytes; {RECORD_BYTES} are allowed: use fewer parameters")
             return False
         start = tail % RING_BYTES
         end = start + length

@@ -84,12 +84,14 @@ class Attachments:
             state = "has" if request.new_stream else "has no"
             raise BackendError(Result.ERROR_INVALID_VALUE, f"client {request.client} {state} command stream")
         context = self._make_context(request)
+        fds: tuple[int, ...] = ()
         try:
             client, fds = self._client(request)
+            client.add(request.context, context)
         except BaseException:
+            close_all(fds)  # a new client without a context has no stream: its worker ends
             context.backend.destroy()
             raise
-        client.add(request.context, context)
         self._owners[request.context] = client
         _, total = context.backend.memory_info()
         ring = AREA_BYTES if self._native else 0
@@ -115,7 +117,11 @@ class Attachments:
             memory = shared_memory.make(AREA_BYTES if self._native else 0)
         except OSError as error:  # sockets close themselves when they are dropped
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {told(error)}") from None
-        worker = native_worker(ours, memory.view, self._device) if self._native else None
+        try:
+            worker = native_worker(ours, memory.view, self._device) if self._native else None
+        except BackendError:
+            close_all((ours.detach(), theirs.detach(), memory.fd))
+            raise
         pinned = PinnedMemory(self._device, self._pinned_room)
         client = Client(ours, memory.view[: shared_memory.SHARED_BYTES], pinned, worker)
         try:

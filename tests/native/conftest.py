@@ -44,7 +44,7 @@ def make_rig(driver: StandIn) -> Iterator[Callable[..., Rig]]:
         return made[-1]
 
     yield make
-    driver.reset()  # whoever is held goes on
+    driver.let_go()
     for each in made:
         each.close()
 

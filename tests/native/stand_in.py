@@ -19,7 +19,8 @@ SOURCE: Final = Path(__file__).with_name("driver.c")
 CONTEXT: Final = 0xC0DE
 FIRST_STREAM: Final = 0x5000
 FIRST_EVENT: Final = 0x7000
-SET_CURRENT, LAUNCH, WRITE_VALUE, RECORD_EVENT, QUERY_EVENT = range(5)
+_KINDS: Final = 5
+SET_CURRENT, LAUNCH, WRITE_VALUE, RECORD_EVENT, QUERY_EVENT = range(_KINDS)
 GRID_LIMIT, BLOCK_LIMIT, THREADS_LIMIT, SHARED_LIMIT = (1 << 31) - 1, 1024, 1024, 49152
 _ALL: Final = 2**64 - 1
 _SECONDS: Final = 30
@@ -70,6 +71,7 @@ class StandIn:
     """One for all tests of a process: ``reset`` before each."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._library: Any = ctypes.CDLL(str(path))
         self._library.stand_in_call_count.restype = c_uint64
         self._words = (c_uint32 * (_WORD_BYTES // 4 * 64))()
@@ -132,6 +134,11 @@ class StandIn:
     def hold(self, kind: int, hold: bool = True) -> None:
         """Let no call of a kind return."""
         self._library.stand_in_hold(c_uint32(kind), c_int(hold))
+
+    def let_go(self) -> None:
+        """Let all calls return."""
+        for kind in range(_KINDS):
+            self.hold(kind, False)
 
     def wait_until_held(self, kind: int) -> None:
         """Return once a call of the kind does not return."""

@@ -97,8 +97,8 @@ def test_bells_nobody_hears_do_not_hold_up_the_client(rig: Rig) -> None:
 
 def test_a_sleeping_worker_takes_no_processor(make_rig: Callable[..., Rig]) -> None:
     idle, spinning = make_rig(), make_rig(spin_ns=int(SECONDS * 1e9))
-    assert _busy_seconds(idle) < 0.1 * MEASURED_SECONDS
-    assert _busy_seconds(spinning) > 0.2 * MEASURED_SECONDS, "the measure can tell"
+    assert _busy_seconds(idle) < 0.02 * MEASURED_SECONDS
+    assert _busy_seconds(spinning) > 0.05 * MEASURED_SECONDS, "the measure can tell, on a busy machine too"
 
 
 def test_a_worker_that_waits_long_takes_little(rig: Rig) -> None:

@@ -310,12 +310,12 @@ class StreamFuzz:
                 rest = rest[client.stream.send(rest) :]
 
     def _put(self, client: RawClient, data: bytes) -> None:
+        while select.select([client.stream], [], [], 0)[0]:
+            self._take(client)
         deadline = time.monotonic() + STALLED_SECONDS
         while not client.try_to_put(data):
             if time.monotonic() > deadline:
                 raise TimeoutError
-        while select.select([client.stream], [], [], 0)[0]:
-            self._take(client)
 
     def _take(self, client: RawClient) -> None:
         client._receive()

@@ -1,0 +1,144 @@
+"""Which workers a device's clients get, and that the executor says so; where there is no library too."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.interface import BackendError
+from pympsd_server.executor import outside
+from pympsd_server.executor.outside import Workers
+from pympsd_server.native import library as native
+from pympsd_server.native.library import NoLibrary
+from pympsd_server.native.states import SHARED_STATES
+
+from .stand_in import StandIn
+
+REASON = "it was not built"
+
+
+@frozen
+class FakeDevice:
+    """A device whose records a native worker executes, or not."""
+
+    native_calls: object | None
+
+
+EMULATED: Any = FakeDevice(None)
+REAL: Any = FakeDevice(object())
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library can be used."""
+    monkeypatch.setattr(outside, "library", lambda: object())
+
+
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot."""
+
+    def fail() -> None:
+        raise NoLibrary(REASON)
+
+    monkeypatch.setattr(outside, "library", fail)
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None, Any], Workers]:
+    """Choose for a value of the variable."""
+
+    def choose(value: str | None, device: Any) -> Workers:
+        monkeypatch.delenv(outside.CHOICE, raising=False)
+        if value is not None:
+            monkeypatch.setenv(outside.CHOICE, value)
+        return Workers.chosen(device)
+
+    return choose
+
+
+Choose = Callable[[str | None, Any], Workers]
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize("value", [None, "auto", "native"])
+def test_a_gpus_clients_get_native_workers(choose: Choose, value: str | None) -> None:
+    assert choose(value, REAL) == Workers(True, "native")
+
+
+@pytest.mark.usefixtures("there")
+def test_an_emulated_devices_clients_get_them_when_asked_for(choose: Choose) -> None:
+    assert choose("native", EMULATED) == Workers(True, "")
+    assert choose("auto", EMULATED) == choose(None, EMULATED) == Workers(False, "")
+
+
+@pytest.mark.usefixtures("there")
+def test_python_is_said_where_it_costs_something(choose: Choose) -> None:
+    assert choose("python", REAL) == Workers(False, "python, for PYMPSD_WORKER says so")
+    assert choose("python", EMULATED) == Workers(False, "")
+
+
+@pytest.mark.usefixtures("missing")
+def test_without_the_library_python_works_and_says_why(choose: Choose) -> None:
+    assert choose("auto", REAL) == Workers(False, f"python, for the native one cannot be used: {REASON}")
+    assert choose("auto", EMULATED) == Workers(False, "")
+    assert not choose("python", REAL).native
+
+
+@pytest.mark.usefixtures("missing")
+@pytest.mark.parametrize("device", [REAL, EMULATED], ids=["gpu", "emulated"])
+def test_what_was_asked_for_and_is_not_there_is_refused(choose: Choose, device: Any) -> None:
+    with pytest.raises(BackendError, match=REASON) as caught:
+        choose("native", device)
+    assert caught.value.code is Result.ERROR_NOT_SUPPORTED
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize("value", ["", "Native", "c", "python "])
+def test_another_value_is_refused_by_name(choose: Choose, value: str) -> None:
+    with pytest.raises(BackendError, match="auto, native, python are allowed") as caught:
+        choose(value, REAL)
+    assert caught.value.code is Result.ERROR_NOT_SUPPORTED
+    assert repr(value) in caught.value.reason
+
+
+# --- why the library cannot be used
+
+
+def _load_from(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
+    monkeypatch.setattr(native, "__file__", str(folder / "library.py"))
+    return native.library.__wrapped__()
+
+
+def test_a_library_that_was_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(NoLibrary, match="it was not built: install pympsd again where there is a C compiler"):
+        _load_from(monkeypatch, tmp_path)
+
+
+def test_a_library_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / f"_worker{native.EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
+    with pytest.raises(NoLibrary, match="it cannot be loaded: "):
+        _load_from(monkeypatch, tmp_path)
+
+
+def test_a_library_without_our_functions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: StandIn) -> None:
+    (tmp_path / f"_worker{native.EXTENSION_SUFFIXES[0]}").symlink_to(driver.path)
+    with pytest.raises(NoLibrary, match=r"it cannot be loaded: .*worker_open"):
+        _load_from(monkeypatch, tmp_path)
+
+
+def test_a_library_of_another_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other:
+        @staticmethod
+        def native_sizes(sizes: Any) -> None:
+            for number, state in enumerate(SHARED_STATES):
+                sizes[number] = ctypes.sizeof(state) + 8
+
+    with pytest.raises(NoLibrary, match=r"of another build, structures of .*: install again"):
+        native._check_sizes(Other)

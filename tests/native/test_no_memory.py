@@ -1,0 +1,110 @@
+"""An executor without memory for a client's worker or its things: the request fails, and nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.executor_messages import Attach, Attached, Detach, DropClient, ExecutorDone, ExecutorRefused
+from pympsd_server.backends.interface import BackendError
+from pympsd_server.executor import attachments, outside
+from pympsd_server.executor.attachments import Attachments
+
+
+def _fail(*_: object) -> None:
+    raise BackendError(Result.ERROR_OUT_OF_MEMORY, "none is left")
+
+
+@define(eq=False)
+class FakeContext:
+    """A context that counts."""
+
+    native_state: Any = None
+    default_stream: Any = None
+    destroyed: bool = False
+
+    def memory_info(self) -> tuple[int, int]:
+        """All of it."""
+        return 1 << 30, 1 << 30
+
+    def destroy(self) -> None:
+        """Gone."""
+        self.destroyed = True
+
+
+@define(eq=False)
+class FakeDevice:
+    """A device that executes nothing."""
+
+    native_calls: Any = None
+    stream_priorities: tuple[int, int] = (0, 0)
+    unfinished: int = 0
+    contexts: list[FakeContext] = field(factory=list)
+
+    def create_context(self, *_: object) -> FakeContext:
+        """Make one."""
+        self.contexts.append(FakeContext())
+        return self.contexts[-1]
+
+
+@define(eq=False)
+class Desk:
+    """Attachments of a fake device, and the owner that asks them."""
+
+    device: FakeDevice = field(factory=FakeDevice)
+    attachments: Attachments = field(init=False)
+    said: list[Any] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        device: Any = self.device
+        self.attachments = Attachments(device, 7, self._send)
+
+    def _send(self, message: object, fds: tuple[int, ...] = ()) -> None:
+        self.said.append(message)
+        for fd in fds:
+            os.close(fd)
+
+    def ask(self, message: object) -> Any:
+        """Return what comes back."""
+        self.attachments.handle(message)
+        return self.said.pop()
+
+
+def _attach(context: int, new_stream: bool) -> Attach:
+    fields = {"multiprocessors": 0, "memory_bytes": 0, "priority": 0}
+    return Attach(request=1, client=1, context=context, new_stream=new_stream, **fields)
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, stand_in: object) -> Desk:
+    """One with native workers."""
+    monkeypatch.setenv(outside.CHOICE, "native")
+    return Desk()
+
+
+def test_no_memory_for_a_worker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(attachments, "native_worker", _fail)
+        assert desk.ask(_attach(1, True)) == ExecutorRefused(1, Result.ERROR_OUT_OF_MEMORY, "none is left")
+    assert desk.device.contexts[0].destroyed
+    assert isinstance(desk.ask(_attach(1, True)), Attached), "the next time there is"
+    assert isinstance(desk.ask(DropClient(2, 1)), ExecutorDone)
+
+
+@pytest.mark.parametrize("new_stream", [True, False])
+def test_no_memory_for_a_context(desk: Desk, monkeypatch: pytest.MonkeyPatch, new_stream: bool) -> None:
+    if not new_stream:
+        assert isinstance(desk.ask(_attach(1, True)), Attached)
+
+    with monkeypatch.context() as broken:
+        broken.setattr("pympsd_server.executor.client.Outside", _fail)
+        assert isinstance(desk.ask(_attach(2, new_stream)), ExecutorRefused)
+    assert desk.device.contexts[-1].destroyed
+    if not new_stream:
+        assert isinstance(desk.ask(_attach(2, False)), Attached), "the next time there is"
+        assert isinstance(desk.ask(Detach(3, 2)), ExecutorDone)
+    assert isinstance(desk.ask(DropClient(2, 1)), ExecutorDone)
