@@ -191,7 +191,8 @@ def test_the_hello_says_who_knocks(daemon: FakeDaemon, knocked: Knocked) -> None
     assert hello.versions.build == build_id()
 
 
-def test_contexts_of_one_device_share_a_stream(daemon: FakeDaemon, knocked: Knocked) -> None:
+def opens_in_order(daemon: FakeDaemon) -> None:
+    """Contexts get serials from 11 on, and a device's first one its command stream."""
     given: list[int] = []
 
     def serve(server: Peer, request: object) -> None:
@@ -201,6 +202,10 @@ def test_contexts_of_one_device_share_a_stream(daemon: FakeDaemon, knocked: Knoc
         server.send(opened(request, 10 + len(given)), *(daemon.stream() if first else ()))
 
     daemon.in_session = serve
+
+
+def test_contexts_of_one_device_share_a_stream(daemon: FakeDaemon, knocked: Knocked) -> None:
+    opens_in_order(daemon)
     session = knocked(daemon)
     one, two, other = (session.open_context(session.devices[number], 0) for number in (0, 0, 1))
     assert (one.serial, two.serial, other.serial) == (11, 12, 13)
@@ -226,15 +231,7 @@ def test_a_refused_request_leaves_the_session_as_it_was(daemon: FakeDaemon, knoc
 
 
 def test_an_executor_that_ends_meanwhile_is_not_the_servers_end(daemon: FakeDaemon, knocked: Knocked) -> None:
-    given: list[int] = []
-
-    def serve(server: Peer, request: object) -> None:
-        assert isinstance(request, OpenContext)
-        first = request.device not in given
-        given.append(request.device)
-        server.send(opened(request, 10 + len(given)), *(daemon.stream() if first else ()))
-
-    daemon.in_session = serve
+    opens_in_order(daemon)
     session = knocked(daemon)
     session.open_context(session.devices[0], 0).transport._end("the executor has ended")
     with pytest.raises(CudaError) as caught:

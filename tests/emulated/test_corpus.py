@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from recorded_corpus import CORPUS, KERNELS, module_of, recorded
 
 from pympsd_server.backends.emulated.ptx import InvalidPtx, LoadedModule, load_program
 from tests.emulated.harness import Device, Never, batches
 
-CORPUS = Path(__file__).parent.parent / "data" / "corpus"
-RECORDED = CORPUS / "recorded.npz"
-KERNELS: dict[str, Any] = json.loads((CORPUS / "manifest.json").read_text())["kernels"]
 # What the translator refuses by name, and the words of its refusal.
 REFUSED = {"calls": "recursion", "indirect_calls": "indirect call"}
 RUNNABLE = sorted(set(KERNELS) - set(REFUSED))
 
 
-@cache
-def corpus_module(name: str) -> ModuleType:
-    """A module of the corpus, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"corpus_{name}", CORPUS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@cache
-def recorded() -> dict[str, np.ndarray[Any, Any]]:
-    with np.load(RECORDED) as archive:
-        return dict(archive)
-
-
 def outputs_of(name: str) -> dict[str, np.ndarray[Any, Any]]:
     """Launch a kernel of the corpus as its manifest says; its outputs by name."""
     entry = KERNELS[name]
-    inputs = corpus_module("inputs")
+    inputs = module_of("inputs")
     device = Device()
     module = load_program((CORPUS / entry["ptx"]).read_bytes()).link(device.space, 4)
     contents = inputs.contents(entry)
@@ -73,9 +50,9 @@ def read(device: Device, address: int, spec: dict[str, Any], inputs: ModuleType)
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_same_as_recorded(name: str) -> None:
     """Every output agrees with the GPU's, by the rule that the corpus gives for it."""
-    rules = corpus_module("rules")
+    rules = module_of("rules")
     got = outputs_of(name)
-    for output, spec in corpus_module("inputs").outputs(KERNELS[name]).items():
+    for output, spec in module_of("inputs").outputs(KERNELS[name]).items():
         good = rules.agree(spec, got[output], recorded()[f"{name}/{output}"])
         assert good.all(), f"{output}: {np.count_nonzero(~good)} of {good.size} differ"
 

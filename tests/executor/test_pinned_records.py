@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import wait_until
 
 from pympsd.vocabulary.device_facts import pinned_window_of, window_of
 from pympsd.vocabulary.results import Result
@@ -34,10 +35,7 @@ def mapped_pieces(executor: ExecutorOwner) -> int:
 
 def wait_until_unmapped(executor: ExecutorOwner) -> None:
     """What is freed goes from the thread that is done with it last."""
-    deadline = time.monotonic() + SECONDS
-    while mapped_pieces(executor):
-        assert time.monotonic() < deadline, "page-locked memory stays mapped"
-        time.sleep(0.001)
+    wait_until(lambda: not mapped_pieces(executor), "the unmapping of page-locked memory", SECONDS)
 
 
 def deferred(client: RawClient) -> int:
@@ -195,10 +193,11 @@ def test_a_client_that_goes_leaves_nothing_whatever_it_has_under_way(executor: E
             client.free_pinned(address)
         client.close()
         executor.drop(1)
-    deadline = time.monotonic() + SECONDS
-    while mapped_pieces(executor) > 1 or executor.fd_count() > descriptors:
-        assert time.monotonic() < deadline, (mapped_pieces(executor), executor.fd_count(), descriptors)
-        time.sleep(0.001)
+
+    def all_but_one_has_gone() -> bool:
+        return mapped_pieces(executor) <= 1 and executor.fd_count() <= descriptors
+
+    wait_until(all_but_one_has_gone, "the end of all but one piece", SECONDS)
     assert executor.alive
     kept_bytes[:] = b"n" * PAGE
     data = neighbour.allocate(PAGE)

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+from recorded_corpus import CORPUS, KERNELS, module_of
 
 from tests.gpu.devices import OneDevice
 
-CORPUS = Path(__file__).parents[1] / "data" / "corpus"
-KERNELS: dict[str, Any] = json.loads((CORPUS / "manifest.json").read_text())["kernels"]
 SHOWN = 5
 Array = np.ndarray[Any, Any]
-
-
-@cache
-def module_of(name: str) -> ModuleType:
-    """Return a module of the corpus, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"corpus_{name}", CORPUS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@cache
-def recorded() -> dict[str, Array]:
-    """Return what the H200 answered when the corpus was recorded, by NAME/OUTPUT."""
-    with np.load(CORPUS / "recorded.npz") as archive:
-        return dict(archive)
 
 
 def outputs_on(device: OneDevice, name: str) -> dict[str, Array]:

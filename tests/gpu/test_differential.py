@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from recorded_corpus import KERNELS, recorded
 
 from tests.emulated import test_generated_programs as branching
 from tests.emulated.test_corpus import REFUSED
 from tests.gpu import straight_line
-from tests.gpu.corpus import KERNELS, differences, outputs_on, recorded
+from tests.gpu.corpus import differences, outputs_on
 from tests.gpu.devices import DEVICES, OneDevice
 from tests.gpu.straight_line import Program
 
