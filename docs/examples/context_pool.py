@@ -66,7 +66,8 @@ def make_context(device, multiprocessors):
 def fill(context):
     """Launch as many blocks as a context holds; return (multiprocessors, blocks, how many met, places)."""
     check(cuda.cuCtxSetCurrent(context))
-    multiprocessors = check(cuda.cuCtxGetExecAffinity(SM_COUNT)).param.smCount.val
+    granted = check(cuda.cuCtxGetExecAffinity(SM_COUNT))  # its parts are views: it has to outlive their use
+    multiprocessors = granted.param.smCount.val
     module = check(cuda.cuModuleLoadData(KERNEL.read_bytes()))
     function = check(cuda.cuModuleGetFunction(module, b"meet"))
     each = check(cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, THREADS, 0))

@@ -64,6 +64,7 @@ FILES: Final = (
     ("CUDA_MPS_CLIENT_PRIORITY", "the default client priority"),
     ("PYMPSD_BACKEND", "auto, cuda or emulated"),
     ("PYMPSD_WORKER", "auto, native or python: who executes clients' records on a GPU"),
+    ("PYMPSD_DEVICE_CONNECTIONS", "hardware queues of an executor on a GPU, 1 to 32; default 32"),
     ("PYMPSD_EMULATED_DEVICES", "the emulated machine: H200, 2xH200,1xP100, or the path of a TOML file"),
 )
 

@@ -26,7 +26,8 @@ from pympsd.service.server_session import ServerSession
 from pympsd.vocabulary.identities import Peer
 
 PASSED_ON: Final = (
-    *("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "PYMPSD_WORKER"),
+    *("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"),
+    *("PYMPSD_WORKER", "PYMPSD_DEVICE_CONNECTIONS"),
     *("LD_LIBRARY_PATH", "PATH", "TZ", "LANG"),
 )
 """What of the daemon's environment a server gets: its user can read it. LD_LIBRARY_PATH: where the driver's library

@@ -45,7 +45,8 @@ def _parameters(*affinities: Any, said: int | None = None) -> Any:
 
 
 def _multiprocessors() -> int:
-    return int(ok(cuda.cuCtxGetExecAffinity(SM_COUNT)).param.smCount.val)
+    granted = ok(cuda.cuCtxGetExecAffinity(SM_COUNT))
+    return int(granted.param.smCount.val)
 
 
 def test_a_context_tells_its_affinity(under_mps: FakeExecutor) -> None:

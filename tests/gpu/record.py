@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
-from attrs import define
+from attrs import define, field
 
 SHOWN = 6000
 """So many characters, the last ones, of each of a failed test's captured outputs."""
@@ -17,6 +18,7 @@ class Record:
 
     _config: pytest.Config
     _fd: int
+    _began: float = field(factory=time.monotonic)
 
     @classmethod
     def of(cls, config: pytest.Config, path: str) -> Record:
@@ -28,7 +30,7 @@ class Record:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Say what runs: the last of these names what was cut short."""
-        self._say(f"began {nodeid}")
+        self._say(f"{time.monotonic() - self._began:6.1f} s: began {nodeid}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Say how a test's call ended, and all of what failed."""

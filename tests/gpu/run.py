@@ -31,7 +31,11 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
         "--part", action="append", choices=sorted(parts.PARTS), help="only this one (may be repeated)"
     )
     parser.add_argument(
-        "--jobs", type=int, default=min(10, max(1, (os.cpu_count() or 1) * 5 // 8)), help="processes of flows"
+        # More are slower: contexts that are made at the same time hold each other up.
+        "--jobs",
+        type=int,
+        default=min(4, os.cpu_count() or 1),
+        help="processes of flows",
     )
     parser.add_argument(
         "--output", type=Path, help="a folder for what each part says, as it goes (default: a new one)"

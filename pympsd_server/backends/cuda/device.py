@@ -38,8 +38,10 @@ CAPABILITIES: Final = Capabilities(
 )
 _LEVELS: Final = 3
 """Stream priorities that a client has; those of a client below normal all come behind those of a normal one."""
+CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
+"""How many hardware queues a context has: each takes time to make, but with the driver's 8, 16 clients run as 8."""
+_MOST_CONNECTIONS: Final = 32
 _OURS: Final = {
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # with the driver's 8, sixteen clients run as eight
     "CUDA_MODULE_LOADING": "EAGER",  # else the first launch of a kernel loads it, and holds up everybody then
     "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",
 }
@@ -47,11 +49,18 @@ _NOT_OURS: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_")
 
 
 def settle_environment(environment: Any) -> None:
-    """Make the environment what the driver is to read at cuInit: no client's settings, and none of MPS."""
+    """Make the environment what the driver is to read at cuInit: no client's settings, and none of MPS.
+
+    BackendError NOT_SUPPORTED for a number of hardware queues that cannot be.
+    """
+    connections = environment.get(CONNECTIONS, str(_MOST_CONNECTIONS))
+    if connections not in map(str, range(1, _MOST_CONNECTIONS + 1)):
+        reason = f"{CONNECTIONS} is {connections!r}: 1 to {_MOST_CONNECTIONS} are allowed"
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
     for name in tuple(environment):
         if name.startswith(_NOT_OURS):
             del environment[name]
-    environment.update(_OURS)
+    environment.update(_OURS, CUDA_DEVICE_MAX_CONNECTIONS=connections)
 
 
 class CudaDevice:

@@ -15,9 +15,11 @@ import pympsd_server
 from pympsd.devices.discovery import NoDriver, Probed, visible_machine
 from pympsd.devices.driver_probe import probed_by
 from pympsd.devices.machine import describe
+from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import Settings
-from pympsd_server.backends.cuda.device import settle_environment
+from pympsd_server.backends.cuda.device import CONNECTIONS, settle_environment
 from pympsd_server.backends.cuda.probe import pci_of
+from pympsd_server.backends.interface import BackendError
 
 _EMULATED_ONLY = {"stops_kernels": False, "isolates_address_spaces": False}
 GPUS = tuple(evolve(each, name="a real one", **_EMULATED_ONLY) for each in describe("2xH200"))
@@ -119,3 +121,18 @@ def test_an_executor_reads_no_settings_of_clients() -> None:
         "CUDA_MODULE_LOADING": "EAGER",
         "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",
     }
+
+
+@pytest.mark.parametrize("connections", ["1", "8", "32"])
+def test_an_executor_has_as_many_queues_as_its_operator_says(connections: str) -> None:
+    environment = {CONNECTIONS: connections, "CUDA_DEVICE_MAX_CONNECTIONS": "2"}
+    settle_environment(environment)
+    assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == connections
+
+
+@pytest.mark.parametrize("connections", ["0", "33", "-1", "many", ""])
+def test_a_number_of_queues_that_cannot_be_is_refused(connections: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        settle_environment({CONNECTIONS: connections})
+    assert caught.value.code == Result.ERROR_NOT_SUPPORTED
+    assert f"{CONNECTIONS} is {connections!r}: 1 to 32 are allowed" in caught.value.reason
