@@ -14,6 +14,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, FLAG_RUINED, GENERATION_SHIFT
 from pympsd_client import _records
 from pympsd_client._errors import CudaError
+from pympsd_client._quick import forget
 from pympsd_client._records import Operation
 from pympsd_client._threads import mine
 from pympsd_client._transport import Answer, Transport
@@ -127,7 +128,10 @@ class Context:
         """Close it and free what it held, unless it is closed; a ruined context can be closed like any other."""
         with self._changing:
             if self.opened is not None:
-                self.opened, self._trouble = None, _not_open()
+                try:
+                    self.opened, self._trouble = None, _not_open()
+                finally:
+                    forget()
                 self.orphans.clear()
                 handles.forget(self)
                 connection.close_context(self.device, self.serial)
@@ -155,7 +159,10 @@ class Context:
         ``serial`` says which context was meant: one closed since, and opened anew, has nothing to do with it.
         """
         if self._trouble is None and serial == self.serial:
-            self._trouble = CudaError(code, reason or "an earlier fault ruined this context")
+            try:
+                self._trouble = CudaError(code, reason or "an earlier fault ruined this context")
+            finally:
+                forget()
 
     def after_fork(self, error: CudaError) -> None:
         """In a forked child nothing of it can be used."""

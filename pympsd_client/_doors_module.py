@@ -13,6 +13,8 @@ from pympsd_client._launch import launch
 from pympsd_client._module import function_of, image_at, module_of
 from pympsd_client._numbers import number, text, unsigned
 from pympsd_client._process import current
+from pympsd_client._quick import quickened
+from pympsd_client._threads import mine
 
 _functions = handles.functions
 
@@ -103,3 +105,6 @@ def cuLaunchKernel(
     shape = (gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes)
     launch(_functions.get(int(f)) or function_of(f), shape, hStream, kernelParams, extra)
     return DONE
+
+
+cuLaunchKernel = quickened(cuLaunchKernel, DONE, mine)

@@ -20,6 +20,7 @@ from pympsd_client._host import HostMemory
 from pympsd_client._host_calls import HostCall, HostCalls
 from pympsd_client._numbers import number
 from pympsd_client._process import here
+from pympsd_client._quick import forget
 from pympsd_client._session import Session
 from pympsd_client._stream import resolve
 from pympsd_client._transport import Transport
@@ -102,6 +103,7 @@ def _holding(kept: object, run: Callable[[int], None]) -> Callable[[int], None]:
 def _post(context: Context, stream: int, run: Callable[[int], None], *, on_error: bool) -> None:
     opened = context.usable()
     here.calls_back = True
+    forget()
     _calls_of(opened.transport).launch(HostCall(context, opened, stream, run, on_error))
 
 

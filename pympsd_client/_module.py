@@ -17,6 +17,7 @@ from pympsd_client._memory import upload
 from pympsd_client._numbers import number
 from pympsd_client._parameters import Packer
 from pympsd_client._process import current
+from pympsd_client._quick import forget
 
 _ATTRIBUTES: Final = {value: name for name, value in members("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_").items()}
 _DYNAMIC_LIMIT: Final = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
@@ -59,10 +60,13 @@ class Module:
 
     def unload(self) -> None:
         """Free it once its running kernels have ended; its handles are invalid from now on."""
-        self.context.call(_records.UNLOAD_MODULE, self.handle)
-        handles.modules.pop(self.handle, None)
-        for function in self._functions.values():
-            handles.functions.pop(function.handle, None)
+        try:
+            self.context.call(_records.UNLOAD_MODULE, self.handle)
+            handles.modules.pop(self.handle, None)
+            for function in self._functions.values():
+                handles.functions.pop(function.handle, None)
+        finally:
+            forget()
 
 
 class Function:
@@ -99,8 +103,10 @@ class Function:
         allowed = self._most_dynamic()
         if not 0 <= value <= allowed:
             raise invalid_value(f"{_DYNAMIC_LIMIT} of {self.layout.name} is 0 to {allowed} bytes here, not {value}")
-        self.attributes[_DYNAMIC_LIMIT] = value
-        self.checked.clear()
+        if value != self.attributes.get(_DYNAMIC_LIMIT):
+            self.attributes[_DYNAMIC_LIMIT] = value
+            self.checked.clear()
+            forget()
 
     def _most_dynamic(self) -> int:
         facts = self.context.device.facts.attributes

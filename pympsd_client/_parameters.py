@@ -75,6 +75,11 @@ def typed_packer(layout: FunctionLayout, types: tuple[Any, ...]) -> Packer | Non
     return _converting(pack, types) if None in types else pack
 
 
+def code_of(ctype: Any) -> str:
+    """Return how a value of a type that has a packer lies in a record: as in struct, ``o`` for an object's int."""
+    return "o" if ctype is None else _CODES[ctype]
+
+
 def _converting(pack: Packer, types: tuple[Any, ...]) -> Packer:
     """Handles know no __index__, which struct asks for."""
     plain = len(struct.unpack(LAUNCH_FORMAT, bytes(LAUNCH_BYTES)))

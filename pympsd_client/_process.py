@@ -15,6 +15,7 @@ from pympsd_client._context import Connection, Context, Device, handles
 from pympsd_client._discovery import REQUIRE, Way, without_daemon
 from pympsd_client._errors import CudaError, invalid_value
 from pympsd_client._fallback import PrivateExecutors, PrivateExecutorWarning, native_driver
+from pympsd_client._quick import forget
 from pympsd_client._threads import mine
 
 _FORKED: Final = (
@@ -100,6 +101,7 @@ class Process:
         if self.native is not None or not begun:
             return
         self.forked = True
+        forget()
         connection, self.connection = self.connection, None
         for context in handles.contexts.values():
             context.after_fork(_forked())

@@ -58,3 +58,5 @@ LAUNCH_OPCODE: Final = records.BY_NAME["LAUNCH"].opcode
 LAUNCH_FORMAT: Final = records.HEADER.format + "".join(code for _, code in records.BY_NAME["LAUNCH"].operands)
 """Header and operands of LAUNCH; a function appends the layout of its parameters (`_parameters`)."""
 LAUNCH_BYTES: Final = struct.calcsize(LAUNCH_FORMAT)
+SEQUENCE_AT: Final = records.HEADER_BYTES - 8
+"""Where in a record its sequence number lies: last in the header."""

@@ -13,6 +13,7 @@ from pympsd_client._context import Context, handles
 from pympsd_client._errors import CudaError, invalid_handle, invalid_value
 from pympsd_client._numbers import number
 from pympsd_client._process import current
+from pympsd_client._quick import forget
 from pympsd_client._threads import mine
 
 NON_BLOCKING: Final = 1
@@ -48,8 +49,11 @@ def create(context: Context, flags: int, priority: int) -> Stream:
 def destroy(handle: Any) -> None:
     """Forget a stream; what was started in it goes on to its end."""
     stream = stream_of(handle)
-    stream.context.post(_records.DESTROY_STREAM, stream.handle)
-    handles.streams.pop(stream.handle, None)
+    try:
+        stream.context.post(_records.DESTROY_STREAM, stream.handle)
+        handles.streams.pop(stream.handle, None)
+    finally:
+        forget()
 
 
 def stream_of(handle: Any) -> Stream:

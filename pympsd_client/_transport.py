@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Final
 from pympsd.wire.records import ANSWER, FLAG_RUINED, HEADER, HEADER_BYTES, RECORD_LIMIT
 from pympsd_client._brought import BRINGS, Brought
 from pympsd_client._errors import CudaError, lost
+from pympsd_client._quick import forget
 from pympsd_client._ring import Ring
 from pympsd_client._shared import SharedMemory
 
 if TYPE_CHECKING:
     from pympsd_client._host_calls import HostCalls
+    from pympsd_client.native._launches import Writer
 
 Answer = tuple[int, int, bytes]
 """Flags, result (a CUresult number), operands and tail."""
@@ -102,7 +104,7 @@ class Transport:
                 while not ring.put(record):
                     self._await_room(ring)
             if ring.asleep:
-                self._ring_bell()
+                self.ring_bell()
             return
         with self._sending:
             if self._trouble is not None:
@@ -131,7 +133,13 @@ class Transport:
             except OSError as error:
                 raise self._end(f"the executor is gone ({error.strerror})").again() from None
 
-    def _ring_bell(self) -> None:
+    @property
+    def writer(self) -> Writer | None:
+        """What puts records into the ring without Python, if anything does."""
+        return None if self._ring is None else self._ring.writer
+
+    def ring_bell(self) -> None:
+        """Wake an executor that slept when a record had been put into the ring; raise CudaError when it is gone."""
         try:
             self._transmit(_BELL, _NOW)
         except BlockingIOError:  # it has bells enough to hear
@@ -141,7 +149,7 @@ class Transport:
 
     def _await_room(self, ring: Ring) -> None:
         if ring.asleep:  # a bell that was not rung: Ctrl-C came between
-            self._ring_bell()
+            self.ring_bell()
         self._read_until(0, _ROOM_RECHECK_MS)
         if self._trouble is not None:
             raise self._trouble.again()
@@ -304,6 +312,7 @@ class Transport:
     def _end(self, reason: str) -> CudaError:
         if self._trouble is None:
             self._trouble = self._on_end(f"{reason}; its contexts are lost, end this process")
+        forget()  # now that no launch can be remembered any more
         for gate in tuple(self._followers.values()):
             _open(gate)
         return self._trouble
@@ -320,6 +329,7 @@ class Transport:
     def abandon(self) -> None:
         """In a forked child: let go of the copy of the socket; the parent goes on with its own."""
         self.closed = True
+        self._trouble = lost("the command stream is the parent's")
         self._socket.close()
 
 

@@ -28,10 +28,10 @@ def start_of(make_daemon: Callable[..., DaemonProcess]) -> Iterator[Callable[...
     """Start clients with a context and all their code loaded, which on a GPU would wait for kernels that run."""
     made: list[ClientProcess] = []
 
-    def client(of: DaemonProcess, uid: int = 0, **more: str) -> ClientProcess:
+    def client(of: DaemonProcess, uid: int = 0, device: int = 0, **more: str) -> ClientProcess:
         environment = {**of.environment, "PYMPSD_REQUIRE_MPS": "1", "PYTHONPATH": SUPPORT, **more}
         made.append(ClientProcess.start(environment, uid, PROGRAM))
-        assert made[-1].connect().do("warm") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+        assert made[-1].connect(device).do("warm") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
         return made[-1]
 
     yield client

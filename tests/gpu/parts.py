@@ -19,7 +19,7 @@ REHEARSAL_SECONDS = 3600.0
 """A part of a rehearsal that takes longer is killed."""
 GRACE_SECONDS = 10.0
 """What a part started may take so long to end after it."""
-FEW_QUEUES = {"PYMPSD_DEVICE_CONNECTIONS": "8"}
+FEW_QUEUES = {"PYMPSD_DEVICE_CONNECTIONS": "16"}
 """Enough where a test has one client: a context with 32 takes half a second to make, and seconds beside others."""
 NO_TESTS = 5
 """pytest's exit status where an expression left none."""

@@ -55,11 +55,14 @@ def with_machine(settings: Mapping[str, str]) -> dict[str, str]:
     return {**machine, **passed, **settings}
 
 
+def gpus() -> tuple[DeviceFacts, ...]:
+    """Return the facts of all GPUs of this machine."""
+    return tuple(describe(LIKE_A_GPU) if rehearses() else _probed().devices)
+
+
 def gpu() -> DeviceFacts:
     """Return the facts of the GPU that is tested."""
-    if rehearses():
-        return describe(LIKE_A_GPU)[0]
-    devices = _probed().devices
+    devices = gpus()
     assert devices, f"there is no GPU to test on: {_probed().unusable or _probed().absent}"
     return devices[0]
 

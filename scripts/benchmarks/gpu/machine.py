@@ -10,6 +10,7 @@ from typing import Any
 
 from gpu.ways import driver_program
 from pympsd.build import build_id
+from pympsd_client._quick import is_native
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -27,6 +28,7 @@ def facts(commit: str | None) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "launches": "native" if is_native() else "python",
     }
 
 

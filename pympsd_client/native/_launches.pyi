@@ -1,0 +1,47 @@
+from collections.abc import Callable
+from typing import Any, Final
+
+MOST_VALUES: Final[int]
+MOST_BYTES: Final[int]
+
+class Writer:
+    def __init__(
+        self, keeper: object, address: int, data: int, size: int, tail: int, head: int, asleep: int, /
+    ) -> None: ...
+    def put(self, record: bytes, /) -> bool: ...
+
+class Launcher:
+    epoch: Final[int]
+    wants: Final[bool]
+    def __init__(self, slow: Callable[..., tuple[Any, ...]], done: tuple[Any, ...], threads: object, /) -> None: ...
+    def cuLaunchKernel(
+        self,
+        f: Any,
+        gridDimX: Any,
+        gridDimY: Any,
+        gridDimZ: Any,
+        blockDimX: Any,
+        blockDimY: Any,
+        blockDimZ: Any,
+        sharedMemBytes: Any,
+        hStream: Any,
+        kernelParams: Any,
+        extra: Any,
+    ) -> tuple[Any, ...]: ...
+    def remember(
+        self,
+        epoch: int,
+        function: int,
+        stream: int,
+        sizes: tuple[int, ...],
+        types: tuple[Any, ...],
+        context: object,
+        sequence: Callable[[], int],
+        bell: Callable[[], tuple[Any, ...]],
+        writer: Writer,
+        record: bytes,
+        sequence_at: int,
+        values: tuple[tuple[int, str], ...],
+        /,
+    ) -> bool: ...
+    def forget(self) -> None: ...

@@ -1,0 +1,287 @@
+/* cuLaunchKernel for launches that are like an earlier one: the same kernel, stream, shape and types of parameters.
+ *
+ * Python checks the first ones and has them remembered as plans: the record as it was sent, and where in it the
+ * sequence number and the parameters' values lie. A call that a plan fits copies the record into the ring with new
+ * values; every other call is Python's (pympsd_client/_launch.py), which knows all the rules. Whatever may make a plan
+ * wrong has all of them forgotten (pympsd_client/_quick.py). The GIL is the only lock: between the look whether a plan
+ * holds and the record's being in the ring no Python code runs. */
+
+#include "plans.h"
+#include "values.h"
+
+#include <stddef.h>
+#include <string.h>
+#include <structmember.h>
+
+enum { ARGUMENTS = 11, SLOTS = 1024 };
+
+typedef struct {
+    PyObject_HEAD PyObject *slow, *done, *threads, *stack;
+    unsigned long long epoch;
+    char wants, is_empty;
+    uint32_t seen[SLOTS]; /* hashes of what no plan fitted: the second time it is worth one */
+    Plan *plans[SLOTS];
+} Launcher;
+
+static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywords) {
+    Launcher *self = (Launcher *)object;
+    PyObject *slow, *done, *threads;
+    (void)keywords;
+    if (!PyArg_ParseTuple(arguments, "OOO:Launcher", &slow, &done, &threads))
+        return -1;
+    if (self->slow != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a Launcher is made once");
+        return -1;
+    }
+    self->stack = PyUnicode_InternFromString("stack");
+    if (self->stack == NULL)
+        return -1;
+    self->slow = Py_NewRef(slow);
+    self->done = Py_NewRef(done);
+    self->threads = Py_NewRef(threads);
+    return 0;
+}
+
+static PyObject *launcher_forget(PyObject *object, PyObject *unused) {
+    Launcher *self = (Launcher *)object;
+    (void)unused;
+    self->epoch++;
+    if (self->is_empty)
+        Py_RETURN_NONE;
+    self->is_empty = 1;
+    Plan *dropped[SLOTS]; /* none is found any more when the first destructor runs */
+    memcpy(dropped, self->plans, sizeof dropped);
+    memset(self->plans, 0, sizeof self->plans);
+    memset(self->seen, 0, sizeof self->seen);
+    for (int slot = 0; slot < SLOTS; slot++)
+        plan_drop(dropped[slot]);
+    Py_RETURN_NONE;
+}
+
+static void launcher_free(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    Launcher *self = (Launcher *)object;
+    Py_XDECREF(launcher_forget(object, NULL));
+    Py_XDECREF(self->slow);
+    Py_XDECREF(self->done);
+    Py_XDECREF(self->threads);
+    Py_XDECREF(self->stack);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+typedef struct {
+    Key key;
+    PyObject *values;
+} Call;
+
+static int call_of(PyObject *const *arguments, Call *call) {
+    for (int index = 0; index < SIZES; index++) {
+        uint64_t size;
+        PyObject *number = arguments[1 + index];
+        if (!PyLong_CheckExact(number) || !unsigned_of(number, &size) || size > UINT32_MAX)
+            return 0;
+        call->key.sizes[index] = (uint32_t)size;
+    }
+    PyObject *parameters = arguments[9], *extra = arguments[10];
+    uint64_t nothing;
+    if (extra != Py_None && !(PyLong_CheckExact(extra) && unsigned_of(extra, &nothing) && nothing == 0))
+        return 0;
+    if (!PyTuple_CheckExact(parameters) || PyTuple_Size(parameters) != 2)
+        return 0;
+    call->values = PyTuple_GetItem(parameters, 0);
+    call->key.types = PyTuple_GetItem(parameters, 1);
+    if (!PyTuple_CheckExact(call->values) || !PyTuple_CheckExact(call->key.types))
+        return 0;
+    return handle_of(arguments[0], &call->key.function) && handle_of(arguments[8], &call->key.stream);
+}
+
+static uint32_t slot_of(uint32_t hash) {
+    return (hash >> 1) % SLOTS;
+}
+
+static Plan *plan_for(Launcher *self, const Key *key) {
+    uint32_t hash = key_hash(key), slot = slot_of(hash);
+    Plan *plan = self->plans[slot];
+    if (plan != NULL && key_is(key, &plan->key))
+        return plan;
+    self->wants = self->seen[slot] == hash;
+    self->seen[slot] = hash;
+    self->is_empty = 0;
+    return NULL;
+}
+
+/* Whether the plan's context is current to this thread; anything else than a list on its stack is Python's. */
+static int is_current(Launcher *self, const Plan *plan) {
+    PyObject *stack = PyObject_GetAttr(self->threads, self->stack);
+    Py_ssize_t count = stack != NULL && PyList_CheckExact(stack) ? PyList_Size(stack) : 0;
+    int same = count > 0 && PyList_GetItem(stack, count - 1) == plan->context;
+    Py_XDECREF(stack);
+    clear_ordinary();
+    return same;
+}
+
+/* 1: the record is in the ring; 0: nothing was done. */
+static int sent(Launcher *self, Plan *plan, const Call *call) {
+    unsigned char record[MOST_BYTES + 8]; /* a value takes up to 8 bytes */
+    if (PyTuple_Size(call->values) != plan->count)
+        return 0;
+    memcpy(record, plan->record, plan->length);
+    for (Py_ssize_t index = 0; index < plan->count; index++)
+        if (!value_into(record + plan->values[index].at, PyTuple_GetItem(call->values, index),
+                        plan->values[index].code))
+            return 0;
+    if (!is_current(self, plan))
+        return 0;
+    PyObject *number = PyObject_CallNoArgs(plan->sequence);
+    uint64_t sequence;
+    int counted = number != NULL && unsigned_of(number, &sequence);
+    clear_ordinary();
+    Py_XDECREF(number);
+    /* What was called meanwhile may have run Python: is the plan still one? */
+    if (!counted || self->plans[slot_of(key_hash(&plan->key))] != plan)
+        return 0;
+    memcpy(record + plan->sequence_at, &sequence, sizeof sequence);
+    return writer_take(plan->writer, record, plan->length);
+}
+
+static PyObject *in_python(Launcher *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
+    Py_ssize_t named = names == NULL ? 0 : PyTuple_Size(names);
+    PyObject *answer = NULL, *keywords = NULL, *tuple;
+    if (PyErr_Occurred()) /* Ctrl-C, in an object's __int__ */
+        return NULL;
+    if ((tuple = PyTuple_New(count)) == NULL)
+        return NULL;
+    for (Py_ssize_t index = 0; index < count; index++)
+        if (PyTuple_SetItem(tuple, index, Py_NewRef(arguments[index])) < 0)
+            goto out;
+    if (named) {
+        if ((keywords = PyDict_New()) == NULL)
+            goto out;
+        for (Py_ssize_t index = 0; index < named; index++)
+            if (PyDict_SetItem(keywords, PyTuple_GetItem(names, index), arguments[count + index]) < 0)
+                goto out;
+    }
+    answer = PyObject_Call(self->slow, tuple, keywords);
+out:
+    Py_DECREF(tuple);
+    Py_XDECREF(keywords);
+    return answer;
+}
+
+static PyObject *launcher_launch(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
+    Launcher *self = (Launcher *)object;
+    Call call;
+    Plan *plan;
+    if (self->slow == NULL) {
+        PyErr_SetString(PyExc_TypeError, "a Launcher that was not initialised");
+        return NULL;
+    }
+    self->wants = 0;
+    if (count != ARGUMENTS || names != NULL || !call_of(arguments, &call) || (plan = plan_for(self, &call.key)) == NULL)
+        return in_python(self, arguments, count, names);
+    plan->refs++;
+    if (!sent(self, plan, &call)) {
+        plan_drop(plan);
+        return in_python(self, arguments, count, names);
+    }
+    PyObject *answer = atomic_load_explicit(plan->writer->asleep, memory_order_relaxed)
+                           ? PyObject_CallNoArgs(plan->bell)
+                           : Py_NewRef(self->done);
+    plan_drop(plan);
+    return answer;
+}
+
+static PyObject *launcher_remember(PyObject *object, PyObject *arguments) {
+    Launcher *self = (Launcher *)object;
+    unsigned long long epoch;
+    Plan *plan = plan_made(arguments, &epoch);
+    if (plan == NULL)
+        return NULL;
+    if (epoch != self->epoch) {
+        plan_drop(plan);
+        Py_RETURN_FALSE;
+    }
+    uint32_t slot = slot_of(key_hash(&plan->key));
+    Plan *before = self->plans[slot];
+    self->plans[slot] = plan;
+    self->is_empty = 0;
+    plan_drop(before);
+    Py_RETURN_TRUE;
+}
+
+#define SIGNATURE                                                                                                      \
+    "cuLaunchKernel($self, /, f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, "      \
+    "hStream, kernelParams, extra)\n--\n\n"
+
+/* The method of a Launcher is pickled as a name of the module that programs import. */
+static PyObject *launcher_reduce(PyObject *object, PyObject *unused) {
+    PyObject *importlib = PyImport_ImportModule("importlib"), *answer = NULL;
+    (void)object;
+    (void)unused;
+    if (importlib != NULL) {
+        PyObject *import = PyObject_GetAttrString(importlib, "import_module");
+        if (import != NULL)
+            answer = Py_BuildValue("(N(s))", import, "pympsd_client.driver");
+        Py_DECREF(importlib);
+    }
+    return answer;
+}
+
+static PyMethodDef launcher_methods[] = {
+    {"cuLaunchKernel", (PyCFunction)(void (*)(void))launcher_launch, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR(SIGNATURE "Start a kernel and return at once; what goes wrong in it is told by a later call.\n\n"
+               "Parameters as ``(values, ctypes types)``, as an address or buffer of pointers, or through ``extra`` (an\n"
+               "address). INVALID_VALUE for a shape or parameters that cannot be, LAUNCH_OUT_OF_RESOURCES for more\n"
+               "threads than the kernel was built for, INVALID_HANDLE, or the error that ruined the context earlier.")},
+    {"remember", launcher_remember, METH_VARARGS, PyDoc_STR("Have launches like one that was sent need no Python.")},
+    {"__reduce__", launcher_reduce, METH_NOARGS, NULL},
+    {"forget", launcher_forget, METH_NOARGS, PyDoc_STR("Have every launch checked in Python again.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef launcher_members[] = {
+    {"epoch", T_ULONGLONG, offsetof(Launcher, epoch), READONLY, "How often all plans were forgotten."},
+    {"wants", T_BOOL, offsetof(Launcher, wants), READONLY, "Whether a plan for the latest call would be of use."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot launcher_slots[] = {
+    {Py_tp_doc, "Launcher(slow, done, threads): slow launches in Python, done is returned, threads.stack has contexts."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, launcher_init},
+    {Py_tp_dealloc, launcher_free},
+    {Py_tp_methods, launcher_methods},
+    {Py_tp_members, launcher_members},
+    {0, NULL},
+};
+
+static PyType_Spec launcher_spec = {"pympsd_client.native._launches.Launcher", sizeof(Launcher), 0, Py_TPFLAGS_DEFAULT,
+                                    launcher_slots};
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_launches", "Launches without the interpreter.", -1, NULL,
+                                 NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__launches(void) {
+    const uint16_t one = 1;
+    if (*(const unsigned char *)&one != 1) {
+        PyErr_SetString(PyExc_ImportError, "made for little-endian machines");
+        return NULL;
+    }
+    PyObject *module = PyModule_Create(&definition), *type;
+    if (module == NULL)
+        return NULL;
+    if ((type = PyType_FromSpec(&writer_spec)) == NULL || PyModule_AddObjectRef(module, "Writer", type) < 0)
+        goto failed;
+    writer_type = (PyTypeObject *)type; /* kept for good */
+    if (PyModule_AddIntMacro(module, MOST_VALUES) < 0 || PyModule_AddIntMacro(module, MOST_BYTES) < 0)
+        goto failed;
+    if ((type = PyType_FromSpec(&launcher_spec)) == NULL || PyModule_AddObjectRef(module, "Launcher", type) < 0)
+        goto failed;
+    Py_DECREF(type);
+    return module;
+failed:
+    Py_XDECREF(type);
+    Py_DECREF(module);
+    return NULL;
+}

@@ -1,0 +1,43 @@
+/* A plan: a LAUNCH record as it was sent, what calls are like it, and where their own values go. */
+
+#pragma once
+
+#include "writer.h"
+
+enum { SIZES = 7, MOST_VALUES = 128, MOST_BYTES = 2048 };
+
+/* What calls have in common that follow one plan. */
+typedef struct {
+    uint64_t function, stream;
+    uint32_t sizes[SIZES];
+    PyObject *types; /* a tuple of ctypes types */
+} Key;
+
+typedef struct {
+    uint32_t at;
+    char code; /* as in the module struct; 'o' is an object whose int is a handle */
+} Value;
+
+typedef struct {
+    int refs;
+    Key key;
+    PyObject *context, *sequence, *bell;
+    Writer *writer;
+    uint32_t length, sequence_at;
+    Py_ssize_t count;
+    Value values[MOST_VALUES];
+    unsigned char record[MOST_BYTES];
+} Plan;
+
+/* Never 0. */
+uint32_t key_hash(const Key *key);
+
+int key_is(const Key *key, const Key *other);
+
+/* From the arguments of Launcher.remember; NULL with an error set where they are wrong. One reference is the caller's. */
+Plan *plan_made(PyObject *arguments, unsigned long long *epoch);
+
+/* Give up a reference; NULL is none. */
+void plan_drop(Plan *plan);
+
+extern PyTypeObject *writer_type;

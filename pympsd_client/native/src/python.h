@@ -1,0 +1,11 @@
+/* Python as all of this sees it: the stable interface of 3.11, so one build does for every later version. */
+
+#pragma once
+
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#ifdef Py_GIL_DISABLED
+#error "the GIL is what keeps threads apart here: without it launches are Python's"
+#endif
