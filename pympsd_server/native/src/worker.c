@@ -32,7 +32,8 @@ struct worker {
     struct inlet inlet;
     struct lane lane;
     int64_t spin_ns;
-    int64_t latest; /* when something happened last */
+    int64_t latest; /* when something happened last, if no record was taken since */
+    int is_busy;    /* one was: the clock is not read for each */
     atomic_int closed;
     int has_slack;
     int is_full;  /* inlet.record waits for room in its stream since then */
@@ -244,8 +245,12 @@ static int execute(struct worker *worker, int *code)
 
 static void rest(struct worker *worker)
 {
-    int64_t fruitless = now() - worker->latest;
+    int64_t moment = now(), fruitless;
 
+    if (worker->is_busy)
+        worker->latest = moment;
+    worker->is_busy = 0;
+    fruitless = moment - worker->latest;
     if (fruitless < worker->spin_ns) {
         relax();
         return;
@@ -262,7 +267,7 @@ int worker_take(struct worker *worker, const uint8_t **record, uint32_t *length,
 {
     if (!worker->has_slack)
         worker->has_slack = !prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0);
-    worker->latest = now();
+    worker->is_busy = 1;
     while (!atomic_load_explicit(&worker->closed, memory_order_relaxed)) {
         int taken;
 
@@ -281,7 +286,7 @@ int worker_take(struct worker *worker, const uint8_t **record, uint32_t *length,
             if (worker->is_full && was_full)
                 pause_for(now() - worker->full_since < LONG ? FULL_PAUSE : LONG_PAUSE);
             else
-                worker->latest = now();
+                worker->is_busy = 1;
         } else if (taken == INLET_NOTHING)
             rest(worker);
         else
