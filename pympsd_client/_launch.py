@@ -108,7 +108,7 @@ def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra:
                 packer = _remember(function, types)
             if packer is not None:
                 return packer(*fields, *values)
-        except (struct.error, TypeError, OverflowError, ValueError):
+        except (struct.error, TypeError, OverflowError, ValueError, IndexError):
             pass  # a closer look says what is wrong, or finds that ctypes would take it
     raw = function.packers.get(_RAW)
     if raw is None:

@@ -53,7 +53,8 @@ static int plan_values(Plan *plan, PyObject *values, Py_ssize_t length) {
     for (Py_ssize_t index = 0; index < plan->count; index++) {
         unsigned int at;
         int code;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(values, index), "IC", &at, &code) || at >= length)
+        if (!PyTuple_Check(PyTuple_GetItem(values, index)) ||
+            !PyArg_ParseTuple(PyTuple_GetItem(values, index), "IC", &at, &code) || at >= length)
             return 0;
         plan->values[index] = (Value){at, (char)code};
     }

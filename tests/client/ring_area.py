@@ -1,0 +1,198 @@
+"""A ring in memory of the test's own, and a Launcher over it: what it leaves to Python goes to a list."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import struct
+import sysconfig
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from pympsd.wire.module_layout import FunctionLayout
+from pympsd.wire.ring_layout import AREA_BYTES, ASLEEP, DATA, HEAD, RING_BYTES, TAIL
+from pympsd_client._parameters import code_of, record_bytes, typed_packer
+from pympsd_client._records import LAUNCH_BYTES, LAUNCH_OPCODE, SEQUENCE_AT
+
+DONE: Final = ("done",)
+SLOW: Final = ("slow",)
+RUNG: Final = ("rung",)
+FUNCTION: Final = 0x1000_0000_0001
+STREAM: Final = 0x2000_0000_0001
+SIZES: Final = (2, 3, 4, 32, 2, 1, 64)
+_GUARD: Final = 256
+_FILL: Final = 0xAA
+
+
+def extension() -> Any:
+    """Return the module in C. Where it could have been built it must be there."""
+    try:
+        from pympsd_client.native import _launches
+    except ImportError as error:
+        header = Path(sysconfig.get_path("include"), "Python.h")
+        if sysconfig.get_config_var("Py_GIL_DISABLED") or shutil.which("cc") is None or not header.exists():
+            pytest.skip("there is no C compiler, no Python.h or no GIL, so all launches are Python's")
+        pytest.fail(f"there is all it takes to build it, but launches are Python's: {error}")
+    return _launches
+
+
+class Area:
+    """The ring's memory as both sides see it, with a fence around it."""
+
+    def __init__(self, native: Any) -> None:
+        self.memory: Final = (ctypes.c_char * (AREA_BYTES + 2 * _GUARD))()
+        ctypes.memset(self.memory, _FILL, len(self.memory))
+        self.address: Final = ctypes.addressof(self.memory) + _GUARD
+        area = memoryview(self.memory).cast("B")[_GUARD : _GUARD + AREA_BYTES]
+        self.words: Final = area[:DATA].cast("Q")
+        self.data: Final = area[DATA:]
+        self.words[ASLEEP // 8] = 0
+        self.begin_at(0)
+        self.writer: Final = native.Writer(self.memory, self.address, DATA, RING_BYTES, TAIL, HEAD, ASLEEP)
+
+    def begin_at(self, position: int, used: int = 0) -> None:
+        """Have the ring be where it is after so many bytes, of which some are not taken yet."""
+        self.words[TAIL // 8], self.words[HEAD // 8] = position, position - used
+
+    def take(self) -> bytes:
+        """Take all records, as the executor does."""
+        head, tail = self.words[HEAD // 8], self.words[TAIL // 8]
+        assert head <= tail <= head + RING_BYTES
+        self.words[HEAD // 8] = tail
+        start, end = head % RING_BYTES, head % RING_BYTES + tail - head
+        return bytes(self.data[start:end]) + bytes(self.data[: max(0, end - RING_BYTES)])
+
+    def everything(self) -> bytes:
+        """Return all bytes, the fence's too."""
+        return bytes(self.memory)
+
+
+class Kernel:
+    """A kernel whose parameters have these types, and what Python makes of its launches."""
+
+    def __init__(self, types: tuple[Any, ...], gaps: Sequence[int] = ()) -> None:
+        """``gaps``: bytes before each parameter, beyond what its alignment asks for."""
+        end, parameters = 0, []
+        for index, ctype in enumerate(types):
+            size = struct.calcsize("Q" if ctype is None else "=" + code_of(ctype))
+            begin = -(-(end + (gaps[index] if gaps else 0)) // size) * size
+            parameters.append((begin, size))
+            end = begin + size
+        self.types: Final = types
+        self.layout: Final = FunctionLayout("kernel", tuple(parameters), end, {})
+        self.places: Final = tuple(
+            (LAUNCH_BYTES + begin, code_of(ctype)) for ctype, (begin, _) in zip(types, parameters, strict=True)
+        )
+        packer = typed_packer(self.layout, types)
+        assert packer is not None
+        self._packer: Final = packer
+
+    def record(self, values: tuple[Any, ...], sequence: int, stream: int = STREAM) -> bytes:
+        """Return the record that Python sends, or raise what it raises."""
+        return self._packer(
+            LAUNCH_OPCODE, 0, record_bytes(self.layout), 77, sequence, stream, 0x3000, 5, *SIZES,
+            self.layout.parameter_bytes, *values,
+        )  # fmt: skip
+
+
+class Rig:
+    """A Launcher, its ring, and one context that is current."""
+
+    def __init__(self, native: Any, threads: Any = None) -> None:
+        """``threads``: what has a stack, other than the usual."""
+        self.native: Final = native
+        self.area: Final = Area(native)
+        self.context: Final = object()
+        self.threads: Final[Any] = SimpleNamespace(stack=[self.context]) if threads is None else threads
+        self.slow_calls: Final[list[tuple[tuple[Any, ...], dict[str, Any]]]] = []
+        self.rung: Final[list[int]] = []
+        """Where the ring's tail was at each bell."""
+        self.numbers: Final[list[int]] = [1 << 40]
+        """Sequence numbers, the last one the newest."""
+        slow_calls, rung, numbers, words = self.slow_calls, self.rung, self.numbers, self.area.words
+
+        # No methods: a Launcher is nothing to the collector, and would keep the rig for good.
+        def slow(*arguments: Any, **keywords: Any) -> tuple[Any, ...]:
+            slow_calls.append((arguments, keywords))
+            return SLOW
+
+        def bell() -> tuple[Any, ...]:
+            rung.append(words[TAIL // 8])
+            return RUNG
+
+        def sequence() -> int:
+            numbers.append(numbers[-1] + 1)
+            return numbers[-1]
+
+        self.bell: Final[Callable[[], tuple[Any, ...]]] = bell
+        self.sequence: Final[Callable[[], int]] = sequence
+        self._slow: Final = slow
+        self.renew()
+
+    def renew(self) -> None:
+        """Have a Launcher that has seen nothing yet."""
+        self.launcher = self.native.Launcher(self._slow, DONE, self.threads)
+
+    def remember(self, kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> bool:
+        """Remember a launch of a kernel with these values."""
+        given: dict[str, Any] = {
+            "epoch": self.launcher.epoch,
+            "function": FUNCTION,
+            "stream": STREAM,
+            "sizes": SIZES,
+            "types": kernel.types,
+            "context": self.context,
+            "sequence": self.sequence,
+            "bell": self.bell,
+            "writer": self.area.writer,
+            "record": kernel.record(values, 1, changes.get("stream", STREAM)),
+            "sequence_at": SEQUENCE_AT,
+            "places": kernel.places,
+        }
+        assert changes.keys() <= given.keys()
+        remembered: bool = self.launcher.remember(*(given | changes).values())
+        return remembered
+
+    @staticmethod
+    def arguments(kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> tuple[Any, ...]:
+        """Return what cuLaunchKernel gets for a launch."""
+        given: dict[str, Any] = {
+            "f": FUNCTION,
+            "sizes": SIZES,
+            "hStream": STREAM,
+            "kernelParams": (values, kernel.types),
+            "extra": 0,
+        }
+        assert changes.keys() <= given.keys()
+        f, sizes, *rest = (given | changes).values()
+        return (f, *sizes, *rest)
+
+    def launch(self, kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> Any:
+        """Launch and return the answer."""
+        return self.launcher.cuLaunchKernel(*self.arguments(kernel, values, **changes))
+
+    def expect_quick(self, kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> None:
+        """A launch goes into the ring, with the next sequence number, and Python is not asked."""
+        number, calls = self.numbers[-1] + 1, len(self.slow_calls)
+        assert self.launch(kernel, values, **changes) is DONE
+        assert len(self.slow_calls) == calls
+        stream = int(changes.get("hStream", STREAM))
+        assert self.area.take() == kernel.record(values, number, stream)
+
+    def expect_slow(self, kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> None:
+        """A launch is left to Python."""
+        self.expect_all_slow(self.arguments(kernel, values, **changes))
+
+    def expect_all_slow(self, arguments: tuple[Any, ...], **keywords: Any) -> None:
+        """A call with these very arguments is left to Python, and nothing is written."""
+        before, calls = self.area.everything(), len(self.slow_calls)
+        assert self.launcher.cuLaunchKernel(*arguments, **keywords) is SLOW
+        [(given, named)] = self.slow_calls[calls:]
+        assert len(given) == len(arguments)
+        assert all(one is other for one, other in zip(given, arguments, strict=True))
+        assert named == keywords
+        assert self.area.everything() == before
