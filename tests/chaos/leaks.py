@@ -11,6 +11,8 @@ from typing import Final
 from attrs import frozen
 from processes import alive, children_of
 
+from .identity import Who, who
+
 PUBLIC: Final = ("/dev/shm", "/tmp", "/var/tmp")
 STAYS: Final = {"control", "control_lock", "control_privileged"}
 """What an orderly end leaves in the pipe directory (recorded)."""
@@ -25,17 +27,20 @@ class Before:
 
     descriptors: frozenset[str]
     files: frozenset[str]
+    processes: frozenset[Who]
+    """Of this process' own: other tests keep executors, too."""
 
     @classmethod
     def now(cls) -> Before:
         """Look around."""
-        return cls(frozenset(_descriptors()), frozenset(_files()))
+        return cls(frozenset(_descriptors()), frozenset(_files()), frozenset(map(who, _processes(()))))
 
 
 def leaks(before: Before, directory: Path, uids: Collection[int]) -> list[str]:
     """Return what is left that was not there before, each in words."""
     gc.collect()
-    found = [f"process {pid}: {_command(pid)}" for pid in _processes(uids)]
+    left = set(map(who, _processes(uids))) - before.processes
+    found = [f"process {who.pid}: {_command(who.pid)}" for who in sorted(left)]
     found += [f"descriptor {one}" for one in sorted(set(_descriptors()) - before.descriptors)]
     found += [f"file {path}" for path in sorted(set(_files()) - before.files) if _is_ours(path, directory, uids)]
     found += [f"temporary file {path}" for path in sorted((directory / "tmp").iterdir())]

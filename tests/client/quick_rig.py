@@ -78,6 +78,6 @@ class Number:
 
 def _python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [sys.executable, "-P", "-c", textwrap.dedent(program)],
         env=environment, capture_output=True, text=True, timeout=SECONDS,
     )  # fmt: skip

@@ -223,7 +223,7 @@ FORK = f"""
 def test_a_forked_child_launches_nothing(choice: str, in_python: int) -> None:
     extension()
     environment = {"PYMPSD_LAUNCHES": choice, "PYMPSD_WORKER": "native"}
-    done = _run(FORK, "-Wignore::RuntimeWarning", **environment)
+    done = _run(FORK, "-P", "-Wignore::RuntimeWarning", **environment)
     won = "CUDA_SUCCESS"
     lines = [f"{won} {won} {won}", "CUDA_ERROR_NOT_INITIALIZED", f"{won} {won} {in_python}", ""]
     assert done.stdout.split("\n") == lines, done.stderr

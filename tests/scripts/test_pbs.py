@@ -182,11 +182,12 @@ def test_a_job_whose_mps_cannot_start_goes_back_to_the_queue(node: BatchNode) ->
     assert node.called() == [f"logger {os.uname().nodename} prologue: the MPS control daemon did not start"]
 
 
+LIST = "echo get_server_list | nvidia-cuda-mps-control > $CUDA_MPS_LOG_DIRECTORY/before"
 RUNNING = [
     "nvidia-smi -i 1 -c PROHIBITED > /dev/null",
     "nvidia-cuda-mps-control -d",
     "echo start_server -uid 0 | nvidia-cuda-mps-control",
-    "echo get_server_list | nvidia-cuda-mps-control > $CUDA_MPS_LOG_DIRECTORY/before",
+    f"until {LIST} && [ -s $CUDA_MPS_LOG_DIRECTORY/before ]; do :; done",
 ]
 STILL = "echo get_server_list | nvidia-cuda-mps-control | cmp - $CUDA_MPS_LOG_DIRECTORY/before && echo same"
 
