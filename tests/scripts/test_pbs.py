@@ -182,14 +182,15 @@ def test_a_job_whose_mps_cannot_start_goes_back_to_the_queue(node: BatchNode) ->
     assert node.called() == [f"logger {os.uname().nodename} prologue: the MPS control daemon did not start"]
 
 
-LIST = "echo get_server_list | nvidia-cuda-mps-control > $CUDA_MPS_LOG_DIRECTORY/before"
+LISTED = "echo get_server_list | nvidia-cuda-mps-control"
+ACTIVE = "echo get_server_status $(cat $CUDA_MPS_LOG_DIRECTORY/before) | nvidia-cuda-mps-control | grep -q ACTIVE"
 RUNNING = [
-    "nvidia-smi -i 1 -c PROHIBITED > /dev/null",
     "nvidia-cuda-mps-control -d",
     "echo start_server -uid 0 | nvidia-cuda-mps-control",
-    f"until {LIST} && [ -s $CUDA_MPS_LOG_DIRECTORY/before ]; do :; done",
+    f"until {LISTED} > $CUDA_MPS_LOG_DIRECTORY/before && {ACTIVE}; do :; done",
+    "nvidia-smi -i 1 -c PROHIBITED > /dev/null",  # not before: no server would start
 ]
-STILL = "echo get_server_list | nvidia-cuda-mps-control | cmp - $CUDA_MPS_LOG_DIRECTORY/before && echo same"
+STILL = f"{LISTED} | cmp - $CUDA_MPS_LOG_DIRECTORY/before && echo same"
 
 
 def test_a_daemon_that_runs_already_is_left_alone(node: BatchNode) -> None:
