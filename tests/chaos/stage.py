@@ -33,6 +33,8 @@ memory_mib = 8192
 """
 TOOL_SECONDS: Final = 30.0
 """A command of an operator is answered within so long, whatever goes on; the tool itself gives up after 10 s."""
+CHOSEN_OUTSIDE: Final = ("PYMPSD_WORKER", "PYMPSD_LAUNCHES")
+"""Who executes and who packs records: the soak's own environment says it, if anything does."""
 PATIENCE: Final = "2"
 """Seconds: users wait for each other for as long as the clients that are there live, and no longer."""
 OF_CLIENTS: Final = {"PYMPSD_REQUIRE_MPS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -106,6 +108,7 @@ class Stage:
             "PYMPSD_TURN_PATIENCE": PATIENCE,
             "PYMPSD_LOG_DIALECT": self.scene.dialect,
             "TMPDIR": str(self.directory / "tmp"),
+            **{name: os.environ[name] for name in CHOSEN_OUTSIDE if name in os.environ},
         }
 
     def prepare(self) -> None:
