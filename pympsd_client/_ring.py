@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from itertools import repeat
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pympsd.wire.ring_layout import (
     ANSWERS,
@@ -22,9 +22,6 @@ from pympsd.wire.ring_layout import (
 from pympsd_client._errors import invalid_value
 from pympsd_client._quick import writer
 from pympsd_client._shared import SharedMemory
-
-if TYPE_CHECKING:
-    from pympsd_client.native._launches import Writer
 
 _WORD: Final = 8
 _TAIL, _HEAD, _ASLEEP, _ANSWERS = (place // _WORD for place in (TAIL, HEAD, ASLEEP, ANSWERS))
@@ -50,7 +47,8 @@ class Ring:
         self._data: Final = area[DATA : DATA + RING_BYTES]
         self._spins: Final = int(self._words[SPIN_COUNT // _WORD])
         self._seen = 0
-        self._writer: Final = writer(shared, shared.address + offset, DATA, RING_BYTES, TAIL, HEAD, ASLEEP)
+        self.writer: Final = writer(shared, shared.address + offset, DATA, RING_BYTES, TAIL, HEAD, ASLEEP)
+        """What puts records in without Python, if anything does."""
         self._words[IN_USE // _WORD] = 1
 
     def put(self, record: bytes) -> bool:
@@ -58,8 +56,8 @@ class Ring:
         length = len(record)
         if length > RECORD_BYTES:
             raise invalid_value(f"a record of {length} bytes; {RECORD_BYTES} are allowed: use fewer parameters")
-        if self._writer is not None:
-            return self._writer.put(record)
+        if self.writer is not None:
+            return self.writer.put(record)
         words = self._words
         tail = words[_TAIL]
         if length > RING_BYTES - tail + words[_HEAD]:
@@ -74,11 +72,6 @@ class Ring:
             self._data[: length - first] = record[first:]
         words[_TAIL] = tail + length  # one store: until it is done the record is not there
         return True
-
-    @property
-    def writer(self) -> Writer | None:
-        """What puts records in without Python, if anything does."""
-        return self._writer
 
     @property
     def asleep(self) -> bool:

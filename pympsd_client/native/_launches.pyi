@@ -14,20 +14,7 @@ class Launcher:
     epoch: Final[int]
     wants: Final[bool]
     def __init__(self, slow: Callable[..., tuple[Any, ...]], done: tuple[Any, ...], threads: object, /) -> None: ...
-    def cuLaunchKernel(
-        self,
-        f: Any,
-        gridDimX: Any,
-        gridDimY: Any,
-        gridDimZ: Any,
-        blockDimX: Any,
-        blockDimY: Any,
-        blockDimZ: Any,
-        sharedMemBytes: Any,
-        hStream: Any,
-        kernelParams: Any,
-        extra: Any,
-    ) -> tuple[Any, ...]: ...
+    def cuLaunchKernel(self, *arguments: Any, **keywords: Any) -> tuple[Any, ...]: ...
     def remember(
         self,
         epoch: int,

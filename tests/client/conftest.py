@@ -13,6 +13,7 @@ from pympsd_client import last_error
 from pympsd_client._context import Connection, handles
 from pympsd_client._fallback import PrivateExecutors
 from pympsd_client._process import here
+from pympsd_client._quick import is_native
 from pympsd_client._threads import mine
 
 from .fake_executor import FakeExecutor
@@ -84,13 +85,20 @@ def private(request: pytest.FixtureRequest) -> Iterator[PrivateExecutors]:
     workers = getattr(request, "param", "auto")
     if workers == "native" and shutil.which("cc") is None:
         pytest.skip("there is no C compiler, so there are no native workers")
-    chosen = {"PYMPSD_EMULATED_DEVICES": "2xH200", "PYMPSD_BACKEND": "emulated", "PYMPSD_WORKER": workers}
+    connection = started("2xH200", workers)
+    yield connection
+    connection.close()
+
+
+def started(devices: str, workers: str) -> PrivateExecutors:
+    """Return a connection whose executors all run: no test is to be the one that starts them."""
+    chosen = {"PYMPSD_EMULATED_DEVICES": devices, "PYMPSD_BACKEND": "emulated", "PYMPSD_WORKER": workers}
     connection = PrivateExecutors(chosen)
     for device in connection.devices:
         opened = connection.open_context(device, 0)
         connection.close_context(device, opened.serial)
-    yield connection
-    connection.close()
+        assert (opened.transport.writer is not None) == (workers == "native" and is_native())
+    return connection
 
 
 @pytest.fixture

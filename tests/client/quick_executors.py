@@ -18,7 +18,7 @@ from pympsd_client._fallback import PrivateExecutors
 from pympsd_client._process import here
 from pympsd_client._threads import mine
 
-from .conftest import ok
+from .conftest import ok, started
 from .ring_area import extension
 from .test_client_streams import PTX
 
@@ -50,19 +50,9 @@ def executors() -> Iterator[PrivateExecutors]:
     extension()
     if not _quick.is_native():
         pytest.skip(f"{_quick.CHOICE} has all launches be Python's")
-    connection = _executors("2xH200")
+    connection = started("2xH200", "native")
     yield connection
     connection.close()
-
-
-def _executors(devices: str) -> PrivateExecutors:
-    chosen = {"PYMPSD_EMULATED_DEVICES": devices, "PYMPSD_BACKEND": "emulated", "PYMPSD_WORKER": "native"}
-    connection = PrivateExecutors(chosen)
-    for device in connection.devices:
-        opened = connection.open_context(device, 0)
-        connection.close_context(device, opened.serial)
-        assert opened.transport.writer is not None
-    return connection
 
 
 @pytest.fixture(params=[True, False], ids=["native", "python"])
@@ -99,7 +89,7 @@ def mortal(launches: Launches, fresh_process: Callable[[Connection], None]) -> I
     extension()
     if not _quick.is_native():
         pytest.skip(f"{_quick.CHOICE} has all launches be Python's")
-    connection = _executors("1xH200")
+    connection = started("1xH200", "native")
     try:
         yield from _initialised(connection, fresh_process)
     finally:
