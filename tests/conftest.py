@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,11 +53,21 @@ def _threads() -> set[threading.Thread]:
 
 def _leaks(fds: set[tuple[int, str]], children: set[int], threads: set[threading.Thread]) -> list[str]:
     for thread in _threads() - threads:
-        thread.join(THREAD_SECONDS)
+        _wait_for_its_end(thread)
     leaked = [f"the thread {thread.name}" for thread in _threads() - threads]
     _reap_adopted(_children() - children)
     leaked += [f"the child process {pid}: {_command(pid)}" for pid in sorted(_children() - children)]
     return leaked + [f"the descriptor {fd}: {target}" for fd, target in sorted(_descriptors() - fds)]
+
+
+def _wait_for_its_end(thread: threading.Thread) -> None:
+    """Wait for a thread on its way out; one that another thread is only just starting cannot be joined yet."""
+    give_up = time.monotonic() + THREAD_SECONDS
+    while thread in threading.enumerate() and (left := give_up - time.monotonic()) > 0:
+        if thread.is_alive():
+            thread.join(left)
+        else:
+            os.sched_yield()
 
 
 def _reap_adopted(pids: set[int]) -> None:
