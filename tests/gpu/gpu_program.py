@@ -2,7 +2,8 @@
 
 Steps more: warm (load every module: on a GPU that waits for all kernels that run, so it comes before them);
 busy MS (launch a kernel of so many milliseconds); trap (launch one that traps); stay BLOCKS (blocks that do not leave
-before all have begun, or some time is over: prints the multiprocessors they ran on); prio (stream priorities).
+before all have begun, or some time is over: prints the multiprocessors they ran on); prio (stream priorities); image
+PATH (load a file whose kernel ``twice`` doubles floats, and have it double some).
 """
 
 from __future__ import annotations
@@ -91,6 +92,21 @@ class GpuProgram(LimitsProgram, SpinningProgram):
         places = np.full(count, -1, np.int32)
         code = cuda.cuMemcpyDtoH(places, out, places.nbytes)[0]
         return f"{code.name} {','.join(map(str, sorted(set(places.tolist()))))}"
+
+    def do_image(self, path: str) -> str:
+        code, module = cuda.cuModuleLoad(path.encode())
+        if module is None:
+            return str(code.name)
+        function = cuda.cuModuleGetFunction(module, b"twice")[1]
+        host = np.arange(1000, dtype=np.float32)
+        data = cuda.cuMemAlloc(host.nbytes)[1]
+        cuda.cuMemcpyHtoD(data, host, host.nbytes)
+        parameters = ((int(data), host.size), (ctypes.c_void_p, ctypes.c_int))
+        cuda.cuLaunchKernel(function, 4, 1, 1, 256, 1, 1, 0, 0, parameters, 0)
+        found = np.empty_like(host)
+        codes = {code, cuda.cuMemcpyDtoH(found, data, host.nbytes)[0], cuda.cuMemFree(data)[0]}
+        codes.add(cuda.cuModuleUnload(module)[0])
+        return f"{' '.join(sorted(each.name for each in codes))} wrong={int((found != 2 * host).sum())}"
 
     def do_prio(self) -> str:
         code, *span = cuda.cuCtxGetStreamPriorityRange()

@@ -21,7 +21,14 @@ NESTED = b""".version 6.0
 .target sm_60
 .address_size 64
 .extern .func (.param .b32 result) cudaLaunchDevice (.param .b64 parameters);
-.visible .entry parent() { ret; }
+.visible .entry parent() {
+    .reg .b32 %r<2>; .reg .b64 %rd<2>; .param .b64 given; .param .b32 got;
+    mov.u64 %rd1, 0;
+    st.param.b64 [given], %rd1;
+    call.uni (got), cudaLaunchDevice, (given);
+    ld.param.b32 %r1, [got];
+    ret;
+}
 """
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from attrs import frozen
 
+from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 
@@ -26,6 +27,7 @@ _SYMBOLS: Final = 2
 _NO_BITS: Final = 8
 _ALLOCATED: Final = 2
 _OBJECT: Final = 1
+_FUNCTION: Final = 2
 
 
 @frozen
@@ -42,10 +44,14 @@ class Section:
 
 @frozen
 class Cubin:
-    """What matters of a cubin: the names of its variables, and the bytes it takes on the device."""
+    """What matters of a cubin: the names of its variables, the bytes it takes on the device, and what it lacks.
+
+    ``undefined`` are the names of functions that the driver is to supply, or another image.
+    """
 
     variables: tuple[str, ...]
     device_bytes: int
+    undefined: tuple[str, ...] = ()
 
 
 def kind_of(image: bytes) -> str:
@@ -72,26 +78,37 @@ def check_fatbin(image: bytes) -> None:
 
 
 def read_cubin(image: bytes) -> Cubin:
-    """Read a cubin; BackendError NO_BINARY_FOR_GPU when it is none, or is cut off."""
+    """Read a cubin; BackendError NO_BINARY_FOR_GPU for none or a part of one, NOT_SUPPORTED for what MPS does not."""
     try:
-        return _read(image)
+        found = _read(image)
     except (struct.error, ValueError, IndexError) as error:
         reason = f"the image begins as ELF and is no cubin: {error}"
         raise BackendError(Result.ERROR_NO_BINARY_FOR_GPU, reason) from None
+    return _supported(found)
 
 
 def read_fatbin(image: bytes) -> Cubin:
     """Return what can be seen of a fatbin: the variables of its cubins that are not compressed, and the largest size.
 
-    Of one whose cubins are all compressed that is no variables, and the size of the file.
+    Of one whose cubins are all compressed that is no variables, and the size of the file. BackendError NOT_SUPPORTED
+    when one of those seen uses what MPS does not support.
     """
     found, at = [], image.find(_ELF)
     while at >= 0:
         with suppress(struct.error, ValueError, IndexError):  # bytes that only look like a beginning
             found.append(_read(image[at:]))
         at = image.find(_ELF, at + 1)
+    for each in found:
+        _supported(each)
     names = {name: None for each in found for name in each.variables}
     return Cubin(tuple(names), max((each.device_bytes for each in found), default=len(image)))
+
+
+def _supported(cubin: Cubin) -> Cubin:
+    for name in cubin.undefined:
+        if is_device_runtime(name):
+            raise BackendError(Result.ERROR_NOT_SUPPORTED, refusal(name))
+    return cubin
 
 
 def _read(image: bytes) -> Cubin:
@@ -104,9 +121,11 @@ def _read(image: bytes) -> Cubin:
     rows = [_SECTION.unpack_from(image, offset + index * entry_size) for index in range(count)]
     names = _bytes(image, rows[names_at]) if rows else b""
     sections = [_section(image, row, names) for row in rows]
+    tables = [each for each in sections if each.kind == _SYMBOLS]
     return Cubin(
-        tuple(name for each in sections if each.kind == _SYMBOLS for name in _variables(each, sections)),
+        tuple(name for each in tables for name in _variables(each, sections)),
         sum(each.size for each in sections if each.flags & _ALLOCATED),
+        tuple(name for each in tables for name in _undefined(each, sections)),
     )
 
 
@@ -137,3 +156,9 @@ def _variables(symbols: Section, sections: list[Section]) -> list[str]:
             if where.startswith((".nv.global", ".nv.constant3")):
                 found.append(_text(names, name))
     return found
+
+
+def _undefined(symbols: Section, sections: list[Section]) -> list[str]:
+    names = sections[symbols.link].data
+    rows = _SYMBOL.iter_unpack(symbols.data)
+    return [_text(names, name) for name, info, _, index, _, _ in rows if info & 15 == _FUNCTION and not index]

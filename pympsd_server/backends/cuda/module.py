@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define
 
+from pympsd.vocabulary.device_runtime import NAMES, refusal
 from pympsd.vocabulary.occupancy import REGISTERS_OF_A_WARP, warp_registers
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
@@ -55,6 +56,8 @@ def _linked(driver: Driver, kind: Any, image: bytes) -> bytes:
         return ctypes.string_at(int(address), int(size))
     except BackendError as error:
         said = log.rstrip(b"\0").decode(errors="replace").strip()
+        if lacking := NAMES.search(said):
+            raise BackendError(Result.ERROR_NOT_SUPPORTED, refusal(lacking[0])) from None
         raise BackendError(error.code, f"{error.reason}: {said}" if said else error.reason) from None
     finally:
         driver.call(cu.cuLinkDestroy, state)

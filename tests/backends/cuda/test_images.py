@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda.driver import Driver, cu
 from pympsd_server.backends.cuda.images import Cubin, check_fatbin, kind_of, read_cubin, read_fatbin
+from pympsd_server.backends.cuda.module import loadable
 from pympsd_server.backends.interface import BackendError
 
+IMAGES = Path(__file__).parents[2] / "data" / "images"
 NAMES = b"\0.symtab\0.strtab\0.nv.global\0.text.k\0"
 STRINGS = b"\0counter\0k\0hidden\0"
 
 
-def cubin() -> bytes:
-    """Return an ELF file for machine 190 with one global variable, one local one and one function."""
+def cubin(calls: bytes = b"") -> bytes:
+    """Return an ELF file for machine 190: a global variable, a local one, a function, and a call of another."""
+    strings = STRINGS + calls + b"\0"
     symbols = b"".join(
         struct.pack("<IBBHQQ", *row)
         for row in ((0, 0, 0, 0, 0, 0), (1, 0x11, 0, 3, 0, 4), (9, 0x12, 0, 4, 0, 64), (11, 0x01, 0, 3, 4, 4))
     )
-    parts = [(1, 2, 0, symbols, 2), (9, 3, 0, STRINGS + NAMES, 0), (17, 8, 2, b"", 0), (28, 1, 2, bytes(64), 0)]
+    if calls:
+        symbols += struct.pack("<IBBHQQ", len(STRINGS), 0x12, 0, 0, 0, 0)
+    parts = [(1, 2, 0, symbols, 2), (9, 3, 0, strings + NAMES, 0), (17, 8, 2, b"", 0), (28, 1, 2, bytes(64), 0)]
     body, rows, offset = b"", [bytes(64)], 64
     for name, kind, flags, data, link in parts:
         size = 8 if kind == 8 else len(data)
-        at = len(STRINGS) + name
+        at = len(strings) + name
         rows.append(struct.pack("<IIQQQQIIQQ", at, kind, flags, 0, offset + len(body), size, link, 0, 1, 0))
         body += data
     head = struct.pack(
@@ -91,3 +100,81 @@ def test_what_can_be_seen_of_a_fatbin() -> None:
     assert seen == Cubin(("counter", "hidden"), 8 + 64)
     compressed = head + bytes(100)
     assert read_fatbin(compressed) == Cubin((), len(compressed)), "what is compressed counts as large as the file is"
+
+
+# --- what a compiler made
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_a_linked_cubins_variables_are_those_of_all_its_objects(architecture: str) -> None:
+    found = read_cubin((IMAGES / f"linked-{architecture}.cubin").read_bytes())
+    assert [name.endswith("launches") or name for name in found.variables] == [True, "factor"]
+
+
+@pytest.mark.parametrize("name", ["linked", "several"])
+def test_a_compilers_fatbin_is_all_there_and_its_cubins_are_seen(name: str) -> None:
+    image = (IMAGES / f"{name}.fatbin").read_bytes()
+    assert kind_of(image) == "fatbin"
+    check_fatbin(image)
+    assert "factor" in read_fatbin(image).variables
+    assert 0 < read_fatbin(image).device_bytes < len(image)
+
+
+# --- dynamic parallelism
+
+
+def unsupported(name: str) -> pytest.RaisesExc[BackendError]:
+    """Expect the refusal of dynamic parallelism that names this function."""
+    what = f"{name} is a function of the device runtime (dynamic parallelism)"
+    return pytest.raises(
+        BackendError, check=lambda error: error.code == Result.ERROR_NOT_SUPPORTED and what in error.reason
+    )
+
+
+def test_code_that_needs_the_device_runtime_is_refused_by_name() -> None:
+    with unsupported("__cudaCDP2GetParameterBufferV2"):
+        read_cubin((IMAGES / "nested.cubin").read_bytes())
+
+
+@pytest.mark.parametrize("name", ["__cuda_syscall_cnpv2LaunchDeviceV2", "cudaLaunchDevice"])
+def test_so_is_code_that_it_is_linked_into(name: str) -> None:
+    with unsupported(name):
+        read_cubin(cubin(name.encode()))
+    with unsupported(name):
+        read_fatbin(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 4) + cubin() + cubin(name.encode()))
+
+
+def test_what_the_driver_supplies_otherwise_is_no_dynamic_parallelism() -> None:
+    assert read_cubin(cubin(b"vprintf")).undefined == ("vprintf",)
+
+
+class Linker(Driver):
+    """A driver whose linker says something, and refuses."""
+
+    def __init__(self, says: str) -> None:
+        self.says = says.encode()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if function is cu.cuLinkCreate:
+            arguments[2][0][: len(self.says)] = self.says
+        if function is cu.cuLinkComplete:
+            raise BackendError(Result.ERROR_INVALID_PTX, "cuLinkComplete: refused")
+        return 1
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "ptxas fatal   : Unresolved extern function 'cudaLaunchDevice'",
+        "error   : Undefined reference to 'cudaLaunchDevice' in 'image'",
+    ],
+)
+def test_a_linkers_complaint_of_the_device_runtime_is_that_refusal(says: str) -> None:
+    with unsupported("cudaLaunchDevice"):
+        loadable(Linker(says), b".version 7.0")
+
+
+def test_any_other_complaint_is_passed_on() -> None:
+    says = "ptxas fatal   : Unresolved extern function 'my_cudaLaunchDevice'"
+    with pytest.raises(BackendError, check=lambda error: error.reason == f"cuLinkComplete: refused: {says}"):
+        loadable(Linker(says), b".version 7.0")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from attrs import define, evolve, field
 
-from .device_runtime import is_device_runtime, refusal
-from .faults import InvalidPtx
+from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
+
+from .faults import InvalidPtx, UnsupportedByMps
 from .ir import (
     Argument,
     Both,
@@ -200,7 +201,7 @@ class _Flattener:
         function = self.module.functions.get(callee.text)
         if function is None or function.body is None:
             if is_device_runtime(callee.text):
-                raise refusal(callee.text, line)
+                raise UnsupportedByMps(refusal(callee.text), line)
             raise InvalidPtx(f"unsupported: call of {callee.text}, which has no body here", line)
         if callee.text in stack:
             raise InvalidPtx(f"unsupported: recursion of {callee.text}", line)

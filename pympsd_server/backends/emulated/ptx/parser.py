@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
+
 from .declarations import parse_variable
-from .device_runtime import is_device_runtime, refusal
-from .faults import InvalidPtx
+from .faults import InvalidPtx, UnsupportedByMps
 from .statements import parse_body
 from .syntax import Function, Module, Variable
 from .token_stream import TokenStream
@@ -24,7 +25,7 @@ def parse_module(text: str) -> Module:
         raise InvalidPtx("the image does not begin with .version", 1)
     for function in module.functions.values():
         if function.body is None and is_device_runtime(function.name):
-            raise refusal(function.name, function.line)
+            raise UnsupportedByMps(refusal(function.name), function.line)
     return module
 
 
