@@ -1,0 +1,55 @@
+"""A server that hangs in the midst of its start, registered and not ready: bounded, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from processes import DaemonProcess, wait_until
+
+START_SECONDS = 60.0
+"""A server has so long to become ready (pympsd/mind/admission.py)."""
+
+
+def test_it_is_killed_who_waited_is_told_and_the_next_one_works(
+    make_daemon: Callable[..., DaemonProcess], directory: Path
+) -> None:
+    machine = directory / "machine.toml"
+    machine.write_text("[[device]]\n")
+    folder = directory / "machine.toml.state"
+    folder.mkdir(mode=0o1777)
+    folder.chmod(0o1777)
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES=str(machine))
+    assert daemon.start().returncode == 0
+    client = daemon.client()
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        # Any user may keep the folder locked for a while: the server waits for it before it is ready.
+        fcntl.flock(held, fcntl.LOCK_EX)
+        client.begin("init")
+        wait_until(
+            lambda: any("Initializing server process" in line for line in daemon.log("server.log")), "a server"
+        )
+        (hung,) = daemon.servers()
+        os.kill(hung, signal.SIGSTOP)
+    finally:
+        os.close(held)
+    try:
+        assert daemon.say(f"get_server_status {hung}") == "INITIALIZING\n"
+        assert not client.has_result()
+        watched = os.pidfd_open(hung)
+        assert select.select([watched], [], [], 2 * START_SECONDS)[0], "the server is still there"
+        os.close(watched)
+        assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+        assert "it was not ready within 60 s" in client.do("error")
+        for _ in range(2):  # the one who waited, and who comes anew
+            assert client.connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+            client.end()
+            client = daemon.client()
+    finally:
+        client.end(signal.SIGKILL)
+    assert hung not in daemon.servers()
