@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import re
+import select
 import signal
 import subprocess
 import time
@@ -180,13 +181,22 @@ def adopt_orphans() -> None:
 def leftovers() -> list[str]:
     """Return the commands of processes that the tests left, a little after them; they are killed."""
     give_up = time.monotonic() + GRACE_SECONDS
-    while (left := _alive(os.getpid())) and time.monotonic() < give_up:
+    while (left := _alive(os.getpid())) and (seconds := give_up - time.monotonic()) > 0:
+        _wait_for(left[0], seconds)
         _reap()
-        time.sleep(0.1)
     said = [f"process {pid}: {_command(pid)}" for pid in left]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     return said
+
+
+def _wait_for(pid: int, seconds: float) -> None:
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    select.select([watched], [], [], seconds)
+    os.close(watched)
 
 
 def _alive(pid: int) -> list[int]:
