@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import trio
 from attrs import evolve, frozen
@@ -65,6 +65,12 @@ def run(daemon: Daemon, ready: Callable[[], None]) -> int:
 
 
 async def _main(daemon: Daemon, ready: Callable[[], None]) -> Hub:
+    # Before anybody can know of the daemon: a signal that comes first would end it at once.
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER) as signals:
+        return await _work(daemon, ready, signals)
+
+
+async def _work(daemon: Daemon, ready: Callable[[], None], signals: AsyncIterator[int]) -> Hub:
     directory = daemon.directory
     control = directory.listen(files.CONTROL)
     privileged = directory.listen(files.CONTROL_PRIVILEGED)
@@ -75,7 +81,7 @@ async def _main(daemon: Daemon, ready: Callable[[], None]) -> Hub:
         hub = _hub(daemon, limits, nursery)
         _log_start(hub, daemon, complaints)
         _keep_and_inherit(hub, directory)
-        nursery.start_soon(_watch_signals, hub)
+        nursery.start_soon(_obey_signals, hub, signals)
         nursery.start_soon(_listen, hub, control, True)
         nursery.start_soon(_listen, hub, privileged, False)
         nursery.start_soon(read_fifo, hub, fifo)
@@ -138,17 +144,16 @@ async def _listen(hub: Hub, listener: socket.socket, clients_too: bool) -> None:
         await FrontDoor(hub, sock, clients_too).run()
 
 
-async def _watch_signals(hub: Hub) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER) as signals:
-        async for number in signals:
-            if number == signal.SIGHUP:
-                hub.journal.reopen()
-            elif number == HAND_OVER:
-                hub.log.info("daemon_hands_over")
-                hub.handed_over = True
-                hub.done.set()
-            else:
-                hub.feed(StopSignal())
+async def _obey_signals(hub: Hub, signals: AsyncIterator[int]) -> None:
+    async for number in signals:
+        if number == signal.SIGHUP:
+            hub.journal.reopen()
+        elif number == HAND_OVER:
+            hub.log.info("daemon_hands_over")
+            hub.handed_over = True
+            hub.done.set()
+        else:
+            hub.feed(StopSignal())
 
 
 def _settle_machine(daemon: Daemon) -> Daemon:
