@@ -25,6 +25,8 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import BadSetting, Settings
 
 READY = b"."
+TOLD = b"!"
+"""It has ended, and has said why."""
 SERVER_NAMES = {OWN_NAME: "pympsd-server", DROP_IN_NAME: "nvidia-cuda-mps-server"}
 """How servers show themselves, by the name the daemon was started under."""
 
@@ -115,32 +117,41 @@ def _background(daemon: Daemon, show: Sequence[str]) -> int:
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
-        is_ready = os.read(reader, 1) == READY
-        if not is_ready:
+        answer = os.read(reader, 1)
+        if not answer:
             sys.stderr.write("the control daemon ended before it was ready; control.log may say why\n")
         # The child owns everything now: leave without running any cleanup of this copy.
         sys.stderr.flush()
-        os._exit(0 if is_ready else 1)
+        os._exit(0 if answer == READY else 1)
     os.close(reader)
     os.setsid()
     _let_go_of_terminal(keep_stderr=True)
     show_as(show)
 
+    untold = [writer]
+
+    def tell(what: bytes) -> None:
+        while untold:
+            os.write(writer, what)
+            os.close(untold.pop())
+
     def ready() -> None:
         _let_go_of_terminal(keep_stderr=False)
-        os.write(writer, READY)
-        os.close(writer)
+        tell(READY)
 
-    status = _run(daemon, ready)
+    status = _run(daemon, ready, told=lambda: tell(TOLD))
     sys.stderr.flush()
     os._exit(status)
 
 
-def _run(daemon: Daemon, ready: Callable[[], None]) -> int:
+def _run(daemon: Daemon, ready: Callable[[], None], told: Callable[[], None] = lambda: None) -> int:
     try:
         return run(daemon, ready)
     except Unusable as error:
-        return _complain(str(error), 1)
+        status = _complain(str(error), 1)
+        sys.stderr.flush()
+        told()
+        return status
 
 
 def _let_go_of_terminal(*, keep_stderr: bool) -> None:

@@ -29,7 +29,10 @@ class BadOption(Exception):
 
 
 class Options:
-    """What the arguments say. ``words`` are a command given as arguments, ``shown`` what ps is to show."""
+    """What the arguments say. ``words`` are a command given as arguments, ``shown`` what ps is to show.
+
+    ``overlooked``: words beside -d or -f, which start a daemon and give no command (recorded: no-daemon).
+    """
 
     def __init__(self, arguments: "Sequence[str]") -> None:
         self.name = OWN_NAME
@@ -44,6 +47,7 @@ class Options:
         self.turn_patience: float | None = None
         self.words: list[str] = []
         self.shown: list[str] = []
+        self.overlooked: list[str] = []
         rest = list(arguments)
         if rest and rest[0].startswith("--argv0="):
             given = rest.pop(0).partition("=")[2].rpartition("/")[2]
@@ -77,7 +81,9 @@ class Options:
             self.strict = True
         elif option in ("--timeout", "--log-dialect", "--turn-patience"):
             self._set(option, value if equals else (rest.pop(0) if rest else ""))
-        elif word.startswith("-") and word not in READY:
+        elif not word.startswith("-"):
+            self.overlooked.append(word)
+        elif word not in READY:
             raise BadOption(f"there is no option {word}", unknown=True)
 
     def _set(self, option: str, value: str) -> None:
@@ -121,6 +127,9 @@ def main(arguments: "Sequence[str]") -> int:
     if options.start:
         from pympsd.daemonize import start_daemon
 
+        if options.overlooked:
+            words = " ".join(options.overlooked)
+            sys.stderr.write(f"{words}: overlooked, for -d and -f take no command; give it by itself\n")
         return start_daemon(options)
     from pympsd.talk import talk
 
@@ -142,8 +151,9 @@ def _fill_standard_descriptors() -> None:
 
 
 def _say(text: str) -> int:
-    sys.stdout.write(text)
-    return 0
+    from pympsd.talk import say
+
+    return say(text)
 
 
 def _version() -> str:

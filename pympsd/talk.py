@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 NOT_FOUND = b"Cannot find MPS control daemon process\n"
 PATIENCE = 10.0
 """Seconds to wait for a silent daemon; one that says it is working is waited for without a bound."""
+REMEDY = b"; check CUDA_MPS_PIPE_DIRECTORY, or start the daemon with -d\n"
 UNREACHABLE, SILENT = 1, 2
+NO_OUTPUT = 74
+"""What was to be printed could not be (EX_IOERR of sysexits.h): 1 would say that there is no daemon."""
 REAP_SECONDS = 2.0
 """Seconds to wait for PID 1 to reap a daemon that has ended."""
 LINE_LIMIT = 1 << 17
@@ -31,6 +34,10 @@ class _DaemonGone(Exception):
     """The daemon closed the connection: after it said it was working on a quit that is its answer."""
 
 
+class _NoOutput(Exception):
+    """Standard output or error does not take what was to be printed; the message says which and why."""
+
+
 def talk(words: "Sequence[str]", strict: bool = False, patience: float = PATIENCE) -> int:
     """Give the command of ``words``, or without any the lines of standard input; return the exit status.
 
@@ -38,20 +45,33 @@ def talk(words: "Sequence[str]", strict: bool = False, patience: float = PATIENC
     """
     daemon = _Daemon()
     try:
-        if not daemon.connect(_pipe_directory(), patience):
-            posix.write(2, NOT_FOUND)
+        path = _pipe_directory() + b"/" + files.CONTROL.encode()
+        reason = daemon.connect(path, patience)
+        if reason:
+            _tell(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
             return UNREACHABLE
         daemon.send(frames.encode(frames.OPERATOR_HELLO))
         refused = _give(daemon, words, patience)
     except TimeoutError:
-        posix.write(2, SILENCE % patience)
+        _tell(SILENCE % patience)
         return SILENT
     except (_DaemonGone, BrokenPipeError, ConnectionResetError):
-        posix.write(2, CLOSED)
+        _tell(CLOSED)
         return UNREACHABLE
+    except _NoOutput as trouble:
+        return _without_output(trouble)
     finally:
         daemon.close()
     return 1 if (words or strict) and refused else 0
+
+
+def say(text: str) -> int:
+    """Print a text of this program's own; return the exit status."""
+    try:
+        _write(1, text.encode())
+    except _NoOutput as trouble:
+        return _without_output(trouble)
+    return 0
 
 
 def _give(daemon: "_Daemon", words: "Sequence[str]", patience: float) -> bool:
@@ -145,17 +165,17 @@ class _Daemon:
         self.close = self.socket.close
         self._unread = b""
 
-    def connect(self, directory: bytes, patience: float) -> bool:
-        """Connect; raise TimeoutError when the daemon has stopped taking connections."""
+    def connect(self, path: bytes, patience: float) -> str:
+        """Connect; return in words why that cannot be. TimeoutError: the daemon has stopped taking connections."""
         self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, _time_value(patience))
         self.wait_at_most(patience)
         try:
-            self.socket.connect(directory + b"/" + files.CONTROL.encode())
+            self.socket.connect(path)
         except BlockingIOError:
             raise TimeoutError from None
-        except OSError:
-            return False
-        return True
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def wait_at_most(self, seconds: float) -> None:
         """Bound the waits for an answer; 0: no bound."""
@@ -229,5 +249,21 @@ def _is_listed(pid: int) -> bool:
 
 
 def _write(fd: int, data: bytes) -> None:
-    while data:
-        data = data[posix.write(fd, data) :]
+    try:
+        while data:
+            data = data[posix.write(fd, data) :]
+    except OSError as error:
+        raise _NoOutput(f"standard {'output' if fd == 1 else 'error'}: {error.strerror}") from None
+
+
+def _tell(line: bytes) -> None:
+    """Say a line on standard error, where there is room for it; the exit status says it too."""
+    try:
+        posix.write(2, line)
+    except OSError:
+        return
+
+
+def _without_output(trouble: _NoOutput) -> int:
+    _tell(f"{trouble}: not all could be printed\n".encode())
+    return NO_OUTPUT

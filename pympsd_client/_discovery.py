@@ -7,8 +7,10 @@ from enum import Enum
 from typing import Final
 
 from pympsd.vocabulary import files
+from pympsd_client._errors import invalid_value
 
 REQUIRE: Final = "PYMPSD_REQUIRE_MPS"
+_SWITCHES: Final = (REQUIRE, "PYMPSD_LENIENT_LIMITS")
 _FORWARDED: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS")
 _FORWARDED_PREFIXES: Final = ("CUDA_MPS_", "PYMPSD_")
 
@@ -26,6 +28,13 @@ class Way(Enum):
 def control_socket(environment: Mapping[str, str]) -> str:
     """Return the path of the daemon's socket (MPS documents, Environment Variables)."""
     return f"{files.pipe_directory(dict(environment))}/{files.CONTROL}"
+
+
+def check_switches(environment: Mapping[str, str]) -> None:
+    """Raise INVALID_VALUE for a switch that is neither on nor off: who says ``true`` must not get ``no``."""
+    for name in _SWITCHES:
+        if environment.get(name, "") not in ("", "0", "1"):
+            raise invalid_value(f"{name} is {environment[name]!r}: 1 for yes, 0 or nothing for no are allowed")
 
 
 def without_daemon(environment: Mapping[str, str], native_driver: bool) -> Way:

@@ -24,7 +24,9 @@ def cuInit(Flags: Any) -> tuple[Any, ...]:
     """Connect to the MPS daemon, or go on without one; see `pympsd_client`.
 
     Returns MPS_CONNECTION_FAILED where PYMPSD_REQUIRE_MPS=1 and there is no daemon; what the daemon refuses with
-    (MPS_SERVER_NOT_READY, ...); NO_DEVICE; INVALID_VALUE for flags. Waits while another user's server has its turn.
+    (MPS_SERVER_NOT_READY, ...); NO_DEVICE; INVALID_VALUE for flags, and for PYMPSD_REQUIRE_MPS, PYMPSD_LENIENT_LIMITS
+    and PYMPSD_LAUNCHES that cannot be; NOT_SUPPORTED for PYMPSD_LAUNCHES=native without the extension. Waits while
+    another user's server has its turn; after 10 s a RuntimeWarning says so.
     """
     here.initialize(number(Flags))
     return DONE

@@ -12,10 +12,10 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arrival import arrive
 from pympsd_client._bindings import bindings
 from pympsd_client._context import Connection, Context, Device, handles
-from pympsd_client._discovery import REQUIRE, Way, without_daemon
+from pympsd_client._discovery import REQUIRE, Way, check_switches, without_daemon
 from pympsd_client._errors import CudaError, invalid_value
 from pympsd_client._fallback import PrivateExecutors, PrivateExecutorWarning, native_driver
-from pympsd_client._quick import forget
+from pympsd_client._quick import check_choice, forget
 from pympsd_client._threads import mine
 
 _FORKED: Final = (
@@ -49,6 +49,8 @@ class Process:
 
     def _reach_devices(self) -> None:
         environment = dict(os.environ)
+        check_choice()
+        check_switches(environment)
         answer = arrive(environment)
         if not isinstance(answer, str):
             self._connected(answer)

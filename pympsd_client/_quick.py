@@ -11,6 +11,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from pympsd.vocabulary.results import Result
+from pympsd_client._errors import CudaError, invalid_value
+
 if TYPE_CHECKING:
     from pympsd_client.native._launches import Launcher, Writer
 
@@ -20,9 +23,10 @@ _CHOICES: Final = ("auto", "native", "python")
 
 
 def _chosen() -> Any:
-    choice = os.environ.get(CHOICE, "auto")
+    """Return the extension, None for Python's launches; raise CudaError for what cannot be had."""
+    choice = os.environ.get(CHOICE) or "auto"
     if choice not in _CHOICES:
-        raise ValueError(f"{CHOICE} is {choice!r}: {', '.join(_CHOICES)} are allowed")
+        raise invalid_value(f"{CHOICE} is {choice!r}: {', '.join(_CHOICES)} are allowed")
     if choice == "python":
         return None
     try:
@@ -30,13 +34,25 @@ def _chosen() -> Any:
     except ImportError as error:
         if choice == "native":
             reason = "install pympsd where a C compiler and Python's headers are"
-            raise ImportError(f"{CHOICE} is native and launches are Python's here ({error}): {reason}") from None
+            reason = f"{CHOICE} is native and launches are Python's here ({error}): {reason}"
+            raise CudaError(Result.ERROR_NOT_SUPPORTED, reason) from None
         return None
     return _launches
 
 
-_library: Final = _chosen()
+_trouble: CudaError | None = None
+_library: Any = None
+try:
+    _library = _chosen()
+except CudaError as error:  # no import fails of a setting: cuInit says it
+    _trouble = error
 _launcher: Launcher | None = None
+
+
+def check_choice() -> None:
+    """Raise INVALID_VALUE for a choice there is none of, NOT_SUPPORTED for one that cannot be had here."""
+    if _trouble is not None:
+        raise _trouble.again()
 
 
 def is_native() -> bool:

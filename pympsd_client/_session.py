@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import warnings
 from collections.abc import Callable, Mapping
 from itertools import count
 from threading import Lock
@@ -41,6 +42,8 @@ from pympsd_client._transport import Transport
 
 WITH_ITS_SERVER_S: Final = 0.2
 """A server that ends closes its sessions and its executors' links in any order."""
+WAIT_UNTOLD_S: Final = 10.0
+"""A program that has waited so long for its server tells its user, once, what it waits for."""
 _PEER_CREDENTIALS: Final = struct.Struct("3i")
 _STREAM_FDS: Final = 4
 """A command stream comes as two descriptors; another thread may open some meanwhile."""
@@ -81,7 +84,7 @@ def knock(connection: socket.socket, environment: Mapping[str, str]) -> Session 
             # Told at once what it would be told after the wait.
             return "this process runs under a debugger, for which there is no MPS server"
         door.send(hello)
-        answer, fds = door.receive()
+        answer, fds = _in_its_turn(door, environment)
     except Ended as error:
         reason = f"the MPS control daemon at {control_socket(environment)}: {error}; control.log may say why"
         raise _broken_off(door, reason) from None
@@ -96,6 +99,20 @@ def knock(connection: socket.socket, environment: Mapping[str, str]) -> Session 
     if isinstance(answer, Refused):
         raise CudaError(answer.code, answer.reason)
     raise _no_connection(f"the MPS control daemon answered with {type(answer).__name__}")
+
+
+def _in_its_turn(door: Conversation, environment: Mapping[str, str]) -> tuple[Any, tuple[int, ...]]:
+    """Wait for the daemon's answer; a wait that only it can explain is made known."""
+    try:
+        return door.receive(WAIT_UNTOLD_S)
+    except TimeoutError:
+        waited = (
+            f"cuInit waits since {WAIT_UNTOLD_S:g} s for the MPS control daemon at {control_socket(environment)}: "
+            "others have their turn (control.log says who waits for whom), or it is stopped"
+        )
+    # The frames above: knock, arrive, _reach_devices, initialize, cuInit's door (two), the program.
+    warnings.warn(waited, RuntimeWarning, stacklevel=8)
+    return door.receive()
 
 
 def _check_owner(connection: socket.socket) -> None:

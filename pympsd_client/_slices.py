@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from threading import Event, Thread
+from contextlib import suppress
+from functools import partial
+from threading import Event, Lock, Thread
 from typing import Final
 
 SLICED_BYTES: Final = 32 << 20
@@ -26,6 +28,35 @@ def thread_count(count: int) -> int:
     return max(1, min(THREADS_LIMIT, len(os.sched_getaffinity(0)) // 2))
 
 
+class _Helped:
+    """A slice for another thread to make; or nobody but the caller, where that thread has not begun."""
+
+    def __init__(self, make: Callable[[], None]) -> None:
+        self._make = make
+        self._takers: list[str] = []
+        self._made = False
+        self._gate = Lock()
+        self._gate.acquire()
+
+    def take(self, who: str) -> bool:
+        """Return whether it is theirs: whoever asks first's. Asking again, after Ctrl-C in the midst, is no harm."""
+        self._takers.append(who)
+        return self._takers[0] == who
+
+    def help(self) -> None:
+        """Make it, in a thread of its own, which no Ctrl-C interrupts."""
+        if self.take("helper"):
+            self._make()
+            self._made = True
+            self._gate.release()
+
+    def wait(self) -> None:
+        """Return when no other thread makes it. (Before Python 3.13 a join that was interrupted waits no more.)"""
+        if not self.take("caller"):
+            while not self._made:
+                self._gate.acquire()
+
+
 def in_slices(count: int, threads: int, copy: Slice) -> None:
     """Have ``copy`` make all slices, one in this thread; return when all are made. Raise the first error of any."""
     length = -(-count // threads // _ALIGNMENT) * _ALIGNMENT
@@ -40,23 +71,31 @@ def in_slices(count: int, threads: int, copy: Slice) -> None:
             errors.append(error)
             stop.set()
 
-    helpers = [Thread(target=make, args=piece, name="copy", daemon=True) for piece in pieces[1:]]
-    started: list[Thread] = []
+    helped = [_Helped(partial(make, *piece)) for piece in pieces[1:]]
     try:
-        for helper, piece in zip(helpers, pieces[1:], strict=True):
-            try:
-                helper.start()
-            except RuntimeError:  # the system has no thread for it
-                make(*piece)
-            else:
-                started.append(helper)
+        for each in helped:
+            with suppress(RuntimeError):  # the system has no thread for it
+                Thread(target=each.help, name="copy", daemon=True).start()
         copy(*pieces[0], stop)
-    except BaseException:
-        stop.set()
-        raise
-    finally:
-        # They read and write the caller's memory: nobody goes on before they have ended.
-        for helper in started:
-            helper.join()
+        for each, piece in zip(helped, pieces[1:], strict=True):
+            if not stop.is_set() and each.take("caller"):
+                copy(*piece, stop)
+    except BaseException as error:
+        errors.insert(0, error)
+    _wait(helped, errors, stop)
     if errors:
         raise errors[0]
+
+
+def _wait(helped: list[_Helped], errors: list[BaseException], stop: Event) -> None:
+    """Wait for all, whatever interrupts: they read and write the caller's memory, and nobody goes on before."""
+    while True:
+        try:
+            if errors:
+                stop.set()
+            for each in helped:
+                each.wait()
+        except BaseException as error:
+            errors.insert(0, error)
+        else:
+            return

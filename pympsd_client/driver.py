@@ -244,6 +244,8 @@ __all__ = [
 ]
 
 
+_FUNCTIONS: Final = tuple(__all__)
+"""The driver functions that are here; what a program takes with ``import *`` has the types and constants too."""
 _CUDA_12: Final = {"cuCtxCreate_v3": cuCtxCreate_v3, "cuCtxCreate_v4": cuCtxCreate_v4}
 """Names that are here where the installed cuda-bindings has them too."""
 del cuCtxCreate_v3, cuCtxCreate_v4
@@ -258,8 +260,17 @@ def __getattr__(name: str) -> Any:
         return _CUDA_12[name]
     # A driver function that pympsd does not have is there only where the program runs natively.
     if _is_driver_function(name) and _here.native is None:
-        raise AttributeError(f"pympsd does not have {name} yet; it has {', '.join(__all__)}")
+        raise AttributeError(_missing(name))
     return found
+
+
+def _missing(name: str) -> str:
+    from difflib import get_close_matches  # not on the way of a program that is right
+
+    near = ", ".join(get_close_matches(name, _FUNCTIONS))
+    nearest = f" (the nearest names it has: {near})" if near else ""
+    missing = f"pympsd does not have {name} yet{nearest}"
+    return f"{missing}; README.md, How it differs from the vendor's MPS, says what is missing"
 
 
 def _is_driver_function(name: str) -> bool:
@@ -269,4 +280,7 @@ def _is_driver_function(name: str) -> bool:
 def __dir__() -> list[str]:
     """List the functions that are here, and the types and constants of cuda-bindings."""
     public = (name for name in dir(_bindings) if not name.startswith("_"))
-    return sorted({*__all__, *(name for name in public if not _is_driver_function(name))})
+    return sorted({*_FUNCTIONS, *(name for name in public if not _is_driver_function(name))})
+
+
+__all__ += [name for name in __dir__() if name not in _FUNCTIONS]

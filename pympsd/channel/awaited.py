@@ -37,6 +37,7 @@ class MessageChannel:
         self._frames: deque[Frame] = deque()
         self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self.queued_bytes = 0
+        self.queued_descriptors = 0
         self._work = trio.Event()
         self._sent = trio.Event()
         self._finishing = False
@@ -90,6 +91,7 @@ class MessageChannel:
         if data or fds:
             self._queue.append((data, fds))
             self.queued_bytes += len(data)
+            self.queued_descriptors += len(fds)
             self._work.set()
 
     def _sent_at_once(self, data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
@@ -124,8 +126,10 @@ class MessageChannel:
             while not self.overflowed:
                 if self._queue:
                     await self._send_one(*self._queue[0])
-                    self.queued_bytes -= len(self._queue[0][0])
-                    close_all(self._queue.popleft()[1])
+                    data, fds = self._queue.popleft()
+                    self.queued_bytes -= len(data)
+                    self.queued_descriptors -= len(fds)
+                    close_all(fds)
                     self._sent.set()
                 elif self._finishing:
                     return

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
+
+_WHY_NOT_ENDED: Final[dict[int, str]] = {
+    Result.ERROR_INVALID_CONTEXT: "the process has no active context on it: it was ended before, or never had one",
+    Result.ERROR_LAUNCH_TIMEOUT: (
+        "a kernel of it still runs, or its executor is stopped; a daemon with --terminate-by-reset would end it with "
+        "its device's work"
+    ),
+    Result.ERROR_MPS_RPC_FAILURE: "the server has ended meanwhile, and the client's work with it",
+}
+"""What the numbers that terminate_client answers mean; docs/operations.md says what can be done."""
 
 
 @frozen
@@ -44,7 +56,5 @@ def termination_answer(code: int) -> Answer:
     """Return the answer of terminate_client: a CUresult number, 0 when the contexts are gone."""
     if code == 0:
         return lines("0")
-    why = f"the server answered with CUresult {code}"
-    if code == Result.ERROR_LAUNCH_TIMEOUT:
-        why += ": a kernel of it still runs; a daemon with --terminate-by-reset would end it with its device's work"
+    why = _WHY_NOT_ENDED.get(code, "the server could not end it")
     return refusal(f"{code}", diagnostic=f"terminate_client: {why}")

@@ -62,6 +62,7 @@ FILES: Final = (
     ("CUDA_VISIBLE_DEVICES", "the devices the daemon has, by index or UUID"),
     ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "the default active thread percentage"),
     ("CUDA_MPS_CLIENT_PRIORITY", "the default client priority"),
+    ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "the default pinned memory limits: 0=1G,GPU-...=512MB"),
     ("PYMPSD_BACKEND", "auto, cuda or emulated"),
     ("PYMPSD_WORKER", "auto, native or python: who executes clients' records on a GPU"),
     ("PYMPSD_DEVICE_CONNECTIONS", "hardware queues of an executor on a GPU, 1 to 32; default 32"),
@@ -70,7 +71,8 @@ FILES: Final = (
 
 EXITS: Final = (
     "0 when the daemon was reached, whatever it answered; 1 when there is none, or a command given as arguments (or "
-    "with --strict any command) was refused; 2 when the daemon did not answer in time."
+    "with --strict any command) was refused; 2 when the daemon did not answer in time; 74 when not all of an answer "
+    "could be printed."
 )
 
 _DESCRIPTION: Final = (

@@ -61,7 +61,10 @@ class BadMachine(ValueError):
 def describe(text: str) -> tuple[DeviceFacts, ...]:
     """Return the devices of a machine: ``text`` is the short form, or the path of a TOML file."""
     if is_file(text):
-        return from_toml(_read(text))
+        try:
+            return from_toml(_read(text))
+        except BadMachine as error:
+            raise BadMachine(f"PYMPSD_EMULATED_DEVICES={text}: {error}") from None
     return _checked([facts for part in text.split(",") for facts in _short(part.strip(), text)])
 
 
@@ -103,7 +106,7 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text()
     except (OSError, ValueError) as error:  # ValueError: a path that cannot be, or a file that is no text
-        raise BadMachine(f"PYMPSD_EMULATED_DEVICES={path}: {error}") from None
+        raise BadMachine(str(error)) from None
 
 
 def _short(part: str, whole: str) -> list[tuple[Profile, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.devices.visible import find_device
+from pympsd.devices.visible import find_device, listed
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import BadLimit, PinnedMemory
 
@@ -60,5 +60,4 @@ def read(devices: Sequence[DeviceFacts], text: str, owner: str) -> tuple[dict[in
 
 def no_such_device(devices: Sequence[DeviceFacts], word: str, owner: str) -> str:
     """Return in words that a word names none of some devices, and which there are."""
-    known = ", ".join(f"{number} ({device.uuid})" for number, device in enumerate(devices))
-    return f"{word} is no device of {owner}, or the beginning of several UUIDs; there are {known}"
+    return f"{word} is no device of {owner}, or the beginning of several UUIDs; its devices are {listed(devices)}"

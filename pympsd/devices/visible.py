@@ -32,10 +32,8 @@ def select(devices: Sequence[DeviceFacts], visible: str | None) -> tuple[int, ..
             raise DuplicateDevice(f"CUDA_VISIBLE_DEVICES={visible} names device {index} twice; name it once")
         chosen.append(index)
     if not chosen:
-        raise NoVisibleDevice(
-            f"CUDA_VISIBLE_DEVICES={visible} leaves no device visible; there are the indexes 0 to "
-            f"{len(devices) - 1} and the UUIDs {', '.join(device.uuid for device in devices)}"
-        )
+        reason = f"CUDA_VISIBLE_DEVICES={visible} leaves no device visible"
+        raise NoVisibleDevice(f"{reason}; choose from {listed(devices)}")
     return tuple(chosen)
 
 
@@ -43,6 +41,11 @@ def keep_one_generation(devices: Sequence[DeviceFacts], chosen: Sequence[int]) -
     """Drop the pre-Volta devices when any visible one is Volta or newer (MPS documents, 2.3.4)."""
     volta = tuple(index for index in chosen if devices[index].is_volta_or_newer)
     return volta or tuple(chosen)
+
+
+def listed(devices: Sequence[DeviceFacts]) -> str:
+    """Return the devices by index and UUID, as they may be named."""
+    return ", ".join(f"{index} ({device.uuid})" for index, device in enumerate(devices))
 
 
 def find_device(devices: Sequence[DeviceFacts], entry: str) -> int | None:

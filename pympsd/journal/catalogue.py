@@ -59,6 +59,9 @@ CONTROL_LINES: Final = {
     "state_refused": Line("{path} is left out: {reason}", None),
     "state_not_kept": Line("Servers could not be taken in by another daemon if this one died: {reason}", None),
     "daemon_hands_over": Line("Another daemon takes over: the servers go on", None),
+    "server_silent": Line(
+        "All clients of server {server} have ended, but it has not said so for {seconds:g} s", None
+    ),
     "server_overdue": same("Server {server} does not answer: killing it"),
     "server_misbehaved": same("Server {server} broke the conversation: {reason}"),
     "quit_timeout": same("quit command issued with timeout of {seconds}"),

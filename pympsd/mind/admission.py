@@ -10,6 +10,7 @@ from pympsd.mind.daemon_state import Client, Daemon, Server, Waiting
 from pympsd.mind.events import ClientKnocked
 from pympsd.mind.instructions import (
     AdmitClient,
+    CancelTimer,
     Instruction,
     KillServer,
     Log,
@@ -28,6 +29,10 @@ LEAVE_TIMER: Final = "leave"
 LEAVE_PATIENCE: Final = 5.0
 """Seconds a server without clients has to end when it is told to; forced: FORCED_PATIENCE."""
 FORCED_PATIENCE: Final = 2.0
+SILENCE_TIMER: Final = "silence"
+SILENCE_PATIENCE: Final = 10.0
+"""Seconds a server has to say that clients whose processes have ended are gone, when somebody waits for that. One
+that is well says it at once, or within 5 s where an executor of its is stopped."""
 
 
 def knock(daemon: Daemon, event: ClientKnocked) -> Iterator[Instruction]:
@@ -93,6 +98,8 @@ def take_turns(daemon: Daemon) -> Iterator[Instruction]:
         yield from tell_to_leave(server, forced=False)
     else:
         yield from turns.tell_of_closing(daemon, server)
+        if daemon.line:
+            yield from _time_silence(server)
 
 
 def lose_patience(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
@@ -105,9 +112,35 @@ def client_left(daemon: Daemon, server: Server, client: int) -> Iterator[Instruc
     """A client has gone from a server: it may be the last one somebody waits for."""
     if server.clients.pop(client, None) is not None:
         failed_starts.has_served(daemon, server)
-    if server.phase is Phase.LEAVING and not server.clients:
-        yield SetTimer(f"{LEAVE_TIMER} {server.serial}", LEAVE_PATIENCE)
+        if server.silence_timed:
+            # It speaks: for the others that have ended it has its time anew.
+            server.silence_timed = False
+            yield CancelTimer(f"{SILENCE_TIMER} {server.serial}")
+        if server.phase is Phase.LEAVING:
+            yield from _time_silence(server) if server.clients else time_leaving(server)
     yield from take_turns(daemon)
+
+
+def client_ended(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
+    """A client's process has ended: its server says that it is gone, unless it is stopped or stuck."""
+    known = server.clients.get(client)
+    if known is None:
+        return
+    known.ended = True
+    if daemon.line or server.phase is Phase.LEAVING:
+        yield from _time_silence(server)
+
+
+def silent_too_long(daemon: Daemon, serial: int) -> Iterator[Instruction]:
+    """A server's time to say that its clients are gone is over: none of them lives, so force harms nobody."""
+    server = daemon.servers.get(serial)
+    if server is None:
+        return
+    server.silence_timed = False
+    waited_for = bool(daemon.line) or server.phase is Phase.LEAVING
+    if server.is_forsaken and waited_for and not server.forced:
+        yield Log("server_silent", {"server": server.pid, "seconds": SILENCE_PATIENCE})
+        yield from tell_to_leave(server, forced=True)
 
 
 def overdue(daemon: Daemon, timer: str, serial: int) -> Iterator[Instruction]:
@@ -115,6 +148,8 @@ def overdue(daemon: Daemon, timer: str, serial: int) -> Iterator[Instruction]:
     server = daemon.servers.get(serial)
     if server is None:
         return
+    if timer == LEAVE_TIMER:
+        server.leave_timed = False
     starting = timer == START_TIMER and server.phase is Phase.INITIALIZING
     alone = not server.clients and not server.awaited
     leaving = timer == LEAVE_TIMER and server.phase is Phase.LEAVING and (server.forced or alone)
@@ -141,9 +176,33 @@ def tell_to_leave(server: Server, *, forced: bool) -> Iterator[Instruction]:
         server.forced = True
         yield Log("server_forced", {"server": server.pid})
     yield TellServerToLeave(server.serial, forced)
-    if forced or not server.clients:
-        # Nothing its user does to it, such as stopping it, may keep the others waiting.
-        yield SetTimer(f"{LEAVE_TIMER} {server.serial}", FORCED_PATIENCE if forced else LEAVE_PATIENCE)
+    # Nothing its user does to it, such as stopping it, may keep the others waiting.
+    if forced:
+        yield from _time_leaving(server, FORCED_PATIENCE)
+    else:
+        yield from _time_silence(server) if server.clients else time_leaving(server)
+
+
+def time_leaving(server: Server) -> Iterator[Instruction]:
+    """Give a leaving server without clients its time to end; one that is forced has less already."""
+    if not server.forced:
+        yield from _time_leaving(server, LEAVE_PATIENCE)
+
+
+def _time_leaving(server: Server, seconds: float) -> Iterator[Instruction]:
+    token = f"{LEAVE_TIMER} {server.serial}"
+    if server.leave_timed:
+        # What was left of its time before would end it sooner than it is told.
+        yield CancelTimer(token)
+    server.leave_timed = True
+    yield SetTimer(token, seconds)
+
+
+def _time_silence(server: Server) -> Iterator[Instruction]:
+    """Give a server that somebody waits for its time to say that its clients, who have ended, are gone."""
+    if server.is_forsaken and not (server.silence_timed or server.forced):
+        server.silence_timed = True
+        yield SetTimer(f"{SILENCE_TIMER} {server.serial}", SILENCE_PATIENCE)
 
 
 def _refusal(daemon: Daemon, event: ClientKnocked) -> RefuseClient | None:

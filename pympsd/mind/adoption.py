@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from pympsd.mind import debuggers, turns
-from pympsd.mind.admission import LEAVE_PATIENCE, LEAVE_TIMER, take_turns
+from pympsd.mind.admission import take_turns, time_leaving
 from pympsd.mind.daemon_state import Client, Context, Daemon, Server, Waiting
 from pympsd.mind.events import PredecessorDied, ReturnedClient, ServerReturned
-from pympsd.mind.instructions import Instruction, KillServer, Log, SetTimer
+from pympsd.mind.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.mind.limit_resolution import tell_limits
 from pympsd.mind.remembered import Remembered, RememberedServer
 from pympsd.mind.server_lifecycle import Phase
@@ -63,7 +63,11 @@ def returned(daemon: Daemon, event: ServerReturned) -> Iterator[Instruction]:
     yield Log("server_returned", {"server": server.pid, "uid": server.uid, "count": len(server.clients)})
     yield tell_limits(server)
     if server.phase is Phase.LEAVING and not server.clients:
-        yield SetTimer(f"{LEAVE_TIMER} {server.serial}", LEAVE_PATIENCE)
+        yield from time_leaving(server)
+    for client in server.clients.values():
+        # PID 0: its process is not visible here.
+        if client.pid:
+            yield WatchClient(client.serial, server.serial, client.pid)
     yield from take_turns(daemon)
 
 

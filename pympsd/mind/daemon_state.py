@@ -30,6 +30,8 @@ class Client:
     command: str
     namespace: int
     contexts: dict[int, Context] = field(factory=dict)
+    ended: bool = False
+    """Its process has ended, and the server has yet to say that it is gone."""
 
 
 @define
@@ -56,6 +58,11 @@ class Server:
     proven: bool = False
     """A client of its has made a context or left in order, or it has lived for a while."""
 
+    leave_timed: bool = False
+    """The timer of its leaving runs."""
+    silence_timed: bool = False
+    """The timer of its silence about clients that have ended runs."""
+
     def become(self, phase: Phase) -> None:
         """Move to a phase; raise IllegalMove when the table does not allow it."""
         self.phase = server_lifecycle.move(self.phase, phase)
@@ -64,6 +71,11 @@ class Server:
     def workers(self) -> int:
         """How many worker threads the vendor's server would have: one a client process and one a context."""
         return sum(1 + len(client.contexts) for client in self.clients.values())
+
+    @property
+    def is_forsaken(self) -> bool:
+        """Whether it has clients, and none of their processes lives, as far as is known."""
+        return bool(self.clients) and all(client.ended for client in self.clients.values())
 
     @property
     def status(self) -> str:

@@ -118,6 +118,13 @@ def _(event: events.ClientGonePushed, daemon: Daemon) -> Iterator[Instruction]:
 
 
 @_decide.register
+def _(event: events.ClientEnded, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.get(event.server)
+    if server is not None:
+        yield from admission.client_ended(daemon, server, event.client)
+
+
+@_decide.register
 def _(event: events.TerminationAnswered, daemon: Daemon) -> Iterator[Instruction]:
     asked = daemon.terminations.get(event.token)
     if asked is not None and asked.server == event.server:
@@ -197,6 +204,8 @@ def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
         yield from shutdown.force(daemon)
     elif timer == turns.TURN_TIMER:
         yield from admission.lose_patience(daemon, int(serial))
+    elif timer == admission.SILENCE_TIMER:
+        yield from admission.silent_too_long(daemon, int(serial))
     elif timer == adoption.RETURN_TIMER:
         yield from adoption.overdue(daemon, int(serial))
     elif timer == failed_starts.RETRY_TIMER:

@@ -89,6 +89,14 @@ class ClientGonePushed:
 
 
 @frozen
+class ClientEnded:
+    """The kernel says that an admitted client's process has ended; its server has not said so yet."""
+
+    server: int
+    client: int
+
+
+@frozen
 class TerminationAnswered:
     """A server is done with a TerminateClient, the one of this token: a CUresult number."""
 
@@ -185,6 +193,7 @@ Event = (
     | ContextPushed
     | ContextGonePushed
     | ClientGonePushed
+    | ClientEnded
     | TerminationAnswered
     | ServerExited
     | StartRefused

@@ -36,6 +36,15 @@ class AdmitClient:
 
 
 @frozen
+class WatchClient:
+    """Tell with ClientEnded when the process of a client ends that an earlier daemon admitted."""
+
+    client: int
+    server: int
+    pid: int
+
+
+@frozen
 class RefuseClient:
     """Tell a waiting client no: a CUresult and a sentence."""
 
@@ -128,6 +137,7 @@ Instruction = (
     Log
     | SpawnServer
     | AdmitClient
+    | WatchClient
     | RefuseClient
     | LetGoWithoutMps
     | TellServerToLeave

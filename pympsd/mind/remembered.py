@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from attrs import frozen
 
 from pympsd.mind.daemon_state import Daemon, Server
-from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
+
+MOST_GENERATIONS: Final = 1 << 22
+"""With 40 bits for what each counts, serials stay numbers of 63 bits."""
 
 
 @frozen
@@ -70,19 +75,35 @@ def check(remembered: Remembered, devices: int) -> None:
         ThreadPercentage(remembered.thread_percentage)
     if remembered.client_priority is not None:
         ClientPriority(remembered.client_priority)
-    if remembered.generation < 0:
+    if not 0 <= remembered.generation < MOST_GENERATIONS:
         raise ValueError(f"there is no generation {remembered.generation}")
     for server in remembered.servers:
-        ThreadPercentage(server.thread_percentage)
-        if server.pid <= 0 or server.uid < 0 or server.serial <= 0:
-            raise ValueError(f"there is no process {server.pid} of user {server.uid}")
-        _check_limits(server.memory_limits, devices)
+        _check_server(server, devices)
+    for alike in ("serial", "pid"):
+        if len({getattr(server, alike) for server in remembered.servers}) < len(remembered.servers):
+            raise ValueError(f"two servers have one {alike}")
+    for uid in remembered.wishes:
+        _check_user(uid)
     _check_limits(remembered.memory_limits or {}, devices)
+
+
+def _check_server(server: RememberedServer, devices: int) -> None:
+    ThreadPercentage(server.thread_percentage)
+    if not 0 < server.pid < 1 << 31 or not 0 < server.serial < 1 << 63:
+        raise ValueError(f"there is no process {server.pid} with serial {server.serial}")
+    _check_user(server.uid)
+    _check_limits(server.memory_limits, devices)
+
+
+def _check_user(uid: int) -> None:
+    # The last number is none: to the kernel it means "as before", which is the daemon's own user.
+    if not 0 <= uid < (1 << 32) - 1:
+        raise ValueError(f"there is no user {uid}")
 
 
 def _check_limits(limits: dict[int, int], devices: int) -> None:
     for ordinal, limit in limits.items():
-        if not 0 <= ordinal < devices or limit <= 0:
+        if not 0 <= ordinal < devices or not 0 < limit <= MOST_MEMORY:
             raise ValueError(f"there is no limit of {limit} bytes for device {ordinal}")
 
 

@@ -7,7 +7,6 @@ As PID 1 of a container there is nothing to take in: nothing survives it.
 from __future__ import annotations
 
 import os
-import select
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Final
 import trio
 from attrs import define, field
 
+from pympsd.channel import descriptors
 from pympsd.channel.awaited import MessageChannel
 from pympsd.journal.line_format import sanitised
 from pympsd.mind import events
@@ -24,7 +24,7 @@ from pympsd.mind.remembered import Remembered, RememberedServer
 from pympsd.service.hub import Hub
 from pympsd.service.server_session import MOST_CONTEXTS, ServerSession
 from pympsd.service.sessions import kill_session
-from pympsd.service.state_file import Kept, NotOurs, device_keys, read, started_at
+from pympsd.service.state_file import Kept, NotOurs, device_keys, has_ended, read, started_at
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.statuses import ServerStatus
@@ -57,11 +57,7 @@ class KnownProcess:
     @property
     def ended(self) -> bool:
         """Whether it has ended."""
-        if self.gone.is_set():
-            return True
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return self.gone.is_set() or has_ended(self.pidfd)
 
     async def watch(self) -> None:
         """Wait for its end, tell who waits too, and close the pidfd."""
@@ -144,7 +140,7 @@ def inherit(hub: Hub, folder: str) -> None:
     if kept is None:
         return
     stranger = "" if kept.devices == device_keys(hub.mind.devices) else "the devices of this daemon are others"
-    awaited = [server for each in kept.remembered.servers if (server := _awaited(kept, each, stranger))]
+    awaited = [server for each in kept.remembered.servers if (server := _awaited(hub, kept, each, stranger))]
     hub.feed(events.PredecessorDied(_still_true(kept, awaited, stranger)))
     if awaited:
         hub.serials = Serials(first_serial(hub.mind.generation))
@@ -161,11 +157,15 @@ async def all_settled(hub: Hub) -> None:
             await server.settled.wait()
 
 
-def _awaited(kept: Kept, server: RememberedServer, stranger: str) -> AwaitedServer | None:
-    """Return a server that is still the process it was, None where it is not."""
+def _awaited(hub: Hub, kept: Kept, server: RememberedServer, stranger: str) -> AwaitedServer | None:
+    """Return a server that is still the process it was, None where it is not, or cannot be watched."""
     try:
         process = KnownProcess(os.pidfd_open(server.pid))
-    except OSError:
+    except ProcessLookupError:
+        return None
+    except OSError as error:
+        if started_at(server.pid) == kept.started.get(server.pid):
+            hub.log.warning("server_left_alone", server=server.pid, reason=descriptors.told(error))
         return None
     # Now that it is held: a later process of this PID cannot be taken for it.
     if process.ended or started_at(server.pid) != kept.started.get(server.pid):

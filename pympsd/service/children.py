@@ -36,6 +36,8 @@ LEAVE_SECONDS: Final = 5.0
 """A server that has closed its link has so long to end."""
 DRAIN_SECONDS: Final = 0.5
 """What it wrote last is read for so long (an executor of its may hold the pipe a little longer)."""
+LOOK_SECONDS: Final = 0.05
+"""Without a descriptor for it, a server's end is looked for so often."""
 LAST_WORDS: Final = 64 * 1024
 """Bytes of a server's standard error that are logged."""
 
@@ -48,7 +50,7 @@ async def spawn_server(hub: Hub, instruction: SpawnServer) -> None:
     """Start a server, tell the mind, and stay until it has ended and is reaped."""
     try:
         ours, process = await _spawn(hub, instruction)
-    except (OSError, CannotSpawn) as error:
+    except (OSError, CannotSpawn, ValueError, OverflowError) as error:  # the last two: no uid the system knows
         reason = told(error) if isinstance(error, OSError) else str(error)
         hub.feed(SpawnFailed(instruction.server, reason))
         return
@@ -139,11 +141,21 @@ async def _reap(process: trio.Process) -> int:
 
 async def _ended(pid: int) -> None:
     """Wait for a child's end without reaping it."""
-    pidfd = os.pidfd_open(pid)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        await _looked_for(pid)
+        return
     try:
         await trio.lowlevel.wait_readable(pidfd)
     finally:
         os.close(pidfd)
+
+
+async def _looked_for(pid: int) -> None:
+    """Wait for a child's end where no descriptor is to be had."""
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        await trio.sleep(LOOK_SECONDS)
 
 
 async def _log_last_words(hub: Hub, process: trio.Process, last: list[str]) -> None:

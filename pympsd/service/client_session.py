@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 
@@ -32,6 +33,8 @@ class ClientSession:
     hello: ClientHello
     command: str = ""
     _settled: trio.Event = field(factory=trio.Event, init=False)
+    _server: ServerSession | None = field(default=None, init=False)
+    """Whose client it has become."""
 
     @property
     def peer(self) -> Peer:
@@ -57,11 +60,18 @@ class ClientSession:
                 await self._wait_in_line()
             if not self._settled.is_set():
                 hub.feed(ClientLeftTheLine(self.client))
+            if self._server is not None:
+                self._server.watch(hub, self.client, self._take_pidfd())
         finally:
             del hub.clients[self.client]
 
     def grant(self, server: ServerSession, priority: int) -> None:
-        """Give the client one end of a new session and the server the other; raise OSError without descriptors."""
+        """Give the client one end of a new session and the server the other.
+
+        Raise OSError without descriptors, and when too many of them wait for a server that does not take them.
+        """
+        if not server.takes_clients:
+            raise OSError(errno.EBUSY, f"the server of user {server.uid} takes no clients: it is stopped or stuck")
         pidfds = () if self.known.pidfd < 0 else (os.dup(self.known.pidfd),)
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -82,6 +92,7 @@ class ClientSession:
         )
         server.channel.send(admit, fds)
         self.channel.send(SessionGranted(NEWEST, self.client, server.pid), (ours.detach(),))
+        self._server = server
         self._settled.set()
 
     def refuse(self, code: int, reason: str) -> None:
@@ -93,6 +104,11 @@ class ClientSession:
         """Tell the client to go on without MPS."""
         self.channel.send(GoWithoutMps(reason))
         self._settled.set()
+
+    def _take_pidfd(self) -> int:
+        """Return the pidfd, which is the caller's from now on; -1 where there is none."""
+        pidfd, self.known.pidfd = self.known.pidfd, -1
+        return pidfd
 
     async def _wait_in_line(self) -> None:
         async with trio.open_nursery() as nursery:

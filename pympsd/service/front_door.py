@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 import socket
 from collections import Counter
 from typing import Final
@@ -20,6 +19,7 @@ from pympsd.service.client_session import ClientSession
 from pympsd.service.hub import Hub
 from pympsd.service.operator_session import OperatorSession
 from pympsd.service.peers import credentials, user_of, with_pidfd
+from pympsd.service.shares import share_of_descriptors
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames, messages
 from pympsd.wire.errors import ProtocolError, RemoteError
@@ -31,8 +31,7 @@ HELLO_SECONDS: Final = 10.0
 CONNECTIONS_PER_USER: Final = 4096
 """More from one user at once are closed at the door, so that no user can take them all."""
 SHARE_OF_DESCRIPTORS: Final = 4
-"""Nor may one user's be more than one in so many of the descriptors: each costs up to three."""
-FEWEST_PER_USER: Final = 16
+"""Nor may one user's be more than one in so many of the descriptors: each costs up to two."""
 OUT_OF_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -90,12 +89,12 @@ class FrontDoor:
     async def _serve(self, sock: trio.socket.SocketType) -> None:
         channel = MessageChannel(sock)
         try:
-            with socket.socket(fileno=os.dup(sock.fileno())) as plain:
+            with _plain(sock) as plain:
                 peer = self._vetted(plain)
-                if peer is not None:
-                    if self.hub.may_log(peer.uid):
-                        self.hub.log.info("connection_accepted")
-                    await self._admit(channel, plain, peer)
+            if peer is not None:
+                if self.hub.may_log(peer.uid):
+                    self.hub.log.info("connection_accepted")
+                await self._admit(channel, sock, peer)
         except OSError as error:
             # Out of descriptors: this connection is lost, the door stays open.
             self._log_refusal(error, user_of(sock))
@@ -118,7 +117,7 @@ class FrontDoor:
             self.hub.log.error("credentials_invalid")
             return None
 
-    async def _admit(self, channel: MessageChannel, plain: socket.socket, peer: Peer) -> None:
+    async def _admit(self, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer) -> None:
         if self._open[peer.uid] >= most_connections():
             reason = f"user {peer.uid} has {self._open[peer.uid]} connections open"
             if self.hub.may_log(peer.uid):
@@ -126,23 +125,25 @@ class FrontDoor:
             return
         self._open[peer.uid] += 1
         try:
-            await self._greet(channel, plain, peer)
+            await self._greet(channel, sock, peer)
         finally:
             self._open[peer.uid] -= 1
             if not self._open[peer.uid]:
                 del self._open[peer.uid]
 
-    async def _greet(self, channel: MessageChannel, plain: socket.socket, peer: Peer) -> None:
+    async def _greet(self, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer) -> None:
         try:
             with trio.fail_after(HELLO_SECONDS):
                 first = await channel.receive()
             if first is not None:
-                await self._converse(first, channel, plain, peer)
+                await self._converse(first, channel, sock, peer)
         except (ProtocolError, trio.TooSlowError):
             if self.hub.may_log(peer.uid):
                 self.hub.log.error("connection_type_unreadable")
 
-    async def _converse(self, first: Frame, channel: MessageChannel, plain: socket.socket, peer: Peer) -> None:
+    async def _converse(
+        self, first: Frame, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer
+    ) -> None:
         if first.kind == frames.OPERATOR_HELLO:
             session = OperatorSession(self.hub.serials.take(), peer.uid, channel)
             await _beside_sender(channel, session.run, self.hub)
@@ -156,7 +157,8 @@ class FrontDoor:
             return
         if not isinstance(hello, messages.ClientHello) or not self.clients_too:
             raise RemoteError(f"{type(hello).__name__} opens no conversation here")
-        known = with_pidfd(plain, peer)
+        with _plain(sock) as plain:
+            known = with_pidfd(plain, peer)
         try:
             client = ClientSession(self.hub.serials.take(), known, channel, hello)
             await _beside_sender(channel, client.run, self.hub)
@@ -166,10 +168,12 @@ class FrontDoor:
 
 def most_connections() -> int:
     """Return how many connections one user may have at a door."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
-        return CONNECTIONS_PER_USER
-    return min(CONNECTIONS_PER_USER, max(FEWEST_PER_USER, descriptors // SHARE_OF_DESCRIPTORS))
+    return min(CONNECTIONS_PER_USER, share_of_descriptors(SHARE_OF_DESCRIPTORS))
+
+
+def _plain(sock: trio.socket.SocketType) -> socket.socket:
+    """Return a copy of a socket to ask the kernel with; it is closed at once, for it is one descriptor more."""
+    return socket.socket(fileno=os.dup(sock.fileno()))
 
 
 async def _beside_sender(channel: MessageChannel, conversation: object, hub: Hub) -> None:

@@ -136,6 +136,9 @@ class Hub:
             case do.TerminateClient(server, token, pid, by_reset):
                 if server in self.servers:
                     self.servers[server].tell(link_messages.TerminateClient(token, pid, by_reset))
+            case do.WatchClient(client, server, pid):
+                if server in self.servers:
+                    self.servers[server].watch_by_pid(self, client, pid)
             case do.KillServer(server):
                 if server in self.servers:
                     self.servers[server].kill()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
 import stat
 from collections.abc import Iterator
+from typing import Final
 
 from attrs import define, field
 
@@ -16,6 +18,9 @@ from pympsd.vocabulary import files
 DIRECTORY_MODE = 0o755
 MODES = {files.CONTROL: 0o666, files.LOCK: 0o666, files.CONTROL_PRIVILEGED: 0o755, files.LOG_FIFO: 0o777}
 PID_MODE = 0o666
+NEW_STATE: Final = f"{files.STATE}.new"
+"""What becomes the state file when it is whole."""
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 """A link in its place is not followed: its owner would have root's daemon open another file to everyone."""
@@ -100,14 +105,34 @@ class PipeDirectory:
             finally:
                 os.close(fd)
 
+    def is_anothers(self) -> bool:
+        """Whether another daemon has taken the directory: somebody removed it, or only its lock, under this one."""
+        try:
+            there, held = os.stat(self.name(files.LOCK)), os.fstat(self._lock)
+        except OSError:
+            return self._names_another()
+        return (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino)
+
     def leave(self, *, handed_over: bool = False) -> None:
         """Remove the pid file and the fifo, as the vendor's daemon does; the others stay. Give the lock back.
 
-        Handed over: what is kept for the next daemon stays too.
+        Handed over: what is kept for the next daemon stays too. Where another daemon has taken the directory, all of
+        it is that one's and stays.
         """
-        for file in (files.PID, files.LOG_FIFO, *(() if handed_over else (files.STATE,))):
-            self._remove(file)
+        if not self.is_anothers():
+            for file in (files.PID, files.LOG_FIFO, NEW_STATE, *(() if handed_over else (files.STATE,))):
+                self._remove(file)
         os.close(self._lock)
+
+    def _names_another(self) -> bool:
+        """Whether the pid file is there and names another process."""
+        try:
+            fd = os.open(self.name(files.PID), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        with os.fdopen(fd, "rb", buffering=0) as file, contextlib.suppress(OSError, ValueError):
+            return int(file.read(32) or b"") != os.getpid()
+        return False
 
     @contextlib.contextmanager
     def _making(self, file: str) -> Iterator[None]:
@@ -116,7 +141,8 @@ class PipeDirectory:
             self._remove(file)
             yield
         except OSError as error:
-            reason = f"{self.name(file)}: {error.strerror}; make room there, or choose another directory"
+            remedy = "make room there, or" if error.errno in NO_ROOM else "it cannot be written by this user:"
+            reason = f"{self.name(file)}: {error.strerror}; {remedy} choose another directory"
             raise Unusable(self.given, reason) from None
 
     def _remove(self, file: str) -> None:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
+from pathlib import Path
 from typing import Final
 
 from pympsd.service.pipe_directory import AlreadyRunning, PipeDirectory
+from pympsd.service.state_file import has_ended
 from pympsd.vocabulary import files
 
 HAND_OVER: Final = signal.SIGUSR2
 """A daemon that gets it ends at once and leaves its servers to the next one."""
 SECONDS: Final = 10.0
 """So long it has to end."""
-
-
 LOCK_SECONDS: Final = 5.0
-"""So long its lock may be held after its end."""
+"""So long its lock may be held after its end, and so long one that begins may hold it before it says its PID."""
+PAUSE_SECONDS: Final = 0.02
 
 
 class CannotReplace(Exception):
     """The daemon that runs cannot be replaced; the message says why and what to do."""
+
+
+class NotNamed(CannotReplace):
+    """The pid file does not name a process: as it is for a moment when a daemon begins or ends."""
 
 
 def replace(given: str) -> PipeDirectory:
@@ -30,33 +34,50 @@ def replace(given: str) -> PipeDirectory:
 
     Raise CannotReplace, and what PipeDirectory.claim raises.
     """
+    if (claimed := _claimed_or_freed(given)) is not None:
+        return claimed
+    give_up = time.monotonic() + LOCK_SECONDS
+    # Whoever started the one before may not have ended, and shares its lock.
+    while (claimed := _claimed(given)) is None:
+        if time.monotonic() > give_up:
+            raise CannotReplace("another daemon was quicker to take its place: see pympsd ps")
+        time.sleep(PAUSE_SECONDS)
+    return claimed
+
+
+def _claimed_or_freed(given: str) -> PipeDirectory | None:
+    """Claim the directory, or have its daemon end, which takes its own time to give the lock back."""
+    give_up = time.monotonic() + LOCK_SECONDS
+    while (claimed := _claimed(given)) is None:
+        try:
+            _have_it_hand_over(os.path.abspath(given))
+            break
+        except NotNamed:
+            if time.monotonic() > give_up:
+                raise
+        time.sleep(PAUSE_SECONDS)
+    return claimed
+
+
+def _claimed(given: str) -> PipeDirectory | None:
     try:
         return PipeDirectory.claim(given)
     except AlreadyRunning:
-        _have_it_hand_over(os.path.abspath(given))
-    give_up = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            return PipeDirectory.claim(given)
-        except AlreadyRunning:
-            if time.monotonic() > give_up:
-                raise CannotReplace("another daemon was quicker to take its place: see pympsd ps") from None
-        # Whoever started the one before may not have ended, and shares its lock.
-        time.sleep(0.02)
+        return None
 
 
 def _have_it_hand_over(folder: str) -> None:
     pid = _pid_in(folder)
     try:
         pidfd = os.pidfd_open(pid)
-    except OSError:
-        raise CannotReplace(f"the pid file of {folder} names process {pid}, which is not there") from None
+    except (OSError, OverflowError):
+        raise NotNamed(f"the pid file of {folder} names process {pid}, which is not there") from None
     try:
         _tell(folder, pid, pidfd)
-        if not _ended(pidfd, SECONDS):
+        if not has_ended(pidfd, SECONDS):
             raise CannotReplace(
-                f"the daemon that runs, process {pid}, did not hand over within {SECONDS:.0f} s; kill -9 {pid} and "
-                "start another: its servers and their clients go on"
+                f"the daemon that runs, process {pid}, did not hand over within {SECONDS:.0f} s and will end when "
+                f"it goes on; kill -9 {pid} and start another: its servers and their clients go on"
             )
     finally:
         os.close(pidfd)
@@ -68,18 +89,11 @@ def _tell(folder: str, pid: int, pidfd: int) -> None:
         _check(folder, pid)
         signal.pidfd_send_signal(pidfd, HAND_OVER)
     except (OSError, CannotReplace) as error:
-        if _ended(pidfd, 0):
+        if has_ended(pidfd):
             return
         if isinstance(error, CannotReplace):
             raise
         raise CannotReplace(f"the daemon that runs, process {pid}, cannot be told: {error.strerror}") from None
-
-
-def _ended(pidfd: int, seconds: float) -> bool:
-    """Whether a process ends within so many seconds."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
 
 
 def _pid_in(folder: str) -> int:
@@ -88,11 +102,11 @@ def _pid_in(folder: str) -> int:
         with open(path, "rb") as file:
             return int(file.read(32))
     except (OSError, ValueError):
-        raise CannotReplace(f"a daemon runs, but {path} does not say which: end it with pympsd quit") from None
+        raise NotNamed(f"a daemon runs, but {path} does not say which: end it with pympsd quit") from None
 
 
 def _check(folder: str, pid: int) -> None:
-    """The process has to be the daemon: it holds the directory's lock, and it is this user's own."""
+    """The process has to be the daemon: it holds the directory's lock, it is this user's own, and it can be told."""
     uid = os.stat(f"/proc/{pid}").st_uid
     if uid != os.geteuid():
         raise CannotReplace(
@@ -102,6 +116,17 @@ def _check(folder: str, pid: int) -> None:
     opened = f"/proc/{pid}/fd"
     if not any(_is(os.path.join(opened, fd), lock) for fd in os.listdir(opened)):
         raise CannotReplace(f"process {pid}, which the pid file of {folder} names, is not the daemon that runs")
+    if _is_stopped(pid):
+        # What it is told now it would do whenever it goes on, with nobody to take its place.
+        raise CannotReplace(
+            f"the daemon that runs, process {pid}, is stopped: continue it (kill -CONT {pid}), or kill -9 {pid} and "
+            "start another: its servers and their clients go on"
+        )
+
+
+def _is_stopped(pid: int) -> bool:
+    # The second field of proc(5)'s stat, the name in parentheses, may hold anything: count from its end.
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
 
 
 def _is(path: str, lock: os.stat_result) -> bool:

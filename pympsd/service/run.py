@@ -7,7 +7,8 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
 
 import trio
 from attrs import evolve, frozen
@@ -32,6 +33,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.settings import Settings
 
+OBEYED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER)
 LAST_SECONDS = 1.0
 """Operators who are owed an answer get it within this at the end."""
 
@@ -50,23 +52,44 @@ class Daemon:
 
 
 def run(daemon: Daemon, ready: Callable[[], None]) -> int:
-    """Run until quit; call ``ready`` when both sockets accept; return the exit status."""
+    """Run until quit; call ``ready`` when both sockets accept; return the exit status.
+
+    No signal that the daemon obeys ends the process any more, from here to its end.
+    """
+    early = _note_signals()
     os.umask(0o022)
     _raise_fd_limit()
     daemon = _settle_machine(daemon)
     # An end by a defect is no orderly one: another daemon may take the servers in.
     handed_over = True
     try:
-        hub = trio.run(_main, daemon, ready)
+        hub = trio.run(_main, daemon, ready, early)
         handed_over = hub.handed_over
         return hub.status
     finally:
+        _ignore_signals()
         daemon.directory.leave(handed_over=handed_over)
 
 
-async def _main(daemon: Daemon, ready: Callable[[], None]) -> Hub:
-    # Before anybody can know of the daemon: a signal that comes first would end it at once.
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER) as signals:
+def _note_signals() -> list[int]:
+    """Return the list where signals are noted while nobody reads them: before trio begins, and when it has ended."""
+    noted: list[int] = []
+    for number in OBEYED:
+        signal.signal(number, lambda number, _: noted.append(number))
+    return noted
+
+
+def _ignore_signals() -> None:
+    """What is left to do is done, whoever wants the end once more; nothing is started now that would inherit this."""
+    for number in OBEYED:
+        signal.signal(number, signal.SIG_IGN)
+
+
+async def _main(daemon: Daemon, ready: Callable[[], None], early: Sequence[int]) -> Hub:
+    # Before anybody can know of the daemon: a signal that comes first would be lost.
+    with trio.open_signal_receiver(*OBEYED) as signals:
+        for number in early:
+            signal.raise_signal(number)
         return await _work(daemon, ready, signals)
 
 
@@ -100,7 +123,7 @@ async def _work(daemon: Daemon, ready: Callable[[], None], signals: AsyncIterato
 def _keep_and_inherit(hub: Hub, directory: PipeDirectory) -> None:
     """Keep what another daemon would have to know, and begin with what the one before knew."""
     origin = Origin.of(hub.mind)
-    file = StateFile(directory.path, device_keys(hub.mind.devices), hub.log)
+    file = StateFile(directory.path, device_keys(hub.mind.devices), hub.log, directory.is_anothers)
     hub.keep = lambda: file.keep(remember(hub.mind, origin))
     inherit(hub, directory.path)
     hub.keep()

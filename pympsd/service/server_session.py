@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, Protocol
 
 import trio
@@ -13,6 +16,7 @@ from pympsd.mind import events
 from pympsd.mind.server_lifecycle import IllegalMove
 from pympsd.service.allowance import Allowance, cost_of
 from pympsd.service.hub import Hub
+from pympsd.service.shares import share_of_descriptors
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd.wire.errors import RemoteError
@@ -22,6 +26,10 @@ LOG_RECORDS_PER_SECOND: Final = 5000
 """Log lines a second that one server, with all its clients, may cause."""
 MOST_CONTEXTS: Final = 64 * 48
 """48 on each of 64 devices: a server that reports more is not one of ours."""
+SHARE_OF_QUEUED: Final = 4
+"""What waits for a server that does not take its clients may be one in so many of the descriptors."""
+SHARE_OF_WATCHED: Final = 16
+"""And of so many one may be a pidfd of an admitted client."""
 
 
 class Killable(Protocol):
@@ -46,6 +54,8 @@ class ServerSession:
     _allowance: Allowance = field(factory=lambda: Allowance(LOG_RECORDS_PER_SECOND), init=False)
     _dropped: int = field(default=0, init=False)
     _contexts: int = field(default=0, init=False)
+    _watched: dict[int, trio.CancelScope] = field(factory=dict, init=False)
+    """By client: around the task that waits for the end of its process."""
 
     @property
     def channel(self) -> MessageChannel:
@@ -66,6 +76,52 @@ class ServerSession:
         else:
             self._held.append(message)
 
+    @property
+    def takes_clients(self) -> bool:
+        """Whether one more may be sent to it: not too many wait to be taken."""
+        return self.channel.queued_descriptors < share_of_descriptors(SHARE_OF_QUEUED)
+
+    def watch(self, hub: Hub, client: int, pidfd: int) -> None:
+        """Tell the mind when a client's process has ended, unless the server tells first; takes the pidfd.
+
+        With too many clients, or without a pidfd (-1), that is left to the server.
+        """
+        server = hub.mind.servers.get(self.serial)
+        is_here = server is not None and client in server.clients
+        if pidfd >= 0 and is_here and len(self._watched) < share_of_descriptors(SHARE_OF_WATCHED):
+            self._watched[client] = trio.CancelScope()
+            hub.nursery.start_soon(self._watch, hub, client, pidfd, self._watched[client])
+        elif pidfd >= 0:
+            os.close(pidfd)
+
+    def watch_by_pid(self, hub: Hub, client: int, pid: int) -> None:
+        """Watch a client that an earlier daemon admitted.
+
+        Where a later process has its PID the client's end is told too late, but never while it lives.
+        """
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            hub.feed(events.ClientEnded(self.serial, client))
+        except (OSError, OverflowError):
+            return
+        else:
+            self.watch(hub, client, pidfd)
+
+    async def _watch(self, hub: Hub, client: int, pidfd: int, scope: trio.CancelScope) -> None:
+        try:
+            # Where the system has no room to wait for one more (epoll(7)), that is left to the server too.
+            with suppress(OSError), scope:
+                await trio.lowlevel.wait_readable(pidfd)
+                hub.feed(events.ClientEnded(self.serial, client))
+        finally:
+            os.close(pidfd)
+
+    def _watch_no_more(self, clients: Iterable[int]) -> None:
+        for client in clients:
+            if client in self._watched:
+                self._watched.pop(client).cancel()
+
     def tell_to_leave(self, forced: bool) -> None:
         """Ask the server to leave."""
         self.tell(link.ShutDown(forced))
@@ -85,6 +141,7 @@ class ServerSession:
                 hub.log.error("server_misbehaved", server=self.pid, reason=str(error))
                 self.kill()
             nursery.cancel_scope.cancel()
+        self._watch_no_more(tuple(self._watched))
         self._tell_of_dropped(hub)
 
     def _take(self, hub: Hub, message: object) -> None:
@@ -112,6 +169,7 @@ class ServerSession:
                 self._contexts -= 1
                 hub.feed(events.ContextGonePushed(self.serial, client, serial))
             case link.ClientGone(client):
+                self._watch_no_more((client,))
                 hub.feed(events.ClientGonePushed(self.serial, client))
             case link.Terminated(token, code):
                 hub.feed(events.TerminationAnswered(self.serial, token, code))

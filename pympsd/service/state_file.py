@@ -7,9 +7,11 @@ of its user that nobody else may read or write, written since the machine was st
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import select
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +19,15 @@ import msgspec
 from attrs import define, field, frozen
 
 from pympsd.mind.remembered import Remembered, check
+from pympsd.service.pipe_directory import NEW_STATE
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
 
 FORMAT: Final = 1
 MODE: Final = 0o600
 MOST_BYTES: Final = 1 << 20
-_NEW: Final = f"{files.STATE}.new"
+DYING_SECONDS: Final = 1.0
+"""A daemon that was killed has given its lock back a little before it has ended."""
 
 
 class NotOurs(ValueError):
@@ -43,6 +47,8 @@ class Kept:
     started: dict[int, int]
     """When each server's process started, by PID, in clock ticks since boot (proc(5), stat, field 22)."""
     remembered: Remembered
+    writer: tuple[int, int] = (0, 0)
+    """The daemon: its PID, and when its process started."""
 
 
 def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
@@ -59,6 +65,13 @@ def started_at(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, IndexError):
         return -1
+
+
+def has_ended(pidfd: int, seconds: float = 0) -> bool:
+    """Whether a process has ended, or ends within so many seconds."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def read(folder: str) -> Kept | None:
@@ -98,7 +111,21 @@ def _checked(data: bytes) -> Kept:
         raise NotOurs(f"it has format {kept.format}, not {FORMAT}")
     if (kept.boot, kept.pid_namespace) != (_boot(), _pid_namespace()):
         raise NotOurs("it was written before this machine, or this container, was started")
+    if _runs(*kept.writer):
+        raise NotOurs(f"the daemon that wrote it, process {kept.writer[0]}, still runs: its lock was removed")
     return kept
+
+
+def _runs(pid: int, started: int) -> bool:
+    """Whether another daemon, to which its servers still belong, goes on."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (OSError, OverflowError):
+        return False
+    try:
+        return pid != os.getpid() and started_at(pid) == started and not has_ended(pidfd, DYING_SECONDS)
+    finally:
+        os.close(pidfd)
 
 
 def _boot() -> str:
@@ -119,16 +146,21 @@ class StateFile:
     folder: str
     devices: tuple[str, ...]
     log: Any
+    is_anothers: Callable[[], bool] = lambda: False
+    """Whether the folder is another daemon's by now."""
     _written: Remembered | None = None
     _started: dict[int, int] = field(factory=dict)
     _failed: bool = False
 
     def keep(self, remembered: Remembered) -> None:
-        """Replace the file when what it should hold has changed; a failure is logged, and tried again."""
-        if remembered == self._written:
+        """Replace the file when it should hold something else, or somebody removed it; a failure is logged.
+
+        Called at every event, so a failure is tried again.
+        """
+        if remembered == self._written and os.path.lexists(self._path(files.STATE)):
             return
         try:
-            self._write(remembered)
+            self._replace(remembered)
         except OSError as error:
             if not self._failed:
                 self.log.error("state_not_kept", reason=error.strerror)
@@ -136,17 +168,26 @@ class StateFile:
             return
         self._written, self._failed = remembered, False
 
-    def _write(self, remembered: Remembered) -> None:
+    def _replace(self, remembered: Remembered) -> None:
+        if self.is_anothers():
+            raise FileExistsError(errno.EEXIST, "another daemon has taken the pipe directory")
         self._started = {
             server.pid: self._started.get(server.pid) or started_at(server.pid) for server in remembered.servers
         }
-        kept = Kept(FORMAT, _boot(), _pid_namespace(), self.devices, self._started, remembered)
-        self._remove(_NEW)
+        writer = os.getpid(), started_at(os.getpid())
+        kept = Kept(FORMAT, _boot(), _pid_namespace(), self.devices, self._started, remembered, writer)
+        self._remove(NEW_STATE)
+        try:
+            self._write(msgspec.json.encode(kept))
+            os.rename(self._path(NEW_STATE), self._path(files.STATE))
+        except OSError:
+            self._remove(NEW_STATE)
+            raise
+
+    def _write(self, data: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(self._path(_NEW), flags, MODE)
-        with os.fdopen(fd, "wb") as file:
-            file.write(msgspec.json.encode(kept))
-        os.rename(self._path(_NEW), self._path(files.STATE))
+        with os.fdopen(os.open(self._path(NEW_STATE), flags, MODE), "wb") as file:
+            file.write(data)
 
     def _remove(self, file: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -11,6 +11,9 @@ from pympsd.vocabulary import files
 from pympsd.vocabulary.limits import BadLimit, ClientPriority, ThreadPercentage
 
 BACKENDS: Final = ("auto", "cuda", "emulated")
+WORKERS: Final = ("auto", "native", "python")
+MOST_CONNECTIONS: Final = 32
+"""Hardware queues of an executor on a GPU (PYMPSD_DEVICE_CONNECTIONS); CUDA has no more."""
 DIALECTS: Final = ("documented", "r580", "json")
 """How log lines are worded: as the MPS documents do, as driver 580 does, or as JSON objects."""
 
@@ -40,13 +43,14 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Read settings; raise BadSetting for what cannot be started with."""
+        """Read settings; raise BadSetting for what cannot be started with. An empty PYMPSD_ variable is not set."""
         complaints: list[str] = []
+        _check_what_executors_read(environment)
         return cls(
             pipe_directory=files.pipe_directory(dict(environment)),
             log_directory=files.log_directory(dict(environment)),
             backend=_backend(
-                environment.get("PYMPSD_BACKEND", "auto"), bool(environment.get("PYMPSD_EMULATED_DEVICES"))
+                environment.get("PYMPSD_BACKEND") or "auto", bool(environment.get("PYMPSD_EMULATED_DEVICES"))
             ),
             emulated_devices=environment.get("PYMPSD_EMULATED_DEVICES", "") or "H200",
             visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
@@ -66,6 +70,16 @@ def _backend(text: str, is_described: bool) -> str:
         raise BadSetting(f"PYMPSD_BACKEND is one of {', '.join(BACKENDS)}, not {text!r}")
     # Who describes an emulated machine means it.
     return "emulated" if text == "auto" and is_described else text
+
+
+def _check_what_executors_read(environment: Mapping[str, str]) -> None:
+    """Refuse here what would have every executor end, one context after the other, under a daemon that runs."""
+    worker = environment.get("PYMPSD_WORKER") or WORKERS[0]
+    if worker not in WORKERS:
+        raise BadSetting(f"PYMPSD_WORKER is one of {', '.join(WORKERS)}, not {worker!r}")
+    connections = environment.get("PYMPSD_DEVICE_CONNECTIONS") or str(MOST_CONNECTIONS)
+    if connections not in map(str, range(1, MOST_CONNECTIONS + 1)):
+        raise BadSetting(f"PYMPSD_DEVICE_CONNECTIONS is a number from 1 to {MOST_CONNECTIONS}, not {connections!r}")
 
 
 def _dialect(text: str) -> str:

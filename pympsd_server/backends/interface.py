@@ -244,6 +244,9 @@ class Context(Protocol):
         again it waits again.
         """
 
+    def abandon(self) -> None:
+        """Take no more work, and wait for nothing; the two seconds of ``destroy``, which is to follow, begin here."""
+
     def destroy(self) -> None:
         """Stop or finish what runs, free everything; later completions get CONTEXT_IS_DESTROYED.
 

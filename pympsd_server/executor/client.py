@@ -58,6 +58,8 @@ class Client:
             self._native.close()
         self.answers.close()
         for context in self.contexts.values():
+            context.abandon()  # all of them first: so they wait for their kernels together
+        for context in self.contexts.values():
             context.destroy()
         self.pinned.close()
         self.work_limit.close()

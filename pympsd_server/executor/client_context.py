@@ -49,6 +49,12 @@ class ClientContext:
         for table in (self.streams, self.modules):
             table.watcher = outside
 
+    def abandon(self) -> None:
+        """Execute nothing of it any more; ``destroy`` is to follow."""
+        if self._outside is not None:
+            self._outside.close()
+        self.backend.abandon()
+
     def destroy(self) -> None:
         """Execute nothing of it any more, and free what it holds."""
         if self._outside is not None:

@@ -32,7 +32,7 @@ class Workers:
     @classmethod
     def chosen(cls, device: Device) -> Workers:
         """Choose; BackendError NOT_SUPPORTED for what cannot be had."""
-        choice = os.environ.get(CHOICE, "auto")
+        choice = os.environ.get(CHOICE) or "auto"
         if choice not in _CHOICES:
             reason = f"{CHOICE} is {choice!r}: {', '.join(_CHOICES)} are allowed"
             raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)

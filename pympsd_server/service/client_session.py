@@ -323,8 +323,10 @@ class ClientSession:
 
     async def _free_everything(self) -> None:
         left = [executor for where in self._streams if (executor := self._still_there(*where)) is not None]
-        for executor in left:
-            await self._drop_from(executor)
+        async with trio.open_nursery() as nursery:
+            # All at once: of several that are stopped each takes FREE_SECONDS.
+            for executor in left:
+                nursery.start_soon(self._drop_from, executor)
         self.server.lost_client(self.client, met=not self._refused)
         # Only now: of several that leave together the last one sees that nobody is there.
         for executor in left:

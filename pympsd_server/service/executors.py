@@ -237,7 +237,10 @@ class Executors:
             failed = group.subgroup(ExecutorError)
             if failed is None:
                 raise
-            raise _first(failed) from None
+            cause = _first(failed)
+            reason = f"the executor of device {device} could not be started: {cause.reason}"
+            self.log.error("executor_not_started", reason=reason)
+            raise cause from None
         finally:
             self._running.pop(place, None)
             executor.end()

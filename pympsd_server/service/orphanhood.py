@@ -36,13 +36,19 @@ class Door:
     """Empty: there is none."""
 
     @classmethod
-    def of(cls, plain: socket.socket) -> Door:
+    def of(cls, sock: trio.socket.SocketType) -> Door:
         """Return the door of the daemon at the other end of this server's link."""
-        return cls(_peer_uid(plain))
+        return cls(_peer_uid(sock))
 
     async def open(self) -> MessageChannel | None:
-        """Return a channel to the daemon that is there now, None where there is none of the same user."""
-        sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        """Return a channel to the daemon that is there now, None where there is none of the same user.
+
+        It takes one descriptor, the one that the lost link has given back; None too while there is none.
+        """
+        try:
+            sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:
+            return None
         try:
             if await self._leads_to_the_daemon(sock):
                 return MessageChannel(sock, fds_allowed=2)
@@ -55,14 +61,13 @@ class Door:
     async def _leads_to_the_daemon(self, sock: trio.socket.SocketType) -> bool:
         try:
             await sock.connect(self.path)
-            with socket.socket(fileno=os.dup(sock.fileno())) as plain:
-                return _peer_uid(plain) == self.daemon_uid
+            return _peer_uid(sock) == self.daemon_uid
         except OSError:
             return False
 
 
-def _peer_uid(plain: socket.socket) -> int:
-    packed = plain.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+def _peer_uid(sock: trio.socket.SocketType) -> int:
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(packed)[1])
 
 
@@ -119,6 +124,5 @@ async def _knock(server: Server, channel: MessageChannel, senders: trio.Nursery)
 
 def _let_go_of_stderr() -> None:
     """Its other end was the daemon's: what is written there now has no reader."""
-    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    os.dup2(null, 2)
-    os.close(null)
+    # Standard output is /dev/null from the start: to open it once more takes a descriptor, which may not be there.
+    os.dup2(1, 2)

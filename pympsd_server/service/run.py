@@ -47,8 +47,7 @@ async def _main(link_fd: int, name: str) -> int:
     sock = trio.socket.from_stdlib_socket(socket.socket(fileno=link_fd))
     channel = MessageChannel(sock, fds_allowed=2)
     daemon = DaemonLink(channel)
-    with socket.socket(fileno=os.dup(link_fd)) as plain:
-        door = Door.of(plain)
+    door = Door.of(sock)
     log = link_logger(daemon.log)
     async with trio.open_nursery() as outer:
         outer.start_soon(daemon.run_sender, channel, daemon.sender)

@@ -14,15 +14,20 @@ import translator
 from gpu import measure
 from timing import Report
 
+WHAT = ("control", "client", "provisioning", "translator")
+
 
 def main() -> int:
     """Measure and print; what ``gpu`` measures stands for itself, with options of its own."""
     if sys.argv[1:2] == ["gpu"]:
         return measure.main(sys.argv[2:])
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", help="control, client, provisioning, translator; or gpu (see gpu --help)")
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("what", nargs="*", help=f"{', '.join(WHAT)}; or gpu, first (see gpu --help)")
     parser.add_argument("--study", help="the PTX study's file, for translator")
     given = parser.parse_args()
+    unknown = [name for name in given.what if name not in WHAT]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(WHAT)}; gpu comes first, by itself")
     what = given.what or ["control", "client", "provisioning", *(["translator"] if given.study else [])]
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, Linux {platform.release()}")
     report = Report()

@@ -9,6 +9,10 @@ from pathlib import Path
 import pympsd
 
 MAIN = Path(pympsd.__file__).with_name("__main__.py")
+NOT_FOUND = (
+    "Cannot find MPS control daemon process\n/nonexistent/pympsd-test/control: No such file or directory; check "
+    "CUDA_MPS_PIPE_DIRECTORY, or start the daemon with -d"
+)
 SLOW = "trio attrs attr structlog argparse re msgspec enum typing socket dataclasses pathlib subprocess numpy"
 
 
@@ -30,14 +34,14 @@ def _imported(*arguments: str) -> tuple[int, str, set[str]]:
 
 def test_without_a_daemon_it_says_so_and_has_imported_almost_nothing() -> None:
     status, said, imported = _imported()
-    assert (status, said) == (1, "Cannot find MPS control daemon process")
+    assert (status, said) == (1, NOT_FOUND)
     assert "pympsd.talk" in imported
     assert imported & set(SLOW.split()) == set()
 
 
 def test_a_command_in_the_arguments_takes_the_same_path() -> None:
     status, said, imported = _imported("get_server_list")
-    assert (status, said) == (1, "Cannot find MPS control daemon process")
+    assert (status, said) == (1, NOT_FOUND)
     assert imported & set(SLOW.split()) == set()
 
 

@@ -233,6 +233,27 @@ async def test_a_peer_that_does_not_read_is_cut_off_and_blocks_nobody(
 
 
 @bounded
+async def test_descriptors_that_wait_for_a_peer_are_counted(pair: tuple[MessageChannel, MessageChannel]) -> None:
+    one, other = pair
+    one.send(ADMIT, (_file(b"at once"),))
+    assert one.queued_descriptors == 0
+    full = messages.Refused(1, "x" * 1_000_000)
+    one.send(full)
+    one.send(ADMIT, (_file(b"first"), _file(b"second")))
+    one.send(ADMIT, (_file(b"third"),))
+    assert one.queued_descriptors == 3
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.run_sender)
+        for _ in range(4):
+            received = await other.receive_message()
+            assert received is not None
+            for fd in received[1]:
+                os.close(fd)
+        one.finish()
+    assert one.queued_descriptors == 0
+
+
+@bounded
 async def test_a_peer_that_is_gone_ends_the_sender(stranger: tuple[socket.socket, MessageChannel]) -> None:
     raw, channel = stranger
     raw.close()

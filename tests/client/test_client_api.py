@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from cuda.bindings import driver as real
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 
-FUNCTIONS = [name for name in cuda.__all__ if hasattr(real, name)]
+FUNCTIONS = [name for name in cuda._FUNCTIONS if hasattr(real, name)]
 
 
 def _names(function: Any) -> list[str]:
@@ -79,11 +80,32 @@ def test_enums_types_and_constants_are_those_of_cuda_bindings(name: str) -> None
 
 
 def test_a_function_that_is_missing_is_named() -> None:
-    with pytest.raises(AttributeError, match=r"pympsd does not have cuGraphCreate yet; it has cuCtxCreate, "):
+    with pytest.raises(AttributeError, match="pympsd does not have cuGraphCreate yet") as caught:
         _ = cuda.cuGraphCreate
+    assert "(the nearest names it has: " in str(caught.value)
+    assert "cuCtxCreate" in str(caught.value)
+    assert str(caught.value).endswith("README.md, How it differs from the vendor's MPS, says what is missing")
+    assert len(str(caught.value)) < 250
     assert "cuGraphCreate" not in dir(cuda)
     assert not hasattr(cuda, "cuNoSuchThing")
     assert not hasattr(cuda, "_driver")
+
+
+def test_where_the_message_points_there_is_something() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    section = readme.partition("## How it differs from the vendor's MPS\n")[2].partition("\n## ")[0]
+    for missing in ("graphs", "memory pools", "2D and 3D copies", "cuLibrary*", "cuLink*"):
+        assert missing in section
+
+
+def test_a_star_brings_functions_types_and_constants() -> None:
+    brought: dict[str, Any] = {}
+    exec("from pympsd_client.driver import *", brought)
+    for name in ("CUresult", "CUdeviceptr", "CUdevice_attribute", "CU_STREAM_PER_THREAD"):
+        assert brought[name] is getattr(real, name)
+    assert all(brought[name] is getattr(cuda, name) for name in FUNCTIONS)
+    assert "cuGraphCreate" not in brought
+    assert sorted(dir(cuda)) == sorted(cuda.__all__)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pympsd_client._discovery import Way, command_line, control_socket, hello_environment, without_daemon
+from pympsd_client._discovery import (
+    Way,
+    check_switches,
+    command_line,
+    control_socket,
+    hello_environment,
+    without_daemon,
+)
+from pympsd_client._errors import CudaError
 
 
 @pytest.mark.parametrize(
@@ -32,6 +40,23 @@ def test_the_door_is_where_the_pipe_directory_says(environment: dict[str, str], 
 )
 def test_without_a_daemon(environment: dict[str, str], native_driver: bool, way: Way) -> None:
     assert without_daemon(environment, native_driver) is way
+
+
+SWITCHES = ("PYMPSD_REQUIRE_MPS", "PYMPSD_LENIENT_LIMITS")
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("value", ["true", "yes", "True", "01", " 1", "2", "no", "false"])
+def test_a_switch_that_is_neither_on_nor_off_is_refused(name: str, value: str) -> None:
+    with pytest.raises(CudaError, match=f"{name} is {value!r}: 1 for yes, 0 or nothing for no are allowed") as caught:
+        check_switches({name: value})
+    assert caught.value.code == 1
+
+
+def test_a_switch_is_on_or_off() -> None:
+    check_switches({})
+    for value in ("", "0", "1"):
+        check_switches(dict.fromkeys(SWITCHES, value))
 
 
 def test_a_hello_carries_what_a_daemon_honours_and_nothing_else() -> None:

@@ -24,7 +24,7 @@ def native(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> list[tuple
 
         return call
 
-    driver = SimpleNamespace(**{name: note(name) for name in cuda.__all__})
+    driver = SimpleNamespace(**{name: note(name) for name in cuda._FUNCTIONS})
     monkeypatch.setattr(_process, "bindings", driver)
     monkeypatch.setattr(_process, "native_driver", lambda: True)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")

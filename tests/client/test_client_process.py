@@ -58,6 +58,19 @@ def test_a_program_may_require_a_daemon() -> None:
     assert done.stderr == ""
 
 
+def test_a_requirement_that_is_neither_yes_nor_no_runs_on_nothing() -> None:
+    done = _run("print(name(cuda.cuInit(0)), last_error(), children())", PYMPSD_REQUIRE_MPS="true")
+    assert done.stdout.startswith("CUDA_ERROR_INVALID_VALUE PYMPSD_REQUIRE_MPS is 'true': 1 for yes, 0 ")
+    assert done.stdout.endswith(" []\n")
+    assert done.stderr == ""
+
+
+def test_empty_settings_are_none() -> None:
+    ours = ("BACKEND", "WORKER", "LAUNCHES", "EMULATED_DEVICES", "REQUIRE_MPS", "LENIENT_LIMITS")
+    done = _run("ready(); print('ready')", "-Wignore::RuntimeWarning", **{f"PYMPSD_{name}": "" for name in ours})
+    assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("environment", "words"),
     [

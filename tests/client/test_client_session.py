@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -313,6 +314,35 @@ def test_a_daemon_that_breaks_the_rules_is_no_connection(
     assert not isinstance(door, str)
     with pytest.raises(CudaError, match=reason):
         knock(door, daemon.environment)
+
+
+def test_a_long_wait_is_told_once_and_goes_on(
+    daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, type[Warning], str]] = []
+    is_told = threading.Event()
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *_: object) -> None:
+        told.append((str(message), category, filename))
+        is_told.set()
+
+    def answer_the_one_who_complains(daemon: FakeDaemon, peer: Peer) -> None:
+        assert is_told.wait(30)
+        peer.send(Refused(SERVER_NOT_READY, "not today"))
+
+    monkeypatch.setattr(_session, "WAIT_UNTOLD_S", 0.001)
+    for name, value in daemon.environment.items():
+        monkeypatch.setenv(name, value)
+    daemon.at_the_door = answer_the_one_who_complains
+    daemon.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        assert cuda.cuInit(0) == (cuda.CUresult(SERVER_NOT_READY),)
+    ((message, category, filename),) = told
+    assert f"the MPS control daemon at {daemon.directory}/control" in message
+    assert "control.log says who waits for whom" in message
+    assert (category, filename) == (RuntimeWarning, __file__), "it points at the program"
 
 
 def test_a_server_that_does_not_welcome_is_no_connection(daemon: FakeDaemon) -> None:

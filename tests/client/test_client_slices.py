@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -66,6 +69,50 @@ def test_where_no_thread_is_to_be_had_one_makes_all(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(threading.Thread, "start", start)
     _slices.in_slices(5 * 4096, 4, lambda start, size, stop: made.append(size))
     assert sum(made) == 5 * 4096
+
+
+def test_a_slice_that_no_other_thread_has_begun_is_made_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[threading.Thread] = []
+    begin = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
+    made: list[int] = []
+    _slices.in_slices(3 * 4096, 3, lambda start, size, stop: made.append(start))
+    for each in late:
+        begin(each)
+        each.join(30)
+    assert made == [0, 4096, 8192], "and by nobody twice"
+
+
+def interrupt_who_waits(thread: int, left: threading.Event) -> None:
+    """Press Ctrl-C when this thread waits for the others, or has left."""
+    give_up = time.monotonic() + 30
+    while not left.is_set() and time.monotonic() < give_up:
+        if "wait" in sys._current_frames()[thread].f_code.co_name:
+            signal.pthread_kill(thread, signal.SIGINT)
+            return
+
+
+def test_who_is_interrupted_while_others_copy_hears_of_it_when_they_have_ended() -> None:
+    caller, copied, left = threading.get_ident(), threading.Event(), threading.Event()
+    told: list[bool] = []
+
+    def copy(start: int, size: int, stop: threading.Event) -> None:
+        if not start:
+            copied.set()
+        else:
+            assert copied.wait(30)
+            for _ in range(30):  # it hears of one that comes just before it waits by the next
+                interrupt_who_waits(caller, left)
+                if stop.wait(1) or left.is_set():
+                    break
+            told.append(stop.is_set())
+            interrupt_who_waits(caller, left)  # once more: they are waited for all the same
+            told.append(not left.is_set())
+
+    with pytest.raises(KeyboardInterrupt):
+        _slices.in_slices(2 * 4096, 2, copy)
+    left.set()
+    assert told == [True, True]
 
 
 @pytest.fixture(params=[2, 4])

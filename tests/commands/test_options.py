@@ -106,6 +106,10 @@ def test_words_are_a_command_with_its_own_options() -> None:
 def test_a_start_overlooks_words_as_recorded() -> None:
     options = Options(["-d", "extra", "-M"])
     assert (options.start, options.multiuser, options.words) == ("background", True, [])
+    assert options.overlooked == ["extra"]
+    assert Options(["-f", "get_server_list", "-q", "7"]).overlooked == ["get_server_list", "7"]
+    assert Options(["-d", "--timeout", "7"]).overlooked == []
+    assert Options(["get_server_status", "7"]).overlooked == []
 
 
 @pytest.mark.parametrize(
@@ -149,21 +153,21 @@ def test_a_dialect_is_one_of_three(words: list[str]) -> None:
         Options(words)
 
 
-def test_an_unknown_option_prints_the_usage_and_a_bad_value_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option_prints_the_usage_and_a_bad_value_does_not(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["-x"]) == 0
-    shown = capsys.readouterr()
+    shown = capfd.readouterr()
     assert shown.out.startswith("Unrecognized option \nCUDA MPS Control for Linux/Unix/QNX.\n")
     assert shown.err == "there is no option -x\n"
     assert main(["--timeout=x"]) == BAD_USAGE
-    shown = capsys.readouterr()
+    shown = capfd.readouterr()
     assert (shown.out, shown.err) == ("", "--timeout is a number of seconds above 0, not 'x'\n")
 
 
-def test_version_and_help_print_and_exit_0(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_help_print_and_exit_0(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["-d", "-v"]) == 0
-    assert capsys.readouterr().out.startswith("CUDA MPS Control for Linux/Unix/QNX. Binary version: 13000\n")
+    assert capfd.readouterr().out.startswith("CUDA MPS Control for Linux/Unix/QNX. Binary version: 13000\n")
     assert main(["--argv0=nvidia-cuda-mps-control", "-h"]) == 0
-    assert "usage: nvidia-cuda-mps-control [-d | -f]" in capsys.readouterr().out
+    assert "usage: nvidia-cuda-mps-control [-d | -f]" in capfd.readouterr().out
 
 
 @given(st.lists(st.text(max_size=8) | st.sampled_from(["-d", "-f", "-M", "--timeout", "5", "ps"]), max_size=6))

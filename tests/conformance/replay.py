@@ -22,6 +22,7 @@ from .correspondence import Correspondence
 CLIENT: Final = str(Path(__file__).with_name("stepwise_client.py"))
 SETTLES: Final = 10.0
 """Seconds a log is given to say what it should."""
+NOT_FOUND: Final = "Cannot find MPS control daemon process"
 ELIDED: Final = "(usage text"
 OURS_ONLY: Final = {"pympsd.state": "what another daemon needs to take the servers in if this one is killed"}
 """Files in the pipe directory that the vendor's daemon has not, with the reason."""
@@ -190,6 +191,9 @@ class Replay:
         wrong = [] if done.returncode == step["status"] else [f"status {done.returncode}, not {step['status']}"]
         wrong += self._compared.differences("stdout", recorded, ours)
         complaints = done.stderr.splitlines()
+        if complaints[:1] == [NOT_FOUND]:
+            # Ours says in one line more which socket it was, and what is wrong with it.
+            complaints = complaints[:1] + complaints[2:]
         # Where the vendor says nothing on standard error, ours may say in one line what was refused.
         if step.get("stderr") or len(complaints) > 1:
             wrong += self._compared.differences("stderr", step.get("stderr", []), complaints)

@@ -173,6 +173,15 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
         describe("/\0.toml")
 
 
+@pytest.mark.parametrize("text", ["nonsense", "[[device]]\nfoo = 1", "device = []"])
+def test_a_file_with_something_wrong_in_it_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "machine.toml"
+    file.write_text(text)
+    with pytest.raises(BadMachine, match=f"^PYMPSD_EMULATED_DEVICES={file}: ") as caught:
+        describe(str(file))
+    assert str(caught.value).count("PYMPSD_EMULATED_DEVICES") == 1
+
+
 VALUES = st.recursive(
     st.text(max_size=10) | st.integers() | st.booleans() | st.floats(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

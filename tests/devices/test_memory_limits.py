@@ -47,6 +47,7 @@ def test_an_entry_that_cannot_be_is_named_and_the_others_hold(entry: str) -> Non
 def test_the_reason_says_what_is_allowed() -> None:
     _, bad = read(DEVICES, "7=1G,0=1T", "this process")
     assert bad[0].reason.startswith("7 is no device of this process")
+    assert f"; its devices are 0 ({IDS[0]}), 1 (" in bad[0].reason
     assert all(uuid in bad[0].reason for uuid in IDS)
     assert "10G, 900M" in bad[1].reason
 

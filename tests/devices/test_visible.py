@@ -50,7 +50,7 @@ def test_the_recorded_selections(visible: str | None, chosen: tuple[int, ...]) -
 
 @pytest.mark.parametrize("visible", ["9,0", ",", "", "GPU-", "-1", "abc", UUIDS[1][4:], "GPU-0", "4"])
 def test_nothing_visible_is_refused_with_what_there_is(visible: str) -> None:
-    with pytest.raises(NoVisibleDevice, match=rf"indexes 0 to 3 and the UUIDs {UUIDS[0]}"):
+    with pytest.raises(NoVisibleDevice, match=rf"; choose from 0 \({UUIDS[0]}\), 1 \({UUIDS[1]}\), 2 "):
         select(FOUR, visible)
 
 

@@ -134,7 +134,8 @@ def test_c4_exit_status_0_while_it_is_reachable(daemon: DaemonProcess, said: str
 def test_c4_exit_status_1_when_it_is_not(daemon: DaemonProcess) -> None:
     daemon.say("quit")
     done = daemon.run([], "get_server_list")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "Cannot find MPS control daemon process\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Cannot find MPS control daemon process\n")
 
 
 LIMIT = ("--timeout", "3")
@@ -241,7 +242,10 @@ def test_c12_a_pipe_directory_of_any_mode(make_daemon: MakeDaemon, mode: int) ->
     if mode == 0o700:
         # Root can; another user cannot reach it, and is told so.
         refused = daemon.run([], "get_server_list", uid=OTHER)
-        assert (refused.returncode, refused.stderr) == (1, "Cannot find MPS control daemon process\n")
+        assert refused.returncode == 1
+        assert refused.stderr.startswith(
+            f"Cannot find MPS control daemon process\n{pipe}/control: Permission denied; "
+        )
     else:
         assert daemon.say("get_server_list", uid=OTHER) == ""
 
@@ -502,4 +506,5 @@ def test_c19_start_server_and_quit_as_arguments(daemon: DaemonProcess, words: li
 
 def test_c19_without_a_daemon_arguments_fail_too(make_daemon: MakeDaemon) -> None:
     done = make_daemon().run(["get_server_list"])
-    assert (done.returncode, done.stderr) == (1, "Cannot find MPS control daemon process\n")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Cannot find MPS control daemon process\n")

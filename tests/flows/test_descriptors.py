@@ -219,7 +219,7 @@ def test_a_daemon_that_cannot_start_a_server_says_so_and_can_later(
 ) -> None:
     daemon = make_daemon()
     starts_with(daemon, soft=64, hard=200)
-    # Room for a client at the door (a connection is two, its pidfd one), not for a server's link and pipes as well.
+    # Room for a client at the door (the connection and its pidfd), not for a server's link and pipes as well.
     leave_room(daemon.pid, 4)
     refused = daemon.client()
     clients.append(refused)

@@ -243,7 +243,7 @@ def test_an_index_counts_as_the_client_counts(three_devices: DaemonProcess, star
     assert hidden.do("init") == "CUDA_ERROR_INVALID_VALUE"
     ids = uuids(three_devices)
     assert "'2=1G': 2 is no device of this process" in hidden.do("why")
-    assert f"there are 0 ({ids[2]}), 1 ({ids[0]})" in hidden.do("why")
+    assert f"its devices are 0 ({ids[2]}), 1 ({ids[0]})" in hidden.do("why")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_an_index_counts_as_the_client_counts(three_devices: DaemonProcess, star
         ("0=abc", "a whole number from 1 and G or M"),
         ("0=1T", "a whole number from 1 and G or M"),
         ("0=0G", "0 for no limit"),
-        ("9=1G", "there are 0 (GPU-"),
+        ("9=1G", "its devices are 0 (GPU-"),
         ("GPU-=1G", "the beginning of several UUIDs"),
         ("GPU-ffff=1G", "no device of this process"),
     ],

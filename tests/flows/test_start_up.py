@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,13 @@ FILES = {
     "nvidia-cuda-mps-control.pid": ("-", 0o666),
     "pympsd.state": ("-", 0o600),
 }
+
+
+def not_found(daemon: DaemonProcess, why: str) -> str:
+    """What the tool says where it reaches no daemon: the recorded line, and one that says why."""
+    control = f"{daemon.environment['CUDA_MPS_PIPE_DIRECTORY']}/control"
+    remedy = "check CUDA_MPS_PIPE_DIRECTORY, or start the daemon with -d"
+    return f"Cannot find MPS control daemon process\n{control}: {why}; {remedy}\n"
 
 
 def listing(path: Path) -> dict[str, tuple[str, int]]:
@@ -66,8 +74,9 @@ def test_c10_nothing_is_left_when_quit_returns(daemon: DaemonProcess) -> None:
 
 
 def test_no_daemon(make_daemon) -> None:  # type: ignore[no-untyped-def]
-    done = make_daemon().run([], "ps\n")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "Cannot find MPS control daemon process\n")
+    daemon = make_daemon()
+    done = daemon.run([], "ps\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", not_found(daemon, "No such file or directory"))
 
 
 def test_a_second_daemon_is_refused(daemon: DaemonProcess, make_daemon) -> None:  # type: ignore[no-untyped-def]
@@ -93,7 +102,8 @@ def test_c13_leftovers_of_a_killed_daemon_neither_block_nor_look_alive(daemon: D
     os.kill(daemon.pid, signal.SIGKILL)
     wait_until(lambda: not alive(daemon.pid))
     assert listing(daemon.directory / "pipe") == FILES
-    assert daemon.run([], "get_server_list\n").returncode == 1
+    done = daemon.run([], "get_server_list\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", not_found(daemon, "Connection refused"))
     again = make_daemon()
     assert again.start().returncode == 0
     assert again.say("get_server_list") == ""
@@ -105,6 +115,15 @@ def test_the_pipe_directory_is_made_when_its_parent_is_there(directory: Path) ->
     pid = int((directory / "new" / "nvidia-cuda-mps-control.pid").read_text())
     assert daemon.say("quit") == ""
     os.waitpid(pid, 0)
+
+
+def test_what_the_daemon_cannot_make_is_said_once_with_what_to_do(directory: Path) -> None:
+    folder = directory / "pipe"
+    (folder / "control_lock").touch()
+    (folder / "control_lock").chmod(0o666)
+    done = DaemonProcess(directory, {}, uid=65534).run(["-d"])
+    remedy = "Permission denied; it cannot be written by this user: choose another directory"
+    assert (done.returncode, done.stderr) == (1, f"{folder}/control: {remedy}\n")
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/x/y", "/etc/hostname"])
@@ -119,6 +138,9 @@ def test_a_pipe_directory_too_long_for_a_socket_is_explained(directory: Path) ->
     done = DaemonProcess(directory, {"CUDA_MPS_PIPE_DIRECTORY": path}).run(["-d"])
     assert done.returncode == 1
     assert "too long for a socket" in done.stderr
+    tool = DaemonProcess(directory, {"CUDA_MPS_PIPE_DIRECTORY": path})
+    done = tool.run([], "ps\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", not_found(tool, "AF_UNIX path too long"))
 
 
 def test_an_unusable_log_directory_costs_only_the_logs(directory: Path) -> None:
@@ -194,6 +216,67 @@ def test_what_it_cannot_start_with_is_explained(
     done = DaemonProcess(directory, settings).run(["-d"])
     assert (done.returncode, done.stdout) == (status, "")
     assert word in done.stderr
+
+
+@pytest.mark.parametrize("setting", [{"PYMPSD_WORKER": "x"}, {"PYMPSD_DEVICE_CONNECTIONS": "64"}], ids=str)
+def test_what_no_executor_could_start_with_replaces_no_daemon(
+    daemon: DaemonProcess, make_daemon: Callable[..., DaemonProcess], setting: dict[str, str]
+) -> None:
+    for words in (["-d"], ["-d", "--replace"]):
+        done = make_daemon(**setting).run(words)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"{next(iter(setting))} is ")
+    assert daemon.say("get_server_list") == ""
+    assert alive(daemon.pid)
+
+
+def test_a_command_beside_a_start_is_overlooked_as_recorded_and_said_to_be(
+    make_daemon: Callable[..., DaemonProcess],
+) -> None:
+    daemon = make_daemon()
+    done = daemon.start("-d", "set_default_active_thread_percentage", "20")
+    overlooked = "set_default_active_thread_percentage 20: overlooked, for -d and -f take no command; "
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{overlooked}give it by itself\n")
+    assert daemon.say("get_default_active_thread_percentage") == "100.0\n"
+
+
+# --- nowhere to print to
+
+
+@pytest.mark.parametrize(
+    ("words", "given"), [([], "get_default_client_priority\n"), (["get_default_client_priority"], ""), (["-v"], "")]
+)
+def test_a_full_standard_output_is_no_absence_of_a_daemon(
+    daemon: DaemonProcess, words: list[str], given: str
+) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [PYMPSD, *words], env=daemon.environment, input=given.encode(), stdout=full, stderr=subprocess.PIPE,
+            timeout=SECONDS,
+        )  # fmt: skip
+    said = b"standard output: No space left on device: not all could be printed\n"
+    assert (done.returncode, done.stderr) == (74, said)
+
+
+def test_a_full_standard_error_costs_only_what_is_said_there(daemon: DaemonProcess) -> None:
+    def told_to(full: int, text: bytes) -> int:
+        return subprocess.run([PYMPSD], env=daemon.environment, input=text, stderr=full, timeout=SECONDS).returncode
+
+    with open("/dev/full", "wb") as full:
+        assert told_to(full.fileno(), b"set_default_active_thread_percentage x\n") == 74
+        daemon.say("quit")
+        assert told_to(full.fileno(), b"ps\n") == 1
+
+
+def test_a_reader_that_has_left_is_no_end_of_the_daemon(daemon: DaemonProcess) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as broken:
+        done = subprocess.run(
+            [PYMPSD, "get_default_client_priority"], env=daemon.environment, stdin=subprocess.DEVNULL, stdout=broken,
+            stderr=subprocess.PIPE, timeout=SECONDS,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (74, b"standard output: Broken pipe: not all could be printed\n")
 
 
 def test_version_and_help(directory: Path) -> None:

@@ -14,7 +14,7 @@ from pympsd.mind.decide import handle
 from pympsd.mind.instructions import CancelTimer, Instruction, Log, SetTimer
 from pympsd.vocabulary.identities import Peer
 
-WATCHES = ("start ", "leave ", "turn ", "memory ")
+WATCHES = ("start ", "leave ", "silence ", "turn ", "memory ")
 UNREMARKABLE = "probation "
 """The timer of every server that gets ready."""
 DEVICES = describe("2xH200")

@@ -16,6 +16,7 @@ from pympsd.mind.instructions import (
     SpawnServer,
     TellServerItsLimits,
     TellServerToLeave,
+    WatchClient,
     Working,
 )
 from pympsd.mind.remembered import NOTHING, Origin, Remembered, RememberedServer, check, remember
@@ -69,7 +70,8 @@ def test_nobody_gets_a_server_meanwhile(heir: Story, uid: int) -> None:
 def test_it_comes_back_with_its_clients_and_takes_in_who_waited(heir: Story) -> None:
     heir.knocks(1, A)
     told = returns(heir, "ACTIVE", CLIENT)
-    assert told == [TellServerItsLimits(SERVER, 60.0, {1: 1 << 30}), AdmitClient(1, SERVER, PID, 0)]
+    watch, admit = WatchClient(7, SERVER, 4107), AdmitClient(1, SERVER, PID, 0)
+    assert told == [TellServerItsLimits(SERVER, 60.0, {1: 1 << 30}), watch, admit]
     assert printed(heir, f"get_client_list {PID}") == "4107\n101\n"
     pid, serial, server, _, namespace, command = printed(heir, "ps").splitlines()[1].split()
     assert (pid, serial, server, namespace, command) == ("4107", "3", str(PID), "99", "train")

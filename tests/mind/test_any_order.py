@@ -62,12 +62,17 @@ class DaemonMachine(RuleBasedStateMachine):
         self.in_line: set[int] = set()
         self.settled: Counter[int] = Counter()
         self.on_server: dict[int, int] = {}
+        self.watched: set[int] = set()
+        """The clients whose ends the rim would see: all it is told to watch, but a pidfd may be lacking."""
+        self.ended: set[int] = set()
+        """The clients whose processes have ended, as the mind was told."""
         self.spawning: dict[int, int] = {}
         self.running: dict[int, int] = {}
         self.uid_of_server: dict[int, int] = {}
         self.ever_forced: set[int] = set()
         self.told_to_leave: set[int] = set()
         self.shut_down: set[int] = set()
+        self.killed: set[int] = set()
         self.terminating: dict[int, tuple[int, int]] = {}
         """By token: the session that waits and the server that works on it."""
         self.starting: dict[int, int] = {}
@@ -101,14 +106,16 @@ class DaemonMachine(RuleBasedStateMachine):
 
     # --- the rim
 
-    def feed(self, event: events.Event) -> None:
+    def feed(self, event: events.Event) -> list[do.Instruction]:
         was_over = self.exits
         self.moment += 1
-        for instruction in handle(self.daemon, event):
+        told = handle(self.daemon, event)
+        for instruction in told:
             self._carry_out(instruction)
         if was_over:
             assert self.exits == was_over == 1
         self._follow_phases()
+        return told
 
     def _carry_out(self, instruction: do.Instruction) -> None:
         match instruction:
@@ -129,6 +136,11 @@ class DaemonMachine(RuleBasedStateMachine):
                 self._settle(client)
                 self._check_whom_it_overtakes(client)
                 self.on_server[client] = server
+                self.watched.add(client)
+            case do.WatchClient(client, server, pid):
+                assert (self.on_server[client], 5000 + client) == (server, pid)
+                assert server not in self.awaited
+                self.watched.add(client)
             case do.RefuseClient(client, code, reason):
                 assert code == 805
                 assert reason
@@ -147,6 +159,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 self.ever_forced |= {server} if forced else set()
             case do.KillServer(server):
                 assert server in self.running
+                self.killed.add(server)
             case do.TellServerItsLimits(server, percentage, limits):
                 assert server in self.running
                 self.told_limits[server] = (percentage, limits)
@@ -221,7 +234,13 @@ class DaemonMachine(RuleBasedStateMachine):
         idle = server not in self.on_server.values()
         others_wait = any(waiting.uid != self.uid_of_server[server] for waiting in self.daemon.line)
         assert not (self.multiuser and others_wait)
-        assert self.quit_begun or server in self.shut_down or (idle and others_wait and not forced)
+        # Told to leave before, or for the sake of others: then nobody is there whose work could be lost.
+        silent = forced and self._is_forsaken(server) and (others_wait or server in self.told_to_leave)
+        assert self.quit_begun or server in self.shut_down or silent or (idle and others_wait and not forced)
+
+    def _is_forsaken(self, server: int) -> bool:
+        clients = {client for client, on in self.on_server.items() if on == server}
+        return bool(clients) and clients <= self.ended
 
     def _limits_of(self, server: int) -> tuple[float, dict[int, int]]:
         known = self.daemon.servers[server]
@@ -236,14 +255,16 @@ class DaemonMachine(RuleBasedStateMachine):
 
     # --- what can happen
 
-    @initialize(clients=st.integers(0, 3))
-    def begin_busily(self, clients: int) -> None:
-        """Much can only happen to somebody who is served."""
+    @initialize(clients=st.integers(0, 3), ended=st.booleans())
+    def begin_busily(self, clients: int, ended: bool) -> None:
+        """Much can only happen to somebody who is served, or of whose end nobody has said anything."""
         for _ in range(clients):
             self.knock(uid=500, foreign=False)
         if clients:
             self.spawned()
             self.status(fault=False)
+        if ended:
+            self.all_processes_end()
 
     @rule(target=waiting, uid=UIDS, foreign=st.sampled_from([False, False, False, True]))
     def knock(self, uid: int, foreign: bool) -> object:
@@ -495,6 +516,8 @@ class DaemonMachine(RuleBasedStateMachine):
         for failed in (self.failures, self.unserved, self.refusing):
             failed.clear()
         self.timers.clear()
+        self.watched.clear()
+        self.ended.clear()
         self.quitters.clear()
         self.shut_down |= self.told_to_leave & set(self.running)
         self.told_to_leave, self.ever_forced = set(), set()
@@ -569,6 +592,30 @@ class DaemonMachine(RuleBasedStateMachine):
         if server not in self.awaited:
             self._has_served(server)
             self.feed(events.ClientGonePushed(server, client))
+
+    @precondition(lambda self: self._living())
+    @rule(data=st.data())
+    def process_ends(self, data: st.DataObject) -> None:
+        """The kernel says so; the server says it later, or never."""
+        self._process_ends(data.draw(st.sampled_from(self._living())))
+
+    @precondition(lambda self: self._living())
+    @rule()
+    def all_processes_end(self) -> None:
+        for client in self._living():
+            self._process_ends(client)
+
+    def _living(self) -> list[int]:
+        return sorted(client for client in self.watched - self.ended if client in self.on_server)
+
+    def _process_ends(self, client: int) -> None:
+        server = self.on_server[client]
+        self.ended.add(client)
+        # Nobody sees anything of it: the server, if it is well, says it in a moment.
+        assert set(map(type, self.feed(events.ClientEnded(server, client)))) <= {do.SetTimer}
+        # Nor does it count twice, or for a client that is none.
+        for again in (client, -1):
+            assert self.feed(events.ClientEnded(server, again)) == []
 
     @precondition(lambda self: self.running)
     @rule(status=st.sampled_from([0, 1, -9, None]))
@@ -689,6 +736,20 @@ class DaemonMachine(RuleBasedStateMachine):
         # A line with nobody to move it on would wait for ever.
         assert not self.daemon.line or self.daemon.servers or self._pause_of(self.daemon.line[0].uid)
 
+    @invariant()
+    def clients_that_have_ended_hold_nobody_up_for_ever(self) -> None:
+        for server in set(self.running) - self.ever_forced:
+            if self._is_forsaken(server) and self._is_waited_for(server):
+                assert f"silence {server}" in self.timers
+
+    def _is_waited_for(self, server: int) -> bool:
+        return bool(self.daemon.line) or self.phases[server] is Phase.LEAVING
+
+    @invariant()
+    def a_server_has_one_time_to_leave(self) -> None:
+        watches = [token for token in self.timers if token.startswith(("leave ", "silence "))]
+        assert len(watches) == len(set(watches))
+
     def _pause_of(self, uid: int) -> str:
         """The timer after which a server is tried again for a user, if it runs."""
         failed = self.daemon.failed_starts.get(uid)
@@ -751,6 +812,13 @@ class DaemonMachine(RuleBasedStateMachine):
             self.returns(status="ACTIVE", leaving=False)
         elif server.phase in (Phase.INITIALIZING, Phase.FAULT):
             self.feed(events.StatusPushed(serial, "ACTIVE"))
+        elif self._is_forsaken(serial) and self._is_waited_for(serial):
+            # It is stopped for ever, whatever it was told.
+            for token in (f"silence {serial}", f"leave {serial}"):
+                if token in self.timers:
+                    self._timer_ends(token)
+            assert serial in self.killed
+            self.server_exits(status=-9)
         elif self.on_server:
             self.knock(uid=server.uid, foreign=False)
             oldest = min(self.on_server)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from attrs import frozen
 
+from pympsd.vocabulary import settings
 from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda import device
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor import outside
 from pympsd_server.executor.outside import Workers
@@ -67,7 +69,7 @@ Choose = Callable[[str | None, Any], Workers]
 
 
 @pytest.mark.usefixtures("there")
-@pytest.mark.parametrize("value", [None, "auto", "native"])
+@pytest.mark.parametrize("value", [None, "", "auto", "native"])
 def test_a_gpus_clients_get_native_workers(choose: Choose, value: str | None) -> None:
     assert choose(value, REAL) == Workers(True, "native")
 
@@ -100,12 +102,19 @@ def test_what_was_asked_for_and_is_not_there_is_refused(choose: Choose, device: 
 
 
 @pytest.mark.usefixtures("there")
-@pytest.mark.parametrize("value", ["", "Native", "c", "python "])
+@pytest.mark.parametrize("value", ["Native", "c", "python "])
 def test_another_value_is_refused_by_name(choose: Choose, value: str) -> None:
     with pytest.raises(BackendError, match="auto, native, python are allowed") as caught:
         choose(value, REAL)
     assert caught.value.code is Result.ERROR_NOT_SUPPORTED
     assert repr(value) in caught.value.reason
+
+
+def test_the_daemon_refuses_at_its_start_what_executors_would() -> None:
+    assert (settings.WORKERS, settings.MOST_CONNECTIONS) == (outside._CHOICES, device._MOST_CONNECTIONS)
+    for name in (outside.CHOICE, device.CONNECTIONS):
+        with pytest.raises(settings.BadSetting, match=f"{name} is "):
+            settings.Settings.from_environment({name: "x"})
 
 
 # --- why the library cannot be used

@@ -31,6 +31,9 @@ class FakeContext:
         """All of it."""
         return 1 << 30, 1 << 30
 
+    def abandon(self) -> None:
+        """Takes no more work, and has none."""
+
     def destroy(self) -> None:
         """Gone."""
         self.destroyed = True

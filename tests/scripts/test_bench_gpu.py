@@ -205,6 +205,21 @@ def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
         assert "error: argument" in capsys.readouterr().err
 
 
+def test_reprint_alone_shows_the_run_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    measure.main(["--reprint"])
+    shown = capsys.readouterr().out
+    measure.main(["--reprint", str(ROOT / "docs" / "measured" / "gpu-h200.json")])
+    assert shown == capsys.readouterr().out
+    assert "workers: native" in shown
+
+
+@pytest.mark.parametrize("words", [["bogus"], ["control", "bogus"], ["control", "gpu"], ["all"]])
+def test_a_benchmark_there_is_none_of_is_refused(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, BENCHMARKS / "run.py", *words], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{words[-1]!r} is none of control, client, provisioning, translator" in done.stderr
+
+
 # --- clients
 
 

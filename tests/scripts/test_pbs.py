@@ -219,7 +219,7 @@ def test_a_job_whose_server_cannot_start_goes_back_to_the_queue(node: BatchNode)
         f" echo get_server_status $(cat {node.directory}/one) | {other} nvidia-cuda-mps-control | grep -q ACTIVE;"
         " do :; done",
         f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?",
-        "nvidia-cuda-mps-control get_server_list 2>&1",
+        "nvidia-cuda-mps-control get_server_list 2>&1 | head -n 1",
         f"echo get_server_list | {other} nvidia-cuda-mps-control | cmp - {node.directory}/one && echo same",
         SHOW,
     )

@@ -44,6 +44,11 @@ class FakeExecutor:
     requests: int = 0
     left: list[Place] = field(factory=list)
     """Where somebody left, once for each."""
+    slow: int = 0
+    """Nothing is freed before so many are asked for it."""
+    asked_to_free: int = 0
+    unfinished: int = 0
+    all_asked: trio.Event = field(factory=trio.Event)
 
     def next_request(self) -> int:
         self.requests += 1
@@ -61,6 +66,10 @@ class FakeExecutor:
 
     async def free(self, message: Detach | DropClient) -> None:
         assert isinstance(message, Detach | DropClient)
+        self.asked_to_free += 1
+        if self.asked_to_free >= self.slow:
+            self.all_asked.set()
+        await self.all_asked.wait()
 
     async def end_if_forsaken(self, executor: FakeExecutor) -> None:
         self.left.append(executor.place)
@@ -199,6 +208,16 @@ async def test_an_executor_that_ends_at_once_is_never_told_as_the_servers_end(
         assert isinstance(answer, RequestRefused if code else ContextOpened)
         assert getattr(answer, "code", 0) == code
         assert isinstance(await asked(channel, OpenContext(2, 0, 0)), ContextOpened)
+
+
+async def test_what_a_client_held_is_freed_on_all_devices_at_once(executor: FakeExecutor) -> None:
+    """Several that are stopped cost the time of one."""
+    executor.slow = 3
+    async with session(executor, {}, machine="4xH200") as channel:
+        for device in range(3):
+            assert isinstance(await asked(channel, OpenContext(1 + device, device)), ContextOpened)
+    assert (executor.asked_to_free, executor.unfinished) == (3, 0)
+    assert len(executor.left) == 3
 
 
 @pytest.mark.parametrize(("machine", "user"), [("H200", EVERYBODY), ("shared", 0)])

@@ -46,15 +46,19 @@ def executors(nursery: trio.Nursery, backend: str, log: Notes) -> Executors:
     )
 
 
-async def test_a_backend_that_is_not_there_is_a_plain_error_each_time() -> None:
+async def test_a_backend_that_is_not_there_is_a_plain_error_and_a_line_each_time() -> None:
+    log = Notes()
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
-            running = executors(nursery, "opencl", Notes())
+            running = executors(nursery, "opencl", log)
             for _ in range(2):
                 with pytest.raises(ExecutorError, match="no backend 'opencl'") as caught:
                     await running.of(HERE)
                 assert caught.value.code == Result.ERROR_NOT_SUPPORTED
             assert running.running(HERE) is None
+    told = [str(fields["reason"]) for event, fields in log.said if event == "executor_not_started"]
+    assert [text.partition(": ")[0] for text in told] == ["the executor of device 0 could not be started"] * 2
+    assert all("no backend 'opencl'" in text for text in told)
 
 
 async def test_one_executor_a_device_however_many_ask() -> None:

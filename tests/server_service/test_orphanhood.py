@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +153,60 @@ async def test_one_that_is_dismissed_goes_by_itself(
     channel.close()
     assert outcome == [False]
     assert orphan.ending
+
+
+async def test_the_one_descriptor_that_the_lost_link_gives_back_is_enough(
+    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    for takes_one in ("dup", "open", "pipe"):
+        monkeypatch.setattr(os, takes_one, no_more)
+    async with trio.open_nursery() as inner:
+        inner.start_soon(serve_on, orphan, Door(os.getuid(), daemon.path), nursery)
+        channel = await daemon.accept()
+        assert isinstance(await daemon.hear(channel), link.ServerReturn)
+        channel.close()
+        inner.cancel_scope.cancel()
+
+
+async def test_without_any_it_tries_again(
+    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, tries = trio.socket.socket, 0
+
+    def the_third(*arguments: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return make(*arguments)
+
+    monkeypatch.setattr(trio.socket, "socket", the_third)
+    async with trio.open_nursery() as inner:
+        inner.start_soon(serve_on, orphan, Door(os.getuid(), daemon.path), nursery)
+        channel = await daemon.accept()
+        assert isinstance(await daemon.hear(channel), link.ServerReturn)
+        channel.close()
+        inner.cancel_scope.cancel()
+    assert tries == 3
+
+
+def test_its_standard_error_is_let_go_of_without_a_descriptor_to_spare() -> None:
+    """The server's standard output is /dev/null; its standard error was a pipe of the daemon's."""
+    script = (
+        "import os, resource\n"
+        "from pympsd_server.service.orphanhood import _let_go_of_stderr\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "_let_go_of_stderr()\n"
+        "os.write(2, b'nobody reads this')\n"
+    )
+    with open(os.devnull, "wb") as null:
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdout=null, stderr=subprocess.PIPE, timeout=SECONDS, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 async def test_one_that_gets_no_answer_knocks_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pympsd.service.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
+from pympsd.service.pipe_directory import NEW_STATE, AlreadyRunning, PipeDirectory, Unusable
 from pympsd.vocabulary import files
 
 
@@ -48,6 +49,60 @@ def test_the_files_have_the_modes_of_the_reference(tmp_path: Path) -> None:
     os.close(fifo)
     directory.leave()
     assert {path.name for path in where.iterdir()} == {"control", "control_privileged", "control_lock"}
+
+
+def _furnish(directory: PipeDirectory, pid: int) -> None:
+    """Make what a daemon of this PID makes, and half of a state file."""
+    os.close(directory.open_fifo())
+    directory.write_pid(pid)
+    for name in (files.STATE, NEW_STATE):
+        Path(directory.name(name)).touch()
+
+
+@pytest.mark.parametrize("handed_over", [True, False])
+def test_what_is_kept_for_the_next_stays_only_for_one_that_takes_over(tmp_path: Path, handed_over: bool) -> None:
+    directory = PipeDirectory.claim(str(tmp_path))
+    _furnish(directory, os.getpid())
+    directory.leave(handed_over=handed_over)
+    assert set(os.listdir(tmp_path)) == {files.LOCK, *((files.STATE,) if handed_over else ())}
+
+
+@pytest.mark.parametrize("removed", ["the directory", "the lock", "the lock, twice"])
+def test_a_directory_that_another_daemon_has_taken_is_left_as_it_is(tmp_path: Path, removed: str) -> None:
+    first = PipeDirectory.claim(str(tmp_path / "pipe"))
+    _furnish(first, os.getpid())
+    assert not first.is_anothers()
+    if removed == "the directory":
+        shutil.rmtree(first.path)
+    else:
+        os.unlink(first.name(files.LOCK))
+    second = PipeDirectory.claim(first.path)
+    _furnish(second, 1)
+    if removed == "the lock, twice":
+        os.unlink(second.name(files.LOCK))
+    there = set(os.listdir(first.path))
+    assert {files.PID, files.LOG_FIFO, files.STATE} < there
+    assert first.is_anothers()
+    first.leave()
+    assert set(os.listdir(first.path)) == there
+    second.leave(handed_over=True)
+
+
+@pytest.mark.parametrize("pid_file", ["names it", "is gone", "is empty", "is a fifo"])
+def test_one_that_only_lost_its_lock_cleans_up(tmp_path: Path, pid_file: str) -> None:
+    directory = PipeDirectory.claim(str(tmp_path))
+    _furnish(directory, os.getpid())
+    os.unlink(directory.name(files.LOCK))
+    pid_path = Path(directory.name(files.PID))
+    if pid_file != "names it":
+        pid_path.unlink()
+    if pid_file == "is empty":
+        pid_path.touch()
+    elif pid_file == "is a fifo":
+        os.mkfifo(pid_path)
+    assert not directory.is_anothers()
+    directory.leave()
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_second_claim_finds_the_first_until_it_leaves(tmp_path: Path) -> None:

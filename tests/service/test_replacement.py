@@ -1,4 +1,4 @@
-"""--replace where the daemon ends just then by itself: there is nobody to tell, and its place is free."""
+"""--replace where the daemon ends just then by itself, or has only begun, or is stopped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,10 @@ claimed = PipeDirectory.claim(sys.argv[1])
 print(flush=True)
 sys.stdin.read()
 """
+
+
+GONE = str((1 << 22) + 1)
+"""The PID of no process: PIDs are below 2 to the 22nd (proc(5), pid_max)."""
 
 
 @pytest.fixture
@@ -72,3 +76,57 @@ def test_one_that_lives_and_is_not_the_daemon_is_left_alone(holder: subprocess.P
     with pytest.raises(CannotReplace, match="is not the daemon that runs"):
         replace(str(tmp_path))
     assert holder.poll() is None
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_text(""), lambda path: path.write_text(GONE)])
+def test_one_that_has_not_said_its_pid_yet_is_asked_again(
+    holder: subprocess.Popen[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], object],
+) -> None:
+    spoil(tmp_path / files.PID)
+    monkeypatch.setattr(replacement.time, "sleep", lambda _: (tmp_path / files.PID).write_text(str(holder.pid)))
+    replace(str(tmp_path)).leave()
+    assert holder.wait() == -replacement.HAND_OVER
+
+
+def test_one_that_ends_after_it_removed_its_pid_file_is_gone(
+    holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / files.PID).unlink()
+    monkeypatch.setattr(replacement.time, "sleep", lambda _: (holder.kill(), holder.wait()))
+    replace(str(tmp_path)).leave()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("", "does not say which"), (GONE, f"process {GONE}, which is not there")]
+)
+def test_one_that_never_says_its_pid_is_given_up(
+    holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
+) -> None:
+    monkeypatch.setattr(replacement, "LOCK_SECONDS", 0)
+    (tmp_path / files.PID).write_text(text)
+    with pytest.raises(CannotReplace, match=reason):
+        replace(str(tmp_path))
+    assert holder.poll() is None
+
+
+def test_one_that_is_stopped_is_not_told(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    holder.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
+    with pytest.raises(CannotReplace, match=f"process {holder.pid}, is stopped: continue it"):
+        replace(str(tmp_path))
+    # It would obey when it goes on.
+    status = Path(f"/proc/{holder.pid}/status").read_text()
+    (pending,) = (line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd"))
+    assert int(pending, 16) == 0
+
+
+def test_one_that_does_not_end_in_time_is_said_to_end_later(
+    holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replacement, "SECONDS", 0.0)
+    monkeypatch.setattr(replacement, "HAND_OVER", signal.SIGURG)  # which it does not notice
+    with pytest.raises(CannotReplace, match="and will end when it goes on; kill -9"):
+        replace(str(tmp_path))

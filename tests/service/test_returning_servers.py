@@ -5,6 +5,7 @@ The test process plays the server: the kernel says its PID at the door.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -161,3 +162,20 @@ async def test_a_file_that_is_not_its_own_is_left_out_with_a_line(house: House, 
     inherit(house.hub, str(tmp_path))
     assert house.hub.mind.servers == {}
     assert house.sentences() == [f"{path} is left out: others than its owner may have changed it"]
+
+
+@bounded
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ESRCH])
+async def test_one_that_cannot_be_watched_is_told_from_one_that_is_gone(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    left_behind(house, tmp_path)
+
+    def fail(_: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    inherit(house.hub, str(tmp_path))
+    assert house.hub.mind.servers == {}
+    said = f"Server {ME} is not taken in and goes with its last client: Too many open files: raise the limit"
+    assert [line.startswith(said) for line in house.sentences()] == ([True] if number == errno.EMFILE else [])

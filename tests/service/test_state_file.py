@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from attrs import define, evolve, field
 
 from pympsd.devices.machine import describe
 from pympsd.mind.remembered import NOTHING, Remembered, RememberedServer
+from pympsd.service import state_file
 from pympsd.service.state_file import NotOurs, StateFile, device_keys, read, started_at
 from pympsd.vocabulary import files
 
@@ -100,6 +103,37 @@ def test_a_failure_is_told_once_and_tried_again(tmp_path: Path) -> None:
     assert os.listdir(file.folder) == [files.STATE]
 
 
+def test_one_that_somebody_removed_comes_back(kept: StateFile) -> None:
+    os.unlink(os.path.join(kept.folder, files.STATE))
+    kept.keep(KNOWN)
+    found = read(kept.folder)
+    assert found is not None
+    assert found.remembered == KNOWN
+
+
+def test_in_a_folder_that_another_daemon_has_taken_nothing_is_changed(kept: StateFile, tmp_path: Path) -> None:
+    before = (tmp_path / files.STATE).read_bytes()
+    first = StateFile(kept.folder, DEVICES, log := Log(), lambda: True)
+    first.keep(NOTHING)
+    assert (tmp_path / files.STATE).read_bytes() == before
+    assert log.errors == [("state_not_kept", {"reason": "another daemon has taken the pipe directory"})]
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file gets longer than 100 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_where_there_is_no_room_nothing_is_left_of_the_try(kept: StateFile, full_disk: None) -> None:
+    kept.keep(NOTHING)
+    assert kept.log.errors == [("state_not_kept", {"reason": "File too large"})]
+    assert os.listdir(kept.folder) == [files.STATE]
+
+
 def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads(path.read_bytes())
     change(content)
@@ -121,6 +155,9 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda path: _edit(path, lambda state: state.update(boot="yesterday")), "was started"),
         (lambda path: _edit(path, lambda state: state.update(pid_namespace=5)), "was started"),
         (lambda path: _edit(path, lambda state: state["remembered"].update(thread_percentage=0)), "damaged"),
+        (lambda path: _edit(path, lambda state: state["remembered"].update(generation=1 << 22)), "no generation"),
+        (lambda path: _edit(path, lambda state: state["remembered"].update(wishes=[-7])), "no user -7"),
+        (lambda path: _edit(path, lambda state: state["remembered"]["servers"][0].update(pid=1 << 31)), "no process"),
         (lambda path: (path.rename(f"{path}.x"), path.symlink_to(f"{path}.x")), "symbolic links"),
         (lambda path: (path.unlink(), path.mkdir(0o700)), "no regular file"),
         (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "no regular file"),
@@ -130,6 +167,30 @@ def test_what_is_not_its_own_is_not_believed(kept: StateFile, spoil: Callable[[P
     spoil(Path(kept.folder) / files.STATE)
     with pytest.raises(NotOurs, match=reason):
         read(kept.folder)
+
+
+def test_while_its_writer_runs_it_is_not_believed(kept: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_file, "DYING_SECONDS", 0)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as writer:
+        written = [writer.pid, started_at(writer.pid)]
+        _edit(Path(kept.folder) / files.STATE, lambda state: state.update(writer=written))
+        with pytest.raises(NotOurs, match=f"process {writer.pid}, still runs"):
+            read(kept.folder)
+        os.kill(writer.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
+        assert read(kept.folder) is not None, "one that nobody has reaped yet runs no more"
+        writer.wait()
+    assert read(kept.folder) is not None
+
+
+def test_a_later_process_of_its_writers_pid_is_not_its_writer(kept: StateFile) -> None:
+    _edit(Path(kept.folder) / files.STATE, lambda state: state.update(writer=[os.getppid(), 5]))
+    assert read(kept.folder) is not None
+
+
+def test_one_of_an_earlier_version_does_not_say_its_writer(kept: StateFile) -> None:
+    _edit(Path(kept.folder) / files.STATE, lambda state: state.pop("writer"))
+    assert read(kept.folder) is not None
 
 
 def test_a_process_that_is_gone_has_no_start() -> None:

@@ -64,6 +64,25 @@ def test_a_patience_that_cannot_be_is_refused(text: str) -> None:
         Settings.from_environment({"PYMPSD_TURN_PATIENCE": text})
 
 
+@pytest.mark.parametrize("variable", ["PYMPSD_WORKER", "PYMPSD_DEVICE_CONNECTIONS"])
+@pytest.mark.parametrize("text", ["x", "0", "33", "64", "-1", "8 ", "08", "Native", "native ", "\N{SUPERSCRIPT TWO}"])
+def test_what_no_executor_could_start_with_is_refused_by_name(variable: str, text: str) -> None:
+    with pytest.raises(BadSetting, match=f"{variable} is (one of auto, native, python|a number from 1 to 32), not"):
+        Settings.from_environment({variable: text})
+
+
+def test_what_executors_can_start_with_is_taken() -> None:
+    for worker in ("", "auto", "native", "python"):
+        Settings.from_environment({"PYMPSD_WORKER": worker})
+    for connections in ("", "1", "8", "32"):
+        Settings.from_environment({"PYMPSD_DEVICE_CONNECTIONS": connections})
+
+
+def test_an_empty_variable_of_ours_is_not_set() -> None:
+    ours = ("BACKEND", "WORKER", "DEVICE_CONNECTIONS", "EMULATED_DEVICES", "LOG_DIALECT", "TURN_PATIENCE")
+    assert Settings.from_environment({f"PYMPSD_{name}": "" for name in ours}) == Settings.from_environment({})
+
+
 @pytest.mark.parametrize("text", DIALECTS)
 def test_every_log_dialect_is_taken(text: str) -> None:
     assert Settings.from_environment({"PYMPSD_LOG_DIALECT": text}).log_dialect == text

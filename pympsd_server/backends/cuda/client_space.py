@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import ClientBudget, DeviceBudget, charged
 from pympsd_server.backends.cuda.device_memory import DeviceMemory
+from pympsd_server.backends.cuda.leftovers import SharedMemory
 from pympsd_server.backends.cuda.ranges import Reach
-from pympsd_server.backends.cuda.staging import Registered
 from pympsd_server.backends.interface import BackendError
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.cuda.context import CudaContext
 
 _ADDRESS_LIMIT = 1 << 63
 
@@ -17,13 +21,18 @@ _ADDRESS_LIMIT = 1 << 63
 class ClientSpace:
     """Shared by the contexts of one client. ``lock`` is held while the budget or the reach is changed."""
 
-    def __init__(self, memory: DeviceMemory, device: DeviceBudget, limit: int, registered: Registered) -> None:
+    def __init__(self, memory: DeviceMemory, device: DeviceBudget, limit: int, registered: SharedMemory) -> None:
         self.lock = Lock()
         self.memory = memory
         self.budget = ClientBudget(device, limit)
         self.registered = registered
-        self.contexts = 0
+        self.contexts: dict[CudaContext, None] = {}
+        """Those that the device knows: also what was destroyed and still runs. Guarded by the device's lock."""
         self._reach = Reach()
+
+    def others(self, context: CudaContext) -> tuple[CudaContext, ...]:
+        """Return the contexts besides one, whose work may be about its memory."""
+        return tuple(other for other in tuple(self.contexts) if other is not context)
 
     def take(self, count: int, what: str) -> None:
         """Charge bytes; BackendError OUT_OF_MEMORY."""
@@ -58,7 +67,7 @@ class ClientSpace:
             self._reach.add(address, count)
 
     def disown(self, address: int) -> None:
-        """It is no more."""
+        """It is no more; nothing happens when it was not."""
         with self.lock:
             self._reach.remove(address)
 

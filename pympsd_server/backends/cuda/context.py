@@ -1,4 +1,4 @@
-"""One client context on the device's one context: its memory, modules, streams, and who waits for its work."""
+"""One client context on the device's one context: its streams, its order, its end, and who waits for its work."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import ctypes
 import time
 from collections.abc import Callable, Iterable
 from threading import RLock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.budget import charged
 from pympsd_server.backends.cuda.client_space import ClientSpace
+from pympsd_server.backends.cuda.events import CudaEvent
+from pympsd_server.backends.cuda.holdings import Holdings
 from pympsd_server.backends.cuda.module import CudaModule
 from pympsd_server.backends.cuda.order import Order, Step
 from pympsd_server.backends.cuda.promises import Promises
 from pympsd_server.backends.cuda.shares import Share
-from pympsd_server.backends.cuda.stream import CudaEvent, CudaStream
+from pympsd_server.backends.cuda.stream import CudaStream
 from pympsd_server.backends.interface import BackendError, Completion, Outcome
 from pympsd_server.native.states import ContextState
 
 if TYPE_CHECKING:
     from pympsd_server.backends.cuda.device import CudaDevice
 
-ALLOCATION_LIMIT: Final = 1 << 18
-"""Allocations one context may hold; each costs the executor some hundred bytes, however small it is."""
 CONTEXT_BYTES: Final = 10 << 20
 """What a context is charged for itself: its first streams, by the 0.55 MiB of device memory that one takes."""
 STREAM_BYTES: Final = 576 << 10
@@ -32,6 +31,8 @@ PATIENCE_SECONDS: Final = 2.0
 """How long ending a context waits for its kernels; they cannot be stopped."""
 _LOOK_SECONDS: Final = 0.0005
 _DESTROYED: Final = Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 class CudaContext:
@@ -59,93 +60,45 @@ class CudaContext:
         self._level = level
         self._on_fault = on_fault
         self._outcome = Outcome()
-        self._held: dict[int, int] = {}
-        """Allocations, with their sizes."""
-        self._retired: set[int] = set()
-        self._modules: dict[CudaModule, None] = {}
+        self._patience_ends: float | None = None
+        """Until when its end waits for its kernels, once it has been abandoned."""
+        self._is_ending = False
+        self._holdings = Holdings(self)
         self._default = self._stream(blocking=True, priority=0)
         self._default.native_state.is_default = 1
         self.order.default = self._default
         self.native_state = ContextState(default_stream=ctypes.pointer(self._default.native_state))
         """What a native worker may do here."""
 
-    # --- memory
+    # --- memory and modules
 
     def allocate(self, count: int) -> int:
         """Return the address of new memory, all zero."""
-        self.check()
-        if count <= 0:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"an allocation of {count} bytes")
-        if len(self._held) >= ALLOCATION_LIMIT:
-            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"a context holds at most {ALLOCATION_LIMIT} allocations")
-        address = self.space.allocate(count)
-        self._held[address] = count
-        self.device.counters.add("bytes_allocated", count)
-        return address
+        return self._holdings.allocate(count)
 
     def free(self, address: int, done: Completion) -> None:
         """Take memory back once the work so far is done; a ruined context's goes when it is destroyed."""
-        if self._outcome.code is not Result.SUCCESS:
-            done(self._outcome)
-            return
-        if address not in self._held or address in self._retired:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
-        self._retired.add(address)
-
-        def release(outcome: Outcome) -> None:
-            if outcome.code is Result.SUCCESS:
-                self._retired.discard(address)
-                self._give_back(address)
-            done(outcome)
-
-        self.notify(release)
-
-    def _give_back(self, address: int) -> None:
-        count = self._held.pop(address, None)  # the context's end may have come first
-        if count is not None:
-            self.space.free(address, count)
+        self._holdings.free(address, done)
 
     def memory_info(self) -> tuple[int, int]:
         """Return (free, total) bytes."""
         with self.space.lock:
             return self.space.budget.free, self.space.budget.total
 
-    # --- modules
-
     def load_module(self, image: bytes) -> CudaModule:
         """Load PTX, a cubin or a fatbin; this waits for every kernel that runs on the device."""
-        self.check()
-        module = CudaModule(self, self.device.driver, image)
-        try:
-            self.space.take(charged(module.device_bytes), "a module")
-        except BaseException:
-            self._let_go(module)
-            raise
-        for each in module.globals:
-            self.space.own(each.address, each.size)
-        self._modules[module] = None
-        self.device.counters.add("modules_loaded")
-        return module
+        return self._holdings.load(image)
 
     def unload(self, module: CudaModule) -> None:
         """Let a module go after the work so far; a ruined context's goes when it is destroyed."""
+        self._holdings.unload(module)
 
-        def release(outcome: Outcome) -> None:
-            if outcome.code is Result.SUCCESS:
-                self._drop_module(module)
-
-        self.notify(release)
-
-    def _drop_module(self, module: CudaModule) -> None:
-        if self._modules.pop(module, module) is not None:  # the context's end may have come first
-            return
-        for each in module.globals:
-            self.space.disown(each.address)
-        self.space.give(charged(module.device_bytes))
-        self._let_go(module)
-
-    def _let_go(self, module: CudaModule) -> None:
-        self.device.janitor.add(self.device.is_quiet, module.discard)
+    def enter(self, table: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+        """Enter what was just made; BackendError when the context has ended meanwhile, and its maker lets it go."""
+        with self.lock:
+            if self.is_destroyed:
+                raise BackendError(_DESTROYED.code, _DESTROYED.reason)
+            table[key] = value
 
     # --- streams and events
 
@@ -166,9 +119,12 @@ class CudaContext:
             raise
 
     def _stream(self, blocking: bool, priority: int, charge: int = 0) -> CudaStream:
-        handle = self.device.make_stream(self.share, self._level, priority)
-        stream = CudaStream(self, handle, blocking, charge)
-        self.streams[stream] = None
+        stream = CudaStream(self, self._level, priority, blocking, charge)
+        try:
+            self.enter(self.streams, stream, None)
+        except BackendError:
+            stream.give_back()
+            raise
         return stream
 
     def create_event(self, timing: bool) -> CudaEvent:
@@ -194,8 +150,18 @@ class CudaContext:
 
     def notify(self, done: Completion) -> None:
         """Call back when all work so far in all streams is done."""
-        tell = self.promises.make(done)
-        self.put(None, lambda: self._watch_all(tell), on_ruined=tell)
+        self.put_told(None, done, self._watch_all)
+
+    def after_work(self, act: Callable[[], None]) -> None:
+        """Call ``act`` when the device is done with all work so far, whatever becomes of the context."""
+
+        def done(outcome: Outcome) -> None:
+            if outcome.code is Result.SUCCESS:
+                act()
+            else:  # told by its end, which stops no kernel
+                self.device.janitor.add(self.is_quiet, act)
+
+        self.notify(done)
 
     def _watch_all(self, tell: Completion) -> None:
         busy = [stream for stream in self.streams if not stream.is_settled()]
@@ -240,6 +206,22 @@ class CudaContext:
             self.native_state.held = self.order.holds
         return step
 
+    def put_told(
+        self,
+        stream: CudaStream | None,
+        done: Completion,
+        issue: Callable[[Completion], None],
+        after: Iterable[Step] = (),
+        alone: bool = False,
+    ) -> None:
+        """Put something that tells ``done``, which is told of the context's end too; not when it is refused."""
+        tell = self.promises.make(done)
+        try:
+            self.put(stream, lambda: issue(tell), after, on_ruined=tell, alone=alone)
+        except BaseException:
+            self.promises.take(tell)
+            raise
+
     def release_step(self, step: Step) -> None:
         """A held step is passed. The lock is held."""
         self.order.release(step)
@@ -271,7 +253,7 @@ class CudaContext:
 
     def suspects(self) -> list[str]:
         """Return the kernels launched last in streams that may have unfinished work."""
-        names = {int(each.handle): each.layout.name for module in tuple(self._modules) for each in module.kernels}
+        names = {int(each.handle): each.layout.name for module in self._holdings.modules for each in module.kernels}
         busy = [stream.native_state.last_function for stream in tuple(self.streams) if not stream.known_settled]
         return [names[function] for function in busy if function in names]
 
@@ -281,16 +263,26 @@ class CudaContext:
             self._outcome = outcome
             self.native_state.closed = 1
             self.promises.end(outcome)
-        if not self._becomes_quiet():
+        if not self._becomes_quiet(time.monotonic() + PATIENCE_SECONDS):
             reason = f"kernels of the context still run after {PATIENCE_SECONDS} s; this device cannot stop them"
             raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
 
+    def abandon(self) -> None:
+        """Take no more work, and wait for none: ``destroy``, which is to follow, then waits so much less."""
+        if self._patience_ends is None:
+            self._patience_ends = time.monotonic() + PATIENCE_SECONDS
+        self._outcome = _DESTROYED
+        self.native_state.closed = 1
+        self.promises.end(_DESTROYED)
+
     def destroy(self) -> None:
         """Take no more work and free everything once it has ended; waits for that PATIENCE_SECONDS at most."""
-        if self._outcome is _DESTROYED:
+        if self._is_ending:
             return
+        self._is_ending = True
         self.abandon()
-        if self._becomes_quiet():
+        assert self._patience_ends is not None
+        if self._becomes_quiet(self._patience_ends):
             self.release()
         else:
             self.device.janitor.add(self.is_quiet, self.release)
@@ -298,25 +290,28 @@ class CudaContext:
     @property
     def is_destroyed(self) -> bool:
         """Whether it was destroyed: the device knows it only until nothing of it runs."""
-        return self._outcome is _DESTROYED
-
-    def abandon(self) -> None:
-        """Take no more work, and wait for none."""
-        self._outcome = _DESTROYED
-        self.native_state.closed = 1
-        self.promises.end(_DESTROYED)
+        return self._patience_ends is not None
 
     def is_quiet(self) -> bool:
         """Whether nothing of it is under way; also when the device is ruined, for then nothing runs any more."""
-        if self.native_state.active:  # a worker is in the midst of a call, which is not counted yet
+        # A worker may be in the midst of a call, which is not counted yet; and no stream goes while it is asked for.
+        if self.native_state.active or not self.lock.acquire(blocking=False):
             return False
         try:
             return all([stream.is_settled() for stream in tuple(self.streams)])  # noqa: C419 - each counts its kernels
-        except BackendError:
-            return True
+        except BackendError as error:
+            outcome = Outcome(error.code, error.reason)
+        finally:
+            self.lock.release()
+        self.device.ruin(outcome)
+        return True
 
-    def _becomes_quiet(self) -> bool:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+    def is_through(self) -> bool:
+        """Whether nothing of what it was given is left, be it under way or held."""
+        holds = self.order.holds and self._outcome.code is Result.SUCCESS  # of an ended one nothing is issued
+        return not holds and self.is_quiet()
+
+    def _becomes_quiet(self, deadline: float) -> bool:
         while not self.is_quiet():
             if time.monotonic() > deadline or self.device.closed:
                 return False
@@ -328,10 +323,7 @@ class CudaContext:
         for stream in tuple(self.streams):
             stream.discard()
         self.order.drop()
-        for module in tuple(self._modules):
-            self._drop_module(module)
-        for address in tuple(self._held):
-            self._give_back(address)
+        self._holdings.give_all_back()
         self.device.forget(self)
 
     def forget_stream(self, stream: CudaStream, charge: int) -> bool:

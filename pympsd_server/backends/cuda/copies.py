@@ -6,14 +6,14 @@ memory once that is registered. Page-locked memory that a client shares is the d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver import cu
 from pympsd_server.backends.cuda.promises import Promise
 from pympsd_server.backends.cuda.ranges import registered_parts
 from pympsd_server.backends.cuda.staging import DIRECT_BYTES, Slot, address_of
-from pympsd_server.backends.interface import BackendError, Completion, Outcome
+from pympsd_server.backends.interface import Completion, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pympsd_server.backends.cuda.stream import CudaStream
 
 _NEAR_BYTES: Final = 1 << 20
-_SCRATCH_BYTES: Final = 16 << 20
 
 
 def to_device(stream: CudaStream, destination: int, source: memoryview, done: Completion) -> None:
@@ -33,7 +32,11 @@ def to_device(stream: CudaStream, destination: int, source: memoryview, done: Co
     if slot is not None:
         slot.view[:] = source.cast("B")
     address = slot.address if slot is not None else address_of(source)
-    _copy(stream, done, slot, cu.cuMemcpyHtoDAsync, (destination, address, count), lambda: None)
+
+    def issue() -> None:
+        stream.context.device.driver.call(cu.cuMemcpyHtoDAsync, destination, address, count, stream.handle)
+
+    _Passage(stream, issue, _giving(stream, slot)).put(done)
 
 
 def from_device(stream: CudaStream, target: memoryview, source: int, done: Completion) -> None:
@@ -44,11 +47,14 @@ def from_device(stream: CudaStream, target: memoryview, source: int, done: Compl
     count, slot = target.nbytes, _slot(stream, target)
     address = slot.address if slot is not None else address_of(target)
 
+    def issue() -> None:
+        stream.context.device.driver.call(cu.cuMemcpyDtoHAsync, address, source, count, stream.handle)
+
     def finish() -> None:
         if slot is not None:
             target.cast("B")[:] = slot.view
 
-    _copy(stream, done, slot, cu.cuMemcpyDtoHAsync, (address, source, count), finish)
+    _Passage(stream, issue, _giving(stream, slot), finish).put(done)
 
 
 def from_host(stream: CudaStream, destination: int, source: memoryview) -> None:
@@ -92,19 +98,15 @@ def on_device(stream: CudaStream, destination: int, source: int, count: int) -> 
 
         stream.put(issue)
         return
-    scratch = device.memory.allocate(min(count, _SCRATCH_BYTES))
+    scratches = device.staging.scratches
+    scratch = scratches.take(stream, count)
 
     def through() -> None:
-        for start, length in _pieces(count, _SCRATCH_BYTES, destination > source):
-            move(scratch, source + start, length)
-            move(destination + start, scratch, length)
-        stream.watch(stream.point(), lambda: device.memory.free(scratch))
+        for start, length in _pieces(count, scratch.size, destination > source):
+            move(scratch.address, source + start, length)
+            move(destination + start, scratch.address, length)
 
-    try:
-        stream.put(through)
-    except BackendError:
-        device.memory.free(scratch)
-        raise
+    _Passage(stream, through, lambda: scratches.give(scratch)).put(lambda outcome: None)
 
 
 def _pieces(count: int, longest: int, backwards: bool) -> list[tuple[int, int]]:
@@ -116,36 +118,83 @@ def _slot(stream: CudaStream, view: memoryview) -> Slot | None:
     """Return a slot for a copy, None when the device reaches the bytes themselves and they are many."""
     if view.nbytes > DIRECT_BYTES and stream.context.space.registered.reaches(view):
         return None
-    return stream.context.device.staging.take(view.nbytes)
+    return stream.context.device.staging.take(view.nbytes, stream.context.space)
 
 
-def _copy(
-    stream: CudaStream,
-    done: Completion,
-    slot: Slot | None,
-    function: Callable[..., Any],
-    operands: tuple[int, int, int],
-    finish: Callable[[], None],
-) -> None:
-    context, staging = stream.context, stream.context.device.staging
-    tell: Promise = context.promises.make(done)
+def _giving(stream: CudaStream, slot: Slot | None) -> Callable[[], None]:
+    staging = stream.context.device.staging
+    return lambda: staging.give(slot) if slot is not None else None
 
-    def passed() -> None:
-        # Of a context that has ended nobody looks any more, and the client's memory may be another's.
-        if context.outcome.code is Result.SUCCESS:
-            finish()
-        if slot is not None:
-            staging.give(slot)
-        tell(Outcome())
 
-    def issue() -> None:
-        context.device.driver.call(function, *operands, stream.handle)
-        stream.watch(stream.point(), passed)
+class _Passage:
+    """A copy through something that is given back once: when the device is done with it, or never will begin.
 
-    try:
-        stream.put(issue)
-    except BackendError:
-        context.promises.take(tell)
-        if slot is not None:
-            staging.give(slot)
-        raise
+    What is held by a function of the client's is never issued when its context ends before, and nobody hears of it
+    but by the promise.
+    """
+
+    def __init__(
+        self,
+        stream: CudaStream,
+        work: Callable[[], None],
+        give_back: Callable[[], None],
+        finish: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``work`` gives the copy to the driver; ``finish`` comes behind it, unless the context has ended."""
+        self._stream = stream
+        self._work = work
+        self._give_back = give_back
+        self._finish = finish
+        self._unissued = [True]
+        """Who takes it out, in one step, issues the copy or gives back what it would have passed through."""
+
+    def put(self, done: Completion) -> None:
+        """Put it in its stream; ``done`` is told when it is over."""
+        promises = self._stream.context.promises
+
+        def told(outcome: Outcome) -> None:
+            if outcome.code is not Result.SUCCESS:
+                self._drop()
+            done(outcome)
+
+        tell = promises.make(told)
+        try:
+            self._stream.put(lambda: self._issue(tell))
+        except BaseException:
+            self._drop()
+            if promises.take(tell):  # else it was told of the context's end
+                raise
+
+    def _issue(self, tell: Promise) -> None:
+        if not self._is_first():
+            return
+        try:
+            self._work()
+            self._stream.watch(self._stream.point(), lambda: self._passed(tell))
+        except BaseException:
+            # Some of it may be under way, and there is no point that tells when it is done.
+            self._stream.context.device.janitor.add(self._stream.is_settled, self._give_back)
+            raise
+
+    def _passed(self, tell: Promise) -> None:
+        try:
+            # Of a context that has ended nobody looks any more, and the client's memory may be another's.
+            if self._stream.context.outcome.code is Result.SUCCESS:
+                self._finish()
+        finally:
+            try:
+                self._give_back()
+            finally:
+                tell(Outcome())
+
+    def _drop(self) -> None:
+        # By the janitor: a context may end in the midst of a call that holds the locks which giving back takes.
+        if self._is_first():
+            self._stream.context.device.janitor.add(lambda: True, self._give_back)
+
+    def _is_first(self) -> bool:
+        try:
+            self._unissued.pop()
+        except IndexError:
+            return False
+        return True

@@ -18,11 +18,12 @@ from pympsd_server.backends.cuda.counters import Counters
 from pympsd_server.backends.cuda.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.driver import Driver, cu, plain_call
 from pympsd_server.backends.cuda.janitor import Janitor
+from pympsd_server.backends.cuda.leftovers import MODULES_LIMIT, SHARED_LIMIT, Leftovers, SharedMemory
 from pympsd_server.backends.cuda.native_calls import native_calls
 from pympsd_server.backends.cuda.points import Events, Watch
 from pympsd_server.backends.cuda.probe import uuid_of
 from pympsd_server.backends.cuda.shares import SHARE_BYTES, Share, Shares
-from pympsd_server.backends.cuda.staging import ReachedHost, Registered, Staging
+from pympsd_server.backends.cuda.staging import ReachedHost, Staging
 from pympsd_server.backends.cuda.words import Words
 from pympsd_server.backends.interface import BackendError, Capabilities, Outcome, Quota
 
@@ -53,7 +54,7 @@ def settle_environment(environment: Any) -> None:
 
     BackendError NOT_SUPPORTED for a number of hardware queues that cannot be.
     """
-    connections = environment.get(CONNECTIONS, str(_MOST_CONNECTIONS))
+    connections = environment.get(CONNECTIONS) or str(_MOST_CONNECTIONS)
     if connections not in map(str, range(1, _MOST_CONNECTIONS + 1)):
         reason = f"{CONNECTIONS} is {connections!r}: 1 to {_MOST_CONNECTIONS} are allowed"
         raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
@@ -81,7 +82,7 @@ class CudaDevice:
         self._clients: dict[int, ClientSpace] = {}
         self._ruin: Outcome | None = None
         self.closed = False
-        self.driver = Driver(plain_call(cu.cuDevicePrimaryCtxRetain, handle), self._ruined)
+        self.driver = Driver(plain_call(cu.cuDevicePrimaryCtxRetain, handle), self.ruin)
         self.counters = Counters()
         self.events = Events(self.driver)
         self.words = Words(self.driver)
@@ -89,8 +90,10 @@ class CudaDevice:
         self.memory = DeviceMemory(self.driver, int(handle), window_of(ordinal))
         self.staging = Staging(self.driver)
         self.shares = Shares(self.driver, handle, facts.multiprocessors, self.memory)
-        self.watch = Watch(self.is_quiet)
+        self.watch = Watch(self.is_quiet, self.ruin)
         self.janitor = Janitor()
+        self.left_modules = Leftovers(self.janitor, self.is_quiet, MODULES_LIMIT)
+        self._left_shared = Leftovers(self.janitor, self.is_quiet, SHARED_LIMIT)
         # The context itself counts as taken, and what executors of other users and other programs have.
         self.budget = DeviceBudget(facts.memory_bytes, self._taken_in_all)
 
@@ -174,7 +177,8 @@ class CudaDevice:
         with self._lock:
             client = self._clients.get(address_space)
             if client is None:
-                client = ClientSpace(self.memory, self.budget, quota.memory_bytes, Registered(self.driver))
+                shared = SharedMemory(self.driver, self._left_shared)
+                client = ClientSpace(self.memory, self.budget, quota.memory_bytes, shared)
             client.take(CONTEXT_BYTES, "a context")
         charged = CONTEXT_BYTES
         try:
@@ -193,7 +197,7 @@ class CudaDevice:
         context.charged = charged
         with self._lock:
             self._clients[address_space] = client
-            client.contexts += 1
+            client.contexts[context] = None
             self._contexts[context] = address_space
         return context
 
@@ -212,10 +216,10 @@ class CudaDevice:
             key = self._contexts.pop(context)
             client = self._clients[key]
             client.give(context.charged)
-            client.contexts -= 1
+            del client.contexts[context]
             if not client.contexts:
                 del self._clients[key]
-                self.janitor.add(self.is_quiet, client.registered.release)
+                client.registered.leave()
         self.shares.give(context.share)
         self.budget.changed()
 
@@ -225,7 +229,7 @@ class CudaDevice:
             contexts = tuple(self._contexts)
         return all(context.is_quiet() for context in contexts)
 
-    def _ruined(self, outcome: Outcome) -> None:
+    def ruin(self, outcome: Outcome) -> None:
         """The driver answers nothing else any more: every context has this error. Any thread may come here."""
         if self._ruin is not None:
             return
@@ -239,14 +243,13 @@ class CudaDevice:
     def close(self) -> None:
         """Take no more work and tell all who wait. Kernels that run end with the process."""
         self.closed = True
-        contexts = tuple(self._contexts)
-        for context in contexts:
+        for context in tuple(self._contexts):
             context.abandon()
         self.watch.close()
         self.janitor.close()
         with suppress(BackendError):  # a ruined device lets go of everything with its process
             if self._ruin is None and self.is_quiet():
-                for context in contexts:
+                for context in tuple(self._contexts):  # those that the janitor has not released by now
                     context.release()
                 self.staging.close()
                 self.memory.close()

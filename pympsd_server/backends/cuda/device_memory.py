@@ -101,7 +101,11 @@ class DeviceMemory:
             for page in tuple(self._spare):
                 self._unmap(page)
             handle = call(cu.cuMemCreate, size, self._kind, 0)
-        call(cu.cuMemMap, start, size, 0, handle, 0)
+        try:
+            call(cu.cuMemMap, start, size, 0, handle, 0)
+        except BackendError:
+            call(cu.cuMemRelease, handle)
+            raise
         self._mapped[start] = (size, handle)
         call(cu.cuMemSetAccess, start, size, [self._access], 1)
         self._clean(start, size)

@@ -15,9 +15,9 @@ cu: Final[Any] = _driver
 """The module ``cuda.bindings.driver``; the rest of this room makes its calls through ``Driver.call``."""
 
 NOT_READY: Final = int(Result.ERROR_NOT_READY)
-_RUINOUS: Final = frozenset({214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
+_RUINOUS: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911})
 """CUresult numbers after which no call in the process succeeds any more: those that the CUDA driver API says leave
-the process in an inconsistent state."""
+the process in an inconsistent state, or have it relaunched."""
 
 
 def described(code: int) -> tuple[str, str]:

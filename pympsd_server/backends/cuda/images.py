@@ -10,7 +10,7 @@ import struct
 from contextlib import suppress
 from typing import Final
 
-from attrs import frozen
+from attrs import define, frozen
 
 from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
 from pympsd.vocabulary.results import Result
@@ -28,18 +28,59 @@ _NO_BITS: Final = 8
 _ALLOCATED: Final = 2
 _OBJECT: Final = 1
 _FUNCTION: Final = 2
+_DATA: Final = (b".nv.global", b".nv.constant3")
+"""How the names of the sections begin that hold variables."""
+_TIMES: Final = 2
+"""A well made file takes reading once; names may share their ends, and bytes of code may look like a beginning."""
+_DAMAGE: Final = (struct.error, ValueError, IndexError, OverflowError)
+"""What reading raises where a file is not what it says."""
+
+
+class _TooMuch(Exception):
+    """Reading what a file claims to hold takes more than its size allows."""
+
+
+@define
+class _File:
+    """An image of which nothing is copied but names; ``left`` bytes of it may still be read.
+
+    Headers may lie over each other and all claim the whole file: few bytes could take hours and gigabytes.
+    """
+
+    image: bytes
+    left: int
+
+    @classmethod
+    def of(cls, image: bytes) -> _File:
+        """Return one of which nothing was read."""
+        return cls(image, _TIMES * len(image))
+
+    def reads(self, count: int) -> None:
+        """Count bytes that are about to be read."""
+        self.left -= count
+        if self.left < 0:
+            raise _TooMuch(f"what is in it takes more than the {len(self.image)} bytes that it has")
+
+    def text(self, start: int, end: int) -> str:
+        """Return the name at ``start``, which has its NUL before ``end``."""
+        stop = self.image.find(b"\0", start, end)
+        self.reads(max(0, (end if stop < 0 else stop) - start))
+        if stop < 0:
+            raise ValueError(f"the name at byte {start} has no end")
+        return self.image[start:stop].decode("ascii", "replace")
 
 
 @frozen
-class Section:
-    """A section of a cubin; ``data`` is empty where the file holds none."""
+class _Section:
+    """A section of a cubin; its bytes are those from ``start`` to ``end``, none where the file holds none."""
 
-    name: str
+    name: int
     kind: int
     flags: int
     size: int
     link: int
-    data: bytes
+    start: int
+    end: int
 
 
 @frozen
@@ -80,8 +121,8 @@ def check_fatbin(image: bytes) -> None:
 def read_cubin(image: bytes) -> Cubin:
     """Read a cubin; BackendError NO_BINARY_FOR_GPU for none or a part of one, NOT_SUPPORTED for what MPS does not."""
     try:
-        found = _read(image)
-    except (struct.error, ValueError, IndexError) as error:
+        found = _read(_File.of(image), 0)
+    except (*_DAMAGE, _TooMuch) as error:
         reason = f"the image begins as ELF and is no cubin: {error}"
         raise BackendError(Result.ERROR_NO_BINARY_FOR_GPU, reason) from None
     return _supported(found)
@@ -91,17 +132,25 @@ def read_fatbin(image: bytes) -> Cubin:
     """Return what can be seen of a fatbin: the variables of its cubins that are not compressed, and the largest size.
 
     Of one whose cubins are all compressed that is no variables, and the size of the file. BackendError NOT_SUPPORTED
-    when one of those seen uses what MPS does not support.
+    when one of those seen uses what MPS does not support, INVALID_IMAGE when they lie over each other.
     """
-    found, at = [], image.find(_ELF)
-    while at >= 0:
-        with suppress(struct.error, ValueError, IndexError):  # bytes that only look like a beginning
-            found.append(_read(image[at:]))
-        at = image.find(_ELF, at + 1)
+    try:
+        found = _cubins(image)
+    except _TooMuch as error:
+        raise BackendError(Result.ERROR_INVALID_IMAGE, f"the fatbin's cubins: {error}") from None
     for each in found:
         _supported(each)
     names = {name: None for each in found for name in each.variables}
     return Cubin(tuple(names), max((each.device_bytes for each in found), default=len(image)))
+
+
+def _cubins(image: bytes) -> list[Cubin]:
+    file, found, at = _File.of(image), [], image.find(_ELF)
+    while at >= 0:
+        with suppress(*_DAMAGE):  # bytes that only look like a beginning
+            found.append(_read(file, at))
+        at = image.find(_ELF, at + 1)
+    return found
 
 
 def _supported(cubin: Cubin) -> Cubin:
@@ -111,54 +160,55 @@ def _supported(cubin: Cubin) -> Cubin:
     return cubin
 
 
-def _read(image: bytes) -> Cubin:
-    identity, _, machine, *_ = header = _HEADER.unpack_from(image)
+def _read(file: _File, base: int) -> Cubin:
+    """Read the cubin that begins at byte ``base``."""
+    file.reads(_HEADER.size)
+    identity, _, machine, *_ = header = _HEADER.unpack_from(file.image, base)
     if identity[4:6] != b"\2\1" or machine != _EM_CUDA:
         raise ValueError(f"machine {machine}, where a 64-bit cubin has {_EM_CUDA}")
     offset, entry_size, count, names_at = header[6], header[11], header[12], header[13]
     if entry_size != _SECTION.size:
         raise ValueError(f"section headers of {entry_size} bytes")
-    rows = [_SECTION.unpack_from(image, offset + index * entry_size) for index in range(count)]
-    names = _bytes(image, rows[names_at]) if rows else b""
-    sections = [_section(image, row, names) for row in rows]
-    tables = [each for each in sections if each.kind == _SYMBOLS]
-    return Cubin(
-        tuple(name for each in tables for name in _variables(each, sections)),
-        sum(each.size for each in sections if each.flags & _ALLOCATED),
-        tuple(name for each in tables for name in _undefined(each, sections)),
-    )
+    file.reads(count * entry_size)
+    sections = [_section(file.image, base, offset + index * entry_size) for index in range(count)]
+    variables, undefined = _symbols(file, sections, names_at) if sections else ([], [])
+    device_bytes = sum(each.size for each in sections if each.flags & _ALLOCATED)
+    return Cubin(_once(variables), device_bytes, _once(undefined))
 
 
-def _bytes(image: bytes, row: tuple[int, ...]) -> bytes:
-    _, kind, _, _, offset, size = row[:6]
-    if kind == _NO_BITS:
-        return b""
-    if offset + size > len(image):
-        raise ValueError(f"a section ends at byte {offset + size}, the image has {len(image)}")
-    return image[offset : offset + size]
+def _section(image: bytes, base: int, at: int) -> _Section:
+    name, kind, flags, _, offset, size, link, *_ = _SECTION.unpack_from(image, base + at)
+    start = base + offset
+    end = start if kind == _NO_BITS else start + size
+    if end > len(image) and kind != _NO_BITS:
+        raise ValueError(f"a section ends at byte {end}, the image has {len(image)}")
+    return _Section(name, kind, flags, size, link, start, end)
 
 
-def _section(image: bytes, row: tuple[int, ...], names: bytes) -> Section:
-    return Section(_text(names, row[0]), row[1], row[2], row[5], row[6], _bytes(image, row))
+def _symbols(file: _File, sections: list[_Section], names_at: int) -> tuple[list[str], list[str]]:
+    """Return the names of variables, and those of functions that are not in it."""
+    section_names, variables, undefined = sections[names_at], [], []
+
+    def holds_data(index: int) -> bool:
+        start = section_names.start + sections[index].name
+        return file.image.startswith(_DATA, start, section_names.end)
+
+    for table in sections:
+        if table.kind != _SYMBOLS:
+            continue
+        names = sections[table.link]
+        file.reads(table.end - table.start)
+        rows = memoryview(file.image)[table.start : table.end]
+        for name, info, _, index, _, size in _SYMBOL.iter_unpack(rows):
+            kind = info & 15
+            # Local symbols too: those of variables that are not .visible, which NVRTC's are not.
+            if kind == _OBJECT and size and 0 < index < len(sections) and holds_data(index):
+                variables.append(file.text(names.start + name, names.end))
+            elif kind == _FUNCTION and not index:
+                undefined.append(file.text(names.start + name, names.end))
+    return variables, undefined
 
 
-def _text(names: bytes, at: int) -> str:
-    return names[at : names.index(b"\0", at)].decode("ascii", "replace")
-
-
-def _variables(symbols: Section, sections: list[Section]) -> list[str]:
-    names = sections[symbols.link].data
-    found = []
-    for name, info, _, index, _, size in _SYMBOL.iter_unpack(symbols.data):
-        # Local symbols too: those of variables that are not .visible, which NVRTC's are not.
-        if info & 15 == _OBJECT and size and 0 < index < len(sections):
-            where = sections[index].name
-            if where.startswith((".nv.global", ".nv.constant3")):
-                found.append(_text(names, name))
-    return found
-
-
-def _undefined(symbols: Section, sections: list[Section]) -> list[str]:
-    names = sections[symbols.link].data
-    rows = _SYMBOL.iter_unpack(symbols.data)
-    return [_text(names, name) for name, info, _, index, _, _ in rows if info & 15 == _FUNCTION and not index]
+def _once(names: list[str]) -> tuple[str, ...]:
+    """Return each name once, in order: several symbols may have the same."""
+    return tuple(dict.fromkeys(names))

@@ -10,35 +10,38 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
-from attrs import frozen
-
+from pympsd_server.backends.cuda.defects import tell_defect
 from pympsd_server.backends.interface import BackendError
 
 _SECONDS: Final = 0.01
-
-
-@frozen(eq=False)
-class _Task:
-    ready: Callable[[], bool]
-    act: Callable[[], None]
 
 
 class Janitor:
     """Does things when they can be done without waiting."""
 
     def __init__(self) -> None:
-        self._new: deque[_Task] = deque()
+        self._new: deque[Callable[[], bool]] = deque()
         self._wake = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
         self._thread.start()
 
     def add(self, ready: Callable[[], bool], act: Callable[[], None]) -> None:
-        """Have ``act`` called once ``ready()`` is true; BackendError in either ends the matter."""
-        self._new.append(_Task(ready, act))
+        """Have ``act`` called once ``ready()`` is true; an error in either ends the matter."""
+
+        def attempt() -> bool:
+            if not ready():
+                return False
+            act()
+            return True
+
+        self.try_until(attempt)
+
+    def try_until(self, attempt: Callable[[], bool]) -> None:
+        """Have something tried until it says that it was done; an error ends the matter."""
+        self._new.append(attempt)
         self._wake.set()
 
     def close(self) -> None:
@@ -49,21 +52,23 @@ class Janitor:
             self._thread.join()
 
     def _run(self) -> None:
-        tasks: list[_Task] = []
+        tasks: list[Callable[[], bool]] = []
         while not self._closed.is_set():
             if not tasks:
                 self._wake.wait()
             self._wake.clear()
             while self._new:
                 tasks.append(self._new.popleft())
-            tasks = [task for task in tasks if not _done(task)]
+            tasks = [task for task in tasks if not _over(task)]
             if tasks:
                 self._closed.wait(_SECONDS)
 
 
-def _done(task: _Task) -> bool:
-    with suppress(BackendError):  # a ruined device lets go of everything with its process
-        if not task.ready():
-            return False
-        task.act()
-    return True
+def _over(attempt: Callable[[], bool]) -> bool:
+    try:
+        return attempt()
+    except BackendError:  # a ruined device lets go of everything with its process
+        return True
+    except Exception as error:  # a defect of ours: the others' things are to go all the same
+        tell_defect("the janitor", error)
+        return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
@@ -111,6 +111,14 @@ class CudaModule:
     def globals(self) -> Sequence[GlobalLayout]:
         """Its variables with their addresses, which lie outside of the device's window."""
         return self._globals
+
+    @property
+    def places(self) -> Mapping[int, int]:
+        """Where its variables lie, with their sizes: each place once, also where several names are for it."""
+        places: dict[int, int] = {}
+        for each in self._globals:
+            places[each.address] = max(each.size, places.get(each.address, 0))
+        return places
 
     def kernel(self, index: int) -> Kernel:
         """Return a kernel by its index; BackendError INVALID_HANDLE when there is none."""

@@ -11,11 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from typing import Any, Final
 
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda.defects import tell_defect
 from pympsd_server.backends.cuda.driver import Driver, cu
-from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.interface import BackendError, Outcome
 
 _BRISK_SECONDS: Final = 0.0005
 """So long after something was passed the thread asks without a pause."""
@@ -76,9 +77,13 @@ class Point:
 class Watch:
     """The thread that calls back when points are passed, in the order of each stream."""
 
-    def __init__(self, look: Callable[[], object]) -> None:
-        """``look`` asks the driver about all unfinished work: a fault that nobody waits for is seen by that."""
+    def __init__(self, look: Callable[[], object], ruin: Callable[[Outcome], None]) -> None:
+        """``look`` asks the driver about all unfinished work: a fault that nobody waits for is seen by that.
+
+        ``ruin`` is told when a point cannot be asked for: nothing is known of any work then, and all are to hear.
+        """
         self._look = look
+        self._ruin = ruin
         self._new: deque[tuple[Hashable, Point, Callable[[], None]]] = deque()
         self._wake = threading.Event()
         self._closed = False
@@ -103,7 +108,7 @@ class Watch:
         while not self._closed:
             if not lines and not self._new:
                 if not self._wake.wait(_LOOK_SECONDS):
-                    self._look()
+                    self._look_at_all()
                     continue
                 latest = time.monotonic()
             self._wake.clear()
@@ -112,8 +117,9 @@ class Watch:
                 lines.setdefault(stream, deque()).append((point, passed))
             try:
                 any_passed = sum(_advance(line) for line in lines.values())
-            except BackendError:  # ruined: whoever waits is told by the contexts
+            except Exception as error:  # whoever waits is told by the contexts
                 lines.clear()
+                self._ruin(_outcome_of(error))
                 continue
             if any_passed:
                 latest = time.monotonic()
@@ -121,14 +127,36 @@ class Watch:
             elif lines:
                 _pause(time.monotonic() - latest)
 
+    def _look_at_all(self) -> None:
+        try:
+            self._look()
+        except Exception as error:
+            tell_defect("the thread that sees work done", error)
+
 
 def _advance(line: deque[tuple[Point, Callable[[], None]]]) -> int:
     count = 0
     while line and line[0][0].passed:
-        with suppress(BackendError):  # what one client's callback met is not the others'
-            line.popleft()[1]()
+        _call(line.popleft()[1])
         count += 1
     return count
+
+
+def _call(passed: Callable[[], None]) -> None:
+    """What one client's callback meets is not the others'."""
+    try:
+        passed()
+    except BackendError:
+        pass
+    except Exception as error:
+        tell_defect("the thread that sees work done", error)
+
+
+def _outcome_of(error: Exception) -> Outcome:
+    if isinstance(error, BackendError):
+        return Outcome(error.code, error.reason)
+    tell_defect("the thread that sees work done", error)
+    return Outcome(Result.ERROR_UNKNOWN, f"the executor failed: {type(error).__name__}: {error}")
 
 
 def _pause(fruitless: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 
 from pympsd_server.backends.interface import Completion, Outcome
@@ -47,3 +48,20 @@ class Promises:
             waiting = tuple(self._open)
         for promise in waiting:
             promise(outcome)
+
+
+class Countdown:
+    """Calls back when so many have said that they are done. Safe to use from several threads."""
+
+    def __init__(self, count: int, act: Callable[[], None]) -> None:
+        self._lock = Lock()
+        self._left = count
+        self._act = act
+
+    def one_less(self) -> None:
+        """One is done; the last one calls back."""
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._act()

@@ -11,8 +11,6 @@ from attrs import frozen
 GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
 """What the driver maps at least (measured: the granularity of cuMemCreate on an H200)."""
-
-
 REGISTERED_BYTES: Final = 16 << 20
 """Host memory is registered in parts that end at multiples of this: nobody launches while a part is (7 ms)."""
 
@@ -137,9 +135,9 @@ class Reach:
         self._sizes[start] = size
 
     def remove(self, start: int) -> None:
-        """It is no more."""
-        self._starts.remove(start)
-        del self._sizes[start]
+        """It is no more; nothing happens when it was not."""
+        if self._sizes.pop(start, None) is not None:
+            del self._starts[bisect_left(self._starts, start)]
 
     def covers(self, start: int, count: int) -> bool:
         """Whether all of ``count`` bytes lie in one range."""

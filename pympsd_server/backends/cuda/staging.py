@@ -10,6 +10,8 @@ import ctypes
 import errno
 import mmap
 import os
+from collections import Counter
+from collections.abc import Hashable
 from threading import Lock
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ from attrs import define, frozen
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver import Driver, cu
 from pympsd_server.backends.cuda.ranges import Gaps, NoRange, registered_parts
+from pympsd_server.backends.cuda.scratch import Scratches
 from pympsd_server.backends.interface import BackendError
 
 DIRECT_BYTES: Final = 256 << 10
@@ -26,6 +29,9 @@ DIRECT_BYTES: Final = 256 << 10
 _AREA_BYTES: Final = 16 << 20
 _LIMIT_BYTES: Final = 512 << 20
 """Slots of copies that are not done may take so much; more is OUT_OF_MEMORY."""
+_CLIENT_BYTES: Final = 32 << 20
+"""And those of one client. An honest one has its shared memory's 16 MiB under way, and as much at most that a context
+it destroyed left."""
 _POPULATE_WRITE: Final = 23
 """MADV_POPULATE_WRITE; kernels before 5.14 do not have it, and the driver makes the pages while it pins them."""
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -50,17 +56,22 @@ class Slot:
 
     address: int
     view: memoryview
+    client: Hashable
     _area: _Area
 
 
 class Staging:
-    """The slots of one device. Safe to use from several threads."""
+    """What copies of one device pass through. Safe to use from several threads."""
 
     def __init__(self, driver: Driver) -> None:
         """Register the first area, while nothing runs that it could hold up."""
+        self.scratches = Scratches()
+        """For copies inside of the device."""
         self._driver = driver
         self._lock = Lock()
         self._areas = [self._area(_AREA_BYTES)]
+        self._taken: Counter[Hashable] = Counter()
+        """Bytes in slots, by client."""
 
     def _area(self, size: int) -> _Area:
         memory = mmap.mmap(-1, size)
@@ -68,30 +79,36 @@ class Staging:
         self._driver.call(cu.cuMemHostRegister, address, size, 0)
         return _Area(memory, address, Gaps(0, size))
 
-    def take(self, count: int) -> Slot:
+    def take(self, count: int, client: Hashable) -> Slot:
         """Return a slot of ``count`` bytes; BackendError OUT_OF_MEMORY when too much is on its way."""
         with self._lock:
-            for area in self._areas:
-                try:
-                    return self._slot(area, count)
-                except NoRange:
-                    continue
-            size = max(_AREA_BYTES, -(-count // mmap.PAGESIZE) * mmap.PAGESIZE)
-            if sum(len(area.memory) for area in self._areas) + size > _LIMIT_BYTES:
-                reason = f"copies that are not done take {_LIMIT_BYTES} bytes of the executor's memory"
-                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
-            self._areas.append(self._area(size))
-            return self._slot(self._areas[-1], count)
+            taken = self._taken[client]
+            if taken and taken + count > _CLIENT_BYTES:
+                raise _too_much("this client's copies", _CLIENT_BYTES)
+            slot = self._slot(count, client)
+            self._taken[client] += count
+            return slot
 
-    @staticmethod
-    def _slot(area: _Area, count: int) -> Slot:
-        offset = area.gaps.take(count)
-        return Slot(area.address + offset, memoryview(area.memory)[offset : offset + count], area)
+    def _slot(self, count: int, client: Hashable) -> Slot:
+        for area in self._areas:
+            try:
+                offset = area.gaps.take(count)
+            except NoRange:
+                continue
+            return Slot(area.address + offset, memoryview(area.memory)[offset : offset + count], client, area)
+        size = max(_AREA_BYTES, -(-count // mmap.PAGESIZE) * mmap.PAGESIZE)
+        if sum(len(area.memory) for area in self._areas) + size > _LIMIT_BYTES:
+            raise _too_much("copies", _LIMIT_BYTES)
+        self._areas.append(self._area(size))
+        return self._slot(count, client)
 
     def give(self, slot: Slot) -> None:
         """Give a slot back once the device is done with it."""
         with self._lock:
             slot._area.gaps.give(slot.address - slot._area.address, slot.view.nbytes)
+            self._taken[slot.client] -= slot.view.nbytes
+            if not self._taken[slot.client]:
+                del self._taken[slot.client]
 
     def close(self) -> None:
         """Give all areas up; this waits for every kernel that runs."""
@@ -99,6 +116,11 @@ class Staging:
             for area in self._areas:
                 self._driver.call(cu.cuMemHostUnregister, area.address)
             self._areas.clear()
+
+
+def _too_much(whose: str, limit: int) -> BackendError:
+    reason = f"{whose} that are not done take {limit} bytes of the executor's memory"
+    return BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
 
 class Registered:

@@ -1,4 +1,4 @@
-"""Streams and events of a client: CUDA streams of its own, and the legacy default stream made of one of them.
+"""Streams of a client: CUDA streams of its own, and the legacy default stream made of one of them.
 
 No client uses the driver's NULL stream, for that is every client's. A client's default stream is a stream like the
 others; what CUDA orders by itself between it and the blocking streams is ordered here by events.
@@ -7,11 +7,13 @@ others; what CUDA orders by itself between it and the blocking streams is ordere
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.copies import from_device, from_host, on_device, to_device, to_host
 from pympsd_server.backends.cuda.driver import cu
+from pympsd_server.backends.cuda.events import CudaEvent, Mark
 from pympsd_server.backends.cuda.launches import Launch
 from pympsd_server.backends.cuda.module import CudaModule
 from pympsd_server.backends.cuda.order import Step
@@ -26,17 +28,26 @@ if TYPE_CHECKING:
 class CudaStream:
     """Work in order. ``blocking`` streams and the default stream wait for each other."""
 
-    def __init__(self, context: CudaContext, handle: Any, blocking: bool, charge: int) -> None:
+    def __init__(self, context: CudaContext, level: int, priority: int, blocking: bool, charge: int) -> None:
+        """``level`` is its client's, as Quota.priority; BackendError when the driver refuses what it needs."""
         self.context = context
-        self.handle = handle
-        self.word = context.device.words.take()
-        self.native_state = StreamState(handle=int(handle), word=self.word.address, is_blocking=blocking)
-        self.native_state.marked = self.word.value
-        self._events = [context.device.events.take(False) for _ in range(STREAM_EVENTS)]
-        self.native_state.events[:] = [int(event) for event in self._events]
+        device = context.device
+        with ExitStack() as undo:
+            self.word = device.words.take()
+            undo.callback(device.words.give, self.word)
+            events = []
+            for _ in range(STREAM_EVENTS):
+                events.append(device.events.take(False))
+                undo.callback(device.events.give, events[-1], False)
+            self.handle = device.make_stream(context.share, level, priority)
+            undo.callback(device.driver.call, cu.cuStreamDestroy, self.handle)
+            self._things = undo.pop_all()
+        self.native_state = StreamState(handle=int(self.handle), word=self.word.address, is_blocking=blocking)
         """The counts of its work, which a native worker keeps too."""
+        self.native_state.marked = self.word.value
+        self.native_state.events[:] = [int(event) for event in events]
         self._charge = charge
-        self._driver = context.device.driver
+        self._driver = device.driver
         self._started = 0
         self._ended = 0
         """Kernels that were counted as started, and as ended."""
@@ -46,44 +57,50 @@ class CudaStream:
         """Whether it and the default stream wait for each other."""
         return bool(self.native_state.is_blocking)
 
-    # --- copies and fills
+    # --- copies and fills: checked and queued under the lock, so that what is taken away between is not met
 
     def copy_to_device(self, destination: int, source: memoryview, done: Completion) -> None:
         """Copy host bytes to device memory."""
-        self.context.space.check(destination, source.nbytes)
-        to_device(self, destination, source, done)
+        with self.context.lock:
+            self.context.space.check(destination, source.nbytes)
+            to_device(self, destination, source, done)
 
     def copy_from_device(self, target: memoryview, source: int, done: Completion) -> None:
         """Copy device memory to host bytes."""
-        self.context.space.check(source, target.nbytes)
-        from_device(self, target, source, done)
+        with self.context.lock:
+            self.context.space.check(source, target.nbytes)
+            from_device(self, target, source, done)
 
     def copy_from_host(self, destination: int, source: memoryview) -> None:
         """Copy to device memory from host memory of ``reach_host``."""
-        self.context.space.check(destination, source.nbytes)
-        from_host(self, destination, source)
+        with self.context.lock:
+            self.context.space.check(destination, source.nbytes)
+            from_host(self, destination, source)
 
     def copy_to_host(self, target: memoryview, source: int) -> None:
         """Copy device memory to host memory of ``reach_host``."""
-        self.context.space.check(source, target.nbytes)
-        to_host(self, target, source)
+        with self.context.lock:
+            self.context.space.check(source, target.nbytes)
+            to_host(self, target, source)
 
     def copy_on_device(self, destination: int, source: int, count: int) -> None:
         """Copy inside the device."""
-        self.context.space.check(destination, count)
-        self.context.space.check(source, count)
-        if count and destination != source:
-            on_device(self, destination, source, count)
+        with self.context.lock:
+            self.context.space.check(destination, count)
+            self.context.space.check(source, count)
+            if count and destination != source:
+                on_device(self, destination, source, count)
 
     def fill(self, destination: int, value: int, width: int, count: int) -> None:
         """Set ``count`` elements of ``width`` bytes; the destination is aligned to the width."""
         functions = {1: cu.cuMemsetD8Async, 2: cu.cuMemsetD16Async, 4: cu.cuMemsetD32Async}
         if width not in functions or destination % width:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"a fill of width {width} at {destination:#x}")
-        self.context.space.check(destination, width * count)
         pattern = value & ((1 << 8 * width) - 1)
-        if count:
-            self.put(lambda: self._driver.call(functions[width], destination, pattern, count, self.handle))
+        with self.context.lock:
+            self.context.space.check(destination, width * count)
+            if count:
+                self.put(lambda: self._driver.call(functions[width], destination, pattern, count, self.handle))
 
     # --- kernels
 
@@ -142,8 +159,7 @@ class CudaStream:
 
     def notify(self, done: Completion) -> None:
         """Call back when all work so far is done."""
-        tell = self.context.promises.make(done)
-        self.context.put(self, lambda: self.tell_when_done(tell), on_ruined=tell)
+        self.context.put_told(self, done, self.tell_when_done)
 
     def tell_when_done(self, tell: Completion) -> None:
         """Call back when what is issued so far is done; at once when it is. Called while issuing."""
@@ -182,20 +198,33 @@ class CudaStream:
         def leave() -> None:
             self._join()
             self.context.native_state.leaving += 1
-            self.watch(self.point(), lambda: janitor.add(self.is_settled, self.discard))
+            self.watch(self.point(), lambda: self.context.device.janitor.try_until(self._goes))
 
-        janitor = self.context.device.janitor
         self.context.put(self, leave, on_ruined=lambda outcome: None)
+
+    def _goes(self) -> bool:
+        """Give the handle back if nothing of it is under way; waits for no worker, whom the driver may keep long."""
+        lock = self.context.lock
+        if not lock.acquire(blocking=False):
+            return False
+        try:
+            if not self.is_settled():
+                return False
+            self.discard()
+            return True
+        finally:
+            lock.release()
 
     def discard(self) -> None:
         """Give the handle back; nothing of it is under way."""
         with self.context.lock:
             if self.context.forget_stream(self, self._charge):
-                self._driver.call(cu.cuStreamDestroy, self.handle)
                 self.context.native_state.leaving = max(0, self.context.native_state.leaving - 1)
-                self.context.device.words.give(self.word)
-                for event in self._events:
-                    self.context.device.events.give(event, False)
+                self.give_back()
+
+    def give_back(self) -> None:
+        """Give back what the driver gave; the context does not know the stream."""
+        self._things.close()
 
     # --- issuing; the context's lock is held
 
@@ -263,62 +292,6 @@ class CudaStream:
             self._ended = launched
 
 
-class Mark:
-    """What an event recorded once: a point, as soon as it is issued."""
-
-    def __init__(self, stream: CudaStream) -> None:
-        self.stream = stream
-        self.point: Point | None = None
-        self.step: Step | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Whether the work before it is done."""
-        return self.point is not None and self.point.passed
-
-
-class CudaEvent:
-    """A point in a stream; ``mark`` is what it last recorded."""
-
-    def __init__(self, context: CudaContext, timing: bool) -> None:
-        self.context = context
-        self.timing = timing
-        self.mark: Mark | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether its point is passed."""
-        return self.mark is None or self.mark.passed
-
-    def notify(self, done: Completion) -> None:
-        """Call back when its point is passed."""
-        mark = self.mark
-        if mark is None or mark.step is None:
-            done(self.context.outcome)
-            return
-        tell = self.context.promises.make(done)
-
-        def watch() -> None:
-            if mark.point is None or mark.point.passed:
-                tell(Outcome())
-            else:
-                mark.stream.watch(mark.point, lambda: tell(Outcome()))
-
-        self.context.put(None, watch, after=(mark.step,), on_ruined=tell, alone=True)
-
-    def milliseconds_since(self, start: Event) -> float:
-        """Time between two recorded events, in milliseconds."""
-        if not isinstance(start, CudaEvent) or start.context is not self.context:
-            raise BackendError(Result.ERROR_INVALID_HANDLE, "the start event is of another context")
-        first, last = start.mark, self.mark
-        if first is None or last is None or not (start.timing and self.timing):
-            raise BackendError(Result.ERROR_INVALID_HANDLE, "an event was not recorded, or is without timing")
-        if first.point is None or last.point is None or not (first.passed and last.passed):
-            raise BackendError(Result.ERROR_NOT_READY, "an event is not done yet")
-        call = self.context.device.driver.call
-        return float(call(cu.cuEventElapsedTime, first.point.event, last.point.event))
-
-
 class CudaHostCall:
     """A stream's wait for something outside of the device."""
 
@@ -339,9 +312,9 @@ class CudaHostCall:
     def finish(self) -> None:
         """The stream goes on. A second time nothing happens; BackendError INVALID_VALUE before it has begun."""
         context = self._context
-        if context.outcome.code is not Result.SUCCESS:
-            return
         with context.lock:
+            if context.outcome.code is not Result.SUCCESS:  # asked under the lock: after its end nothing is issued
+                return
             if not self._begun or self.step is None:
                 raise BackendError(Result.ERROR_INVALID_VALUE, "the call to the host has not begun")
             context.release_step(self.step)

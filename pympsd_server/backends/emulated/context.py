@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from threading import Event as Flag
 from typing import TYPE_CHECKING, Final
@@ -58,6 +59,9 @@ class EmulatedContext:
         self.when_at_rest: Callable[[], None] | None = None
         """Called once when nothing runs any more; guarded by the scheduler's lock."""
         self._patience = None if facts.stops_kernels else PATIENCE_SECONDS
+        self._abandoned = 0.0
+        """When, on the monotonic clock; 0 where it was not."""
+        self._is_ending = False
         self.group = Group(level)
         self.pending: dict[Operation, None] = {}
         """Unfinished operations, in the order they came."""
@@ -215,17 +219,23 @@ class EmulatedContext:
             reason = f"kernels of the context still run after {PATIENCE_SECONDS} s; this device cannot stop them"
             raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
 
+    def abandon(self) -> None:
+        """Stop what can be stopped and take no more work: what ``destroy``, which is to follow, does first."""
+        self._abandoned = self._abandoned or time.monotonic()
+        self.scheduler.ruin(self, _DESTROYED)
+
     def destroy(self) -> None:
         """Stop what runs, free everything. Returns within a few milliseconds; a second call does nothing.
 
         Where kernels cannot be stopped it returns after PATIENCE_SECONDS at most, and what still runs keeps the
         context's memory and multiprocessors until it has ended, or until a call on a closed device.
         """
-        again = self._outcome is _DESTROYED
-        self.scheduler.ruin(self, _DESTROYED)
-        if again:
+        self.abandon()
+        if self._is_ending:
             return
-        if self.scheduler.wait_until_at_rest(self, self._patience):
+        self._is_ending = True
+        left = None if self._patience is None else max(0.0, self._abandoned + self._patience - time.monotonic())
+        if self.scheduler.wait_until_at_rest(self, left):
             self._release()
         else:
             self.scheduler.call_at_rest(self, self._release)

@@ -46,6 +46,8 @@ SHORT_NAMES: Final = {
     "prototype": ways.ONE_CONTEXT,
 }
 NEED_BASELINE: Final = {ways.SLICING, ways.VENDOR, ways.ONE_CONTEXT}
+MEASURED: Final = Path(__file__).parents[3] / "docs" / "measured" / "gpu-h200.json"
+"""What docs/performance.md is written from."""
 EMULATED: Final = "emulated"
 NATIVE: Final = "native"
 
@@ -159,7 +161,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, help="where the raw figures go (default: a temporary folder)")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--any-worker", action="store_true", help="go on where the workers are not the native ones")
-    parser.add_argument("--reprint", type=Path, metavar="JSON", help="measure nothing: print the table of a file")
+    parser.add_argument(
+        "--reprint", type=Path, nargs="?", const=MEASURED, metavar="JSON",
+        help="measure nothing: print the table of a file (default: docs/measured/gpu-h200.json)",
+    )  # fmt: skip
     parser.add_argument("--backend", choices=("cuda", EMULATED), default="cuda", help=argparse.SUPPRESS)
     return parser
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -74,6 +75,18 @@ def test_no_damage_raises_anything_else(data: st.DataObject) -> None:
         read_cubin(bytes(image))
 
 
+@pytest.mark.parametrize("place", [1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+@pytest.mark.parametrize("size", [1, (1 << 64) - 1])
+def test_places_that_no_file_has_are_damage_too(place: int, size: int) -> None:
+    headers, section = bytearray(cubin()), bytearray(cubin())
+    struct.pack_into("<Q", headers, 40, place)
+    struct.pack_into("<QQ", section, len(section) - 64 + 24, place, size)
+    for image in (bytes(headers), bytes(section)):
+        with refused(Result.ERROR_NO_BINARY_FOR_GPU):
+            read_cubin(image)
+        assert read_fatbin(image).variables == ()
+
+
 def test_kinds_of_images() -> None:
     assert kind_of(b".version 7.0\n\0") == "ptx"
     assert kind_of(cubin()) == "cubin"
@@ -100,6 +113,76 @@ def test_what_can_be_seen_of_a_fatbin() -> None:
     assert seen == Cubin(("counter", "hidden"), 8 + 64)
     compressed = head + bytes(100)
     assert read_fatbin(compressed) == Cubin((), len(compressed)), "what is compressed counts as large as the file is"
+
+
+# --- files that claim more than they have
+
+
+def claiming(tables: int, names: int, size: int = 1 << 18) -> bytes:
+    """Return an ELF file for machine 190 whose symbol tables and tables of names all are (nearly) the whole file."""
+    rows = [struct.pack("<IIQQQQIIQQ", 0, 2, 0, 0, 64, (size - 64) // 24 * 24, tables, 0, 1, 24)] * tables
+    rows += [struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, 1, size - 1, 0, 0, 1, 0)] * names
+    at = size - 64 * len(rows)
+    head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 190, 1, 0, 0, at, 0, 64, 0, 0, 64, len(rows), 0)
+    return head + bytes(at - len(head)) + b"".join(rows)
+
+
+def test_sections_that_all_claim_the_whole_file_are_not_copied() -> None:
+    image = claiming(1, 1000)
+    tracemalloc.start()
+    try:
+        read_cubin(image)
+        assert tracemalloc.get_traced_memory()[1] < 8 * len(image), "and not 1000 times"
+    finally:
+        tracemalloc.stop()
+
+
+def test_symbol_tables_that_all_claim_the_whole_file_are_refused() -> None:
+    with refused(Result.ERROR_NO_BINARY_FOR_GPU):
+        read_cubin(claiming(1000, 1))
+
+
+def with_symbols(symbols: bytes, strings: bytes) -> bytes:
+    """Return an ELF file for machine 190 with these symbols, section 3 being for variables."""
+    names = b"\0.nv.global\0"
+    rows = [bytes(64)]
+    offset = 64
+    for name, kind, data, link in ((0, 2, symbols, 2), (0, 3, strings, 0), (1, 1, b"", 0), (0, 3, names, 0)):
+        rows.append(struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, offset, len(data), link, 0, 1, 0))
+        offset += len(data)
+    head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 190, 1, 0, 0, offset, 0, 64, 0, 0, 64, 5, 4)
+    return head + symbols + strings + names + b"".join(rows)
+
+
+def test_names_that_lie_over_each_other_are_refused() -> None:
+    """Each is the rest of the same long one: they would take as many times the file as there are."""
+    symbols = b"".join(struct.pack("<IBBHQQ", at, 0x11, 0, 3, 0, 4) for at in range(500))
+    with refused(Result.ERROR_NO_BINARY_FOR_GPU):
+        read_cubin(with_symbols(symbols, b"x" * 50_000 + b"\0"))
+    few = with_symbols(symbols[:48], b"x" * 5_000 + b"\0")
+    assert [len(name) for name in read_cubin(few).variables] == [5000, 4999], "names may share their ends"
+
+
+def test_a_name_that_several_symbols_have_is_one_variable() -> None:
+    twice = struct.pack("<IBBHQQ", 1, 0x11, 0, 3, 0, 4) * 2
+    assert read_cubin(with_symbols(twice, b"\0x\0")).variables == ("x",)
+
+
+def test_a_fatbin_whose_cubins_lie_over_each_other_is_refused() -> None:
+    """A beginning every 64 bytes, all with the same thousand section headers at the end."""
+    count = 1000
+    rows = bytes(64 * count)
+    heads = [
+        struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 190, 1, 0, 0, at * 64, 0, 64, 0, 0, 64, count, 0)
+        for at in range(count, 0, -1)
+    ]
+    with refused(Result.ERROR_INVALID_IMAGE):
+        read_fatbin(b"".join(heads) + rows)
+
+
+def test_nothing_but_beginnings_is_refused() -> None:
+    with refused(Result.ERROR_INVALID_IMAGE):
+        read_fatbin(b"\x7fELF" * 1000)
 
 
 # --- what a compiler made

@@ -21,18 +21,18 @@ FAULT = Outcome(Result.ERROR_LAUNCH_FAILED, "a fault")
 
 @define(eq=False)
 class FakePoint:
-    """A point that is passed when the test says so; asking a ruined device fails."""
+    """A point that is passed when the test says so; asking for it fails with ``error``, on a ruined device."""
 
     is_passed: bool = False
     asked: Flag = field(factory=Flag)
-    ruined: bool = False
+    error: Exception | None = None
 
     @property
     def passed(self) -> bool:
         """Whether it is."""
         self.asked.set()
-        if self.ruined:
-            raise BackendError(FAULT.code, FAULT.reason)
+        if self.error is not None:
+            raise self.error
         return self.is_passed
 
 
@@ -55,9 +55,15 @@ class Notes:
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
+def ruins() -> Notes:
+    """What the watch was told to ruin the device with."""
+    return Notes()
+
+
+@pytest.fixture
+def watch(ruins: Notes) -> Iterator[Watch]:
     """A watch that looks at nothing else."""
-    opened = Watch(lambda: None)
+    opened = Watch(lambda: None, ruins.add)
     yield opened
     opened.close()
 
@@ -106,28 +112,69 @@ def test_points_of_a_stream_are_told_in_order_and_streams_do_not_wait_for_each_o
     assert notes.told == ["other", "first", "second"]
 
 
-def test_after_a_ruin_the_watch_goes_on_and_tells_nobody_of_before(watch: Watch) -> None:
-    notes, dead = Notes(), FakePoint(ruined=True)
-    watch.add("stream", dead, lambda: notes.add("dead"))
-    assert dead.asked.wait(SECONDS)
-    late = Notes()
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BackendError(FAULT.code, FAULT.reason), FAULT.code),
+        (BackendError(Result.ERROR_UNKNOWN, "a code that nobody expects"), Result.ERROR_UNKNOWN),
+        (RuntimeError("a defect"), Result.ERROR_UNKNOWN),
+    ],
+)
+def test_where_a_point_cannot_be_asked_for_the_device_is_ruined_and_the_watch_goes_on(
+    watch: Watch, ruins: Notes, error: Exception, code: Result
+) -> None:
+    notes, late = Notes(), Notes()
+    watch.add("stream", FakePoint(error=error), lambda: notes.add("dead"))
+    ruins.wait()
+    assert [outcome.code for outcome in ruins.told] == [code]
     watch.add("other", FakePoint(is_passed=True), lambda: late.add("late"))
     late.wait()
     assert notes.told == []
 
 
+@pytest.mark.parametrize("error", [BackendError(FAULT.code, FAULT.reason), KeyError("a defect")])
+def test_what_one_callback_meets_is_not_the_others(
+    watch: Watch, ruins: Notes, error: Exception, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notes = Notes()
+
+    def broken() -> None:
+        raise error
+
+    watch.add("stream", FakePoint(is_passed=True), broken)
+    watch.add("stream", FakePoint(is_passed=True), lambda: notes.add("told"))
+    notes.wait()
+    assert ruins.told == []
+    assert ("KeyError: 'a defect'" in capfd.readouterr().err) is isinstance(error, KeyError)
+
+
 def test_a_watch_with_nothing_to_watch_looks_at_everything_now_and_then() -> None:
     looked = Flag()
-    watch = Watch(looked.set)
+    watch = Watch(looked.set, lambda outcome: None)
     assert looked.wait(SECONDS)
     watch.close()
 
 
-def test_the_janitor_acts_when_it_may_and_is_not_stopped_by_errors(janitor: Janitor) -> None:
+def test_it_goes_on_looking_whatever_that_meets(capfd: pytest.CaptureFixture[str]) -> None:
+    looks, again = iter(range(100)), Flag()
+
+    def look() -> None:
+        if not next(looks):
+            raise RuntimeError("a defect")
+        again.set()
+
+    watch = Watch(look, lambda outcome: None)
+    assert again.wait(SECONDS)
+    watch.close()
+    assert "RuntimeError: a defect" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error", [BackendError(FAULT.code, FAULT.reason), KeyError("a defect")])
+def test_the_janitor_acts_when_it_may_and_is_not_stopped_by_errors(janitor: Janitor, error: Exception) -> None:
     notes, may = Notes(), Flag()
 
     def broken() -> bool:
-        raise BackendError(FAULT.code, FAULT.reason)
+        raise error
 
     asked = Notes()
 

@@ -1,0 +1,14 @@
+"""What goes wrong in a thread that all clients depend on: said on standard error, and the thread goes on."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from contextlib import suppress
+
+
+def tell_defect(where: str, error: Exception) -> None:
+    """Say that something failed that never should."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    with suppress(OSError, ValueError):  # nobody may be there to read it
+        print(f"pympsd executor: {where} met a defect and goes on: {text}", file=sys.stderr, flush=True)

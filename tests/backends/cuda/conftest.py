@@ -1,0 +1,70 @@
+"""A CudaDevice on a made-up driver, for what no test with a GPU can bring about."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pytest
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd_server.backends.cuda.context import CudaContext
+from pympsd_server.backends.cuda.device import CudaDevice
+from pympsd_server.backends.interface import Outcome, Quota
+
+from .made_up_driver import MEMORY_BYTES, MadeUpDriver
+
+ROOM: Final = "pympsd_server.backends.cuda."
+FACTS: Final = DeviceFacts(
+    "a made-up GPU",
+    "GPU-00000000-0000-0000-0000-000000000000",
+    "0",
+    (9, 0),
+    132,
+    MEMORY_BYTES,
+    {f"MAX_{what}_DIM_{axis}": 1024 for what in ("GRID", "BLOCK") for axis in "XYZ"}
+    | {
+        "MAX_THREADS_PER_BLOCK": 1024,
+        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 1 << 17,
+        "MAX_BLOCKS_PER_MULTIPROCESSOR": 32,
+    },
+)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeUpDriver]:
+    """The made-up driver, in place of the real one in the whole room; nothing may touch memory that is not mapped."""
+    made_up = MadeUpDriver()
+    for name in sorted(sys.modules):
+        if name.startswith(ROOM) and hasattr(sys.modules[name], "cu"):
+            monkeypatch.setattr(sys.modules[name], "cu", made_up)
+    yield made_up
+    assert made_up.faults == []
+
+
+@pytest.fixture
+def device(driver: MadeUpDriver) -> Iterator[CudaDevice]:
+    """A device on it; at the end everything may run, and its threads end."""
+    opened = CudaDevice(FACTS, 0)
+    yield opened
+    driver.codes.clear()
+    driver.hooks.clear()
+    driver.run()
+    opened.close()
+
+
+@pytest.fixture
+def faults() -> list[Outcome]:
+    """What the contexts of ``make_context`` were ruined by."""
+    return []
+
+
+@pytest.fixture
+def make_context(device: CudaDevice, faults: list[Outcome]) -> Callable[..., CudaContext]:
+    """Make a context of a client: ``make_context(1)``, ``make_context(1, memory_bytes=64 << 20)``."""
+
+    def make(client: int, memory_bytes: int = 0) -> CudaContext:
+        return device.create_context(client, Quota(0, memory_bytes, 1), faults.append)
+
+    return make

@@ -1,0 +1,478 @@
+"""A made-up ``cuda.bindings.driver``: no device, memory by mapped pages, streams whose work waits.
+
+What is put in a stream is done at once, unless the stream is stalled (a long kernel) or waits for an event. Calls can
+be refused with a code, and a hook can run inside of one, in the thread that makes it, before it does anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import wraps
+from threading import Condition, Event, RLock, Thread, current_thread
+from types import SimpleNamespace
+from typing import Any, Final
+
+from attrs import define, field
+from cuda.bindings import driver as real
+
+from pympsd_server.backends.interface import Outcome
+
+SECONDS: Final = 30.0
+"""The absolute limit of every wait here."""
+MEMORY_BYTES: Final = 1 << 36
+NOT_READY: Final = 600
+VARIABLE_BYTES: Final = 64
+
+
+class Refused(Exception):
+    """Raised inside of a call (by a hook, too): the driver answers with this code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@define(eq=False)
+class MadeUpEvent:
+    """How often it was recorded, and which of these is passed."""
+
+    recorded: int = 0
+    passed: int = 0
+
+
+@define(eq=False)
+class MadeUpStream:
+    """Work that is not done, each with what it waits for."""
+
+    stalled: bool = False
+    work: deque[tuple[Callable[[], bool], Callable[[], None]]] = field(factory=deque)
+    put: int = 0
+    done: int = 0
+
+    def advance(self) -> bool:
+        """Do the first of its work if it may be done; return whether it was."""
+        if self.stalled or not self.work or not self.work[0][0]():
+            return False
+        self.work.popleft()[1]()
+        self.done += 1
+        return True
+
+
+def _call(method: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    """Make a method a call of the driver: it returns (code, values ...)."""
+
+    @wraps(method)
+    def answered(driver: MadeUpDriver, *arguments: Any) -> tuple[Any, ...]:
+        try:
+            driver.before(method.__name__, arguments)
+            with driver.changed:
+                value = method(driver, *arguments)
+                driver.advance()
+        except Refused as refused:
+            return refused.code, None
+        if value is None:
+            return (0,)
+        return (0, *value) if isinstance(value, tuple) else (0, value)
+
+    return answered
+
+
+class MadeUpDriver:
+    """Stands for the module. What is no call comes from the real one: its types, its numbers."""
+
+    def __init__(self) -> None:
+        self.changed = Condition(RLock())
+        """Held while a call does what it does; notified after each."""
+        self.codes: dict[str, int] = {}
+        """By call: the code that it is refused with."""
+        self.hooks: dict[str, Callable[..., object]] = {}
+        """By call: what runs first, with its arguments and without a lock. It may raise Refused."""
+        self.calls: dict[str, int] = {}
+        """How often each was made."""
+        self.streams: dict[int, MadeUpStream] = {}
+        self.events: dict[int, MadeUpEvent] = {}
+        self.physical: dict[int, int] = {}
+        """Device memory that was made, by handle."""
+        self.mapped: dict[int, bytearray] = {}
+        """By address; variables of modules too."""
+        self.modules: dict[int, dict[str, int]] = {}
+        """Loaded ones, with the addresses of their variables that were asked for."""
+        self.registered: dict[int, int] = {}
+        """Registered host memory, with its sizes."""
+        self.faults: list[str] = []
+        """What touched device memory that is not mapped."""
+        self._kept: list[Any] = []
+        self._numbers = itertools.count(0x10000, 16)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("cu"):
+            raise NotImplementedError(name)
+        return getattr(real, name)
+
+    # --- for tests
+
+    def stall(self, stream: Any) -> None:
+        """What is in a stream, and what comes, is not done until ``run``."""
+        with self.changed:
+            self.streams[int(stream)].stalled = True
+
+    def run(self, *streams: Any) -> None:
+        """Have the work of these streams done, of all of them when none is named."""
+        with self.changed:
+            for handle in map(int, streams or tuple(self.streams)):
+                self.streams[handle].stalled = False
+            self.advance()
+
+    def waiting(self, stream: Any) -> int:
+        """How much of what was put in a stream is not done."""
+        with self.changed:
+            return len(self.streams[int(stream)].work)
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Wait until something holds, which calls of the driver bring about."""
+        give_up = time.monotonic() + SECONDS
+        with self.changed:
+            while not reached():
+                assert time.monotonic() < give_up, "it never came"
+                self.changed.wait(0.01)  # some of it comes a moment after the call
+
+    def bytes_at(self, address: int, count: int) -> bytes:
+        """What lies in device memory."""
+        with self.changed:
+            memory, start = self._memory(address, count, "the test")
+            return bytes(memory[start : start + count])
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory that was made and not given back."""
+        return sum(self.physical.values())
+
+    # --- inside
+
+    def before(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """A call begins; Refused when it is to be."""
+        with self.changed:
+            self.calls[name] = self.calls.get(name, 0) + 1
+        if name in self.hooks:
+            self.hooks[name](*arguments)
+        if self.codes.get(name, 0):
+            raise Refused(self.codes[name])
+
+    def advance(self) -> None:
+        """Do all work that may be done. The lock is held."""
+        while any([stream.advance() for stream in self.streams.values()]):  # noqa: C419 - each has its turn
+            pass
+        self.changed.notify_all()
+
+    def _put(self, handle: Any, act: Callable[[], None], ready: Callable[[], bool] = lambda: True) -> None:
+        stream = self.streams[int(handle)]
+        stream.work.append((ready, act))
+        stream.put += 1
+
+    def _wait_for(self, *streams: MadeUpStream) -> None:
+        until = [(stream, stream.put) for stream in streams]
+        give_up = time.monotonic() + SECONDS
+        while any(stream.done < put for stream, put in until):
+            assert self.changed.wait(give_up - time.monotonic()), "a call waited for work that was never done"
+
+    def _memory(self, address: int, count: int, who: str) -> tuple[bytearray, int]:
+        for start, memory in self.mapped.items():
+            if start <= address and address + count <= start + len(memory):
+                return memory, address - start
+        self.faults.append(f"{who} at {address:#x}, {count} bytes")
+        return bytearray(count), 0
+
+    def _write(self, address: int, what: bytes, who: str) -> None:
+        memory, start = self._memory(address, len(what), who)
+        memory[start : start + len(what)] = what
+
+    def _read(self, address: int, count: int, who: str) -> bytes:
+        memory, start = self._memory(address, count, who)
+        return bytes(memory[start : start + count])
+
+    # --- the device
+
+    @_call
+    def cuInit(self, flags: int) -> None: ...
+
+    @_call
+    def cuGetErrorName(self, code: int) -> bytes:
+        return f"CUresult {int(code)}".encode()
+
+    @_call
+    def cuGetErrorString(self, code: int) -> bytes:
+        return b"made up"
+
+    @_call
+    def cuDeviceGetCount(self) -> int:
+        return 1
+
+    @_call
+    def cuDeviceGet(self, number: int) -> int:
+        return number
+
+    @_call
+    def cuDeviceGetUuid(self, device: int) -> Any:
+        return SimpleNamespace(bytes=bytes(16))
+
+    @_call
+    def cuDevicePrimaryCtxRetain(self, device: int) -> int:
+        return 0x77
+
+    @_call
+    def cuCtxSetCurrent(self, context: int) -> None: ...
+
+    @_call
+    def cuCtxGetStreamPriorityRange(self) -> tuple[int, int]:
+        return 0, -5
+
+    @_call
+    def cuMemGetInfo(self) -> tuple[int, int]:
+        return MEMORY_BYTES - self.memory_bytes, MEMORY_BYTES
+
+    @_call
+    def cuDeviceGetDevResource(self, device: int, kind: Any) -> int:
+        return 1
+
+    @_call
+    def cuDevSmResourceSplitByCount(self, groups: int, *how: Any) -> tuple[Any, ...]:
+        return [0] * groups, groups, None
+
+    # --- memory
+
+    @_call
+    def cuMemAddressReserve(self, size: int, alignment: int, address: int, flags: int) -> int:
+        return address
+
+    @_call
+    def cuMemAddressFree(self, address: int, size: int) -> None: ...
+
+    @_call
+    def cuMemGetAllocationGranularity(self, kind: Any, flag: Any) -> int:
+        return 2 << 20
+
+    @_call
+    def cuMemCreate(self, size: int, kind: Any, flags: int) -> int:
+        handle = next(self._numbers)
+        self.physical[handle] = size
+        return handle
+
+    @_call
+    def cuMemRelease(self, handle: int) -> None:
+        del self.physical[handle]
+
+    @_call
+    def cuMemMap(self, address: int, size: int, offset: int, handle: int, flags: int) -> None:
+        assert self.physical[handle] == size
+        assert not any(start < address + size and address < start + len(at) for start, at in self.mapped.items())
+        self.mapped[address] = bytearray(size)
+
+    @_call
+    def cuMemUnmap(self, address: int, size: int) -> None:
+        assert len(self.mapped.pop(address)) == size
+
+    @_call
+    def cuMemSetAccess(self, *how: Any) -> None: ...
+
+    @_call
+    def cuMemHostRegister(self, address: int, size: int, flags: int) -> None:
+        assert address not in self.registered
+        self.registered[address] = size
+
+    @_call
+    def cuMemHostUnregister(self, address: int) -> None:
+        self._wait_for(*self.streams.values())
+        del self.registered[address]
+
+    @_call
+    def cuMemHostAlloc(self, size: int, flags: int) -> int:
+        self._kept.append(ctypes.create_string_buffer(size))
+        return ctypes.addressof(self._kept[-1])
+
+    # --- modules
+
+    @_call
+    def cuModuleLoadData(self, image: bytes) -> int:
+        handle = next(self._numbers)
+        self.modules[handle] = {}
+        return handle
+
+    @_call
+    def cuModuleUnload(self, module: int) -> None:
+        self._wait_for(*self.streams.values())
+        for address in self.modules.pop(module).values():
+            del self.mapped[address]
+
+    @_call
+    def cuModuleGetFunction(self, module: int, name: bytes) -> int:
+        return next(self._numbers)
+
+    @_call
+    def cuModuleGetFunctionCount(self, module: int) -> int:
+        return 0
+
+    @_call
+    def cuModuleGetGlobal(self, module: int, name: bytes) -> tuple[int, int]:
+        variables = self.modules[module]
+        if name.decode() not in variables:
+            address = variables[name.decode()] = 0x7F0000000000 + 0x100 * next(self._numbers)
+            self.mapped[address] = bytearray(VARIABLE_BYTES)
+        return variables[name.decode()], VARIABLE_BYTES
+
+    # --- streams and events
+
+    @_call
+    def cuStreamCreateWithPriority(self, flags: int, priority: int) -> int:
+        handle = next(self._numbers)
+        self.streams[handle] = MadeUpStream()
+        return handle
+
+    @_call
+    def cuStreamDestroy(self, stream: int) -> None:
+        del self.streams[int(stream)]
+
+    @_call
+    def cuStreamQuery(self, stream: int) -> None:
+        if self.streams[int(stream)].work:
+            raise Refused(NOT_READY)
+
+    @_call
+    def cuStreamSynchronize(self, stream: int) -> None:
+        self._wait_for(self.streams[int(stream)])
+
+    @_call
+    def cuEventCreate(self, flags: int) -> int:
+        handle = next(self._numbers)
+        self.events[handle] = MadeUpEvent()
+        return handle
+
+    @_call
+    def cuEventDestroy(self, event: int) -> None:
+        del self.events[int(event)]
+
+    @_call
+    def cuEventRecord(self, event: int, stream: int) -> None:
+        recorded = self.events[int(event)]
+        recorded.recorded += 1
+        number = recorded.recorded
+        self._put(stream, lambda: setattr(recorded, "passed", number))
+
+    @_call
+    def cuEventQuery(self, event: int) -> None:
+        asked = self.events[int(event)]
+        if asked.passed < asked.recorded:
+            raise Refused(NOT_READY)
+
+    @_call
+    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
+        awaited = self.events[int(event)]
+        number = awaited.recorded
+        self._put(stream, lambda: None, lambda: awaited.passed >= number)
+
+    # --- work
+
+    @_call
+    def cuMemsetD8Async(self, address: int, value: int, count: int, stream: int) -> None:
+        self._fill(address, value, 1, count, stream)
+
+    @_call
+    def cuMemsetD16Async(self, address: int, value: int, count: int, stream: int) -> None:
+        self._fill(address, value, 2, count, stream)
+
+    @_call
+    def cuMemsetD32Async(self, address: int, value: int, count: int, stream: int) -> None:
+        self._fill(address, value, 4, count, stream)
+
+    def _fill(self, address: int, value: int, width: int, count: int, stream: int) -> None:
+        self._put(stream, lambda: self._write(address, value.to_bytes(width, "little") * count, "a fill"))
+
+    @_call
+    def cuMemcpyHtoDAsync(self, address: int, source: int, count: int, stream: int) -> None:
+        self._put(stream, lambda: self._write(address, ctypes.string_at(source, count), "a copy to the device"))
+
+    @_call
+    def cuMemcpyDtoHAsync(self, target: int, address: int, count: int, stream: int) -> None:
+        def act() -> None:
+            ctypes.memmove(target, self._read(address, count, "a copy from the device"), count)
+
+        self._put(stream, act)
+
+    @_call
+    def cuMemcpyDtoDAsync(self, address: int, source: int, count: int, stream: int) -> None:
+        def act() -> None:
+            self._write(address, self._read(source, count, "a copy"), "a copy")
+
+        self._put(stream, act)
+
+
+@define(eq=False)
+class Told:
+    """A completion; what it was told, in order."""
+
+    outcomes: list[Outcome] = field(factory=list)
+    _told: Condition = field(factory=Condition, init=False)
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Tell it."""
+        with self._told:
+            self.outcomes.append(outcome)
+            self._told.notify_all()
+
+    def wait(self, count: int = 1) -> list[Outcome]:
+        """Return what it was told, as soon as that is so many."""
+        with self._told:
+            assert self._told.wait_for(lambda: len(self.outcomes) >= count, SECONDS), f"told {self.outcomes}"
+            return list(self.outcomes)
+
+
+@define(eq=False)
+class Gate:
+    """A hook that holds whoever comes to it (in threads of this name only) until it is opened."""
+
+    thread: str = "worker"
+    entered: Event = field(factory=Event)
+    _open: Event = field(factory=Event)
+
+    def __call__(self, *arguments: Any) -> None:
+        """Come to it."""
+        if current_thread().name == self.thread:
+            self.entered.set()
+            assert self._open.wait(SECONDS)
+
+    def wait(self) -> None:
+        """Wait until somebody is held."""
+        assert self.entered.wait(SECONDS)
+
+    def open(self) -> None:
+        """Let all pass."""
+        self._open.set()
+
+
+class Worker(Thread):
+    """A thread named "worker" that does one thing."""
+
+    def __init__(self, do: Callable[[], Any]) -> None:
+        super().__init__(name="worker", daemon=True)
+        self._do = do
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Do it."""
+        try:
+            self._result = self._do()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        """Wait for its end; return what came of it, or raise it."""
+        self.join(SECONDS)
+        assert not self.is_alive()
+        if self._error is not None:
+            raise self._error
+        return self._result

@@ -1,0 +1,313 @@
+"""The end of a context while its worker is in the midst of something, or while its client's other work goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pympsd.channel.descriptors import close_all
+from pympsd.vocabulary.results import Result
+from pympsd.wire.executor_messages import Attach, DropClient, ExecutorDone
+from pympsd_server.backends.cuda import context as context_module
+from pympsd_server.backends.cuda.context import PATIENCE_SECONDS, CudaContext
+from pympsd_server.backends.cuda.device import CudaDevice
+from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.executor.attachments import Attachments
+
+from .made_up_driver import Gate, MadeUpDriver, Told, Worker
+from .test_images import cubin
+
+Make = Callable[..., CudaContext]
+MIB = 1 << 20
+
+
+class Clock:
+    """Stands for the module ``time``: it goes on while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        """Its seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Go on."""
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which contexts wait for their kernels."""
+    clock = Clock()
+    monkeypatch.setattr(context_module, "time", clock)
+    return clock
+
+
+def held(driver: MadeUpDriver, device: CudaDevice) -> tuple[int, ...]:
+    """What clients have of the device."""
+    return (
+        device.budget.used, driver.memory_bytes, len(driver.mapped), len(driver.streams), len(driver.modules),
+        len(device.memory_used),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "make"),
+    [
+        ("cuMemCreate", lambda context: context.allocate(64 * MIB)),
+        ("cuStreamCreateWithPriority", lambda context: context.create_stream(True, 0)),
+        ("cuModuleLoadData", lambda context: context.load_module(cubin())),
+    ],
+)
+def test_what_a_context_was_being_given_when_it_ended_is_given_back(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make, call: str, make: Callable[[CudaContext], Any]
+) -> None:
+    make_context(9)
+    before, gate = held(driver, device), Gate()
+    context = make_context(1)
+    for _ in range(20):  # so many that a stream more is charged
+        context.create_stream(True, 0)
+    driver.hooks[call] = gate
+    worker = Worker(lambda: make(context))
+    gate.wait()
+    context.destroy()
+    gate.open()
+    with pytest.raises(BackendError) as caught:
+        worker.result()
+    assert caught.value.code is Result.ERROR_CONTEXT_IS_DESTROYED
+    driver.until(lambda: held(driver, device) == before)
+
+
+def test_nothing_goes_under_work_that_is_just_being_issued(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make, clock: Clock
+) -> None:
+    make_context(9)
+    before, context, gate = held(driver, device), make_context(1), Gate()
+    address, other = context.allocate(4 * MIB), context.create_stream(False, 0)
+    driver.stall(other.handle)
+    other.fill(address, 1, 1, 16)
+    driver.hooks["cuStreamQuery"] = gate  # the worker asks whether the other stream is to be waited for
+    worker = Worker(lambda: context.default_stream.fill(address, 7, 1, MIB))
+    gate.wait()
+    driver.stall(context.default_stream.handle)
+    driver.run(other.handle)
+    context.destroy()
+    assert device.unfinished == 1
+    gate.open()
+    worker.result()
+    driver.run()
+    driver.until(lambda: held(driver, device) == before)
+
+
+class EndsMeanwhile:
+    """A context's lock; who takes it finds that the context has ended just before."""
+
+    def __init__(self, context: CudaContext) -> None:
+        self._context = context
+        self._lock = context.lock
+        self.acquire, self.release = context.lock.acquire, context.lock.release
+
+    def __enter__(self) -> bool:
+        self._context.abandon()
+        return self._lock.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.release()
+
+
+def test_nothing_is_issued_by_a_call_to_the_host_that_is_finished_at_the_end(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, begun = make_context(1), Told()
+    address, stream = context.allocate(4 * MIB), context.default_stream
+    call = stream.call_host(begun)
+    stream.fill(address, 1, 1, 16)
+    begun.wait()
+    driver.stall(stream.handle)
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "lock", EndsMeanwhile(context))
+        call.finish()
+    assert driver.waiting(stream.handle) == 0
+
+
+def test_a_destroyed_contexts_memory_stays_under_what_another_of_its_client_has_queued(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    owner, other, victim, told = make_context(1), make_context(1), make_context(2), Told()
+    address, stream = owner.allocate(4 * MIB), other.create_stream(True, 0)
+    driver.stall(stream.handle)
+    stream.copy_to_device(address, memoryview(b"\xee" * 4096), told)
+    owner.destroy()
+    assert device.unfinished == 0
+    assert victim.allocate(4 * MIB) != address
+    with pytest.raises(BackendError) as caught:
+        stream.copy_to_device(address, memoryview(b"\xee" * 4096), told)
+    assert caught.value.code is Result.ERROR_INVALID_VALUE, "nothing more reaches it"
+    used = device.memory_used[1]
+    driver.run(stream.handle)
+    driver.until(lambda: device.memory_used[1] == used - 4 * MIB)
+    assert told.wait() == [Outcome()]
+    assert victim.allocate(4 * MIB) == address
+
+
+def test_so_it_does_under_what_a_function_of_the_client_holds(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    owner, other, begun, told = make_context(1), make_context(1), Told(), Told()
+    address = owner.allocate(4 * MIB)
+    call = other.default_stream.call_host(begun)
+    other.default_stream.copy_to_device(address, memoryview(b"\xee" * 4096), told)
+    used = device.memory_used[1] - owner.charged
+    owner.destroy()
+    assert device.memory_used[1] == used
+    assert driver.bytes_at(address, 1) == b"\0"
+    call.finish()
+    assert told.wait() == [Outcome()]
+    driver.until(lambda: device.memory_used[1] == used - 4 * MIB)
+
+
+def test_all_contexts_of_a_client_wait_for_their_kernels_together(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make, clock: Clock
+) -> None:
+    contexts = [make_context(1) for _ in range(6)]
+    for context in contexts:
+        address = context.allocate(4096)
+        driver.stall(context.default_stream.handle)
+        context.default_stream.fill(address, 1, 1, 16)
+    begun = clock.now
+    for context in contexts:
+        context.abandon()
+    for context in contexts:
+        context.destroy()
+    assert clock.now - begun < PATIENCE_SECONDS + 0.1
+    assert device.unfinished == 6
+    driver.run()
+    driver.until(lambda: not device.memory_used)
+
+
+def test_so_the_desk_waits_once_for_a_client_of_several_contexts(
+    driver: MadeUpDriver, device: CudaDevice, clock: Clock
+) -> None:
+    said: list[object] = []
+
+    def send(message: object, fds: tuple[int, ...] = ()) -> None:
+        said.append(message)
+        close_all(fds)
+
+    desk = Attachments(device, 1, send)
+    for number in range(6):
+        desk.handle(Attach(number, 1, number, not number, 0, 0, 0))
+    for context in tuple(device._contexts):
+        address = context.allocate(4096)
+        driver.stall(context.default_stream.handle)
+        context.default_stream.fill(address, 1, 1, 16)
+    begun = clock.now
+    desk.handle(DropClient(6, 1))
+    assert said[-1] == ExecutorDone(6, unfinished=6)
+    assert clock.now - begun < PATIENCE_SECONDS + 0.1
+
+
+def test_a_stream_goes_without_waiting_for_a_worker_that_the_driver_keeps(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    context, neighbour, gate = make_context(1), make_context(2), Gate()
+    address = context.allocate(4096)
+    busy, left = context.create_stream(True, 0), context.create_stream(True, 0)
+    left_behind = neighbour.create_stream(True, 0)
+    driver.stall(left.handle)
+    left.fill(address, 1, 1, 16)
+    left.destroy()
+    driver.hooks["cuMemsetD8Async"] = gate
+    worker = Worker(lambda: busy.fill(address, 1, 1, 16))
+    gate.wait()
+    driver.run(left.handle)
+    left_behind.destroy()
+    driver.until(lambda: left_behind.handle not in driver.streams)
+    assert left.handle in driver.streams
+    gate.open()
+    worker.result()
+    driver.until(lambda: left.handle not in driver.streams)
+
+
+def test_no_stream_goes_while_it_is_asked_for(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
+) -> None:
+    context, neighbour, gate = make_context(1), make_context(2), Gate()
+    address, left, left_behind = (
+        context.allocate(16),
+        context.create_stream(True, 0),
+        neighbour.create_stream(True, 0),
+    )
+    driver.stall(left.handle)
+    left.fill(address, 1, 1, 16)
+    left.destroy()
+    driver.hooks["cuStreamQuery"] = gate
+    worker = Worker(context.is_quiet)
+    gate.wait()
+    driver.run(left.handle)
+    left_behind.destroy()
+    driver.until(lambda: left_behind.handle not in driver.streams)
+    gate.open()
+    assert worker.result()
+    driver.until(lambda: left.handle not in driver.streams)
+    assert faults == []
+
+
+def test_a_device_closes_while_what_was_destroyed_is_just_being_released(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make, clock: Clock
+) -> None:
+    context, gate = make_context(1), Gate("janitor")
+    address, stream = context.allocate(4096), context.default_stream
+    driver.stall(stream.handle)
+    stream.fill(address, 1, 1, 16)
+    context.destroy()
+    driver.hooks["cuStreamDestroy"] = gate
+    driver.run()
+    gate.wait()
+    closing = Worker(device.close)
+    driver.until(lambda: device.closed and not device.watch._thread.is_alive())
+    gate.open()
+    closing.result()
+
+
+def test_where_a_stream_cannot_be_asked_the_device_is_ruined(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
+) -> None:
+    context, told = make_context(1), Told()
+    address, stream = context.allocate(4096), context.default_stream
+    call = stream.call_host(told)
+    driver.stall(stream.handle)
+    stream.notify(told)  # held: no point is asked for
+    other = context.create_stream(True, 0)
+    driver.stall(other.handle)
+    other.fill(address, 1, 1, 16)
+    driver.codes["cuStreamQuery"] = 999
+    outcomes = told.wait(2)
+    assert [outcome.code for outcome in outcomes] == [Result.SUCCESS, Result.ERROR_UNKNOWN]
+    assert [outcome.code for outcome in faults] == [Result.ERROR_UNKNOWN]
+    call.finish()
+
+
+def test_a_copy_is_queued_before_what_it_names_can_be_given_back(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    owner, other, victim, gate, told = make_context(1), make_context(1), make_context(2), Gate(), Told()
+    address, stream, take = owner.allocate(4 * MIB), other.create_stream(True, 0), device.staging.take
+
+    def take_later(*arguments: Any) -> Any:  # between the check and the queue
+        gate()
+        return take(*arguments)
+
+    device.staging.take = take_later  # type: ignore[method-assign]
+    driver.stall(stream.handle)
+    worker = Worker(lambda: stream.copy_to_device(address, memoryview(b"\xee" * 4096), told))
+    gate.wait()
+    owner.destroy()
+    assert victim.allocate(4 * MIB) != address
+    gate.open()
+    worker.result()
+    driver.run()
+    assert told.wait() == [Outcome()]

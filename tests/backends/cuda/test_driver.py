@@ -1,0 +1,43 @@
+"""Which answers of the driver ruin the device: nothing succeeds after them, and everybody is to hear of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from cuda.bindings import driver as real
+
+from pympsd_server.backends.cuda.context import CudaContext
+from pympsd_server.backends.cuda.driver import _RUINOUS
+from pympsd_server.backends.interface import BackendError
+
+from .made_up_driver import MadeUpDriver, Told
+
+
+def test_every_error_that_the_driver_says_ends_the_process_is_ruinous() -> None:
+    documents = {int(code): " ".join((code.__doc__ or "").split()) for code in real.CUresult}
+    said = {code for code, document in documents.items() if "process must be terminated" in document}
+    assert said, "the bindings have the documentation"
+    assert said <= _RUINOUS
+
+
+@pytest.mark.parametrize("code", sorted(_RUINOUS))
+def test_such_an_error_is_told_to_all_who_wait(
+    driver: MadeUpDriver, make_context: Callable[..., CudaContext], code: int
+) -> None:
+    context, other, told = make_context(1), make_context(2), Told()
+    address, stream = other.allocate(16), other.default_stream
+    driver.stall(stream.handle)
+    stream.fill(address, 1, 1, 16)
+    stream.notify(told)
+    own = context.allocate(16)
+    driver.codes["cuMemsetD8Async"] = code
+    with pytest.raises(BackendError):
+        context.default_stream.fill(own, 1, 1, 16)
+    assert told.wait() == [other.outcome]
+    assert "cuMemsetD8Async" in other.outcome.reason
+    driver.codes.clear()
+    driver.run(stream.handle)
+    with pytest.raises(BackendError):
+        other.allocate(1)
+    assert len(told.outcomes) == 1

@@ -1,0 +1,115 @@
+"""Somebody removes files of the pipe directory under a daemon that runs, as programs that clean /tmp do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+
+import pytest
+from processes import ClientProcess, DaemonProcess, alive
+
+from pympsd.vocabulary import files
+
+MakeDaemon = Callable[..., DaemonProcess]
+Make = Callable[..., ClientProcess]
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+
+
+def started(make_daemon: MakeDaemon) -> DaemonProcess:
+    """Start a daemon in the directory."""
+    daemon = make_daemon()
+    done = daemon.start()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return daemon
+
+
+def ended(daemon: DaemonProcess, number: signal.Signals) -> None:
+    """End a daemon that cannot be reached any more."""
+    os.kill(daemon.pid, number)
+    daemon.await_end()
+
+
+@pytest.mark.parametrize("removed", ["the directory", "the lock"])
+def test_a_daemon_leaves_its_successors_files_alone(
+    daemon: DaemonProcess, make_daemon: MakeDaemon, make_client: Make, removed: str
+) -> None:
+    pipe = daemon.directory / "pipe"
+    make_client().connect()  # whose server's end the first daemon would note in the state file
+    if removed == "the directory":
+        shutil.rmtree(pipe)
+        pipe.mkdir()
+    else:
+        (pipe / files.LOCK).unlink()
+    second = started(make_daemon)
+    client = make_client().connect()
+    (server,) = second.servers()
+    before, state = set(os.listdir(pipe)), (pipe / files.STATE).read_bytes()
+    ended(daemon, signal.SIGTERM)
+    assert set(os.listdir(pipe)) == before
+    assert (pipe / files.STATE).read_bytes() == state
+    second.kill()
+    third = started(make_daemon)
+    assert third.servers() == [server]
+    assert client.do("add") == RIGHT
+
+
+def test_a_daemon_whose_lock_is_gone_keeps_its_servers(
+    daemon: DaemonProcess, make_daemon: MakeDaemon, make_client: Make
+) -> None:
+    client = make_client().connect()
+    (server,) = daemon.servers()
+    (daemon.directory / "pipe" / files.LOCK).unlink()
+    second = started(make_daemon)
+    # It would await them in vain, and kill them then.
+    assert second.servers() == []
+    kept = daemon.directory / "pipe" / files.STATE
+    reason = f"the daemon that wrote it, process {daemon.pid}, still runs: its lock was removed"
+    assert second.log().count(f"{kept} is left out: {reason}") == 1
+    assert client.do("add") == RIGHT
+    client.end()
+    ended(daemon, signal.SIGTERM)
+    assert not alive(server)
+
+
+@pytest.mark.parametrize("event", ["a command", "a client"])
+def test_a_state_file_that_is_gone_comes_back(
+    daemon: DaemonProcess, make_daemon: MakeDaemon, make_client: Make, event: str
+) -> None:
+    client = make_client().connect()
+    (server,) = daemon.servers()
+    (daemon.directory / "pipe" / files.STATE).unlink()
+    if event == "a command":
+        daemon.say("ps")
+    else:
+        make_client().connect()
+    daemon.kill()
+    second = started(make_daemon)
+    assert second.servers() == [server]
+    assert client.do("add") == RIGHT
+
+
+def test_a_daemon_that_is_stopped_is_not_told_to_hand_over(daemon: DaemonProcess, make_client: Make) -> None:
+    client = make_client().connect()
+    before = daemon.say("ps")
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        done = daemon.run(["-d", "--replace"])
+        assert done.returncode == 1
+        assert f"process {daemon.pid}, is stopped: continue it (kill -CONT {daemon.pid})" in done.stderr
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    assert daemon.say("ps") == before
+    assert client.do("add") == RIGHT
+
+
+def test_damaged_numbers_do_not_keep_a_daemon_from_running(daemon: DaemonProcess, make_daemon: MakeDaemon) -> None:
+    daemon.kill()
+    path = daemon.directory / "pipe" / files.STATE
+    text = path.read_text()
+    assert '"wishes":[]' in text
+    path.write_text(text.replace('"wishes":[]', f'"wishes":[{1 << 40}]'))
+    second = started(make_daemon)
+    assert second.servers() == []
+    assert f"{path} is left out: it is damaged: there is no user {1 << 40}" in second.log()

@@ -1,0 +1,138 @@
+"""A server that is stopped, or that has no descriptor to spare: it holds up nobody but its own user."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+from processes import SECONDS, ClientProcess, DaemonProcess, alive, wait_until
+
+from pympsd.channel.descriptors import close_all
+from pympsd.wire.framing import FrameReader
+from pympsd.wire.messages import ClientHello, Refused, SessionGranted, decode, encode
+from pympsd.wire.versions import Versions
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
+
+MakeDaemon = Callable[..., DaemonProcess]
+A, B = 10001, 10002
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+MOST_KNOCKS = 2000
+"""Far more than a socket holds of what a server has not read."""
+
+
+@pytest.fixture
+def clients() -> Iterator[list[ClientProcess]]:
+    """What is in the list is ended with the test; stands before the daemon's fixture, so that it ends later."""
+    made: list[ClientProcess] = []
+    yield made
+    for client in made:
+        if client.process.returncode is None:
+            client.end(signal.SIGKILL)
+
+
+def descriptors(pid: int) -> set[int]:
+    """Return the descriptors of a process."""
+    return set(map(int, os.listdir(f"/proc/{pid}/fd")))
+
+
+def set_limit(pid: int, soft: int) -> None:
+    """Change a process's soft limit of open descriptors."""
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+
+
+def knock(daemon: DaemonProcess) -> object:
+    """Come as a client of this process's user, and leave with the answer."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.settimeout(SECONDS)
+        door.connect(str(daemon.directory / "pipe" / "control"))
+        door.sendall(encode(ClientHello(Versions(), os.getpid(), "knocks", 1, {})))
+        reader, frames = FrameReader(fds_allowed=1), []
+        while not frames:
+            data, fds, _, _ = socket.recv_fds(door, 65536, 1)
+            assert data, "the daemon has hung up"
+            frames = list(reader.feed(data, tuple(fds)))
+        close_all(frames[0].fds)
+        return decode(frames[0])
+
+
+def test_clients_that_died_behind_a_stopped_server_hold_no_turn(
+    clients: list[ClientProcess], daemon: DaemonProcess
+) -> None:
+    clients.extend((daemon.client(A).connect(), daemon.client(A).connect(), daemon.client(B)))
+    (server,) = daemon.servers()
+    os.kill(server, signal.SIGSTOP)
+    for client in clients[:2]:
+        client.end(signal.SIGKILL)
+    waiting = clients[2]
+    waiting.begin("init")
+    assert waiting.result() == "CUDA_SUCCESS"
+    assert not alive(server)
+    log = daemon.log()
+    silent = log.index(f"All clients of server {server} have ended, but it has not said so for 10 s")
+    assert log[silent:].count(f"Server {server} does not answer: killing it") == 1
+
+
+def test_nor_do_they_hold_up_a_quit_also_when_another_daemon_admitted_them(
+    clients: list[ClientProcess], daemon: DaemonProcess
+) -> None:
+    clients.append(daemon.client(A).connect())
+    (server,) = daemon.servers()
+    daemon.kill()
+    assert daemon.start().returncode == 0
+    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "its return")
+    os.kill(server, signal.SIGSTOP)
+    clients[0].end(signal.SIGKILL)
+    assert daemon.run([], "quit").returncode == 0
+    assert not alive(server)
+    daemon.await_end()
+
+
+def test_a_stopped_server_takes_only_a_share_of_the_daemons_descriptors(
+    clients: list[ClientProcess], daemon: DaemonProcess
+) -> None:
+    first = daemon.client().connect()
+    clients.append(first)
+    (server,) = daemon.servers()
+    before = len(descriptors(daemon.pid))
+    set_limit(daemon.pid, 256)
+    os.kill(server, signal.SIGSTOP)
+    answers = (knock(daemon) for _ in range(MOST_KNOCKS))
+    refused = next(answer for answer in answers if not isinstance(answer, SessionGranted))
+    assert isinstance(refused, Refused)
+    assert refused.reason.endswith("the server of user 0 takes no clients: it is stopped or stuck")
+    # A quarter of them waits for the server, and a sixteenth are pidfds of clients.
+    assert len(descriptors(daemon.pid)) <= before + 256 // 4 + 256 // 16
+    assert str(first.pid) in daemon.say("ps").split()
+    os.kill(server, signal.SIGCONT)
+    assert first.do("add") == RIGHT
+    wait_until(lambda: daemon.say(f"get_client_list {server}") == f"{first.pid}\n", "the others' end")
+    wait_until(lambda: len(descriptors(daemon.pid)) <= before, "the end of their descriptors")
+    assert isinstance(knock(daemon), SessionGranted)
+
+
+@pytest.mark.parametrize("room", [True, False], ids=["its link gives one back", "without any"])
+def test_a_server_at_its_limit_of_descriptors_outlives_its_daemon(
+    clients: list[ClientProcess], daemon: DaemonProcess, room: bool
+) -> None:
+    first = daemon.client().connect()
+    clients.append(first)
+    (server,) = daemon.servers()
+    # A new descriptor has the lowest free number: without gaps the first one is that of the link, when it is lost.
+    while descriptors(server) != set(range(len(descriptors(server)))):
+        clients.append(daemon.client())
+        assert clients[-1].do("init") == "CUDA_SUCCESS"
+    set_limit(server, len(descriptors(server)) if room else 3)
+    daemon.kill()
+    assert first.do("add") == RIGHT
+    assert daemon.start().returncode == 0
+    if not room:
+        assert daemon.say(f"get_server_status {server}") == "INITIALIZING\n"
+        set_limit(server, 1024)
+    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "its return")
+    assert first.do("add") == RIGHT
+    assert daemon.servers() == [server]
