@@ -130,7 +130,13 @@ def test_an_executor_has_as_many_queues_as_its_operator_says(connections: str) -
     assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == connections
 
 
-@pytest.mark.parametrize("connections", ["0", "33", "-1", "many", ""])
+def test_a_number_of_queues_that_is_empty_is_none() -> None:
+    environment = {CONNECTIONS: ""}
+    settle_environment(environment)
+    assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+
+
+@pytest.mark.parametrize("connections", ["0", "33", "-1", "many"])
 def test_a_number_of_queues_that_cannot_be_is_refused(connections: str) -> None:
     with pytest.raises(BackendError) as caught:
         settle_environment({CONNECTIONS: connections})
