@@ -22,9 +22,10 @@ from pympsd.mind import events
 from pympsd.mind.adoption import first_serial
 from pympsd.mind.remembered import Remembered, RememberedServer
 from pympsd.service.hub import Hub
+from pympsd.service.processes import has_ended, started_at
 from pympsd.service.server_session import MOST_CONTEXTS, ServerSession
 from pympsd.service.sessions import kill_session
-from pympsd.service.state_file import Kept, NotOurs, device_keys, has_ended, read, started_at
+from pympsd.service.state_file import Kept, NotOurs, device_keys, read
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.statuses import ServerStatus

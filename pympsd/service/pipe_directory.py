@@ -18,8 +18,6 @@ from pympsd.vocabulary import files
 DIRECTORY_MODE = 0o755
 MODES = {files.CONTROL: 0o666, files.LOCK: 0o666, files.CONTROL_PRIVILEGED: 0o755, files.LOG_FIFO: 0o777}
 PID_MODE = 0o666
-NEW_STATE: Final = f"{files.STATE}.new"
-"""What becomes the state file when it is whole."""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -120,7 +118,7 @@ class PipeDirectory:
         it is that one's and stays.
         """
         if not self.is_anothers():
-            for file in (files.PID, files.LOG_FIFO, NEW_STATE, *(() if handed_over else (files.STATE,))):
+            for file in (files.PID, files.LOG_FIFO, files.NEW_STATE, *(() if handed_over else (files.STATE,))):
                 self._remove(file)
         os.close(self._lock)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pympsd.service.pipe_directory import AlreadyRunning, PipeDirectory
-from pympsd.service.state_file import has_ended
+from pympsd.service.processes import has_ended
 from pympsd.vocabulary import files
 
 HAND_OVER: Final = signal.SIGUSR2

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import msgspec
 from attrs import define, field, frozen
 
 from pympsd.mind.remembered import Remembered, check
-from pympsd.service.pipe_directory import NEW_STATE
+from pympsd.service.processes import has_ended, started_at
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
 
@@ -56,22 +55,6 @@ def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
     return tuple(
         f"{facts.uuid} {facts.name} {facts.multiprocessors} SMs {facts.memory_bytes} bytes" for facts in devices
     )
-
-
-def started_at(pid: int) -> int:
-    """Return when a process started, in clock ticks since boot; -1 when it is not there."""
-    try:
-        # The second field, the name in parentheses, may hold blanks: count from its end.
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError):
-        return -1
-
-
-def has_ended(pidfd: int, seconds: float = 0) -> bool:
-    """Whether a process has ended, or ends within so many seconds."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
 
 
 def read(folder: str) -> Kept | None:
@@ -176,17 +159,17 @@ class StateFile:
         }
         writer = os.getpid(), started_at(os.getpid())
         kept = Kept(FORMAT, _boot(), _pid_namespace(), self.devices, self._started, remembered, writer)
-        self._remove(NEW_STATE)
+        self._remove(files.NEW_STATE)
         try:
             self._write(msgspec.json.encode(kept))
-            os.rename(self._path(NEW_STATE), self._path(files.STATE))
+            os.rename(self._path(files.NEW_STATE), self._path(files.STATE))
         except OSError:
-            self._remove(NEW_STATE)
+            self._remove(files.NEW_STATE)
             raise
 
     def _write(self, data: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(self._path(NEW_STATE), flags, MODE), "wb") as file:
+        with os.fdopen(os.open(self._path(files.NEW_STATE), flags, MODE), "wb") as file:
             file.write(data)
 
     def _remove(self, file: str) -> None:

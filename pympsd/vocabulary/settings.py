@@ -11,15 +11,19 @@ from pympsd.vocabulary import files
 from pympsd.vocabulary.limits import BadLimit, ClientPriority, ThreadPercentage
 
 BACKENDS: Final = ("auto", "cuda", "emulated")
+WORKER: Final = "PYMPSD_WORKER"
 WORKERS: Final = ("auto", "native", "python")
+"""auto: native where that helps and is there; native: or not at all; python: never."""
+CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
+"""How many hardware queues a context has: each takes time to make, but with the driver's 8, 16 clients run as 8."""
 MOST_CONNECTIONS: Final = 32
-"""Hardware queues of an executor on a GPU (PYMPSD_DEVICE_CONNECTIONS); CUDA has no more."""
+"""CUDA has no more."""
 DIALECTS: Final = ("documented", "r580", "json")
 """How log lines are worded: as the MPS documents do, as driver 580 does, or as JSON objects."""
 
 
 class BadSetting(ValueError):
-    """A setting the daemon cannot start with; the message names the variable and what is allowed."""
+    """A setting nobody can start with; the message names the variable and what is allowed."""
 
 
 @frozen
@@ -45,7 +49,6 @@ class Settings:
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
         """Read settings; raise BadSetting for what cannot be started with. An empty PYMPSD_ variable is not set."""
         complaints: list[str] = []
-        _check_what_executors_read(environment)
         return cls(
             pipe_directory=files.pipe_directory(dict(environment)),
             log_directory=files.log_directory(dict(environment)),
@@ -72,14 +75,30 @@ def _backend(text: str, is_described: bool) -> str:
     return "emulated" if text == "auto" and is_described else text
 
 
-def _check_what_executors_read(environment: Mapping[str, str]) -> None:
-    """Refuse here what would have every executor end, one context after the other, under a daemon that runs."""
-    worker = environment.get("PYMPSD_WORKER") or WORKERS[0]
+def check_what_executors_read(environment: Mapping[str, str], backend: str) -> None:
+    """Raise BadSetting for what would have every executor end, one context after the other, under a daemon that runs.
+
+    ``backend`` is the settled one: only a GPU's executors read how many queues they have.
+    """
+    chosen_worker(environment)
+    if backend == "cuda":
+        chosen_connections(environment)
+
+
+def chosen_worker(environment: Mapping[str, str]) -> str:
+    """Return who executes clients' records, one of WORKERS; raise BadSetting."""
+    worker = environment.get(WORKER) or WORKERS[0]
     if worker not in WORKERS:
-        raise BadSetting(f"PYMPSD_WORKER is one of {', '.join(WORKERS)}, not {worker!r}")
-    connections = environment.get("PYMPSD_DEVICE_CONNECTIONS") or str(MOST_CONNECTIONS)
+        raise BadSetting(f"{WORKER} is one of {', '.join(WORKERS)}, not {worker!r}")
+    return worker
+
+
+def chosen_connections(environment: Mapping[str, str]) -> str:
+    """Return how many hardware queues an executor on a GPU has, as it is written; raise BadSetting."""
+    connections = environment.get(CONNECTIONS) or str(MOST_CONNECTIONS)
     if connections not in map(str, range(1, MOST_CONNECTIONS + 1)):
-        raise BadSetting(f"PYMPSD_DEVICE_CONNECTIONS is a number from 1 to {MOST_CONNECTIONS}, not {connections!r}")
+        raise BadSetting(f"{CONNECTIONS} is a number from 1 to {MOST_CONNECTIONS}, not {connections!r}")
+    return connections
 
 
 def _dialect(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.settings import WORKER, BadSetting, chosen_worker
 from pympsd_server.backends.interface import BackendError, Device
 from pympsd_server.native.library import NoLibrary, library
 
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from pympsd_server.executor.client_context import ClientContext
     from pympsd_server.native.worker import NativeWorker
 
-CHOICE: Final = "PYMPSD_WORKER"
-"""auto: native where that helps and is there; native: or not at all; python: never."""
-_CHOICES: Final = ("auto", "native", "python")
 _DROP_SECONDS: Final = 1.0
 
 
@@ -32,13 +30,13 @@ class Workers:
     @classmethod
     def chosen(cls, device: Device) -> Workers:
         """Choose; BackendError NOT_SUPPORTED for what cannot be had."""
-        choice = os.environ.get(CHOICE) or "auto"
-        if choice not in _CHOICES:
-            reason = f"{CHOICE} is {choice!r}: {', '.join(_CHOICES)} are allowed"
-            raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
+        try:
+            choice = chosen_worker(os.environ)
+        except BadSetting as error:
+            raise BackendError(Result.ERROR_NOT_SUPPORTED, str(error)) from None
         helps = device.native_calls is not None
         if choice == "python" or (choice == "auto" and not helps):
-            return cls(False, f"python, for {CHOICE} says so" if helps else "")
+            return cls(False, f"python, for {WORKER} says so" if helps else "")
         try:
             library()
         except NoLibrary as error:

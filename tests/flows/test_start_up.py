@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -218,16 +220,29 @@ def test_what_it_cannot_start_with_is_explained(
     assert word in done.stderr
 
 
-@pytest.mark.parametrize("setting", [{"PYMPSD_WORKER": "x"}, {"PYMPSD_DEVICE_CONNECTIONS": "64"}], ids=str)
 def test_what_no_executor_could_start_with_replaces_no_daemon(
-    daemon: DaemonProcess, make_daemon: Callable[..., DaemonProcess], setting: dict[str, str]
+    daemon: DaemonProcess, make_daemon: Callable[..., DaemonProcess]
 ) -> None:
     for words in (["-d"], ["-d", "--replace"]):
-        done = make_daemon(**setting).run(words)
+        done = make_daemon(PYMPSD_WORKER="x").run(words)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith(f"{next(iter(setting))} is ")
+        assert done.stderr.startswith("PYMPSD_WORKER is ")
     assert daemon.say("get_server_list") == ""
     assert alive(daemon.pid)
+
+
+def test_a_number_of_queues_hinders_no_emulated_machine(make_daemon: Callable[..., DaemonProcess]) -> None:
+    done = make_daemon(PYMPSD_EMULATED_DEVICES="H200", PYMPSD_DEVICE_CONNECTIONS="64").start()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_who_only_lists_devices_reads_no_setting_of_executors(directory: Path) -> None:
+    settings = {"PYMPSD_EMULATED_DEVICES": "H200", "PYMPSD_WORKER": "x", "PYMPSD_DEVICE_CONNECTIONS": "64"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pympsd.devices"], env=DaemonProcess(directory, settings).environment,
+        capture_output=True, timeout=SECONDS, check=True,
+    )  # fmt: skip
+    assert [device["name"] for device in json.loads(done.stdout)["devices"]] == ["NVIDIA H200"]
 
 
 def test_a_command_beside_a_start_is_overlooked_as_recorded_and_said_to_be(

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from pympsd.vocabulary import settings
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda import device
+from pympsd.vocabulary.settings import WORKER
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor import outside
 from pympsd_server.executor.outside import Workers
@@ -57,9 +56,9 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None, Any], Worke
     """Choose for a value of the variable."""
 
     def choose(value: str | None, device: Any) -> Workers:
-        monkeypatch.delenv(outside.CHOICE, raising=False)
+        monkeypatch.delenv(WORKER, raising=False)
         if value is not None:
-            monkeypatch.setenv(outside.CHOICE, value)
+            monkeypatch.setenv(WORKER, value)
         return Workers.chosen(device)
 
     return choose
@@ -104,17 +103,10 @@ def test_what_was_asked_for_and_is_not_there_is_refused(choose: Choose, device: 
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("value", ["Native", "c", "python "])
 def test_another_value_is_refused_by_name(choose: Choose, value: str) -> None:
-    with pytest.raises(BackendError, match="auto, native, python are allowed") as caught:
+    with pytest.raises(BackendError, match="PYMPSD_WORKER is one of auto, native, python, not") as caught:
         choose(value, REAL)
     assert caught.value.code is Result.ERROR_NOT_SUPPORTED
     assert repr(value) in caught.value.reason
-
-
-def test_the_daemon_refuses_at_its_start_what_executors_would() -> None:
-    assert (settings.WORKERS, settings.MOST_CONNECTIONS) == (outside._CHOICES, device._MOST_CONNECTIONS)
-    for name in (outside.CHOICE, device.CONNECTIONS):
-        with pytest.raises(settings.BadSetting, match=f"{name} is "):
-            settings.Settings.from_environment({name: "x"})
 
 
 # --- why the library cannot be used

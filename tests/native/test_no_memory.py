@@ -9,9 +9,10 @@ import pytest
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.settings import WORKER
 from pympsd.wire.executor_messages import Attach, Attached, Detach, DropClient, ExecutorDone, ExecutorRefused
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.executor import attachments, outside
+from pympsd_server.executor import attachments
 from pympsd_server.executor.attachments import Attachments
 
 
@@ -85,7 +86,7 @@ def _attach(context: int, new_stream: bool) -> Attach:
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, stand_in: object) -> Desk:
     """One with native workers."""
-    monkeypatch.setenv(outside.CHOICE, "native")
+    monkeypatch.setenv(WORKER, "native")
     return Desk()
 
 

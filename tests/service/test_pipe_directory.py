@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pympsd.service.pipe_directory import NEW_STATE, AlreadyRunning, PipeDirectory, Unusable
+from pympsd.service.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
 from pympsd.vocabulary import files
 
 
@@ -55,7 +55,7 @@ def _furnish(directory: PipeDirectory, pid: int) -> None:
     """Make what a daemon of this PID makes, and half of a state file."""
     os.close(directory.open_fifo())
     directory.write_pid(pid)
-    for name in (files.STATE, NEW_STATE):
+    for name in (files.STATE, files.NEW_STATE):
         Path(directory.name(name)).touch()
 
 

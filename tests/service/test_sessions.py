@@ -12,8 +12,8 @@ import pytest
 from attrs import frozen
 from processes import alive, wait_until
 
+from pympsd.service.processes import started_at
 from pympsd.service.sessions import kill_session
-from pympsd.service.state_file import started_at
 
 LEADER = """
 import os, signal, sys

@@ -18,7 +18,8 @@ from attrs import define, evolve, field
 from pympsd.devices.machine import describe
 from pympsd.mind.remembered import NOTHING, Remembered, RememberedServer
 from pympsd.service import state_file
-from pympsd.service.state_file import NotOurs, StateFile, device_keys, read, started_at
+from pympsd.service.processes import started_at
+from pympsd.service.state_file import NotOurs, StateFile, device_keys, read
 from pympsd.vocabulary import files
 
 DEVICES = device_keys(describe("2xH200"))

@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
-from pympsd.vocabulary.settings import DIALECTS, BadSetting, Settings
+from pympsd.vocabulary.settings import (
+    CONNECTIONS,
+    DIALECTS,
+    WORKER,
+    BadSetting,
+    Settings,
+    check_what_executors_read,
+    chosen_connections,
+    chosen_worker,
+)
 
 PERCENTAGE_COMPLAINT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE should be between (0.0, 100.0]"
 PRIORITY_COMPLAINT = "CUDA_MPS_CLIENT_PRIORITY should be between [0,1]"
@@ -64,18 +73,30 @@ def test_a_patience_that_cannot_be_is_refused(text: str) -> None:
         Settings.from_environment({"PYMPSD_TURN_PATIENCE": text})
 
 
-@pytest.mark.parametrize("variable", ["PYMPSD_WORKER", "PYMPSD_DEVICE_CONNECTIONS"])
+@pytest.mark.parametrize("variable", [WORKER, CONNECTIONS])
 @pytest.mark.parametrize("text", ["x", "0", "33", "64", "-1", "8 ", "08", "Native", "native ", "\N{SUPERSCRIPT TWO}"])
 def test_what_no_executor_could_start_with_is_refused_by_name(variable: str, text: str) -> None:
     with pytest.raises(BadSetting, match=f"{variable} is (one of auto, native, python|a number from 1 to 32), not"):
-        Settings.from_environment({variable: text})
+        check_what_executors_read({variable: text}, "cuda")
 
 
 def test_what_executors_can_start_with_is_taken() -> None:
-    for worker in ("", "auto", "native", "python"):
-        Settings.from_environment({"PYMPSD_WORKER": worker})
-    for connections in ("", "1", "8", "32"):
-        Settings.from_environment({"PYMPSD_DEVICE_CONNECTIONS": connections})
+    assert chosen_worker({}) == chosen_worker({WORKER: ""}) == "auto"
+    assert chosen_connections({}) == chosen_connections({CONNECTIONS: ""}) == "32"
+    for worker in ("auto", "native", "python"):
+        assert chosen_worker({WORKER: worker}) == worker
+    for connections in ("1", "8", "32"):
+        assert chosen_connections({CONNECTIONS: connections}) == connections
+    for backend in ("cuda", "emulated"):
+        check_what_executors_read({WORKER: "native", CONNECTIONS: "8"}, backend)
+
+
+def test_only_what_is_read_is_refused() -> None:
+    check_what_executors_read({CONNECTIONS: "64"}, "emulated")
+    with pytest.raises(BadSetting, match=WORKER):
+        check_what_executors_read({WORKER: "x"}, "emulated")
+    nobodys = {WORKER: "x", CONNECTIONS: "64"}
+    assert Settings.from_environment(nobodys) == Settings.from_environment({}), "who starts no executor reads neither"
 
 
 def test_an_empty_variable_of_ours_is_not_set() -> None:

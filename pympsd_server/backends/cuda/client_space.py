@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import ClientBudget, DeviceBudget, charged
 from pympsd_server.backends.cuda.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.leftovers import SharedMemory
 from pympsd_server.backends.cuda.ranges import Reach
+from pympsd_server.backends.cuda.retired import Retired
 from pympsd_server.backends.interface import BackendError
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.cuda.context import CudaContext
 
 _ADDRESS_LIMIT = 1 << 63
 
@@ -21,18 +18,15 @@ _ADDRESS_LIMIT = 1 << 63
 class ClientSpace:
     """Shared by the contexts of one client. ``lock`` is held while the budget or the reach is changed."""
 
-    def __init__(self, memory: DeviceMemory, device: DeviceBudget, limit: int, registered: SharedMemory) -> None:
+    def __init__(
+        self, memory: DeviceMemory, device: DeviceBudget, limit: int, registered: SharedMemory, retired: Retired
+    ) -> None:
         self.lock = Lock()
         self.memory = memory
         self.budget = ClientBudget(device, limit)
         self.registered = registered
-        self.contexts: dict[CudaContext, None] = {}
-        """Those that the device knows: also what was destroyed and still runs. Guarded by the device's lock."""
+        self.retired = retired
         self._reach = Reach()
-
-    def others(self, context: CudaContext) -> tuple[CudaContext, ...]:
-        """Return the contexts besides one, whose work may be about its memory."""
-        return tuple(other for other in tuple(self.contexts) if other is not context)
 
     def take(self, count: int, what: str) -> None:
         """Charge bytes; BackendError OUT_OF_MEMORY."""

@@ -14,7 +14,7 @@ from pympsd_server.backends.cuda.events import CudaEvent
 from pympsd_server.backends.cuda.holdings import Holdings
 from pympsd_server.backends.cuda.module import CudaModule
 from pympsd_server.backends.cuda.order import Order, Step
-from pympsd_server.backends.cuda.promises import Promises
+from pympsd_server.backends.cuda.promises import Countdown, Promises
 from pympsd_server.backends.cuda.shares import Share
 from pympsd_server.backends.cuda.stream import CudaStream
 from pympsd_server.backends.interface import BackendError, Completion, Outcome
@@ -168,16 +168,9 @@ class CudaContext:
         if not busy:
             tell(Outcome())
             return
-        left = len(busy)
-
-        def passed() -> None:
-            nonlocal left
-            left -= 1  # by one thread, the watch
-            if not left:
-                tell(Outcome())
-
+        left = Countdown(len(busy), lambda: tell(Outcome()))
         for stream in busy:
-            stream.watch(stream.point(), passed)
+            stream.watch(stream.point(), left.one_less)
 
     # --- issuing work
 
@@ -219,8 +212,8 @@ class CudaContext:
         try:
             self.put(stream, lambda: issue(tell), after, on_ruined=tell, alone=alone)
         except BaseException:
-            self.promises.take(tell)
-            raise
+            if self.promises.take(tell):  # else it was told of the context's end
+                raise
 
     def release_step(self, step: Step) -> None:
         """A held step is passed. The lock is held."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pympsd.vocabulary.device_facts import DeviceFacts, window_of
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.settings import BadSetting, chosen_connections
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.budget import DeviceBudget
 from pympsd_server.backends.cuda.client_space import ClientSpace
@@ -22,6 +23,7 @@ from pympsd_server.backends.cuda.leftovers import MODULES_LIMIT, SHARED_LIMIT, L
 from pympsd_server.backends.cuda.native_calls import native_calls
 from pympsd_server.backends.cuda.points import Events, Watch
 from pympsd_server.backends.cuda.probe import uuid_of
+from pympsd_server.backends.cuda.retired import Retired
 from pympsd_server.backends.cuda.shares import SHARE_BYTES, Share, Shares
 from pympsd_server.backends.cuda.staging import ReachedHost, Staging
 from pympsd_server.backends.cuda.words import Words
@@ -39,9 +41,6 @@ CAPABILITIES: Final = Capabilities(
 )
 _LEVELS: Final = 3
 """Stream priorities that a client has; those of a client below normal all come behind those of a normal one."""
-CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
-"""How many hardware queues a context has: each takes time to make, but with the driver's 8, 16 clients run as 8."""
-_MOST_CONNECTIONS: Final = 32
 _OURS: Final = {
     "CUDA_MODULE_LOADING": "EAGER",  # else the first launch of a kernel loads it, and holds up everybody then
     "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",
@@ -54,10 +53,10 @@ def settle_environment(environment: Any) -> None:
 
     BackendError NOT_SUPPORTED for a number of hardware queues that cannot be.
     """
-    connections = environment.get(CONNECTIONS) or str(_MOST_CONNECTIONS)
-    if connections not in map(str, range(1, _MOST_CONNECTIONS + 1)):
-        reason = f"{CONNECTIONS} is {connections!r}: 1 to {_MOST_CONNECTIONS} are allowed"
-        raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
+    try:
+        connections = chosen_connections(environment)
+    except BadSetting as error:
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, str(error)) from None
     for name in tuple(environment):
         if name.startswith(_NOT_OURS):
             del environment[name]
@@ -178,7 +177,8 @@ class CudaDevice:
             client = self._clients.get(address_space)
             if client is None:
                 shared = SharedMemory(self.driver, self._left_shared)
-                client = ClientSpace(self.memory, self.budget, quota.memory_bytes, shared)
+                retired = Retired(self.janitor)
+                client = ClientSpace(self.memory, self.budget, quota.memory_bytes, shared, retired)
             client.take(CONTEXT_BYTES, "a context")
         charged = CONTEXT_BYTES
         try:
@@ -197,7 +197,7 @@ class CudaDevice:
         context.charged = charged
         with self._lock:
             self._clients[address_space] = client
-            client.contexts[context] = None
+            client.retired.contexts[context] = None
             self._contexts[context] = address_space
         return context
 
@@ -216,8 +216,8 @@ class CudaDevice:
             key = self._contexts.pop(context)
             client = self._clients[key]
             client.give(context.charged)
-            del client.contexts[context]
-            if not client.contexts:
+            del client.retired.contexts[context]
+            if not client.retired.contexts:
                 del self._clients[key]
                 client.registered.leave()
         self.shares.give(context.share)

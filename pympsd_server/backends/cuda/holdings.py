@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import charged
-from pympsd_server.backends.cuda.module import CudaModule
-from pympsd_server.backends.cuda.promises import Countdown
+from pympsd_server.backends.cuda.module import CudaModule, loadable
 from pympsd_server.backends.interface import BackendError, Completion, Outcome
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ class Holdings:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"an allocation of {count} bytes")
         if len(self._allocations) >= ALLOCATION_LIMIT:
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"a context holds at most {ALLOCATION_LIMIT} allocations")
+        self._space.retired.ask()
         address = self._space.allocate(count)
         try:
             self._context.enter(self._allocations, address, count)
@@ -72,6 +72,7 @@ class Holdings:
             self._retired.discard(address)
             raise
         self._space.disown(address)  # later calls would come after what it waits for
+        self._space.retired.ask()
 
     def _give_back(self, address: int) -> None:
         count = self._allocations.pop(address, None)  # the context's end may have come first
@@ -81,15 +82,11 @@ class Holdings:
 
     def _when_unused(self, act: Callable[[], None], done: Completion) -> None:
         """Call ``act`` once all work so far of the client is done, and ``done`` as this context's ``notify`` does."""
-        others = self._space.others(self._context)
-        left = Countdown(1 + len(others), act)
-        for other in others:
-            other.after_work(left.one_less)
 
         def own(outcome: Outcome) -> None:
             if outcome.code is Result.SUCCESS:
                 try:
-                    left.one_less()
+                    self._space.retired.add(act, self._context)
                 except BackendError as error:
                     outcome = Outcome(error.code, error.reason)
             done(outcome)
@@ -101,11 +98,14 @@ class Holdings:
     def load(self, image: bytes) -> CudaModule:
         """Load PTX, a cubin or a fatbin; this waits for every kernel that runs on the device."""
         self._context.check()
-        module = CudaModule(self._context, self._device.driver, image)
+        self._space.retired.ask()
+        code, read = loadable(self._device.driver, image)
+        charge = charged(read.device_bytes)
+        self._space.take(charge, "a module")  # before it is there: to let it go again would have to wait
         try:
-            self._space.take(charged(module.device_bytes), "a module")
+            module = CudaModule(self._context, self._device.driver, code, read)
         except BaseException:
-            self._device.janitor.add(self._device.is_quiet, module.discard)
+            self._space.give(charge)
             raise
         for address, size in module.places.items():
             self._space.own(address, size)
@@ -121,6 +121,7 @@ class Holdings:
         """Let a module go after the work so far; a ruined context's goes when it is destroyed."""
         self._when_unused(lambda: self._drop(module), lambda outcome: None)
         self._disown(module)
+        self._space.retired.ask()
 
     def _drop(self, module: CudaModule) -> None:
         if self._modules.pop(module, module) is None:  # the context's end may have come first
@@ -152,15 +153,7 @@ class Holdings:
             self._space.disown(address)
         for module in self.modules:
             self._disown(module)
-        others = self._space.others(self._context)
-
-        def unused() -> bool:
-            return all(other.is_through() for other in others)
-
-        if unused():
-            self._free_all()
-        else:
-            self._device.janitor.add(unused, self._free_all)
+        self._space.retired.add(self._free_all, self._context)
 
     def _free_all(self) -> None:
         for module in self.modules:

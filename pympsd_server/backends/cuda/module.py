@@ -75,9 +75,8 @@ class Kernel:
 class CudaModule:
     """Code and variables of one client."""
 
-    def __init__(self, context: CudaContext, driver: Driver, image: bytes) -> None:
-        """Load it; BackendError says why not. Loading waits for every kernel that runs."""
-        code, read = loadable(driver, image)
+    def __init__(self, context: CudaContext, driver: Driver, code: bytes, read: Cubin) -> None:
+        """Load what ``loadable`` returned; BackendError says why not. Loading waits for every kernel that runs."""
         self.context = context
         self.device_bytes = read.device_bytes
         self._driver = driver

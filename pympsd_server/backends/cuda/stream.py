@@ -177,8 +177,8 @@ class CudaStream:
             try:
                 call.step = self.context.put(self, lambda: self.tell_when_done(tell), held=True)
             except BackendError:
-                self.context.promises.take(tell)
-                raise
+                if self.context.promises.take(tell):  # else it was told of the context's end
+                    raise
         return call
 
     @property
@@ -197,8 +197,9 @@ class CudaStream:
 
         def leave() -> None:
             self._join()
+            point = self.point()
             self.context.native_state.leaving += 1
-            self.watch(self.point(), lambda: self.context.device.janitor.try_until(self._goes))
+            self.watch(point, lambda: self.context.device.janitor.try_until(self._goes))
 
         self.context.put(self, leave, on_ruined=lambda outcome: None)
 

@@ -8,10 +8,11 @@ from threading import current_thread, main_thread
 import pytest
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda import module as module_file
-from pympsd_server.backends.cuda.context import CudaContext
+from pympsd_server.backends.cuda import holdings
+from pympsd_server.backends.cuda.context import STREAM_BYTES, CudaContext
 from pympsd_server.backends.cuda.device import CudaDevice
 from pympsd_server.backends.cuda.images import Cubin
+from pympsd_server.backends.cuda.stream import CudaStream
 from pympsd_server.backends.interface import BackendError, Outcome
 
 from .made_up_driver import MadeUpDriver, Refused, Told
@@ -78,6 +79,69 @@ def test_freed_memory_is_no_more_reached_by_what_comes_later(driver: MadeUpDrive
     assert freed.wait() == [Outcome()]
 
 
+def busy_in_turns(driver: MadeUpDriver, context: CudaContext) -> Callable[[], None]:
+    """Keep a context busy without a pause; each call ends all the work that it had."""
+    first, second = (context.create_stream(True, 0) for _ in range(2))
+    address = context.allocate(4096)
+
+    def begin(stream: CudaStream) -> None:
+        driver.stall(stream.handle)
+        stream.fill(address, 1, 1, 16)
+
+    def turn() -> None:
+        nonlocal first, second
+        begin(second)
+        driver.run(first.handle)
+        first, second = second, first
+
+    begin(first)
+    return turn
+
+
+def test_a_context_that_never_rests_keeps_nothing_of_others_that_ended(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    turn = busy_in_turns(driver, make_context(1, memory_bytes=1024 * MIB))
+    for _ in range(12):
+        one = make_context(1)
+        one.allocate(200 * MIB)
+        held = device.memory_used[1]
+        one.destroy()
+        make_context(1).allocate(4096)  # its worker is at work
+        turn()
+        driver.until(lambda held=held: device.memory_used[1] < held - 150 * MIB)
+
+
+def test_however_much_is_freed_few_points_are_watched(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    owner, other, told = make_context(1), make_context(1), Told()
+    address, used = other.allocate(4096), device.memory_used[1]
+    streams = [other.create_stream(True, 0) for _ in range(4)]
+    for stream in streams:
+        driver.stall(stream.handle)
+        stream.fill(address, 1, 1, 16)
+    made = driver.calls["cuEventCreate"]
+    for _ in range(100):
+        owner.free(owner.allocate(4 * MIB), told)
+    assert len(told.outcomes) == 100
+    assert driver.calls["cuEventCreate"] - made <= 2 * len(streams)
+    driver.run()
+    driver.until(lambda: device.memory_used[1] <= used + len(streams) * STREAM_BYTES)
+
+
+def test_a_module_that_a_client_may_not_have_is_not_loaded(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings, "loadable", lambda driver, image: (image, Cubin((), 512 * MIB)))
+    context = make_context(1, memory_bytes=64 * MIB)
+    used, loaded = device.memory_used[1], len(driver.modules)
+    with pytest.raises(BackendError, match="a module"):
+        context.load_module(b"")
+    assert (device.memory_used[1], len(driver.modules)) == (used, loaded)
+    assert driver.calls["cuModuleLoadData"] <= loaded
+
+
 def test_a_client_of_one_context_pays_nothing_for_that(driver: MadeUpDriver, make_context: Make) -> None:
     context, freed = make_context(1), Told()
     address = context.allocate(4 * MIB)
@@ -91,7 +155,7 @@ def test_variables_that_lie_at_one_place_are_its_clients_once(
     driver: MadeUpDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Cubin(variables=("one", "one", "other"), device_bytes=4096)
-    monkeypatch.setattr(module_file, "loadable", lambda driver, image: (image, found))
+    monkeypatch.setattr(holdings, "loadable", lambda driver, image: (image, found))
     context, told = make_context(1), Told()
     stream, used, module = context.default_stream, device.memory_used[1], context.load_module(b"")
     one, _, other = module.globals

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pympsd_server.backends.cuda import device as device_file
-from pympsd_server.backends.cuda import module as module_file
+from pympsd_server.backends.cuda import holdings
 from pympsd_server.backends.cuda.context import CudaContext
 from pympsd_server.backends.cuda.device import CudaDevice
 from pympsd_server.backends.cuda.images import Cubin
@@ -75,7 +75,7 @@ def test_modules_that_wait_to_be_unloaded_are_uncounted_up_to_a_bound(
     make_context: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module_file, "loadable", lambda driver, image: (image, Cubin((), MODULE_BYTES)))
+    monkeypatch.setattr(holdings, "loadable", lambda driver, image: (image, Cubin((), MODULE_BYTES)))
     before, used = len(driver.modules), device.budget.used
     context = make_context(1)
     alone = device.memory_used[1]

@@ -16,8 +16,8 @@ from pympsd.devices.discovery import NoDriver, Probed, visible_machine
 from pympsd.devices.driver_probe import probed_by
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import Settings
-from pympsd_server.backends.cuda.device import CONNECTIONS, settle_environment
+from pympsd.vocabulary.settings import CONNECTIONS, Settings
+from pympsd_server.backends.cuda.device import settle_environment
 from pympsd_server.backends.cuda.probe import pci_of
 from pympsd_server.backends.interface import BackendError
 
@@ -141,4 +141,4 @@ def test_a_number_of_queues_that_cannot_be_is_refused(connections: str) -> None:
     with pytest.raises(BackendError) as caught:
         settle_environment({CONNECTIONS: connections})
     assert caught.value.code == Result.ERROR_NOT_SUPPORTED
-    assert f"{CONNECTIONS} is {connections!r}: 1 to 32 are allowed" in caught.value.reason
+    assert f"{CONNECTIONS} is a number from 1 to 32, not {connections!r}" in caught.value.reason
