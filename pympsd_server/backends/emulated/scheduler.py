@@ -136,9 +136,13 @@ class Scheduler:
     def _after_the_end(self, operation: Operation, finished: bool, calls: Calls) -> None:
         # Its turns were dropped when the context was ruined, except those of kernels that cannot be stopped.
         context = operation.context
-        if finished and operation in context.group.ready:
+        has_turns = operation in context.group.ready
+        if finished and has_turns:
             self._turns.remove(operation)
+        if finished and (has_turns or self._goes_on(operation)):
             self._finish(operation, calls)
+        elif self._goes_on(operation) and not has_turns:
+            self._turns.add(operation)  # it began in the very slice in which the context ended
         self._flush(context, calls)
         self._rested.notify_all()
 

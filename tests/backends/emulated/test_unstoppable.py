@@ -13,6 +13,7 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated import context as contexts
 from pympsd_server.backends.emulated.device import EmulatedDevice
+from pympsd_server.backends.emulated.kernel_run import KernelRun
 from pympsd_server.backends.interface import Outcome, Quota
 
 from ..contract.port_user import SECONDS, PortUser, Told
@@ -67,6 +68,26 @@ def test_a_grid_that_has_begun_runs_all_its_blocks(device: EmulatedDevice) -> No
     quiet(device)
     assert blocks_of(device) == 1000
     assert stays.word(word) == 0, "the kernel behind it was dropped"
+
+
+@pytest.mark.parametrize("blocks", [1, 1000], ids=["ends in the slice", "goes on"])
+def test_a_kernel_that_begins_as_its_context_ends_runs_to_its_end(
+    device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    ends, stays = PortUser.on(device, client=1, multiprocessors=2), PortUser.on(device, client=1)
+    word, opens = stays.words(), KernelRun._open
+
+    def end_first(run: KernelRun) -> None:
+        if run.context is ends.context:
+            ends.context.scheduler.ruin(ends.context, ENDED)
+        opens(run)
+
+    monkeypatch.setattr(KernelRun, "_open", end_first)
+    ends.launch("store", word, 5, grid=(blocks, 1, 1))
+    assert ends.context.scheduler.wait_until_at_rest(ends.context, SECONDS)
+    assert stays.word(word) == 5
+    ends.context.destroy()
+    assert device.unfinished == 0
 
 
 def test_a_kernel_that_waits_for_room_has_not_begun(device: EmulatedDevice) -> None:
