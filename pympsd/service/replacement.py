@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Final
 
 from pympsd.service.pipe_directory import AlreadyRunning, PipeDirectory
-from pympsd.service.processes import has_ended
+from pympsd.service.processes import STATE, has_ended, stat
 from pympsd.vocabulary import files
 
 HAND_OVER: Final = signal.SIGUSR2
@@ -125,8 +124,8 @@ def _check(folder: str, pid: int) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    # The second field of proc(5)'s stat, the name in parentheses, may hold anything: count from its end.
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    fields = stat(pid)
+    return bool(fields) and fields[STATE] in (b"T", b"t")
 
 
 def _is(path: str, lock: os.stat_result) -> bool:

@@ -7,11 +7,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
-_SESSION: Final = 3
-_STARTED: Final = 19
-"""Fields of /proc/PID/stat (proc(5)), counted from the one after the name."""
+from pympsd.service.processes import SESSION, STARTED, stat
 
 
 def kill_session(leader: int, uid: int, started: int) -> list[int]:
@@ -47,21 +44,14 @@ def _members(leader: int, uid: int, started: int) -> Iterator[int]:
 
 
 def _is_member(pid: int, leader: int, uid: int) -> bool:
-    fields = _stat(pid)
-    return len(fields) > _STARTED and int(fields[_SESSION]) == leader and _uid(pid) == uid
+    fields = stat(pid)
+    return len(fields) > STARTED and int(fields[SESSION]) == leader and _uid(pid) == uid
 
 
 def _is_taken(leader: int, started: int) -> bool:
     """Whether a later process has the number of a session's leader."""
-    fields = _stat(leader)
-    return len(fields) > _STARTED and int(fields[_STARTED]) != started
-
-
-def _stat(pid: int) -> list[bytes]:
-    # The second field, the name in parentheses, may hold blanks: count from its end.
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return []
+    fields = stat(leader)
+    return len(fields) > STARTED and int(fields[STARTED]) != started
 
 
 def _uid(pid: int) -> int:

@@ -155,6 +155,17 @@ async def test_one_that_is_dismissed_goes_by_itself(
     assert orphan.ending
 
 
+async def it_knocks(orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, times: int) -> None:
+    """Have the server knock at the next daemon's door, which gives no answer, so many times."""
+    async with trio.open_nursery() as inner:
+        inner.start_soon(serve_on, orphan, Door(os.getuid(), daemon.path), nursery)
+        for _ in range(times):
+            channel = await daemon.accept()
+            assert isinstance(await daemon.hear(channel), link.ServerReturn)
+            channel.close()
+        inner.cancel_scope.cancel()
+
+
 async def test_the_one_descriptor_that_the_lost_link_gives_back_is_enough(
     orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,12 +174,7 @@ async def test_the_one_descriptor_that_the_lost_link_gives_back_is_enough(
 
     for takes_one in ("dup", "open", "pipe"):
         monkeypatch.setattr(os, takes_one, no_more)
-    async with trio.open_nursery() as inner:
-        inner.start_soon(serve_on, orphan, Door(os.getuid(), daemon.path), nursery)
-        channel = await daemon.accept()
-        assert isinstance(await daemon.hear(channel), link.ServerReturn)
-        channel.close()
-        inner.cancel_scope.cancel()
+    await it_knocks(orphan, daemon, nursery, times=1)
 
 
 async def test_without_any_it_tries_again(
@@ -184,12 +190,7 @@ async def test_without_any_it_tries_again(
         return make(*arguments)
 
     monkeypatch.setattr(trio.socket, "socket", the_third)
-    async with trio.open_nursery() as inner:
-        inner.start_soon(serve_on, orphan, Door(os.getuid(), daemon.path), nursery)
-        channel = await daemon.accept()
-        assert isinstance(await daemon.hear(channel), link.ServerReturn)
-        channel.close()
-        inner.cancel_scope.cancel()
+    await it_knocks(orphan, daemon, nursery, times=1)
     assert tries == 3
 
 
@@ -212,13 +213,7 @@ def test_its_standard_error_is_let_go_of_without_a_descriptor_to_spare() -> None
 async def test_one_that_gets_no_answer_knocks_again(
     orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery
 ) -> None:
-    async with trio.open_nursery() as inner:
-        inner.start_soon(serve_on, orphan, Door(os.getuid(), daemon.path), nursery)
-        for _ in range(3):
-            channel = await daemon.accept()
-            assert isinstance(await daemon.hear(channel), link.ServerReturn)
-            channel.close()
-        inner.cancel_scope.cancel()
+    await it_knocks(orphan, daemon, nursery, times=3)
 
 
 async def test_somebody_elses_daemon_is_told_nothing(

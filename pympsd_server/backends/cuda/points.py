@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda.defects import tell_defect
+from pympsd_server.backends.cuda.defects import call_apart, tell_defect
 from pympsd_server.backends.cuda.driver import Driver, cu
 from pympsd_server.backends.interface import BackendError, Outcome
 
@@ -25,6 +25,7 @@ _LONG_SECONDS: Final = 0.05
 _LOOK_SECONDS: Final = 0.02
 _LONG_PAUSE_SECONDS: Final = 0.0005
 """Where nothing was passed for _LONG_SECONDS, asking more often would cost the workers more than it gains."""
+_WHERE: Final = "the thread that sees work done"
 
 
 class Events:
@@ -131,31 +132,21 @@ class Watch:
         try:
             self._look()
         except Exception as error:
-            tell_defect("the thread that sees work done", error)
+            tell_defect(_WHERE, error)
 
 
 def _advance(line: deque[tuple[Point, Callable[[], None]]]) -> int:
     count = 0
     while line and line[0][0].passed:
-        _call(line.popleft()[1])
+        call_apart(_WHERE, line.popleft()[1])
         count += 1
     return count
-
-
-def _call(passed: Callable[[], None]) -> None:
-    """What one client's callback meets is not the others'."""
-    try:
-        passed()
-    except BackendError:
-        pass
-    except Exception as error:
-        tell_defect("the thread that sees work done", error)
 
 
 def _outcome_of(error: Exception) -> Outcome:
     if isinstance(error, BackendError):
         return Outcome(error.code, error.reason)
-    tell_defect("the thread that sees work done", error)
+    tell_defect(_WHERE, error)
     return Outcome(Result.ERROR_UNKNOWN, f"the executor failed: {type(error).__name__}: {error}")
 
 

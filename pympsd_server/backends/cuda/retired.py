@@ -10,7 +10,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from pympsd_server.backends.cuda.defects import tell_defect
+from pympsd_server.backends.cuda.defects import call_apart
 from pympsd_server.backends.cuda.janitor import Janitor
 from pympsd_server.backends.cuda.promises import Countdown
 from pympsd_server.backends.interface import BackendError
@@ -89,9 +89,4 @@ class Retired:
 
 def _do_all(batch: list[Act]) -> None:
     for act in batch:
-        try:
-            act()
-        except BackendError:  # a ruined device lets go of everything with its process
-            continue
-        except Exception as error:  # a defect of ours: the others are to go all the same
-            tell_defect("what a client had given up", error)
+        call_apart("the end of what a client had given up", act)  # the others are to go all the same
