@@ -317,13 +317,17 @@ class Transport:
             _open(gate)
         return self._trouble
 
-    def close(self) -> None:
-        """End the stream in order: nobody waits on it any more."""
-        self.closed = True
-        self._trouble = self._trouble or lost("the command stream is closed")
+    def lose(self, error: CudaError) -> None:
+        """Whatever the executor does, this is the error of every later call, and of those that wait now."""
+        self._trouble = self._trouble or error
         self._end("")
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # a thread that still waits on it is woken
+
+    def close(self) -> None:
+        """End the stream in order: nobody waits on it any more."""
+        self.closed = True
+        self.lose(lost("the command stream is closed"))
         self._socket.close()
 
     def abandon(self) -> None:

@@ -15,7 +15,7 @@ FATAL: Final = frozenset({ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED})
 CONTAINED_SECONDS: Final = 4.0
 """All that a fault reaches has ended so long after it was met, on a machine that is busy."""
 STICKY: Final = FATAL | {RPC_FAILURE, CLIENT_TERMINATED}
-"""A context that has once answered with one of these answers with nothing else than errors."""
+"""A context that has once answered with one of these answers with nothing else than errors; of 806, all of them."""
 
 
 def ended_before(history: History, life: Life, step: Step) -> str | None:
@@ -32,6 +32,8 @@ def _ends(history: History, life: Life, step: Step, span: Span) -> Iterator[str]
             continue
         if earlier.context == step.context and earlier.code in STICKY:
             yield f"a context that answered with {earlier.code} at {earlier.ended:.3f}"
+        elif earlier.code == RPC_FAILURE:
+            yield f"a process that was told of its server's end at {earlier.ended:.3f}"
         elif earlier.code in FATAL and _all_of_it_ends(history) and _is_past(history, earlier.ended, step):
             yield f"a process that a fatal fault ({earlier.code}) had reached at {earlier.ended:.3f}"
     for incident in history.incidents:

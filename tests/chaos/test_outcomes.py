@@ -174,6 +174,14 @@ def test_a_context_that_has_ended_never_succeeds_again(code: int) -> None:
     assert f"goes on in a context that answered with {code}" in found[0]
 
 
+@pytest.mark.parametrize("name", ["add", "close"])
+def test_a_server_that_has_gone_once_is_gone_for_all_of_a_process(name: str) -> None:
+    killed = Incident(Kind.SERVER_KILL, 1, 4.9, 5.0, uid=ALICE)
+    told, later = a_step(806, 5.0, 0, name), a_step(0, 5.2, 1, context=2)
+    found = judged(a_life(1, devices=(0, 1)), told, later, incidents=(killed,))
+    assert ["told of its server's end" in each for each in found] == [True]
+
+
 def test_a_memory_that_was_full_is_not_the_end() -> None:
     found = judged(a_life(1), a_step(2, 5.0), a_step(0, 5.2))
     assert len(found) == 1

@@ -18,8 +18,13 @@ from pympsd_client import driver as cuda, last_error
 import pympsd_client
 def name(answer): return answer[0].name
 def children():
-    return [int(pid) for task in os.listdir("/proc/self/task")
-            for pid in open(f"/proc/self/task/{task}/children").read().split()]
+    found = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            found += map(int, open(f"/proc/self/task/{task}/children").read().split())
+        except OSError:
+            continue  # a thread that ended meanwhile
+    return found
 def ready(device=0):
     for answer in (cuda.cuInit(0), cuda.cuCtxCreate(None, 0, device), cuda.cuMemAlloc(64)):
         assert answer[0] == cuda.CUresult.CUDA_SUCCESS, (answer, last_error())

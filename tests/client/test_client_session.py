@@ -281,6 +281,25 @@ def test_the_servers_end_is_told_for_ever(daemon: FakeDaemon, knocked: Knocked) 
             session.open_context(session.devices[0], 0)
 
 
+def test_once_the_servers_end_was_told_no_context_goes_on(
+    daemon: FakeDaemon, knocked: Knocked, fresh_process: Callable[[Session], None]
+) -> None:
+    session = knocked(daemon)
+    fresh_process(session)
+    assert cuda.cuCtxCreate(None, 0, 0)[0] == cuda.CUresult.CUDA_SUCCESS
+    _listener, _door, server, executor = daemon.sockets
+    told: list[tuple[cuda.CUresult, ...]] = []
+    context = cuda.cuCtxGetCurrent()[1]
+    waiter = threading.Thread(target=lambda: told.append((*cuda.cuCtxSetCurrent(context), *cuda.cuCtxSynchronize())))
+    waiter.start()
+    assert executor.recv(1, socket.MSG_PEEK), "a call that waits for its executor, which lives on"
+    server.shutdown(socket.SHUT_RDWR)
+    assert cuda.cuDeviceGetName(64, 0)[0] == cuda.CUresult(RPC_FAILURE)
+    waiter.join(30)
+    assert told == [(cuda.CUresult.CUDA_SUCCESS, cuda.CUresult(RPC_FAILURE))]
+    assert cuda.cuCtxSynchronize() == (cuda.CUresult(RPC_FAILURE),)
+
+
 @pytest.mark.parametrize("code", [CONNECTION_FAILED, SERVER_NOT_READY, MAX_CLIENTS])
 def test_a_refusal_is_what_cuinit_returns(
     daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch, code: int

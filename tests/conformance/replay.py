@@ -151,9 +151,15 @@ class Replay:
             self.background.clear()
         else:
             assert verb == "shown", verb
+            wait_until(self._hung_up, "the end of what was asked so far in control.log")
             for name in ("control.log", "server.log"):
                 self.shown[0, name] = len(self._lines(0, name))
             self.commands[0] = []
+
+    def _hung_up(self) -> bool:
+        """Whether the daemon has said that all operators have gone, but for those that still wait."""
+        daemon = self.daemon(0)
+        return self._counted(daemon, "NEW UI") - self._counted(daemon, "UI closed") <= len(self.background)
 
     def _end(self, client: ClientProcess, number: int = 0) -> None:
         client.end(number)

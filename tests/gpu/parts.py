@@ -203,7 +203,11 @@ def _alive(pid: int) -> list[int]:
     """Return the descendants of a process that are no zombies."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
+        try:
+            children = (task / "children").read_text()
+        except OSError:
+            continue  # a thread that ended meanwhile
+        for child in map(int, children.split()):
             try:
                 state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
                 found += ([] if state in "ZX" else [child]) + _alive(child)

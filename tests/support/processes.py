@@ -56,8 +56,13 @@ def shared_memory() -> set[str]:
 
 def children_of(pid: int) -> list[int]:
     """Return the PIDs of a process's children."""
-    tasks = Path(f"/proc/{pid}/task")
-    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            found += map(int, (task / "children").read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread that ended meanwhile
+    return found
 
 
 @define
