@@ -8,6 +8,7 @@ user's newcomers press in, everybody who waits is answered.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from attrs import evolve
 from hypothesis import settings
@@ -521,6 +522,9 @@ class DaemonMachine(RuleBasedStateMachine):
         self.quitters.clear()
         self.shut_down |= self.told_to_leave & set(self.running)
         self.told_to_leave, self.ever_forced = set(), set()
+        # Where no server is left, serials begin anew.
+        for marked in (self.proven, self.killed, self.shut_down):
+            marked &= set(self.running)
         self.quit_begun = False
 
     def _come_again(self, data: st.DataObject) -> None:
@@ -862,3 +866,30 @@ TestRootDaemon = DaemonMachine.TestCase
 TestOwnDaemon = OwnDaemonMachine.TestCase
 TestPatientlessDaemon = PatientlessMachine.TestCase
 TestMultiuserDaemon = MultiuserMachine.TestCase
+
+
+class Drawn:
+    """Draws that are given."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = iter(values)
+
+    def draw(self, _strategy: object, label: str = "") -> Any:
+        """Return the next one."""
+        return next(self._values)
+
+
+def test_a_daemon_that_takes_in_no_server_counts_them_from_one_again() -> None:
+    machine = DaemonMachine()
+    machine.begin_busily(clients=1, ended=False)
+    machine.client_gone(Drawn(1))  # type: ignore[arg-type]
+    machine.server_exits(status=0)
+    machine.knock(uid=500, foreign=False)
+    machine.spawned()
+    machine.server_dies_at_start(stated=False)
+    machine.daemon_dies(Drawn([2]))  # type: ignore[arg-type]
+    machine.spawned()
+    machine.status(fault=False)
+    machine.crashes()
+    machine.a_pause_ends()
+    assert machine.failures == {500: 1}
