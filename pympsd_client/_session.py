@@ -44,6 +44,9 @@ WITH_ITS_SERVER_S: Final = 0.2
 """A server that ends closes its sessions and its executors' links in any order."""
 WAIT_UNTOLD_S: Final = 10.0
 """A program that has waited so long for its server tells its user, once, what it waits for."""
+_WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
+_FRAMES: Final = 8
+"""From a wait at the door up to the program: knock, arrive, _reach_devices, initialize, cuInit's door (two)."""
 _PEER_CREDENTIALS: Final = struct.Struct("3i")
 _STREAM_FDS: Final = 4
 """A command stream comes as two descriptors; another thread may open some meanwhile."""
@@ -84,7 +87,8 @@ def knock(connection: socket.socket, environment: Mapping[str, str]) -> Session 
             # Told at once what it would be told after the wait.
             return "this process runs under a debugger, for which there is no MPS server"
         door.send(hello)
-        answer, fds = _in_its_turn(door, environment)
+        whom = f"the MPS control daemon at {control_socket(environment)}"
+        answer, fds = _awaited(door, f"{whom}: {_WHY_THE_DAEMON}", _FRAMES)
     except Ended as error:
         reason = f"the MPS control daemon at {control_socket(environment)}: {error}; control.log may say why"
         raise _broken_off(door, reason) from None
@@ -92,7 +96,7 @@ def knock(connection: socket.socket, environment: Mapping[str, str]) -> Session 
         door.close()
     if isinstance(answer, SessionGranted) and len(fds) == 1:
         per_context = environment.get(PER_CONTEXT_PARTITIONING) == "1"
-        return Session(Conversation(socket.socket(fileno=fds[0])), per_context)
+        return Session(Conversation(socket.socket(fileno=fds[0])), per_context, answer.server_pid)
     close_all(fds)
     if isinstance(answer, GoWithoutMps):
         return answer.reason
@@ -101,18 +105,16 @@ def knock(connection: socket.socket, environment: Mapping[str, str]) -> Session 
     raise _no_connection(f"the MPS control daemon answered with {type(answer).__name__}")
 
 
-def _in_its_turn(door: Conversation, environment: Mapping[str, str]) -> tuple[Any, tuple[int, ...]]:
-    """Wait for the daemon's answer; a wait that only it can explain is made known."""
+def _awaited(conversation: Conversation, whom: str, frames: int) -> tuple[Any, tuple[int, ...]]:
+    """Receive what cuInit waits for; a wait that somebody else has to explain is made known.
+
+    ``frames``: how many there are from here up to cuInit's caller, at whom the warning points.
+    """
     try:
-        return door.receive(WAIT_UNTOLD_S)
+        return conversation.receive(WAIT_UNTOLD_S)
     except TimeoutError:
-        waited = (
-            f"cuInit waits since {WAIT_UNTOLD_S:g} s for the MPS control daemon at {control_socket(environment)}: "
-            "others have their turn (control.log says who waits for whom), or it is stopped"
-        )
-    # The frames above: knock, arrive, _reach_devices, initialize, cuInit's door (two), the program.
-    warnings.warn(waited, RuntimeWarning, stacklevel=8)
-    return door.receive()
+        warnings.warn(f"cuInit waits since {WAIT_UNTOLD_S:g} s for {whom}", RuntimeWarning, stacklevel=frames)
+    return conversation.receive()
 
 
 def _check_owner(connection: socket.socket) -> None:
@@ -165,7 +167,7 @@ class Session:
 
     provisions = True
 
-    def __init__(self, conversation: Conversation, per_context: bool = False) -> None:
+    def __init__(self, conversation: Conversation, per_context: bool = False, server_pid: int = 0) -> None:
         """Take the conversation over and wait for the server's welcome; raise CudaError.
 
         ``per_context``: the process began with partitioning of each context (MPS documents, 4.2.6).
@@ -177,16 +179,17 @@ class Session:
         self._asked: Final[dict[int, Device]] = {}
         self._transports: Final[dict[int, Transport]] = {}
         self._lost: CudaError | None = None
-        welcome = self._welcome()
+        welcome = self._welcome(server_pid)
         self.driver_version: int = welcome.driver_version
         self.devices: tuple[Device, ...] = tuple(
             Device(number, ordinal, facts)
             for number, (ordinal, facts) in enumerate(zip(welcome.ordinals, welcome.devices, strict=True))
         )
 
-    def _welcome(self) -> SessionWelcome:
+    def _welcome(self, server_pid: int) -> SessionWelcome:
         try:
-            message, fds = self._conversation.receive()
+            whom = f"the welcome of its MPS server (PID {server_pid}), which is stopped or busy"
+            message, fds = _awaited(self._conversation, whom, _FRAMES + 2)
             close_all(fds)
             if isinstance(message, Refused):
                 self._conversation.close()

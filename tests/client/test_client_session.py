@@ -335,8 +335,9 @@ def test_a_daemon_that_breaks_the_rules_is_no_connection(
         knock(door, daemon.environment)
 
 
+@pytest.mark.parametrize("whom", ["the daemon", "the server"])
 def test_a_long_wait_is_told_once_and_goes_on(
-    daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch, whom: str
 ) -> None:
     told: list[tuple[str, type[Warning], str]] = []
     is_told = threading.Event()
@@ -346,10 +347,17 @@ def test_a_long_wait_is_told_once_and_goes_on(
         is_told.set()
 
     def answer_the_one_who_complains(daemon: FakeDaemon, peer: Peer) -> None:
+        ours, theirs = socket.socketpair()
+        server = Peer(daemon._own(ours))
+        if whom == "the server":
+            monkeypatch.setattr(_session, "WAIT_UNTOLD_S", 0.001)
+            peer.send(SessionGranted(1, 7, 4321), theirs.detach())
+            peer = server
+        theirs.close()
         assert is_told.wait(30)
         peer.send(Refused(SERVER_NOT_READY, "not today"))
 
-    monkeypatch.setattr(_session, "WAIT_UNTOLD_S", 0.001)
+    monkeypatch.setattr(_session, "WAIT_UNTOLD_S", 0.001 if whom == "the daemon" else 60.0)
     for name, value in daemon.environment.items():
         monkeypatch.setenv(name, value)
     daemon.at_the_door = answer_the_one_who_complains
@@ -359,8 +367,11 @@ def test_a_long_wait_is_told_once_and_goes_on(
         monkeypatch.setattr(warnings, "showwarning", show)
         assert cuda.cuInit(0) == (cuda.CUresult(SERVER_NOT_READY),)
     ((message, category, filename),) = told
-    assert f"the MPS control daemon at {daemon.directory}/control" in message
-    assert "control.log says who waits for whom" in message
+    expected = {
+        "the daemon": f"the MPS control daemon at {daemon.directory}/control: others have their turn (control.log",
+        "the server": "the welcome of its MPS server (PID 4321), which is stopped or busy",
+    }
+    assert expected[whom] in message
     assert (category, filename) == (RuntimeWarning, __file__), "it points at the program"
 
 
