@@ -11,7 +11,9 @@ from pympsd.vocabulary import files
 from pympsd_client._session import Session, Unanswered, Unwelcomed, knock, reach
 
 PATIENCE: Final = 2.0
-"""Seconds in which another daemon may take the place of one that died."""
+"""Seconds in which another daemon may take the place of one that died, for a client that begins meanwhile."""
+LINE_PATIENCE: Final = 10.0
+"""The same for a client that had knocked at the one that died: it was waiting anyway, and a busy machine is slow."""
 IN_LINE: Final = 0.1
 """A conversation that lasted so long was one in the line, and its end the daemon's."""
 GRANTS: Final = 6
@@ -34,7 +36,7 @@ def arrive(environment: Mapping[str, str]) -> Session | str:
     while True:
         door = reach(environment)
         if isinstance(door, str) and (lost or _was_killed(environment)):
-            give_up = time.monotonic() + PATIENCE
+            give_up = time.monotonic() + (LINE_PATIENCE if lost else PATIENCE)
             while isinstance(door, str) and time.monotonic() < give_up:
                 time.sleep(_FIRST_PAUSE)
                 door = reach(environment)

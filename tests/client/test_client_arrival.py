@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from attrs import define
 
+from pympsd.vocabulary import files
 from pympsd.vocabulary.results import Result
 from pympsd_client import _arrival
-from pympsd_client._arrival import GRANTS, PATIENCE, arrive
+from pympsd_client._arrival import GRANTS, LINE_PATIENCE, PATIENCE, arrive
 from pympsd_client._errors import CudaError
 from pympsd_client._session import Unanswered, Unwelcomed
 
@@ -71,3 +73,15 @@ def test_whoever_waited_in_a_line_comes_again_each_time(world: World, monkeypatc
     world.lasting = 3.0
     monkeypatch.setattr(_arrival, "knock", knock)
     assert arrive({}) == "let go"
+
+
+@pytest.mark.parametrize(("knocked", "patience"), [(True, LINE_PATIENCE), (False, PATIENCE)])
+def test_the_next_daemon_is_waited_for_longer_by_whoever_had_knocked(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knocked: bool, patience: float
+) -> None:
+    (tmp_path / files.STATE).touch()  # a daemon was killed here
+    doors = iter([object()] if knocked else [])
+    monkeypatch.setattr(_arrival, "reach", lambda _: next(doors, "no MPS control daemon"))
+    assert arrive({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}) == "no MPS control daemon"
+    assert world.knocks == knocked
+    assert patience <= world.now - 1000 < patience + 0.2
