@@ -8,12 +8,12 @@ from typing import Final
 # cudaLaunchDevice, cudaGetParameterBufferV2, cudaDeviceSynchronize, ...: the device runtime is a library (cudadevrt)
 # whose functions PTX declares by these names; since CUDA 12 some have the prefix __cudaCDP2. Code that it is linked
 # into calls the driver's __cuda_syscall_cnpv2LaunchDeviceV2 and the like instead.
-NAMES: Final = re.compile(r"\b(?:(?:__)?cuda(?:CDP2)?[A-Z]\w*|__cuda_syscall_cnp\w+)\b")
+_NAMES: Final = re.compile(r"(?:__)?cuda(?:CDP2)?[A-Z]\w*|__cuda_syscall_cnp\w+")
 
 
 def is_device_runtime(name: str) -> bool:
     """Whether a function that an image declares or calls, and does not define, is one of the device runtime's."""
-    return NAMES.fullmatch(name) is not None
+    return _NAMES.fullmatch(name) is not None
 
 
 def refusal(name: str) -> str:

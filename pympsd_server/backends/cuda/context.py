@@ -312,7 +312,10 @@ class CudaContext:
         return True
 
     def release(self) -> None:
-        """Free all it holds; nothing of it is under way."""
+        """Free all it holds; nothing of it is under way. A ruined device lets go of everything with its process."""
+        if self.device.ruined:
+            self.device.forget(self)
+            return
         for stream in tuple(self.streams):
             stream.discard()
         self.order.drop()

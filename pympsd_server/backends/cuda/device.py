@@ -240,6 +240,11 @@ class CudaDevice:
         for context in contexts:
             context.ruin(Outcome(outcome.code, reason))
 
+    @property
+    def ruined(self) -> bool:
+        """Whether the driver answers nothing but an error any more."""
+        return self._ruin is not None
+
     def close(self) -> None:
         """Take no more work and tell all who wait. Kernels that run end with the process."""
         self.closed = True

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define
 
-from pympsd.vocabulary.device_runtime import NAMES, refusal
+from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
 from pympsd.vocabulary.occupancy import REGISTERS_OF_A_WARP, warp_registers
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pympsd_server.backends.cuda.context import CudaContext
 
 _LOG_BYTES: Final = 8192
+_LACKING: Final = re.compile(r"(?:undefined reference to|unresolved extern function)\s+['`]?([\w$]+)", re.IGNORECASE)
+"""How the driver's linker says that a function is in none of the images."""
 _PARAMETER_LIMIT: Final = 4096
 """More parameters than any kernel has."""
 
@@ -43,7 +46,9 @@ def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
             raise
         # Its code is linked already, which the linker does not take and the loader does.
         return image, read_fatbin(image)
-    return cubin, read_cubin(cubin)
+    read = read_cubin(cubin)
+    # Of linked code the linker may also make a cubin in which nothing is.
+    return (cubin, read) if read.device_bytes else (image, read_fatbin(image))
 
 
 def _linked(driver: Driver, kind: Any, image: bytes) -> bytes:
@@ -56,8 +61,9 @@ def _linked(driver: Driver, kind: Any, image: bytes) -> bytes:
         return ctypes.string_at(int(address), int(size))
     except BackendError as error:
         said = log.rstrip(b"\0").decode(errors="replace").strip()
-        if lacking := NAMES.search(said):
-            raise BackendError(Result.ERROR_NOT_SUPPORTED, refusal(lacking[0])) from None
+        for lacking in _LACKING.findall(said):
+            if is_device_runtime(lacking):
+                raise BackendError(Result.ERROR_NOT_SUPPORTED, refusal(lacking)) from None
         raise BackendError(error.code, f"{error.reason}: {said}" if said else error.reason) from None
     finally:
         driver.call(cu.cuLinkDestroy, state)

@@ -64,7 +64,8 @@ class Retired:
     def _pass(self, batch: list[Act]) -> None:
         with self._lock:
             self._is_asked = False
-        _do_all(batch)
+        # A context may have held very many: not in the thread that sees everybody's work done.
+        self._janitor.add(lambda: True, lambda: _do_all(batch))
 
     def _try(self) -> bool:
         """Whoever's worker does not ask has it when all its contexts are idle."""

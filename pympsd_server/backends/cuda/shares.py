@@ -21,6 +21,8 @@ GROUP_SIZE: Final = 2
 SHARE_BYTES: Final = 6 << 20
 """Device memory that a green context takes (measured on an H200)."""
 _BLOCKS_EACH: Final = 64
+_IGNORE_COSCHEDULING: Final = 1
+"""CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING, whose kind cuda-bindings 13.1 renamed."""
 _WHERE: Final = b"""
 .version 7.0
 .target sm_70
@@ -61,13 +63,13 @@ class Shares:
         self._memory = memory
         self._lock = Lock()
         self._all = Share(tuple(range(multiprocessors)))
-        kinds, flags = cu.CUdevResourceType, cu.CUdevSmResourceSplitByCount_flags
+        kinds = cu.CUdevResourceType
         resource = driver.call(cu.cuDeviceGetDevResource, device, kinds.CU_DEV_RESOURCE_TYPE_SM)
         self._parts, count, _ = driver.call(
             cu.cuDevSmResourceSplitByCount,
             multiprocessors // GROUP_SIZE,
             resource,
-            int(flags.CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING),
+            _IGNORE_COSCHEDULING,
             GROUP_SIZE,
         )
         self._groups = Groups(int(count), GROUP_SIZE)

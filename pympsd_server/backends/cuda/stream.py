@@ -197,9 +197,8 @@ class CudaStream:
 
         def leave() -> None:
             self._join()
-            point = self.point()
             self.context.native_state.leaving += 1
-            self.watch(point, lambda: self.context.device.janitor.try_until(self._goes))
+            self.context.device.janitor.try_until(self._goes)
 
         self.context.put(self, leave, on_ruined=lambda outcome: None)
 

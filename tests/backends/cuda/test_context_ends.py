@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import current_thread
 from typing import Any
 
 import pytest
@@ -311,3 +312,56 @@ def test_a_copy_is_queued_before_what_it_names_can_be_given_back(
     worker.result()
     driver.run()
     assert told.wait() == [Outcome()]
+
+
+def test_what_a_context_held_is_not_freed_by_the_thread_that_sees_everybodys_work_done(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    owner, other = make_context(1), make_context(1)
+    freed_by: set[str] = set()
+    for _ in range(8):
+        owner.allocate(4 * MIB)
+    address, stream = other.allocate(4096), other.default_stream
+    driver.stall(stream.handle)
+    stream.fill(address, 1, 1, 16)
+    owner.destroy()
+    used = device.memory_used[1]
+    driver.hooks["cuMemUnmap"] = lambda *_: freed_by.add(current_thread().name)
+    other.allocate(4096)  # its worker is at work: what was given up goes after this
+    driver.run(stream.handle)
+    driver.until(lambda: device.memory_used[1] < used - 31 * MIB)
+    assert freed_by == {"janitor"}
+
+
+def test_a_stream_that_was_left_counts_also_where_the_driver_makes_no_event(
+    driver: MadeUpDriver, make_context: Make
+) -> None:
+    context = make_context(1)
+    address, left, told = context.allocate(16), context.create_stream(True, 0), Told()
+    driver.stall(left.handle)
+    left.fill(address, 1, 1, 16)
+    context.device.events._free[False].clear()
+    driver.codes["cuEventCreate"] = int(Result.ERROR_OUT_OF_MEMORY)
+    left.destroy()
+    assert context.native_state.leaving == 1
+    driver.codes.clear()
+    context.notify(told)
+    assert not told.outcomes, "the context's work is not done"
+    driver.run(left.handle)
+    assert told.wait() == [Outcome()]
+    driver.until(lambda: left.handle not in driver.streams and context.native_state.leaving == 0)
+
+
+def test_after_an_error_that_ruined_the_device_contexts_end_without_asking_the_driver(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    one, other = make_context(1), make_context(2)
+    for context in (one, other):
+        context.create_stream(True, 0)
+        context.allocate(4 * MIB)
+    device.ruin(Outcome(Result.ERROR_ILLEGAL_ADDRESS, "a made-up fault"))
+    for call in ("cuStreamDestroy", "cuMemUnmap", "cuStreamQuery", "cuStreamSynchronize"):
+        driver.codes[call] = int(Result.ERROR_ILLEGAL_ADDRESS)
+    for context in (one, other):
+        context.destroy()
+    assert (device.unfinished, device.memory_used) == (0, {})

@@ -16,8 +16,10 @@ from .made_up_driver import MadeUpDriver, Told
 
 def test_every_error_that_the_driver_says_ends_the_process_is_ruinous() -> None:
     documents = {int(code): " ".join((code.__doc__ or "").split()) for code in real.CUresult}
+    if len(set(documents.values())) == 1:
+        pytest.skip("these bindings have no documentation of the codes: those before 13.2")
     said = {code for code, document in documents.items() if "process must be terminated" in document}
-    assert said, "the bindings have the documentation"
+    assert said
     assert said <= _RUINOUS
 
 

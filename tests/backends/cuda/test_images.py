@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -232,14 +233,17 @@ def test_what_the_driver_supplies_otherwise_is_no_dynamic_parallelism() -> None:
 
 
 class Linker(Driver):
-    """A driver whose linker says something, and refuses."""
+    """A driver whose linker says something and refuses, or makes what it is told to make."""
 
-    def __init__(self, says: str) -> None:
+    def __init__(self, says: str, makes: bytes = b"") -> None:
         self.says = says.encode()
+        self.makes = ctypes.create_string_buffer(makes, len(makes))
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if function is cu.cuLinkCreate:
             arguments[2][0][: len(self.says)] = self.says
+        if function is cu.cuLinkComplete and self.makes.raw:
+            return ctypes.addressof(self.makes), len(self.makes)
         if function is cu.cuLinkComplete:
             raise BackendError(Result.ERROR_INVALID_PTX, "cuLinkComplete: refused")
         return 1
@@ -257,7 +261,29 @@ def test_a_linkers_complaint_of_the_device_runtime_is_that_refusal(says: str) ->
         loadable(Linker(says), b".version 7.0")
 
 
-def test_any_other_complaint_is_passed_on() -> None:
-    says = "ptxas fatal   : Unresolved extern function 'my_cudaLaunchDevice'"
+@pytest.mark.parametrize(
+    "says",
+    [
+        "ptxas fatal   : Unresolved extern function 'my_cudaLaunchDevice'",
+        "ptxas error   : Entry function 'cudaMatMul' uses too much shared data (0x20000 bytes, 0xc000 max)",
+        "error   : Duplicate definition of function 'cudaHelper' in 'image'",
+    ],
+)
+def test_any_other_complaint_is_passed_on(says: str) -> None:
     with pytest.raises(BackendError, check=lambda error: error.reason == f"cuLinkComplete: refused: {says}"):
         loadable(Linker(says), b".version 7.0")
+
+
+# --- a fatbin, which the driver's linker takes or not
+
+
+def test_a_fatbin_is_what_was_linked_of_it() -> None:
+    image = (IMAGES / "several.fatbin").read_bytes()
+    assert loadable(Linker("", cubin()), image) == (cubin(), read_cubin(cubin()))
+
+
+def test_a_fatbin_of_which_nothing_was_linked_is_itself() -> None:
+    image = (IMAGES / "linked.fatbin").read_bytes()
+    nothing = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 190, 1, 0, 0, 64, 0, 64, 0, 0, 64, 0, 0)
+    assert read_cubin(nothing) == Cubin((), 0)
+    assert loadable(Linker("", nothing), image) == (image, read_fatbin(image))

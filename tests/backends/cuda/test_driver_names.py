@@ -1,0 +1,174 @@
+"""What the backend names of the driver is there and takes as many arguments; the bindings say so without a driver."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from attrs import define, field
+from cuda.bindings import driver as real  # type: ignore[import-not-found,import-untyped,unused-ignore]  # no stubs
+
+import pympsd_server
+
+ROOM: Final = Path(pympsd_server.__file__).parent / "backends" / "cuda"
+CALL: Final = re.compile(r"cu[A-Z]\w*")
+KIND: Final = re.compile(r"CU[a-z]\w*")
+NUMBER: Final = re.compile(r"CU_[A-Z]\w*")
+DIMENSIONS: Final = 3
+"""A starred argument stands for the extents of a grid or a block."""
+ATTRIBUTES: Final = ("CUdevice_attribute.CU_DEVICE_ATTRIBUTE_", "CUfunction_attribute.CU_FUNC_ATTRIBUTE_")
+
+
+def taken(name: str) -> int:
+    """Return how many arguments a call takes, by the signature that its documentation begins with."""
+    signature = getattr(real, name).__doc__.partition("\n")[0]
+    found = re.fullmatch(rf"{name}\((.*)\)", signature)
+    assert found is not None, f"{name} is documented as {signature!r}"
+    depth, count = 0, 1 if found[1].strip() else 0
+    for character in found[1]:
+        depth += (character in "([") - (character in ")]")
+        count += character == "," and depth == 0
+    return count
+
+
+@define
+class Names(ast.NodeVisitor):
+    """What a file names of the driver: calls, with the numbers of arguments they are given, and enum members."""
+
+    calls: list[tuple[str, int, int]] = field(factory=list)
+    """(name, arguments, line)."""
+    members: list[tuple[str, int]] = field(factory=list)
+    """(``kind.member``, or the name of a call, a kind or a number, line)."""
+    _stands_for: dict[str, tuple[str, ...]] = field(factory=dict)
+    """Local names of kinds, and of tables of calls."""
+
+    @classmethod
+    def of(cls, text: str) -> Names:
+        """Read a file."""
+        found = cls()
+        found.visit(ast.parse(text))
+        return found
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """Note ``kinds = cu.CUkind``, also one of several, and ``functions = {1: cu.cuCall}``."""
+        for target in node.targets:
+            names, values = [target], [node.value]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                names, values = list(target.elts), list(node.value.elts)
+            for name, value in zip(names, values, strict=False):
+                if isinstance(name, ast.Name):
+                    self._stands_for[name.id] = self._meant(value)
+        self.generic_visit(node)
+
+    def _meant(self, value: ast.expr) -> tuple[str, ...]:
+        held = value.values if isinstance(value, ast.Dict) else [value]
+        return tuple(each.attr for each in held if isinstance(each, ast.Attribute))
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """Note a call of the driver, and one that is handed on with its arguments behind it."""
+        for name in self._called(node.func):
+            self._note(name, node.args, node.lineno)
+        for index, argument in enumerate(node.args):
+            for name in self._called(argument):
+                self._note(name, node.args[index + 1 :], node.lineno)
+        self.generic_visit(node)
+
+    def _called(self, node: ast.expr) -> Iterator[str]:
+        names: tuple[str, ...] = ()
+        if isinstance(node, ast.Attribute):
+            names = (node.attr,)
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            names = self._stands_for.get(node.value.id, ())
+        yield from filter(CALL.fullmatch, names)
+
+    def _note(self, name: str, arguments: list[ast.expr], line: int) -> None:
+        count = sum(DIMENSIONS if isinstance(each, ast.Starred) else 1 for each in arguments)
+        self.calls.append((name, count, line))
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """Note ``cu.CUkind.MEMBER``, ``kinds.MEMBER``, ``cu.NUMBER``, and whatever else is named of the driver."""
+        if NUMBER.fullmatch(node.attr):
+            kind = ""
+            if isinstance(node.value, ast.Attribute):
+                kind = node.value.attr
+            elif isinstance(node.value, ast.Name):
+                kind = "".join(self._stands_for.get(node.value.id, ()))
+            self.members.append((f"{kind}.{node.attr}".lstrip("."), node.lineno))
+        elif CALL.fullmatch(node.attr) or KIND.fullmatch(node.attr):
+            self.members.append((node.attr, node.lineno))
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """Note what is asked of the driver's library by name; the bindings have it without its version."""
+        if isinstance(node.value, str) and CALL.fullmatch(node.value):
+            self.members.append((re.sub(r"_v\d+$", "", node.value), node.lineno))
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        """Note ``attributes["NAME"]``: the probe and the modules take the names from the driver's attributes."""
+        of = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+        name = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        if of == "attributes" and isinstance(name, str):
+            self.members.append((f"*{name}", node.lineno))
+        self.generic_visit(node)
+
+
+def is_there(name: str) -> bool:
+    """Whether the driver has it; ``*NAME`` is an attribute of devices or of functions."""
+    if name.startswith("*"):
+        return any(is_there(f"{each}{name[1:]}") for each in ATTRIBUTES)
+    kind, _, member = name.partition(".")
+    found: Any = getattr(real, kind, None)
+    return member in getattr(found, "__members__", ()) if member else found is not None
+
+
+def wrong(names: Names) -> list[str]:
+    """Say what is not there, and what is called with too few arguments or too many."""
+    said = [f"line {line}: {name} is not there" for name, line in names.members if not is_there(name)]
+    return said + [
+        f"line {line}: {name} takes {taken(name)} arguments, not {count}"
+        for name, count, line in names.calls
+        if is_there(name) and taken(name) != count
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(ROOM.glob("*.py")), ids=lambda path: path.stem)
+def test_all_that_is_named_is_there_and_called_as_it_is_documented(path: Path) -> None:
+    assert wrong(Names.of(path.read_text())) == []
+
+
+def test_no_name_is_overlooked() -> None:
+    """Each that stands in a file is among those found: by how it stands there, a new way would be missed."""
+    for path in ROOM.glob("*.py"):
+        text, names = path.read_text(), Names.of(path.read_text())
+        standing = set(re.findall(r"\b(?:cu|driver|_driver)\.(cu[A-Z]\w*)", text))
+        assert standing == {name for name, _, _ in names.calls}, path.name
+        standing = set(re.findall(r"\w\.(CU_[A-Z]\w*)", text))
+        assert standing == {name.rpartition(".")[2] for name, _ in names.members if "CU_" in name}, path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cu.cuMemSetDAsync(1)", "cuMemSetDAsync is not there"),
+        ("cu.cuMemUnmap(1)", "cuMemUnmap takes 2 arguments, not 1"),
+        ("plain_call(cu.cuInit)", "cuInit takes 1 arguments, not 0"),
+        ("self._driver.call(cu.cuStreamDestroy, stream, 0)", "cuStreamDestroy takes 1 arguments, not 2"),
+        ("undo.callback(driver.call, cu.cuStreamDestroy)", "cuStreamDestroy takes 1 arguments, not 0"),
+        ("call(cu.cuLinkCreate, 1, [a, b])", "cuLinkCreate takes 3 arguments, not 2"),
+        ("call(cu.cuLaunchKernel, f, *grid, *block, 0, s, 0)", "cuLaunchKernel takes 11 arguments, not 10"),
+        ("all = {1: cu.cuMemsetD8Async}\ncall(all[1], 1, 2, 3)", "cuMemsetD8Async takes 4 arguments, not 3"),
+        ("cu.CUstream_flags.CU_STREAM_NONBLOCKING", "CUstream_flags.CU_STREAM_NONBLOCKING is not there"),
+        ("a, kinds = 1, cu.CUevent_flags\nkinds.CU_EVENT_NONE", "CUevent_flags.CU_EVENT_NONE is not there"),
+        ("cu.CUstreamflags", "CUstreamflags is not there"),
+        ("cu.CU_MEMHOSTALLOC_MAPPED", "CU_MEMHOSTALLOC_MAPPED is not there"),
+        ("facts.attributes['MAX_THREADS']", "*MAX_THREADS is not there"),
+        ("library['cuEventReport_v2']", "cuEventReport is not there"),
+    ],
+)
+def test_what_is_wrong_is_found(text: str, said: str) -> None:
+    (found,) = wrong(Names.of(text))
+    assert found.partition(": ")[2] == said
