@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from processes import children_of
 
 settings.register_profile("here", deadline=None, database=None)
 settings.register_profile("ci", deadline=None, database=None, derandomize=True, print_blob=True)
@@ -21,8 +22,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 # A background job of a shell begins with it ignored, and so would every process the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-THREAD_SECONDS = 5.0
-"""A thread that is on its way out when its test ends is waited for so long."""
+ENDING_SECONDS = 10.0
+"""A thread, or an orphan of a daemon or a server, that is on its way out when its test ends is waited for so long."""
 KEPT_BY_LIBRARIES = ("/dev/urandom", "/dev/random", "/proc/self/maps")
 
 
@@ -37,13 +38,7 @@ def _descriptors() -> set[tuple[int, str]]:
 
 
 def _children() -> set[int]:
-    found: set[int] = set()
-    for task in os.listdir("/proc/self/task"):
-        try:
-            found.update(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
-        except OSError:
-            continue  # a thread that ended meanwhile
-    return found
+    return set(children_of(os.getpid()))
 
 
 def _threads() -> set[threading.Thread]:
@@ -55,14 +50,16 @@ def _leaks(fds: set[tuple[int, str]], children: set[int], threads: set[threading
     for thread in _threads() - threads:
         _wait_for_its_end(thread)
     leaked = [f"the thread {thread.name}" for thread in _threads() - threads]
-    _reap_adopted(_children() - children)
+    give_up = time.monotonic() + ENDING_SECONDS
+    while _reap_adopted(_children() - children) and time.monotonic() < give_up:
+        os.sched_yield()
     leaked += [f"the child process {pid}: {_command(pid)}" for pid in sorted(_children() - children)]
     return leaked + [f"the descriptor {fd}: {target}" for fd, target in sorted(_descriptors() - fds)]
 
 
 def _wait_for_its_end(thread: threading.Thread) -> None:
     """Wait for a thread on its way out; one that another thread is only just starting cannot be joined yet."""
-    give_up = time.monotonic() + THREAD_SECONDS
+    give_up = time.monotonic() + ENDING_SECONDS
     while thread in threading.enumerate() and (left := give_up - time.monotonic()) > 0:
         if thread.is_alive():
             thread.join(left)
@@ -70,16 +67,24 @@ def _wait_for_its_end(thread: threading.Thread) -> None:
             os.sched_yield()
 
 
-def _reap_adopted(pids: set[int]) -> None:
-    """Reap what has ended and was a daemon's or a server's: flows adopt orphans, and one may end in a later test."""
+def _reap_adopted(pids: set[int]) -> bool:
+    """Reap what has ended and was a daemon's or a server's; return whether any of them has not.
+
+    Flows adopt orphans, and one may end in a later test.
+    """
+    left = False
     for pid in pids:
         try:
             state, _, _, session, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if state == "Z" and int(session) != os.getsid(0):
+        if int(session) == os.getsid(0):
+            continue
+        left = left or state != "Z"
+        if state == "Z":
             with contextlib.suppress(ChildProcessError):  # a test's own thread was quicker
                 os.waitpid(pid, os.WNOHANG)
+    return left
 
 
 def _command(pid: int) -> str:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -68,9 +69,11 @@ class Soak:
         while True:
             self.stage.listen()
             self.stage.reap()
-            # What a client met may be explained by what another one says a moment later.
-            self._judge_until(now() - SLACK)
+            # What a client met may be explained by what another one says a moment later. All that was said until then
+            # is heard first: this process, too, may have had no time for long.
+            due = now() - SLACK
             await trio.sleep(LISTEN_SECONDS)
+            self._judge_until(due)
 
     # --- clients
 
@@ -162,35 +165,48 @@ class Soak:
             if self.stage.busy:
                 self.stage.counts["left out: actions, the daemon was away"] += 1
             else:
+                # Said now: the next one may be due before this one has its first turn.
+                self.stage.busy = action.kind in ON_THE_DAEMON
                 cast.start_soon(self._act, action)
 
     async def _act(self, action: Action) -> None:
-        on_the_daemon = action.kind in ON_THE_DAEMON
-        self.stage.busy = self.stage.busy or on_the_daemon
         try:
             await ACTS[action.kind](self.stage, action)
         finally:
-            if on_the_daemon:
+            if action.kind in ON_THE_DAEMON:
                 self.stage.busy = False
 
     # --- the end
 
     async def _settle(self) -> None:
         """All clients have ended: nothing of theirs is left, neither in the lists nor on the devices."""
+        await self._listed()
         stage, server = self.stage, self.stage.server()
         for device in range(DEVICES if server else 0):
             await stage.tool(f"set_device_pinned_mem_limit {server.pid} {device} 0\n")
         user = stage.uids.index(server.uid) if server else 0
         await self._live(ClientPlan(now() - stage.began, 0, user, "probe", tuple(range(DEVICES)), PROBE_SECONDS, 1))
-        with trio.move_on_after(SETTLE_SECONDS):
-            while (listed := (await stage.tool("ps\n"))[1]) not in NOBODY:
-                await trio.sleep(LISTEN_SECONDS)
-        if listed not in NOBODY:
+        if (listed := await self._listed()) not in NOBODY:
             stage.blame(f"all clients have ended, and ps shows {listed!r}")
-        server = stage.server()
-        executors = children_of(server.pid) if server else []
-        for problem in crowded(_pid(stage.daemon), _pid(server.who if server else None), executors):
+        with trio.move_on_after(SETTLE_SECONDS):
+            while self._crowded():
+                await trio.sleep(LISTEN_SECONDS)
+        for problem in self._crowded():
             stage.blame(problem)
+
+    async def _listed(self) -> str:
+        """Return what ps shows when it has had time to show nobody."""
+        give_up = now() + SETTLE_SECONDS
+        while (listed := (await self.stage.tool("ps\n"))[1]) not in NOBODY and now() < give_up:
+            await trio.sleep(LISTEN_SECONDS)
+        return listed
+
+    def _crowded(self) -> list[str]:
+        server = self.stage.server()
+        executors: list[int] = []
+        with suppress(OSError):  # it has ended meanwhile
+            executors = children_of(server.pid) if server else []
+        return list(crowded(_pid(self.stage.daemon), _pid(server.who if server else None), executors))
 
     async def _end(self) -> None:
         stage = self.stage

@@ -491,7 +491,7 @@ def test_a_client_keeps_pace_only_while_functions_are_pending(fake: tuple[FakeEx
         executor.send(executor.answer(kept[0]))
         posting.result(SECONDS)
     assert len(_seen(executor, context, "FILL")) == far
-    assert executor.transport.pace is None
+    wait_until(lambda: executor.transport.pace is None, "the end of the pace, which comes after the function's")
 
 
 def _seen(executor: FakeExecutor, context: Context, name: str) -> list[Record]:
@@ -597,10 +597,12 @@ def test_ctrl_c_while_a_function_runs() -> None:
     seen = []
     ready()
     for _ in range(3): cuda.cuLaunchHostFunc(0, lambda _: seen.append(free.wait()), 0)
-    def interrupt(*_): raise KeyboardInterrupt
+    def interrupt(*_):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise KeyboardInterrupt
     signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 1)  # again: one just before the wait is heard by the next
         cuda.cuCtxSynchronize()
     except KeyboardInterrupt:
         print("interrupted", name(cuda.cuStreamQuery(0)))

@@ -93,13 +93,15 @@ def interrupt_who_waits(thread: int, left: threading.Event) -> None:
 
 
 def test_who_is_interrupted_while_others_copy_hears_of_it_when_they_have_ended() -> None:
-    caller, copied, left = threading.get_ident(), threading.Event(), threading.Event()
+    caller, begun, copied, left = threading.get_ident(), *(threading.Event() for _ in range(3))
     told: list[bool] = []
 
     def copy(start: int, size: int, stop: threading.Event) -> None:
         if not start:
+            assert begun.wait(30), "one that no other thread has begun would be the caller's too"
             copied.set()
         else:
+            begun.set()
             assert copied.wait(30)
             for _ in range(30):  # it hears of one that comes just before it waits by the next
                 interrupt_who_waits(caller, left)

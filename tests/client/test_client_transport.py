@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -264,14 +264,36 @@ def test_garbage_ends_the_stream(make_executor: MakeExecutor, garbage: bytes) ->
     assert caught.value.code == RPC_FAILURE
 
 
-def test_ctrl_c_in_a_wait_leaves_the_stream_whole(make_executor: MakeExecutor) -> None:
+@pytest.fixture
+def press_ctrl_c() -> Iterator[Callable[[], None]]:
+    """Press Ctrl-C, and again until it is heard: one that comes just before a wait begins is heard by the next."""
+    heard = threading.Event()
+
+    def hear(*_: object) -> None:
+        if not heard.is_set():
+            heard.set()
+            raise KeyboardInterrupt
+
+    def press() -> None:
+        while not heard.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            heard.wait(0.01)
+
+    before = signal.signal(signal.SIGINT, hear)
+    yield press
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_a_wait_leaves_the_stream_whole(
+    make_executor: MakeExecutor, press_ctrl_c: Callable[[], None]
+) -> None:
     executor = make_executor()
     interrupted: list[Record] = []
 
     def reply(record: Record) -> bytes | None:
         if record.opcode == OPCODES["SYNCHRONIZE_CONTEXT"] and not interrupted:
             interrupted.append(record)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            press_ctrl_c()
             return None
         return executor.succeed(record)
 
@@ -285,7 +307,9 @@ def test_ctrl_c_in_a_wait_leaves_the_stream_whole(make_executor: MakeExecutor) -
     assert not executor.transport._answers
 
 
-def test_ctrl_c_leaves_the_lead_to_another_thread(make_executor: MakeExecutor) -> None:
+def test_ctrl_c_leaves_the_lead_to_another_thread(
+    make_executor: MakeExecutor, press_ctrl_c: Callable[[], None]
+) -> None:
     executor = make_executor()
     kept: list[Record] = []
     executor.reply = lambda record: kept.append(record)  # type: ignore[func-returns-value]
@@ -305,7 +329,7 @@ def test_ctrl_c_leaves_the_lead_to_another_thread(make_executor: MakeExecutor) -
     def interrupt() -> None:
         while len(kept) < 2:
             pass
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        press_ctrl_c()
 
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()

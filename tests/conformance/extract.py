@@ -8,7 +8,7 @@ A step of the review has its numbers, its mark and, unless it is equal, its reas
 environment, uid, at: whose client or daemon it is; do, pid, step, result, stdin ... instead of what the recording
 says in words; ours (and ours_status): what ours answers where it is different; lacks and adds: the lines of a log
 that only the recording, or only ours, has (lacks_for_each: with % for the PID of each); reordered: the same lines in
-another order; some: a log of which only some lines are shown; until: asked again until it is so; rows: only how many
+another order; some: a log of which only some lines are shown; until: done again until it is so; rows: only how many
 rows there are; row: only that one.
 """
 

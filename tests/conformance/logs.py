@@ -151,6 +151,9 @@ def without_repeated(ours: list[Entry], repeated: list[str]) -> list[Entry]:
     kept: list[Entry] = []
     session: list[Entry] = []
     for entry in ours:
+        if OWN.match(entry.text) or KNOCKS.match(entry.text):
+            kept.append(entry)  # another voice's
+            continue
         session.append(entry)
         if entry.text == "UI closed":
             said = "".join(each.text.removeprefix("Cmd:") for each in session if each.text.startswith("Cmd:"))

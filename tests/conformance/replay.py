@@ -20,8 +20,8 @@ from .comparison import Comparison
 from .correspondence import Correspondence
 
 CLIENT: Final = str(Path(__file__).with_name("stepwise_client.py"))
-SETTLES: Final = 10.0
-"""Seconds a log is given to say what it should."""
+SETTLES: Final = SECONDS
+"""A log is given so long to say what it should."""
 NOT_FOUND: Final = "Cannot find MPS control daemon process"
 ELIDED: Final = "(usage text"
 OURS_ONLY: Final = {"pympsd.state": "what another daemon needs to take the servers in if this one is killed"}
@@ -123,6 +123,8 @@ class Replay:
         elif verb == "begin-as":
             uid, pid, words = rest.split(maxsplit=2)
             self._of(int(pid), {"uid": int(uid)}).begin(words)
+        elif verb == "done":
+            wait_until(self.clients[int(rest)].has_result, f"the end of what {rest} has begun")
         elif verb == "run":
             done = self.daemon(0).run([], f"{self.known.translated(rest)}\n")
             assert done.returncode == 0
@@ -236,6 +238,9 @@ class Replay:
 
     def _client(self, step: dict[str, Any]) -> Said:
         ours = self._do(step["pid"], step["step"], step)
+        give_up = time.monotonic() + SETTLES
+        while step.get("until") and ours != _instead(step)["result"] and time.monotonic() < give_up:
+            ours = self._do(step["pid"], step["step"], step)
         return lambda decided: "\n".join(self._compared.differences("result", [decided["result"]], [ours]))
 
     def _do(self, pid: int, words: str, step: dict[str, Any]) -> str:

@@ -61,7 +61,8 @@ def test_a_client_that_was_dropped_holds_its_memory_until_its_kernel_has_ended(s
     give_up = time.monotonic() + SECONDS
     while stays.memory_info()[0] < before + (1 << 30):
         assert time.monotonic() < give_up, "the memory does not come back"
-    assert owner.drop(3) == ExecutorDone(owner._request)
+    while owner.drop(3) != ExecutorDone(owner._request):  # the context is forgotten after its memory
+        assert time.monotonic() < give_up, "it is unfinished for ever"
     assert unrelated
 
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, wait_until
+from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
 
+from pympsd.service.adoption import READY_SECONDS
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
@@ -45,6 +46,20 @@ def again(daemon: DaemonProcess, *options: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def again_with_its_server(daemon: DaemonProcess, *options: str) -> None:
+    """Start it; the one server is back when that returns, unless it takes longer than a daemon's start waits."""
+    began = time.monotonic()
+    again(daemon, *options)
+    if time.monotonic() - began >= READY_SECONDS:
+        server_of(daemon)
+
+
+def patient(client: ClientProcess) -> ClientProcess:
+    """Have a client wait for the next daemon for as long as one may take to start on any machine."""
+    client.do(f"patience {SECONDS / 2}")
+    return client
+
+
 def server_of(daemon: DaemonProcess) -> int:
     """Return the PID of the one server there is, ready."""
     (server,) = daemon.servers()
@@ -72,14 +87,16 @@ def test_a_kernel_in_flight_and_all_that_is_listed_outlive_the_daemon(
         f"get_default_active_thread_percentage\nget_active_thread_percentage {server}\n"
         f"get_device_pinned_mem_limit {server} 0\nget_default_device_pinned_mem_limit 0"
     )
+    daemon.hear_out()
     before = daemon.say(f"{lists}\n{settings}")
     daemon.kill()
     assert other.do("add") == RIGHT
-    again(daemon)
+    again_with_its_server(daemon)
     assert daemon.say(f"{lists}\n{settings}") == before
     # Serials go on above those that were.
     shown = {line.split()[1] for line in daemon.say("ps").splitlines()[1:]}
     late = make_client().connect()
+    daemon.hear_out()
     new = {line.split()[1] for line in daemon.say("ps").splitlines()[1:]} - shown
     assert [int(serial) > max(map(int, shown)) for serial in new] == [True]
     # Newcomers get the limits that were set: 30 % of 132 SMs, in whole groups of 2.
@@ -139,7 +156,7 @@ def test_a_client_in_the_line_comes_again_by_itself(daemon: DaemonProcess, make_
     if uid == A:
         # It leaves with its last client: even its own user's next one waits.
         daemon.say(f"shutdown_server {server}")
-    waiting = make_client(uid)
+    waiting = patient(make_client(uid))
     waiting.begin("init")
     wait_until(lambda: is_in_line(daemon, waiting), "the line")
     daemon.kill()
@@ -168,8 +185,8 @@ def test_killed_at_any_moment_of_an_admission(
     daemon: DaemonProcess, make_client: Make, others: int, word: str
 ) -> None:
     neighbours = [make_client().connect() for _ in range(others)]
+    client = patient(make_client())
     seen = sum(word in line for line in daemon.log())
-    client = make_client()
     client.begin("init")
     wait_until(lambda: sum(word in line for line in daemon.log()) > seen, word)
     daemon.kill()
@@ -190,9 +207,10 @@ def test_one_server_for_all_users_is_taken_in_too(
     for client in clients:
         request.addfinalizer(lambda client=client: client.end(signal.SIGKILL))
         client.connect()
+    daemon.hear_out()
     before = daemon.say("ps")
     daemon.kill()
-    again(daemon, "-multiuser-server")
+    again_with_its_server(daemon, "-multiuser-server")
     assert daemon.say("ps") == before
     assert [client.do("add") for client in clients] == [RIGHT, RIGHT]
 
@@ -206,11 +224,12 @@ def test_a_user_who_is_not_root_has_the_same(make_daemon: Callable[..., DaemonPr
     client = daemon.client()
     try:
         client.connect()
+        daemon.hear_out()
         before = daemon.say("ps")
         daemon.kill()
-        again(daemon)
+        again_with_its_server(daemon)
         assert daemon.say("ps") == before
-        again(daemon, "--replace")
+        again_with_its_server(daemon, "--replace")
         assert daemon.say("ps") == before
         assert client.do("add") == RIGHT
     finally:
@@ -220,7 +239,7 @@ def test_a_user_who_is_not_root_has_the_same(make_daemon: Callable[..., DaemonPr
 def test_clients_that_begin_while_there_is_none_wait_for_the_next(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     daemon.kill()
-    late = make_client()
+    late = patient(make_client())
     late.begin("init")
     again(daemon)
     assert late.result() == "CUDA_SUCCESS"
@@ -336,7 +355,7 @@ def test_a_fault_between_two_daemons(
     assert culprit.do("illegal") == "CUDA_SUCCESS"
     assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
     again(daemon)
-    assert daemon.say(f"get_server_status {server}") == "FAULT\n"
+    wait_until(lambda: daemon.say(f"get_server_status {server}") == "FAULT\n", "its return with the fault")
     culprit.end()
     wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the end of the fault")
     late = daemon.client()
@@ -364,7 +383,8 @@ def test_with_other_devices_it_is_not_taken_in(daemon: DaemonProcess, make_clien
     daemon.settings["PYMPSD_EMULATED_DEVICES"] = "2xA100"
     again(daemon)
     reason = "the devices of this daemon are others"
-    assert f"Server {server} is not taken in and goes with its last client: {reason}" in daemon.log()
+    told = f"Server {server} is not taken in and goes with its last client: {reason}"
+    wait_until(lambda: told in daemon.log(), "its return in vain")
     assert daemon.servers() == []
     assert client.do("add") == RIGHT
     client.end()
@@ -376,14 +396,15 @@ def test_with_other_devices_it_is_not_taken_in(daemon: DaemonProcess, make_clien
 
 def test_replace_under_load(daemon: DaemonProcess, make_client: Make) -> None:
     clients = [make_client(uid).connect() for uid in (A, A, A)]
-    waiting = make_client(B)
+    waiting = patient(make_client(B))
     waiting.begin("init")
     wait_until(lambda: is_in_line(daemon, waiting), "the line")
+    daemon.hear_out()
     before, first = daemon.say("ps"), daemon.pid
     for _ in range(3):
         for client in clients:
             client.begin("add")
-        again(daemon, "--replace")
+        again_with_its_server(daemon, "--replace")
         assert [client.result() for client in clients] == [RIGHT] * 3
         assert daemon.say("ps") == before
     assert not alive(first)
@@ -434,9 +455,11 @@ def test_a_pid_file_that_names_another_process_harms_nobody(daemon: DaemonProces
 
 def test_replace_in_the_foreground(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
+    daemon.hear_out()
     before = daemon.say("ps")
     words = [PYMPSD, "-f", "--replace"]
-    with subprocess.Popen(words, env=daemon.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as new:
+    null = subprocess.DEVNULL
+    with killed_after(subprocess.Popen(words, env=daemon.environment, stdin=null, stdout=null)) as new:
         daemon.await_end()
         wait_until(lambda: daemon.run([], "ps").stdout == before, "the new daemon")
         assert client.do("add") == RIGHT
@@ -450,6 +473,7 @@ def test_replace_in_the_foreground(daemon: DaemonProcess, make_client: Make) -> 
 
 def test_a_forged_server_is_refused(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
+    daemon.hear_out()
     server, before = server_of(daemon), daemon.say("ps")
     daemon.kill()
     os.kill(server, signal.SIGSTOP)

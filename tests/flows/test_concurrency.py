@@ -14,8 +14,10 @@ import pytest
 from operators import CONVERSATION, Operator, ask_all_at_once, line_frame
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, wait_until
 
-PROMPT = 5.0
-"""Seconds: an answer that takes longer is not prompt, on any machine."""
+from pympsd.talk import PATIENCE
+
+PROMPT = PATIENCE
+"""Seconds: the command line gives up an answer that takes longer, on any machine."""
 MakeClient = Callable[..., ClientProcess]
 
 

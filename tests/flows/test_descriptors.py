@@ -111,7 +111,8 @@ def test_a_server_that_cannot_even_take_a_session_goes_on(
     assert refused.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
     in_log(daemon, DOCUMENTED)
     assert first.do("add") == RIGHT
-    assert daemon.say(f"get_client_list {server}") == f"{first.pid}\n", "the daemon knows that it is not there"
+    listed = f"{first.pid}\n"
+    wait_until(lambda: daemon.say(f"get_client_list {server}") == listed, "the daemon to know that it is not there")
     set_limit(server, 200)
     assert refused.connect().do("add") == RIGHT
     assert daemon.servers() == [server]

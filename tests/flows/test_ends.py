@@ -120,6 +120,7 @@ def test_3_terminate_client_behind_what_is_stopped_is_answered_within_its_bound(
     (server,) = daemon.servers()
     victim = server if stopped == "server" else children_of(server)[0]
     assert client.do("endless") == "CUDA_SUCCESS"
+    daemon.hear_out()
     os.kill(victim, signal.SIGSTOP)
     began = time.monotonic()
     with daemon.begin(f"terminate_client {server} {client.pid}") as asked:

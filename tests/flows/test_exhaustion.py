@@ -334,7 +334,7 @@ def test_an_executor_that_can_start_no_thread_fails_one_context(
     for _ in range(3):
         assert second.do("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
         assert PROCESSES in second.do("error")
-    assert len(os.listdir(f"/proc/{executor}/fd")) == descriptors
+    wait_until(lambda: len(os.listdir(f"/proc/{executor}/fd")) == descriptors, "the end of what it had opened")
     assert first.do("add") == RIGHT
     unlimited(executor, resource.RLIMIT_NPROC)
     assert second.do("ctx 0") == "CUDA_SUCCESS"

@@ -340,6 +340,7 @@ def test_a_refused_context_takes_no_serial(daemon: DaemonProcess, start: Start) 
     client.end()
     wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "its end")
     assert other.do("newctx 0") == "CUDA_SUCCESS"
+    daemon.hear_out()
     _, row = daemon.say("ps").splitlines()
     assert row.split()[:2] == [str(other.pid), "49"]
     other.end()

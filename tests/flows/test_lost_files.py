@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from processes import ClientProcess, DaemonProcess, alive
+from processes import ClientProcess, DaemonProcess, alive, suspend
 
 from pympsd.vocabulary import files
 
@@ -92,8 +92,9 @@ def test_a_state_file_that_is_gone_comes_back(
 
 def test_a_daemon_that_is_stopped_is_not_told_to_hand_over(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
+    daemon.hear_out()
     before = daemon.say("ps")
-    os.kill(daemon.pid, signal.SIGSTOP)
+    suspend(daemon.pid)
     try:
         done = daemon.run(["-d", "--replace"])
         assert done.returncode == 1

@@ -51,6 +51,7 @@ def test_clients_of_all_users_compute_at_once_on_one_server_of_root(
     (server,) = daemon.servers()
     assert os.stat(f"/proc/{server}").st_uid == 0
     assert children_of(daemon.pid) == [server]
+    daemon.hear_out()
     rows = sorted((row.split()[:3] for row in daemon.say("ps").splitlines()[1:]), key=lambda row: row[1])
     assert rows == [[str(client.pid), str(number), str(server)] for number, client in enumerate(clients, 1)]
 
@@ -65,10 +66,14 @@ def test_a_server_for_another_user_is_the_one_there_is(daemon: DaemonProcess, cl
 def test_the_control_log_is_as_recorded(daemon: DaemonProcess, clients: list[ClientProcess]) -> None:
     for client in clients:
         client.connect()
+        # The next one's knock is not to be quicker than the line about its context.
+        knocked = f"NEW CLIENT {client.pid} "
+        wait_until(lambda knocked=knocked: sum(knocked in line for line in daemon.log()) == 2, "both its lines")
     (server,) = daemon.servers()
     daemon.say("start_server -uid 1000")
     for client in clients:
         client.end()
+    wait_until(lambda: daemon.say(f"get_client_list {server}") == "", "the end of all")
     assert daemon.say("quit") == ""
     assert not alive(daemon.pid)
     first, *others = (client.pid for client in clients)
@@ -118,6 +123,7 @@ OfUser = Callable[[int], ClientProcess]
 
 def _executors(daemon: DaemonProcess, server: int) -> dict[int, list[int]]:
     """Return the PIDs of each user's executors that are there, as server.log says; root's are those of no other."""
+    daemon.hear_out()
     found: dict[int, list[int]] = {0: children_of(server)}
     for text in daemon.log("server.log"):
         if text.startswith("Process ") and " works for user " in text:
@@ -150,7 +156,7 @@ def test_a_fault_of_one_user_costs_no_other(sharing: DaemonProcess, of_user: OfU
     culprit.do("illegal")
     assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
     wait_until(lambda: sharing.say(f"get_server_status {server}") == "FAULT\n", "the fault")
-    assert neighbour.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert neighbour.trouble() == "CUDA_ERROR_ILLEGAL_ADDRESS"
     assert other.do("add") == RIGHT
     assert other.do("newctx 0") == "CUDA_SUCCESS"
     assert of_user(NOBODY).do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"

@@ -67,6 +67,7 @@ def test_ps_shows_the_daemons_view_of_the_pid_and_the_clients_namespace(
     pids = [pid_outside(client) for client in clients]
     assert [client.do("pid") for client in clients] == ["1", "1"], "inside each is the first"
     (server,) = daemon.servers()
+    daemon.hear_out()
     shown = rows(daemon)
     assert [(row[0], row[4]) for row in shown] == [(str(pid), namespace(pid)) for pid in pids]
     assert len({row[4] for row in shown} | {namespace(os.getpid())}) == 3, "three namespaces"
@@ -132,6 +133,7 @@ def test_clients_that_the_daemon_cannot_see_are_told_apart_by_serial(
 ) -> None:
     out_here, sibling = (client.connect() for client in invisible)
     assert out_here.do("add") == sibling.do("add") == RIGHT
+    daemon_inside.hear_out()
     shown = rows(daemon_inside)
     assert [row[0] for row in shown] == ["0", "0"]
     assert [row[1] for row in shown] == ["1", "2"], "the serials of their first contexts"
@@ -157,6 +159,5 @@ def test_the_end_of_a_client_that_cannot_be_seen_is_noticed(
     for client in invisible:
         client.connect()
     invisible[which].end(signal.SIGKILL)
-    wait_until(lambda: len(rows(daemon_inside)) == 1, "the end of one")
-    assert rows(daemon_inside)[0][1] == str(2 - which)
+    wait_until(lambda: [row[1] for row in rows(daemon_inside)] == [str(2 - which)], "the end of that one")
     assert invisible[1 - which].do("add") == RIGHT

@@ -98,6 +98,7 @@ def test_a_stopped_server_takes_only_a_share_of_the_daemons_descriptors(
     first = daemon.client().connect()
     clients.append(first)
     (server,) = daemon.servers()
+    daemon.hear_out()
     before = len(descriptors(daemon.pid))
     set_limit(daemon.pid, 256)
     os.kill(server, signal.SIGSTOP)

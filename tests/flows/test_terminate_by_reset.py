@@ -100,8 +100,8 @@ def test_with_it_the_device_is_reset_as_by_a_fatal_fault(node: Node, make: Calla
     assert _status(daemon, server) == "FAULT"
     assert len(set(before) & set(children_of(server))) == 2, "the process of device 0 alone has ended"
     assert a.result() == TERMINATED, "told when the operator's wish came"
-    assert [b.do("sync"), b.do("ctx 0"), b.do("sync")] == [ELSEWHERE, READY, ELSEWHERE]
-    assert c.do("sync") == ELSEWHERE
+    assert [b.trouble(), b.do("ctx 0"), b.trouble()] == [ELSEWHERE, READY, ELSEWHERE]
+    assert c.trouble() == ELSEWHERE
     assert d.do("add") == RIGHT
     assert a.do("newctx 0") == ELSEWHERE, "as after any fatal fault the process has to end"
     late = node.client(daemon)
@@ -133,6 +133,7 @@ def test_with_it_a_kernel_that_ends_in_time_resets_nothing(node: Node, make: Mak
     daemon = _daemon(node, "--terminate-by-reset")
     client, neighbour = make(daemon), make(daemon)
     (server,) = daemon.servers()
+    assert client.do("add") == RIGHT
     client.begin("add")
     assert daemon.say(f"terminate_client {server} {client.pid}") == "0\n"
     client.result()
@@ -180,6 +181,7 @@ def test_a_context_that_its_process_closes_is_no_different(node: Node, make: Mak
     (executor,) = children_of(server)
     _never_ends(client, neighbour)
     neighbour.end()
+    wait_until(lambda: daemon.say(f"get_client_list {server}") == f"{client.pid}\n", "the neighbour's end")
     assert client.do("close 0") == READY
     assert not alive(executor)
     assert client.do("ctx 0") == READY

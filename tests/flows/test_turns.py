@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, wait_until
+from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
 
 from pympsd.options import MULTIUSER
 from pympsd.wire.framing import FrameReader
@@ -207,7 +207,8 @@ def test_quit_refuses_the_line_and_waits_for_those_who_are_served(start: Start) 
     line = [users.waiting(NOBODY, after="user 0"), users.waiting(OTHER, after=f"user 0, user {NOBODY}")]
     line.append(users.waiting(0, after=f"user {NOBODY}, user {OTHER}"))
     users.daemon.say(f"start_server -uid {OTHER}")
-    with subprocess.Popen([PYMPSD], env=users.daemon.environment, stdin=subprocess.PIPE) as quitting:
+    command = subprocess.Popen([PYMPSD], env=users.daemon.environment, stdin=subprocess.PIPE)
+    with killed_after(command) as quitting:
         assert quitting.stdin is not None
         quitting.stdin.write(b"quit\n")
         quitting.stdin.close()

@@ -28,6 +28,7 @@ def test_two_clients_share_one_device(daemon: DaemonProcess, make_client: MakeCl
     two.begin("add")
     assert (one.result(), two.result()) == (RIGHT, RIGHT)
     (server,) = daemon.servers()
+    daemon.hear_out()
     heading, *rows = daemon.say("ps").splitlines()
     assert heading == "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        "
     namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -71,6 +72,7 @@ def test_at_the_same_time_one_finishes_while_the_other_never_ends(make_client: M
 def test_contexts_of_one_process_are_counted(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client, neighbour = make_client().connect(), make_client().connect()
     assert client.do("newctx 0") == "CUDA_SUCCESS"
+    daemon.hear_out()
     assert daemon.say("get_device_client_list").splitlines()[1:] == [
         f"{client.pid}.1",
         f"{client.pid}.2",
@@ -156,7 +158,9 @@ def test_an_endless_kernel_and_quit_with_a_bound(daemon: DaemonProcess, make_cli
     (server,) = daemon.servers()
     workers = executors(daemon)
     assert daemon.say("quit -t 1") == ""
-    assert [alive(pid) for pid in (daemon.pid, server, *workers)] == [False] * (2 + len(workers))
+    assert [alive(pid) for pid in (daemon.pid, server)] == [False] * 2
+    # Those of a server that had to be killed may take a moment more.
+    wait_until(lambda: not any(map(alive, workers)), "the executors' end")
     assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
     assert "quit command issued with timeout of 1" in daemon.log()
     assert f"Force shutting down server {server}" in daemon.log()
@@ -245,6 +249,7 @@ def test_one_executor_per_device_in_use(make_daemon) -> None:  # type: ignore[no
         assert address >> 40 == 0x6000_0000_0000 >> 40
         assert client.do("ctx 2") == "CUDA_SUCCESS"
         assert int(client.do("alloc 4096").split()[1], 16) >> 40 == (0x6000_0000_0000 >> 40) + 2
+        daemon.hear_out()
         shown = daemon.say("get_device_client_list").splitlines()
         assert shown == ["[0] 00:00.0, NVIDIA H200", f"{client.pid}.2", "[2] 00:02.0, NVIDIA H200", f"{client.pid}.1"]
     finally:

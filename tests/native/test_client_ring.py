@@ -126,7 +126,8 @@ def test_an_executor_that_ends_is_told_to_who_waits(rig: Rig, transport: Transpo
 
     ending = threading.Thread(target=end)
     ending.start()
-    with pytest.raises(CudaError, match="the executor has ended"):
+    # It is gone for who rings a bell or had rung one that nobody heard, has ended for who only waits.
+    with pytest.raises(CudaError, match=r"the executor (has ended|is gone)"):
         transport.call(sequence, wait)
     ending.join(SECONDS)
     assert not ending.is_alive()
@@ -159,11 +160,11 @@ def test_who_has_seen_an_answer_looks_for_the_next(rig: Rig) -> None:
     rig.words[SPIN_COUNT // 8] = 2000
     ring = Ring(rig.client_memory, SHARED_BYTES)
     rig.worker.send(b"x" * 24)
-    began = time.perf_counter()
+    began = time.thread_time()  # whatever else the processor does meanwhile
     ring.await_answer()
-    seen, began = time.perf_counter() - began, time.perf_counter()
+    seen, began = time.thread_time() - began, time.thread_time()
     ring.await_answer()
-    assert time.perf_counter() - began > seen, "it looked as often as it was told"
+    assert time.thread_time() - began > seen, "it looked as often as it was told"
 
 
 # --- whether there is one

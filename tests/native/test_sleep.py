@@ -7,8 +7,10 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from processes import wait_until
 
 from pympsd.wire.ring_layout import ASLEEP, HEAD, TAIL
 from pympsd_client._ring import Ring
@@ -33,6 +35,7 @@ def test_no_wake_up_is_lost(make_rig: Callable[..., Rig], driver: StandIn, spin_
     rig = make_rig(spin_ns=spin_ns)
     driver.at_once(rig.default)
     rig.begin()
+    assert rig.thread is not None
     ring, words, source = rig.ring, rig.words, random.Random(1)
     launch = rig.launch()
     sent = bells = 0
@@ -48,14 +51,14 @@ def test_no_wake_up_is_lost(make_rig: Callable[..., Rig], driver: StandIn, spin_
                 rig.theirs.send(b"\0")
                 bells += 1
             sent += 1
-            _await_head(ring, words)
+            _await_head(ring, words, rig.thread)
     rig.pass_by()
     assert bells > 1000, "it slept often"
     assert sent > bells, "and was met awake as well"
     assert rig.default.launched == sent
 
 
-def _await_head(ring: Ring, words: memoryview) -> None:
+def _await_head(ring: Ring, words: memoryview, worker: threading.Thread) -> None:
     head, tail = HEAD // 8, TAIL // 8
     for _ in range(1000):
         if words[head] == words[tail]:
@@ -63,7 +66,14 @@ def _await_head(ring: Ring, words: memoryview) -> None:
     began = time.monotonic()
     while words[head] != words[tail]:
         late = time.monotonic() - began > STALLED_SECONDS
-        assert not (late and ring.asleep), "a wake-up was lost"
+        # The record last: the worker may take it meanwhile, and sleep again.
+        is_lost = late and _is_waiting(worker) and ring.asleep and words[head] != words[tail]
+        assert not is_lost, "a wake-up was lost"
+
+
+def _is_waiting(thread: threading.Thread) -> bool:
+    """Whether a thread waits in the kernel: one that was woken and has no processor yet does not."""
+    return Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 def test_a_worker_says_that_it_sleeps_and_that_it_does_not(rig: Rig) -> None:
@@ -98,25 +108,32 @@ def test_bells_nobody_hears_do_not_hold_up_the_client(rig: Rig) -> None:
 
 def test_a_sleeping_worker_takes_no_processor(make_rig: Callable[..., Rig]) -> None:
     idle, spinning = make_rig(), make_rig(spin_ns=int(SECONDS * 1e9))
-    assert _busy_seconds(idle) < 0.02 * MEASURED_SECONDS
-    assert _busy_seconds(spinning) > 0.05 * MEASURED_SECONDS, "the measure can tell, on a busy machine too"
+    assert _busy_share(idle) < 0.02
+    busy = _busy(spinning)
+    wait_until(lambda: busy() > 0.05 * MEASURED_SECONDS, "work that the measure can tell")
 
 
 def test_a_worker_that_waits_long_takes_little(rig: Rig) -> None:
     assert rig.run(rig.launch(), rig.pack("SYNCHRONIZE_STREAM", 0)) == []
-    assert _busy_seconds(rig) < 0.2 * MEASURED_SECONDS
+    assert _busy_share(rig) < 0.2
 
 
-def _busy_seconds(rig: Rig) -> float:
-    """How long a worker's thread was at work of MEASURED_SECONDS."""
+def _busy_share(rig: Rig) -> float:
+    """How much a worker's thread was at work of MEASURED_SECONDS, or of what they became here."""
+    began, busy = time.monotonic(), _busy(rig)
+    threading.Event().wait(MEASURED_SECONDS)
+    return busy() / (time.monotonic() - began)
+
+
+def _busy(rig: Rig) -> Callable[[], float]:
+    """Give a worker its thread; return what tells how many seconds that was at work since."""
     rig.begin()
     rig.pass_by()
     assert rig.thread is not None
     assert rig.thread.ident is not None
     clock = time.pthread_getcpuclockid(rig.thread.ident)
     began = time.clock_gettime(clock)
-    threading.Event().wait(MEASURED_SECONDS)
-    return time.clock_gettime(clock) - began
+    return lambda: time.clock_gettime(clock) - began
 
 
 def _await(condition: Callable[[], bool]) -> None:

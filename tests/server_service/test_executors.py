@@ -8,6 +8,7 @@ import signal
 import pytest
 import trio
 from attrs import define, field
+from processes import suspend
 from wedge import wedge
 
 from pympsd.devices.machine import describe
@@ -17,7 +18,7 @@ from pympsd_server.mind.places import Place
 from pympsd_server.service import executors as executors_module
 from pympsd_server.service.executors import Executor, ExecutorError, Executors
 
-SECONDS = 30
+SECONDS = 60
 HERE = Place(0)
 
 
@@ -198,6 +199,7 @@ async def test_a_wedged_executor_is_killed_and_a_stopped_one_is_not(
 
     def is_stopped(pid: int) -> bool:
         asked.set()
+        monkeypatch.setattr(f"{module}.SILENCE_SECONDS", SECONDS)  # it may be as slow as it likes when it goes on
         return look(pid)
 
     monkeypatch.setattr(f"{module}._stopped", is_stopped)
@@ -207,7 +209,7 @@ async def test_a_wedged_executor_is_killed_and_a_stopped_one_is_not(
             running = executors(nursery, "emulated", log)
             first = await running.of(HERE)
             if stopped:
-                os.kill(first.process.pid, signal.SIGSTOP)
+                suspend(first.process.pid)
             else:
                 wedge(first.process.pid, os.getpid())
             await asked.wait()

@@ -24,7 +24,7 @@ from pympsd.vocabulary.settings import Settings
 from pympsd.wire import frames
 from pympsd.wire.framing import Frame, FrameReader
 
-SECONDS = 30
+SECONDS = 60
 
 
 def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:

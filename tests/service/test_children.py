@@ -15,7 +15,7 @@ from pympsd.mind.events import SpawnFailed
 from pympsd.mind.instructions import SpawnServer
 from pympsd.service import children
 from pympsd.service.hub import Hub
-from tests.service.conftest import House, bounded
+from tests.service.conftest import SECONDS, House, bounded
 
 LAST_WORDS = "import sys; sys.stdin.read(); sys.exit(7)"
 
@@ -33,6 +33,7 @@ async def test_without_a_descriptor_to_be_had_a_server_that_leaves_is_waited_for
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "pidfd_open", exhausted)
+    monkeypatch.setattr(children, "LEAVE_SECONDS", SECONDS)  # it may only just be starting
     statuses: list[int] = []
 
     async def reap() -> None:

@@ -95,8 +95,7 @@ async def test_one_who_comes_and_goes_is_no_error(house: House) -> None:
 
 
 @bounded
-async def test_silence_is_closed_at_the_deadline(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_door, "HELLO_SECONDS", 0.05)
+async def test_silence_is_closed_at_the_deadline(house: House, autojump_clock: object) -> None:
     caller = await house.connect()
     await caller.say(b"\1")
     assert await caller.hear() is None
@@ -104,7 +103,7 @@ async def test_silence_is_closed_at_the_deadline(house: House, monkeypatch: pyte
 
 
 @bounded
-async def test_silent_callers_hold_nobody_up(house: House) -> None:
+async def test_silent_callers_hold_nobody_up(house: House, autojump_clock: object) -> None:
     for _ in range(200):
         await house.connect()
     with trio.fail_after(5):

@@ -24,6 +24,12 @@ ME = os.getpid()
 CLIENT = link.ReturningClient(5, 4105, 0, "train", 99, ((3, 1, 0),))
 
 
+@pytest.fixture(autouse=True)
+def _nobody_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not return in time would be, and here that is this process, or the one that started it."""
+    monkeypatch.setattr(KnownProcess, "kill", lambda _: None)
+
+
 def left_behind(house: House, tmp_path: Path, *, pid: int = ME, uid: int = 0) -> Path:
     """What a daemon leaves that had one server."""
     server = RememberedServer(1, pid, uid, 60.0, {0: 1 << 30})

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,17 +121,20 @@ def test_in_a_folder_that_another_daemon_has_taken_nothing_is_changed(kept: Stat
     assert log.errors == [("state_not_kept", {"reason": "another daemon has taken the pipe directory"})]
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """No file gets longer than 100 bytes."""
+    """No file gets longer than 100 bytes: one that pytest writes its own output to neither."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_where_there_is_no_room_nothing_is_left_of_the_try(kept: StateFile, full_disk: None) -> None:
-    kept.keep(NOTHING)
+def test_where_there_is_no_room_nothing_is_left_of_the_try(kept: StateFile) -> None:
+    with full_disk():
+        kept.keep(NOTHING)
     assert kept.log.errors == [("state_not_kept", {"reason": "File too large"})]
     assert os.listdir(kept.folder) == [files.STATE]
 

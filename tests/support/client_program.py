@@ -2,7 +2,7 @@
 
 Steps: init; ctx DEVICE; newctx DEVICE; add (vector addition of 1<<16 floats, checked); fill VALUE; check VALUE;
 endless; illegal; hostfunc quick|endless; sync; count; sm; mem; alloc BYTES; free; close DEVICE; badptx; fork;
-error (the last one's reason); exit.
+error (the last one's reason); patience SECONDS (to wait for another daemon when one has died); exit.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import threading
 
 import numpy as np
 
+from pympsd_client import _arrival, last_error
 from pympsd_client import driver as cuda
-from pympsd_client import last_error
 
 COUNT = 1 << 16
 
@@ -67,6 +67,10 @@ class Program:
 
     def do_init(self) -> str:
         return _said(cuda.cuInit(0))
+
+    def do_patience(self, seconds: str) -> str:
+        _arrival.PATIENCE = _arrival.LINE_PATIENCE = float(seconds)
+        return seconds
 
     def do_pid(self) -> str:
         return str(os.getpid())

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import AnyStr
 
 from attrs import define, field
 from tested_machine import on_gpu, with_machine
@@ -23,7 +25,9 @@ SECONDS = 30.0
 """The absolute limit of anything a flow waits for."""
 
 EXECUTORS_SECONDS = 10.0
-"""Executors whose server was killed have so long to leave a GPU."""
+"""Executors whose server was killed have so long to end (a GPU lets go of them in its own time)."""
+TESTS_OWN = ("test-pipe-", "pympsd-left-by-a-test")
+"""What tests that run at the same time put into /dev/shm begins like this."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -49,20 +53,36 @@ def wait_until(condition, what: str = "what was waited for", seconds: float = SE
         os.sched_yield()
 
 
+@contextlib.contextmanager
+def killed_after(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
+    """Use a process that the block ends; where it fails the process is killed, or it would be waited for for ever."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def suspend(pid: int) -> None:
+    """Stop a process, and wait until it is seen to be stopped: the signal alone is only on its way."""
+    os.kill(pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the stop")
+
+
 def shared_memory() -> set[str]:
-    """Return what is in /dev/shm; on a GPU without what its driver keeps there, for other tests' processes too."""
-    return {name for name in os.listdir("/dev/shm") if not (on_gpu() and name.startswith(("cuda", "nv")))}
+    """Return what is in /dev/shm but for other tests' own; on a GPU also without what its driver keeps there."""
+    others = (*TESTS_OWN, *(("cuda", "nv") if on_gpu() else ()))
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the PIDs of a process's children."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            found += map(int, (task / "children").read_text().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # a thread that ended meanwhile
-    return found
+    """Return the PIDs of a process's children; raise FileNotFoundError when it is gone."""
+    while True:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        # A thread that ends meanwhile leaves its children to another one, which may have been read before.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 @define
@@ -149,6 +169,11 @@ class DaemonProcess:
         """Return the PIDs of the servers."""
         return [int(pid) for pid in self.say("get_server_list").split()]
 
+    def hear_out(self) -> None:
+        """Return when the daemon has taken in what its servers had told it: this answer comes behind that."""
+        for server in self.servers():
+            assert self.say(f"terminate_client {server} 1") == "201\n"
+
     def client(self, uid: int | None = None, **more: str) -> ClientProcess:
         """Start a client."""
         return ClientProcess.start({**self.environment, "PYMPSD_REQUIRE_MPS": "1", **more}, uid or self.uid)
@@ -156,16 +181,18 @@ class DaemonProcess:
     def stop(self) -> None:
         """End the daemon whatever state it is in, and all its servers."""
         if self.pid and alive(self.pid):
-            servers = children_of(self.pid)
+            servers: list[int] = []
+            with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+                servers = children_of(self.pid)
             self.run([], "quit -t 0\n", uid=0)
             for pid in (self.pid, *servers):
-                if alive(pid):
-                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    if alive(pid):
+                        os.kill(pid, signal.SIGKILL)
         if self._reaper is not None:
             self._reaper.join(SECONDS)
             assert not self._reaper.is_alive(), "the daemon could not be ended"
-        if on_gpu():
-            _await_executors()
+        _await_executors()
         for pid in children_of(os.getpid()):
             if not alive(pid):
                 # An executor or server whose parent was killed: this process adopted it.
@@ -173,15 +200,17 @@ class DaemonProcess:
 
 
 def _await_executors() -> None:
-    """Wait until those that were adopted have ended: the driver takes its time to take a GPU's memory back."""
+    """Wait until those that were adopted have ended: nobody waits for the executors of a server that was killed."""
     give_up = time.monotonic() + EXECUTORS_SECONDS
-    while any(alive(pid) and _is_ours(pid) for pid in children_of(os.getpid())) and time.monotonic() < give_up:
+    while any(alive(pid) and _is_awaited(pid) for pid in children_of(os.getpid())) and time.monotonic() < give_up:
         os.sched_yield()
 
 
-def _is_ours(pid: int) -> bool:
+def _is_awaited(pid: int) -> bool:
+    """Whether it is an executor; on a GPU also a server, which leads its session, and may be another daemon's."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text() == "pympsd-server\n"
+        ours = Path(f"/proc/{pid}/comm").read_text() == "pympsd-server\n"
+        return ours and (on_gpu() or os.getsid(pid) != pid)
     return False
 
 
@@ -232,6 +261,18 @@ class ClientProcess:
             raise AssertionError(f"the client ended: {self.process.stderr.read()}")
         return line.rstrip("\n")
 
+    def trouble(self) -> str:
+        """Synchronise until that fails, and return how: a fault reaches others than its culprit a moment later."""
+        said = ""
+
+        def failed() -> bool:
+            nonlocal said
+            said = self.do("sync")
+            return said != "CUDA_SUCCESS"
+
+        wait_until(failed, "the trouble")
+        return said
+
     def has_result(self) -> bool:
         """Whether the step begun is done."""
         return bool(select.select([self.process.stdout], [], [], 0)[0])
@@ -250,7 +291,8 @@ class ClientProcess:
     def end(self, number: int = 0) -> None:
         """End it, cleanly or by a signal, and reap it."""
         if self.process.poll() is None and not number:
-            self.begin("exit")
+            with contextlib.suppress(BrokenPipeError):  # it has ended meanwhile
+                self.begin("exit")
         elif number:
             self.process.send_signal(number)
         self.process.communicate(timeout=SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -9,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from attrs import define, field
-from processes import PYMPSD, SECONDS, alive, children_of
+from processes import PYMPSD, SECONDS, alive, children_of, wait_until
 
 
 @define
@@ -44,7 +45,7 @@ class Supervisor:
         """Return every process of the unit: the main one and its descendants."""
         found = [self.pid]
         for pid in found:
-            if alive(pid):
+            with contextlib.suppress(FileNotFoundError):  # it has ended
                 found += children_of(pid)
         return found
 
@@ -56,12 +57,15 @@ class Supervisor:
         return status
 
     def stop(self, *, whole_group: bool) -> tuple[int, list[int]]:
-        """SIGTERM to the main process or to the whole group; return its status and who of the unit is left."""
-        unit = self.unit()
+        """SIGTERM to the main process or to the whole group; return its status and which children it left."""
+        unit, children = self.unit(), children_of(self.pid)
         for pid in unit if whole_group else [self.pid]:
-            os.kill(pid, signal.SIGTERM)
+            _kill(pid, signal.SIGTERM)
         status = self._wait()
-        return status, [pid for pid in unit if alive(pid)]
+        left = [pid for pid in children if alive(pid)]
+        # Executors that are killed with their server may take a moment more.
+        wait_until(lambda: not any(map(alive, unit)), "the end of the whole unit")
+        return status, left
 
     def _wait(self) -> int:
         assert self.process is not None
@@ -76,9 +80,14 @@ class Supervisor:
         """Kill and reap whatever a failed test left."""
         if self.process is not None and self.process.poll() is None:
             for pid in reversed(self.unit()):
-                os.kill(pid, signal.SIGKILL)
+                _kill(pid, signal.SIGKILL)
             self.process.wait()
         for pid in children_of(os.getpid()):
             # Servers whose daemon was killed: this process adopted them.
             if not alive(pid):
                 os.waitpid(pid, 0)
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it was quicker
+        os.kill(pid, number)

@@ -7,6 +7,7 @@ anything of it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -43,8 +44,12 @@ def wedge(executor: int, owner: int) -> None:
 
 
 def _sockets(pid: int) -> list[int]:
-    entries = list(Path(f"/proc/{pid}/fd").iterdir())
-    return [int(entry.name) for entry in entries if os.readlink(entry).startswith("socket:")]
+    found = []
+    for entry in list(Path(f"/proc/{pid}/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(entry).startswith("socket:"):
+                found.append(int(entry.name))
+    return found
 
 
 def _taken(pid: int, fd: int) -> socket.socket:

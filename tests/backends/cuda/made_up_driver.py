@@ -157,10 +157,11 @@ class MadeUpDriver:
         """A call begins; Refused when it is to be."""
         with self.changed:
             self.calls[name] = self.calls.get(name, 0) + 1
-        if name in self.hooks:
-            self.hooks[name](*arguments)
-        if self.codes.get(name, 0):
-            raise Refused(self.codes[name])
+        # Each looked up once: the test may take it away meanwhile.
+        if (hook := self.hooks.get(name)) is not None:
+            hook(*arguments)
+        if code := self.codes.get(name, 0):
+            raise Refused(code)
 
     def advance(self) -> None:
         """Do all work that may be done. The lock is held."""
