@@ -17,8 +17,8 @@ from pympsd.journal.files import LogFile
 from pympsd.journal.setup import Journal
 from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
-from pympsd.service.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
-from pympsd.service.replacement import CannotReplace, replace
+from pympsd.service.pipe_directory import AlreadyRunning, Unusable
+from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import Daemon, run
 from pympsd.vocabulary import files
 from pympsd.vocabulary.results import Result
@@ -61,7 +61,7 @@ def _prepare(options: Options, foreground: bool) -> Daemon | int:
                 1,
             )
         # Last: whatever is wrong with this start must not cost the daemon that runs.
-        directory = (replace if options.replace else PipeDirectory.claim)(settings.pipe_directory)
+        directory = (replace if options.replace else claim)(settings.pipe_directory)
     except AlreadyRunning:
         print("An instance of this daemon is already running")
         return 1

@@ -1,4 +1,7 @@
-"""``--replace``: the daemon that runs hands its servers over and ends; the one that asks takes its place."""
+"""Taking the place of another daemon: of one that was killed, or, with ``--replace``, of one that runs.
+
+The latter hands its servers over and ends.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ SECONDS: Final = 10.0
 """So long it has to end."""
 LOCK_SECONDS: Final = 5.0
 """So long its lock may be held after its end, and so long one that begins may hold it before it says its PID."""
+DEAD_SECONDS: Final = 1.0
+"""So long the lock of a daemon that was killed may be held: by the server that it was just starting."""
 PAUSE_SECONDS: Final = 0.02
 
 
@@ -26,6 +31,16 @@ class CannotReplace(Exception):
 
 class NotNamed(CannotReplace):
     """The pid file does not name a process: as it is for a moment when a daemon begins or ends."""
+
+
+def claim(given: str) -> PipeDirectory:
+    """Claim a pipe directory that no daemon has; raise what PipeDirectory.claim raises."""
+    give_up = time.monotonic() + DEAD_SECONDS
+    while (claimed := _claimed(given)) is None:
+        if time.monotonic() > give_up or not _was_killed(os.path.abspath(given)):
+            raise AlreadyRunning(given)
+        time.sleep(PAUSE_SECONDS)
+    return claimed
 
 
 def replace(given: str) -> PipeDirectory:
@@ -63,6 +78,15 @@ def _claimed(given: str) -> PipeDirectory | None:
         return PipeDirectory.claim(given)
     except AlreadyRunning:
         return None
+
+
+def _was_killed(folder: str) -> bool:
+    """Whether the process that the pid file names has ended; it removes the file when it ends in order."""
+    try:
+        fields = stat(_pid_in(folder))
+    except NotNamed:
+        return False
+    return not fields or fields[STATE] in (b"Z", b"X")
 
 
 def _have_it_hand_over(folder: str) -> None:

@@ -173,10 +173,11 @@ class Server:
         for serial in sorted(client.contexts, reverse=True):
             self.lost_context(client, self.roster.close_context(client, serial))
         self.roster.leave(client.serial)
+        # First: whoever reads the line may ask the daemon.
+        self.link.client_gone(client.serial)
         if met:
             self.log.info("client_receive_failed", pid=client.pid, context=0)
             self.log.info("client_disconnected", pid=client.pid)
-        self.link.client_gone(client.serial)
         self.containment.client_left(client)
         self._leave_if_alone()
 

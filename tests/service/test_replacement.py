@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from pympsd.service import replacement
-from pympsd.service.replacement import CannotReplace, replace
+from pympsd.service.pipe_directory import AlreadyRunning
+from pympsd.service.replacement import DEAD_SECONDS, CannotReplace, claim, replace
 from pympsd.vocabulary import files
 
 HOLD = """
@@ -130,3 +131,37 @@ def test_one_that_does_not_end_in_time_is_said_to_end_later(
     monkeypatch.setattr(replacement, "HAND_OVER", signal.SIGURG)  # which it does not notice
     with pytest.raises(CannotReplace, match="and will end when it goes on; kill -9"):
         replace(str(tmp_path))
+
+
+# --- without --replace
+
+
+def test_the_lock_of_a_daemon_that_was_killed_is_waited_for(
+    holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that it was just starting has it too, up to its own program's begin."""
+    (tmp_path / files.PID).write_text(GONE)
+    waits: list[float] = []
+
+    def goes(seconds: float) -> None:
+        waits.append(seconds)
+        holder.kill()
+        holder.wait()
+
+    monkeypatch.setattr(replacement.time, "sleep", goes)
+    claim(str(tmp_path)).leave()
+    assert len(waits) == 1
+
+
+@pytest.mark.parametrize(("pid", "patience"), [(GONE, DEAD_SECONDS), ("", 0.0), (str(os.getpid()), 0.0)])
+def test_a_lock_that_stays_is_another_daemons(
+    holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: str, patience: float
+) -> None:
+    (tmp_path / files.PID).write_text(pid)
+    waits: list[float] = []
+    monkeypatch.setattr(replacement.time, "sleep", waits.append)
+    monkeypatch.setattr(replacement.time, "monotonic", lambda: sum(waits))
+    with pytest.raises(AlreadyRunning):
+        claim(str(tmp_path))
+    assert patience <= sum(waits) <= patience + 0.1
+    assert holder.poll() is None
