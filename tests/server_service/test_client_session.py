@@ -232,3 +232,26 @@ async def test_a_context_runs_where_its_user_shares_no_memory_with_another(
         assert isinstance(await asked(channel, CloseContext(2, opened.context)), ContextClosed)
         assert executor.left == [Place(0, user)]
     assert executor.left == [Place(0, user)] * 2, "left once by the context, once by the client"
+
+
+@define
+class Recorder:
+    """A log and a link to the daemon that note what is said, in order."""
+
+    said: list[str] = field(factory=list)
+
+    def info(self, name: str, **_: object) -> None:
+        """Note a line."""
+        self.said.append(name)
+
+    def client_gone(self, _: int) -> None:
+        """Note what the daemon is told."""
+        self.said.append("the daemon knows")
+
+
+def test_the_daemon_is_told_of_a_clients_end_before_it_is_logged() -> None:
+    recorder: Any = Recorder()
+    server = Server(recorder, recorder, describe("1xH200"), ThreadPercentage(100), {})
+    server.containment = SimpleNamespace(client_left=lambda _: None)  # type: ignore[assignment]
+    server.lost_client(server.roster.arrive(7, 100, 0, {}), met=True)
+    assert recorder.said == ["the daemon knows", "client_receive_failed", "client_disconnected"]
