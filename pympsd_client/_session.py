@@ -279,11 +279,12 @@ class Session:
         return CudaError(Result.ERROR_LAUNCH_FAILED, f"a fatal GPU fault: {reason}")
 
     def _gone(self, reason: str) -> CudaError:
-        """The server is gone, and what it gave with it: executors may live on for a moment."""
         if self._lost is None:
             self._lost = lost(f"the MPS server: {reason}; end this process and start it again")
-            for transport in tuple(self._transports.values()):
-                transport.lose(self._lost)
+            if self._conversation.over:
+                # What it gave is gone with it, though executors may live on for a moment.
+                for transport in tuple(self._transports.values()):
+                    transport.lose(self._lost)
         return self._lost.again()
 
     def check(self) -> None:
