@@ -40,7 +40,7 @@ from pympsd_client._ring import ring_of
 from pympsd_client._shared import SharedMemory
 from pympsd_client._transport import Transport
 
-WITH_ITS_SERVER_S: Final = 0.2
+WITH_ITS_SERVER_S: Final = 0.5
 """A server that ends closes its sessions and its executors' links in any order."""
 WAIT_UNTOLD_S: Final = 10.0
 """A program that has waited so long for its server tells its user, once, what it waits for."""

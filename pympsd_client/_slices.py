@@ -73,16 +73,20 @@ def in_slices(count: int, threads: int, copy: Slice) -> None:
 
     helped = [_Helped(partial(make, *piece)) for piece in pieces[1:]]
     try:
-        for each in helped:
-            with suppress(RuntimeError):  # the system has no thread for it
-                Thread(target=each.help, name="copy", daemon=True).start()
-        copy(*pieces[0], stop)
-        for each, piece in zip(helped, pieces[1:], strict=True):
-            if not stop.is_set() and each.take("caller"):
-                copy(*piece, stop)
-    except BaseException as error:
+        try:
+            for each in helped:
+                with suppress(RuntimeError):  # the system has no thread for it
+                    Thread(target=each.help, name="copy", daemon=True).start()
+            copy(*pieces[0], stop)
+            for each, piece in zip(helped, pieces[1:], strict=True):
+                if not stop.is_set() and each.take("caller"):
+                    copy(*piece, stop)
+        except BaseException as error:
+            errors.insert(0, error)
+        _wait(helped, errors, stop)
+    except BaseException as error:  # Ctrl-C just as the wait began
         errors.insert(0, error)
-    _wait(helped, errors, stop)
+        _wait(helped, errors, stop)
     if errors:
         raise errors[0]
 

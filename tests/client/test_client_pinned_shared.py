@@ -21,7 +21,7 @@ from attrs import evolve
 
 from pympsd.vocabulary.device_facts import PINNED_BASE, PINNED_END, pinned_window_of
 from pympsd.wire.records import Record
-from pympsd_client import _pinned_shared, _records, last_error
+from pympsd_client import _host_calls, _pinned_shared, _records, _runners, last_error
 from pympsd_client import driver as cuda
 from pympsd_client._context import Context, handles
 from pympsd_client._errors import CudaError
@@ -275,7 +275,11 @@ def test_a_copy_in_another_devices_stream_is_waited_for(context: Any) -> None:
     ok((*cuda.cuCtxDestroy(elsewhere), None))
 
 
-def test_the_source_is_read_and_the_target_written_when_the_stream_comes_to_it(context: Any) -> None:
+def test_the_source_is_read_and_the_target_written_when_the_stream_comes_to_it(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (_runners, _host_calls):
+        monkeypatch.setattr(module, "IDLE_S", 0.02)  # the threads are gone soon after, when leaks are looked for
     stream, data = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(COUNT))
     source, target = ok(cuda.cuMemAllocHost(COUNT)), ok(cuda.cuMemHostAlloc(COUNT, 1))
     at(source)[:] = 1

@@ -117,6 +117,30 @@ def test_who_is_interrupted_while_others_copy_hears_of_it_when_they_have_ended()
     assert told == [True, True]
 
 
+def test_so_does_who_is_interrupted_just_as_the_wait_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, begun, interrupted = _slices._wait, threading.Event(), threading.Event()
+    ended: list[bool] = []
+
+    def interrupted_once(*arguments: Any) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+        wait(*arguments)
+
+    def copy(start: int, size: int, stop: threading.Event) -> None:
+        if start:
+            begun.set()
+            assert interrupted.wait(30)
+            ended.append(stop.wait(30))
+        else:
+            assert begun.wait(30), "one that no other thread has begun would be the caller's too"
+
+    monkeypatch.setattr(_slices, "_wait", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        _slices.in_slices(2 * 4096, 2, copy)
+    assert ended == [True]
+
+
 @pytest.fixture(params=[2, 4])
 def sliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Have copies of any size made by several threads."""

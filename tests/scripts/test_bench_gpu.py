@@ -26,7 +26,7 @@ from gpu.clients import Client, Crowd, Failure, end_all  # noqa: E402
 from gpu.figures import Figures, Run  # noqa: E402
 from gpu.kernels import COUNTS, KERNELS  # noqa: E402
 
-LIMIT = 120.0
+LIMIT = 300.0
 SECTIONS = list(measure.MEASURES)
 NEVER = float("inf")
 EVERY_WAY = (ways.ONE_CONTEXT, ways.UNBOUNDED, ways.VENDOR, ways.SLICING, ways.BINDINGS)

@@ -144,7 +144,7 @@ def test_a_client_that_the_job_leaves_behind_does_not_hold_the_node_up(node: Bat
         SHOW,
         LEFT,
         PYMPSD_REQUIRE_MPS="1",
-        MPS_PATIENCE="1",
+        MPS_PATIENCE="5",  # after which MPS has 5 s more to end
     )
     assert said[-3:] == ["epilogue 0", "Default Default ", "0"]
     assert node.called() == []

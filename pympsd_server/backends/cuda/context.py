@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterable
-from threading import RLock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from pympsd.vocabulary.results import Result
@@ -60,6 +60,7 @@ class CudaContext:
         self._level = level
         self._on_fault = on_fault
         self._outcome = Outcome()
+        self._ruining = Lock()
         self._patience_ends: float | None = None
         """Until when its end waits for its kernels, once it has been abandoned."""
         self._is_ending = False
@@ -237,9 +238,10 @@ class CudaContext:
 
     def ruin(self, outcome: Outcome) -> None:
         """Keep the error (the first), take no more work, tell all who wait. Takes no lock that work is under."""
-        if self._outcome.code is not Result.SUCCESS:
-            return
-        self._outcome = outcome
+        with self._ruining:
+            if self._outcome.code is not Result.SUCCESS:
+                return
+            self._outcome = outcome
         self.native_state.closed = 1
         self._on_fault(outcome)
         self.promises.end(outcome)

@@ -80,6 +80,7 @@ class CudaDevice:
         """Living contexts, with the key of their client."""
         self._clients: dict[int, ClientSpace] = {}
         self._ruin: Outcome | None = None
+        self._ruining = Lock()
         self.closed = False
         self.driver = Driver(plain_call(cu.cuDevicePrimaryCtxRetain, handle), self.ruin)
         self.counters = Counters()
@@ -231,9 +232,10 @@ class CudaDevice:
 
     def ruin(self, outcome: Outcome) -> None:
         """The driver answers nothing else any more: every context has this error. Any thread may come here."""
-        if self._ruin is not None:
-            return
-        self._ruin = outcome
+        with self._ruining:
+            if self._ruin is not None:
+                return
+            self._ruin = outcome
         contexts = tuple(self._contexts)
         suspects = sorted({name for context in contexts for name in context.suspects()})
         reason = f"{outcome.reason}; launched last where work was unfinished: {', '.join(suspects) or 'no kernel'}"
