@@ -40,6 +40,8 @@ class Client:
         self.contexts: dict[int, ClientContext] = {}
         self.answers = AnswerWriter(stream, native)
         self.work_limit = WorkLimit()
+        self._latest = 0
+        """The greatest serial that a context of its has had."""
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
     def start(self) -> None:
@@ -51,6 +53,7 @@ class Client:
         if self._native is not None:
             context.go_outside(Outside(self._native, serial, context))
         self.contexts[serial] = context
+        self._latest = max(self._latest, serial)
 
     def drop(self) -> None:
         """Destroy its contexts, stop its kernels, close its stream."""
@@ -77,6 +80,12 @@ class Client:
         self.answers.close()
         self._stream.close()
 
+    def _is_no_context(self, serial: int) -> Outcome:
+        """Say why: serials only grow, so one below the latest was a context while its record was on its way."""
+        if 0 < serial <= self._latest:
+            return Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
+        return Outcome(Result.ERROR_INVALID_CONTEXT, f"no context {serial} in this process")
+
     def _execute(self, incoming: Incoming) -> None:
         record = incoming.record
         if record.opcode == FREE_PINNED:
@@ -88,7 +97,7 @@ class Client:
         context = self.contexts.get(record.context)
         if context is None:
             if answered:
-                outcome = Outcome(Result.ERROR_INVALID_CONTEXT, f"no context {record.context} in this process")
+                outcome = self._is_no_context(record.context)
                 self.refuse(record.opcode, record.sequence, outcome, 0)
             return
         call = Call(self, context, record, answered)

@@ -114,7 +114,9 @@ def test_detached_contexts_free_their_memory_and_their_serial(executor: Executor
     assert client.memory_info()[0] == before - (1 << 30)
     assert isinstance(executor.detach(2), ExecutorDone)
     assert client.memory_info()[0] > before  # the context's own cost came back too
-    assert client.call("ALLOCATE", 512, context=2).result == Result.ERROR_INVALID_CONTEXT
+    # What was on its way meanwhile, and what never was one.
+    assert client.call("ALLOCATE", 512, context=2).result == Result.ERROR_CONTEXT_IS_DESTROYED
+    assert client.call("ALLOCATE", 512, context=3).result == Result.ERROR_INVALID_CONTEXT
     assert executor.detach(2).code == Result.ERROR_INVALID_CONTEXT
 
 
