@@ -17,7 +17,7 @@ from pympsd.journal.files import LogFile
 from pympsd.journal.setup import Journal
 from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
-from pympsd.service.pipe_directory import AlreadyRunning, Unusable
+from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import Daemon, run
 from pympsd.vocabulary import files

@@ -131,7 +131,7 @@ def main(arguments: "Sequence[str]") -> int:
             words = " ".join(options.overlooked)
             sys.stderr.write(f"{words}: overlooked, for -d and -f take no command; give it by itself\n")
         return start_daemon(options)
-    from pympsd.talk import talk
+    from pympsd.control_client import talk
 
     return talk(options.words, options.strict, options.timeout)
 
@@ -151,7 +151,7 @@ def _fill_standard_descriptors() -> None:
 
 
 def _say(text: str) -> int:
-    from pympsd.talk import say
+    from pympsd.control_client import say
 
     return say(text)
 

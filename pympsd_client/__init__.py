@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pympsd_client._errors import last_error
-    from pympsd_client._fallback import PrivateExecutorWarning
+    from pympsd_client._arguments.errors import last_error
+    from pympsd_client._connect.private_executor import PrivateExecutorWarning
 
 __all__ = ["PrivateExecutorWarning", "driver", "last_error"]
 
@@ -19,13 +19,13 @@ __all__ = ["PrivateExecutorWarning", "driver", "last_error"]
 def __getattr__(name: str) -> Any:
     """Load what is asked for: importing the package alone loads nothing."""
     if name == "last_error":
-        from pympsd_client import _errors
+        from pympsd_client._arguments import errors
 
-        return _errors.last_error
+        return errors.last_error
     if name == "PrivateExecutorWarning":
-        from pympsd_client import _fallback
+        from pympsd_client._connect import private_executor
 
-        return _fallback.PrivateExecutorWarning
+        return private_executor.PrivateExecutorWarning
     if name == "driver":
         from importlib import import_module
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pympsd_client._bindings import bindings as _bindings
-from pympsd_client._doors_context import (
+from pympsd_client._api.context import (
     cuCtxCreate,
     cuCtxCreate_v3,
     cuCtxCreate_v4,
@@ -31,7 +30,7 @@ from pympsd_client._doors_context import (
     cuDevicePrimaryCtxRetain,
     cuDevicePrimaryCtxSetFlags,
 )
-from pympsd_client._doors_device import (
+from pympsd_client._api.device import (
     cuDeviceCanAccessPeer,
     cuDeviceGet,
     cuDeviceGetAttribute,
@@ -47,11 +46,8 @@ from pympsd_client._doors_device import (
     cuDriverGetVersion,
     cuInit,
 )
-from pympsd_client._doors_errors import (
-    cuGetErrorName,
-    cuGetErrorString,
-)
-from pympsd_client._doors_host import (
+from pympsd_client._api.errors import cuGetErrorName, cuGetErrorString
+from pympsd_client._api.host_memory import (
     cuMemAllocHost,
     cuMemFreeHost,
     cuMemHostAlloc,
@@ -60,7 +56,7 @@ from pympsd_client._doors_host import (
     cuMemHostRegister,
     cuMemHostUnregister,
 )
-from pympsd_client._doors_memory import (
+from pympsd_client._api.memory import (
     cuMemAlloc,
     cuMemcpy,
     cuMemcpyAsync,
@@ -81,7 +77,7 @@ from pympsd_client._doors_memory import (
     cuMemsetD32,
     cuMemsetD32Async,
 )
-from pympsd_client._doors_module import (
+from pympsd_client._api.module import (
     cuFuncGetAttribute,
     cuFuncSetAttribute,
     cuLaunchKernel,
@@ -92,7 +88,7 @@ from pympsd_client._doors_module import (
     cuModuleLoadDataEx,
     cuModuleUnload,
 )
-from pympsd_client._doors_occupancy import (
+from pympsd_client._api.occupancy import (
     cuLaunchCooperativeKernel,
     cuLaunchKernelEx,
     cuOccupancyMaxActiveBlocksPerMultiprocessor,
@@ -100,22 +96,7 @@ from pympsd_client._doors_occupancy import (
     cuOccupancyMaxPotentialBlockSize,
     cuOccupancyMaxPotentialBlockSizeWithFlags,
 )
-from pympsd_client._doors_refused import (
-    cuCtxDisablePeerAccess,
-    cuCtxEnablePeerAccess,
-    cuIpcCloseMemHandle,
-    cuIpcGetEventHandle,
-    cuIpcGetMemHandle,
-    cuIpcOpenEventHandle,
-    cuIpcOpenMemHandle,
-    cuMemAdvise,
-    cuMemAllocManaged,
-    cuMemPrefetchAsync,
-    cuMemRangeGetAttribute,
-    cuMemRangeGetAttributes,
-    cuStreamAttachMemAsync,
-)
-from pympsd_client._doors_stream import (
+from pympsd_client._api.stream import (
     cuEventCreate,
     cuEventDestroy,
     cuEventElapsedTime,
@@ -134,7 +115,23 @@ from pympsd_client._doors_stream import (
     cuStreamSynchronize,
     cuStreamWaitEvent,
 )
-from pympsd_client._process import here as _here
+from pympsd_client._api.unsupported import (
+    cuCtxDisablePeerAccess,
+    cuCtxEnablePeerAccess,
+    cuIpcCloseMemHandle,
+    cuIpcGetEventHandle,
+    cuIpcGetMemHandle,
+    cuIpcOpenEventHandle,
+    cuIpcOpenMemHandle,
+    cuMemAdvise,
+    cuMemAllocManaged,
+    cuMemPrefetchAsync,
+    cuMemRangeGetAttribute,
+    cuMemRangeGetAttributes,
+    cuStreamAttachMemAsync,
+)
+from pympsd_client._arguments.bindings import bindings as _bindings
+from pympsd_client._objects.process import here as _here
 
 __all__ = [
     "cuCtxCreate",

@@ -6,7 +6,7 @@ from typing import Final
 
 from pympsd.commands.answers import Answer, refusal
 from pympsd.commands.registry import Asker
-from pympsd.mind.daemon_state import Daemon
+from pympsd.state_machine.daemon_state import Daemon
 
 INSUFFICIENT: Final = (
     "Insufficient privileges for UID {uid}. Control deamon settings can only be modified by the user who started it "

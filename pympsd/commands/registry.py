@@ -14,8 +14,8 @@ from attrs import frozen
 from pympsd.commands.answers import Answer, refusal
 
 if TYPE_CHECKING:
-    from pympsd.mind.daemon_state import Daemon
-    from pympsd.mind.instructions import Instruction
+    from pympsd.state_machine.daemon_state import Daemon
+    from pympsd.state_machine.instructions import Instruction
 
 Reader = Callable[[Sequence[str]], Any]
 LINE_LIMIT: Final = 64 * 1024

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import evolve
 
 from pympsd.commands.registry import Asker, Decision, Handler
-from pympsd.mind.daemon_state import Daemon
+from pympsd.state_machine.daemon_state import Daemon
 
 
 def volta_only(what: str) -> Callable[[Handler], Handler]:

@@ -17,7 +17,7 @@ from pympsd.devices.discovery import Probed
 
 SECONDS: Final = 60.0
 """A driver that has not answered by then does not."""
-_PLACE: Final = ("backends", "cuda", "probe.py")
+_PLACE: Final = ("backends", "cuda", "driver", "probe.py")
 
 
 def ask_driver() -> Probed:

@@ -10,8 +10,8 @@ import signal
 import time
 from typing import Final
 
-from pympsd.service.pipe_directory import AlreadyRunning, PipeDirectory
-from pympsd.service.processes import STATE, has_ended, stat
+from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory
+from pympsd.service.processes.status import STATE, has_ended, stat
 from pympsd.vocabulary import files
 
 HAND_OVER: Final = signal.SIGUSR2

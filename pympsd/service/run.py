@@ -15,18 +15,18 @@ from attrs import evolve, frozen
 
 from pympsd.devices.state_folder import resolved, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
-from pympsd.mind.daemon_state import Daemon as Mind
-from pympsd.mind.events import StopSignal
-from pympsd.mind.limit_resolution import default_limits
-from pympsd.mind.remembered import Origin, remember
-from pympsd.service.adoption import all_settled, inherit
-from pympsd.service.children import spawn_server
-from pympsd.service.fifo import read_fifo
-from pympsd.service.front_door import FrontDoor
-from pympsd.service.hub import Hub
-from pympsd.service.pipe_directory import PipeDirectory
+from pympsd.service.dispatcher import Hub
+from pympsd.service.files.log_fifo import read_fifo
+from pympsd.service.files.pipe_directory import PipeDirectory
+from pympsd.service.files.state_file import StateFile, device_keys
+from pympsd.service.listeners import FrontDoor
+from pympsd.service.processes.children import spawn_server
 from pympsd.service.replacement import HAND_OVER
-from pympsd.service.state_file import StateFile, device_keys
+from pympsd.service.sessions.adoption import all_settled, inherit
+from pympsd.state_machine.daemon_state import Daemon as Mind
+from pympsd.state_machine.events import StopSignal
+from pympsd.state_machine.limit_resolution import default_limits
+from pympsd.state_machine.persistent_state import Origin, remember
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts

@@ -10,11 +10,11 @@ from pympsd_server.backends.interface import BackendError, Device
 def open_device(setup: ExecutorSetup) -> Device:
     """Open the device that a setup describes; BackendError names a backend that this build has not."""
     if setup.backend == "emulated":
-        from pympsd_server.backends.emulated.device import EmulatedDevice
+        from pympsd_server.backends.emulated.device.device import EmulatedDevice
 
         return EmulatedDevice(setup.device, setup.ordinal)
     if setup.backend == "cuda":
-        from pympsd_server.backends.cuda.device import CudaDevice
+        from pympsd_server.backends.cuda.objects.device import CudaDevice
 
         return CudaDevice(setup.device, setup.ordinal)
     reason = f"this build has no backend {setup.backend!r}, only 'emulated' and 'cuda'"

@@ -22,13 +22,13 @@ from pympsd.wire.executor_messages import (
 )
 from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.backends.interface import BackendError, Device, Outcome, Quota
-from pympsd_server.executor import shared_memory
 from pympsd_server.executor.client import Client
 from pympsd_server.executor.client_context import ClientContext
-from pympsd_server.executor.inlet import native_worker
-from pympsd_server.executor.outside import Workers
-from pympsd_server.executor.pinned import PinnedMemory
-from pympsd_server.executor.pinned_room import PinnedRoom
+from pympsd_server.executor.host_memory import shared
+from pympsd_server.executor.host_memory.pinned import PinnedMemory
+from pympsd_server.executor.host_memory.pinned_addresses import PinnedRoom
+from pympsd_server.executor.native_mirror import Workers
+from pympsd_server.executor.record_source import native_worker
 
 
 class Send(Protocol):
@@ -96,7 +96,7 @@ class Attachments:
         _, total = context.backend.memory_info()
         ring = AREA_BYTES if self._native else 0
         priorities = self._device.stream_priorities
-        answer = Attached(request.request, shared_memory.SHARED_BYTES, total, priorities, ring)
+        answer = Attached(request.request, shared.SHARED_BYTES, total, priorities, ring)
         self._send(answer, fds)
 
     def _make_context(self, request: Attach) -> ClientContext:
@@ -114,7 +114,7 @@ class Attachments:
             return self._clients[request.client], ()
         try:
             ours, theirs = socket.socketpair()
-            memory = shared_memory.make(AREA_BYTES if self._native else 0)
+            memory = shared.make(AREA_BYTES if self._native else 0)
         except OSError as error:  # sockets close themselves when they are dropped
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {told(error)}") from None
         try:
@@ -123,7 +123,7 @@ class Attachments:
             close_all((ours.detach(), theirs.detach(), memory.fd))
             raise
         pinned = PinnedMemory(self._device, self._pinned_room)
-        client = Client(ours, memory.view[: shared_memory.SHARED_BYTES], pinned, worker)
+        client = Client(ours, memory.view[: shared.SHARED_BYTES], pinned, worker)
         try:
             client.start()
         except RuntimeError as error:

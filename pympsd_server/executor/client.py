@@ -11,14 +11,14 @@ from pympsd.wire import records
 from pympsd.wire.errors import RemoteError
 from pympsd_server.backends.interface import BackendError, Outcome
 from pympsd_server.executor.answers import AnswerWriter
-from pympsd_server.executor.call import Call, reason_bytes
+from pympsd_server.executor.backpressure import WorkLimit
 from pympsd_server.executor.client_context import ClientContext
-from pympsd_server.executor.inlet import Incoming, from_socket, from_worker
-from pympsd_server.executor.operations import ROWS, Row
-from pympsd_server.executor.outside import Outside
-from pympsd_server.executor.pinned import PinnedMemory
-from pympsd_server.executor.pinned_calls import FREE_PINNED, free
-from pympsd_server.executor.work_limit import WorkLimit
+from pympsd_server.executor.host_memory.pinned import PinnedMemory
+from pympsd_server.executor.native_mirror import Outside
+from pympsd_server.executor.operations.pinned import FREE_PINNED, free
+from pympsd_server.executor.operations.table import ROWS, Row
+from pympsd_server.executor.record_source import Incoming, from_socket, from_worker
+from pympsd_server.executor.request import Call, reason_bytes
 
 if TYPE_CHECKING:
     from pympsd_server.native.worker import NativeWorker

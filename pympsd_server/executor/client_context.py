@@ -9,10 +9,10 @@ from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Context, Event, HostCall, Module, Outcome, Stream
-from pympsd_server.executor.handles import HandleTable
+from pympsd_server.executor.handle_table import HandleTable
 
 if TYPE_CHECKING:
-    from pympsd_server.executor.outside import Outside
+    from pympsd_server.executor.native_mirror import Outside
 
 IMAGE_LIMIT: Final = 256 << 20
 """Bytes of images that one context may have on their way."""

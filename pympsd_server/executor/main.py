@@ -17,9 +17,9 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, ExecutorSetup
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.executor.allocator import keep_freed_memory
 from pympsd_server.executor.attachments import Attachments
 from pympsd_server.executor.link import Link
+from pympsd_server.executor.malloc_settings import keep_freed_memory
 from pympsd_server.executor.memory_report import report_memory
 
 if TYPE_CHECKING:

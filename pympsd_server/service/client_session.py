@@ -24,9 +24,11 @@ from pympsd.wire import executor_messages as executor_says
 from pympsd.wire import messages
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.link_messages import AdmitClient
-from pympsd_server.mind.connections import PoolExhausted, slots_of
-from pympsd_server.mind.places import Place
-from pympsd_server.mind.quotas import (
+from pympsd_server.service.executors import Executor, ExecutorError, ExecutorGone
+from pympsd_server.service.server import Server
+from pympsd_server.state_machine.connections import PoolExhausted, slots_of
+from pympsd_server.state_machine.executor_slots import Place
+from pympsd_server.state_machine.quotas import (
     AffinityRefused,
     client_percentage,
     client_priority,
@@ -34,9 +36,7 @@ from pympsd_server.mind.quotas import (
     memory_limit,
     process_share,
 )
-from pympsd_server.mind.roster import Client, Context, NotHere
-from pympsd_server.service.executors import Executor, ExecutorError, ExecutorGone
-from pympsd_server.service.server import Server
+from pympsd_server.state_machine.roster import Client, Context, NotHere
 
 ROOM: Final = 8
 """Descriptors that must be free when a client comes: an executor may have to be started for it."""

@@ -1,7 +1,7 @@
 """A fatal fault: whom it reaches is told, nobody new comes in, and when they have gone the devices are made anew.
 
 Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded sessions several-gpus and
-faults-and-shutdown. How far a fault reaches is decided in `pympsd_server.mind.blast_radius`.
+faults-and-shutdown. How far a fault reaches is decided in `pympsd_server.state_machine.blast_radius`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
-from pympsd_server.mind.blast_radius import Blast, OnDevice, blast_of, sticky_error
-from pympsd_server.mind.places import Place
-from pympsd_server.mind.roster import Client, Context
 from pympsd_server.service.executors import ExecutorError
 from pympsd_server.service.server import Server
+from pympsd_server.state_machine.blast_radius import Blast, OnDevice, blast_of, sticky_error
+from pympsd_server.state_machine.executor_slots import Place
+from pympsd_server.state_machine.roster import Client, Context
 
 TEARDOWN_SECONDS: Final = 5.0
 """Contexts that a fault reaches have so long to stop their work."""

@@ -21,8 +21,8 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages as said
 from pympsd.wire.errors import RemoteError
-from pympsd_server.mind.places import EVERYBODY, Place
-from pympsd_server.mind.roster import Context
+from pympsd_server.state_machine.executor_slots import EVERYBODY, Place
+from pympsd_server.state_machine.roster import Context
 
 START_SECONDS: Final = 60.0
 """An executor that is not ready after so long is given up."""

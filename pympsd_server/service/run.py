@@ -23,9 +23,9 @@ from pympsd.wire.versions import Versions
 from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.containment import Containment
 from pympsd_server.service.daemon_link import DaemonLink
+from pympsd_server.service.daemon_reconnect import Door, serve_on
+from pympsd_server.service.exclusive_devices import CannotStart, Holdings, take_devices
 from pympsd_server.service.executors import Executors
-from pympsd_server.service.holdings import CannotStart, Holdings, take_devices
-from pympsd_server.service.orphanhood import Door, serve_on
 from pympsd_server.service.server import Server
 from pympsd_server.service.termination import terminate_client
 

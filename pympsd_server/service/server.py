@@ -11,11 +11,11 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.statuses import ServerStatus
-from pympsd_server.mind import phases
-from pympsd_server.mind.phases import Phase
-from pympsd_server.mind.places import Place, place_of
-from pympsd_server.mind.roster import Client, Context, Roster
 from pympsd_server.service.daemon_link import DaemonLink
+from pympsd_server.state_machine import phases
+from pympsd_server.state_machine.executor_slots import Place, place_of
+from pympsd_server.state_machine.phases import Phase
+from pympsd_server.state_machine.roster import Client, Context, Roster
 
 if TYPE_CHECKING:
     from pympsd_server.service.containment import Containment

@@ -10,9 +10,9 @@ import trio
 from pympsd.vocabulary.results import Result
 from pympsd.wire import link_messages as link
 from pympsd.wire.executor_messages import Terminate
-from pympsd_server.mind.roster import Client, Context
 from pympsd_server.service.executors import Executor, ExecutorError
 from pympsd_server.service.server import Server
+from pympsd_server.state_machine.roster import Client, Context
 
 TERMINATION_SECONDS: Final = 10.0
 """What runs for a client has so long to stop when an operator ends it."""

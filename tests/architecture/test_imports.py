@@ -15,11 +15,11 @@ PURE = (
     "pympsd.wire",
     "pympsd.devices",
     "pympsd.commands",
-    "pympsd.mind",
+    "pympsd.state_machine",
     "pympsd.journal.catalogue",
     "pympsd.journal.dialects",
     "pympsd.journal.line_format",
-    "pympsd_server.mind",
+    "pympsd_server.state_machine",
     "pympsd.version",
 )
 IMPURE = frozenset(
@@ -93,7 +93,7 @@ def test_pure_rooms_touch_nothing(modules: tuple[Module, ...]) -> None:
 def test_pure_rooms_import_only_pure_rooms(modules: tuple[Module, ...]) -> None:
     pure = [module for module in _of(modules, *PURE) if module.name not in TOUCHES_THE_WORLD]
     assert _breaches(pure, "pympsd", PURE) == []
-    assert _breaches(pure, "pympsd_server", ("pympsd_server.mind",)) == []
+    assert _breaches(pure, "pympsd_server", ("pympsd_server.state_machine",)) == []
 
 
 def test_what_is_pure_uses_nothing_that_touches_the_world(modules: tuple[Module, ...]) -> None:
@@ -131,7 +131,7 @@ def _called(call: ast.Call) -> str:
 
 
 def test_a_minds_fields_are_given_the_time_never_taken(modules: tuple[Module, ...]) -> None:
-    for module in _of(modules, "pympsd.mind", "pympsd_server.mind"):
+    for module in _of(modules, "pympsd.state_machine", "pympsd_server.state_machine"):
         assert "datetime" not in module.imported_roots(), module.name
 
 
@@ -146,7 +146,7 @@ def test_cuda_bindings_are_imported_only_where_design_says(modules: tuple[Module
 
 
 def test_driver_calls_are_made_only_by_the_cuda_backend_and_the_fallback(modules: tuple[Module, ...]) -> None:
-    allowed = ("pympsd_server.backends.cuda", "pympsd_client._fallback")
+    allowed = ("pympsd_server.backends.cuda", "pympsd_client._connect.private_executor")
     breaches = []
     for module in modules:
         if module.is_in(*allowed):
@@ -209,6 +209,6 @@ def test_the_client_knows_neither_trio_nor_structlog(modules: tuple[Module, ...]
 
 def test_the_rule_book_would_notice(modules: tuple[Module, ...]) -> None:
     by_name = {module.name: module for module in modules}
-    assert "pympsd.wire.frames" in set(by_name["pympsd.talk"].imports())
+    assert "pympsd.wire.frames" in set(by_name["pympsd.control_client"].imports())
     assert "trio" in by_name["pympsd.service.run"].imported_roots()
     assert _breaches([by_name["pympsd.service.run"]], "pympsd", ("pympsd.vocabulary",)) != []

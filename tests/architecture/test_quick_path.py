@@ -35,7 +35,7 @@ def _imported(*arguments: str) -> tuple[int, str, set[str]]:
 def test_without_a_daemon_it_says_so_and_has_imported_almost_nothing() -> None:
     status, said, imported = _imported()
     assert (status, said) == (1, NOT_FOUND)
-    assert "pympsd.talk" in imported
+    assert "pympsd.control_client" in imported
     assert imported & set(SLOW.split()) == set()
 
 
@@ -50,7 +50,7 @@ def test_the_packages_modules_on_the_path_are_few() -> None:
     assert {name for name in imported if name.startswith("pympsd")} <= {
         "pympsd",
         "pympsd.options",
-        "pympsd.talk",
+        "pympsd.control_client",
         "pympsd.vocabulary",
         "pympsd.vocabulary.files",
         "pympsd.wire",

@@ -16,7 +16,7 @@ from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import ADVICE, close_all, require_room, told
 from pympsd.wire import messages
 from pympsd.wire.messages import Refused, SessionGranted
-from pympsd_client._conversation import Conversation
+from pympsd_client._connect.conversation import Conversation
 
 
 def descriptors() -> set[int]:

@@ -9,10 +9,10 @@ from typing import Final, TypeVar
 
 import trio
 
-from .history import FOR_EVER, Life
-from .identity import Who, strike, there
-from .schedule import DEVICES, FAULTS, Action, Kind, stop_seconds
-from .stage import Stage, now
+from tests.chaos.history import FOR_EVER, Life
+from tests.chaos.identity import Who, strike, there
+from tests.chaos.schedule import DEVICES, FAULTS, Action, Kind, stop_seconds
+from tests.chaos.stage import Stage, now
 
 KILLED_AFTER: Final = 4.0
 """A server that is stopped for longer may be killed by its daemon: told to leave, or awaited (5 and 10 s)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from .episodes import met_by_culprit, settled
-from .history import History, Incident, Life, Span, Step
-from .schedule import Containment, Kind
+from tests.chaos.episodes import met_by_culprit, settled
+from tests.chaos.history import History, Incident, Life, Span, Step
+from tests.chaos.schedule import Containment, Kind
 
 ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED = 700, 716, 719
 RPC_FAILURE, CLIENT_TERMINATED = 806, 810

@@ -7,8 +7,8 @@ from typing import Final
 
 from attrs import define, field
 
-from .history import FOR_EVER, History, Incident, Life
-from .schedule import DEVICES, STOPS, Containment, Kind
+from tests.chaos.history import FOR_EVER, History, Incident, Life
+from tests.chaos.schedule import DEVICES, STOPS, Containment, Kind
 
 SLACK: Final = 2.0
 """Seconds between something and its being noticed by everybody, on a machine that is busy."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from .identity import Who
-from .schedule import ClientPlan, Containment, Kind
+from tests.chaos.identity import Who
+from tests.chaos.schedule import ClientPlan, Containment, Kind
 
 FOR_EVER = float("inf")
 HORIZON = 120.0

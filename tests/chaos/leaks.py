@@ -13,7 +13,7 @@ from typing import Final
 from attrs import frozen
 from processes import alive, children_of
 
-from .identity import Who, who
+from tests.chaos.identity import Who, who
 
 PUBLIC: Final = ("/dev/shm", "/tmp", "/var/tmp")
 STAYS: Final = {"control", "control_lock", "control_privileged"}

@@ -10,10 +10,17 @@ from collections.abc import Collection, Iterator
 from enum import Enum
 from typing import Final
 
-from .endings import CLIENT_TERMINATED, ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS, RPC_FAILURE, ended_before
-from .episodes import RETRY_SECONDS, Episode, episodes
-from .history import FOR_EVER, History, Incident, Life, Step
-from .schedule import ADOPTION, STOPS, Containment, Kind
+from tests.chaos.endings import (
+    CLIENT_TERMINATED,
+    ILLEGAL_ADDRESS,
+    LAUNCH_FAILED,
+    MISALIGNED_ADDRESS,
+    RPC_FAILURE,
+    ended_before,
+)
+from tests.chaos.episodes import RETRY_SECONDS, Episode, episodes
+from tests.chaos.history import FOR_EVER, History, Incident, Life, Step
+from tests.chaos.schedule import ADOPTION, STOPS, Containment, Kind
 
 HANG_SECONDS: Final = 60.0
 """Every client has an answer after so long, whatever happened; what it or its server was stopped for comes on top."""

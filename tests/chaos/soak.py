@@ -18,16 +18,16 @@ import trio
 from attrs import asdict, define, field
 from processes import adopt_orphans, children_of
 
-from .acts import ACTS, terminate
-from .episodes import SLACK
-from .history import FOR_EVER, Incident, Life
-from .identity import Who, strike, there
-from .leaks import Before, crowded, leaks
-from .outcomes import FAULT_CODES, HANG_SECONDS, patience, problems
-from .schedule import DEVICES, Action, ClientPlan, Kind, Round, actions, clients, rounds
-from .stage import ON_THE_DAEMON, Stage, now, users
-from .story import judge
-from .summary import Summary
+from tests.chaos.acts import ACTS, terminate
+from tests.chaos.episodes import SLACK
+from tests.chaos.history import FOR_EVER, Incident, Life
+from tests.chaos.identity import Who, strike, there
+from tests.chaos.leaks import Before, crowded, leaks
+from tests.chaos.outcomes import FAULT_CODES, HANG_SECONDS, patience, problems
+from tests.chaos.schedule import DEVICES, Action, ClientPlan, Kind, Round, actions, clients, rounds
+from tests.chaos.stage import ON_THE_DAEMON, Stage, now, users
+from tests.chaos.story import judge
+from tests.chaos.summary import Summary
 
 AT_ONCE: Final = 6
 """More clients than this do not run at once, at pace 1."""

@@ -17,10 +17,10 @@ import trio
 from attrs import define, field
 from processes import PYMPSD, alive, children_of
 
-from .history import FOR_EVER, History, Incident, Life
-from .identity import NOBODY, Who, there, who
-from .schedule import DEVICES, PLAIN, USERS, ClientPlan, Containment, Kind, Scene
-from .story import ServerStory, Story, read
+from tests.chaos.history import FOR_EVER, History, Incident, Life
+from tests.chaos.identity import NOBODY, Who, there, who
+from tests.chaos.schedule import DEVICES, PLAIN, USERS, ClientPlan, Containment, Kind, Scene
+from tests.chaos.story import ServerStory, Story, read
 
 CLIENT: Final = str(Path(__file__).with_name("client.py"))
 MACHINE: Final = """fault_containment = "{containment}"

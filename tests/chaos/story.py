@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from .identity import Who
+from tests.chaos.identity import Who
 
 _LINE: Final = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (\w+) +(\d+)\] ?(.*)")
 _STARTS: Final = re.compile(r"Starting new server (\d+) for user (\d+)")

@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import asdict, define, field
 
-from .schedule import Kind, Round
-from .stage import Stage
+from tests.chaos.schedule import Kind, Round
+from tests.chaos.stage import Stage
 
 
 @define

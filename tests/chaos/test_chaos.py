@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .leaks import DAEMON_NEEDS, Before, crowded, leaks
-from .schedule import DEFAULT_KINDS
-from .soak import soak
-from .stage import Tail
+from tests.chaos.leaks import DAEMON_NEEDS, Before, crowded, leaks
+from tests.chaos.schedule import DEFAULT_KINDS
+from tests.chaos.soak import soak
+from tests.chaos.stage import Tail
 
 SEED = 20130805
 SECONDS = float(os.environ.get("PYMPSD_SOAK_SECONDS", "60"))

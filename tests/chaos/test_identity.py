@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .identity import GONE, NOBODY, Who, strike, there, who
+from tests.chaos.identity import GONE, NOBODY, Who, strike, there, who
 
 
 @pytest.fixture

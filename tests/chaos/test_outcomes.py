@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
-
-from .endings import CONTAINED_SECONDS
-from .episodes import NOTICED, SLACK, episodes, reach, settled
-from .history import FOR_EVER, History, Incident, Life, Span, Step
-from .outcomes import CULPRITS, FAULT_CODES, HANG_SECONDS, TABLE, Role, patience, problems
-from .schedule import FAULTS, LONG_STOP_SECONDS, ClientPlan, Containment, Kind
+from tests.chaos.endings import CONTAINED_SECONDS
+from tests.chaos.episodes import NOTICED, SLACK, episodes, reach, settled
+from tests.chaos.history import FOR_EVER, History, Incident, Life, Span, Step
+from tests.chaos.outcomes import CULPRITS, FAULT_CODES, HANG_SECONDS, TABLE, Role, patience, problems
+from tests.chaos.schedule import FAULTS, LONG_STOP_SECONDS, ClientPlan, Containment, Kind
 
 ALICE, BOB = 1001, 1002
 

@@ -6,7 +6,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .schedule import (
+from tests.chaos.schedule import (
     DEFAULT_KINDS,
     DEVICES,
     LONG_STOP_SECONDS,

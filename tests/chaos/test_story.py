@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pympsd.journal.catalogue import SERVER_LINES
 from pympsd.journal.dialects import Dialect
-
-from .identity import Who
-from .story import Line, Story, judge, read
+from tests.chaos.identity import Who
+from tests.chaos.story import Line, Story, judge, read
 
 
 def told(control: str, server: str = "", story: Story | None = None) -> Story:

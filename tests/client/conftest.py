@@ -10,13 +10,12 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._context import Connection, handles
-from pympsd_client._fallback import PrivateExecutors
-from pympsd_client._process import here
-from pympsd_client._quick import is_native
-from pympsd_client._threads import mine
-
-from .fake_executor import FakeExecutor
+from pympsd_client._command_stream.launch_cache import is_native
+from pympsd_client._connect.private_executor import PrivateExecutors
+from pympsd_client._objects.context import Connection, handles
+from pympsd_client._objects.process import here
+from pympsd_client._objects.thread_local import mine
+from tests.client.fake_executor import FakeExecutor
 
 WITH_NATIVE_WORKERS: Final = frozenset(
     {

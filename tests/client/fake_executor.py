@@ -13,10 +13,10 @@ from attrs import define, field
 from pympsd.vocabulary.device_facts import DeviceFacts, window_of
 from pympsd.wire import records
 from pympsd.wire.records import Record
-from pympsd_client._context import Context, Device, Opened
-from pympsd_client._errors import lost
-from pympsd_client._session import adopt_stream
-from pympsd_client._transport import Transport
+from pympsd_client._arguments.errors import lost
+from pympsd_client._command_stream.transport import Transport
+from pympsd_client._connect.session import adopt_stream
+from pympsd_client._objects.context import Context, Device, Opened
 
 SHARED_BYTES = 1 << 20
 OPCODES = {name: operation.opcode for name, operation in records.BY_NAME.items()}

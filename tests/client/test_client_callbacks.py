@@ -16,17 +16,17 @@ from attrs import define, evolve, field
 from processes import wait_until
 
 from pympsd.wire.records import FLAG_RUINED, Record
-from pympsd_client import _host_calls, _runners, last_error
 from pympsd_client import driver as cuda
-from pympsd_client._context import Connection, Context, Device, handles
-from pympsd_client._process import here
-from pympsd_client._session import Session
-from pympsd_client._threads import mine
-
-from .conftest import ok
-from .fake_executor import FACTS, OPCODES, FakeExecutor
-from .test_client_process import _run
-from .test_client_streams import Kernels
+from pympsd_client import last_error
+from pympsd_client._command_stream import callback_threads, host_callbacks
+from pympsd_client._connect.session import Session
+from pympsd_client._objects.context import Connection, Context, Device, handles
+from pympsd_client._objects.process import here
+from pympsd_client._objects.thread_local import mine
+from tests.client.conftest import ok
+from tests.client.fake_executor import FACTS, OPCODES, FakeExecutor
+from tests.client.test_client_process import _run
+from tests.client.test_client_streams import Kernels
 
 R = cuda.CUresult
 SECONDS = 30.0
@@ -51,8 +51,8 @@ class Slow:
 def _threads_leave_soon() -> Iterator[None]:
     """Threads for host functions are gone soon after a test, whose end looks for any that are left."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_runners, "IDLE_S", 0.02)
-        patch.setattr(_host_calls, "IDLE_S", 0.02)
+        patch.setattr(callback_threads, "IDLE_S", 0.02)
+        patch.setattr(host_callbacks, "IDLE_S", 0.02)
         yield
 
 
@@ -455,7 +455,7 @@ def test_an_announcement_that_comes_twice_runs_once(fake: tuple[FakeExecutor, Co
 
 def test_a_client_keeps_pace_only_while_functions_are_pending(fake: tuple[FakeExecutor, Context]) -> None:
     executor, context = fake
-    far = 3 * _host_calls.STRIDE
+    far = 3 * host_callbacks.STRIDE
     for _ in range(far):
         ok(cuda.cuMemsetD32Async(0x6000_0000_0000, 0, 1, 0))
     context.synchronize()
@@ -483,7 +483,7 @@ def test_a_client_keeps_pace_only_while_functions_are_pending(fake: tuple[FakeEx
     with ThreadPoolExecutor(1) as thread:
         posting = thread.submit(post_many)
         assert asked.wait(SECONDS)
-        assert len(records_of(executor, "FILL")) <= _host_calls.STRIDE
+        assert len(records_of(executor, "FILL")) <= host_callbacks.STRIDE
         executor.send(executor.answer(function))
         wait_until(lambda: records_of(executor, "HOST_FUNCTION_DONE"), "the end of the function")
         assert not posting.done()

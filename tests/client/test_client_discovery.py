@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pympsd_client._discovery import (
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._connect.discovery import (
     Way,
     check_switches,
     command_line,
@@ -12,7 +13,6 @@ from pympsd_client._discovery import (
     hello_environment,
     without_daemon,
 )
-from pympsd_client._errors import CudaError
 
 
 @pytest.mark.parametrize(

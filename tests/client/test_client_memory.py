@@ -11,8 +11,7 @@ import pytest
 from pympsd.vocabulary.device_facts import ordinal_of, window_of
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-
-from .conftest import ok
+from tests.client.conftest import ok
 
 INVALID_VALUE = (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
 SIZES = [1, 3, 4095, 65536, 65537, (4 << 20) - 1, 4 << 20, (16 << 20) + 5, 40 << 20]

@@ -12,8 +12,7 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-
-from .conftest import ok
+from tests.client.conftest import ok
 
 PTX_FILE = Path(__file__).with_name("kernels.ptx")
 PTX = PTX_FILE.read_bytes()

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from pympsd_client import _fallback, _process
 from pympsd_client import driver as cuda
-from pympsd_client._process import here
+from pympsd_client._connect import private_executor
+from pympsd_client._objects import process
+from pympsd_client._objects.process import here
 
 
 @pytest.fixture
@@ -25,8 +26,8 @@ def native(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> list[tuple
         return call
 
     driver = SimpleNamespace(**{name: note(name) for name in cuda._FUNCTIONS})
-    monkeypatch.setattr(_process, "bindings", driver)
-    monkeypatch.setattr(_process, "native_driver", lambda: True)
+    monkeypatch.setattr(process, "bindings", driver)
+    monkeypatch.setattr(process, "native_driver", lambda: True)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
     monkeypatch.delenv("PYMPSD_REQUIRE_MPS", raising=False)
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_SUCCESS,)
@@ -52,7 +53,7 @@ def test_fork_is_the_drivers_own_affair(native: list[tuple[Any, ...]]) -> None:
 def test_a_requirement_of_mps_asks_no_driver(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
     monkeypatch.setenv("PYMPSD_REQUIRE_MPS", "1")
-    monkeypatch.setattr(_process, "native_driver", lambda: pytest.fail("asked the driver"))
+    monkeypatch.setattr(process, "native_driver", lambda: pytest.fail("asked the driver"))
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,)
 
 
@@ -60,15 +61,15 @@ def test_no_driver_is_no_native_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_library(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(_fallback.ctypes, "CDLL", no_library)
-    assert not _fallback.native_driver()
+    monkeypatch.setattr(private_executor.ctypes, "CDLL", no_library)
+    assert not private_executor.native_driver()
 
 
 @pytest.mark.parametrize(("result", "found"), [("CUDA_SUCCESS", True), ("CUDA_ERROR_NO_DEVICE", False)])
 def test_a_driver_counts_when_it_initialises(monkeypatch: pytest.MonkeyPatch, result: str, found: bool) -> None:
     member = getattr(cuda.CUresult, result)
-    monkeypatch.setattr(_fallback.ctypes, "CDLL", lambda name: None)
+    monkeypatch.setattr(private_executor.ctypes, "CDLL", lambda name: None)
     monkeypatch.setattr(
-        _fallback, "bindings", SimpleNamespace(cuInit=lambda flags: (member,), CUresult=cuda.CUresult)
+        private_executor, "bindings", SimpleNamespace(cuInit=lambda flags: (member,), CUresult=cuda.CUresult)
     )
-    assert _fallback.native_driver() is found
+    assert private_executor.native_driver() is found

@@ -10,9 +10,8 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._context import context_of
-
-from .conftest import ok
+from pympsd_client._objects.context import context_of
+from tests.client.conftest import ok
 
 PTX = b"""
 .version 7.0

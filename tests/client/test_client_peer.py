@@ -11,9 +11,8 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._doors import door
-
-from .conftest import ok
+from pympsd_client._api.entry_point import door
+from tests.client.conftest import ok
 
 COUNT = 3_000_000
 DONE = (cuda.CUresult.CUDA_SUCCESS,)

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._errors import CudaError
-from pympsd_client._pinned import Pinned, pinned
-
-from .conftest import ok
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._objects.pinned_memory import Pinned, pinned
+from tests.client.conftest import ok
 
 COUNT = 100_000
 INVALID = cuda.CUresult.CUDA_ERROR_INVALID_VALUE

@@ -9,13 +9,13 @@ from attrs import evolve
 from cuda.bindings import driver as real
 
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
-from pympsd_client import _doors_context, last_error
 from pympsd_client import driver as cuda
-from pympsd_client._context import Device
-from pympsd_client._fallback import PrivateExecutors
-
-from .conftest import ok
-from .fake_executor import FACTS, FakeExecutor
+from pympsd_client import last_error
+from pympsd_client._api import context
+from pympsd_client._connect.private_executor import PrivateExecutors
+from pympsd_client._objects.context import Device
+from tests.client.conftest import ok
+from tests.client.fake_executor import FACTS, FakeExecutor
 
 SM_COUNT = cuda.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT
 MAX = cuda.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_MAX
@@ -69,11 +69,11 @@ def test_without_an_affinity_a_context_tells_what_it_may_use(under_mps: FakeExec
 
 
 def test_the_names_of_cuda_12_are_there_where_cuda_bindings_has_them(under_mps: FakeExecutor) -> None:
-    ok(_doors_context.cuCtxCreate_v3([_affinity(24)], 1, 0, 0))
+    ok(context.cuCtxCreate_v3([_affinity(24)], 1, 0, 0))
     assert _multiprocessors() == 24
-    ok(_doors_context.cuCtxCreate_v3(None, 0, 0, 0))
+    ok(context.cuCtxCreate_v3(None, 0, 0, 0))
     assert _multiprocessors() == 132
-    ok(_doors_context.cuCtxCreate_v4(_parameters(_affinity(60)), 0, 0))
+    ok(context.cuCtxCreate_v4(_parameters(_affinity(60)), 0, 0))
     assert _multiprocessors() == 60
     for name in ("cuCtxCreate_v3", "cuCtxCreate_v4"):
         assert hasattr(cuda, name) == hasattr(real, name)

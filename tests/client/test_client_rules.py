@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._api_version import check_api_version, forced_version
-from pympsd_client._errors import CudaError
-
-from .conftest import ok
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._connect.api_version import check_api_version, forced_version
+from tests.client.conftest import ok
 
 NOT_SUPPORTED = "CUDA_ERROR_NOT_SUPPORTED"
 # The arguments matter to none of them; what is said instead names a way that works.

@@ -29,12 +29,12 @@ from pympsd.wire.messages import (
     SessionGranted,
     SessionWelcome,
 )
-from pympsd_client import _session, last_error
 from pympsd_client import driver as cuda
-from pympsd_client._errors import CudaError
-from pympsd_client._session import Session, knock, reach
-
-from .fake_executor import FACTS, SHARED_BYTES
+from pympsd_client import last_error
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._connect import session as sessions_module
+from pympsd_client._connect.session import Session, knock, reach
+from tests.client.fake_executor import FACTS, SHARED_BYTES
 
 CONNECTION_FAILED, RPC_FAILURE, SERVER_NOT_READY, MAX_CLIENTS = 805, 806, 807, 808
 
@@ -350,14 +350,14 @@ def test_a_long_wait_is_told_once_and_goes_on(
         ours, theirs = socket.socketpair()
         server = Peer(daemon._own(ours))
         if whom == "the server":
-            monkeypatch.setattr(_session, "WAIT_UNTOLD_S", 0.001)
+            monkeypatch.setattr(sessions_module, "WAIT_UNTOLD_S", 0.001)
             peer.send(SessionGranted(1, 7, 4321), theirs.detach())
             peer = server
         theirs.close()
         assert is_told.wait(30)
         peer.send(Refused(SERVER_NOT_READY, "not today"))
 
-    monkeypatch.setattr(_session, "WAIT_UNTOLD_S", 0.001 if whom == "the daemon" else 60.0)
+    monkeypatch.setattr(sessions_module, "WAIT_UNTOLD_S", 0.001 if whom == "the daemon" else 60.0)
     for name, value in daemon.environment.items():
         monkeypatch.setenv(name, value)
     daemon.at_the_door = answer_the_one_who_complains
@@ -398,7 +398,7 @@ def test_somebody_elses_daemon_is_not_trusted(
     daemon.start()
     door = reach(daemon.environment)
     assert not isinstance(door, str)
-    monkeypatch.setattr(_session, "_peer_uid", lambda connection: uid)
+    monkeypatch.setattr(sessions_module, "_peer_uid", lambda connection: uid)
     with pytest.raises(CudaError, match=who) as caught:
         knock(door, daemon.environment)
     assert caught.value.code == CONNECTION_FAILED

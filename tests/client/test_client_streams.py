@@ -13,11 +13,10 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._context import handles
-from pympsd_client._process import here
-from pympsd_client._threads import mine
-
-from .conftest import ok
+from pympsd_client._objects.context import handles
+from pympsd_client._objects.process import here
+from pympsd_client._objects.thread_local import mine
+from tests.client.conftest import ok
 
 PTX = Path(__file__).with_name("kernels.ptx").read_bytes()
 R = cuda.CUresult

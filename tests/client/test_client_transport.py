@@ -12,14 +12,14 @@ import pytest
 
 from pympsd.vocabulary.device_facts import window_of
 from pympsd.wire.records import FLAG_RUINED, HEADER, Record
-from pympsd_client import _memory, _records
-from pympsd_client._context import Context
-from pympsd_client._errors import CudaError
-from pympsd_client._host import HostMemory
-from pympsd_client._shared import GRAIN
-from pympsd_client._transport import Transport
-
-from .fake_executor import OPCODES, SHARED_BYTES, FakeExecutor
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.host_pointer import HostMemory
+from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.staging_memory import GRAIN
+from pympsd_client._command_stream.transport import Transport
+from pympsd_client._objects import memory as device_memory
+from pympsd_client._objects.context import Context
+from tests.client.fake_executor import OPCODES, SHARED_BYTES, FakeExecutor
 
 ILLEGAL_ADDRESS, RPC_FAILURE, INVALID_VALUE = 700, 806, 1
 MakeExecutor = Callable[..., FakeExecutor]
@@ -27,8 +27,8 @@ BASE = window_of(0)
 
 
 def test_a_call_brings_its_answer(executor: FakeExecutor) -> None:
-    body = executor.context().call(_records.ALLOCATE, 100)
-    assert _records.ALLOCATE.answer.unpack(body) == (BASE + (1 << 20),)
+    body = executor.context().call(operations.ALLOCATE, 100)
+    assert operations.ALLOCATE.answer.unpack(body) == (BASE + (1 << 20),)
 
 
 def test_an_error_carries_its_sentence(make_executor: MakeExecutor) -> None:
@@ -36,7 +36,7 @@ def test_an_error_carries_its_sentence(make_executor: MakeExecutor) -> None:
     executor.reply = lambda record: executor.answer(record, result=INVALID_VALUE, reason="no such address")
     context = executor.context()
     with pytest.raises(CudaError, match="no such address") as caught:
-        context.call(_records.FREE, 1)
+        context.call(operations.FREE, 1)
     assert caught.value.code == INVALID_VALUE
     assert context.trouble is None
 
@@ -44,8 +44,8 @@ def test_an_error_carries_its_sentence(make_executor: MakeExecutor) -> None:
 def test_records_of_one_thread_arrive_in_order(executor: FakeExecutor) -> None:
     context = executor.context()
     for number in range(500):
-        context.post(_records.RECORD_EVENT, number, 0)
-    context.call(_records.SYNCHRONIZE_CONTEXT)
+        context.post(operations.RECORD_EVENT, number, 0)
+    context.call(operations.SYNCHRONIZE_CONTEXT)
     assert [executor.operands(record)[0] for record in executor.seen[:-1]] == list(range(500))
 
 
@@ -59,14 +59,14 @@ def test_threads_get_their_own_answers_in_whatever_order_they_come(make_executor
             return None
         late, early = kept[-2:]
         return b"".join(
-            executor.answer(one, _records.ALLOCATE.answer.pack(executor.operands(one)[0])) for one in (early, late)
+            executor.answer(one, operations.ALLOCATE.answer.pack(executor.operands(one)[0])) for one in (early, late)
         )
 
     executor.reply = reversed_in_pairs
     context = executor.context()
 
     def ask(size: int) -> bool:
-        return _records.ALLOCATE.answer.unpack(context.call(_records.ALLOCATE, size)) == (size,)
+        return operations.ALLOCATE.answer.unpack(context.call(operations.ALLOCATE, size)) == (size,)
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(ask, range(1, 401)))
@@ -90,7 +90,7 @@ def test_others_go_on_while_one_thread_waits(make_executor: MakeExecutor) -> Non
     waiter.start()
     assert arrived.wait(10)
     for size in range(1, 50):
-        context.call(_records.ALLOCATE, size)
+        context.call(operations.ALLOCATE, size)
     assert waiter.is_alive()
     executor.send(executor.answer(waiting[0]))
     waiter.join(10)
@@ -108,7 +108,7 @@ def test_a_ruined_context_fails_at_once_and_without_a_trip(make_executor: MakeEx
             context.synchronize()
         assert caught.value.code == ILLEGAL_ADDRESS
     with pytest.raises(CudaError):
-        context.post(_records.RECORD_EVENT, 1, 0)
+        context.post(operations.RECORD_EVENT, 1, 0)
     assert len(executor.seen) == 1
 
 
@@ -130,7 +130,7 @@ def test_a_quiet_answer_ruins_its_context_too(make_executor: MakeExecutor) -> No
 
 def _copy(context: Context, data: bytes, wait: bool) -> None:
     with HostMemory(data) as memory:
-        _memory.to_device(context, 0, BASE, memory.address, len(data), wait)
+        device_memory.to_device(context, 0, BASE, memory.address, len(data), wait)
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -142,7 +142,7 @@ def test_a_copy_goes_through_the_shared_memory_in_parts(executor: FakeExecutor, 
     assert bytes(executor.memory[BASE + place] for place in range(len(data))) == data
     target = bytearray(len(data))
     with HostMemory(target) as memory:
-        _memory.from_device(context, 0, memory.address, BASE, len(data))
+        device_memory.from_device(context, 0, memory.address, BASE, len(data))
     assert bytes(target) == data
     assert executor.transport.shared.in_use == 0
 
@@ -168,7 +168,7 @@ def test_a_copy_waits_for_room_while_others_hold_it(make_executor: MakeExecutor)
     assert full.wait(10)
     third = threading.Thread(target=_copy, args=(context, b"x" * 10, True))
     third.start()
-    context.call(_records.ALLOCATE, 1)  # the others go on
+    context.call(operations.ALLOCATE, 1)  # the others go on
     assert third.is_alive()
     executor.send(executor.succeed(held[2]))
     third.join(10)
@@ -198,7 +198,7 @@ def test_a_full_socket_holds_a_sender_up_and_loses_nothing(make_executor: MakeEx
 
     def post_many() -> None:
         for number in range(20000):
-            context.post(_records.RECORD_EVENT, number, 0)
+            context.post(operations.RECORD_EVENT, number, 0)
         done.set()
 
     sender = threading.Thread(target=post_many)
@@ -223,7 +223,7 @@ def test_both_sides_full_do_not_hold_each_other_up(make_executor: MakeExecutor) 
     context, transport = executor.context(), executor.transport
     for number in range(3000):
         sequence = transport.sequence()
-        transport.post(_records.QUERY_EVENT.record(context.serial, sequence, number, flags=1))
+        transport.post(operations.QUERY_EVENT.record(context.serial, sequence, number, flags=1))
     context.synchronize()
     assert len(executor.seen) == 3001
 
@@ -236,7 +236,7 @@ def test_the_end_of_the_executor_is_told_for_ever(executor: FakeExecutor) -> Non
             context.synchronize()
         assert caught.value.code == RPC_FAILURE
     with pytest.raises(CudaError):
-        context.post(_records.RECORD_EVENT, 1, 0)
+        context.post(operations.RECORD_EVENT, 1, 0)
 
 
 def test_the_end_of_the_executor_wakes_every_waiter(make_executor: MakeExecutor) -> None:
@@ -302,7 +302,7 @@ def test_ctrl_c_in_a_wait_leaves_the_stream_whole(
     with pytest.raises(KeyboardInterrupt):
         context.synchronize()
     executor.send(executor.answer(interrupted[0]))  # the answer nobody waits for any more
-    assert context.call(_records.ALLOCATE, 1)
+    assert context.call(operations.ALLOCATE, 1)
     assert not executor.transport._gates
     assert not executor.transport._answers
 
@@ -320,7 +320,7 @@ def test_ctrl_c_leaves_the_lead_to_another_thread(
     def other() -> None:
         while not transport._leading.locked():
             pass
-        context.call(_records.FREE, 1)
+        context.call(operations.FREE, 1)
         other_done.set()
 
     thread = threading.Thread(target=other)
@@ -352,7 +352,7 @@ def test_answers_cut_into_bytes_are_put_together(make_executor: MakeExecutor) ->
     executor.reply = in_bytes  # type: ignore[assignment]
     context = executor.context()
     for _ in range(5):
-        assert _records.ALLOCATE.answer.unpack(context.call(_records.ALLOCATE, 1)) == (BASE + (1 << 20),)
+        assert operations.ALLOCATE.answer.unpack(context.call(operations.ALLOCATE, 1)) == (BASE + (1 << 20),)
 
 
 def test_a_part_is_not_given_out_again_before_its_answer(make_executor: MakeExecutor) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pympsd.devices.machine import from_toml
-from pympsd.mind.daemon_state import Daemon
+from pympsd.state_machine.daemon_state import Daemon
 
 RECORDED = (Path(__file__).parent.parent / "conformance" / "one-h200.toml").read_text()
 

@@ -16,8 +16,8 @@ import pympsd.commands.v2
 from pympsd.commands.answers import Answer
 from pympsd.commands.registry import LINE_LIMIT, REGISTRY, Asker, answer_line, command, split
 from pympsd.devices.machine import describe, from_toml
-from pympsd.mind.daemon_state import Daemon
-from pympsd.mind.instructions import SpawnServer
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.instructions import SpawnServer
 
 CONFORMANCE: Final = Path(__file__).parent.parent / "conformance"
 RECORDED: Final = (CONFORMANCE / "one-h200.toml").read_text()

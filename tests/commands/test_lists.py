@@ -7,8 +7,8 @@ import pytest
 import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.registry import Asker, answer_line
 from pympsd.devices.machine import from_toml
-from pympsd.mind.daemon_state import Client, Context, Daemon, Server
-from pympsd.mind.server_lifecycle import Phase
+from pympsd.state_machine.daemon_state import Client, Context, Daemon, Server
+from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.vocabulary.limits import ThreadPercentage
 
 UUIDS = ("GPU-7685caad-23a2-2403-a46b-a1dfeabe3819", "GPU-c194f552-d094-dc8e-63fd-a74b1b2f9eeb")

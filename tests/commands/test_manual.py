@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from pympsd import options, talk
+from pympsd import control_client, options
 from pympsd.commands.manual import man_page, usage
 from pympsd.vocabulary import files, settings
 
@@ -27,5 +27,5 @@ def test_every_variable_the_daemon_reads_is_there(text: str) -> None:
 def test_every_option_and_exit_status_is_there(text: str) -> None:
     for option in re.findall(r'"(--[a-z-]+)"', inspect.getsource(options.Options)):
         assert option in text or option == "--multiuser-server"
-    for status in (talk.UNREACHABLE, talk.SILENT, talk.NO_OUTPUT):
+    for status in (control_client.UNREACHABLE, control_client.SILENT, control_client.NO_OUTPUT):
         assert re.search(rf"\b{status} when", text)

@@ -8,8 +8,8 @@ import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.answers import Answer
 from pympsd.commands.registry import REGISTRY, Asker, answer_line
 from pympsd.devices.machine import from_toml
-from pympsd.mind.daemon_state import Daemon, Server
-from pympsd.mind.server_lifecycle import Phase
+from pympsd.state_machine.daemon_state import Daemon, Server
+from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.vocabulary.limits import ThreadPercentage
 
 OLD, NEW = '[[device]]\nprofile = "P100"', '[[device]]\nprofile = "V100"'

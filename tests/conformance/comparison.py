@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import frozen
 
-from . import logs
-from .correspondence import Correspondence
+from tests.conformance import logs
+from tests.conformance.correspondence import Correspondence
 
 
 @frozen

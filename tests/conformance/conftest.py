@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from processes import adopt_orphans
 
-from . import this_machine
-from .replay import ReplayDaemon
+from tests.conformance import this_machine
+from tests.conformance.replay import ReplayDaemon
 
 HERE = Path(__file__).parent
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 from attrs import define, field
 from processes import BIN, SECONDS, ClientProcess, DaemonProcess, alive, wait_until
 
-from .comparison import Comparison
-from .correspondence import Correspondence
+from tests.conformance.comparison import Comparison
+from tests.conformance.correspondence import Correspondence
 
 CLIENT: Final = str(Path(__file__).with_name("stepwise_client.py"))
 SETTLES: Final = SECONDS

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from .comparison import Comparison
-from .correspondence import Correspondence
+from tests.conformance.comparison import Comparison
+from tests.conformance.correspondence import Correspondence
 
 SERVER = 77
 GONE = "Client process {} disconnected"

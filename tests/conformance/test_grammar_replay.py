@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from processes import DaemonProcess, alive, wait_until
 
-from .this_machine import as_here
+from tests.conformance.this_machine import as_here
 
 HERE = Path(__file__).parent
 CASES: Final[list[dict[str, Any]]] = [

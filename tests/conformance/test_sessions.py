@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from . import extract, logs, this_machine
-from .correspondence import Correspondence
-from .replay import CLIENT, NAMESPACE, Replay, ReplayDaemon
+from tests.conformance import extract, logs, this_machine
+from tests.conformance.correspondence import Correspondence
+from tests.conformance.replay import CLIENT, NAMESPACE, Replay, ReplayDaemon
 
 TABLES: Final = {name: json.loads((extract.HERE / "sessions" / f"{name}.json").read_text()) for name in extract.NAMES}
 REPLAYS: Final = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pympsd_server.backends.emulated.memory import AddressSpace
+from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.ptx import Batch, LoadedModule, Program, load_program, preferred_blocks
 from tests.gpu.devices import DEVICES
 

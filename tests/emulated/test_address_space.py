@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from pympsd_server.backends.emulated.memory import AddressSpace, NotAnAllocation, ReserveRefused
+from pympsd_server.backends.emulated.memory.address_space import AddressSpace, NotAnAllocation, ReserveRefused
 from pympsd_server.backends.emulated.ptx import IllegalAddress, OutOfMemory
 from tests.emulated.harness import BASE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.memory import AddressSpace
+from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.ptx import DeviceFault, IllegalAddress, MisalignedAddress
 from tests.emulated.harness import BASE, HEADER, Device
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import pytest
 
-from .executor_owner import ExecutorOwner
-from .raw_client import RawClient
-from .workers import WORKERS, able
+from tests.executor.executor_owner import ExecutorOwner
+from tests.executor.raw_client import RawClient
+from tests.executor.workers import WORKERS, able
 
 WITH_NATIVE_WORKERS: Final = frozenset(
     {"test_errors", "test_host_functions", "test_many_clients", "test_stream_records"}

@@ -10,8 +10,7 @@ import struct
 import sys
 
 from pympsd.wire.executor_messages import Attached
-
-from .raw_client import HEADER, RawClient
+from tests.executor.raw_client import HEADER, RawClient
 
 WORK = (
     HEADER

@@ -28,8 +28,7 @@ from pympsd.wire.executor_messages import (
     Trace,
 )
 from pympsd.wire.framing import FrameReader
-
-from .raw_client import RawClient
+from tests.executor.raw_client import RawClient
 
 PROGRAM = Path(__file__).resolve().parents[2] / "pympsd_server" / "executor" / "__main__.py"
 SECONDS = 30.0

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 
 from pympsd.wire import records
-
-from .executor_owner import ExecutorOwner
-from .raw_client import EMPTY, RawClient
+from tests.executor.executor_owner import ExecutorOwner
+from tests.executor.raw_client import EMPTY, RawClient
 
 ROUNDS = 3000
 

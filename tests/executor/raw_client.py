@@ -17,8 +17,8 @@ from attrs import define, field
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attached
 from pympsd.wire.module_layout import ModuleLayout
-from pympsd_client._ring import Ring
-from pympsd_client._shared import SharedMemory
+from pympsd_client._command_stream.ring import Ring
+from pympsd_client._command_stream.staging_memory import SharedMemory
 
 SECONDS = 30.0
 HEADER = ".version 7.0\n.target sm_70\n.address_size 64\n"

@@ -22,9 +22,8 @@ from pympsd.wire.executor_messages import (
     ExecutorReady,
     ExecutorRefused,
 )
-
-from .executor_owner import SECONDS, ExecutorOwner, readable
-from .raw_client import ENDLESS
+from tests.executor.executor_owner import SECONDS, ExecutorOwner, readable
+from tests.executor.raw_client import ENDLESS
 
 Start = Callable[..., ExecutorOwner]
 

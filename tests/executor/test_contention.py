@@ -13,9 +13,8 @@ import pytest
 from attrs import define
 
 from pympsd.wire.executor_messages import Attach, Attached, BatchTrace
-
-from .executor_owner import GENERATION, SECONDS, ExecutorOwner
-from .raw_client import EMPTY, ENDLESS, RawClient
+from tests.executor.executor_owner import GENERATION, SECONDS, ExecutorOwner
+from tests.executor.raw_client import EMPTY, ENDLESS, RawClient
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS_OF_A_BATCH = 32

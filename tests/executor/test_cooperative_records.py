@@ -6,9 +6,8 @@ import struct
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_COOPERATIVE, pack
-
-from .executor_owner import ExecutorOwner
-from .raw_client import EMPTY, HEADER, RawClient
+from tests.executor.executor_owner import ExecutorOwner
+from tests.executor.raw_client import EMPTY, HEADER, RawClient
 
 MEET = (
     HEADER

@@ -9,9 +9,8 @@ import pytest
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach
-
-from .executor_owner import ExecutorOwner
-from .raw_client import EMPTY, HEADER, STORE, TRAPPED, RawClient
+from tests.executor.executor_owner import ExecutorOwner
+from tests.executor.raw_client import EMPTY, HEADER, STORE, TRAPPED, RawClient
 
 QUIET = records.FLAG_QUIET
 UNKNOWN_INSTRUCTION = HEADER + ".visible .entry f() { .reg .b32 %r<2>; frobnicate.u32 %r1; }"

@@ -9,10 +9,9 @@ import pytest
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach, ContextFaulted, ExecutorDone, Terminate
-from pympsd_server.executor.work_limit import HALF, LIMIT
-
-from .executor_owner import ExecutorOwner
-from .raw_client import EMPTY, STORE, TRAPPED, RawClient
+from pympsd_server.executor.backpressure import HALF, LIMIT
+from tests.executor.executor_owner import ExecutorOwner
+from tests.executor.raw_client import EMPTY, STORE, TRAPPED, RawClient
 
 QUIET = records.FLAG_QUIET
 

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import DropClient, ExecutorDone
-
-from .executor_owner import ExecutorOwner
-from .raw_client import ENDLESS, STORE, RawClient
-from .workers import WORKERS, able
+from tests.executor.executor_owner import ExecutorOwner
+from tests.executor.raw_client import ENDLESS, STORE, RawClient
+from tests.executor.workers import WORKERS, able
 
 EDGES = (0, 1, 2, 15, 16, 4096, 1 << 24, 1 << 32, (7 << 40) + 16, (7 << 40) + 17, 2**63, 2**64 - 1, 2**64 - 8)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
-from .executor_owner import ExecutorOwner
-from .raw_client import STORE, RawClient
+from tests.executor.executor_owner import ExecutorOwner
+from tests.executor.raw_client import STORE, RawClient
 
 CLIENTS, ROUNDS = 24, 20
 

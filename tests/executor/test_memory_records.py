@@ -9,9 +9,8 @@ import pytest
 from pympsd.vocabulary.device_facts import window_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach
-
-from .executor_owner import ExecutorOwner
-from .raw_client import ENDLESS, RawClient
+from tests.executor.executor_owner import ExecutorOwner
+from tests.executor.raw_client import ENDLESS, RawClient
 
 VALUE = Result.ERROR_INVALID_VALUE
 

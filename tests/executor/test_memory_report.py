@@ -17,9 +17,8 @@ from pympsd.wire.executor_messages import (
     MemoryUsed,
     Ping,
 )
-
-from .executor_owner import GENERATION, ExecutorOwner
-from .raw_client import RawClient
+from tests.executor.executor_owner import GENERATION, ExecutorOwner
+from tests.executor.raw_client import RawClient
 
 Start = Callable[..., ExecutorOwner]
 

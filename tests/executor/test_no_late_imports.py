@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 from pympsd.vocabulary.results import Result
-
-from .executor_owner import PROGRAM, ExecutorOwner
-from .raw_client import STORE, TRAPPED
+from tests.executor.executor_owner import PROGRAM, ExecutorOwner
+from tests.executor.raw_client import STORE, TRAPPED
 
 
 def test_nothing_is_imported_after_ready(tmp_path: Path) -> None:

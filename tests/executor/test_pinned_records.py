@@ -18,10 +18,9 @@ from pympsd.vocabulary.device_facts import pinned_window_of, window_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach, Attached
-from pympsd_server.executor.pinned_room import PIECES_LIMIT
-
-from .executor_owner import ExecutorOwner
-from .raw_client import ENDLESS, RawClient
+from pympsd_server.executor.host_memory.pinned_addresses import PIECES_LIMIT
+from tests.executor.executor_owner import ExecutorOwner
+from tests.executor.raw_client import ENDLESS, RawClient
 
 VALUE, MEMORY = Result.ERROR_INVALID_VALUE, Result.ERROR_OUT_OF_MEMORY
 PAGE = mmap.PAGESIZE

@@ -13,9 +13,8 @@ import pytest
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import ExecutorDone
 from pympsd_server.executor.answers import AnswerWriter
-
-from .executor_owner import ExecutorOwner, readable
-from .raw_client import HEADER, STORE, RawClient
+from tests.executor.executor_owner import ExecutorOwner, readable
+from tests.executor.raw_client import HEADER, STORE, RawClient
 
 WIDE = (1024, 1, 1)
 GREEDY = (

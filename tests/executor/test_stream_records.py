@@ -8,9 +8,8 @@ import pytest
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach
-
-from .executor_owner import ExecutorOwner
-from .raw_client import EMPTY, ENDLESS, STORE, RawClient
+from tests.executor.executor_owner import ExecutorOwner
+from tests.executor.raw_client import EMPTY, ENDLESS, STORE, RawClient
 
 HANDLE, VALUE, NOT_READY = Result.ERROR_INVALID_HANDLE, Result.ERROR_INVALID_VALUE, Result.ERROR_NOT_READY
 

@@ -11,9 +11,8 @@ from attrs import evolve
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import ExecutorDone, ExecutorRefused, Terminate
-
-from .executor_owner import SECONDS, ExecutorOwner
-from .raw_client import ENDLESS, HEADER, STORE, RawClient
+from tests.executor.executor_owner import SECONDS, ExecutorOwner
+from tests.executor.raw_client import ENDLESS, HEADER, STORE, RawClient
 
 Start = Callable[..., ExecutorOwner]
 UNTIL = (

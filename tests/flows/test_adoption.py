@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
 
-from pympsd.service.adoption import READY_SECONDS
+from pympsd.service.sessions.adoption import READY_SECONDS
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
-from pympsd_client._arrival import PATIENCE
+from pympsd_client._connect.retry import PATIENCE
 
 Make = Callable[..., ClientProcess]
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"

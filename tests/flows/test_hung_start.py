@@ -12,7 +12,7 @@ from pathlib import Path
 from processes import DaemonProcess, wait_until
 
 START_SECONDS = 60.0
-"""A server has so long to become ready (pympsd/mind/admission.py)."""
+"""A server has so long to become ready (pympsd/state_machine/admission.py)."""
 
 
 def test_it_is_killed_who_waited_is_told_and_the_next_one_works(

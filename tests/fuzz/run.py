@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from fuzz_daemon import fuzz_daemon
-from fuzz_mind import fuzz_mind
 from fuzz_session import fuzz_session
+from fuzz_state_machine import fuzz_mind
 from fuzz_stream import fuzz_stream
 from processes import DaemonProcess, adopt_orphans
 

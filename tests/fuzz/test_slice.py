@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from fuzz_daemon import fuzz_daemon
-from fuzz_mind import fuzz_mind
 from fuzz_session import fuzz_session
+from fuzz_state_machine import fuzz_mind
 from fuzz_stream import fuzz_stream
 from processes import DaemonProcess, adopt_orphans
 

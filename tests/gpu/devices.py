@@ -128,7 +128,7 @@ class Devices:
         ours, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
-            command = [sys.executable, "-m", "tests.gpu.keeper", str(fd), *self.backends]
+            command = [sys.executable, "-m", "tests.gpu.device_lease", str(fd), *self.backends]
             self._keeper = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL)
         self._connection = Connection(ours.detach())
         for which in range(len(self.backends)):

@@ -9,7 +9,7 @@ from processes import ClientProcess, DaemonProcess, wait_until
 from tested_machine import gpu
 
 from pympsd.vocabulary.limits import ThreadPercentage
-from pympsd_server.mind.quotas import multiprocessors
+from pympsd_server.state_machine.quotas import multiprocessors
 
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"

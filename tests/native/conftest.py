@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from pympsd_server.native.library import NoLibrary, library
-
-from .rig import Rig
-from .stand_in import StandIn, build
+from tests.native.fake_driver import StandIn, build
+from tests.native.rig import Rig
 
 
 @pytest.fixture(scope="session")

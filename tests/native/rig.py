@@ -20,13 +20,12 @@ from typing import Final
 from attrs import define, field
 
 from pympsd.wire import records, ring_layout
-from pympsd_client._ring import Ring
-from pympsd_client._shared import SharedMemory
-from pympsd_server.executor import shared_memory
+from pympsd_client._command_stream.ring import Ring
+from pympsd_client._command_stream.staging_memory import SharedMemory
+from pympsd_server.executor.host_memory import shared
 from pympsd_server.native.states import ContextState, KernelRow, StreamState
 from pympsd_server.native.worker import NativeWorker, Taken
-
-from .stand_in import StandIn
+from tests.native.fake_driver import StandIn
 
 SECONDS: Final = 30.0
 """The absolute limit of every wait."""
@@ -59,7 +58,7 @@ class Rig:
     """Called in that thread before."""
     ours: socket.socket = field(init=False)
     theirs: socket.socket = field(init=False)
-    memory: shared_memory.SharedMemory = field(init=False)
+    memory: shared.SharedMemory = field(init=False)
     client_memory: SharedMemory = field(init=False)
     worker: NativeWorker = field(init=False)
     default: StreamState = field(init=False)
@@ -71,9 +70,9 @@ class Rig:
     def __attrs_post_init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
         self.theirs.settimeout(SECONDS)
-        self.memory = shared_memory.make(ring_layout.AREA_BYTES)
-        self.client_memory = SharedMemory(self.memory.fd, shared_memory.SHARED_BYTES, ring_layout.AREA_BYTES)
-        area = self.memory.view[shared_memory.SHARED_BYTES :]
+        self.memory = shared.make(ring_layout.AREA_BYTES)
+        self.client_memory = SharedMemory(self.memory.fd, shared.SHARED_BYTES, ring_layout.AREA_BYTES)
+        area = self.memory.view[shared.SHARED_BYTES :]
         address = ctypes.addressof(ctypes.c_char.from_buffer(area))
         self.worker = NativeWorker(self.ours.fileno(), address, self.driver.native_calls(), self.spin_ns)
         self.default = self.driver.stream(is_default=True)
@@ -106,14 +105,14 @@ class Rig:
 
     @property
     def _area(self) -> memoryview:
-        address = self.client_memory.address + shared_memory.SHARED_BYTES
+        address = self.client_memory.address + shared.SHARED_BYTES
         return memoryview((ctypes.c_char * ring_layout.AREA_BYTES).from_address(address)).cast("B")
 
     @property
     def ring(self) -> Ring:
         """The client's side of the ring, in use from the first time on."""
         if self._ring is None:
-            self._ring = Ring(self.client_memory, shared_memory.SHARED_BYTES)
+            self._ring = Ring(self.client_memory, shared.SHARED_BYTES)
         return self._ring
 
     def pack(self, name: str, *operands: int, **options: object) -> bytes:

@@ -16,8 +16,7 @@ from attrs import define, field
 from pympsd.wire import records
 from pympsd_server.executor.answers import AnswerWriter
 from pympsd_server.native.worker import Taken
-
-from .rig import SECONDS, Rig
+from tests.native.rig import SECONDS, Rig
 
 SYNCHRONIZE = records.BY_NAME["SYNCHRONIZE_STREAM"].opcode
 LARGE = records.BY_NAME["LOAD_MODULE"].opcode

@@ -13,13 +13,12 @@ from attrs import frozen
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import WORKER
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.executor import outside
-from pympsd_server.executor.outside import Workers
+from pympsd_server.executor import native_mirror
+from pympsd_server.executor.native_mirror import Workers
 from pympsd_server.native import library as native
 from pympsd_server.native.library import NoLibrary
 from pympsd_server.native.states import SHARED_STATES
-
-from .stand_in import StandIn
+from tests.native.fake_driver import StandIn
 
 REASON = "it was not built"
 
@@ -38,7 +37,7 @@ REAL: Any = FakeDevice(object())
 @pytest.fixture
 def there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library can be used."""
-    monkeypatch.setattr(outside, "library", lambda: object())
+    monkeypatch.setattr(native_mirror, "library", lambda: object())
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise NoLibrary(REASON)
 
-    monkeypatch.setattr(outside, "library", fail)
+    monkeypatch.setattr(native_mirror, "library", fail)
 
 
 @pytest.fixture

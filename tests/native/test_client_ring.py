@@ -12,14 +12,13 @@ import pytest
 
 from pympsd.wire import records
 from pympsd.wire.ring_layout import ANSWERS, AREA_BYTES, ASLEEP, IN_USE, RECORD_BYTES, RING_BYTES, SPIN_COUNT
-from pympsd_client._errors import CudaError
-from pympsd_client._ring import Ring, ring_of
-from pympsd_client._transport import Transport
-from pympsd_server.executor.shared_memory import SHARED_BYTES
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._command_stream.ring import Ring, ring_of
+from pympsd_client._command_stream.transport import Transport
+from pympsd_server.executor.host_memory.shared import SHARED_BYTES
 from pympsd_server.native.worker import Taken
-
-from .rig import SECONDS, SERIAL, Rig
-from .stand_in import LAUNCH, WRITE_VALUE, StandIn
+from tests.native.fake_driver import LAUNCH, WRITE_VALUE, StandIn
+from tests.native.rig import SECONDS, SERIAL, Rig
 
 THREADS, EACH = 4, 3000
 LARGE = RECORD_BYTES

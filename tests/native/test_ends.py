@@ -12,9 +12,8 @@ import pytest
 from pympsd.wire import records
 from pympsd_server.native import worker as native
 from pympsd_server.native.worker import Taken
-
-from .rig import SECONDS, SERIAL, Rig
-from .stand_in import LAUNCH, WRITE_VALUE, StandIn
+from tests.native.fake_driver import LAUNCH, WRITE_VALUE, StandIn
+from tests.native.rig import SECONDS, SERIAL, Rig
 
 STREAM, OTHER = 0x10, 0x11
 BRIEF = 0.05

@@ -13,10 +13,9 @@ import pytest
 
 from pympsd.wire import records
 from pympsd.wire.ring_layout import ANSWERS, ASLEEP, DATA, HEAD, IN_USE, RECORD_BYTES, RING_BYTES, SPIN_COUNT, TAIL
-from pympsd_server.executor.shared_memory import SHARED_BYTES
+from pympsd_server.executor.host_memory.shared import SHARED_BYTES
 from pympsd_server.native.worker import Taken
-
-from .rig import SECONDS, Rig
+from tests.native.rig import SECONDS, Rig
 
 FOR_PYTHON = records.BY_NAME["IMAGE_PART"].opcode
 HEADER_BYTES = records.HEADER_BYTES

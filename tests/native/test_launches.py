@@ -13,15 +13,23 @@ import pytest
 from pympsd.wire import records
 from pympsd_server.native.states import STREAM_EVENTS, KernelRow
 from pympsd_server.native.worker import Taken
-
-from .rig import FUNCTION, KERNELS, MODULE, PARAMETER_BYTES, SECONDS, SERIAL, Rig, source_constant
-from .stand_in import CONTEXT, LAUNCH, QUERY_EVENT, RECORD_EVENT, SET_CURRENT, SHARED_LIMIT, THREADS_LIMIT, StandIn
+from tests.native.fake_driver import (
+    CONTEXT,
+    LAUNCH,
+    QUERY_EVENT,
+    RECORD_EVENT,
+    SET_CURRENT,
+    SHARED_LIMIT,
+    THREADS_LIMIT,
+    StandIn,
+)
+from tests.native.rig import FUNCTION, KERNELS, MODULE, PARAMETER_BYTES, SECONDS, SERIAL, Rig, source_constant
 
 STREAM, OTHER = 0x10, 0x11
 LAUNCH_FAILED = 719
 DRIVERS_QUEUE = 1024
-LAUNCHES_AN_EVENT = source_constant("lane.c", "LAUNCHES_AN_EVENT")
-LAUNCHES_BY_FORCE = source_constant("lane.c", "LAUNCHES_BY_FORCE")
+LAUNCHES_AN_EVENT = source_constant("fast_path.c", "LAUNCHES_AN_EVENT")
+LAUNCHES_BY_FORCE = source_constant("fast_path.c", "LAUNCHES_BY_FORCE")
 BOUND = STREAM_EVENTS * LAUNCHES_AN_EVENT
 FULL_PATIENCE_SECONDS = source_constant("worker.c", "FULL_PATIENCE") / 1000
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from pympsd.wire import records
 from pympsd.wire.ring_layout import ANSWERS, HEAD, RECORD_BYTES, RING_BYTES, TAIL
-from pympsd_client._errors import CudaError
-from pympsd_client._transport import Transport
-
-from .rig import SECONDS, Rig
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._command_stream.transport import Transport
+from tests.native.rig import SECONDS, Rig
 
 FOR_PYTHON = records.BY_NAME["IMAGE_PART"].opcode
 RECORDS = 100_000

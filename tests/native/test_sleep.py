@@ -13,10 +13,9 @@ import pytest
 from processes import wait_until
 
 from pympsd.wire.ring_layout import ASLEEP, HEAD, TAIL
-from pympsd_client._ring import Ring
-
-from .rig import SECONDS, Rig
-from .stand_in import StandIn
+from pympsd_client._command_stream.ring import Ring
+from tests.native.fake_driver import StandIn
+from tests.native.rig import SECONDS, Rig
 
 IDLE_SECONDS = 1.0
 """So long a worker sleeps that nobody wakes."""

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from pympsd.wire import records
 from pympsd_server.native.states import KernelRow
-
-from .rig import MODULE, SERIAL, Rig
-from .stand_in import StandIn
+from tests.native.fake_driver import StandIn
+from tests.native.rig import MODULE, SERIAL, Rig
 
 STEPS = 3000
 

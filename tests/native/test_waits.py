@@ -9,9 +9,8 @@ import pytest
 from pympsd.wire import records
 from pympsd_server.native.states import StreamState
 from pympsd_server.native.worker import Taken
-
-from .rig import SERIAL, Rig, source_constant
-from .stand_in import WRITE_VALUE, StandIn
+from tests.native.fake_driver import WRITE_VALUE, StandIn
+from tests.native.rig import SERIAL, Rig, source_constant
 
 STREAMS = tuple(range(0x10, 0x18))
 PENDING_LIMIT = source_constant("worker.c", "PENDING_LIMIT")

@@ -1,6 +1,6 @@
 """The GPU benchmark without a GPU: its table, its verdicts, what it does when something fails, and a rehearsal.
 
-The rehearsal has pympsd on the emulated GPU, and the native clients on a stand-in for libcuda (driver_stand_in.c).
+The rehearsal has pympsd on the emulated GPU, and the native clients on a stand-in for libcuda (fake_driver.c).
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ def stand_ins(tmp_path: Path) -> dict[str, str]:
     """An environment with a driver and a vendor's daemon that only look so; the daemon never ends by itself."""
     if COMPILER is None:
         pytest.skip("the native clients need a C compiler")
-    source = str(Path(__file__).with_name("driver_stand_in.c"))
+    source = str(Path(__file__).with_name("fake_driver.c"))
     words = [COMPILER, "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o", "libcuda.so.1", source, "-ldl"]
     subprocess.run(words, cwd=tmp_path, check=True, timeout=LIMIT)
     control = tmp_path / "nvidia-cuda-mps-control"

@@ -20,11 +20,11 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach, Attached, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import CloseContext, ContextClosed, ContextOpened, OpenContext, RequestRefused
-from pympsd_server.mind.places import EVERYBODY, Place
-from pympsd_server.mind.roster import Context
 from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.executors import ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
+from pympsd_server.state_machine.executor_slots import EVERYBODY, Place
+from pympsd_server.state_machine.roster import Context
 
 SECONDS = 30
 GIB = 1 << 30

@@ -11,12 +11,12 @@ from pympsd.devices.machine import describe, from_toml
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
-from pympsd_server.mind.phases import Phase
-from pympsd_server.mind.places import EVERYBODY, Place
-from pympsd_server.mind.roster import Client, Context
 from pympsd_server.service.containment import TEARDOWN_SECONDS, Containment
 from pympsd_server.service.executors import ExecutorError
 from pympsd_server.service.server import Server
+from pympsd_server.state_machine.executor_slots import EVERYBODY, Place
+from pympsd_server.state_machine.phases import Phase
+from pympsd_server.state_machine.roster import Client, Context
 
 HERE = Place(0)
 

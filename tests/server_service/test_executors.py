@@ -14,9 +14,9 @@ from wedge import wedge
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach, DropClient, ExecutorDone, Ping
-from pympsd_server.mind.places import Place
 from pympsd_server.service import executors as executors_module
 from pympsd_server.service.executors import Executor, ExecutorError, Executors
+from pympsd_server.state_machine.executor_slots import Place
 
 SECONDS = 60
 HERE = Place(0)

@@ -16,10 +16,10 @@ from attrs import define, field
 from pympsd.devices.machine import describe
 from pympsd.journal.files import LogFile
 from pympsd.journal.setup import Journal, control_logger
-from pympsd.mind.daemon_state import Daemon as Mind
-from pympsd.mind.instructions import SpawnServer
-from pympsd.service.front_door import FrontDoor
-from pympsd.service.hub import Hub
+from pympsd.service.dispatcher import Hub
+from pympsd.service.listeners import FrontDoor
+from pympsd.state_machine.daemon_state import Daemon as Mind
+from pympsd.state_machine.instructions import SpawnServer
 from pympsd.vocabulary.settings import Settings
 from pympsd.wire import frames
 from pympsd.wire.framing import Frame, FrameReader

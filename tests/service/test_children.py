@@ -11,10 +11,10 @@ import pytest
 import trio
 import trio.testing
 
-from pympsd.mind.events import SpawnFailed
-from pympsd.mind.instructions import SpawnServer
-from pympsd.service import children
-from pympsd.service.hub import Hub
+from pympsd.service.dispatcher import Hub
+from pympsd.service.processes import children
+from pympsd.state_machine.events import SpawnFailed
+from pympsd.state_machine.instructions import SpawnServer
 from tests.service.conftest import SECONDS, House, bounded
 
 LAST_WORDS = "import sys; sys.stdin.read(); sys.exit(7)"

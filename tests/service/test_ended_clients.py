@@ -15,13 +15,14 @@ import trio
 import trio.testing
 
 from pympsd.channel.awaited import MessageChannel
-from pympsd.mind import events
-from pympsd.mind.remembered import Remembered, RememberedServer
-from pympsd.service import front_door, server_session
-from pympsd.service.adoption import KnownProcess, inherit
-from pympsd.service.peers import KnownPeer
-from pympsd.service.server_session import ServerSession
-from pympsd.service.state_file import StateFile, device_keys
+from pympsd.service import listeners
+from pympsd.service.files.state_file import StateFile, device_keys
+from pympsd.service.sessions import server as server_session
+from pympsd.service.sessions.adoption import KnownProcess, inherit
+from pympsd.service.sessions.peers import KnownPeer
+from pympsd.service.sessions.server import ServerSession
+from pympsd.state_machine import events
+from pympsd.state_machine.persistent_state import Remembered, RememberedServer
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
@@ -54,7 +55,7 @@ def at_the_door(process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatc
     def with_pidfd(_: socket.socket, peer: Peer) -> KnownPeer:
         return KnownPeer(peer, os.pidfd_open(process.pid))
 
-    monkeypatch.setattr(front_door, "with_pidfd", with_pidfd)
+    monkeypatch.setattr(listeners, "with_pidfd", with_pidfd)
 
 
 def pidfds() -> int:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pympsd.service import peers
-from pympsd.service.peers import command_of, credentials, namespace_of, with_pidfd
+from pympsd.service.sessions import peers
+from pympsd.service.sessions.peers import command_of, credentials, namespace_of, with_pidfd
 from pympsd.vocabulary.identities import Peer
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")

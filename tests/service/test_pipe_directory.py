@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pympsd.service.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
+from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
 from pympsd.vocabulary import files
 
 

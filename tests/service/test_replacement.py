@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from pympsd.service import replacement
-from pympsd.service.pipe_directory import AlreadyRunning
+from pympsd.service.files.pipe_directory import AlreadyRunning
 from pympsd.service.replacement import DEAD_SECONDS, CannotReplace, claim, replace
 from pympsd.vocabulary import files
 
 HOLD = """
 import sys
-from pympsd.service.pipe_directory import PipeDirectory
+from pympsd.service.files.pipe_directory import PipeDirectory
 claimed = PipeDirectory.claim(sys.argv[1])
 print(flush=True)
 sys.stdin.read()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pympsd.mind.remembered import Remembered, RememberedServer
-from pympsd.service.adoption import KnownProcess, inherit
-from pympsd.service.state_file import StateFile, device_keys
+from pympsd.service.files.state_file import StateFile, device_keys
+from pympsd.service.sessions.adoption import KnownProcess, inherit
+from pympsd.state_machine.persistent_state import Remembered, RememberedServer
 from pympsd.vocabulary import files
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages

@@ -16,7 +16,7 @@ import os, sys
 from pympsd import daemonize
 from pympsd.options import Options
 from pympsd.service import run as running
-from pympsd.service.pipe_directory import PipeDirectory
+from pympsd.service.files.pipe_directory import PipeDirectory
 
 when, numbers = sys.argv[1], [int(number) for number in sys.argv[2:]]
 run, settle, work, leave = running.run, running._settle_machine, running._work, PipeDirectory.leave

@@ -17,10 +17,10 @@ import pytest
 from attrs import define, evolve, field
 
 from pympsd.devices.machine import describe
-from pympsd.mind.remembered import NOTHING, Remembered, RememberedServer
-from pympsd.service import state_file
-from pympsd.service.processes import started_at
-from pympsd.service.state_file import NotOurs, StateFile, device_keys, read
+from pympsd.service.files import state_file
+from pympsd.service.files.state_file import NotOurs, StateFile, device_keys, read
+from pympsd.service.processes.status import started_at
+from pympsd.state_machine.persistent_state import NOTHING, Remembered, RememberedServer
 from pympsd.vocabulary import files
 
 DEVICES = device_keys(describe("2xH200"))

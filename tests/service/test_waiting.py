@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from pympsd.mind import instructions as do
+from pympsd.state_machine import instructions as do
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
 from tests.service.conftest import bounded

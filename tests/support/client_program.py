@@ -14,8 +14,9 @@ import threading
 
 import numpy as np
 
-from pympsd_client import _arrival, last_error
 from pympsd_client import driver as cuda
+from pympsd_client import last_error
+from pympsd_client._connect import retry
 
 COUNT = 1 << 16
 
@@ -69,7 +70,7 @@ class Program:
         return _said(cuda.cuInit(0))
 
     def do_patience(self, seconds: str) -> str:
-        _arrival.PATIENCE = _arrival.LINE_PATIENCE = float(seconds)
+        retry.PATIENCE = retry.LINE_PATIENCE = float(seconds)
         return seconds
 
     def do_pid(self) -> str:

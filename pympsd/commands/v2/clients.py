@@ -7,7 +7,7 @@ from typing import Final
 from pympsd.commands.answers import Answer, Part, lines, refusal
 from pympsd.commands.arguments import after_option, loose_pid, optional_pid
 from pympsd.commands.registry import Asker, Decision, command
-from pympsd.mind.daemon_state import Client, Daemon, Server
+from pympsd.state_machine.daemon_state import Client, Daemon, Server
 
 PS_ROW: Final = "{:<10}{:<10}{:<15}{:<26}{:<15}{}"
 """The recorded columns of ps; only the heading pads its last one, to 15."""

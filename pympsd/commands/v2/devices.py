@@ -9,7 +9,7 @@ from pympsd.commands.answers import lines, refusal
 from pympsd.commands.arguments import flag
 from pympsd.commands.numbers import leading_integer
 from pympsd.commands.registry import Asker, Decision, command
-from pympsd.mind.daemon_state import Daemon
+from pympsd.state_machine.daemon_state import Daemon
 
 HEADING: Final = ("Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes")
 TABLE_ROW: Final = "{:<16}{:<15}{:<42}{:<34}{}"

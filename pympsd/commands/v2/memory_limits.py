@@ -15,8 +15,8 @@ from pympsd.commands.numbers import atoi
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
 from pympsd.commands.volta import volta_only
-from pympsd.mind.daemon_state import Daemon
-from pympsd.mind.limit_resolution import UnknownDevice, device_named, tell_limits
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, tell_limits
 from pympsd.vocabulary.limits import BadLimit, PinnedMemory
 
 

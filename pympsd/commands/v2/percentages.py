@@ -10,8 +10,8 @@ from pympsd.commands.numbers import leading_float
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
 from pympsd.commands.volta import volta_only
-from pympsd.mind.daemon_state import Daemon
-from pympsd.mind.limit_resolution import tell_limits
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.limit_resolution import tell_limits
 from pympsd.vocabulary.limits import BadLimit, ThreadPercentage
 
 INVALID = "Invalid percentage, expected between (0.0, 100.0]"

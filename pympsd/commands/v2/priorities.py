@@ -8,7 +8,7 @@ from pympsd.commands.answers import Answer, lines, refusal
 from pympsd.commands.numbers import leading_integer
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
-from pympsd.mind.daemon_state import Daemon
+from pympsd.state_machine.daemon_state import Daemon
 from pympsd.vocabulary.limits import BadLimit, ClientPriority
 
 ALLOWED = "a client priority is 0 (normal) or 1 (below normal)"

@@ -6,9 +6,9 @@ from pympsd.commands.answers import lines, refusal
 from pympsd.commands.arguments import required_pid, user_id
 from pympsd.commands.privileges import INSUFFICIENT, may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
-from pympsd.mind.admission import wish_for_server
-from pympsd.mind.daemon_state import Daemon
-from pympsd.mind.instructions import SpawnServer
+from pympsd.state_machine.admission import wish_for_server
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.instructions import SpawnServer
 
 
 @command("get_server_list")

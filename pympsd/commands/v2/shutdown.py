@@ -9,9 +9,9 @@ from pympsd.commands.arguments import flag, loose_pid
 from pympsd.commands.numbers import leading_integer
 from pympsd.commands.privileges import is_owner, may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
-from pympsd.mind.admission import drop_wish, tell_to_leave
-from pympsd.mind.daemon_state import Daemon
-from pympsd.mind.shutdown import begin_quit
+from pympsd.state_machine.admission import drop_wish, tell_to_leave
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.shutdown import begin_quit
 
 
 def _timeout(words: Sequence[str]) -> int | None:

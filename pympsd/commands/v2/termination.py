@@ -9,8 +9,8 @@ from pympsd.commands.answers import refusal
 from pympsd.commands.numbers import atoi
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Asker, Decision, command
-from pympsd.mind.daemon_state import Daemon, Termination
-from pympsd.mind.instructions import SetTimer, TerminateClient, Working
+from pympsd.state_machine.daemon_state import Daemon, Termination
+from pympsd.state_machine.instructions import SetTimer, TerminateClient, Working
 
 TERMINATION_TIMER: Final = "termination"
 TERMINATION_PATIENCE: Final = 15.0

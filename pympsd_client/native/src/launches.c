@@ -2,8 +2,8 @@
  *
  * Python checks the first ones and has them remembered as plans: the record as it was sent, and where in it the
  * sequence number and the parameters' values lie. A call that a plan fits copies the record into the ring with new
- * values; every other call is Python's (pympsd_client/_launch.py), which knows all the rules. Whatever may make a plan
- * wrong has all of them forgotten (pympsd_client/_quick.py). The GIL is the only lock: between the look whether a plan
+ * values; every other call is Python's (pympsd_client/_objects/launch.py), which knows all the rules. Whatever may make a plan
+ * wrong has all of them forgotten (pympsd_client/_command_stream/launch_cache.py). The GIL is the only lock: between the look whether a plan
  * holds and the record's being in the ring no Python code runs. */
 
 #include "plans.h"

@@ -6,7 +6,7 @@
 #ifndef PYMPSD_WORKER_H
 #define PYMPSD_WORKER_H
 
-#include "lane.h"
+#include "fast_path.h"
 #include "ring.h"
 
 struct worker;

@@ -15,10 +15,9 @@ from pympsd.wire.executor_messages import ExecutorSetup
 from pympsd_server.backends.budget import DeviceBudget
 from pympsd_server.backends.interface import Capabilities, Device
 from pympsd_server.backends.selection import open_device
-
-from .children import reports_from_child
-from .machine import first_gpu
-from .port_user import PortUser
+from tests.backends.contract.children import reports_from_child
+from tests.backends.contract.machine import first_gpu
+from tests.backends.contract.port_user import PortUser
 
 HERE = Path(__file__).parent
 DEVICE_BYTES = 8 << 30
@@ -37,7 +36,7 @@ def _open(backend: str, model: str) -> Device:
     facts = evolve(_FACTS[backend][model], memory_bytes=DEVICE_BYTES)
     opened = open_device(ExecutorSetup("", 0, 1, backend, facts))
     if backend == "cuda":
-        from pympsd_server.backends.cuda.device import CudaDevice
+        from pympsd_server.backends.cuda.objects.device import CudaDevice
 
         assert isinstance(opened, CudaDevice)
         # Others may use the GPU meanwhile: what they take of it, and give back, is not these tests' to count.
@@ -97,7 +96,7 @@ def _stated(item: pytest.Item) -> set[str]:
 
 def _capabilities(backend: str, model: str) -> Capabilities:
     if backend == "cuda":
-        from pympsd_server.backends.cuda.device import CAPABILITIES
+        from pympsd_server.backends.cuda.objects.device import CAPABILITIES
 
         return CAPABILITIES
     opened = _open(backend, model)

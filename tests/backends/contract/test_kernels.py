@@ -9,9 +9,8 @@ import pytest
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import Device
-
-from .port_user import PTX, Gate, PortUser, Told
-from .test_memory import refused
+from tests.backends.contract.port_user import PTX, Gate, PortUser, Told
+from tests.backends.contract.test_memory import refused
 
 VALUE = Result.ERROR_INVALID_VALUE
 

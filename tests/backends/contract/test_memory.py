@@ -9,9 +9,8 @@ import pytest
 from pympsd.vocabulary.device_facts import window_of
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Device
-
-from .conftest import DEVICE_BYTES
-from .port_user import Gate, PortUser, Told
+from tests.backends.contract.conftest import DEVICE_BYTES
+from tests.backends.contract.port_user import Gate, PortUser, Told
 
 VALUE, MEMORY = Result.ERROR_INVALID_VALUE, Result.ERROR_OUT_OF_MEMORY
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from threading import Event as Flag
 
 from pympsd_server.backends.interface import Device
-
-from .port_user import SECONDS, PortUser
+from tests.backends.contract.port_user import SECONDS, PortUser
 
 
 def test_what_a_client_holds_is_its_allocations_and_its_contexts(any_device: Device) -> None:

@@ -6,9 +6,8 @@ import pytest
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Device, Stream
-
-from .port_user import Gate, PortUser, Told
-from .test_memory import refused
+from tests.backends.contract.port_user import Gate, PortUser, Told
+from tests.backends.contract.test_memory import refused
 
 
 def told_by(stream: Stream) -> Told:

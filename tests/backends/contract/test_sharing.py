@@ -8,10 +8,9 @@ import pytest
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import Device
-
-from .conftest import DEVICE_BYTES
-from .port_user import Gate, PortUser
-from .test_memory import refused
+from tests.backends.contract.conftest import DEVICE_BYTES
+from tests.backends.contract.port_user import Gate, PortUser
+from tests.backends.contract.test_memory import refused
 
 VALUE = Result.ERROR_INVALID_VALUE
 

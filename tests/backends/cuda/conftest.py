@@ -9,11 +9,10 @@ from typing import Final
 import pytest
 
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd_server.backends.cuda.context import CudaContext
-from pympsd_server.backends.cuda.device import CudaDevice
+from pympsd_server.backends.cuda.objects.context import CudaContext
+from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import Outcome, Quota
-
-from .made_up_driver import MEMORY_BYTES, MadeUpDriver
+from tests.backends.cuda.fake_driver import MEMORY_BYTES, MadeUpDriver
 
 ROOM: Final = "pympsd_server.backends.cuda."
 FACTS: Final = DeviceFacts(

@@ -11,14 +11,13 @@ import pytest
 from pympsd.channel.descriptors import close_all
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach, DropClient, ExecutorDone
-from pympsd_server.backends.cuda import context as context_module
-from pympsd_server.backends.cuda.context import PATIENCE_SECONDS, CudaContext
-from pympsd_server.backends.cuda.device import CudaDevice
+from pympsd_server.backends.cuda.objects import context as context_module
+from pympsd_server.backends.cuda.objects.context import PATIENCE_SECONDS, CudaContext
+from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import BackendError, Outcome
 from pympsd_server.executor.attachments import Attachments
-
-from .made_up_driver import Gate, MadeUpDriver, Told, Worker
-from .test_images import cubin
+from tests.backends.cuda.fake_driver import Gate, MadeUpDriver, Told, Worker
+from tests.backends.cuda.test_module_images import cubin
 
 Make = Callable[..., CudaContext]
 MIB = 1 << 20

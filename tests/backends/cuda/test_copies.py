@@ -8,12 +8,11 @@ import pytest
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import charged
-from pympsd_server.backends.cuda.context import CONTEXT_BYTES, CudaContext
-from pympsd_server.backends.cuda.device import CudaDevice
-from pympsd_server.backends.cuda.scratch import SCRATCH_BYTES
+from pympsd_server.backends.cuda.memory.scratch import SCRATCH_BYTES
+from pympsd_server.backends.cuda.objects.context import CONTEXT_BYTES, CudaContext
+from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import BackendError, Outcome
-
-from .made_up_driver import MadeUpDriver, Told
+from tests.backends.cuda.fake_driver import MadeUpDriver, Told
 
 MakeContext = Callable[..., CudaContext]
 MIB = 1 << 20

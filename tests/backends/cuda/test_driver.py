@@ -7,11 +7,10 @@ from collections.abc import Callable
 import pytest
 from cuda.bindings import driver as real
 
-from pympsd_server.backends.cuda.context import CudaContext
-from pympsd_server.backends.cuda.driver import _RUINOUS
+from pympsd_server.backends.cuda.driver.calls import _RUINOUS
+from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.interface import BackendError
-
-from .made_up_driver import MadeUpDriver, Told
+from tests.backends.cuda.fake_driver import MadeUpDriver, Told
 
 
 def test_every_error_that_the_driver_says_ends_the_process_is_ruinous() -> None:

@@ -135,14 +135,14 @@ def wrong(names: Names) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", sorted(ROOM.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(ROOM.rglob("*.py")), ids=lambda path: path.stem)
 def test_all_that_is_named_is_there_and_called_as_it_is_documented(path: Path) -> None:
     assert wrong(Names.of(path.read_text())) == []
 
 
 def test_no_name_is_overlooked() -> None:
     """Each that stands in a file is among those found: by how it stands there, a new way would be missed."""
-    for path in ROOM.glob("*.py"):
+    for path in ROOM.rglob("*.py"):
         text, names = path.read_text(), Names.of(path.read_text())
         standing = set(re.findall(r"\b(?:cu|driver|_driver)\.(cu[A-Z]\w*)", text))
         assert standing == {name for name, _, _ in names.calls}, path.name

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda.ranges import REGISTERED_BYTES, registered_parts
-from pympsd_server.backends.cuda.staging import ReachedHost
+from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES, registered_parts
+from pympsd_server.backends.cuda.memory.staging import ReachedHost
 from pympsd_server.backends.interface import BackendError
 
 

@@ -17,13 +17,13 @@ from pympsd.devices.driver_probe import probed_by
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import CONNECTIONS, Settings
-from pympsd_server.backends.cuda.device import settle_environment
-from pympsd_server.backends.cuda.probe import pci_of
+from pympsd_server.backends.cuda.driver.probe import pci_of
+from pympsd_server.backends.cuda.objects.device import settle_environment
 from pympsd_server.backends.interface import BackendError
 
 _EMULATED_ONLY = {"stops_kernels": False, "isolates_address_spaces": False}
 GPUS = tuple(evolve(each, name="a real one", **_EMULATED_ONLY) for each in describe("2xH200"))
-PROBE = Path(pympsd_server.__file__).parent / "backends" / "cuda" / "probe.py"
+PROBE = Path(pympsd_server.__file__).parent / "backends" / "cuda" / "driver" / "probe.py"
 
 
 def machine(probed: Probed, **environment: str) -> tuple[str, list[str]]:

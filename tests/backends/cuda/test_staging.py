@@ -7,11 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda.context import CudaContext
-from pympsd_server.backends.cuda.device import CudaDevice
+from pympsd_server.backends.cuda.objects.context import CudaContext
+from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import BackendError, Outcome
-
-from .made_up_driver import MadeUpDriver, Told
+from tests.backends.cuda.fake_driver import MadeUpDriver, Told
 
 MIB = 1 << 20
 PIECE = 256 << 10

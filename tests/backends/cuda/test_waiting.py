@@ -10,9 +10,9 @@ import pytest
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda.janitor import Janitor
-from pympsd_server.backends.cuda.points import Watch
-from pympsd_server.backends.cuda.promises import Promises
+from pympsd_server.backends.cuda.reclaim.janitor import Janitor
+from pympsd_server.backends.cuda.submission.completions import Promises
+from pympsd_server.backends.cuda.submission.stream_markers import Watch
 from pympsd_server.backends.interface import BackendError, Outcome
 
 SECONDS = 30.0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.memory import AddressSpace
+from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
 
 BASE = 0x6000_0000_0000

@@ -11,8 +11,8 @@ from attrs import evolve
 
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.budget import context_overhead
-from pympsd_server.backends.emulated.device import EmulatedDevice
+from pympsd_server.backends.emulated.device.context_cost import context_overhead
+from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.interface import BackendError, Context, Outcome, Quota
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pympsd.devices.profiles import PROFILES
 from pympsd.vocabulary.occupancy import blocks_per_multiprocessor
-from pympsd_server.backends.emulated.placement import BlockSize, Placement
+from pympsd_server.backends.emulated.scheduling.placement import BlockSize, Placement
 
 SMS = (4, 5, 9)
 

@@ -11,12 +11,11 @@ from attrs import evolve
 
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated import context as contexts
-from pympsd_server.backends.emulated.device import EmulatedDevice
-from pympsd_server.backends.emulated.kernel_run import KernelRun
+from pympsd_server.backends.emulated.device import context as contexts
+from pympsd_server.backends.emulated.device.device import EmulatedDevice
+from pympsd_server.backends.emulated.scheduling.kernel_run import KernelRun
 from pympsd_server.backends.interface import Outcome, Quota
-
-from ..contract.port_user import SECONDS, PortUser, Told
+from tests.backends.contract.port_user import SECONDS, PortUser, Told
 
 ENDED = Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "an operator's wish")
 

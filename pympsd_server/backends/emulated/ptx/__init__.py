@@ -6,8 +6,7 @@ group of threads. `load_program` refuses, by name and line, what is not supporte
 
 from __future__ import annotations
 
-from .batch import Batch, CancelFlag, preferred_blocks
-from .faults import (
+from pympsd_server.backends.emulated.ptx.faults import (
     Cancelled,
     DeviceAssertion,
     DeviceFault,
@@ -19,8 +18,9 @@ from .faults import (
     OutOfMemory,
     UnsupportedByMps,
 )
-from .linking import LoadedModule
-from .program import Global, Kernel, Program, load_program
+from pympsd_server.backends.emulated.ptx.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.program import Global, Kernel, Program, load_program
+from pympsd_server.backends.emulated.ptx.runtime.batch import Batch, CancelFlag, preferred_blocks
 
 __all__ = [
     "Batch",

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .datatypes import DTYPES
-from .faults import InvalidPtx
-from .literals import immediate_value
-from .syntax import Initialiser, Variable
+from pympsd_server.backends.emulated.ptx.codegen.literals import immediate_value
+from pympsd_server.backends.emulated.ptx.datatypes import DTYPES
+from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.syntax.tree import Initialiser, Variable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..memory import AddressSpace
-    from .program import Program
+    from pympsd_server.backends.emulated.memory.address_space import AddressSpace
+    from pympsd_server.backends.emulated.ptx.program import Program
 
 
 class LoadedModule:

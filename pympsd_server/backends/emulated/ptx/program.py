@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from .call_parameters import resolve_call_parameters
-from .faults import InvalidPtx, NotPtx
-from .inlining import flatten, parameter_layout
-from .linking import LoadedModule, initial_bytes
-from .parser import parse_module
-from .syntax import Function, Module, Variable
-from .translation import Translation, translate
+from pympsd_server.backends.emulated.ptx.codegen.translation import Translation, translate
+from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, NotPtx
+from pympsd_server.backends.emulated.ptx.linking import LoadedModule, initial_bytes
+from pympsd_server.backends.emulated.ptx.lowering.call_parameters import resolve_call_parameters
+from pympsd_server.backends.emulated.ptx.lowering.inlining import flatten, parameter_layout
+from pympsd_server.backends.emulated.ptx.syntax.parser import parse_module
+from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Variable
 
 if TYPE_CHECKING:
-    from ..memory import AddressSpace
+    from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 
 MAXIMUM_THREADS = 1024
 MAXIMUM_STATIC_SHARED = 48 << 10

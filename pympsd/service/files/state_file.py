@@ -1,0 +1,180 @@
+"""The state file: what the next daemon has to know if this one is killed. Mode 0600, replaced in one piece.
+
+It says which processes are this daemon's servers, so it is believed only when it is the daemon's own: a regular file
+of its user that nobody else may read or write, written since the machine was started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from attrs import define, field, frozen
+
+from pympsd.service.processes.status import has_ended, started_at
+from pympsd.state_machine.persistent_state import Remembered, check
+from pympsd.vocabulary import files
+from pympsd.vocabulary.device_facts import DeviceFacts
+
+FORMAT: Final = 1
+MODE: Final = 0o600
+MOST_BYTES: Final = 1 << 20
+DYING_SECONDS: Final = 1.0
+"""A daemon that was killed has given its lock back a little before it has ended."""
+
+
+class NotOurs(ValueError):
+    """What lies there cannot be used; the message says why."""
+
+
+@frozen
+class Kept:
+    """What the file holds."""
+
+    format: int
+    boot: str
+    """The kernel's boot_id: PIDs and start times of another boot mean nothing."""
+    pid_namespace: int
+    devices: tuple[str, ...]
+    """Each device by what must not change under a server that runs on."""
+    started: dict[int, int]
+    """When each server's process started, by PID, in clock ticks since boot (proc(5), stat, field 22)."""
+    remembered: Remembered
+    writer: tuple[int, int] = (0, 0)
+    """The daemon: its PID, and when its process started."""
+
+
+def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
+    """Return what tells devices, in their order, from others."""
+    return tuple(
+        f"{facts.uuid} {facts.name} {facts.multiprocessors} SMs {facts.memory_bytes} bytes" for facts in devices
+    )
+
+
+def read(folder: str) -> Kept | None:
+    """Return what a daemon left in a pipe directory, None when nothing is there; raise NotOurs."""
+    path = os.path.join(folder, files.STATE)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise NotOurs(error.strerror) from None
+    try:
+        _check_owner(os.fstat(fd))
+        return _checked(os.read(fd, MOST_BYTES + 1))
+    finally:
+        os.close(fd)
+
+
+def _check_owner(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise NotOurs("it is no regular file")
+    if status.st_uid != os.geteuid():
+        raise NotOurs(f"it belongs to user {status.st_uid}, not to {os.geteuid()}")
+    if status.st_mode & 0o077 or status.st_nlink != 1:
+        raise NotOurs("others than its owner may have changed it")
+
+
+def _checked(data: bytes) -> Kept:
+    if len(data) > MOST_BYTES:
+        raise NotOurs(f"it is longer than {MOST_BYTES} bytes")
+    try:
+        kept = msgspec.json.decode(data, type=Kept)
+        check(kept.remembered, len(kept.devices))
+    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
+        raise NotOurs(f"it is damaged: {error}") from None
+    if kept.format != FORMAT:
+        raise NotOurs(f"it has format {kept.format}, not {FORMAT}")
+    if (kept.boot, kept.pid_namespace) != (_boot(), _pid_namespace()):
+        raise NotOurs("it was written before this machine, or this container, was started")
+    if _runs(*kept.writer):
+        raise NotOurs(f"the daemon that wrote it, process {kept.writer[0]}, still runs: its lock was removed")
+    return kept
+
+
+def _runs(pid: int, started: int) -> bool:
+    """Whether another daemon, to which its servers still belong, goes on."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (OSError, OverflowError):
+        return False
+    try:
+        return pid != os.getpid() and started_at(pid) == started and not has_ended(pidfd, DYING_SECONDS)
+    finally:
+        os.close(pidfd)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+@define
+class StateFile:
+    """Keeps the file of a daemon that runs up to date.
+
+    It is there even while there is nothing to know: by it a client sees that its daemon has not ended in order.
+    """
+
+    folder: str
+    devices: tuple[str, ...]
+    log: Any
+    is_anothers: Callable[[], bool] = lambda: False
+    """Whether the folder is another daemon's by now."""
+    _written: Remembered | None = None
+    _started: dict[int, int] = field(factory=dict)
+    _failed: bool = False
+
+    def keep(self, remembered: Remembered) -> None:
+        """Replace the file when it should hold something else, or somebody removed it; a failure is logged.
+
+        Called at every event, so a failure is tried again.
+        """
+        if remembered == self._written and os.path.lexists(self._path(files.STATE)):
+            return
+        try:
+            self._replace(remembered)
+        except OSError as error:
+            if not self._failed:
+                self.log.error("state_not_kept", reason=error.strerror)
+            self._failed = True
+            return
+        self._written, self._failed = remembered, False
+
+    def _replace(self, remembered: Remembered) -> None:
+        if self.is_anothers():
+            raise FileExistsError(errno.EEXIST, "another daemon has taken the pipe directory")
+        self._started = {
+            server.pid: self._started.get(server.pid) or started_at(server.pid) for server in remembered.servers
+        }
+        writer = os.getpid(), started_at(os.getpid())
+        kept = Kept(FORMAT, _boot(), _pid_namespace(), self.devices, self._started, remembered, writer)
+        self._remove(files.NEW_STATE)
+        try:
+            self._write(msgspec.json.encode(kept))
+            os.rename(self._path(files.NEW_STATE), self._path(files.STATE))
+        except OSError:
+            self._remove(files.NEW_STATE)
+            raise
+
+    def _write(self, data: bytes) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(self._path(files.NEW_STATE), flags, MODE), "wb") as file:
+            file.write(data)
+
+    def _remove(self, file: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(file))
+
+    def _path(self, file: str) -> str:
+        return os.path.join(self.folder, file)

@@ -1,0 +1,1 @@
+"""The daemon's conversations: with clients, with operators, and with servers."""

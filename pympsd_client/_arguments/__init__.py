@@ -1,0 +1,1 @@
+"""Arguments as cuda.bindings takes them: numbers, host pointers, structures, kernel parameters."""

@@ -1,0 +1,79 @@
+"""Errors: the exception inside, the CUresult and the readable message outside."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.bindings import CUresult
+from pympsd_client._objects.thread_local import mine
+
+SUCCESS: Final[Any] = CUresult.CUDA_SUCCESS
+DONE: Final[tuple[Any]] = (SUCCESS,)
+"""What a call without outputs returns when it went well."""
+_MEMBERS: Final[dict[int, Any]] = {int(member): member for member in CUresult}
+_ROLE: Final = re.compile(r":py:obj:`~?\.?([^`]*)`")
+
+
+class CudaError(Exception):
+    """A call failed: ``code`` is the CUresult number, ``reason`` says what was wrong, what is allowed, what to do."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code = code
+        self.reason = reason
+
+    def again(self) -> CudaError:
+        """Return the same error afresh: one exception raised in several threads would mix their tracebacks."""
+        return CudaError(self.code, self.reason)
+
+
+def invalid_value(reason: str) -> CudaError:
+    """Return CUDA_ERROR_INVALID_VALUE with a reason."""
+    return CudaError(Result.ERROR_INVALID_VALUE, reason)
+
+
+def invalid_handle(reason: str) -> CudaError:
+    """Return CUDA_ERROR_INVALID_HANDLE with a reason."""
+    return CudaError(Result.ERROR_INVALID_HANDLE, reason)
+
+
+def lost(reason: str) -> CudaError:
+    """Return CUDA_ERROR_MPS_RPC_FAILURE: the other side is gone, or does not speak our language."""
+    return CudaError(Result.ERROR_MPS_RPC_FAILURE, reason)
+
+
+def result_of(code: int) -> Any:
+    """Return the CUresult of a number; one that this cuda-bindings does not know is CUDA_ERROR_UNKNOWN."""
+    return _MEMBERS.get(code, CUresult.CUDA_ERROR_UNKNOWN)
+
+
+def failed(error: CudaError, outputs: int) -> tuple[Any, ...]:
+    """Keep the message for `last_error`; return what a failed call returns: its result and None for each output."""
+    mine.message = error.reason
+    return (result_of(error.code), *(None,) * outputs)
+
+
+def last_error() -> str:
+    """Return the message of this thread's last failed call: what was wrong, what is allowed, what to do.
+
+    Empty when no call of this thread has failed. A call that succeeds leaves it as it is.
+    """
+    return mine.message
+
+
+def name_of(code: int) -> bytes | None:
+    """Return a result's name as cuGetErrorName does, or None for a number that is none."""
+    member = _MEMBERS.get(code)
+    return None if member is None else str(member.name).encode()
+
+
+def description_of(code: int) -> bytes | None:
+    """Return the first sentence of a result's documentation, or its name where there is none."""
+    member = _MEMBERS.get(code)
+    if member is None:
+        return None
+    text = " ".join(_ROLE.sub(r"\1", member.__doc__ or "").split())
+    sentence = text.split(". ", 1)[0].rstrip(".")
+    return (sentence or str(member.name)).encode()

@@ -1,0 +1,89 @@
+"""Host memory as callers name it: an address, or anything with a buffer, as cuda.bindings accepts them."""
+
+from __future__ import annotations
+
+import ctypes
+from numbers import Integral
+from types import TracebackType
+from typing import Any, Final
+
+from pympsd_client._arguments.errors import invalid_value
+
+
+class _Buffer(ctypes.Structure):
+    """Py_buffer, part of Python's stable ABI since 3.11 (C API, Buffer Protocol)."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_ANY_CONTIGUOUS: Final = 0x90 | 0x08
+_get = ctypes.pythonapi.PyObject_GetBuffer
+_get.argtypes = (ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int)
+_release = ctypes.pythonapi.PyBuffer_Release
+_release.argtypes = (ctypes.POINTER(_Buffer),)
+
+
+class HostMemory:
+    """``size`` bytes (None: not known) at ``address``, held while the ``with`` block lasts.
+
+    Accepts what cuda.bindings does for a ``void *``: an int, None (0), an object with a buffer, or with __int__.
+    A one-element array is a buffer here, where cuda.bindings takes it for a number. TypeError for all else.
+    """
+
+    def __init__(self, pointer: Any) -> None:
+        self._buffer: _Buffer | None = None
+        self.size: int | None = None
+        self.readonly = False
+        if pointer is None:
+            self.address = 0
+        elif isinstance(pointer, Integral) or hasattr(pointer, "getPtr"):
+            self.address = int(pointer)
+        else:
+            self._hold(pointer)
+
+    def _hold(self, pointer: Any) -> None:
+        buffer = _Buffer()
+        try:
+            _get(pointer, ctypes.byref(buffer), _ANY_CONTIGUOUS)
+        except TypeError:
+            if not hasattr(pointer, "__int__"):
+                raise TypeError(
+                    f"a host pointer is an int, None or an object with a buffer, not {type(pointer).__name__}"
+                ) from None
+            self.address = int(pointer)
+            return
+        self._buffer = buffer
+        self.address = buffer.buf or 0
+        self.size = buffer.len
+        self.readonly = bool(buffer.readonly)
+
+    def __enter__(self) -> HostMemory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._buffer is not None:
+            _release(ctypes.byref(self._buffer))
+            self._buffer = None
+
+    def check(self, count: int, to_be_written: bool) -> None:
+        """Raise INVALID_VALUE unless ``count`` bytes can be read, or written, here."""
+        if self.address == 0:
+            raise invalid_value("the host pointer is NULL; pass an address or an object with a buffer")
+        if self.size is not None and count > self.size:
+            raise invalid_value(f"{count} bytes are more than the host buffer has: {self.size}")
+        if to_be_written and self.readonly:
+            raise invalid_value("the host buffer is read-only; copy into a writable one")

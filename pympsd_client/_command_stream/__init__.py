@@ -1,0 +1,1 @@
+"""The command stream to an executor: records, ring, staging memory, host callbacks."""

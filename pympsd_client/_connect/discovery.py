@@ -1,0 +1,69 @@
+"""Which way a program goes: through a daemon, natively, or on a private executor. Pure: values in, a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from pympsd.vocabulary import files
+from pympsd_client._arguments.errors import invalid_value
+
+REQUIRE: Final = "PYMPSD_REQUIRE_MPS"
+_SWITCHES: Final = (REQUIRE, "PYMPSD_LENIENT_LIMITS")
+_FORWARDED: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS")
+_FORWARDED_PREFIXES: Final = ("CUDA_MPS_", "PYMPSD_")
+
+
+class Way(Enum):
+    """How this process reaches a device."""
+
+    DAEMON = "daemon"
+    REFUSE = "refuse"
+    """There is no daemon and the program was told to accept nothing else."""
+    NATIVE = "native"
+    PRIVATE = "private"
+
+
+def control_socket(environment: Mapping[str, str]) -> str:
+    """Return the path of the daemon's socket (MPS documents, Environment Variables)."""
+    return f"{files.pipe_directory(dict(environment))}/{files.CONTROL}"
+
+
+def check_switches(environment: Mapping[str, str]) -> None:
+    """Raise INVALID_VALUE for a switch that is neither on nor off: who says ``true`` must not get ``no``."""
+    for name in _SWITCHES:
+        if environment.get(name, "") not in ("", "0", "1"):
+            raise invalid_value(f"{name} is {environment[name]!r}: 1 for yes, 0 or nothing for no are allowed")
+
+
+def without_daemon(environment: Mapping[str, str], native_driver: bool) -> Way:
+    """Return the way of a program that found no daemon; ``native_driver``: libcuda loads and initialises."""
+    if environment.get(REQUIRE) == "1":
+        return Way.REFUSE
+    return Way.NATIVE if native_driver else Way.PRIVATE
+
+
+def hello_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a daemon and its server honour, made fit for a message."""
+    return {
+        printable(name): printable(value)
+        for name, value in environment.items()
+        if name in _FORWARDED or name.startswith(_FORWARDED_PREFIXES)
+    }
+
+
+def command_line(raw: bytes, limit: int = 4096) -> str:
+    """Return a command line as `ps` shows it, from /proc/self/cmdline, cut to ``limit`` bytes."""
+    return raw[:limit].rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+
+
+def is_traced(status: bytes) -> bool:
+    """Whether a process runs under a debugger, from its /proc/PID/status (proc(5), TracerPid)."""
+    # At the start of a line: the process's own name, which comes first, may hold the word.
+    return status.partition(b"\nTracerPid:")[2].partition(b"\n")[0].strip() not in (b"", b"0")
+
+
+def printable(text: str) -> str:
+    """Return a text without the lone surrogates that stand for undecodable bytes: no message can carry them."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,250 @@
+"""Without a daemon: the native driver where there is one, else executors of our own, one a device.
+
+The executors are the server's, started by path over a socketpair; what follows is the same command stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+import msgspec
+
+import pympsd.version
+from pympsd.build import build_id
+from pympsd.channel.descriptors import close_all
+from pympsd.version import CUDA_VERSION
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.results import Result
+from pympsd.wire.executor_messages import (
+    Attach,
+    Attached,
+    ContextFaulted,
+    Detach,
+    ExecutorDone,
+    ExecutorFailed,
+    ExecutorReady,
+    ExecutorRefused,
+    ExecutorSetup,
+)
+from pympsd_client._arguments.bindings import bindings
+from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._command_stream.transport import Transport
+from pympsd_client._connect.conversation import Conversation, Ended
+from pympsd_client._connect.session import adopt_stream
+from pympsd_client._objects.context import Device, Opened
+
+GENERATION: Final = 1
+_CLIENT: Final = 1
+_LINK_FD: Final = "--link-fd"
+_LIST_TIMEOUT_S: Final = 60.0
+_LEAVE_TIMEOUT_S: Final = 5.0
+
+
+class PrivateExecutorWarning(RuntimeWarning):
+    """The program runs on an executor of its own, without MPS: nothing is shared with other processes."""
+
+
+def native_driver() -> bool:
+    """Whether libcuda loads and initialises here: then the program runs natively."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+        return bool(bindings.cuInit(0)[0] == bindings.CUresult.CUDA_SUCCESS)
+    except (OSError, RuntimeError):  # RuntimeError: what cuda-bindings raises where it finds no library
+        return False
+
+
+def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
+    """Return the devices that an environment describes (`pympsd.devices` says how); raise CudaError."""
+    script = Path(pympsd.version.__file__).parent / "devices" / "__main__.py"
+    try:
+        child = subprocess.run(
+            [sys.executable, "-I", str(script)],
+            env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIST_TIMEOUT_S,
+        )  # fmt: skip
+        answer = msgspec.json.decode(child.stdout, type=dict[str, msgspec.Raw])
+        if "devices" in answer:
+            facts = msgspec.json.decode(answer["devices"], type=tuple[DeviceFacts, ...])
+            if answer.get("backend") == b'"cuda"':
+                reason = "a private device is an emulated one, and this machine has GPUs; set PYMPSD_BACKEND=emulated"
+                raise CudaError(Result.ERROR_NO_DEVICE, reason)
+            return tuple(Device(number, number, one) for number, one in enumerate(facts))
+        reason = msgspec.json.decode(answer["error"], type=str)
+    except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError, KeyError) as error:
+        reason = f"the devices of this machine could not be listed: {error}"
+    raise CudaError(Result.ERROR_NO_DEVICE, reason)
+
+
+class PrivateExecutors:
+    """Executors of this process alone, each started when its device is first used. Safe for threads.
+
+    Without MPS there is no provisioning: no percentage, memory limit, priority or execution affinity holds.
+    """
+
+    provisions = False
+    per_context = False
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Raise CudaError when the devices cannot be listed or there is none."""
+        self.driver_version: int = CUDA_VERSION
+        self.devices: tuple[Device, ...] = list_devices(environment)
+        self._environment: Final = dict(environment)
+        self._running: Final[dict[int, Executor]] = {}
+        self._asking: Final = Lock()
+        self._serial: Final = count(1).__next__
+
+    def open_context(self, device: Device, flags: int, affinity: int | None = None) -> Opened:
+        """Make a context on a device, starting its executor if need be; raise CudaError."""
+        if affinity is not None:
+            reason = "execution affinity needs an MPS daemon, and this process runs on a private device; pass None"
+            raise CudaError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, reason)
+        with self._asking:
+            executor = self._running.get(device.ordinal)
+            if executor is None:
+                executor = self._running[device.ordinal] = Executor(device, self._environment)
+            return executor.attach(self._serial())
+
+    def close_context(self, device: Device, serial: int) -> None:
+        """Destroy a context; raise CudaError."""
+        with self._asking:
+            self._running[device.ordinal].detach(serial)
+
+    def check(self) -> None:
+        """Nothing to lose here: an executor's end is told by its own command stream."""
+
+    def close(self) -> None:
+        """End the executors and reap them."""
+        for executor in self._running.values():
+            executor.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the copies of the sockets."""
+        for executor in self._running.values():
+            executor.abandon()
+
+
+class Executor:
+    """One executor process, child of this one; it leaves when its link closes. Calls are made one at a time."""
+
+    def __init__(self, device: Device, environment: Mapping[str, str]) -> None:
+        """Start it and wait until its device is open; raise CudaError."""
+        self._device: Final = device
+        self._request: Final = count(1).__next__
+        self._transport: Transport | None = None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._link: Final = Conversation(ours)
+        with theirs:
+            try:
+                self._process: Final = _start(theirs.fileno(), environment)
+            except CudaError:
+                self._link.close()
+                raise
+        self._set_up()
+
+    def _set_up(self) -> None:
+        try:
+            self._link.send(
+                ExecutorSetup(
+                    build=build_id(), ordinal=self._device.ordinal, generation=GENERATION,
+                    backend="emulated", device=self._device.facts,
+                )
+            )  # fmt: skip
+            answer, fds = self._link.receive()
+            close_all(fds)
+        except Ended as error:
+            self.close()
+            raise lost(f"the private executor: {error}") from None
+        if not isinstance(answer, ExecutorReady):
+            self.close()
+            if isinstance(answer, ExecutorFailed):
+                raise CudaError(answer.code, answer.reason)
+            raise lost(f"the private executor sent {type(answer).__name__} where ExecutorReady was due")
+
+    def attach(self, serial: int) -> Opened:
+        """Make a context; raise CudaError."""
+        facts = self._device.facts
+        request = self._request()
+        message = Attach(
+            request=request, client=_CLIENT, context=serial, new_stream=self._transport is None,
+            multiprocessors=facts.multiprocessors, memory_bytes=0, priority=0,
+        )  # fmt: skip
+        answer = self._ask(message, request)
+        if not isinstance(answer, Attached) or self._transport is None:
+            raise lost(f"the private executor sent {type(answer).__name__} where Attached was due")
+        return Opened(
+            serial=serial,
+            generation=GENERATION,
+            transport=self._transport,
+            multiprocessors=facts.multiprocessors,
+            memory_bytes=answer.memory_bytes,
+            stream_priorities=answer.stream_priorities,
+        )
+
+    def detach(self, serial: int) -> None:
+        """Destroy a context; raise CudaError."""
+        request = self._request()
+        answer = self._ask(Detach(request=request, context=serial), request)
+        if not isinstance(answer, ExecutorDone):
+            raise lost(f"the private executor sent {type(answer).__name__} where ExecutorDone was due")
+
+    def _ask(self, message: object, request: int) -> Any:
+        try:
+            self._link.send(message)
+            answer: Any = None
+            while isinstance(answer, ContextFaulted) or getattr(answer, "request", 0) != request:
+                # A fault is told in the command stream too, which is where this process takes it from.
+                answer, fds = self._link.receive()
+                if isinstance(answer, Attached) and len(fds) == 2:
+                    self._transport = adopt_stream(fds, answer.shared_bytes, lost, answer.ring_bytes)
+                else:
+                    close_all(fds)
+        except (Ended, OSError) as error:
+            raise lost(f"the private executor: {error}; end this process and start it again") from None
+        if isinstance(answer, ExecutorRefused):
+            raise CudaError(answer.code, answer.reason)
+        return answer
+
+    def close(self) -> None:
+        """Close the link and the command stream, wait for the process to leave, end it if it does not."""
+        if self._transport is not None:
+            self._transport.close()
+        self._link.close()
+        try:
+            self._process.wait(_LEAVE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def abandon(self) -> None:
+        """In a forked child: the sockets' copies are closed, and the process is not ours to reap."""
+        if self._transport is not None:
+            self._transport.abandon()
+        self._link.close()
+        self._process.returncode = 0
+
+
+def _start(link: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start an executor by path, without importing its package, away from our terminal's signals."""
+    server = importlib.util.find_spec("pympsd_server")
+    if server is None or server.origin is None:
+        raise CudaError(Result.ERROR_NO_DEVICE, "the package pympsd_server is not installed; install pympsd whole")
+    script = Path(server.origin).parent / "executor" / "__main__.py"
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", str(script), _LINK_FD, str(link)],
+            # An executor's own libcuda must not knock at a daemon's door.
+            env={**environment, "CUDA_MPS_PIPE_DIRECTORY": os.devnull},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            pass_fds=(link,), start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise CudaError(Result.ERROR_OPERATING_SYSTEM, f"no executor could be started: {error}") from None

@@ -1,0 +1,1 @@
+"""Contexts, streams, events, modules and memory of this process."""

@@ -1,0 +1,232 @@
+"""Contexts: one client context of an executor, its errors that stick, and what belongs to it."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import count
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from attrs import frozen
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.results import Result
+from pympsd.wire.records import FIRST_HANDLE, FLAG_RUINED, GENERATION_SHIFT
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.launch_cache import forget
+from pympsd_client._command_stream.operations import Operation
+from pympsd_client._command_stream.transport import Answer, Transport
+from pympsd_client._objects.thread_local import mine
+
+if TYPE_CHECKING:
+    from pympsd_client._objects.event import Event
+    from pympsd_client._objects.module import Function, Module
+    from pympsd_client._objects.stream import Stream
+
+_count = count(FIRST_HANDLE).__next__
+
+
+@frozen(eq=False)
+class Device:
+    """A visible device: ``number`` as this client counts, ``ordinal`` as the daemon does (it names the window)."""
+
+    number: int
+    ordinal: int
+    facts: DeviceFacts
+
+
+@frozen
+class Opened:
+    """What opening a context gave: sizes in bytes; priorities least and greatest."""
+
+    serial: int
+    generation: int
+    transport: Transport
+    multiprocessors: int
+    memory_bytes: int
+    stream_priorities: tuple[int, int]
+
+
+class Connection(Protocol):
+    """The way to the devices: a session with an MPS server, or executors of our own."""
+
+    devices: tuple[Device, ...]
+    driver_version: int
+    provisions: bool
+    """Whether contexts can be kept to some of a device's SMs: only under MPS (MPS documents, 2.3.5.2)."""
+    per_context: bool
+    """Whether each context has an active thread percentage of its own."""
+
+    def open_context(self, device: Device, flags: int, affinity: int | None = None) -> Opened:
+        """Open a context, on at most ``affinity`` SMs, rounded up; raise CudaError."""
+
+    def close_context(self, device: Device, serial: int) -> None:
+        """Close it and free what it held; raise CudaError."""
+
+    def check(self) -> None:
+        """Raise CudaError when the other side has gone."""
+
+    def close(self) -> None:
+        """End it in order; never raises."""
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the copies of the descriptors."""
+
+
+class Handles:
+    """What handles stand for, by handle, for the whole process."""
+
+    def __init__(self) -> None:
+        self.contexts: dict[int, Context] = {}
+        self.modules: dict[int, Module] = {}
+        self.functions: dict[int, Function] = {}
+        self.streams: dict[int, Stream] = {}
+        self.events: dict[int, Event] = {}
+        self.memory: dict[int, Context] = {}
+        """Allocations by address: who made them."""
+
+    def forget(self, context: Context) -> None:
+        """Drop what belonged to a context."""
+        tables: tuple[dict[int, Any], ...] = (self.modules, self.functions, self.streams, self.events)
+        for table in tables:
+            for handle in [handle for handle, owned in tuple(table.items()) if owned.context is context]:
+                table.pop(handle, None)
+        for address in [address for address, owner in tuple(self.memory.items()) if owner is context]:
+            self.memory.pop(address, None)
+
+
+handles: Final = Handles()
+
+
+class Context:
+    """A context, open or closed (a primary one opens again under the same handle). Safe for threads."""
+
+    def __init__(self, device: Device, flags: int, primary: bool, affinity: int | None = None) -> None:
+        self.device: Final = device
+        self.flags = flags
+        self._affinity: Final = affinity
+        self.primary: Final = primary
+        self.handle: Final = (1 << GENERATION_SHIFT) | _count()
+        self.serial = 0
+        self.opened: Opened | None = None
+        self.orphans: deque[int] = deque()
+        """Per-thread streams of threads that have ended."""
+        self._trouble: CudaError | None = _not_open()
+        self._changing: Final = Lock()
+        handles.contexts[self.handle] = self
+
+    def open(self, connection: Connection) -> None:
+        """Open it if it is closed; raise CudaError."""
+        with self._changing:
+            if self.opened is None:
+                self.opened = connection.open_context(self.device, self.flags, self._affinity)
+                self.serial = self.opened.serial
+                self._trouble = None
+
+    def close(self, connection: Connection) -> None:
+        """Close it and free what it held, unless it is closed; a ruined context can be closed like any other."""
+        with self._changing:
+            if self.opened is not None:
+                try:
+                    self.opened, self._trouble = None, _not_open()
+                finally:
+                    forget()
+                self.orphans.clear()
+                handles.forget(self)
+                connection.close_context(self.device, self.serial)
+
+    @property
+    def active(self) -> bool:
+        """Whether it is open."""
+        return self.opened is not None
+
+    @property
+    def trouble(self) -> CudaError | None:
+        """The error every call in this context returns, or None."""
+        return self._trouble
+
+    def usable(self) -> Opened:
+        """Return what opening gave; raise the error that sticks."""
+        opened, trouble = self.opened, self._trouble
+        if trouble is not None or opened is None:
+            raise (trouble or _not_open()).again()
+        return opened
+
+    def ruin(self, serial: int, code: int, reason: str) -> None:
+        """A fault has ruined the context: from now on every call in it fails so, at once.
+
+        ``serial`` says which context was meant: one closed since, and opened anew, has nothing to do with it.
+        """
+        if self._trouble is None and serial == self.serial:
+            try:
+                self._trouble = CudaError(code, reason or "an earlier fault ruined this context")
+            finally:
+                forget()
+
+    def after_fork(self, error: CudaError) -> None:
+        """In a forked child nothing of it can be used."""
+        self._trouble = error
+
+    def mint(self) -> int:
+        """Return a handle that no other object of this process has, of this executor's generation."""
+        return (self.usable().generation << GENERATION_SHIFT) | _count()
+
+    # --- records
+
+    def post(self, operation: Operation, *operands: int) -> None:
+        """Send a record that is not answered."""
+        opened = self.usable()
+        opened.transport.post(operation.record(opened.serial, opened.transport.sequence(), *operands))
+
+    def call(self, operation: Operation, *operands: int) -> bytes:
+        """Send a record, wait for its answer, return the operands and tail; raise CudaError."""
+        opened = self.usable()
+        sequence = opened.transport.sequence()
+        record = operation.record(opened.serial, sequence, *operands)
+        return self.judge(opened, opened.transport.call(sequence, record))
+
+    def judge(self, opened: Opened, answer: Answer) -> bytes:
+        """Return an answer's operands and tail, or raise its error (which sticks where it says so)."""
+        flags, result, body = answer
+        if result == Result.SUCCESS:
+            return body
+        reason = body.decode("utf-8", "replace")
+        if flags & FLAG_RUINED:
+            self.ruin(opened.serial, result, reason)
+        raise CudaError(result, reason)
+
+    def synchronize(self) -> None:
+        """Wait for all work of all its streams."""
+        self.call(operations.SYNCHRONIZE_CONTEXT)
+
+
+def _not_open() -> CudaError:
+    return CudaError(
+        Result.ERROR_CONTEXT_IS_DESTROYED,
+        "the context was destroyed, or is a primary context that is not retained; make another one current",
+    )
+
+
+def context_of(handle: Any) -> Context:
+    """Return the context of a handle; raise INVALID_CONTEXT."""
+    found = handles.contexts.get(int(handle))
+    if found is None:
+        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{int(handle):#x} is no context of this process")
+    return found
+
+
+def context_on(ordinal: int) -> Context:
+    """Return a usable context on a device (its ordinal), the current one first; raise INVALID_VALUE without one.
+
+    A process's contexts on one device share its memory.
+    """
+    stack = mine.stack
+    if stack and stack[-1].device.ordinal == ordinal:
+        return stack[-1]
+    for context in tuple(handles.contexts.values()):
+        if context.device.ordinal == ordinal and context.active and context.trouble is None:
+            return context
+    raise CudaError(
+        Result.ERROR_INVALID_VALUE, "the address is on a device on which this process has no usable context"
+    )

@@ -1,0 +1,114 @@
+"""Functions of the program that run in its own process, in stream order (CUDA driver API, Execution Control).
+
+A function comes as cuda.bindings takes it: the address of a C function, as a number or a CUhostFn. A ctypes function
+or any other callable does too (not where the program runs natively: there every call is cuda.bindings' own). What a
+Python function raises goes to `sys.unraisablehook`, and the stream goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.bindings import CUstream
+from pympsd_client._arguments.errors import CudaError, invalid_value, result_of
+from pympsd_client._arguments.host_pointer import HostMemory
+from pympsd_client._arguments.numbers import number
+from pympsd_client._command_stream.host_callbacks import HostCall, HostCalls
+from pympsd_client._command_stream.launch_cache import forget
+from pympsd_client._command_stream.transport import Transport
+from pympsd_client._connect.session import Session
+from pympsd_client._objects.context import Context
+from pympsd_client._objects.process import here
+from pympsd_client._objects.stream import resolve
+
+_HOST_FN: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_STREAM_CALLBACK: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+_C_FUNCTION: Final[Any] = _HOST_FN.__bases__[0]
+"""What all ctypes functions are."""
+# A callable is called through ctypes as well: its exceptions then go where those of a ctypes function go.
+_CALL_HOST: Final = ctypes.CFUNCTYPE(None, ctypes.py_object)
+_CALL_BACK: Final = ctypes.CFUNCTYPE(None, ctypes.py_object, ctypes.py_object, ctypes.py_object)
+_making: Final = Lock()
+
+
+def launch(stream: Any, function: Any, data: Any) -> None:
+    """Run ``function(data)`` when the stream comes here; not when the context is in error. Raise CudaError."""
+    context, its_stream = _place(stream)
+    address = _address(function)
+    if address is None:
+        guarded = _CALL_HOST(function)
+        _post(context, its_stream, lambda status: guarded(data), on_error=False)
+        return
+    c_function, pointer = _HOST_FN(address), _pointer(data)
+    _post(context, its_stream, _holding((function, data), lambda status: c_function(pointer)), on_error=False)
+
+
+def add_callback(stream: Any, callback: Any, data: Any) -> None:
+    """Run ``callback(stream, status, data)`` when the stream comes here, or the context ends in an error."""
+    context, its_stream = _place(stream)
+    handle, address = number(stream), _address(callback)
+    if address is None:
+        guarded = _CALL_BACK(callback)
+        _post(context, its_stream, lambda status: guarded(CUstream(handle), result_of(status), data), on_error=True)
+        return
+    c_function, pointer = _STREAM_CALLBACK(address), _pointer(data)
+    run = _holding((callback, data), lambda status: c_function(handle, status, pointer))
+    _post(context, its_stream, run, on_error=True)
+
+
+def _place(stream: Any) -> tuple[Context, int]:
+    context, its_stream = resolve(stream)
+    context.usable()
+    if isinstance(here.connection, Session) and not context.device.facts.is_volta_or_newer:
+        major, minor = context.device.facts.compute_capability
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            f"stream callbacks are not supported on pre-Volta MPS clients: {context.device.facts.name} has compute "
+            f"capability {major}.{minor}, 7.0 is needed; synchronize instead, or run without MPS",
+        )
+    return context, its_stream
+
+
+def _address(function: Any) -> int | None:
+    """Return the address of a C function; None for a callable of Python; TypeError for what is neither."""
+    if isinstance(function, _C_FUNCTION):
+        address = ctypes.cast(function, ctypes.c_void_p).value or 0
+    elif callable(function) and not hasattr(function, "__int__"):
+        return None
+    else:
+        address = number(function)
+    if not address:
+        raise invalid_value("the function is NULL; pass the address of a C function, or a callable")
+    return address
+
+
+def _pointer(data: Any) -> int:
+    with HostMemory(data) as memory:
+        return memory.address
+
+
+def _holding(kept: object, run: Callable[[int], None]) -> Callable[[int], None]:
+    """Return the same function, keeping what it points to until it is dropped."""
+
+    def call(status: int, _kept: object = kept) -> None:
+        run(status)
+
+    return call
+
+
+def _post(context: Context, stream: int, run: Callable[[int], None], *, on_error: bool) -> None:
+    opened = context.usable()
+    here.calls_back = True
+    forget()
+    _calls_of(opened.transport).launch(HostCall(context, opened, stream, run, on_error))
+
+
+def _calls_of(transport: Transport) -> HostCalls:
+    with _making:
+        if transport.host_calls is None:
+            transport.host_calls = HostCalls(transport)
+        return transport.host_calls

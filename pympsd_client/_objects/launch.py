@@ -1,0 +1,165 @@
+"""cuLaunchKernel: checked once for each shape, then one packed record and one send."""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.records import FLAG_COOPERATIVE
+from pympsd_client._api.entry_point import door
+from pympsd_client._arguments.errors import DONE, CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.kernel_parameters import code_of, flat, raw_packer, record_bytes, typed_packer
+from pympsd_client._arguments.numbers import number, unsigned
+from pympsd_client._command_stream.launch_cache import can_follow, launcher
+from pympsd_client._command_stream.operations import LAUNCH_BYTES, LAUNCH_OPCODE, SEQUENCE_AT
+from pympsd_client._objects.context import handles
+from pympsd_client._objects.module import Function
+from pympsd_client._objects.occupancy import check_cooperative
+from pympsd_client._objects.process import current, here
+from pympsd_client._objects.stream import PER_THREAD, resolve
+
+if TYPE_CHECKING:
+    from pympsd_client._command_stream.transport import Transport
+    from pympsd_client.native._launches import Launcher
+
+_REMEMBERED: Final = 256
+"""Shapes remembered for a function: more are checked anew."""
+_RAW: Final = ("raw",)
+
+
+def launch(
+    function: Function, shape: tuple[int, ...], stream: Any, parameters: Any, extra: Any, cooperative: bool = False
+) -> None:
+    """Send a launch; ``shape`` is grid x, y, z, block x, y, z and dynamic shared bytes. Raise CudaError.
+
+    ``cooperative``: all its blocks are to be resident at once.
+    """
+    quick = launcher()
+    epoch = 0 if quick is None else quick.epoch  # what is found from here on holds until plans are forgotten
+    context = function.context
+    opened = context.usable()
+    if context is not current():
+        raise invalid_handle(f"{function.layout.name} was loaded in another context than the current one")
+    if shape not in function.checked:
+        shape = _checked(function, shape)
+    if cooperative:
+        check_cooperative(function, tuple(map(int, shape)))
+    named = its_stream = 0
+    if stream is not None and stream != 0:
+        named = number(stream)
+        its_context, its_stream = resolve(named)
+        if its_context is not context:
+            raise invalid_handle("the stream is of another context than the kernel")
+    layout = function.layout
+    transport = opened.transport
+    flags = FLAG_COOPERATIVE if cooperative else 0
+    fields = (
+        LAUNCH_OPCODE, flags, record_bytes(layout), opened.serial, transport.sequence(),
+        its_stream, function.module, function.index, *shape, layout.parameter_bytes,
+    )  # fmt: skip
+    record = _record(function, fields, parameters, extra)
+    transport.post(record)
+    if quick is not None and quick.wants and not cooperative and named != PER_THREAD:
+        _remember_launch(quick, epoch, function, shape, named, parameters, transport, record)
+
+
+def _remember_launch(
+    quick: Launcher,
+    epoch: int,
+    function: Function,
+    shape: tuple[int, ...],
+    stream: int,
+    parameters: Any,
+    transport: Transport,
+    record: bytes,
+) -> None:
+    """Have launches like one that was sent follow a plan, if they can."""
+    writer = transport.writer
+    if writer is None or here.calls_back or type(parameters) is not tuple or not can_follow(parameters, record):
+        return
+    # The kernel was looked up before the epoch was: it may have been unloaded between.
+    types = parameters[1]
+    if types not in function.packers or handles.functions.get(function.handle) is not function:
+        return
+    values = tuple(
+        (LAUNCH_BYTES + offset, code_of(ctype))
+        for ctype, (offset, _) in zip(types, function.layout.parameters, strict=True)
+    )
+    quick.remember(
+        epoch, function.handle, stream, tuple(map(int, shape)), types, function.context,
+        transport.sequence, partial(_rung, transport), writer, record, SEQUENCE_AT, values,
+    )  # fmt: skip
+
+
+@door()
+def _rung(transport: Transport) -> tuple[Any, ...]:
+    transport.ring_bell()
+    return DONE
+
+
+def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra: Any) -> bytes:
+    if type(parameters) is tuple and len(parameters) == 2 and (extra is None or (type(extra) is int and not extra)):
+        values, types = parameters
+        try:
+            packer = function.packers.get(types)
+            if packer is None:
+                packer = _remember(function, types)
+            if packer is not None:
+                return packer(*fields, *values)
+        except (struct.error, TypeError, OverflowError, ValueError, IndexError):
+            pass  # a closer look says what is wrong, or finds that ctypes would take it
+    raw = function.packers.get(_RAW)
+    if raw is None:
+        raw = function.packers[_RAW] = raw_packer(function.layout)
+    return raw(*fields, flat(function.layout, parameters, extra))
+
+
+def _remember(function: Function, types: Any) -> Any:
+    if not isinstance(types, tuple):
+        return None
+    packer = typed_packer(function.layout, types)
+    if packer is not None and len(function.packers) < _REMEMBERED:
+        function.packers[types] = packer
+    return packer
+
+
+def _checked(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape as plain ints once it is within the limits of device and function; raise CudaError."""
+    shape = tuple(unsigned(size, 32) for size in shape)
+    _check_dimensions(function, shape)
+    _check_resources(function, shape)
+    if len(function.checked) >= _REMEMBERED:
+        function.checked.clear()
+    function.checked.add(shape)
+    return shape
+
+
+def _check_dimensions(function: Function, shape: tuple[int, ...]) -> None:
+    facts = function.context.device.facts.attributes
+    names = [f"MAX_{kind}_DIM_{axis}" for kind in ("GRID", "BLOCK") for axis in "XYZ"]
+    for name, size in zip(names, shape, strict=False):
+        most = facts.get(name, 0)
+        if not 1 <= size <= most:
+            what = name.removeprefix("MAX_").replace("_DIM_", " ").lower()
+            raise invalid_value(f"{what} is {size}; this device takes 1 to {most}")
+
+
+def _check_resources(function: Function, shape: tuple[int, ...]) -> None:
+    facts = function.context.device.facts.attributes
+    name = function.layout.name
+    threads = shape[3] * shape[4] * shape[5]
+    if threads > facts.get("MAX_THREADS_PER_BLOCK", threads):
+        raise invalid_value(f"{threads} threads a block; this device takes {facts['MAX_THREADS_PER_BLOCK']}")
+    most = function.attributes.get("MAX_THREADS_PER_BLOCK", threads)
+    if threads > most:
+        raise CudaError(
+            Result.ERROR_LAUNCH_OUT_OF_RESOURCES, f"{threads} threads a block; {name} was built for at most {most}"
+        )
+    allowed = function.attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", shape[6])
+    if shape[6] > allowed:
+        raise invalid_value(
+            f"{shape[6]} bytes of dynamic shared memory; {name} may use {allowed}: raise "
+            "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES with cuFuncSetAttribute"
+        )

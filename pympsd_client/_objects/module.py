@@ -1,0 +1,190 @@
+"""Modules: loading code, finding its functions and variables (CUDA driver API, Module Management)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.module_layout import FunctionLayout, GlobalLayout, ModuleLayout
+from pympsd_client._arguments.bindings import members
+from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value, lost
+from pympsd_client._arguments.host_pointer import HostMemory
+from pympsd_client._arguments.kernel_parameters import Packer
+from pympsd_client._arguments.numbers import number
+from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.launch_cache import forget
+from pympsd_client._objects.context import Context, handles
+from pympsd_client._objects.memory import upload
+from pympsd_client._objects.process import current
+
+_ATTRIBUTES: Final = {value: name for name, value in members("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_").items()}
+_DYNAMIC_LIMIT: Final = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
+_ELF: Final = b"\x7fELF"
+_FAT_BINARY: Final = (0xBA55ED50).to_bytes(4, "little")
+_FAT_WRAPPER: Final = (0x466243B1).to_bytes(4, "little")
+
+
+class Module:
+    """A loaded module; its functions get handles when they are first asked for."""
+
+    def __init__(self, handle: int, context: Context, layout: ModuleLayout) -> None:
+        self.handle: Final = handle
+        self.context: Final = context
+        self._functions: Final[dict[str, Function]] = {
+            one.name: Function(self, index, one) for index, one in enumerate(layout.functions)
+        }
+        self._globals: Final = {one.name: one for one in layout.globals}
+
+    def function(self, name: str) -> Function:
+        """Return a kernel by name; raise NOT_FOUND."""
+        self.context.usable()
+        found = self._functions.get(name)
+        if found is None:
+            raise _not_found("kernel", name, self._functions)
+        handles.functions[found.handle] = found
+        return found
+
+    def variable(self, name: str) -> GlobalLayout:
+        """Return a variable by name; raise NOT_FOUND."""
+        self.context.usable()
+        found = self._globals.get(name)
+        if found is None:
+            raise _not_found("variable", name, self._globals)
+        return found
+
+    def holds(self, address: int) -> bool:
+        """Whether an address lies in one of its variables."""
+        return any(one.address <= address < one.address + one.size for one in self._globals.values())
+
+    def unload(self) -> None:
+        """Free it once its running kernels have ended; its handles are invalid from now on."""
+        try:
+            self.context.call(operations.UNLOAD_MODULE, self.handle)
+            handles.modules.pop(self.handle, None)
+            for function in self._functions.values():
+                handles.functions.pop(function.handle, None)
+        finally:
+            forget()
+
+
+class Function:
+    """A kernel: attributes by name, and what launches have prepared (`_launch`)."""
+
+    def __init__(self, module: Module, index: int, layout: FunctionLayout) -> None:
+        self.module: Final = module.handle
+        self.context: Final = module.context
+        self.index: Final = index
+        self.layout: Final = layout
+        self.handle: Final = module.context.mint()
+        self.attributes: Final = dict(layout.attributes)
+        self.packers: Final[dict[tuple[Any, ...], Packer]] = {}
+        """One for each way of typing the parameters that a caller has used."""
+        self.checked: Final[set[tuple[int, ...]]] = set()
+        """Grid, block and shared sizes that were found to be within the limits."""
+
+    def attribute(self, number_of_it: int) -> int:
+        """Return an attribute's value; INVALID_VALUE for one that does not exist or is not known here."""
+        self.context.usable()
+        name = _ATTRIBUTES.get(number_of_it, "")
+        if name not in self.attributes:
+            raise invalid_value(f"function attribute {name or number_of_it} is not known of {self.layout.name}")
+        return self.attributes[name]
+
+    def set_attribute(self, number_of_it: int, value: int) -> None:
+        """Change MAX_DYNAMIC_SHARED_SIZE_BYTES (bytes); hints are accepted; INVALID_VALUE otherwise."""
+        self.context.usable()
+        name = _ATTRIBUTES.get(number_of_it, "")
+        if name == "PREFERRED_SHARED_MEMORY_CARVEOUT" and -1 <= value <= 100:
+            return
+        if name != _DYNAMIC_LIMIT:
+            raise invalid_value(f"function attribute {name or number_of_it} cannot be set to {value}")
+        allowed = self._most_dynamic()
+        if not 0 <= value <= allowed:
+            raise invalid_value(f"{_DYNAMIC_LIMIT} of {self.layout.name} is 0 to {allowed} bytes here, not {value}")
+        if value != self.attributes.get(_DYNAMIC_LIMIT):
+            self.attributes[_DYNAMIC_LIMIT] = value
+            self.checked.clear()
+            forget()
+
+    def _most_dynamic(self) -> int:
+        facts = self.context.device.facts.attributes
+        most = facts.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", facts.get("MAX_SHARED_MEMORY_PER_BLOCK", 0))
+        return most - self.attributes.get("SHARED_SIZE_BYTES", 0)
+
+
+def _not_found(kind: str, name: str, known: dict[str, Any]) -> CudaError:
+    has = ", ".join(sorted(known)[:20]) or "none"
+    return CudaError(Result.ERROR_NOT_FOUND, f"the module has no {kind} {name!r}; it has {has}")
+
+
+def load(image: bytes) -> Module:
+    """Load an image into the current context; raise CudaError, whose reason is the compiler's log."""
+    context = current()
+    handle = context.mint()
+    if not image:
+        raise CudaError(Result.ERROR_INVALID_IMAGE, "the image is empty")
+    upload(context, operations.IMAGE_PART, handle, image)
+    answer = context.call(operations.LOAD_MODULE, handle)
+    try:
+        layout = ModuleLayout.decode(answer)
+    except RemoteError as error:
+        raise lost(f"the executor sent {error}") from None
+    module = handles.modules[handle] = Module(handle, context, layout)
+    return module
+
+
+def load_file(path: bytes) -> Module:
+    """Load a file's image; FILE_NOT_FOUND when it cannot be read."""
+    current().usable()
+    try:
+        with open(path, "rb") as file:
+            image = file.read()
+    except OSError as error:
+        reason = f"{path.decode('utf-8', 'replace')}: {error.strerror}"
+        raise CudaError(Result.ERROR_FILE_NOT_FOUND, reason) from None
+    return load(image)
+
+
+def image_at(pointer: Any) -> bytes:
+    """Return the image at a pointer or in a buffer: text up to its NUL, binaries by the size in their header."""
+    with HostMemory(pointer) as memory:
+        memory.check(0, to_be_written=False)
+        head = ctypes.string_at(memory.address, 4 if memory.size is None else min(4, memory.size))
+        if head == _FAT_WRAPPER:
+            raise CudaError(Result.ERROR_INVALID_IMAGE, "a fat binary's wrapper is no image; pass what it points to")
+        binary = head in (_ELF, _FAT_BINARY)
+        if memory.size is not None:
+            data = ctypes.string_at(memory.address, memory.size)
+            return data if binary else data.split(b"\0", 1)[0]
+        if binary:
+            return ctypes.string_at(memory.address, _binary_size(memory.address, head))
+        return ctypes.string_at(memory.address)
+
+
+def _binary_size(address: int, head: bytes) -> int:
+    if head == _FAT_BINARY:  # magic (4 bytes), version (2), header size (2), body size (8)
+        header = ctypes.string_at(address, 16)
+        return int.from_bytes(header[6:8], "little") + int.from_bytes(header[8:16], "little")
+    header = ctypes.string_at(address, 64)  # elf(5), Elf64_Ehdr: the section headers lie last
+    sections = int.from_bytes(header[40:48], "little")
+    return sections + int.from_bytes(header[58:60], "little") * int.from_bytes(header[60:62], "little")
+
+
+def module_of(handle: Any) -> Module:
+    """Return the module of a handle; raise INVALID_HANDLE."""
+    found = handles.modules.get(number(handle))
+    if found is None:
+        current().usable()
+        raise invalid_handle(f"{number(handle):#x} is no module of this process (unloaded, or never loaded)")
+    return found
+
+
+def function_of(handle: Any) -> Function:
+    """Return the kernel of a handle; raise INVALID_HANDLE."""
+    found = handles.functions.get(number(handle))
+    if found is None:
+        current().usable()
+        raise invalid_handle(f"{number(handle):#x} is no kernel of this process (its module unloaded, perhaps)")
+    return found

@@ -1,0 +1,74 @@
+"""Occupancy: how many blocks of a kernel the multiprocessors of a context hold at once (CUDA driver API, Occupancy).
+
+The arithmetic is the executor's own (`pympsd.vocabulary.occupancy`), so what is said here holds there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Final
+
+from pympsd.vocabulary.occupancy import REGISTERS_OF_A_WARP, WARP_THREADS, blocks_per_multiprocessor
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._objects.module import Function
+
+_TO_DYNAMIC_BYTES: Final = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)
+"""CUoccupancyB2DSize: bytes of dynamic shared memory for a block of so many threads."""
+
+
+def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
+    """Return how many blocks one multiprocessor holds, 0 when a block does not fit; INVALID_VALUE for no threads."""
+    function.context.usable()
+    if threads < 1:
+        raise invalid_value(f"a block has at least 1 thread, not {threads}")
+    facts, attributes = function.context.device.facts.attributes, function.attributes
+    most = min(attributes.get("MAX_THREADS_PER_BLOCK", threads), facts.get("MAX_THREADS_PER_BLOCK", threads))
+    if threads > most or dynamic_bytes > attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", dynamic_bytes):
+        return 0
+    shared_bytes = attributes.get("SHARED_SIZE_BYTES", 0) + dynamic_bytes
+    return blocks_per_multiprocessor(facts, threads, shared_bytes, attributes.get(REGISTERS_OF_A_WARP, 0))
+
+
+def best_block(function: Function, dynamic_bytes: Callable[[int], int], most: int) -> tuple[int, int]:
+    """Return (blocks of a grid that fills the context's multiprocessors, threads of a block).
+
+    The block is the largest of those with which a multiprocessor holds the most threads; ``most`` 0 is no bound.
+    """
+    facts, attributes = function.context.device.facts.attributes, function.attributes
+    bound = min(attributes.get("MAX_THREADS_PER_BLOCK", 1024), facts.get("MAX_THREADS_PER_BLOCK", 1024))
+    bound = min(most, bound) if most else bound
+    sizes = [bound, *range(bound - bound % WARP_THREADS, 0, -WARP_THREADS)]
+    blocks = {threads: active_blocks(function, threads, dynamic_bytes(threads)) for threads in sizes}
+    best = max(blocks, key=lambda threads: (blocks[threads] * threads, threads))
+    if not blocks[best]:
+        raise invalid_value(f"no block of {function.layout.name} fits a multiprocessor with so much shared memory")
+    return blocks[best] * function.context.usable().multiprocessors, best
+
+
+def dynamic_bytes_by_block(pointer: int, constant: int) -> Callable[[int], int]:
+    """Return what gives a block's dynamic shared memory in bytes: the program's own function, or a constant."""
+    if not pointer:
+        return lambda threads: constant
+    call = _TO_DYNAMIC_BYTES(pointer)
+    return lambda threads: int(call(threads))
+
+
+def check_cooperative(function: Function, shape: tuple[int, ...]) -> None:
+    """Raise unless all blocks of a launch are resident at once, which is what makes it cooperative.
+
+    NOT_SUPPORTED on a device that has no such launches; COOPERATIVE_LAUNCH_TOO_LARGE.
+    """
+    facts = function.context.device.facts
+    if not facts.attributes.get("COOPERATIVE_LAUNCH"):
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{facts.name} has no cooperative launches")
+    x, y, z, *block, shared_bytes = shape
+    each = active_blocks(function, block[0] * block[1] * block[2], shared_bytes)
+    count = function.context.usable().multiprocessors
+    if x * y * z > each * count:
+        raise CudaError(
+            Result.ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+            f"{x * y * z} blocks of {function.layout.name}; a cooperative launch here has at most {each * count}, "
+            f"{each} on each of the context's {count} multiprocessors",
+        )

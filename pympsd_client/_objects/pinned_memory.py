@@ -1,0 +1,210 @@
+"""Page-locked host memory of this process, accounted for (CUDA, Memory Management).
+
+What is allocated is shared with the executor of the context it was allocated in, which copies from and to it by
+itself; on other devices, and where the program registers memory of its own, copies go as for any memory. Before Volta
+a client's page-locked memory lies within /dev/shm, whose size bounds it (MPS documents, 2.3.2). Like CUDA's with
+unified addressing it belongs to the process, not to a context: it stays until it is freed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from bisect import bisect_right
+from collections.abc import Callable
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
+
+from pympsd.vocabulary.device_facts import PINNED_BASE, PINNED_END
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._objects.shared_pinned_memory import SharedPages
+
+if TYPE_CHECKING:
+    from pympsd_client._command_stream.transport import Transport
+
+SHARED_MEMORY: Final = "/dev/shm"
+PORTABLE: Final = 1
+DEVICE_MAP: Final = 2
+WRITE_COMBINED: Final = 4
+IO_MEMORY: Final = 4
+READ_ONLY: Final = 8
+"""CU_MEMHOSTALLOC_* have the first three, CU_MEMHOSTREGISTER_* the first two and the last two."""
+
+_MS_ASYNC: Final = 1
+_msync = ctypes.CDLL(None, use_errno=True).msync
+_msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+@frozen
+class Region:
+    """``size`` bytes from ``address`` that are page-locked; ``pages`` is None where the caller owns the memory."""
+
+    address: int
+    size: int
+    flags: int
+    pages: SharedPages | None
+
+    @property
+    def charged(self) -> int:
+        """Bytes of the whole pages it lies in."""
+        return _whole_pages(self.address, self.size)[1]
+
+
+class Pinned:
+    """The page-locked memory of this process. Safe for threads."""
+
+    def __init__(self, shared_memory: str = SHARED_MEMORY) -> None:
+        self._shared_memory: Final = shared_memory
+        self._regions: Final[dict[int, Region]] = {}
+        self._coming = 0
+        """Bytes of allocations that are being made."""
+        self._shared: tuple[tuple[int, Region], ...] = ()
+        """Those that an executor has too, by address; replaced whole, for copies look without the lock."""
+        self._changing: Final = Lock()
+
+    def allocate(self, size: int, flags: int, bounded: bool, make: Callable[[int], SharedPages]) -> int:
+        """Return the address of ``size`` new bytes, zero and page-aligned; ``bounded``: by the size of /dev/shm.
+
+        ``make`` makes them: it gets the size, and raises CudaError.
+        """
+        if size == 0:
+            raise invalid_value("an allocation has at least 1 byte")
+        if flags & ~(PORTABLE | DEVICE_MAP | WRITE_COMBINED):
+            raise invalid_value(f"cuMemHostAlloc takes a combination of CU_MEMHOSTALLOC_*, not {flags:#x}")
+        charged = _whole_pages(0, size)[1]
+        with self._changing:
+            self._check_bound(charged, bounded)
+            self._coming += charged
+        try:
+            pages = make(size)
+            with self._changing:
+                self._enter(Region(pages.address, size, flags, pages))
+        finally:
+            with self._changing:
+                self._coming -= charged
+        return pages.address
+
+    def _enter(self, region: Region) -> None:
+        self._regions[region.address] = region
+        self._order_shared()
+
+    def _order_shared(self) -> None:
+        self._shared = tuple(
+            (address, self._regions[address])
+            for address in sorted(self._regions)
+            if self._regions[address].pages is not None
+        )
+
+    def free(self, address: int) -> None:
+        """Give an allocation back; INVALID_VALUE for what is no allocation's start. Address 0 is nothing to free."""
+        if address == 0:
+            return
+        with self._changing:
+            region = self._regions.get(address)
+            if region is None or region.pages is None:
+                raise invalid_value(f"{address:#x} is not what cuMemAllocHost or cuMemHostAlloc gave")
+            del self._regions[address]
+            self._order_shared()
+        region.pages.close()
+
+    def reached_by(self, transport: Transport, address: int, count: int) -> bool:
+        """Whether the executor behind a transport copies from and to these bytes by itself.
+
+        Raises CudaError INVALID_VALUE where they begin in such memory and do not end in it.
+        """
+        if not PINNED_BASE <= address < PINNED_END:
+            return False
+        shared = self._shared
+        at = bisect_right(shared, address, key=_start) - 1
+        if at < 0:
+            return False
+        region = shared[at][1]
+        if region.pages is None or address >= region.address + region.size:
+            return False
+        if address + count > region.address + region.size:
+            raise invalid_value(
+                f"{count} bytes at {address:#x} are not all within the {region.size} bytes of page-locked memory at "
+                f"{region.address:#x}"
+            )
+        return region.pages.transport is transport
+
+    def register(self, address: int, size: int, flags: int, bounded: bool) -> None:
+        """Count the caller's own memory as page-locked; it stays the caller's to free, once unregistered."""
+        if address == 0 or size == 0:
+            raise invalid_value("cuMemHostRegister takes an address and at least 1 byte")
+        if flags & ~(PORTABLE | DEVICE_MAP | IO_MEMORY | READ_ONLY):
+            raise invalid_value(f"cuMemHostRegister takes a combination of CU_MEMHOSTREGISTER_*, not {flags:#x}")
+        if flags & (IO_MEMORY | READ_ONLY):
+            raise CudaError(
+                Result.ERROR_NOT_SUPPORTED,
+                "CU_MEMHOSTREGISTER_IOMEMORY and CU_MEMHOSTREGISTER_READ_ONLY are not supported; copy such memory as "
+                "it is, without registering it",
+            )
+        start, length = _whole_pages(address, size)
+        # It changes nothing, and fails where a page is not mapped.
+        if start + length >= 1 << 64 or _msync(start, length, _MS_ASYNC) != 0:
+            raise invalid_value(f"the {size} bytes at {address:#x} are not all memory of this process")
+        with self._changing:
+            for other in self._regions.values():
+                if address < other.address + other.size and other.address < address + size:
+                    raise CudaError(
+                        Result.ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+                        f"the {other.size} bytes at {other.address:#x} are page-locked already",
+                    )
+            self._check_bound(length, bounded)
+            self._regions[address] = Region(address, size, flags, None)
+
+    def unregister(self, address: int) -> None:
+        """Undo a registration; HOST_MEMORY_NOT_REGISTERED for anything else."""
+        with self._changing:
+            region = self._regions.get(address)
+            if region is None or region.pages is not None:
+                raise CudaError(
+                    Result.ERROR_HOST_MEMORY_NOT_REGISTERED,
+                    f"{address:#x} is not what cuMemHostRegister was called with",
+                )
+            del self._regions[address]
+
+    def region_at(self, address: int) -> Region | None:
+        """Return the region that an address lies in."""
+        for region in tuple(self._regions.values()):
+            if region.address <= address < region.address + region.size:
+                return region
+        return None
+
+    def _check_bound(self, wanted: int, bounded: bool) -> None:
+        if not bounded:
+            return
+        size, used = self._size(), self._coming + sum(region.charged for region in self._regions.values())
+        if used + wanted > size:
+            raise CudaError(
+                Result.ERROR_OUT_OF_MEMORY,
+                f"{wanted} bytes of page-locked memory, with {used} in use, are more than {self._shared_memory} has: "
+                f"{size} bytes, which bound the page-locked memory of an MPS client on devices before Volta; free "
+                f"some, use pageable memory, or enlarge it: mount -o remount,size=... {self._shared_memory}",
+            )
+
+    def _size(self) -> int:
+        try:
+            found = os.statvfs(self._shared_memory)
+        except OSError:  # there is none: nothing fits
+            return 0
+        return found.f_blocks * found.f_frsize
+
+
+def _start(entry: tuple[int, Region]) -> int:
+    return entry[0]
+
+
+def _whole_pages(address: int, size: int) -> tuple[int, int]:
+    """Return the start and the length of the pages that a range lies in."""
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    end = -(-(address + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return start, end - start
+
+
+pinned: Final = Pinned()

@@ -1,0 +1,179 @@
+"""This process: whether and how it reached its devices (cuInit), what fork and exit do to it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+from threading import Lock
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.bindings import bindings
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._command_stream.launch_cache import check_choice, forget
+from pympsd_client._connect.discovery import REQUIRE, Way, check_switches, without_daemon
+from pympsd_client._connect.private_executor import PrivateExecutors, PrivateExecutorWarning, native_driver
+from pympsd_client._connect.retry import arrive
+from pympsd_client._objects.context import Connection, Context, Device, handles
+from pympsd_client._objects.thread_local import mine
+
+_FORKED: Final = (
+    "CUDA cannot be used in a process forked after cuInit; start the child with spawn or exec, or fork before cuInit"
+)
+
+
+class Process:
+    """What this process is to its devices; one instance, `here`."""
+
+    def __init__(self) -> None:
+        self.native: Any = None
+        """The module cuda.bindings.driver when the program runs natively: every call is its own then."""
+        self.connection: Connection | None = None
+        self.forked = False
+        self.calls_back = False
+        """Whether this process has launched a host function, in which CUDA calls are not permitted."""
+        self._starting = Lock()
+        self.primaries: dict[int, Primary] = {}
+
+    def initialize(self, flags: int) -> None:
+        """Do what cuInit does, once; raise CudaError. Other threads wait until it is done."""
+        self._refuse_forked()
+        if flags != 0:
+            raise invalid_value(f"cuInit takes no flags: 0, not {flags}")
+        with self._starting:
+            if self.connection is None and self.native is None:
+                self._reach_devices()
+            elif self.connection is not None:
+                self.connection.check()
+
+    def _reach_devices(self) -> None:
+        environment = dict(os.environ)
+        check_choice()
+        check_switches(environment)
+        answer = arrive(environment)
+        if not isinstance(answer, str):
+            self._connected(answer)
+            return
+        way = without_daemon(environment, environment.get(REQUIRE) != "1" and native_driver())
+        if way is Way.REFUSE:
+            raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, f"{answer}, and {REQUIRE}=1 asks for one")
+        if way is Way.NATIVE:
+            self.native = bindings
+            return
+        self._connected(PrivateExecutors(environment))
+        # The frames above: initialize, cuInit's door (two), the program.
+        warnings.warn(f"{answer}: running on a private emulated device", PrivateExecutorWarning, stacklevel=5)
+
+    def _connected(self, connection: Connection) -> None:
+        self.primaries = {device.number: Primary(device) for device in connection.devices}
+        self.connection = connection
+
+    def require(self) -> Connection:
+        """Return the connection; raise NOT_INITIALIZED before cuInit and after fork."""
+        if self.connection is None:
+            self._refuse_forked()
+            raise CudaError(Result.ERROR_NOT_INITIALIZED, "call cuInit(0) first: it has not been called, or failed")
+        return self.connection
+
+    def _refuse_forked(self) -> None:
+        if self.forked:
+            raise _forked()
+
+    def device(self, number: Any) -> Device:
+        """Return a visible device by its number; raise INVALID_DEVICE. A server that is gone is noticed here."""
+        connection = self.require()
+        connection.check()
+        index = int(number)
+        if not 0 <= index < len(connection.devices):
+            raise CudaError(
+                Result.ERROR_INVALID_DEVICE,
+                f"there is no device {index}; {len(connection.devices)} are visible, counted from 0",
+            )
+        return connection.devices[index]
+
+    def primary(self, number: Any) -> Primary:
+        """Return what is known of a device's primary context."""
+        return self.primaries[self.device(number).number]
+
+    def after_fork(self) -> None:
+        """In a forked child nothing works any more, if anything had begun; the parent is unharmed."""
+        begun = self.connection is not None or self._starting.locked()
+        self._starting = Lock()
+        if self.native is not None or not begun:
+            return
+        self.forked = True
+        forget()
+        connection, self.connection = self.connection, None
+        for context in handles.contexts.values():
+            context.after_fork(_forked())
+        if connection is not None:
+            connection.abandon()
+
+    def at_exit(self) -> None:
+        """Leave in order."""
+        connection = self.connection
+        if connection is not None:
+            connection.close()
+
+
+class Primary:
+    """A device's primary context: made when first retained, closed with the last release (CUDA driver API)."""
+
+    def __init__(self, device: Device) -> None:
+        self.device: Final = device
+        self.context: Context | None = None
+        self.flags = 0
+        self._references = 0
+        self._changing: Final = Lock()
+
+    def retain(self, connection: Connection) -> Context:
+        """Count one more user; open the context when it is closed. Raise CudaError."""
+        with self._changing:
+            context = self.context or Context(self.device, self.flags, primary=True)
+            context.flags = self.flags if not context.active else context.flags
+            try:
+                context.open(connection)
+            except BaseException:
+                if self.context is None:
+                    handles.contexts.pop(context.handle, None)
+                raise
+            self.context = context
+            self._references += 1
+            return context
+
+    def release(self, connection: Connection) -> None:
+        """Count one user less; the last one's closes the context. INVALID_CONTEXT when there is none."""
+        with self._changing:
+            if self._references == 0 or self.context is None:
+                raise CudaError(Result.ERROR_INVALID_CONTEXT, "the primary context is not retained")
+            self._references -= 1
+            if self._references == 0:
+                self.context.close(connection)
+
+    def reset(self, connection: Connection) -> None:
+        """Free all it held; its users keep their references and retain it again to go on."""
+        with self._changing:
+            if self.context is not None:
+                self.context.close(connection)
+
+
+def _forked() -> CudaError:
+    return CudaError(Result.ERROR_NOT_INITIALIZED, _FORKED)
+
+
+here: Final = Process()
+os.register_at_fork(after_in_child=here.after_fork)
+atexit.register(here.at_exit)
+
+
+def current() -> Context:
+    """Return the calling thread's current context; raise INVALID_CONTEXT when it has none."""
+    stack = mine.stack
+    if stack:
+        return stack[-1]
+    here.require()
+    raise CudaError(
+        Result.ERROR_INVALID_CONTEXT,
+        "no context is current to this thread; call cuCtxCreate, or cuDevicePrimaryCtxRetain and cuCtxSetCurrent",
+    )

@@ -1,0 +1,107 @@
+"""Page-locked memory that an executor has at the same address, so that its device copies from and to it by itself."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
+
+from pympsd.channel.descriptors import ADVICE
+from pympsd.vocabulary.results import Result
+from pympsd.wire.records import FLAG_QUIET
+from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.received_fds import NO_ROOM, Brought
+from pympsd_client._command_stream.staging_memory import map_at, unmap
+
+if TYPE_CHECKING:
+    from pympsd_client._command_stream.transport import Transport
+    from pympsd_client._objects.context import Context
+
+_NO_CONTEXT: Final = 0
+"""It is the process's: to free it no context is named."""
+_ADDRESS: Final = struct.Struct("=Q")
+_preparing: Final = Lock()
+
+
+@frozen(eq=False)
+class SharedPages:
+    """``size`` bytes at ``address``, here and in the executor behind ``transport``."""
+
+    address: int
+    size: int
+    transport: Transport
+
+    def close(self) -> None:
+        """Give them back: here at once, in the executor when what it was told so far is done."""
+        unmap(self.address, self.size)  # first: once they are free there, the address may be given out again
+        _free(self.transport, self.address)
+
+
+def share(context: Context, size: int) -> SharedPages:
+    """Return ``size`` new bytes, all zero, which the executor of a context reaches; raise CudaError."""
+    opened = context.usable()
+    transport = opened.transport
+    brought = _descriptors_of(transport, opened.serial)
+    for body in brought.decline():
+        _free(transport, *_ADDRESS.unpack_from(body))
+    sequence = transport.sequence()
+    record = operations.ALLOCATE_PINNED.record(opened.serial, sequence, size)
+    with brought.wanted(sequence):
+        (address,) = _ADDRESS.unpack_from(context.judge(opened, transport.call(sequence, record)))
+        fd = brought.take(sequence)
+    try:
+        if fd is None:
+            raise lost("the executor gave page-locked memory and sent no descriptor of it")
+        if fd == NO_ROOM:
+            raise CudaError(Result.ERROR_OPERATING_SYSTEM, f"this process is out of file descriptors: {ADVICE}")
+        map_at(fd, address, size)
+    except OSError as error:
+        _free(transport, address)
+        raise _not_mapped(size, address, error) from None
+    except CudaError:
+        _free(transport, address)
+        raise
+    return SharedPages(address, size, transport)
+
+
+def _descriptors_of(transport: Transport, serial: int) -> Brought:
+    """Return where descriptors arrive; from now on whoever reads the stream receives them."""
+    with _preparing:
+        if transport.brought is None:
+            transport.brought = Brought()
+        brought = transport.brought
+        if not brought.ready:
+            # Another thread may be reading without them this very moment: with this answer it begins anew.
+            sequence = transport.sequence()
+            transport.call(sequence, operations.MEMORY_INFO.record(serial, sequence, flags=FLAG_QUIET))
+            brought.ready = True
+    return brought
+
+
+def _free(transport: Transport, address: int) -> None:
+    sequence = transport.sequence()
+    transport.expect(sequence)
+    try:
+        # Urgent: it is no work of a stream's, and keeps to no stream's pace.
+        transport.post(operations.FREE_PINNED.record(_NO_CONTEXT, sequence, address), urgent=True)
+        transport.answer(sequence)
+    except CudaError:  # the executor has gone, and its memory with it
+        return
+    finally:
+        transport.forget(sequence)
+
+
+def _not_mapped(size: int, address: int, error: OSError) -> CudaError:
+    if error.errno == errno.EEXIST:
+        return CudaError(
+            Result.ERROR_OUT_OF_MEMORY,
+            f"something of this process is mapped at {address:#x}, where the executor has the {size} bytes of "
+            "page-locked memory: both need it at the same address; use pageable memory",
+        )
+    return CudaError(
+        Result.ERROR_OUT_OF_MEMORY, f"the system maps no {size} bytes of page-locked memory: {error.strerror}"
+    )

@@ -1,0 +1,1 @@
+"""Calls of the CUDA driver, and what is counted and reported about them."""

@@ -1,0 +1,1 @@
+"""Device memory, address ranges, staging and copies."""

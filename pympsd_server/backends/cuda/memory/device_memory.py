@@ -1,0 +1,146 @@
+"""Physical memory under the device's window of addresses: mapped as allocations need it, zero when handed out.
+
+By the driver's virtual memory management, whose calls wait for no kernel; cuMemFree would wait for every client's
+(docs/decisions/004-what-the-gpu-decided.md).
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any, Final
+
+from pympsd.vocabulary.device_facts import WINDOW_BITS
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda.driver.calls import Driver, cu, plain_call
+from pympsd_server.backends.cuda.memory.address_ranges import PAGE_BYTES, Extents, NoRange, Pages
+from pympsd_server.backends.interface import BackendError
+
+_SPARE_PAGES: Final = 16
+"""Pages kept mapped although nothing touches them: a program that allocates and frees a little maps nothing."""
+
+
+class DeviceMemory:
+    """The allocations of all clients. Safe to use from several threads."""
+
+    def __init__(self, driver: Driver, device: int, window: int) -> None:
+        """Reserve the window; BackendError when the driver does not give these very addresses."""
+        self._driver = driver
+        self._lock = Lock()
+        reserved = int(driver.call(cu.cuMemAddressReserve, 1 << WINDOW_BITS, 0, window, 0))
+        if reserved != window:
+            reason = f"the driver reserved addresses at {reserved:#x}, not at the device's window {window:#x}"
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
+        self._window = window
+        self._extents = Extents(window, 1 << WINDOW_BITS)
+        self._mapped: dict[int, tuple[int, Any]] = {}
+        """(size, handle) by address."""
+        self._spare: dict[int, None] = {}
+        self._kind, self._access = _kind_of(device)
+        _, greatest = driver.call(cu.cuCtxGetStreamPriorityRange)
+        self._cleaner = driver.call(cu.cuStreamCreateWithPriority, cu.CUstream_flags.CU_STREAM_NON_BLOCKING, greatest)
+
+    def allocate(self, count: int) -> int:
+        """Return the address of ``count`` zero bytes; BackendError OUT_OF_MEMORY."""
+        with self._lock:
+            try:
+                address, pages = self._extents.allocate(count)
+            except NoRange as error:
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
+            try:
+                self._map_all(pages)
+            except BackendError:
+                self._let_go(self._extents.free(address), keep=0)
+                raise
+        self._driver.call(cu.cuStreamSynchronize, self._cleaner)
+        return address
+
+    def free(self, address: int) -> None:
+        """Give an allocation back, which nothing may touch any more."""
+        with self._lock:
+            end, shared = self._extents.end_of(address), self._extents.under(address).shared
+            self._let_go(self._extents.free(address), keep=_SPARE_PAGES)
+            for page in shared:
+                start = max(page, address)
+                if page in self._mapped:
+                    self._clean(start, min(page + PAGE_BYTES, end) - start)
+
+    def close(self) -> None:
+        """Unmap everything and let the window go; nothing may touch it any more."""
+        with self._lock:
+            for start in tuple(self._mapped):
+                self._unmap(start)
+            self._driver.call(cu.cuMemAddressFree, self._window, 1 << WINDOW_BITS)
+
+    def _let_go(self, pages: Pages, keep: int) -> None:
+        if pages.whole is not None:
+            self._unmap(pages.whole[0])
+        for page in pages.shared:
+            if len(self._spare) < keep:
+                self._spare[page] = None
+            else:
+                self._unmap(page)
+
+    def _map_all(self, pages: Pages) -> None:
+        if pages.whole is not None:
+            start, size = pages.whole
+            for page in [page for page in self._spare if start <= page < start + size]:
+                self._unmap(page)
+            self._map(start, size)
+        for page in pages.shared:
+            if page in self._spare:
+                del self._spare[page]
+            else:
+                self._map(page, PAGE_BYTES)
+
+    def _map(self, start: int, size: int) -> None:
+        call = self._driver.call
+        try:
+            handle = call(cu.cuMemCreate, size, self._kind, 0)
+        except BackendError:
+            # What is kept may be what is missing.
+            for page in tuple(self._spare):
+                self._unmap(page)
+            handle = call(cu.cuMemCreate, size, self._kind, 0)
+        try:
+            call(cu.cuMemMap, start, size, 0, handle, 0)
+        except BackendError:
+            call(cu.cuMemRelease, handle)
+            raise
+        self._mapped[start] = (size, handle)
+        call(cu.cuMemSetAccess, start, size, [self._access], 1)
+        self._clean(start, size)
+
+    def _unmap(self, start: int) -> None:
+        self._spare.pop(start, None)
+        mapped = self._mapped.pop(start, None)
+        if mapped is None:  # it could not be mapped
+            return
+        self._driver.call(cu.cuStreamSynchronize, self._cleaner)  # it may be about these very bytes
+        size, handle = mapped
+        self._driver.call(cu.cuMemUnmap, start, size)
+        self._driver.call(cu.cuMemRelease, handle)
+
+    def _clean(self, start: int, length: int) -> None:
+        self._driver.call(cu.cuMemsetD8Async, start, 0, length, self._cleaner)
+
+
+def _kind_of(device: int) -> tuple[Any, Any]:
+    kind = cu.CUmemAllocationProp()
+    kind.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    kind.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    kind.location.id = device
+    access = cu.CUmemAccessDesc()
+    access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device
+    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    smallest = int(
+        plain_call(
+            cu.cuMemGetAllocationGranularity,
+            kind,
+            cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+        )
+    )
+    if PAGE_BYTES % smallest:
+        reason = f"the device maps memory in pieces of {smallest} bytes, and this backend in pieces of {PAGE_BYTES}"
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
+    return kind, access

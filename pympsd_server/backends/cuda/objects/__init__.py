@@ -1,0 +1,1 @@
+"""Device, contexts, streams, events, modules and green contexts of a real GPU."""

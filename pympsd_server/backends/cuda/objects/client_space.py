@@ -1,0 +1,76 @@
+"""One client process on the device: its budget, what its calls reach, its registered memory."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.budget import ClientBudget, DeviceBudget, charged
+from pympsd_server.backends.cuda.memory.address_ranges import Reach
+from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
+from pympsd_server.backends.cuda.reclaim.deferred_free import Retired
+from pympsd_server.backends.cuda.reclaim.deferred_release import SharedMemory
+from pympsd_server.backends.interface import BackendError
+
+_ADDRESS_LIMIT = 1 << 63
+
+
+class ClientSpace:
+    """Shared by the contexts of one client. ``lock`` is held while the budget or the reach is changed."""
+
+    def __init__(
+        self, memory: DeviceMemory, device: DeviceBudget, limit: int, registered: SharedMemory, retired: Retired
+    ) -> None:
+        self.lock = Lock()
+        self.memory = memory
+        self.budget = ClientBudget(device, limit)
+        self.registered = registered
+        self.retired = retired
+        self._reach = Reach()
+
+    def take(self, count: int, what: str) -> None:
+        """Charge bytes; BackendError OUT_OF_MEMORY."""
+        with self.lock:
+            self.budget.take(count, what)
+
+    def give(self, count: int) -> None:
+        """Give charged bytes back."""
+        with self.lock:
+            self.budget.give(count)
+
+    def allocate(self, count: int) -> int:
+        """Return the address of new memory; BackendError OUT_OF_MEMORY."""
+        self.take(charged(count), "an allocation")
+        try:
+            address = self.memory.allocate(count)
+        except BaseException:
+            self.give(charged(count))
+            raise
+        self.own(address, count)
+        return address
+
+    def free(self, address: int, count: int) -> None:
+        """Give an allocation back."""
+        self.disown(address)
+        self.memory.free(address)
+        self.give(charged(count))
+
+    def own(self, address: int, count: int) -> None:
+        """A range is the client's."""
+        with self.lock:
+            self._reach.add(address, count)
+
+    def disown(self, address: int) -> None:
+        """It is no more; nothing happens when it was not."""
+        with self.lock:
+            self._reach.remove(address)
+
+    def check(self, address: int, count: int) -> None:
+        """BackendError INVALID_VALUE unless all of ``count`` bytes lie in one range of the client's."""
+        if not count:
+            return
+        with self.lock:
+            if 0 < count < _ADDRESS_LIMIT and self._reach.covers(address, count):
+                return
+        reason = f"address {address:#x}, {count} bytes: in no allocation of this client"
+        raise BackendError(Result.ERROR_INVALID_VALUE, reason)

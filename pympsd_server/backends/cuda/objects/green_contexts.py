@@ -1,0 +1,120 @@
+"""Shares of the multiprocessors: green contexts over groups of one split, made when first wanted and kept.
+
+Making one waits for every kernel that runs (0.4 ms when none does) and takes 6 MiB; one that is kept is had at once.
+Source: docs/decisions/004-what-the-gpu-decided.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from threading import Lock
+from typing import Any, Final
+
+from attrs import frozen
+
+from pympsd_server.backends.cuda.driver.calls import Driver, cu
+from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
+from pympsd_server.backends.cuda.objects.sm_groups import Groups
+
+GROUP_SIZE: Final = 2
+SHARE_BYTES: Final = 6 << 20
+"""Device memory that a green context takes (measured on an H200)."""
+_BLOCKS_EACH: Final = 64
+_IGNORE_COSCHEDULING: Final = 1
+"""CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING, whose kind cuda-bindings 13.1 renamed."""
+_WHERE: Final = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry where(.param .u64 place) {
+    .reg .b32 %r<3>; .reg .b64 %rd<7>; .reg .pred %p;
+    ld.param.u64 %rd1, [place];
+    mov.u32 %r1, %ctaid.x; mov.u32 %r2, %smid;
+    mul.wide.u32 %rd2, %r1, 4; add.s64 %rd3, %rd1, %rd2;
+    st.global.u32 [%rd3], %r2;
+    mov.u64 %rd4, %clock64;
+AGAIN:
+    mov.u64 %rd5, %clock64; sub.s64 %rd6, %rd5, %rd4;
+    setp.lt.s64 %p, %rd6, 20000;
+    @%p bra AGAIN;
+    ret;
+}
+\0"""
+"""Writes where each block runs, and stays there a while so that the others go elsewhere."""
+
+
+@frozen
+class Share:
+    """The multiprocessors of a context; ``green`` is None for all of them."""
+
+    multiprocessors: tuple[int, ...]
+    """As kernels read them in %smid."""
+    green: Any = None
+    groups: tuple[int, ...] = ()
+
+
+class Shares:
+    """Hands out shares of one device. Safe to use from several threads."""
+
+    def __init__(self, driver: Driver, device: int, multiprocessors: int, memory: DeviceMemory) -> None:
+        self._driver = driver
+        self._device = device
+        self._memory = memory
+        self._lock = Lock()
+        self._all = Share(tuple(range(multiprocessors)))
+        kinds = cu.CUdevResourceType
+        resource = driver.call(cu.cuDeviceGetDevResource, device, kinds.CU_DEV_RESOURCE_TYPE_SM)
+        self._parts, count, _ = driver.call(
+            cu.cuDevSmResourceSplitByCount,
+            multiprocessors // GROUP_SIZE,
+            resource,
+            _IGNORE_COSCHEDULING,
+            GROUP_SIZE,
+        )
+        self._groups = Groups(int(count), GROUP_SIZE)
+        self._kept: dict[tuple[int, ...], Share] = {}
+        self._where = driver.call(cu.cuModuleGetFunction, driver.call(cu.cuModuleLoadData, _WHERE), b"where")
+
+    def take(self, multiprocessors: int) -> Share:
+        """Return the share of a context limited to so many, rounded up to whole groups; 0: all of them."""
+        with self._lock:
+            wanted = self._groups.wanted(multiprocessors)
+            if not wanted:
+                return self._all
+            groups = self._groups.take(wanted, self._kept)
+            try:
+                if groups not in self._kept:
+                    self._kept[groups] = self._make(groups)
+            except BaseException:
+                self._groups.give(groups)
+                raise
+            return self._kept[groups]
+
+    def give(self, share: Share) -> None:
+        """A context that had it is gone."""
+        with self._lock:
+            self._groups.give(share.groups)
+
+    def _make(self, groups: tuple[int, ...]) -> Share:
+        call = self._driver.call
+        parts = [self._parts[group] for group in groups]
+        description = call(cu.cuDevResourceGenerateDesc, parts, len(parts))
+        flag = cu.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+        green = call(cu.cuGreenCtxCreate, description, self._device, int(flag))
+        return Share(self._measured(green, len(groups) * GROUP_SIZE), green, groups)
+
+    def _measured(self, green: Any, multiprocessors: int) -> tuple[int, ...]:
+        """Return the ids of a green context's multiprocessors: the driver tells only how many there are."""
+        call, blocks = self._driver.call, multiprocessors * _BLOCKS_EACH
+        stream = call(cu.cuGreenCtxStreamCreate, green, int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING), 0)
+        place, found = self._memory.allocate(4 * blocks), bytearray(4 * blocks)
+        try:
+            parameters = ((place,), (ctypes.c_uint64,))
+            call(cu.cuLaunchKernel, self._where, blocks, 1, 1, 32, 1, 1, 0, stream, parameters, 0)
+            call(cu.cuStreamSynchronize, stream)
+            call(cu.cuMemcpyDtoH, found, place, len(found))
+        finally:
+            self._memory.free(place)
+            call(cu.cuStreamDestroy, stream)
+        return tuple(sorted(set(struct.unpack(f"={blocks}I", found))))

@@ -1,0 +1,178 @@
+"""Loaded code: PTX and fatbins become a cubin by the driver's linker, which holds nobody up, and then a module."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import define
+
+from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
+from pympsd.vocabulary.occupancy import REGISTERS_OF_A_WARP, warp_registers
+from pympsd.vocabulary.results import Result
+from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
+from pympsd_server.backends.cuda.driver.calls import Driver, cu
+from pympsd_server.backends.cuda.objects.module_image import Cubin, check_fatbin, kind_of, read_cubin, read_fatbin
+from pympsd_server.backends.interface import BackendError
+from pympsd_server.native.states import KernelRow
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.cuda.objects.context import CudaContext
+
+_LOG_BYTES: Final = 8192
+_LACKING: Final = re.compile(r"(?:undefined reference to|unresolved extern function)\s+['`]?([\w$]+)", re.IGNORECASE)
+"""How the driver's linker says that a function is in none of the images."""
+_PARAMETER_LIMIT: Final = 4096
+"""More parameters than any kernel has."""
+
+
+def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
+    """Return an image as one that needs no compiling, and what is in it; BackendError with what the linker said."""
+    kind = kind_of(image)
+    if kind == "cubin":
+        return image, read_cubin(image)
+    types = cu.CUjitInputType
+    if kind == "ptx":
+        cubin = _linked(driver, types.CU_JIT_INPUT_PTX, image.rstrip(b"\0") + b"\0")
+        return cubin, read_cubin(cubin)
+    check_fatbin(image)
+    try:
+        cubin = _linked(driver, types.CU_JIT_INPUT_FATBINARY, image)
+    except BackendError as error:
+        if error.code is not Result.ERROR_NO_BINARY_FOR_GPU:
+            raise
+        # Its code is linked already, which the linker does not take and the loader does.
+        return image, read_fatbin(image)
+    read = read_cubin(cubin)
+    # Of linked code the linker may also make a cubin in which nothing is.
+    return (cubin, read) if read.device_bytes else (image, read_fatbin(image))
+
+
+def _linked(driver: Driver, kind: Any, image: bytes) -> bytes:
+    names, log = cu.CUjit_option, bytearray(_LOG_BYTES)
+    options = [names.CU_JIT_ERROR_LOG_BUFFER, names.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+    state = driver.call(cu.cuLinkCreate, len(options), options, [log, len(log)])
+    try:
+        driver.call(cu.cuLinkAddData, state, kind, image, len(image), b"image", 0, [], [])
+        address, size = driver.call(cu.cuLinkComplete, state)
+        return ctypes.string_at(int(address), int(size))
+    except BackendError as error:
+        said = log.rstrip(b"\0").decode(errors="replace").strip()
+        for lacking in _LACKING.findall(said):
+            if is_device_runtime(lacking):
+                raise BackendError(Result.ERROR_NOT_SUPPORTED, refusal(lacking)) from None
+        raise BackendError(error.code, f"{error.reason}: {said}" if said else error.reason) from None
+    finally:
+        driver.call(cu.cuLinkDestroy, state)
+
+
+@define(eq=False)
+class Kernel:
+    """A function of a module; ``row`` tells a native worker of it."""
+
+    handle: Any
+    layout: FunctionLayout
+    row: KernelRow
+
+
+class CudaModule:
+    """Code and variables of one client."""
+
+    def __init__(self, context: CudaContext, driver: Driver, code: bytes, read: Cubin) -> None:
+        """Load what ``loadable`` returned; BackendError says why not. Loading waits for every kernel that runs."""
+        self.context = context
+        self.device_bytes = read.device_bytes
+        self._driver = driver
+        self.handle = driver.call(cu.cuModuleLoadData, code)
+        try:
+            count = int(driver.call(cu.cuModuleGetFunctionCount, self.handle))
+            handles = driver.call(cu.cuModuleEnumerateFunctions, count, self.handle) if count else []
+            self.native_kernels = (KernelRow * count)()
+            self.kernels = tuple(map(_kernel, repeat(driver), handles, self.native_kernels))
+            self._globals = tuple(found for name in read.variables if (found := self._variable(name)) is not None)
+        except BaseException:
+            driver.call(cu.cuModuleUnload, self.handle)
+            raise
+
+    def _variable(self, name: str) -> GlobalLayout | None:
+        """Return where a variable is; None for what only the compiler knows by this name."""
+        try:
+            address, size = self._driver.call(cu.cuModuleGetGlobal, self.handle, name.encode())
+        except BackendError as error:
+            if error.code == Result.ERROR_NOT_FOUND:
+                return None
+            raise
+        return GlobalLayout(name, int(address), int(size))
+
+    @property
+    def functions(self) -> Sequence[FunctionLayout]:
+        """Its kernels, in the order LAUNCH counts them."""
+        return tuple(kernel.layout for kernel in self.kernels)
+
+    @property
+    def globals(self) -> Sequence[GlobalLayout]:
+        """Its variables with their addresses, which lie outside of the device's window."""
+        return self._globals
+
+    @property
+    def places(self) -> Mapping[int, int]:
+        """Where its variables lie, with their sizes: each place once, also where several names are for it."""
+        places: dict[int, int] = {}
+        for each in self._globals:
+            places[each.address] = max(each.size, places.get(each.address, 0))
+        return places
+
+    def kernel(self, index: int) -> Kernel:
+        """Return a kernel by its index; BackendError INVALID_HANDLE when there is none."""
+        if not 0 <= index < len(self.kernels):
+            reason = f"function {index} of a module that has {len(self.kernels)}"
+            raise BackendError(Result.ERROR_INVALID_HANDLE, reason)
+        return self.kernels[index]
+
+    def unload(self) -> None:
+        """Free it once the context's work so far is done."""
+        self.context.unload(self)
+
+    def discard(self) -> None:
+        """Unload it now, which waits for every kernel that runs."""
+        self._driver.call(cu.cuModuleUnload, self.handle)
+
+
+def _kernel(driver: Driver, handle: Any, row: KernelRow) -> Kernel:
+    attributes = _attributes(driver, handle)
+    attributes[REGISTERS_OF_A_WARP] = warp_registers(attributes["NUM_REGS"])
+    parameters = _parameters(handle)
+    layout = FunctionLayout(
+        name=driver.call(cu.cuFuncGetName, handle).decode(),
+        parameters=parameters,
+        parameter_bytes=max((offset + size for offset, size in parameters), default=0),
+        attributes=attributes,
+    )
+    row.function, row.parameter_bytes = int(handle), layout.parameter_bytes
+    row.max_threads, row.shared_bytes = attributes["MAX_THREADS_PER_BLOCK"], attributes["SHARED_SIZE_BYTES"]
+    row.dynamic_bytes = attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", 0)
+    return Kernel(handle, layout, row)
+
+
+def _attributes(driver: Driver, handle: Any) -> dict[str, int]:
+    driver.enter()
+    found = {}
+    for name, attribute in cu.CUfunction_attribute.__members__.items():
+        code, value = cu.cuFuncGetAttribute(attribute, handle)
+        if not int(code):  # an older driver does not know all of them
+            found[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
+    return found
+
+
+def _parameters(handle: Any) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    while len(found) < _PARAMETER_LIMIT:
+        code, *values = cu.cuFuncGetParamInfo(handle, len(found))
+        if int(code):  # INVALID_VALUE: there is no such parameter
+            break
+        offset, size = values
+        found.append((int(offset), int(size)))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""What is freed later: when no work can use it any more."""

@@ -1,0 +1,1 @@
+"""How work reaches the driver, and how its end is seen."""

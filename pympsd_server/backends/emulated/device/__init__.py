@@ -1,0 +1,1 @@
+"""Device, contexts, streams and modules of the emulated GPU."""

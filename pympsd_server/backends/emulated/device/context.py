@@ -1,0 +1,252 @@
+"""One client context on the emulated device: its memory, modules, streams, and all its unfinished work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Event as Flag
+from typing import TYPE_CHECKING, Final
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.device.module import EmulatedModule
+from pympsd_server.backends.emulated.device.programs import load
+from pympsd_server.backends.emulated.device.stream import EmulatedEvent, EmulatedStream
+from pympsd_server.backends.emulated.device.trace import Trace
+from pympsd_server.backends.emulated.memory.address_space import Reach
+from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
+from pympsd_server.backends.emulated.scheduling.fair_share import Group, weight_of_priority
+from pympsd_server.backends.emulated.scheduling.placement import Placement
+from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
+from pympsd_server.backends.emulated.scheduling.work_item import Marker, Operation
+from pympsd_server.backends.interface import BackendError, Completion, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PATIENCE_SECONDS: Final = 2.0
+"""How long the end of a context waits for kernels, on a device that cannot stop them."""
+_DESTROYED = Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
+
+
+class EmulatedContext:
+    """Made by EmulatedDevice. ``pending``, ``busy`` and the streams' tails are guarded by the scheduler's lock."""
+
+    native_state: Final = None
+
+    def __init__(
+        self,
+        facts: DeviceFacts,
+        scheduler: Scheduler,
+        memory: ContextMemory,
+        placement: Placement,
+        level: int,
+        serial: int,
+        trace: Trace,
+        on_fault: Callable[[Outcome], None],
+        on_destroyed: Callable[[EmulatedContext], None],
+    ) -> None:
+        self.facts = facts
+        self.scheduler = scheduler
+        self.memory = memory
+        self.placement = placement
+        self.serial = serial
+        """What traces call it."""
+        self.trace = trace
+        self.on_fault = on_fault
+        self._on_destroyed = on_destroyed
+        self.cancel = Flag()
+        self.when_at_rest: Callable[[], None] | None = None
+        """Called once when nothing runs any more; guarded by the scheduler's lock."""
+        self._patience = None if facts.stops_kernels else PATIENCE_SECONDS
+        self._abandoned = 0.0
+        """When, on the monotonic clock; 0 where it was not."""
+        self._is_ending = False
+        self.group = Group(level)
+        self.pending: dict[Operation, None] = {}
+        """Unfinished operations, in the order they came."""
+        self.busy: dict[EmulatedStream, None] = {}
+        """Streams with unfinished operations."""
+        self._outcome = Outcome()
+        self._modules: dict[EmulatedModule, None] = {}
+        self._default = EmulatedStream(self, weight_of_priority(0), blocking=True)
+
+    @property
+    def reach(self) -> Reach:
+        """The memory that copies and fills reach."""
+        return self.memory.reach
+
+    # --- memory
+
+    def allocate(self, count: int) -> int:
+        """Return the address of new memory, all zero."""
+        self.check()
+        address = self.memory.allocate(count)
+        self.trace.add("bytes_allocated", count)
+        return address
+
+    def free(self, address: int, done: Completion) -> None:
+        """Take memory back once the work so far is done; a ruined context's goes when it is destroyed."""
+        if self.outcome.code is not Result.SUCCESS:
+            done(self.outcome)
+            return
+        self.memory.retire(address)
+
+        def release(outcome: Outcome) -> None:
+            if outcome.code is Result.SUCCESS:
+                self.memory.release(address)
+            done(outcome)
+
+        self.notify(release)
+
+    def memory_info(self) -> tuple[int, int]:
+        """Return (free, total) bytes."""
+        return self.memory.info()
+
+    # --- modules
+
+    def load_module(self, image: bytes) -> EmulatedModule:
+        """Load PTX text."""
+        self.check()
+        program = load(image)
+        module = EmulatedModule(self, program, self.memory.link(program, self.facts.multiprocessors))
+        self._modules[module] = None
+        self.trace.add("modules_loaded")
+        return module
+
+    def unload(self, module: EmulatedModule) -> None:
+        """Release a module's memory after the work so far; a ruined context's goes when it is destroyed."""
+
+        def release(outcome: Outcome) -> None:
+            if outcome.code is Result.SUCCESS and self._modules.pop(module, module) is None:
+                self.memory.unlink(module.loaded)
+
+        self.notify(release)
+
+    # --- streams and events
+
+    @property
+    def default_stream(self) -> EmulatedStream:
+        """The legacy default stream."""
+        return self._default
+
+    def create_stream(self, non_blocking: bool, priority: int) -> EmulatedStream:
+        """Return a new stream."""
+        self.check()
+        return EmulatedStream(self, weight_of_priority(priority), blocking=not non_blocking)
+
+    def create_event(self, timing: bool) -> EmulatedEvent:
+        """Return a new event."""
+        self.check()
+        return EmulatedEvent(self, timing)
+
+    def notify(self, done: Completion) -> None:
+        """Call back when all work so far in all streams is done."""
+        self.notify_after(Marker(self, None, self._default.share), done)
+
+    def notify_after(self, marker: Marker, done: Completion) -> None:
+        """Call back when a marker is passed; at once, with the outcome, on a context that is ruined."""
+        marker.callbacks.append(done)
+        try:
+            self.scheduler.submit(marker)
+        except BackendError:
+            done(self.outcome)
+
+    # --- order of work; the scheduler calls these under its lock
+
+    def held_up_by(self, stream: EmulatedStream | None) -> list[Operation]:
+        """Return the unfinished operations that new work in a stream (None: all streams) comes after."""
+        if stream is None:
+            tails: Iterable[Operation | None] = [each.tail for each in self.busy]
+        elif stream is self._default:
+            tails = [each.tail for each in self.busy if each.blocking]
+        elif stream.blocking:
+            tails = (stream.tail, self._default.tail)
+        else:
+            tails = (stream.tail,)
+        return [tail for tail in tails if tail is not None]
+
+    def order(self, operation: Operation) -> list[Operation]:
+        """Put an operation at the end of its stream; return what it comes after."""
+        stream = operation.stream
+        before = self.held_up_by(stream)
+        if isinstance(operation, Marker) and operation.also_after is not None:
+            before.append(operation.also_after)
+        if stream is not None:
+            stream.tail = operation
+            self.busy[stream] = None
+        return before
+
+    def forget(self, operation: Operation) -> None:
+        """An operation is finished."""
+        self.pending.pop(operation, None)
+        stream = operation.stream
+        if stream is not None and stream.tail is operation:
+            stream.tail = None
+            self.busy.pop(stream, None)
+
+    # --- its end
+
+    @property
+    def outcome(self) -> Outcome:
+        """SUCCESS, or what ruined it."""
+        return self._outcome
+
+    def check(self) -> None:
+        """Raise BackendError with the sticky error of a ruined or destroyed context."""
+        if self._outcome.code is not Result.SUCCESS:
+            raise BackendError(self._outcome.code, self._outcome.reason)
+
+    def give_up(self, outcome: Outcome, faulted: bool) -> bool:
+        """Keep the error (the first, or that it was destroyed) and stop kernels; return whether it is new.
+
+        Where kernels cannot be stopped only a fault of its own work ends them.
+        """
+        if faulted or self.facts.stops_kernels:
+            self.cancel.set()
+        if self._outcome.code is not Result.SUCCESS and outcome is not _DESTROYED:
+            return False
+        self._outcome = outcome
+        return True
+
+    def terminate(self, outcome: Outcome) -> None:
+        """Stop what runs, drop what waits; the outcome is sticky. Returns when nothing runs any more.
+
+        BackendError LAUNCH_TIMEOUT when kernels that cannot be stopped still run after PATIENCE_SECONDS.
+        """
+        self.scheduler.ruin(self, outcome)
+        if not self.scheduler.wait_until_at_rest(self, self._patience):
+            reason = f"kernels of the context still run after {PATIENCE_SECONDS} s; this device cannot stop them"
+            raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
+
+    def abandon(self) -> None:
+        """Stop what can be stopped and take no more work: what ``destroy``, which is to follow, does first."""
+        self._abandoned = self._abandoned or time.monotonic()
+        self.scheduler.ruin(self, _DESTROYED)
+
+    def destroy(self) -> None:
+        """Stop what runs, free everything. Returns within a few milliseconds; a second call does nothing.
+
+        Where kernels cannot be stopped it returns after PATIENCE_SECONDS at most, and what still runs keeps the
+        context's memory and multiprocessors until it has ended, or until a call on a closed device.
+        """
+        self.abandon()
+        if self._is_ending:
+            return
+        self._is_ending = True
+        left = None if self._patience is None else max(0.0, self._abandoned + self._patience - time.monotonic())
+        if self.scheduler.wait_until_at_rest(self, left):
+            self._release()
+        else:
+            self.scheduler.call_at_rest(self, self._release)
+
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether it was destroyed: it is known only until nothing of it runs."""
+        return self._outcome is _DESTROYED
+
+    def _release(self) -> None:
+        # Who is told of work that ended just before may still come to free what it used: it finds it gone.
+        self._modules.clear()
+        self.memory.close()
+        self._on_destroyed(self)

@@ -1,0 +1,162 @@
+"""The emulated device: contexts on one compute thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import Final
+
+from pympsd.vocabulary.device_facts import DeviceFacts, window_of
+from pympsd.vocabulary.results import Result
+from pympsd.wire.executor_messages import BatchTrace, ContextTrace
+from pympsd_server.backends.budget import DeviceBudget
+from pympsd_server.backends.emulated.device.context import EmulatedContext
+from pympsd_server.backends.emulated.device.context_cost import context_overhead
+from pympsd_server.backends.emulated.device.trace import Trace
+from pympsd_server.backends.emulated.memory.client_space import ClientSpaces
+from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
+from pympsd_server.backends.emulated.scheduling.fair_share import GREATEST_PRIORITY, LEAST_PRIORITY
+from pympsd_server.backends.emulated.scheduling.multiprocessors import Multiprocessors
+from pympsd_server.backends.emulated.scheduling.placement import Placement
+from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
+from pympsd_server.backends.interface import BackendError, Capabilities, Outcome, Quota
+
+
+class EmulatedDevice:
+    """One device of an emulated machine. ``ordinal`` chooses its window of addresses."""
+
+    native_calls: Final = None
+
+    def __init__(self, facts: DeviceFacts, ordinal: int) -> None:
+        self._facts = facts
+        self._budget = DeviceBudget(facts.memory_bytes)
+        self._multiprocessors = Multiprocessors(facts.multiprocessors)
+        self._spaces = ClientSpaces(facts, window_of(ordinal), self._budget)
+        self._scheduler = Scheduler()
+        self._trace = Trace()
+        self._lock = Lock()
+        self._contexts: dict[EmulatedContext, int] = {}
+        """Living contexts, with the key of their address space."""
+        self._closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything, except what no device before Volta did under MPS and what the machine says it cannot do."""
+        volta = self._facts.is_volta_or_newer
+        return Capabilities(
+            isolates_address_spaces=self._facts.isolates_address_spaces,
+            contains_faults=True,
+            stops_kernels=self._facts.stops_kernels,
+            limits_multiprocessors=volta,
+            limits_memory=volta,
+        )
+
+    @property
+    def stream_priorities(self) -> tuple[int, int]:
+        """Least and greatest stream priority."""
+        return LEAST_PRIORITY, GREATEST_PRIORITY
+
+    @property
+    def trace(self) -> Mapping[str, int]:
+        """Counters: contexts, kernels_started, kernels_finished, batches, slices, bytes_allocated, bytes_used ...
+
+        ``resident_blocks_high_water`` is the most blocks one context had resident at once.
+        """
+        with self._lock:
+            for context in self._contexts:
+                self._trace.raise_to("resident_blocks_high_water", context.placement.high_water)
+            self._trace.put("contexts", len(self._contexts))
+        self._trace.put("slices", self._scheduler.slices)
+        self._trace.put("bytes_used", self._budget.used)
+        return self._trace
+
+    @property
+    def context_traces(self) -> Sequence[ContextTrace]:
+        """The multiprocessors of living contexts and their most resident blocks."""
+        with self._lock:
+            return [context.placement.traced(context.serial) for context in self._contexts]
+
+    @property
+    def batch_traces(self) -> Sequence[BatchTrace]:
+        """The latest batches that began."""
+        return self._trace.batches
+
+    @property
+    def memory_used(self) -> Mapping[int, int]:
+        """Bytes by the key of an address space: allocations and contexts."""
+        with self._lock:
+            return self._spaces.used()
+
+    @property
+    def unfinished(self) -> int:
+        """How many contexts were destroyed and have kernels that still run."""
+        with self._lock:
+            return sum(context.is_destroyed for context in self._contexts)
+
+    def reach_host(self, address: int, memory: memoryview) -> Callable[[], None]:
+        """Nothing to be done: copies reach all memory of this process, and kernels no host memory at all."""
+        return lambda: None
+
+    def watch_memory(self, changed: Callable[[], None]) -> None:
+        """Have every change of ``memory_used`` told."""
+        self._budget.on_change = changed
+
+    def create_context(
+        self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0
+    ) -> EmulatedContext:
+        """Make a context; BackendError OUT_OF_MEMORY when the device or the quota has no room for one."""
+        with self._lock:
+            if self._closed:
+                raise BackendError(Result.ERROR_DEINITIALIZED, "the device is closed")
+            limited = self.capabilities.limits_multiprocessors
+            multiprocessors = self._multiprocessors.take(quota.multiprocessors if limited else 0)
+            try:
+                context = self._make(address_space, quota, multiprocessors, on_fault, serial)
+            except BaseException:
+                self._multiprocessors.give(multiprocessors)
+                raise
+            self._contexts[context] = address_space
+        return context
+
+    def _make(
+        self,
+        address_space: int,
+        quota: Quota,
+        multiprocessors: tuple[int, ...],
+        on_fault: Callable[[Outcome], None],
+        serial: int,
+    ) -> EmulatedContext:
+        client = self._spaces.of(address_space, quota.memory_bytes)
+        overhead = context_overhead(self._facts, len(multiprocessors))
+        memory = ContextMemory(client, overhead, f"a context on {len(multiprocessors)} multiprocessors")
+        placement = Placement(multiprocessors, self._facts.attributes)
+        context = EmulatedContext(
+            self._facts,
+            self._scheduler,
+            memory,
+            placement,
+            quota.priority,
+            serial,
+            self._trace,
+            on_fault,
+            self._forget,
+        )
+        self._spaces.enter(address_space, client)
+        return context
+
+    def _forget(self, context: EmulatedContext) -> None:
+        with self._lock:
+            self._trace.raise_to("resident_blocks_high_water", context.placement.high_water)
+            self._spaces.leave(self._contexts.pop(context))
+            self._multiprocessors.give(context.placement.sm_ids)
+        self._budget.changed()
+
+    def close(self) -> None:
+        """Destroy every context and end the compute thread."""
+        with self._lock:
+            self._closed = True
+            contexts = tuple(self._contexts)
+        # First: then nothing runs that destroying a context would have to wait for.
+        self._scheduler.close()
+        for context in contexts:
+            context.destroy()

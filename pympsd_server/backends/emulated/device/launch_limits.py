@@ -1,0 +1,89 @@
+"""What a launch must keep to: the device's limits and the kernel's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.device.programs import Kernel
+from pympsd_server.backends.emulated.scheduling.placement import BlockSize
+from pympsd_server.backends.interface import BackendError
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.emulated.device.context import EmulatedContext
+
+_DEFAULTS = {
+    "MAX_GRID_DIM_X": 2147483647,
+    "MAX_GRID_DIM_Y": 65535,
+    "MAX_GRID_DIM_Z": 65535,
+    "MAX_BLOCK_DIM_X": 1024,
+    "MAX_BLOCK_DIM_Y": 1024,
+    "MAX_BLOCK_DIM_Z": 64,
+    "MAX_THREADS_PER_BLOCK": 1024,
+    "MAX_SHARED_MEMORY_PER_BLOCK": 49152,
+}
+
+
+def limit(attributes: Mapping[str, int], name: str) -> int:
+    """Return a device attribute, or what every device has where a description leaves it out."""
+    return attributes.get(name, _DEFAULTS[name])
+
+
+def shared_limit(attributes: Mapping[str, int]) -> int:
+    """Return the most shared memory a block can have, in bytes, opting in included."""
+    plain = limit(attributes, "MAX_SHARED_MEMORY_PER_BLOCK")
+    return max(plain, attributes.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", 0))
+
+
+def check_launch(
+    attributes: Mapping[str, int],
+    kernel: Kernel,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int,
+    parameter_bytes: int,
+) -> None:
+    """BackendError INVALID_VALUE for what no device takes, LAUNCH_OUT_OF_RESOURCES for what this kernel cannot."""
+    for what, extent in (("GRID", grid), ("BLOCK", block)):
+        for axis, value in zip("XYZ", extent, strict=True):
+            most = limit(attributes, f"MAX_{what}_DIM_{axis}")
+            if not 1 <= value <= most:
+                raise _invalid(f"{what.lower()} dimension {axis.lower()} is {value}: 1 to {most} are allowed")
+    threads = block[0] * block[1] * block[2]
+    if threads > (most := limit(attributes, "MAX_THREADS_PER_BLOCK")):
+        raise _invalid(f"{threads} threads in a block, {most} are allowed")
+    if kernel.shared_bytes + shared_bytes > (most := shared_limit(attributes)):
+        raise _invalid(f"{kernel.shared_bytes + shared_bytes} bytes of shared memory in a block, there are {most}")
+    if parameter_bytes != kernel.parameter_bytes:
+        raise _invalid(f"{kernel.name} takes {kernel.parameter_bytes} bytes of parameters, not {parameter_bytes}")
+    if kernel.required_block is not None and block != kernel.required_block:
+        raise _invalid(f"{kernel.name} was compiled for blocks of exactly {kernel.required_block}, not {block}")
+    if threads > kernel.max_threads_per_block:
+        raise BackendError(
+            Result.ERROR_LAUNCH_OUT_OF_RESOURCES,
+            f"{kernel.name} takes at most {kernel.max_threads_per_block} threads in a block, not {threads}",
+        )
+
+
+def check_room(context: EmulatedContext, size: BlockSize, blocks: int, cooperative: bool) -> None:
+    """BackendError LAUNCH_OUT_OF_RESOURCES when no block fits a multiprocessor; for a cooperative launch
+    NOT_SUPPORTED on a device that has none, COOPERATIVE_LAUNCH_TOO_LARGE when the context cannot hold all of it.
+    """
+    if cooperative and not context.facts.attributes.get("COOPERATIVE_LAUNCH", 0):
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, "COOPERATIVE_LAUNCH of this device is 0: it has none")
+    placement = context.placement
+    most = placement.capacity(size)
+    if most and not (cooperative and blocks > most):
+        return
+    what = f"blocks of {size.threads} threads and {size.shared_bytes} bytes of shared memory"
+    if not most:
+        raise BackendError(Result.ERROR_LAUNCH_OUT_OF_RESOURCES, f"no multiprocessor has room for {what}")
+    raise BackendError(
+        Result.ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+        f"a cooperative launch of {blocks} {what}: the context's {len(placement.sm_ids)} multiprocessors hold {most}",
+    )
+
+
+def _invalid(reason: str) -> BackendError:
+    return BackendError(Result.ERROR_INVALID_VALUE, reason)

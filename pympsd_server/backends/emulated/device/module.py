@@ -1,0 +1,97 @@
+"""Loaded code on the emulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
+from pympsd_server.backends.emulated.device.launch_limits import limit, shared_limit
+from pympsd_server.backends.emulated.device.programs import Batch, Kernel, LoadedModule, Program
+from pympsd_server.backends.emulated.scheduling.placement import Integers32
+from pympsd_server.backends.interface import BackendError
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.emulated.device.context import EmulatedContext
+
+_CARVEOUT_DEFAULT = -1
+
+
+class EmulatedModule:
+    """One program, linked into a client's memory."""
+
+    native_kernels: Final = None
+
+    def __init__(self, context: EmulatedContext, program: Program, loaded: LoadedModule) -> None:
+        self.context = context
+        self._kernels = tuple(program.kernels.values())
+        self.loaded = loaded
+        attributes = context.facts.attributes
+        self._functions = tuple(_function(kernel, attributes) for kernel in self._kernels)
+        self._globals = tuple(
+            GlobalLayout(each.name, loaded.address_of(each.name), each.size) for each in program.globals.values()
+        )
+
+    @property
+    def functions(self) -> Sequence[FunctionLayout]:
+        """Its kernels, in the order LAUNCH counts them."""
+        return self._functions
+
+    @property
+    def globals(self) -> Sequence[GlobalLayout]:
+        """Its variables with their addresses."""
+        return self._globals
+
+    def kernel(self, index: int) -> Kernel:
+        """Return a kernel by its index; BackendError INVALID_HANDLE when there is none."""
+        if not 0 <= index < len(self._kernels):
+            reason = f"function {index} of a module that has {len(self._kernels)}"
+            raise BackendError(Result.ERROR_INVALID_HANDLE, reason)
+        return self._kernels[index]
+
+    def batch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        parameters: bytes,
+        shared_bytes: int,
+        first_block: int,
+        sm_of_block: Integers32,
+        workspace: int = 0,
+    ) -> Batch:
+        """Return blocks ``first_block`` and following of a launch, one for each entry of ``sm_of_block``."""
+        return Batch(
+            self.loaded, kernel.name, grid, block, parameters, shared_bytes, first_block, sm_of_block, workspace
+        )
+
+    def unload(self) -> None:
+        """Give its memory back once all work of the context so far is done."""
+        self.context.unload(self)
+
+
+def _function(kernel: Kernel, attributes: Mapping[str, int]) -> FunctionLayout:
+    return FunctionLayout(
+        name=kernel.name,
+        parameters=tuple((offset, size) for _, offset, size in kernel.parameters),
+        parameter_bytes=kernel.parameter_bytes,
+        attributes={
+            "MAX_THREADS_PER_BLOCK": kernel.max_threads_per_block,
+            "SHARED_SIZE_BYTES": kernel.shared_bytes,
+            "CONST_SIZE_BYTES": kernel.constant_bytes,
+            "LOCAL_SIZE_BYTES": kernel.local_bytes,
+            "NUM_REGS": kernel.registers,
+            "PTX_VERSION": kernel.ptx_version,
+            "BINARY_VERSION": kernel.binary_version,
+            "CACHE_MODE_CA": 0,
+            "MAX_DYNAMIC_SHARED_SIZE_BYTES": _dynamic_shared(kernel, attributes),
+            "PREFERRED_SHARED_MEMORY_CARVEOUT": _CARVEOUT_DEFAULT,
+        },
+    )
+
+
+def _dynamic_shared(kernel: Kernel, attributes: Mapping[str, int]) -> int:
+    # Before anybody opts in a kernel gets what every device has, less what it declares itself.
+    most = min(limit(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), shared_limit(attributes))
+    return max(0, most - kernel.shared_bytes)

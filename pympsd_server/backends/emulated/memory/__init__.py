@@ -1,0 +1,1 @@
+"""The memory of client processes on the emulated GPU, and copies within it."""

@@ -1,0 +1,149 @@
+"""What one context holds of its client's memory, within its budget."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.budget import charged
+from pympsd_server.backends.emulated.device.programs import LoadedModule, Program
+from pympsd_server.backends.emulated.memory.address_space import AddressSpace, Reach
+from pympsd_server.backends.emulated.memory.client_space import ClientSpace
+from pympsd_server.backends.emulated.ptx.faults import OutOfMemory
+from pympsd_server.backends.interface import BackendError, Outcome
+
+ALLOCATION_LIMIT: Final = 1 << 18
+"""Allocations one context may hold; each costs the executor some hundred bytes, however small it is."""
+
+WORKSPACE_BYTES: Final = 8
+"""Two words, a size and the barrier's count, as the grid synchronisation of cooperative groups expects them."""
+
+
+class ContextMemory:
+    """What one context holds. Calls come from several threads; kernels read the space without asking."""
+
+    def __init__(self, client: ClientSpace, overhead: int, context: str) -> None:
+        """Take the context's own ``overhead`` in bytes; OUT_OF_MEMORY says what ``context`` it was for."""
+        self._client = client
+        self._budget = client.budget
+        self._overhead = overhead
+        with client.lock:
+            self._budget.take(overhead, context)
+        self._held: dict[int, int] = {}
+        self._retired: set[int] = set()
+        self._linked: dict[int, LoadedModule] = {}
+        """Programs' variables, by the id of what `link` returned."""
+        self._closed = False
+
+    @property
+    def space(self) -> AddressSpace:
+        """The client's memory."""
+        return self._client.space
+
+    @property
+    def reach(self) -> Reach:
+        """What the client's calls reach of it."""
+        return self._client.reach
+
+    def allocate(self, count: int) -> int:
+        """Return the address of ``count`` new bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        if count <= 0:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"an allocation of {count} bytes")
+        with self._client.lock:
+            self._check_open()
+            if len(self._held) >= ALLOCATION_LIMIT:
+                reason = f"a context holds at most {ALLOCATION_LIMIT} allocations"
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
+            self._budget.take(charged(count))
+            try:
+                address = self.space.allocate(count)
+            except OutOfMemory as error:
+                self._budget.give(charged(count))
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
+            self._held[address] = count
+            self._client.own(address)
+        return address
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
+
+    def retire(self, address: int) -> None:
+        """Note that an allocation is about to go; BackendError INVALID_VALUE unless it is one, once."""
+        with self._client.lock:
+            if address not in self._held or address in self._retired:
+                raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
+            self._retired.add(address)
+
+    def release(self, address: int) -> None:
+        """Give a retired allocation back, unless the context has been closed meanwhile and all went with it."""
+        with self._client.lock:
+            self._retired.discard(address)
+            # Another client of the same space may have the address by now.
+            if address in self._held:
+                self._release(address)
+
+    def _release(self, address: int) -> None:
+        self._client.disown(address)
+        self.space.free(address)
+        self._budget.give(charged(self._held.pop(address)))
+
+    def borrow_workspace(self) -> int:
+        """Return the address of zeros by which the blocks of a cooperative launch meet; no call can free it."""
+        address = self.allocate(WORKSPACE_BYTES)
+        self.retire(address)
+        return address
+
+    def return_workspace(self, address: int, outcome: Outcome) -> None:
+        """The launch has ended; a ruined context's workspace goes when the context is destroyed."""
+        if outcome.code is Result.SUCCESS:
+            self.release(address)
+
+    def link(self, program: Program, multiprocessors: int) -> LoadedModule:
+        """Place a program's variables; BackendError OUT_OF_MEMORY when they do not fit."""
+        with self._client.lock:
+            self._check_open()
+            try:
+                loaded = program.link(self.space, multiprocessors)
+            except OutOfMemory as error:
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
+            try:
+                self._budget.take(self._charged(loaded), "a module")
+            except BackendError:
+                loaded.unload()
+                raise
+            for address in loaded.addresses.values():
+                self._client.own(address)
+            self._linked[id(loaded)] = loaded
+        return loaded
+
+    def _charged(self, loaded: LoadedModule) -> int:
+        return sum(charged(self.space.size_of(address)) for address in loaded.addresses.values())
+
+    def unlink(self, loaded: LoadedModule) -> None:
+        """Free a program's variables, unless the context has been closed meanwhile and all went with it."""
+        with self._client.lock:
+            if self._linked.pop(id(loaded), None) is not None:
+                self._unlink(loaded)
+
+    def _unlink(self, loaded: LoadedModule) -> None:
+        self._budget.give(self._charged(loaded))
+        for address in loaded.addresses.values():
+            self._client.disown(address)
+        loaded.unload()
+
+    def info(self) -> tuple[int, int]:
+        """Return (free, total) bytes."""
+        with self._client.lock:
+            return self._budget.free, self._budget.total
+
+    def close(self) -> None:
+        """Free everything this context holds; a worker that is late gets CONTEXT_IS_DESTROYED."""
+        with self._client.lock:
+            self._closed = True
+            while self._linked:
+                self._unlink(self._linked.popitem()[1])
+            for address in tuple(self._held):
+                self._release(address)
+            self._retired.clear()
+            self._budget.give(self._overhead)

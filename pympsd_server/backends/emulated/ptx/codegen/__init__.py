@@ -1,0 +1,1 @@
+"""Basic blocks to Python functions over NumPy arrays."""

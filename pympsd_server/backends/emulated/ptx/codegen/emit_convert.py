@@ -1,0 +1,154 @@
+"""Moves and conversions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pympsd_server.backends.emulated.ptx.codegen.emission import ANY, ROUNDINGS, emits
+from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
+from pympsd_server.backends.emulated.ptx.datatypes import BOOL, DTYPES, U16, U32, U64, DType, dtype_name, unsigned
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Operation, Sink
+from pympsd_server.backends.emulated.ptx.windows import WINDOWS
+
+_SPACES = "global shared local const param"
+_INTEGRAL = ("rni", "rzi", "rmi", "rpi")
+_PLAIN = tuple(t for t in ANY if t not in ("pred", "u16x2", "s16x2"))
+
+
+@emits("mov", 2, "", ANY)
+def _move(w: Writer, o: Operation) -> None:
+    target, source = o.operands
+    dtype = DTYPES[o.type]
+    if isinstance(source, Group):
+        return _pack(w, target, source, unsigned(dtype))
+    if isinstance(target, Group):
+        return _unpack(w, target, source, unsigned(dtype))
+    return w.assign(target, w.value(source, dtype), dtype)
+
+
+def _element(w: Writer, dtype: DType, group: Group) -> DType:
+    size = dtype.itemsize // len(group.items)
+    if dtype == BOOL or size * len(group.items) != dtype.itemsize or size not in (1, 2, 4):
+        raise w.refuse("vector of this length")
+    return np.dtype(f"u{size}")
+
+
+def _pack(w: Writer, target: Argument, source: Group, dtype: DType) -> None:
+    part = _element(w, dtype, source)
+    terms = []
+    for index, item in enumerate(source.items):
+        term = f"{w.value(item, part)}.astype({dtype_name(dtype)})"
+        by = w.scalar(8 * part.itemsize * index, dtype)
+        terms.append(f"({term} << {by})" if index else term)
+    w.assign(target, " | ".join(terms), dtype)
+
+
+def _unpack(w: Writer, target: Group, source: Argument, dtype: DType) -> None:
+    part = _element(w, dtype, target)
+    whole = w.keep(w.value(source, dtype))
+    pieces = []
+    for index, item in enumerate(target.items):
+        if not isinstance(item, Sink):
+            by = w.scalar(8 * part.itemsize * index, dtype)
+            shifted = f"({whole} >> {by})" if index else whole
+            pieces.append((item, w.keep(f"{shifted}.astype({dtype_name(part)})")))
+    for item, piece in pieces:
+        w.assign(item, piece, part)
+
+
+@emits("cvta", 2, "to " + _SPACES, ("u64", "u32"))
+def _convert_address(w: Writer, o: Operation) -> None:
+    space = o.one_of(*_SPACES.split())
+    if o.type != "u64" or not space:
+        raise w.refuse()
+    window = w.scalar(WINDOWS.get(space, 0), U64)
+    value = w.value(o.operands[1], U64)
+    if space in WINDOWS:
+        value = f"{value} {'-' if o.has('to') else '+'} {window}"
+    w.assign(o.operands[0], value, U64)
+
+
+@emits("isspacep", 2, _SPACES, ())
+def _is_space(w: Writer, o: Operation) -> None:
+    space = o.one_of(*_SPACES.split())
+    value = w.keep(f"{w.value(o.operands[1], U64)} >> {w.scalar(40, U64)}")
+    if space == "const" or not space:
+        raise w.refuse()
+    if space == "global":
+        return w.assign(o.operands[0], f"({value} >= {w.scalar(4, U64)})", BOOL)
+    return w.assign(o.operands[0], f"({value} == {w.scalar(WINDOWS[space] >> 40, U64)})", BOOL)
+
+
+@emits("cvt", (2, 3), " ".join((*ROUNDINGS, *_INTEGRAL, "ftz", "sat", "relu")), _PLAIN)
+def _convert(w: Writer, o: Operation) -> None:
+    if len(o.types) != 2:
+        raise w.refuse()
+    target, source = o.types
+    if target.endswith("x2"):
+        return _convert_pair(w, o, target, source)
+    if source.endswith("x2") or len(o.operands) != 2:
+        raise w.refuse()
+    name, dtype = _converted(w, o, w.value(o.operands[1], DTYPES[source]), source, target)
+    return w.assign(o.operands[0], name, dtype)
+
+
+def _convert_pair(w: Writer, o: Operation, target: str, source: str) -> None:
+    """cvt.rn.f16x2.f32 d, a, b: a becomes the upper half."""
+    if source != "f32" or len(o.operands) != 3:
+        raise w.refuse()
+    half = target.removesuffix("x2")
+    names = [w.keep(_converted(w, o, w.value(x, DTYPES[source]), source, half)[0]) for x in o.operands[1:]]
+    w.assign(o.operands[0], f"pack_halves({names[0]}, {names[1]})", U32)
+
+
+def _converted(w: Writer, o: Operation, name: str, source: str, target: str) -> tuple[str, DType]:
+    """An expression for the value converted, and its dtype."""
+    dtype = DTYPES[target]
+    rounding = o.one_of(*ROUNDINGS, *_INTEGRAL)
+    if source == "bf16":
+        name, source = w.keep(f"float_from_bfloat({name})"), "f32"
+    is_float = DTYPES[source].kind == "f"
+    if o.has("ftz") and is_float and DTYPES[source].itemsize == 4:
+        name = w.keep(f"flush({name})")
+    if target == "bf16":
+        return _to_bfloat(w, o, name, source, rounding), U16
+    if dtype.kind == "f":
+        return _to_float(w, o, name, source, target, rounding), dtype
+    if is_float:
+        if rounding not in _INTEGRAL:
+            raise w.refuse("no integer rounding")
+        return f"float_to_integer({name}, {dtype_name(dtype)}_t, {rounding!r})", dtype
+    if o.has("sat"):
+        return f"convert_integer({name}, {dtype_name(dtype)}_t, True)", dtype
+    return f"{name}.astype({dtype_name(dtype)})", dtype
+
+
+def _to_bfloat(w: Writer, o: Operation, name: str, source: str, rounding: str) -> str:
+    if rounding in _INTEGRAL:
+        result = f"to_integral({name}, {rounding!r})"
+    elif source == "f32":
+        result = name
+    elif source == "f16":
+        result = f"{name}.astype(d_f4)"
+    else:
+        raise w.refuse()
+    return f"bfloat_from_float({_finish(o, result)}, {rounding if rounding in ROUNDINGS else 'rn'!r})"
+
+
+def _to_float(w: Writer, o: Operation, name: str, source: str, target: str, rounding: str) -> str:
+    kind = f"{dtype_name(DTYPES[target])}_t"
+    if DTYPES[source].kind != "f":
+        return _finish(o, f"integer_to_float({name}, {kind}, {rounding!r})")
+    if rounding in _INTEGRAL:
+        name = w.keep(f"to_integral({name}, {rounding!r})")
+        rounding = ""
+    result = name if source == target else f"float_to_float({name}, {kind}, {rounding!r})"
+    if o.has("ftz") and target == "f32" and source == "f64":
+        result = f"flush({result})"
+    return _finish(o, result)
+
+
+def _finish(o: Operation, result: str) -> str:
+    if o.has("sat"):
+        result = f"saturate({result})"
+    return f"rectify({result})" if o.has("relu") else result

@@ -1,0 +1,154 @@
+"""Loads, stores and atomics."""
+
+from __future__ import annotations
+
+from pympsd_server.backends.emulated.ptx.codegen.emission import BITS, FLOATS, INTEGERS, dtype_of, emits
+from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
+from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, DType, dtype_name
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Memory, Operation, Sink, Symbol
+
+_SPACES = {"global": "global", "const": "global", "shared": "shared", "local": "local", "param": "param"}
+_SPACES |= {"shared::cta": "shared", "param::entry": "param"}
+_ORDER = "weak relaxed acquire release acq_rel volatile sc mmio cta cluster gpu sys"
+_CACHE = (
+    "ca cg cs lu cv wb wt nc L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last "
+    "L1::no_allocate L2::evict_first L2::evict_last L2::evict_normal L2::64B L2::128B L2::256B"
+)
+_TYPES = ("b8", "u8", "s8", *BITS, *INTEGERS, *FLOATS)
+_MODIFIERS = " ".join([*_SPACES, _ORDER, _CACHE, "v2 v4"])
+
+
+def _space(o: Operation) -> str:
+    return next((_SPACES[m] for m in o.modifiers if m in _SPACES), "generic")
+
+
+def _vector(w: Writer, o: Operation, value: Argument) -> tuple[Argument, ...]:
+    wanted = {"v2": 2, "v4": 4}.get(o.one_of("v2", "v4"), 1)
+    items = value.items if isinstance(value, Group) else (value,)
+    if len(items) != wanted:
+        raise w.refuse("vector of the wrong length")
+    return items
+
+
+@emits("ld ldu", 2, _MODIFIERS, _TYPES)
+def _load(w: Writer, o: Operation) -> None:
+    dtype = dtype_of(w, o)
+    targets = _vector(w, o, o.operands[0])
+    memory = o.operands[1]
+    space = _space(o)
+    if isinstance(memory, Memory) and isinstance(memory.base, Symbol) and memory.base.space == "param":
+        return _load_parameter(w, targets, memory, memory.base, dtype)
+    base, offset = w.address(memory)
+    total = dtype.itemsize * len(targets)
+    if w.guard is None and space != "generic" and offset % total == 0:
+        names = _fast_loads(w, space, base, offset, dtype, len(targets))
+    else:
+        names = _checked_loads(w, space, base, offset, dtype, len(targets))
+    for target, name in zip(targets, names, strict=True):
+        if not isinstance(target, Sink):
+            w.assign(target, name, dtype)
+    return None
+
+
+def _load_parameter(w: Writer, targets: tuple[Argument, ...], memory: Memory, base: Symbol, dtype: DType) -> None:
+    start = w.offset_of(base) + base.offset + memory.offset
+    if start < 0 or start % dtype.itemsize:
+        raise w.refuse("misaligned parameter")
+    for index, target in enumerate(targets):
+        at = start // dtype.itemsize + index
+        w.assign(target, f"B.view('param', {dtype_name(dtype)}_t)[{at}]", dtype)
+
+
+def _fast_loads(w: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
+    """Index the memory view shifted by the constant offset: no arithmetic per thread."""
+    size = dtype.itemsize
+    index = w.span(space, base, offset, size, size * count)
+    view = w.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
+    return [w.keep(f"fetch({view}, {index}, {offset // size + i})") for i in range(count)]
+
+
+def _checked_loads(w: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
+    size = dtype.itemsize
+    names = []
+    for index in range(count):
+        address = _plus(w, base, offset + index * size)
+        # The first access checks the alignment and bounds of the whole vector.
+        align = size * count if index == 0 else size
+        names.append(w.keep(f"load(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {align}, {w.guard})"))
+    return names
+
+
+def _plus(w: Writer, base: str, offset: int) -> str:
+    return w.keep(f"displaced({base}, {offset})") if offset else base
+
+
+@emits("st", 2, _MODIFIERS, _TYPES)
+def _store(w: Writer, o: Operation) -> None:
+    dtype = dtype_of(w, o)
+    values = [w.keep(w.value(v, dtype)) for v in _vector(w, o, o.operands[1])]
+    space = _space(o)
+    if space == "param" or o.has("const"):
+        raise w.refuse()
+    base, offset = w.address(o.operands[0])
+    size, total = dtype.itemsize, dtype.itemsize * len(values)
+    if w.guard is None and space != "generic" and offset % total == 0:
+        index = w.span(space, base, offset, size, total)
+        view = w.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
+        for i, value in enumerate(values):
+            w.lines.append(f"put_at({view}, {index}, {offset // size + i}, {value})")
+        return
+    address = _plus(w, base, offset)
+    given = f"({', '.join(values)},)"
+    w.lines.append(f"store(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {total}, {given}, {w.guard})")
+
+
+_FUNCTIONS = "add min max and or xor exch cas inc dec"
+_ALLOWED = {
+    "add": ("u32", "s32", "u64", "s64", "f32", "f64", "f16x2", "bf16x2", "f16", "bf16"),
+    "min": ("u32", "s32", "u64", "s64"),
+    "max": ("u32", "s32", "u64", "s64"),
+    "and": ("b32", "b64"),
+    "or": ("b32", "b64"),
+    "xor": ("b32", "b64"),
+    "exch": ("b32", "b64"),
+    "cas": ("b16", "b32", "b64"),
+    "inc": ("u32",),
+    "dec": ("u32",),
+}
+_ATOMIC_MODIFIERS = (
+    f"{_FUNCTIONS} global shared shared::cta relaxed acquire release acq_rel cta cluster gpu sys noftz"
+)
+_ATOMIC_TYPES = tuple({t for types in _ALLOWED.values() for t in types})
+
+
+@emits("atom red", (2, 4), _ATOMIC_MODIFIERS, _ATOMIC_TYPES)
+def _atomic(w: Writer, o: Operation) -> None:
+    function = o.one_of(*_FUNCTIONS.split())
+    if not function or o.type not in _ALLOWED[function]:
+        raise w.refuse()
+    target, rest = (o.operands[0], o.operands[1:]) if o.name == "atom" else (Sink(), o.operands)
+    if len(rest) != (3 if function == "cas" else 2):
+        raise w.refuse(f"{len(o.operands)} operands")
+    dtype = DTYPES[o.type]
+    base, offset = w.address(rest[0])
+    values = ", ".join(w.value(v, dtype) for v in rest[1:])
+    if o.type in ("f16x2", "bf16", "bf16x2"):
+        function = f"{function}_{o.type}"
+    used = not isinstance(target, Sink)
+    kind = f"{dtype_name(dtype)}_t"
+    call = (
+        f"atomic(B, T, {_space(o)!r}, {function!r}, {_plus(w, base, offset)}, {kind}, ({values},), {used}, {w.guard})"
+    )
+    if used:
+        w.assign(target, w.keep(call), dtype)
+    else:
+        w.lines.append(call)
+
+
+@emits("membar fence", 0, "cta gl sys gpu cluster acq_rel sc acquire release", ())
+@emits("nanosleep", 1, "", ("u32",))
+@emits("prefetch prefetchu", 1, "global local L1 L2 L2::evict_last L2::evict_normal", ())
+@emits("pmevent", 1, "mask", ())
+@emits("discard applypriority", 2, "global L2 L2::evict_normal", ())
+def _nothing(w: Writer, o: Operation) -> None:
+    """Threads of a batch already see each other's memory in order, and time does not pass for them."""

@@ -1,0 +1,62 @@
+"""Instructions between the lanes of a warp. Their lanes have met when the block begins."""
+
+from __future__ import annotations
+
+from pympsd_server.backends.emulated.ptx.codegen.emission import emits
+from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
+from pympsd_server.backends.emulated.ptx.datatypes import BOOL, DTYPES, U32
+from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
+
+
+def _require_sync(w: Writer, o: Operation) -> None:
+    if not o.has("sync"):
+        raise w.refuse("only the .sync form is supported")
+
+
+@emits("shfl", 5, "sync up down bfly idx", ("b32",))
+def _shuffle(w: Writer, o: Operation) -> None:
+    _require_sync(w, o)
+    mode = o.one_of("up", "down", "bfly", "idx")
+    value, where, clamp = (w.value(x, U32) for x in o.operands[1:4])
+    name = w.name()
+    w.lines.append(f"{name}, {name}p = shuffle(B, T, {mode!r}, {value}, {where}, {clamp})")
+    w.assign_both(o.operands[0], name, U32, f"{name}p")
+
+
+@emits("vote", 3, "sync all any uni ballot", ("pred", "b32"))
+def _vote(w: Writer, o: Operation) -> None:
+    _require_sync(w, o)
+    mode = o.one_of("all", "any", "uni", "ballot")
+    predicate, mask = w.value(o.operands[1], BOOL), w.value(o.operands[2], U32)
+    result = f"vote(B, T, {mode!r}, {predicate}, {mask})"
+    w.assign(o.operands[0], result, U32 if mode == "ballot" else BOOL)
+
+
+@emits("activemask", 1, "", ("b32",))
+def _active(w: Writer, o: Operation) -> None:
+    w.assign(o.operands[0], "active_mask(B, T)", U32)
+
+
+@emits("match", 3, "any all sync", ("b32", "b64"))
+def _match(w: Writer, o: Operation) -> None:
+    _require_sync(w, o)
+    value, mask = w.value(o.operands[1], DTYPES[o.type]), w.value(o.operands[2], U32)
+    name = w.name()
+    w.lines.append(f"{name}, {name}p = match(B, T, {o.one_of('any', 'all')!r}, {value}, {mask})")
+    w.assign_both(o.operands[0], name, U32, f"{name}p")
+
+
+@emits("redux", 3, "sync add min max and or xor", ("u32", "s32", "b32"))
+def _reduce(w: Writer, o: Operation) -> None:
+    _require_sync(w, o)
+    mode = o.one_of("add", "min", "max", "and", "or", "xor")
+    dtype = DTYPES[o.type]
+    value, mask = w.value(o.operands[1], dtype), w.value(o.operands[2], U32)
+    w.assign(o.operands[0], f"reduce(B, T, {mode!r}, {value}, {mask})", dtype)
+
+
+@emits("elect", 2, "sync", ())
+def _elect(w: Writer, o: Operation) -> None:
+    name = w.name()
+    w.lines.append(f"{name}, {name}p = elect(B, T, {w.value(o.operands[1], U32)})")
+    w.assign_both(o.operands[0], name, U32, f"{name}p")

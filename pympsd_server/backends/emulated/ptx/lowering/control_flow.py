@@ -1,0 +1,173 @@
+"""Basic blocks of a kernel, and which registers are alive where."""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.lowering.ir import (
+    Argument,
+    Code,
+    Operation,
+    Register,
+    Sink,
+    Target,
+    read,
+    with_operands,
+    written,
+)
+
+ENDS_BLOCK = frozenset({"bra", "brx", "exit", "bar", "barrier", "trap", "brkpt", "assertfail"})
+EXIT = -1
+
+
+@define
+class Block:
+    """Operations without branches inside; the last may be a terminator."""
+
+    operations: list[Operation] = field(factory=list)
+    terminator: Operation | None = None
+    targets: tuple[int, ...] = ()
+    following: int | None = None
+    live_in: tuple[int, ...] = ()
+    # The membermask operand for which lanes must meet before this block runs.
+    meeting: Argument | None = None
+
+    @property
+    def successors(self) -> tuple[int, ...]:
+        after = () if self.following is None else (self.following,)
+        return (*self.targets, *after)
+
+
+def sync_mask(operation: Operation) -> Argument | None:
+    """The membermask of a warp-synchronising operation (shfl.sync, vote.sync, bar.warp.sync...)."""
+    is_warp_barrier = operation.name in ("bar", "barrier") and operation.has("warp")
+    if not is_warp_barrier and (not operation.has("sync") or operation.name in ("bar", "barrier")):
+        return None
+    if not operation.operands:
+        raise InvalidPtx(f"unsupported instruction: {operation.opcode} without operands", operation.line)
+    return operation.operands[-1]
+
+
+def build_blocks(code: Code) -> list[Block]:
+    """Split the code into blocks and fill targets, successors and live_in."""
+    blocks, labels = _split(code)
+    for index, block in enumerate(blocks):
+        _connect(block, index, labels, code, len(blocks))
+    _liveness(blocks, code.carry)
+    return blocks
+
+
+def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
+    blocks, labels = [Block()], {}
+    for operation in code.operations:
+        block = blocks[-1]
+        if operation.name == "label":
+            if block.operations or block.meeting is not None:
+                blocks.append(Block())
+            labels[_label(operation)] = len(blocks) - 1
+            continue
+        mask = sync_mask(operation)
+        if mask is not None:
+            started = bool(block.operations) or block.meeting is not None
+            if (started and block.meeting != mask) or _overwrites(block, mask):
+                block = Block()
+                blocks.append(block)
+            block.meeting = mask
+            if operation.name in ("bar", "barrier"):
+                continue
+        if operation.name in ENDS_BLOCK and mask is None:
+            block.terminator = operation
+            blocks.append(Block())
+        else:
+            block.operations.append(operation)
+    return blocks, labels
+
+
+def _overwrites(block: Block, mask: Argument) -> bool:
+    return any(mask in written(o, Register(-1)) for o in block.operations)
+
+
+def _label(operation: Operation) -> str:
+    target = operation.operands[-1] if operation.operands else None
+    if not isinstance(target, Target):
+        raise InvalidPtx(f"{operation.opcode}: expected a label", operation.line)
+    return target.label
+
+
+def _connect(block: Block, index: int, labels: dict[str, int], code: Code, count: int) -> None:
+    last = block.terminator
+    after = index + 1 if index + 1 < count else EXIT
+    name = "" if last is None else last.name
+    if last is not None and name == "bra":
+        block.targets = (_target(_label(last), labels, last.line),)
+    elif last is not None and name == "brx":
+        names = code.branch_targets.get(_label(last))
+        if names is None:
+            raise InvalidPtx("brx.idx without .branchtargets", last.line)
+        block.targets = tuple(_target(n, labels, last.line) for n in names)
+    elif name == "exit":
+        block.targets = (EXIT,)
+    if last is None or last.guard is not None or name in ("bar", "barrier"):
+        block.following = after
+
+
+def _target(name: str, labels: dict[str, int], line: int) -> int:
+    if name not in labels:
+        raise InvalidPtx(f"unknown label {name}", line)
+    return labels[name]
+
+
+def _liveness(blocks: list[Block], carry: Register) -> None:
+    used, defined = [], []
+    for block in blocks:
+        uses, definitions = _uses(block, carry)
+        used.append(uses)
+        defined.append(definitions)
+    live = [set(u) for u in used]
+    changed = True
+    while changed:
+        changed = False
+        for index in range(len(blocks) - 1, -1, -1):
+            after = set().union(*(live[s] for s in blocks[index].successors if s != EXIT))
+            now = used[index] | (after - defined[index])
+            if now != live[index]:
+                live[index] = now
+                changed = True
+    for block, registers in zip(blocks, live, strict=True):
+        block.live_in = tuple(sorted(registers))
+
+
+def _uses(block: Block, carry: Register) -> tuple[set[int], set[int]]:
+    uses: set[int] = set()
+    definitions: set[int] = set()
+    if isinstance(block.meeting, Register):
+        uses.add(block.meeting.number)
+    terminator = [] if block.terminator is None else [block.terminator]
+    for operation in [*block.operations, *terminator]:
+        uses |= {r.number for r in read(operation, carry)} - definitions
+        definitions |= {r.number for r in written(operation, carry)}
+    return uses, definitions
+
+
+def without_dead_results(block: Block, blocks: list[Block], carry: Register) -> list[Operation]:
+    """The block's operations, less those whose results nobody reads; dead results of atomics are dropped.
+
+    Emitters have not seen the dropped operations, so only plain moves and atomics are touched.
+    """
+    needed: set[int] = set().union(*(blocks[s].live_in for s in block.successors if s != EXIT))
+    if block.terminator is not None:
+        needed |= {r.number for r in read(block.terminator, carry)}
+    kept: list[Operation] = []
+    for operation in reversed(block.operations):
+        results = {r.number for r in written(operation, carry)}
+        if results and not results & needed:
+            if operation.name == "mov":
+                continue
+            if operation.name == "atom":
+                operation = with_operands(operation, (Sink(), *operation.operands[1:]))
+        if operation.guard is None:
+            needed -= results
+        needed |= {r.number for r in read(operation, carry)}
+        kept.append(operation)
+    return kept[::-1]

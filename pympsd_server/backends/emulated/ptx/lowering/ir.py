@@ -1,0 +1,176 @@
+"""One kernel after inlining: a flat list of operations with every name resolved."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from attrs import define, evolve, field, frozen
+
+from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Variable
+
+
+@frozen
+class Register:
+    number: int
+
+
+@frozen
+class Sink:
+    """`_`: a result nobody wants."""
+
+
+@frozen
+class Special:
+    """A special register such as %tid.x."""
+
+    name: str
+
+
+@frozen
+class Symbol:
+    """The address of a variable (or kernel parameter), plus an offset. Space "call" is a call's .param."""
+
+    space: str
+    name: str
+    offset: int = 0
+
+
+@frozen
+class Memory:
+    base: Register | Symbol | Immediate
+    offset: int = 0
+
+
+@frozen
+class Group:
+    items: tuple[Argument, ...]
+
+
+@frozen
+class Both:
+    """`d|p`, two results."""
+
+    first: Argument
+    second: Argument
+
+
+@frozen
+class Not:
+    register: Register
+
+
+@frozen
+class Target:
+    label: str
+
+
+Argument: TypeAlias = Register | Sink | Special | Symbol | Memory | Group | Both | Not | Target | Immediate
+
+
+@frozen
+class Predicate:
+    register: Register
+    negated: bool
+
+
+@frozen
+class Operation:
+    """One instruction; see syntax.Instruction. Labels are operations named "label"."""
+
+    name: str
+    modifiers: tuple[str, ...]
+    types: tuple[str, ...]
+    operands: tuple[Argument, ...]
+    guard: Predicate | None
+    line: int
+
+    @property
+    def opcode(self) -> str:
+        return ".".join((self.name, *self.modifiers, *self.types))
+
+    @property
+    def type(self) -> str:
+        return self.types[-1] if self.types else ""
+
+    def has(self, modifier: str) -> bool:
+        return modifier in self.modifiers
+
+    def one_of(self, *choices: str) -> str:
+        """The modifier among `choices` that this operation has, or ""."""
+        return next((m for m in self.modifiers if m in choices), "")
+
+
+def plain(name: str, types: tuple[str, ...], operands: tuple[Argument, ...], line: int) -> Operation:
+    return Operation(name, (), types, operands, None, line)
+
+
+def label(name: str, line: int) -> Operation:
+    return plain("label", (), (Target(name),), line)
+
+
+@define
+class Code:
+    """A kernel's operations, the types of its registers and its variables."""
+
+    name: str
+    operations: list[Operation] = field(factory=list)
+    register_types: list[str] = field(factory=list)
+    shared: dict[str, Variable] = field(factory=dict)
+    local: dict[str, Variable] = field(factory=dict)
+    branch_targets: dict[str, tuple[str, ...]] = field(factory=dict)
+    carry: Register = Register(0)
+
+    def new_register(self, type_name: str) -> Register:
+        self.register_types.append(type_name)
+        return Register(len(self.register_types) - 1)
+
+
+# The operations that have no result; of all others operand 0 is the result.
+WITHOUT_RESULT_NAMES = (
+    "st red bra brx exit bar barrier trap membar fence nanosleep prefetch prefetchu discard applypriority "
+    "label pmevent brkpt assertfail createpolicy griddepcontrol"
+)
+WITHOUT_RESULT = frozenset(WITHOUT_RESULT_NAMES.split())
+
+
+def has_result(operation: Operation) -> bool:
+    if operation.name in ("bar", "barrier"):
+        return operation.has("red")
+    return operation.name not in WITHOUT_RESULT
+
+
+def registers_in(argument: Argument) -> list[Register]:
+    """The registers an operand names."""
+    match argument:
+        case Register():
+            return [argument]
+        case Memory(base=Register() as base):
+            return [base]
+        case Not(register=register):
+            return [register]
+        case Group(items=items):
+            return [r for item in items for r in registers_in(item)]
+        case Both(first=first, second=second):
+            return registers_in(first) + registers_in(second)
+    return []
+
+
+def written(operation: Operation, carry: Register) -> list[Register]:
+    found = registers_in(operation.operands[0]) if has_result(operation) and operation.operands else []
+    return [*found, carry] if operation.has("cc") else found
+
+
+def read(operation: Operation, carry: Register) -> list[Register]:
+    """Registers whose value matters; under a guard also those that may keep their old value."""
+    start = 1 if has_result(operation) else 0
+    found = [r for operand in operation.operands[start:] for r in registers_in(operand)]
+    if operation.name in ("addc", "subc", "madc"):
+        found.append(carry)
+    if operation.guard is not None:
+        found.append(operation.guard.register)
+        found += written(operation, carry)
+    return found
+
+
+def with_operands(operation: Operation, operands: tuple[Argument, ...]) -> Operation:
+    return evolve(operation, operands=operands)

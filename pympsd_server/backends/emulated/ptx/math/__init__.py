@@ -1,0 +1,1 @@
+"""Arithmetic as PTX defines it, where NumPy has no such operation."""

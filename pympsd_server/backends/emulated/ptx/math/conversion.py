@@ -1,0 +1,115 @@
+"""Conversions between types (cvt), and bfloat16, which NumPy does not have."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pympsd_server.backends.emulated.ptx.datatypes import DType, Value
+from pympsd_server.backends.emulated.ptx.math.integers import select
+from pympsd_server.backends.emulated.ptx.math.rounding import narrow
+
+_TO_INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+def float_to_integer(value: Value, dtype: DType, mode: str) -> Value:
+    """cvt.rzi.s32.f32 and its kin: clamped to the range of the integer type.
+
+    NaN gives 0, except from f64 or to 64 bits, where it gives the lowest signed value (PTX ISA, cvt).
+    """
+    limits = np.iinfo(dtype)
+    special = value.dtype.itemsize == 8 or dtype.itemsize == 8
+    missing = dtype.type(limits.min if dtype.kind == "i" else 1 << (8 * dtype.itemsize - 1)) if special else 0
+    whole = _TO_INTEGRAL[mode](value.astype(np.float64) if value.dtype.itemsize < 8 else value)
+    high = whole >= float(limits.max) if dtype.itemsize < 8 else whole >= 2.0 ** (63 + (dtype.kind == "u"))
+    low = whole <= float(limits.min)
+    odd = high | low | np.isnan(whole)
+    if not odd.any():
+        return whole.astype(dtype)
+    safe = select(odd, np.float64(0), whole).astype(dtype)
+    result = select(high, dtype.type(limits.max), select(low, dtype.type(limits.min), safe))
+    return select(np.isnan(whole), dtype.type(missing), result)
+
+
+def to_integral(value: Value, mode: str) -> Value:
+    """cvt.rni.f32.f32: a float rounded to a whole number."""
+    return _TO_INTEGRAL[mode](value)
+
+
+def integer_to_float(value: Value, dtype: DType, mode: str) -> Value:
+    if mode in ("", "rn") and dtype.itemsize > 2:
+        return value.astype(dtype)
+    wide = value.astype(np.float64)
+    if value.dtype.itemsize == 8:
+        wide = _integer_to_odd(value, wide)
+    if dtype.itemsize == 8:
+        return _whole_directed(value, mode)
+    return narrow(wide, dtype, mode)
+
+
+def _integer_to_odd(value: Value, wide: Value) -> Value:
+    """A 64-bit integer as a double rounded to odd: of its bits below the 53rd only "there were some" is kept."""
+    size = np.abs(value.astype(np.float64))
+    sticky = value.dtype.type(0x7FF)
+    cut = (value & sticky) != 0
+    kept = (value & ~sticky) | select(cut, value.dtype.type(0x800), value.dtype.type(0))
+    # Below 2**53 the double is exact anyway.
+    return select(size < 2.0**53, wide, kept.astype(np.float64))
+
+
+def _whole_directed(value: Value, mode: str) -> Value:
+    """A 64-bit integer to f64, rounding rz, rm or rp."""
+    nearest = value.astype(np.float64)
+    if value.dtype.itemsize < 8:
+        return nearest
+    exact = value.astype(np.longdouble)
+    high, low = nearest > exact, nearest < exact
+    if mode == "rz":
+        return select(select(exact > 0, high, low), np.nextafter(nearest, 0.0), nearest)
+    wrong, towards = (high, -np.inf) if mode == "rm" else (low, np.inf)
+    return select(wrong, np.nextafter(nearest, towards), nearest)
+
+
+def float_to_float(value: Value, dtype: DType, mode: str) -> Value:
+    if dtype.itemsize >= value.dtype.itemsize or mode in ("", "rn"):
+        return value.astype(dtype)
+    return narrow(value.astype(np.float64), dtype, mode)
+
+
+def float_from_bfloat(bits: Value) -> Value:
+    """bfloat16 bits (uint16) to float32."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def bfloat_from_float(value: Value, mode: str = "rn") -> Value:
+    """float32 (or float64, rounded to odd) to bfloat16 bits (uint16). NaN becomes 0x7fff."""
+    if value.dtype.itemsize == 8:
+        value = _single_to_odd(value)
+    bits = value.view(np.uint32)
+    if mode == "rn":
+        rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    elif mode == "rz":
+        rounded = bits
+    else:
+        away = (bits >> np.uint32(31) == 0) == (mode == "rp")
+        rounded = bits + select(away, np.uint32(0xFFFF), np.uint32(0))
+    rounded = select(np.isinf(value), bits, rounded)
+    return select(np.isnan(value), np.uint16(0x7FFF), (rounded >> np.uint32(16)).astype(np.uint16))
+
+
+def _single_to_odd(value: Value) -> Value:
+    cut = narrow(value, np.dtype("f4"), "rz")
+    inexact = (cut.astype(np.float64) != value) & np.isfinite(value)
+    return select(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), cut)
+
+
+def pack_halves(high: Value, low: Value) -> Value:
+    """Two 16-bit values as one 32-bit value."""
+    return (high.view(np.uint16).astype(np.uint32) << np.uint32(16)) | low.view(np.uint16).astype(np.uint32)
+
+
+def low_half(value: Value) -> Value:
+    return value.astype(np.uint16)
+
+
+def high_half(value: Value) -> Value:
+    return (value >> np.uint32(16)).astype(np.uint16)

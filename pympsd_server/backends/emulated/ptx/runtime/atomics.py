@@ -1,0 +1,208 @@
+"""Atomic read-modify-write operations of many threads, some of them to the same address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pympsd_server.backends.emulated.ptx.datatypes import Array, DType, Value
+from pympsd_server.backends.emulated.ptx.math.conversion import bfloat_from_float, float_from_bfloat
+from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
+from pympsd_server.backends.emulated.ptx.runtime.spaces import elements
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+
+_UFUNCS: dict[str, np.ufunc] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+_CAS_ROUNDS = 48
+
+
+def atomic(
+    state: BatchState,
+    lanes: Lanes,
+    space: str,
+    function: str,
+    address: Value,
+    dtype: DType,
+    operands: tuple[Value, ...],
+    used: bool,
+    guard: Value | None,
+) -> Value:
+    """Run one atom or red. Returns the old values (0 where `guard` is false), or nothing of use if not `used`.
+
+    `operands` is (value,), for cas (compare, value). Threads act one after another in thread order.
+    """
+    count = lanes.count
+    if guard is not None and not guard.any():
+        return dtype.type(0)
+    chosen = np.flatnonzero(guard) if guard is not None and guard.ndim else None
+    inner = lanes if chosen is None else Lanes(lanes.indices().take(chosen), len(chosen))
+    given = [spread(v, count) if chosen is None else spread(v, count).take(chosen) for v in operands]
+    address = spread(address, count)
+    if chosen is not None:
+        address = address.take(chosen)
+    old = np.zeros(inner.count, dtype)
+    width = dtype.itemsize
+    for kind, index, part in elements(state, inner, space, address, width, width):
+        values = given if part is None else [v.take(part) for v in given]
+        result = _apply(state.view(kind, dtype), spread(index, len(values[0])), function, values, used)
+        if used:
+            old[part if part is not None else slice(None)] = result
+    if chosen is None or not used:
+        return old
+    full = np.zeros(count, dtype)
+    full[chosen] = old
+    return full
+
+
+def _apply(memory: Array, index: Array, function: str, values: list[Array], used: bool) -> Array:
+    ufunc = _UFUNCS.get(function)
+    if ufunc is not None and not used and _is_plain(memory.dtype, function):
+        ufunc.at(memory, index, values[0])
+        return values[0]
+    order = np.argsort(index, kind="stable")
+    sorted_index = index[order]
+    ordered = [v[order] for v in values]
+    first = np.r_[True, sorted_index[1:] != sorted_index[:-1]]
+    old = np.empty(len(index), memory.dtype)
+    old[order] = _sorted(memory, sorted_index, first, function, ordered)
+    return old
+
+
+def _is_plain(dtype: DType, function: str) -> bool:
+    # NumPy's minimum and maximum let NaN win; for floats the other operand should.
+    return dtype.kind != "f" or function == "add"
+
+
+def _sorted(memory: Array, index: Array, first: Array, function: str, values: list[Array]) -> Array:
+    """Old values for operations sorted by address; `first` marks the first of each address."""
+    if function == "cas":
+        return _compare_and_swap(memory, index, first, values[0], values[1])
+    step = _STEPS[function]
+    if first.all():
+        old = memory[index]
+        memory[index] = step(old, values[0])
+        return old
+    if function == "add" and memory.dtype.kind in "iu":
+        return _running_sum(memory, index, first, values[0])
+    if function == "exch":
+        return _exchange(memory, index, first, values[0])
+    return _by_rank(memory, index, first, step, values[0])
+
+
+def _running_sum(memory: Array, index: Array, first: Array, values: Array) -> Array:
+    total = np.cumsum(values, dtype=memory.dtype)
+    before = total - values
+    start = np.maximum.accumulate(np.where(first, np.arange(len(index)), 0))
+    old: Array = memory[index] + (before - before[start])
+    np.add.at(memory, index, values)
+    return old
+
+
+def _exchange(memory: Array, index: Array, first: Array, values: Array) -> Array:
+    old: Array = np.r_[values[:1], values[:-1]]
+    old[first] = memory[index[first]]
+    memory[index] = values
+    last = np.r_[first[1:], True]
+    memory[index[last]] = values[last]
+    return old
+
+
+def _by_rank(
+    memory: Array, index: Array, first: Array, step: Callable[[Value, Value], Value], values: Array
+) -> Array:
+    """The n-th operation of every address at once, for n = 0, 1, ..."""
+    positions = np.arange(len(index))
+    rank = positions - np.maximum.accumulate(np.where(first, positions, 0))
+    old = np.empty(len(index), memory.dtype)
+    by_rank = np.argsort(rank, kind="stable")
+    ends = np.cumsum(np.bincount(rank))
+    begin = 0
+    for end in ends.tolist():
+        now = by_rank[begin:end]
+        old[now] = memory[index[now]]
+        memory[index[now]] = step(old[now], values[now])
+        begin = end
+    return old
+
+
+def _compare_and_swap(memory: Array, index: Array, first: Array, compare: Array, values: Array) -> Array:
+    """Each round settles, per address, everything up to its next successful swap."""
+    group = np.cumsum(first) - 1
+    heads = index[first]
+    current = memory[heads]
+    old = np.empty(len(index), memory.dtype)
+    pending = np.arange(len(index))
+    for _ in range(_CAS_ROUNDS):
+        hits = pending[compare[pending] == current[group[pending]]]
+        winners = hits[np.unique(group[hits], return_index=True)[1]]
+        # Position of each address's winner; past the end where there is none.
+        until = np.full(len(heads), len(index))
+        until[group[winners]] = winners
+        settled = pending <= until[group[pending]]
+        done = pending[settled]
+        old[done] = current[group[done]]
+        current[group[winners]] = values[winners]
+        pending = pending[~settled]
+        if not len(pending):
+            break
+    for position in pending.tolist():
+        where = group[position]
+        old[position] = current[where]
+        if compare[position] == current[where]:
+            current[where] = values[position]
+    memory[heads] = current
+    return old
+
+
+def _increment(old: Value, limit: Value) -> Value:
+    return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
+
+
+def _decrement(old: Value, limit: Value) -> Value:
+    return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
+
+
+def _minimum(old: Value, value: Value) -> Value:
+    return np.fmin(old, value) if old.dtype.kind == "f" else np.minimum(old, value)
+
+
+def _maximum(old: Value, value: Value) -> Value:
+    return np.fmax(old, value) if old.dtype.kind == "f" else np.maximum(old, value)
+
+
+def _add_halves(old: Value, value: Value) -> Value:
+    return (old.view(np.float16) + value.view(np.float16)).view(np.uint32)
+
+
+def _add_bfloat(old: Value, value: Value) -> Value:
+    return bfloat_from_float(float_from_bfloat(old) + float_from_bfloat(value))
+
+
+def _add_bfloats(old: Value, value: Value) -> Value:
+    return _add_bfloat(old.view(np.uint16), value.view(np.uint16)).view(np.uint32)
+
+
+_STEPS: dict[str, Callable[[Value, Value], Value]] = {
+    "add": np.add,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "min": _minimum,
+    "max": _maximum,
+    "exch": lambda old, value: value,
+    "inc": _increment,
+    "dec": _decrement,
+    "add_f16x2": _add_halves,
+    "add_bf16": _add_bfloat,
+    "add_bf16x2": _add_bfloats,
+}

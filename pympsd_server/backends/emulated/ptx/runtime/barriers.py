@@ -1,0 +1,110 @@
+"""CTA barriers of one batch: who waits, and when they may go on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import define
+
+from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
+from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes, spread
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.emulated.ptx.codegen.translation import BlockPlan
+    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+
+BARRIERS = 16
+_NOT_WAITING = -1
+
+
+@define(eq=False)
+class Waiting:
+    """Threads that stand at a barrier: where they go on, and with which registers."""
+
+    plan: BlockPlan
+    lanes: Lanes
+    registers: tuple[Value, ...]
+    number: Array
+    predicate: Value | None
+
+
+class Barriers:
+    """Sixteen barriers per CTA.
+
+    Arrivals count by warps, as on the hardware: a warp has arrived when all its living lanes have, and
+    then counts as 32 threads.
+    """
+
+    def __init__(self, state: BatchState) -> None:
+        self._state = state
+        # Which barrier each thread stands at.
+        self._at = np.full(state.count, _NOT_WAITING, np.int8)
+        # Expected thread counts per (CTA, barrier); 0 is "everyone". And the threads announced by bar.arrive.
+        self._expected = np.zeros((state.blocks, BARRIERS), np.int64)
+        self._announced = np.zeros((state.blocks, BARRIERS), np.int64)
+        self.waiting: list[Waiting] = []
+
+    def arrive_only(self, lanes: Lanes, number: Value, count: Value) -> None:
+        """bar.arrive: announce the warps of these threads without waiting."""
+        state = self._state
+        slots, first = np.unique(lanes.pick(state.warp), return_index=True)
+        numbers = spread(number, lanes.count)[first].astype(np.int64)
+        cta = slots // state.warps_per_block
+        np.add.at(self._announced, (cta, numbers), WARP)
+        self._expected[cta, numbers] = spread(count, lanes.count)[first]
+
+    def wait(self, waiting: Waiting, count: Value | None) -> None:
+        lanes = waiting.lanes
+        ids = lanes.indices()
+        self._at[ids] = waiting.number
+        cta = lanes.pick(self._state.cta)
+        self._expected[cta, waiting.number] = 0 if count is None else count
+        self.waiting.append(waiting)
+
+    def open(self) -> Array | None:
+        """Per (CTA, barrier): whether it opens now; None if none does. Opened barriers are reset."""
+        state = self._state
+        present = np.zeros((state.blocks, BARRIERS), np.int64)
+        for number in np.unique(self._at[self._at >= 0]).tolist():
+            present[:, number] = self._warps_at(number)
+        total = present * WARP + self._announced
+        everyone = self._living_warps()[:, None] * WARP
+        needed = np.where(self._expected > 0, self._expected, everyone)
+        opens: Array = (present > 0) & (total >= needed)
+        if not opens.any():
+            return None
+        self._announced[opens] = 0
+        self._at[(self._at >= 0) & opens[state.cta, np.maximum(self._at, 0)]] = _NOT_WAITING
+        return opens
+
+    def _warps_at(self, number: int) -> Array:
+        """Per CTA: warps all of whose living lanes stand at barrier `number`."""
+        state = self._state
+        flags = np.zeros(state.warps * WARP, np.bool_)
+        flags[state.slot] = self._at == number
+        here = np.packbits(flags, bitorder="little").view(np.uint32)
+        living = state.living_lanes()
+        complete = (here != 0) & ((living & ~here) == 0)
+        return complete.reshape(state.blocks, -1).sum(axis=1)  # type: ignore[no-any-return]
+
+    def _living_warps(self) -> Array:
+        state = self._state
+        return (state.living_lanes() != 0).reshape(state.blocks, -1).sum(axis=1)  # type: ignore[no-any-return]
+
+
+def reduce_predicates(state: BatchState, entries: list[tuple[Waiting, Array]], mode: str) -> list[Array]:
+    """bar.red: for each part (a waiting group and which of its threads go on) the result per thread."""
+    totals = np.zeros((2, state.blocks, BARRIERS), np.int64)
+    for waiting, chosen in entries:
+        cta = waiting.lanes.pick(state.cta)[chosen]
+        number = waiting.number[chosen]
+        truth = spread(waiting.predicate, waiting.lanes.count)[chosen]
+        np.add.at(totals[0], (cta, number), 1)
+        np.add.at(totals[1], (cta, number), truth)
+    results = []
+    for waiting, chosen in entries:
+        where = (waiting.lanes.pick(state.cta)[chosen], waiting.number[chosen])
+        there, true = totals[0][where], totals[1][where]
+        results.append(true if mode == "popc" else true == there if mode == "and" else true > 0)
+    return results

@@ -1,0 +1,347 @@
+"""Execution of a batch of CTAs: which threads run next, and how they meet again.
+
+The group at the lowest block runs first, so that diverged threads wait for each other where their
+paths join. Threads at a barrier, and lanes at a warp-synchronising operation whose partners are
+elsewhere, are parked. To let spin loops see their flags, now and then another group gets a burst.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import numpy as np
+
+from pympsd_server.backends.emulated.ptx.codegen.translation import BlockPlan
+from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
+from pympsd_server.backends.emulated.ptx.faults import Cancelled, DeviceAssertion, DeviceFault, LaunchFailed
+from pympsd_server.backends.emulated.ptx.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
+from pympsd_server.backends.emulated.ptx.runtime.barriers import BARRIERS, Barriers, Waiting, reduce_predicates
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
+from pympsd_server.backends.emulated.ptx.runtime.thread_groups import Group, merge, part_of, pick_registers
+from pympsd_server.backends.emulated.ptx.runtime.warp import arrived_everywhere
+
+# About this many threads per batch keep the arrays of a kernel in the cache.
+PREFERRED_THREADS = 32768
+_MAXIMUM_LOCAL = 256 << 20
+_PATIENCE = 1024
+_BURST = 32
+
+
+class CancelFlag(Protocol):
+    def is_set(self) -> bool: ...
+
+
+def preferred_blocks(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
+    """How many CTAs a batch should have; more if they wait for each other, fewer if they need much local memory."""
+    threads = min(_MAXIMUM_LOCAL if together else PREFERRED_THREADS, max(1024, _MAXIMUM_LOCAL // max(local_bytes, 1)))
+    return max(1, threads // threads_per_block)
+
+
+class Batch:
+    """`len(sm_of_block)` whole CTAs of one launch, from CTA number `first_block` (x fastest).
+
+    `parameters` is the flat parameter buffer (CU_LAUNCH_PARAM_BUFFER_POINTER), `dynamic_shared` in bytes,
+    `sm_of_block` what each CTA reads as %smid, `workspace` the address that %envreg1 and %envreg2 make up.
+    Raises ValueError for too few parameter bytes.
+    """
+
+    def __init__(
+        self,
+        module: LoadedModule,
+        kernel_name: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        parameters: bytes,
+        dynamic_shared: int,
+        first_block: int,
+        sm_of_block: Array,
+        workspace: int = 0,
+    ) -> None:
+        kernel = module.program.kernels[kernel_name]
+        if len(parameters) < kernel.parameter_bytes:
+            raise ValueError(f"{kernel_name} takes {kernel.parameter_bytes} bytes, not {len(parameters)}")
+        self.kernel = kernel
+        self._plans = kernel.translation.plans
+        self._functions = module.functions(kernel_name)
+        self._state = BatchState(
+            module,
+            grid,
+            block,
+            bytes(parameters),
+            kernel.shared_bytes,
+            dynamic_shared,
+            kernel.local_bytes,
+            first_block,
+            sm_of_block,
+            workspace,
+        )
+        # Made when first needed: most kernels never part their threads at a barrier.
+        self._barriers: Barriers | None = None
+        undefined = tuple(d.type(0) for d in self._plans[0].dtypes)
+        self._run: dict[int, list[Group]] = {0: [Group(self._state.all, undefined)]}
+        self._parked: dict[int, list[Group]] = {}
+        self._released: set[int] = set()
+        self._impatience = 0
+        self._burst = 0
+        self._favoured = -1
+        self.steps = 0
+
+    @property
+    def finished(self) -> bool:
+        return not (self._run or self._parked or self._held())
+
+    def step(self, quantum_seconds: float, cancel: CancelFlag) -> bool:
+        """Run blocks until the batch is finished (True) or the time is over (False).
+
+        At least one block runs. Raises Cancelled when `cancel` is set, DeviceFault on a fault.
+        """
+        deadline = time.perf_counter() + quantum_seconds
+        with np.errstate(all="ignore"):
+            while not self.finished:
+                if cancel.is_set():
+                    raise Cancelled
+                try:
+                    self._advance()
+                except DeviceFault as fault:
+                    fault.kernel = self.kernel.name
+                    raise
+                if time.perf_counter() >= deadline:
+                    return self.finished
+        return True
+
+    def _held(self) -> bool:
+        """Whether threads wait at barriers."""
+        return self._barriers is not None and bool(self._barriers.waiting)
+
+    def _advance(self) -> None:
+        if not self._run:
+            self._unblock()
+            return
+        at = self._choose()
+        parts = self._run.pop(at)
+        if self._parked:
+            parts += self._parked.pop(at, [])
+        plan = self._plans[at]
+        group = parts[0] if len(parts) == 1 else merge(parts, plan.dtypes, self._state.all)
+        if plan.meeting is not None and group.lanes.ids is not None:
+            met = self._meet(at, plan, group)
+            if met is None:
+                return
+            group = met
+        self.steps += 1
+        self._impatience += plan.weight
+        lanes = group.lanes
+        outcome = self._functions[at](self._state, lanes, *group.registers)
+        if plan.kind == "branch":
+            self._branch(plan, lanes, *outcome)
+        elif plan.kind == "next":
+            self._go(plan.target, Group(lanes, outcome))
+        else:
+            self._rare(plan, lanes, outcome)
+
+    def _go(self, target: int, group: Group) -> None:
+        if target == EXIT:
+            self._state.exit(group.lanes)
+            self._someone_left()
+            return
+        self._run.setdefault(target, []).append(group)
+        if self._burst:
+            self._favoured = target
+
+    def _branch(
+        self, plan: BlockPlan, lanes: Lanes, condition: Value, taken: tuple[Value, ...], other: tuple[Value, ...]
+    ) -> None:
+        if condition.ndim == 0:
+            yes = lanes.count if condition else 0
+        else:
+            yes = int(np.count_nonzero(condition))
+        if yes == lanes.count:
+            self._go(plan.target, Group(lanes, taken))
+        elif yes == 0:
+            self._go(plan.following, Group(lanes, other))
+        else:
+            self._go(plan.target, part_of(lanes, taken, condition.nonzero()[0]))
+            self._go(plan.following, part_of(lanes, other, (~condition).nonzero()[0]))
+
+    def _rare(self, plan: BlockPlan, lanes: Lanes, outcome: object) -> None:
+        if plan.kind == "exit":
+            self._go(EXIT, Group(lanes, ()))
+        elif plan.kind == "barrier":
+            self._arrive(plan, lanes, *outcome)  # type: ignore[misc]
+        elif plan.kind == "index":
+            self._switch(plan, lanes, *outcome)  # type: ignore[misc]
+        elif plan.kind == "assert":
+            raise DeviceAssertion("a device-side assert failed")
+        else:
+            raise LaunchFailed("a trap instruction was executed")
+
+    def _switch(self, plan: BlockPlan, lanes: Lanes, index: Value, outgoing: tuple[tuple[Value, ...], ...]) -> None:
+        index = spread(index, lanes.count)
+        if int(index.max()) >= len(plan.targets):
+            raise LaunchFailed(f"brx.idx to entry {int(index.max())} of {len(plan.targets)}")
+        for entry, (target, registers) in enumerate(zip(plan.targets, outgoing, strict=True)):
+            chosen = np.flatnonzero(index == entry)
+            if len(chosen):
+                self._go(target, part_of(lanes, registers, chosen))
+
+    def _choose(self) -> int:
+        """The block to run next: the lowest, but for bursts of others when the lowest seems to spin."""
+        run = self._run
+        if len(run) == 1 and not self._parked:
+            return next(iter(run))
+        if self._burst:
+            self._burst -= 1
+            if self._favoured in run:
+                return self._favoured
+            self._burst = 0
+        if self._impatience >= _PATIENCE:
+            self._impatience = 0
+            self._release_across()
+            waiting = sorted(run)
+            self._favoured = next((pc for pc in waiting if pc > self._favoured), waiting[0])
+            self._burst = _BURST
+            return self._favoured
+        return min(run)
+
+    # Lanes of a warp that must meet.
+
+    def _meet(self, at: int, plan: BlockPlan, group: Group) -> Group | None:
+        """Those threads whose partners are all here; the others are parked."""
+        if at in self._released:
+            self._released.discard(at)
+            return group
+        mask = self._mask(plan, group)
+        ready = arrived_everywhere(self._state, group.lanes, mask)
+        if ready.all():
+            return group
+        late = part_of(group.lanes, group.registers, np.flatnonzero(~ready))
+        self._parked.setdefault(at, []).append(late)
+        if not ready.any():
+            return None
+        return part_of(group.lanes, group.registers, np.flatnonzero(ready))
+
+    @staticmethod
+    def _mask(plan: BlockPlan, group: Group) -> Value:
+        mask = plan.meeting
+        return group.registers[mask].view(np.uint32) if isinstance(mask, int) else mask
+
+    def _release_across(self) -> bool:
+        """Lanes that wait for each other at different places may go on: each place counts as the meeting."""
+        if len(self._parked) < 2:
+            return False
+        flags = np.zeros(self._state.count, np.bool_)
+        for group in (g for parts in self._parked.values() for g in parts):
+            flags[group.lanes.indices()] = True
+        everyone = Lanes(np.flatnonzero(flags), int(flags.sum()))
+        released = False
+        for at, parts in list(self._parked.items()):
+            group = merge(parts, self._plans[at].dtypes, self._state.all)
+            mask = self._mask(self._plans[at], group)
+            full = np.zeros(self._state.count, np.uint32)
+            full[group.lanes.indices()] = mask
+            met = arrived_everywhere(self._state, everyone, full.take(everyone.indices()))
+            ready = np.zeros(self._state.count, np.bool_)
+            ready[everyone.indices()] = met
+            released |= self._release(at, group, ready.take(group.lanes.indices()))
+        return released
+
+    def _release(self, at: int, group: Group, ready: Array) -> bool:
+        if not ready.any() or at in self._run:
+            return False
+        self._released.add(at)
+        self._run[at] = [part_of(group.lanes, group.registers, np.flatnonzero(ready))]
+        del self._parked[at]
+        if not ready.all():
+            self._parked[at] = [part_of(group.lanes, group.registers, np.flatnonzero(~ready))]
+        return True
+
+    def _someone_left(self) -> None:
+        """Exited threads are waited for no longer."""
+        for at, parts in self._parked.items():
+            self._run.setdefault(at, []).extend(parts)
+        self._parked = {}
+        if self._held():
+            self._open_barriers()
+
+    def _unblock(self) -> None:
+        """Nothing can run: let lanes go that wait at different places, else the batch is stuck."""
+        if self._held() and self._open_barriers():
+            return
+        if not self._release_across():
+            raise LaunchFailed("deadlock: all threads wait for each other at barriers")
+
+    # Barriers of a CTA.
+
+    def _arrive(
+        self,
+        plan: BlockPlan,
+        lanes: Lanes,
+        what: tuple[Value, Value | None, Value | None],
+        registers: tuple[Value, ...],
+    ) -> None:
+        number, count, predicate = what
+        barrier = plan.barrier
+        assert barrier is not None
+        if int(number.max()) >= BARRIERS:
+            raise LaunchFailed(f"barrier {int(number.max())} does not exist")
+        everyone = lanes.ids is None and number.ndim == 0 and (count is None or self._is_all(count))
+        if everyone and not barrier.arrive and predicate is None:
+            self._go(plan.following, Group(lanes, registers))
+            return
+        if self._barriers is None:
+            self._barriers = Barriers(self._state)
+        if barrier.arrive:
+            if count is None:
+                raise LaunchFailed("bar.arrive without a thread count")
+            self._barriers.arrive_only(lanes, number, count)
+            self._go(plan.following, Group(lanes, registers))
+        else:
+            numbers = spread(number, lanes.count).astype(np.int64)
+            self._barriers.wait(Waiting(plan, lanes, registers, numbers, predicate), count)
+        self._open_barriers()
+
+    def _is_all(self, count: Value) -> bool:
+        return count.ndim == 0 and int(count) == self._state.warps_per_block * 32
+
+    def _open_barriers(self) -> bool:
+        barriers = self._barriers
+        opens = None if barriers is None else barriers.open()
+        if barriers is None or opens is None:
+            return False
+        waiting, barriers.waiting = barriers.waiting, []
+        going: list[tuple[Waiting, Array]] = []
+        for entry in waiting:
+            passes = opens[entry.lanes.pick(self._state.cta), entry.number]
+            if passes.any():
+                going.append((entry, np.flatnonzero(passes)))
+            if not passes.all():
+                barriers.waiting.append(_rest(entry, np.flatnonzero(~passes)))
+        self._go_on(going)
+        return True
+
+    def _go_on(self, going: list[tuple[Waiting, Array]]) -> None:
+        for mode in {"", "popc", "and", "or"}:
+            entries = [e for e in going if e[0].plan.barrier and e[0].plan.barrier.reduction == mode]
+            results = reduce_predicates(self._state, entries, mode) if mode else [None] * len(entries)
+            for (entry, chosen), result in zip(entries, results, strict=True):
+                group = part_of(entry.lanes, entry.registers, chosen)
+                self._go(entry.plan.following, _with_result(entry.plan, group, result, self._plans))
+
+
+def _rest(entry: Waiting, chosen: Array) -> Waiting:
+    group = part_of(entry.lanes, entry.registers, chosen)
+    predicate = None if entry.predicate is None else pick_registers((entry.predicate,), chosen)[0]
+    return Waiting(entry.plan, group.lanes, group.registers, entry.number.take(chosen), predicate)
+
+
+def _with_result(plan: BlockPlan, group: Group, result: Array | None, plans: list[BlockPlan]) -> Group:
+    """The group with the result of bar.red in its register."""
+    position = None if plan.barrier is None else plan.barrier.result
+    if result is None or position is None:
+        return group
+    registers = list(group.registers)
+    registers[position] = result.astype(plans[plan.following].dtypes[position])
+    return Group(group.lanes, tuple(registers))

@@ -1,0 +1,101 @@
+"""The state of one batch of whole CTAs: who its threads are and the memory they reach."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pympsd_server.backends.emulated.ptx.datatypes import Array, DType
+from pympsd_server.backends.emulated.ptx.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.runtime.geometry import geometry
+from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes
+
+_FRAME_ALIGNMENT = 16
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _FRAME_ALIGNMENT) * _FRAME_ALIGNMENT
+
+
+class BatchState:
+    """Its threads (see Geometry) and what they reach besides global memory.
+
+    Shared and local memory are one array of frames each, one frame per CTA or thread.
+    """
+
+    def __init__(
+        self,
+        module: LoadedModule,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        parameters: bytes,
+        static_shared: int,
+        dynamic_shared: int,
+        local_bytes: int,
+        first_block: int,
+        sm_of_block: Array,
+        workspace: int = 0,
+    ) -> None:
+        self.module = module
+        self.space = module.space
+        self.grid, self.block = grid, block
+        self.blocks = len(sm_of_block)
+        self.threads_per_block = block[0] * block[1] * block[2]
+        self.geometry = shape = geometry(self.blocks, self.threads_per_block)
+        self.count = shape.count
+        self.warps, self.warps_per_block = shape.warps, shape.warps_per_block
+        self.whole_warps = shape.whole_warps
+        self.thread, self.cta, self.warp = shape.thread, shape.cta, shape.warp
+        self.lane, self.slot = shape.lane, shape.slot
+        self.first_block = first_block
+        self.sm_of_block = sm_of_block
+        self.workspace = workspace
+        self.multiprocessors = module.multiprocessors
+        self.all = Lanes(None, self.count)
+        self.dynamic_shared = dynamic_shared
+        self.dynamic_offset = _aligned(static_shared)
+        self.shared_bytes = (self.dynamic_offset if dynamic_shared else static_shared) + dynamic_shared
+        self.local_bytes = local_bytes
+        self.shared_frame, self.local_frame = _aligned(self.shared_bytes), _aligned(local_bytes)
+        self._shared = np.zeros(self.blocks * self.shared_frame, np.uint8)
+        self._local = np.zeros(self.count * self.local_frame, np.uint8)
+        self._parameters = np.frombuffer(parameters + bytes(-len(parameters) % 8 + 8), np.uint8)
+        self.parameter_bytes = len(parameters)
+        self._views: dict[tuple[str, DType], Array] = {}
+        self.alive = np.ones(self.count, np.bool_)
+        self._living: Array | None = None
+
+    def view(self, space: str, dtype: DType) -> Array:
+        """The memory of a space as elements of `dtype`."""
+        if space == "global":
+            return self.space.views[dtype]
+        found = self._views.get((space, dtype))
+        if found is None:
+            memory = {"shared": self._shared, "local": self._local, "param": self._parameters}[space]
+            found = self._views[space, dtype] = memory.view(dtype)
+        return found
+
+    def frame_bases(self, lanes: Lanes, space: str, shift: int) -> Array:
+        """Where each thread's frame begins, in elements of 2**shift bytes."""
+        return lanes.fact((space, shift), lambda: self._bases(lanes, space, shift))  # type: ignore[no-any-return]
+
+    def _bases(self, lanes: Lanes, space: str, shift: int) -> Array:
+        if space == "shared":
+            return lanes.pick(self.cta) * (self.shared_frame >> shift)  # type: ignore[no-any-return]
+        return lanes.indices() * (self.local_frame >> shift)
+
+    def frame_size(self, space: str) -> int:
+        """Bytes of the space that one thread may address."""
+        return {"shared": self.shared_bytes, "local": self.local_bytes, "param": self.parameter_bytes}[space]
+
+    def living_lanes(self) -> Array:
+        """Per warp (uint32): which lanes have not exited."""
+        if self._living is None:
+            flags = np.zeros(self.warps * WARP, np.bool_)
+            flags[self.slot] = self.alive
+            self._living = np.packbits(flags, bitorder="little").view(np.uint32)
+        return self._living
+
+    def exit(self, lanes: Lanes) -> None:
+        """These threads are done."""
+        self.alive[lanes.ids if lanes.ids is not None else slice(None)] = False
+        self._living = None

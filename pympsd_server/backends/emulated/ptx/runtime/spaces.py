@@ -1,0 +1,237 @@
+"""Loads and stores: from addresses to elements of the memory views, every one checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pympsd_server.backends.emulated.ptx.datatypes import S64, Array, DType, Value
+from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, MisalignedAddress
+from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
+from pympsd_server.backends.emulated.ptx.windows import SPACE_OF_WINDOW, WINDOW_BITS
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+
+Accesses = tuple[tuple[int, int], ...]
+Seen = dict[tuple[int, int], tuple[int, int, int, Array, bool]]
+# An index array, one index, or a slice of consecutive elements.
+Elements = Value
+
+
+def _bounds(value: Value) -> tuple[int, int, int]:
+    """Lowest, highest and the union of the bits of integers."""
+    if value.ndim == 0:
+        number = int(value)
+        return number, number, number
+    return int(value.min()), int(value.max()), int(np.bitwise_or.reduce(value))
+
+
+def global_elements(state: BatchState, address: Value, shift: int, align: int, accesses: Accesses) -> Value:
+    """Element indices (of 2**shift bytes) of global addresses, for accesses at several offsets.
+
+    `accesses` are (offset, bytes) pairs that all threads will make from `address`. Faults if one of
+    them is misaligned or outside the client's allocations.
+    """
+    offset = address.view(S64) - np.int64(state.space.base)
+    low, high, bits = _bounds(offset)
+    first, last = accesses[0], accesses[-1]
+    if bits & (align - 1) or not state.space.contains(low + first[0], high + last[0] + last[1]):
+        for delta, nbytes in accesses:
+            state.space.check(offset + np.int64(delta), nbytes)
+    if not shift:
+        return offset
+    return np.right_shift(offset, shift, out=offset) if offset.ndim else offset >> np.int64(shift)
+
+
+def sum_elements(
+    state: BatchState, seen: Seen, x: Value, y: Value, shift: int, align: int, accesses: Accesses
+) -> Elements:
+    """global_elements for the address x + y, of which one is usually uniform and the other an index.
+
+    `seen` remembers, for this run of a block, what was found out about the other: a block that indexes
+    several arrays in the same way looks at the index once.
+    """
+    if x.ndim:
+        x, y = y, x
+    if x.ndim or not y.ndim:
+        return global_elements(state, (x + y).view(np.uint64), shift, align, accesses)
+    facts = seen.get((id(y), shift))
+    if facts is None:
+        facts = seen[id(y), shift] = _index_facts(y.view(S64), shift)
+    low, high, bits, index, consecutive = facts
+    start = int(x) - state.space.base
+    first, last = accesses[0], accesses[-1]
+    inside = state.space.contains(start + low + first[0], start + high + last[0] + last[1])
+    if (bits | start) & (align - 1) or not inside:
+        return global_elements(state, (x + y).view(np.uint64), shift, align, accesses)
+    if consecutive:
+        begin = (start + low) >> shift
+        return slice(begin, begin + len(index))
+    return index + (start >> shift)
+
+
+def _index_facts(index: Array, shift: int) -> tuple[int, int, int, Array, bool]:
+    """Lowest, highest, union of bits, the index in elements, and whether its elements are consecutive."""
+    low, high, bits = _bounds(index)
+    scaled = index >> np.int64(shift) if shift else index
+    consecutive = high - low == (len(index) - 1) << shift and bool((scaled[1:] - scaled[:-1] == 1).all())
+    return low, high, bits, scaled, consecutive
+
+
+def frame_elements(
+    state: BatchState, lanes: Lanes, space: str, address: Value, shift: int, align: int, accesses: Accesses
+) -> Value:
+    """The same for shared, local and parameter memory, whose addresses begin at 0 in each frame."""
+    if address.dtype.kind == "u" and address.dtype.itemsize == 8:
+        address = address.view(S64)
+    low, high, bits = _bounds(address)
+    first, last = accesses[0], accesses[-1]
+    size = state.frame_size(space)
+    if bits & (align - 1) or low + first[0] < 0 or high + last[0] + last[1] > size:
+        for delta, nbytes in accesses:
+            _check_frame(space, size, low + delta, high + delta, bits, delta, nbytes)
+    index = (address >> address.dtype.type(shift)).astype(S64) if shift else address.astype(S64)
+    return index if space == "param" else index + state.frame_bases(lanes, space, shift)
+
+
+def _check_frame(space: str, size: int, low: int, high: int, bits: int, delta: int, nbytes: int) -> None:
+    if low < 0 or high + nbytes > size:
+        bad = low if low < 0 else high
+        raise IllegalAddress(f"{space} address {bad:#x}, {nbytes} bytes: outside of the {size} bytes there are")
+    if (bits | delta) & (nbytes - 1):
+        raise MisalignedAddress(f"{space} address {low:#x}, {nbytes} bytes: misaligned")
+
+
+def _subset(lanes: Lanes, chosen: Array) -> Lanes:
+    return Lanes(lanes.indices().take(chosen), len(chosen))
+
+
+def _pick(value: Value, chosen: Array) -> Value:
+    return value if value.ndim == 0 else value.take(chosen)
+
+
+def elements(
+    state: BatchState, lanes: Lanes, space: str, address: Value, nbytes: int, align: int
+) -> list[tuple[str, Value, Array | None]]:
+    """Resolve addresses of any space: (space, element indices, which of the threads or None for all).
+
+    Generic addresses of one group may lie in several spaces; the list has one entry for each.
+    """
+    if space != "generic":
+        return [(space, _one_space(state, lanes, space, address, nbytes, align), None)]
+    # Device windows begin at 0x6000_0000_0000: everything outside windows 1 to 3 is global.
+    windows = address.view(S64) >> np.int64(WINDOW_BITS)
+    low, high, _ = _bounds(windows)
+    if low == high or low > 3:
+        kind = SPACE_OF_WINDOW.get(low, "global")
+        return [(kind, _in_window(state, lanes, kind, address, nbytes, align), None)]
+    found: list[tuple[str, Value, Array | None]] = []
+    kinds = np.where((windows >= 1) & (windows <= 3), windows, 0)
+    for window in np.unique(kinds).tolist():
+        chosen = np.flatnonzero(kinds == window)
+        kind = SPACE_OF_WINDOW.get(window, "global")
+        part = _in_window(state, _subset(lanes, chosen), kind, address.take(chosen), nbytes, align)
+        found.append((kind, part, chosen))
+    return found
+
+
+def _in_window(state: BatchState, lanes: Lanes, kind: str, address: Value, nbytes: int, align: int) -> Value:
+    if kind != "global":
+        address = address.view(S64) & np.int64((1 << WINDOW_BITS) - 1)
+    return _one_space(state, lanes, kind, address, nbytes, align)
+
+
+def _one_space(state: BatchState, lanes: Lanes, space: str, address: Value, nbytes: int, align: int) -> Value:
+    shift = nbytes.bit_length() - 1
+    accesses = ((0, align),)
+    if space == "global":
+        if address.dtype.itemsize < 8:
+            address = address.astype(np.uint64)
+        return global_elements(state, address, shift, align, accesses)
+    return frame_elements(state, lanes, space, address, shift, align, accesses)
+
+
+def load(
+    state: BatchState, lanes: Lanes, space: str, address: Value, dtype: DType, align: int, guard: Value | None
+) -> Value:
+    """Load one element per thread; where `guard` is false the result is 0 and nothing is touched."""
+    if guard is not None and guard.ndim:
+        chosen: Array = np.flatnonzero(guard)
+        result = np.zeros(lanes.count, dtype)
+        if len(chosen):
+            inner = _subset(lanes, chosen)
+            result[chosen] = load(state, inner, space, _pick(address, chosen), dtype, align, None)
+        return result
+    if guard is not None and not guard:
+        return dtype.type(0)
+    parts = elements(state, lanes, space, address, dtype.itemsize, align)
+    if parts[0][2] is None:
+        return state.view(parts[0][0], dtype)[parts[0][1]]
+    result = np.empty(lanes.count, dtype)
+    for kind, index, some in parts:
+        result[some] = state.view(kind, dtype)[index]
+    return result
+
+
+def store(
+    state: BatchState,
+    lanes: Lanes,
+    space: str,
+    address: Value,
+    dtype: DType,
+    align: int,
+    values: tuple[Value, ...],
+    guard: Value | None,
+) -> None:
+    """Store one or more consecutive elements per thread. Nothing is written when any thread faults."""
+    if guard is not None and guard.ndim:
+        held: Array = np.flatnonzero(guard)
+        if len(held):
+            inner = _subset(lanes, held)
+            picked = tuple(_pick(v, held) for v in values)
+            store(state, inner, space, _pick(address, held), dtype, align, picked, None)
+        return
+    if guard is not None and not guard:
+        return
+    for kind, index, chosen in elements(state, lanes, space, address, dtype.itemsize, align):
+        view = state.view(kind, dtype)
+        for position, value in enumerate(values):
+            put(view[position:], index, value if chosen is None else _pick(value, chosen))
+
+
+def put(view: Array, index: Value, value: Value) -> None:
+    """view[index] = value; of several threads that store to one address the last wins."""
+    if index.ndim == 0 and value.ndim:
+        value = value[-1]
+    view[index] = value
+
+
+def fetch(view: Array, index: Elements, displacement: int) -> Value:
+    """view[index + displacement]; a shifted view saves the addition."""
+    if type(index) is slice:
+        return view[index.start + displacement : index.stop + displacement].copy()
+    if displacement == 0:
+        return view.take(index)
+    if displacement > 0:
+        return view[displacement:].take(index)
+    return view.take(index + displacement)
+
+
+def put_at(view: Array, index: Elements, displacement: int, value: Value) -> None:
+    """view[index + displacement] = value; of several threads that store to one address the last wins."""
+    if type(index) is slice:
+        view[index.start + displacement : index.stop + displacement] = value
+        return
+    if displacement < 0:
+        index = index + displacement
+    elif displacement:
+        view = view[displacement:]
+    put(view, index, value)
+
+
+def displaced(address: Value, offset: int) -> Value:
+    """The address plus a constant, wrapping in its own width."""
+    bits = 8 * address.dtype.itemsize
+    return address + address.dtype.type(offset & ((1 << bits) - 1))

@@ -1,0 +1,111 @@
+"""Special registers: which exist, and their values for a batch."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pympsd_server.backends.emulated.ptx.datatypes import DType, Value
+from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+
+_AXES = ("x", "y", "z")
+_VECTORS = ("tid", "ntid", "ctaid", "nctaid")
+_SCALARS_NAMES = (
+    "laneid warpid nwarpid smid nsmid gridid lanemask_eq lanemask_lt lanemask_le lanemask_gt lanemask_ge "
+    "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi dynamic_smem_size total_smem_size "
+    "envreg1 envreg2"
+)
+_SCALARS = frozenset(_SCALARS_NAMES.split())
+TIMERS = frozenset(["clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"])
+
+
+def is_special(text: str) -> bool:
+    """Whether `%text` is a special register that this device has."""
+    name, _, axis = text[1:].partition(".")
+    if not text.startswith("%"):
+        return False
+    return (name in _VECTORS and axis in _AXES) or (not axis and name in _SCALARS)
+
+
+def special(state: BatchState, lanes: Lanes, text: str, dtype: DType) -> Value:
+    """The register's value for these threads, as `dtype`."""
+    if text[1:] in TIMERS:
+        return _timer(text[1:]).astype(dtype)
+    return lanes.fact((text, dtype), lambda: _convert(lanes.pick(_whole(state, text)), dtype))
+
+
+def _convert(value: Value, dtype: DType) -> Value:
+    return value if value.dtype == dtype else value.astype(dtype)
+
+
+def _whole(state: BatchState, text: str) -> Value:
+    name, _, axis = text[1:].partition(".")
+    return state.all.fact(("special", text), lambda: _compute(state, name, _AXES.index(axis) if axis else 0))
+
+
+def _compute(state: BatchState, name: str, axis: int) -> Value:
+    if name == "ntid":
+        return np.uint32(state.block[axis])
+    if name == "nctaid":
+        return np.uint32(state.grid[axis])
+    if name == "tid":
+        return _coordinate(state.thread, state.block, axis)
+    if name == "ctaid":
+        return _coordinate(state.cta + state.first_block, state.grid, axis)
+    if name == "smid":
+        return state.sm_of_block.astype(np.uint32).take(state.cta)
+    if name.startswith("lanemask"):
+        return _lane_mask((state.thread % WARP).astype(np.uint32), name[-2:])
+    if name == "laneid":
+        return (state.thread % WARP).astype(np.uint32)
+    if name == "warpid":
+        return (state.thread // WARP).astype(np.uint32)
+    return np.uint32(_constant(state, name))
+
+
+def _coordinate(number: Value, extent: tuple[int, int, int], axis: int) -> Value:
+    if extent[axis] == 1:
+        return np.uint32(0)
+    below = (1, extent[0], extent[0] * extent[1])[axis]
+    rows = number if below == 1 else number // below
+    if np.prod(extent[axis + 1 :], dtype=np.int64) > 1:
+        rows = rows % extent[axis]
+    return rows.astype(np.uint32)
+
+
+def _lane_mask(lane: Value, relation: str) -> Value:
+    equal = np.uint32(1) << lane
+    below = equal - np.uint32(1)
+    masks = {"eq": equal, "lt": below, "le": below | equal, "gt": ~(below | equal), "ge": ~below}
+    return masks[relation]
+
+
+def _constant(state: BatchState, name: str) -> int:
+    match name:
+        case "nwarpid":
+            return -(-state.threads_per_block // WARP)
+        case "nsmid":
+            return int(state.multiprocessors)
+        case "dynamic_smem_size":
+            return state.dynamic_shared
+        case "total_smem_size":
+            return state.shared_bytes
+        case "envreg1":  # with envreg2 the address of a cooperative launch's workspace, 0 in any other
+            return state.workspace >> 32
+        case "envreg2":
+            return state.workspace & 0xFFFFFFFF
+    return 1
+
+
+def _timer(name: str) -> Value:
+    now = time.perf_counter_ns()
+    if name.endswith("_hi"):
+        now >>= 32
+    elif name in ("clock", "globaltimer_lo"):
+        now &= 0xFFFFFFFF
+    return np.uint64(now)

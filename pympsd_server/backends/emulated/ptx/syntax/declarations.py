@@ -1,0 +1,124 @@
+"""Parsing of variables, parameters and registers."""
+
+from __future__ import annotations
+
+from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, UNSUPPORTED_TYPES
+from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
+from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Initialiser, Registers, Variable
+
+SPACES = frozenset({"global", "shared", "const", "local", "param"})
+_VECTORS = {".v2": 2, ".v4": 4}
+
+
+def check_type(name: str, line: int) -> str:
+    """The type's name. Raises InvalidPtx for a type this device does not have."""
+    if name not in DTYPES:
+        kind = "unsupported" if name in UNSUPPORTED_TYPES else "unknown"
+        raise InvalidPtx(f"{kind} type .{name}", line)
+    return name
+
+
+def parse_registers(tokens: TokenStream) -> Registers:
+    line = tokens.line
+    tokens.expect(".reg")
+    if tokens.current.text in _VECTORS:
+        raise InvalidPtx("unsupported: vector registers", line)
+    type_name = check_type(tokens.take().text.lstrip("."), line)
+    names: list[str] = []
+    while True:
+        name = tokens.word("a register name")
+        if tokens.accept("<"):
+            names += [f"{name}{i}" for i in range(tokens.integer())]
+            tokens.expect(">")
+        else:
+            names.append(name)
+        if not tokens.accept(","):
+            break
+    tokens.expect(";")
+    return Registers(type_name, tuple(names), line)
+
+
+def parse_variable(tokens: TokenStream, *, extern: bool = False) -> Variable:
+    """`.space [.align n] [.v4] .type name[n] = ...`, without the closing semicolon."""
+    line = tokens.line
+    space = tokens.take().text[1:]
+    if space == "reg":
+        return _register_parameter(tokens, line)
+    if space not in SPACES:
+        raise InvalidPtx(f"unsupported state space or directive .{space}", line)
+    alignment, elements, type_name = 0, 1, ""
+    while tokens.current.kind == "directive":
+        text = tokens.take().text
+        if text == ".align":
+            alignment = tokens.integer()
+        elif text in _VECTORS:
+            elements = _VECTORS[text]
+        elif text == ".ptr" or text[1:] in SPACES or text in (".attribute", ".managed"):
+            if text == ".attribute":
+                raise InvalidPtx("unsupported: .attribute (managed memory)", line)
+            if text == ".ptr":
+                _skip_pointer_attributes(tokens)
+        else:
+            type_name = check_type(text[1:], line)
+    if not type_name:
+        raise tokens.error("a type")
+    name = tokens.word("a variable name")
+    size = DTYPES[type_name].itemsize * elements
+    count = _dimensions(tokens)
+    initial = _initialisers(tokens) if tokens.accept("=") else ()
+    if count is None and initial:
+        count = len(initial) // elements
+    return Variable(name, space, type_name, alignment or size, size, count, extern, initial, line)
+
+
+def _register_parameter(tokens: TokenStream, line: int) -> Variable:
+    type_name = check_type(tokens.take().text[1:], line)
+    size = DTYPES[type_name].itemsize
+    return Variable(tokens.word("a register"), "reg", type_name, size, size, 1, False, (), line)
+
+
+def _skip_pointer_attributes(tokens: TokenStream) -> None:
+    while tokens.current.text[1:] in SPACES or tokens.is_at(".align"):
+        if tokens.take().text == ".align":
+            tokens.integer()
+
+
+def _dimensions(tokens: TokenStream) -> int | None:
+    count: int | None = 1
+    while tokens.accept("["):
+        if tokens.accept("]"):
+            count = None
+            continue
+        length = tokens.integer()
+        count = None if count is None else count * length
+        tokens.expect("]")
+    return count
+
+
+def _initialisers(tokens: TokenStream) -> tuple[Initialiser, ...]:
+    if not tokens.accept("{"):
+        return (_initialiser(tokens),)
+    values: list[Initialiser] = []
+    while not tokens.accept("}"):
+        values += _initialisers(tokens) if tokens.is_at("{") else (_initialiser(tokens),)
+        if not tokens.is_at("}"):
+            tokens.expect(",")
+    return tuple(values)
+
+
+def _initialiser(tokens: TokenStream) -> Initialiser:
+    if tokens.current.kind != "word":
+        return Initialiser(tokens.literal())
+    line, symbol = tokens.line, tokens.take().text
+    generic = symbol == "generic"
+    if generic:
+        tokens.expect("(")
+        symbol = tokens.word("a variable name")
+        tokens.expect(")")
+    elif tokens.is_at("("):
+        raise InvalidPtx(f"unsupported initialiser {symbol}()", line)
+    offset = Immediate(0)
+    if tokens.is_at("+", "-"):
+        offset = tokens.literal()
+    return Initialiser(offset, symbol, generic)

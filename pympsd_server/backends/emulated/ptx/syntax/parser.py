@@ -1,0 +1,134 @@
+"""PTX text to its syntax: the items of a module."""
+
+from __future__ import annotations
+
+from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
+from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, UnsupportedByMps
+from pympsd_server.backends.emulated.ptx.syntax.declarations import parse_variable
+from pympsd_server.backends.emulated.ptx.syntax.statements import parse_body
+from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
+from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Variable
+
+_LINKAGE = frozenset({".visible", ".extern", ".weak", ".common"})
+_IGNORED_WITH_BRACES = frozenset({".section"})
+_FUNCTION_DIRECTIVES = frozenset({".maxntid", ".reqntid", ".minnctapersm", ".maxnreg", ".maxnctapersm"})
+
+
+def parse_module(text: str) -> Module:
+    """Parse a whole PTX image. Raises InvalidPtx with the line of the first error."""
+    tokens = TokenStream(text)
+    module = Module()
+    while tokens.current.kind != "end":
+        _item(tokens, module)
+    if module.version == (0, 0):
+        raise InvalidPtx("the image does not begin with .version", 1)
+    for function in module.functions.values():
+        if function.body is None and is_device_runtime(function.name):
+            raise UnsupportedByMps(refusal(function.name), function.line)
+    return module
+
+
+def _item(tokens: TokenStream, module: Module) -> None:
+    text = tokens.current.text
+    if text == ".version":
+        module.version = _version(tokens)
+    elif text == ".target":
+        tokens.take()
+        module.target = _target(tokens)
+    elif text == ".address_size":
+        tokens.take()
+        if tokens.integer() != 64:
+            raise InvalidPtx("unsupported: .address_size other than 64", tokens.line)
+    elif text in (".file", ".loc"):
+        tokens.skip_line()
+    elif text == ".pragma":
+        tokens.skip_past(";")
+    elif text in _IGNORED_WITH_BRACES:
+        tokens.skip_braces()
+    elif tokens.current.kind == "directive":
+        _definition(tokens, module)
+    else:
+        raise tokens.error("a directive")
+
+
+def _version(tokens: TokenStream) -> tuple[int, int]:
+    tokens.take()
+    major, _, minor = tokens.take().text.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        raise tokens.error("a version such as 8.0")
+    return int(major), int(minor)
+
+
+def _target(tokens: TokenStream) -> int:
+    name = tokens.word("a target")
+    while tokens.accept(","):
+        tokens.word("a target option")
+    digits = "".join(c for c in name if c.isdigit())
+    if not name.startswith("sm_") or not digits:
+        raise InvalidPtx(f"unsupported .target {name}", tokens.line)
+    return int(digits)
+
+
+def _definition(tokens: TokenStream, module: Module) -> None:
+    extern = False
+    while tokens.current.text in _LINKAGE:
+        extern |= tokens.take().text == ".extern"
+    if tokens.is_at(".entry", ".func"):
+        _add_function(module, _function(tokens))
+        return
+    if tokens.is_at(".alias", ".tex", ".surf", ".sampler"):
+        raise InvalidPtx(f"unsupported: {tokens.current.text}", tokens.line)
+    variable = parse_variable(tokens, extern=extern)
+    tokens.expect(";")
+    known = module.variables.get(variable.name)
+    if known is None or known.extern:
+        module.variables[variable.name] = variable
+
+
+def _add_function(module: Module, function: Function) -> None:
+    known = module.functions.get(function.name)
+    if known is None or known.body is None:
+        module.functions[function.name] = function
+    elif function.body is not None:
+        raise InvalidPtx(f"{function.name} is defined twice", function.line)
+
+
+def _function(tokens: TokenStream) -> Function:
+    line = tokens.line
+    is_entry = tokens.take().text == ".entry"
+    while tokens.accept(".attribute"):
+        tokens.skip_past(")")
+    returns = _parameters(tokens) if tokens.is_at("(") else ()
+    name = tokens.word("a function name")
+    parameters = _parameters(tokens) if tokens.is_at("(") else ()
+    function = Function(name, is_entry, returns, parameters, line)
+    while tokens.current.kind == "directive":
+        _function_directive(tokens, function)
+    if tokens.is_at("{"):
+        function.body = parse_body(tokens)
+    else:
+        tokens.expect(";")
+    return function
+
+
+def _function_directive(tokens: TokenStream, function: Function) -> None:
+    text = tokens.take().text
+    if text in _FUNCTION_DIRECTIVES:
+        values = [tokens.integer()]
+        while tokens.accept(","):
+            values.append(tokens.integer())
+        function.directives[text[1:]] = tuple(values)
+    elif text == ".pragma":
+        tokens.skip_past(";")
+    elif text != ".noreturn":
+        raise InvalidPtx(f"unsupported function directive {text}", tokens.line)
+
+
+def _parameters(tokens: TokenStream) -> tuple[Variable, ...]:
+    found: list[Variable] = []
+    tokens.expect("(")
+    while not tokens.accept(")"):
+        found.append(parse_variable(tokens))
+        if not tokens.is_at(")"):
+            tokens.expect(",")
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Which work runs next, and where its blocks are placed."""

@@ -1,0 +1,1 @@
+"""Host memory shared with a client: staging for copies, and page-locked memory."""

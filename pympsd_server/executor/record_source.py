@@ -1,0 +1,65 @@
+"""Where a client's records come from: its socket, read here, or a native worker that leaves some to Python."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.wire import records, ring_layout
+from pympsd_server.backends.interface import Device
+from pympsd_server.executor.host_memory.shared import SHARED_BYTES
+from pympsd_server.native.worker import NativeWorker
+
+_RECEIVE_BYTES: Final = 1 << 18
+_SPIN_NS: Final = 50_000
+_CLIENT_SPIN_COUNT: Final = 600
+"""About 30 us of looking at a word from Python."""
+_SPINNING_TAKES_CORES: Final = 4
+"""With fewer, whoever looks without pause keeps somebody from working."""
+
+
+@frozen
+class Incoming:
+    """A record; ``refused`` is the CUresult with which the driver has refused it already, or 0."""
+
+    record: records.Record
+    refused: int = 0
+
+
+def from_socket(stream: socket.socket) -> Iterator[Incoming]:
+    """Yield records until the stream ends; RemoteError when no later record can be found."""
+    reader = records.RecordReader()
+    while data := _receive(stream):
+        for record in reader.feed(data):
+            yield Incoming(record)
+
+
+def _receive(stream: socket.socket) -> bytes:
+    try:
+        return stream.recv(_RECEIVE_BYTES)
+    except OSError:
+        return b""
+
+
+def native_worker(stream: socket.socket, memory: memoryview, device: Device) -> NativeWorker:
+    """Return the worker of a client whose shared memory has a ring; BackendError when there is no memory for it."""
+    calls = device.native_calls
+    spins = calls is not None and len(os.sched_getaffinity(0)) >= _SPINNING_TAKES_CORES
+    ring = memory[SHARED_BYTES:]
+    if spins:
+        ring[ring_layout.SPIN_COUNT : ring_layout.SPIN_COUNT + 8] = _CLIENT_SPIN_COUNT.to_bytes(8, "little")
+    address = ctypes.addressof(ctypes.c_char.from_buffer(ring))
+    return NativeWorker(stream.fileno(), address, calls, _SPIN_NS if spins else 0)
+
+
+def from_worker(worker: NativeWorker) -> Iterator[Incoming]:
+    """Yield the records that a native worker leaves to Python, until the stream ends."""
+    while (taken := worker.take()) is not None:
+        opcode, flags, _, context, sequence = records.HEADER.unpack_from(taken.record)
+        body = taken.record[records.HEADER_BYTES :]
+        yield Incoming(records.Record(opcode, flags, context, sequence, body), taken.code)

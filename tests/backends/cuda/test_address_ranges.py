@@ -1,0 +1,121 @@
+"""The sub-allocator: allocations never overlap, pages are under all of them and under nothing else."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from pympsd_server.backends.cuda.memory.address_ranges import (
+    GRANULE_BYTES,
+    PAGE_BYTES,
+    Extents,
+    Gaps,
+    NoRange,
+    Reach,
+    rounded,
+)
+
+BASE, SIZE = 0x6000_0000_0000, 64 * PAGE_BYTES
+SIZES = st.one_of(
+    st.integers(1, 4096),
+    st.integers(1, 5 * PAGE_BYTES),
+    st.builds(lambda pages, more: pages * PAGE_BYTES + more, st.integers(1, 4), st.integers(-600, 600)),
+)
+
+
+class Allocating(RuleBasedStateMachine):
+    """Allocations and what is mapped, beside a model of both."""
+
+    allocations = Bundle("allocations")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extents = Extents(BASE, SIZE)
+        self.held: dict[int, int] = {}
+        self.mapped: dict[int, int] = {}
+
+    @rule(target=allocations, count=SIZES)
+    def allocate(self, count: int) -> int:
+        try:
+            address, pages = self.extents.allocate(count)
+        except NoRange:
+            return 0
+        assert BASE <= address < address + count <= BASE + SIZE
+        assert all(address + count <= other or other + size <= address for other, size in self.held.items())
+        self.held[address] = count
+        new = dict.fromkeys(pages.shared, PAGE_BYTES) | (dict([pages.whole]) if pages.whole else {})
+        assert not new.keys() & self.mapped.keys()
+        self.mapped.update(new)
+        return address
+
+    @rule(address=consumes(allocations))
+    def free(self, address: int) -> None:
+        if not address:
+            return
+        pages = self.extents.free(address)
+        del self.held[address]
+        if pages.whole is not None:
+            assert self.mapped.pop(pages.whole[0]) == pages.whole[1]
+        for page in pages.shared:
+            assert self.mapped.pop(page) == PAGE_BYTES
+
+    @invariant()
+    def every_byte_is_mapped_and_no_page_is_for_nothing(self) -> None:
+        pieces = sorted((start, start + size) for start, size in self.mapped.items())
+        assert all(end <= following for (_, end), (following, _) in pairwise(pieces))
+        for address, count in self.held.items():
+            first, last = address // PAGE_BYTES, (address + count - 1) // PAGE_BYTES
+            covered = {page for low, high in pieces for page in range(low // PAGE_BYTES, high // PAGE_BYTES)}
+            assert set(range(first, last + 1)) <= covered
+        for low, high in pieces:
+            assert any(address < high and low < address + size for address, size in self.held.items())
+
+    def teardown(self) -> None:
+        for address in tuple(self.held):
+            self.free(address)
+        assert not self.mapped
+        assert self.extents._gaps.free_ranges == [(BASE, BASE + SIZE)]
+
+
+TestAllocating = Allocating.TestCase
+
+
+def test_small_allocations_share_a_page() -> None:
+    extents = Extents(BASE, SIZE)
+    pages = [extents.allocate(1)[1].shared for _ in range(100)]
+    assert pages == [(BASE,)] + [()] * 99
+
+
+def test_the_rest_of_a_large_allocation_is_shared_with_small_ones() -> None:
+    extents = Extents(BASE, SIZE)
+    _, pages = extents.allocate(3 * PAGE_BYTES + 5)
+    assert pages.whole == (BASE, 3 * PAGE_BYTES)
+    assert pages.shared == (BASE + 3 * PAGE_BYTES,)
+    assert extents.allocate(100) == (BASE + 3 * PAGE_BYTES + GRANULE_BYTES, type(pages)(None, ()))
+
+
+def test_a_window_that_is_full_says_so() -> None:
+    gaps = Gaps(0, 4 * GRANULE_BYTES)
+    assert gaps.take(4 * GRANULE_BYTES) == 0
+    with pytest.raises(NoRange, match="no free range of 512 bytes"):
+        gaps.take(1)
+    gaps.give(0, 4 * GRANULE_BYTES)
+    assert gaps.take(GRANULE_BYTES + 1, alignment=2 * GRANULE_BYTES) == 0
+    assert rounded(GRANULE_BYTES + 1, GRANULE_BYTES) == 2 * GRANULE_BYTES
+
+
+def test_calls_reach_single_ranges_only() -> None:
+    reach = Reach()
+    for start in (100, 200):  # side by side, and two
+        reach.add(start, 100)
+    assert reach.covers(100, 100)
+    assert reach.covers(150, 50)
+    assert not reach.covers(150, 51)
+    assert not reach.covers(99, 1)
+    assert not reach.covers(300, 1)
+    reach.remove(100)
+    assert not reach.covers(100, 1)
+    assert reach.covers(200, 1)

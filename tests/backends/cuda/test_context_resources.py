@@ -1,0 +1,254 @@
+"""What a context holds goes when no context of its client can be at work on it; what is refused leaves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import current_thread, main_thread
+
+import pytest
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda.objects.context import STREAM_BYTES, CudaContext
+from pympsd_server.backends.cuda.objects.device import CudaDevice
+from pympsd_server.backends.cuda.objects.module_image import Cubin
+from pympsd_server.backends.cuda.objects.stream import CudaStream
+from pympsd_server.backends.cuda.reclaim import context_resources
+from pympsd_server.backends.interface import BackendError, Outcome
+from tests.backends.cuda.fake_driver import MadeUpDriver, Refused, Told
+
+Make = Callable[..., CudaContext]
+MIB = 1 << 20
+OUT_OF_MEMORY = int(Result.ERROR_OUT_OF_MEMORY)
+
+
+def no_events(driver: MadeUpDriver, device: CudaDevice) -> None:
+    """Have the driver refuse to make events, and none kept."""
+    device.events._free[False].clear()
+    driver.codes["cuEventCreate"] = OUT_OF_MEMORY
+
+
+def test_freed_memory_stays_under_what_another_context_of_the_client_has_queued(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    owner, other, victim, told, freed = make_context(1), make_context(1), make_context(2), Told(), Told()
+    address, stream, used = owner.allocate(4 * MIB), other.create_stream(True, 0), device.memory_used[1]
+    driver.stall(stream.handle)
+    stream.copy_to_device(address, memoryview(b"\xee" * 4096), told)
+    owner.free(address, freed)
+    assert freed.wait() == [Outcome()], "as in CUDA it waits for its own context's work only"
+    assert device.memory_used[1] == used
+    assert victim.allocate(4 * MIB) != address
+    with pytest.raises(BackendError):
+        owner.free(address, freed)
+    driver.run(stream.handle)
+    driver.until(lambda: device.memory_used[1] == used - 4 * MIB)
+    assert victim.allocate(4 * MIB) == address
+    assert freed.outcomes == [Outcome()]
+
+
+def test_also_when_that_context_ends_before_its_work_does(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pympsd_server.backends.cuda.objects.context.PATIENCE_SECONDS", 0.0)
+    owner, other, freed = make_context(1), make_context(1), Told()
+    address, stream, used = owner.allocate(4 * MIB), other.create_stream(True, 0), device.memory_used[1]
+    driver.stall(stream.handle)
+    stream.fill(address, 1, 1, 4096)
+    owner.free(address, freed)
+    other.destroy()
+    assert device.memory_used[1] == used
+    driver.run(stream.handle)
+    driver.until(lambda: device.memory_used[1] == used - other.charged - 4 * MIB)
+
+
+def test_freed_memory_is_no_more_reached_by_what_comes_later(driver: MadeUpDriver, make_context: Make) -> None:
+    context, freed = make_context(1), Told()
+    address, stream = context.allocate(4 * MIB), context.create_stream(True, 0)
+    driver.stall(stream.handle)
+    stream.fill(address, 1, 1, 16)
+    context.free(address, freed)
+    for call in (
+        lambda: stream.fill(address, 2, 1, 16),
+        lambda: stream.copy_to_device(address, memoryview(bytes(16)), Told()),
+        lambda: stream.copy_from_device(memoryview(bytearray(16)), address, Told()),
+    ):
+        with pytest.raises(BackendError, match="in no allocation"):
+            call()
+    driver.run(stream.handle)
+    assert freed.wait() == [Outcome()]
+
+
+def busy_in_turns(driver: MadeUpDriver, context: CudaContext) -> Callable[[], None]:
+    """Keep a context busy without a pause; each call ends all the work that it had."""
+    first, second = (context.create_stream(True, 0) for _ in range(2))
+    address = context.allocate(4096)
+
+    def begin(stream: CudaStream) -> None:
+        driver.stall(stream.handle)
+        stream.fill(address, 1, 1, 16)
+
+    def turn() -> None:
+        nonlocal first, second
+        begin(second)
+        driver.run(first.handle)
+        first, second = second, first
+
+    begin(first)
+    return turn
+
+
+def test_a_context_that_never_rests_keeps_nothing_of_others_that_ended(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    turn = busy_in_turns(driver, make_context(1, memory_bytes=1024 * MIB))
+    for _ in range(12):
+        one = make_context(1)
+        one.allocate(200 * MIB)
+        held = device.memory_used[1]
+        one.destroy()
+        make_context(1).allocate(4096)  # its worker is at work
+        turn()
+        driver.until(lambda held=held: device.memory_used[1] < held - 150 * MIB)
+
+
+def test_however_much_is_freed_few_points_are_watched(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    owner, other, told = make_context(1), make_context(1), Told()
+    address, used = other.allocate(4096), device.memory_used[1]
+    streams = [other.create_stream(True, 0) for _ in range(4)]
+    for stream in streams:
+        driver.stall(stream.handle)
+        stream.fill(address, 1, 1, 16)
+    made = driver.calls["cuEventCreate"]
+    for _ in range(100):
+        owner.free(owner.allocate(4 * MIB), told)
+    assert len(told.outcomes) == 100
+    assert driver.calls["cuEventCreate"] - made <= 2 * len(streams)
+    driver.run()
+    driver.until(lambda: device.memory_used[1] <= used + len(streams) * STREAM_BYTES)
+
+
+def test_a_module_that_a_client_may_not_have_is_not_loaded(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_resources, "loadable", lambda driver, image: (image, Cubin((), 512 * MIB)))
+    context = make_context(1, memory_bytes=64 * MIB)
+    used, loaded = device.memory_used[1], len(driver.modules)
+    with pytest.raises(BackendError, match="a module"):
+        context.load_module(b"")
+    assert (device.memory_used[1], len(driver.modules)) == (used, loaded)
+    assert driver.calls["cuModuleLoadData"] <= loaded
+
+
+def test_a_client_of_one_context_pays_nothing_for_that(driver: MadeUpDriver, make_context: Make) -> None:
+    context, freed = make_context(1), Told()
+    address = context.allocate(4 * MIB)
+    driver.calls.clear()
+    context.free(address, freed)
+    assert freed.outcomes == [Outcome()], "at once"
+    assert driver.calls.keys() <= {"cuStreamSynchronize", "cuMemUnmap", "cuMemRelease", "cuStreamQuery"}
+
+
+def test_variables_that_lie_at_one_place_are_its_clients_once(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Cubin(variables=("one", "one", "other"), device_bytes=4096)
+    monkeypatch.setattr(context_resources, "loadable", lambda driver, image: (image, found))
+    context, told = make_context(1), Told()
+    stream, used, module = context.default_stream, device.memory_used[1], context.load_module(b"")
+    one, _, other = module.globals
+    assert set(module.places) == {one.address, other.address}
+    driver.stall(stream.handle)
+    stream.copy_to_device(one.address, memoryview(bytes(8)), told)
+    module.unload()
+    with pytest.raises(BackendError, match="in no allocation"):
+        stream.fill(one.address, 1, 1, 8)
+    driver.run(stream.handle)
+    context.notify(told)
+    assert told.wait(2) == [Outcome()] * 2, "the thread that tells goes on"
+    driver.until(lambda: device.memory_used[1] == used and len(driver.modules) == 1)
+
+
+def test_memory_that_cannot_be_given_back_is_answered(driver: MadeUpDriver, make_context: Make) -> None:
+    context, freed = make_context(1), Told()
+    address, stream = context.allocate(4 * MIB), context.create_stream(True, 0)
+    driver.stall(stream.handle)
+    stream.fill(address, 1, 1, 16)
+    context.free(address, freed)
+    driver.codes["cuMemUnmap"] = OUT_OF_MEMORY
+    driver.run(stream.handle)
+    (outcome,) = freed.wait()
+    assert outcome.code is Result.ERROR_OUT_OF_MEMORY
+
+
+def test_memory_that_cannot_be_mapped_is_not_kept(driver: MadeUpDriver, make_context: Make) -> None:
+    context = make_context(1)
+    before = driver.memory_bytes
+    driver.codes["cuMemMap"] = OUT_OF_MEMORY
+    with pytest.raises(BackendError):
+        context.allocate(4 * MIB)
+    assert driver.memory_bytes == before
+    driver.codes.clear()
+    context.allocate(4 * MIB)
+
+
+@pytest.mark.parametrize("after", range(5))
+def test_a_stream_that_cannot_be_made_leaves_nothing(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make, after: int
+) -> None:
+    context, calls = make_context(1), iter(range(10))
+    device.events._free[False].clear()
+    before = len(driver.streams), device.memory_used[1], len(device.words._free)
+
+    def refuse(*arguments: object) -> None:
+        if next(calls) == after:  # four events are made, and then the stream
+            raise Refused(OUT_OF_MEMORY)
+
+    driver.hooks.update(cuEventCreate=refuse, cuStreamCreateWithPriority=refuse)
+    with pytest.raises(BackendError):
+        context.create_stream(True, 0)
+    assert (len(driver.streams), device.memory_used[1], len(device.words._free)) == before
+    assert len(device.events._free[False]) == after
+
+
+def test_a_call_that_was_refused_is_not_told_of_the_end(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    context, told, freed = make_context(1), Told(), Told()
+    address, stream, event = context.allocate(4096), context.default_stream, context.create_event(False)
+    driver.stall(stream.handle)
+    stream.fill(address, 1, 1, 16)
+    stream.record(event)
+    no_events(driver, device)
+
+    def refuse(*arguments: object) -> None:
+        if current_thread() is main_thread():
+            raise Refused(OUT_OF_MEMORY)
+
+    driver.hooks["cuEventQuery"] = refuse
+    for call in (context.notify, stream.notify, event.notify, lambda done: context.free(address, done)):
+        with pytest.raises(BackendError):
+            call(told)
+    driver.codes.clear()
+    driver.hooks.clear()
+    context.free(address, freed)
+    driver.run()
+    assert freed.wait() == [Outcome()]
+    context.destroy()
+    assert told.outcomes == []
+
+
+def test_memory_whose_freeing_was_refused_is_reached_as_before(
+    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+) -> None:
+    context = make_context(1)
+    address, stream = context.allocate(4096), context.default_stream
+    driver.stall(stream.handle)
+    stream.fill(address, 1, 1, 16)
+    no_events(driver, device)
+    with pytest.raises(BackendError):
+        context.free(address, Told())
+    stream.fill(address, 2, 1, 16)
+    driver.run()
+    assert driver.bytes_at(address, 16) == b"\x02" * 16

@@ -1,0 +1,34 @@
+"""Contexts get groups of their own while they last, and sets that are ready where those are no worse."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd_server.backends.cuda.objects.sm_groups import Groups
+
+
+def test_limits_are_rounded_up_to_groups_and_all_of_them_is_no_limit() -> None:
+    groups = Groups(66, 2)
+    assert [groups.wanted(count) for count in (0, 1, 2, 3, 66, 130, 131, 132, 500)] == [0, 1, 1, 2, 33, 65, 0, 0, 0]
+
+
+@given(st.lists(st.integers(1, 20), max_size=6))
+def test_they_are_disjoint_while_they_fit(sizes: list[int]) -> None:
+    groups, kept = Groups(66, 2), []
+    for size in sizes:
+        kept.append(groups.take(size, kept))
+    used = [number for taken in kept for number in taken]
+    assert [len(taken) for taken in kept] == sizes
+    if sum(sizes) <= 66:
+        assert len(set(used)) == len(used)
+
+
+def test_what_is_ready_is_taken_again_unless_others_are_less_used() -> None:
+    groups = Groups(8, 2)
+    first = groups.take(4)
+    assert groups.take(4, [first]) == (4, 5, 6, 7)
+    groups.give((4, 5, 6, 7))
+    groups.give(first)
+    assert groups.take(4, [(2, 3, 4, 5), first]) == (2, 3, 4, 5)
+    assert groups.take(4, [(2, 3, 4, 5), first]) == (0, 1, 6, 7)

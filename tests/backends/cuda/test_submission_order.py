@@ -1,0 +1,114 @@
+"""What is issued to the driver when: nothing that comes after a held step goes before it, and nothing else waits."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import define, field
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda.submission.submission_order import Order, Step
+from pympsd_server.backends.interface import BackendError
+
+
+@define(eq=False)
+class Line:
+    """A stream."""
+
+    blocking: bool
+
+
+@define(eq=False)
+class Issued:
+    """An order, and the names of what it has issued."""
+
+    default: Line = field(factory=lambda: Line(True))
+    names: list[str] = field(factory=list)
+    late: list[BackendError] = field(factory=list)
+    order: Order = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.order = Order(self.late.append)
+        self.order.default = self.default
+
+    def put(self, name: str, line: Line | None, *after: Step, held: bool = False, alone: bool = False) -> Step:
+        """Submit a step."""
+        step = Step(line, lambda: self.names.append(name), held)
+        self.order.submit(step, after, alone)
+        return step
+
+
+@pytest.fixture
+def issued() -> Issued:
+    """An order of its own."""
+    return Issued()
+
+
+def test_nothing_waits_where_nothing_is_held(issued: Issued) -> None:
+    issued.put("a", issued.default)
+    issued.put("b", Line(True))
+    assert issued.names == ["a", "b"]
+    assert not issued.order.holds
+
+
+def test_a_held_step_holds_its_line_and_no_other(issued: Issued) -> None:
+    line, free = Line(False), Line(False)
+    call = issued.put("call", line, held=True)
+    issued.put("after", line)
+    issued.put("free", free)
+    issued.put("default", issued.default)
+    assert issued.names == ["call", "free", "default"]
+    issued.order.release(call)
+    assert issued.names[-1] == "after"
+    issued.order.release(call)
+    assert issued.names.count("after") == 1
+    assert not issued.order.holds
+
+
+@pytest.mark.parametrize("default_first", [True, False])
+def test_the_default_line_and_blocking_ones_hold_each_other(issued: Issued, default_first: bool) -> None:
+    lines = (issued.default, Line(True)) if default_first else (Line(True), issued.default)
+    call = issued.put("call", lines[0], held=True)
+    issued.put("after", lines[1])
+    assert issued.names == ["call"]
+    issued.order.release(call)
+    assert issued.names == ["call", "after"]
+
+
+def test_steps_come_in_the_order_of_their_line(issued: Issued) -> None:
+    line = Line(False)
+    first = issued.put("first", line, held=True)
+    issued.put("a", line)
+    second = issued.put("second", line, held=True)
+    issued.put("b", line)
+    issued.order.release(first)
+    assert issued.names == ["first", "a", "second"]
+    issued.order.release(second)
+    assert issued.names == ["first", "a", "second", "b"]
+
+
+def test_a_step_may_come_after_steps_of_other_lines(issued: Issued) -> None:
+    one, other = Line(False), Line(False)
+    call = issued.put("call", one, held=True)
+    mark = issued.put("mark", one)
+    issued.put("waits", other, mark)
+    issued.put("all", None)
+    issued.put("only", None, mark, alone=True)
+    issued.put("at once", None, alone=True)
+    assert issued.names == ["call", "at once"]
+    issued.order.release(call)
+    assert issued.names[2:] == ["mark", "waits", "only", "all"]
+
+
+def test_what_is_refused_at_once_is_raised_and_what_is_refused_late_is_told(issued: Issued) -> None:
+    line, error = Line(False), BackendError(Result.ERROR_INVALID_VALUE, "no")
+
+    def refuse() -> None:
+        raise error
+
+    with pytest.raises(BackendError):
+        issued.order.submit(Step(line, refuse))
+    assert not issued.order.holds
+    call = issued.put("call", line, held=True)
+    issued.order.submit(Step(line, refuse))
+    issued.order.release(call)
+    assert issued.late == [error]

@@ -1,0 +1,242 @@
+"""Large copies by several threads: every byte once, the first error, and nobody waits for ever for room."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.wire.records import Record
+from pympsd_client import driver as cuda
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._command_stream import parallel_copy
+from pympsd_client._command_stream.staging_memory import GRAIN
+from pympsd_client._command_stream.staging_slots import take_part
+from pympsd_client._objects import memory
+from tests.client.conftest import ok
+from tests.client.fake_executor import OPCODES, SHARED_BYTES, FakeExecutor
+
+DONE = (cuda.CUresult.CUDA_SUCCESS,)
+INVALID = (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 8))
+def test_slices_cover_all_bytes_once(count: int, threads: int) -> None:
+    made: list[tuple[int, int]] = []
+    parallel_copy.in_slices(count, threads, lambda start, size, stop: made.append((start, size)))
+    assert len(made) <= threads
+    position = 0
+    for start, size in sorted(made):
+        assert start == position
+        position += size
+    assert position == count
+
+
+def test_as_many_threads_as_there_are_cores_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, threads in ((1, 1), (2, 1), (4, 2), (7, 3), (16, 4), (128, 4)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        assert parallel_copy.thread_count(1 << 30) == threads
+        assert parallel_copy.thread_count(parallel_copy.SLICED_BYTES - 1) == 1
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_the_first_error_ends_all_slices(first: int) -> None:
+    failed = threading.Event()
+
+    def copy(start: int, size: int, stop: threading.Event) -> None:
+        if start == first * 4096:
+            failed.set()
+            raise CudaError(1, "no such address")
+        assert failed.wait(30)
+        assert stop.wait(30), "the others are told"
+
+    with pytest.raises(CudaError, match="no such address"):
+        parallel_copy.in_slices(3 * 4096, 3, copy)
+
+
+def test_where_no_thread_is_to_be_had_one_makes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    made: list[int] = []
+    monkeypatch.setattr(threading.Thread, "start", start)
+    parallel_copy.in_slices(5 * 4096, 4, lambda start, size, stop: made.append(size))
+    assert sum(made) == 5 * 4096
+
+
+def test_a_slice_that_no_other_thread_has_begun_is_made_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[threading.Thread] = []
+    begin = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
+    made: list[int] = []
+    parallel_copy.in_slices(3 * 4096, 3, lambda start, size, stop: made.append(start))
+    for each in late:
+        begin(each)
+        each.join(30)
+    assert made == [0, 4096, 8192], "and by nobody twice"
+
+
+def interrupt_who_waits(thread: int, left: threading.Event) -> None:
+    """Press Ctrl-C when this thread waits for the others, or has left."""
+    give_up = time.monotonic() + 30
+    while not left.is_set() and time.monotonic() < give_up:
+        if "wait" in sys._current_frames()[thread].f_code.co_name:
+            signal.pthread_kill(thread, signal.SIGINT)
+            return
+
+
+def test_who_is_interrupted_while_others_copy_hears_of_it_when_they_have_ended() -> None:
+    caller, begun, copied, left = threading.get_ident(), *(threading.Event() for _ in range(3))
+    told: list[bool] = []
+
+    def copy(start: int, size: int, stop: threading.Event) -> None:
+        if not start:
+            assert begun.wait(30), "one that no other thread has begun would be the caller's too"
+            copied.set()
+        else:
+            begun.set()
+            assert copied.wait(30)
+            for _ in range(30):  # it hears of one that comes just before it waits by the next
+                interrupt_who_waits(caller, left)
+                if stop.wait(1) or left.is_set():
+                    break
+            told.append(stop.is_set())
+            interrupt_who_waits(caller, left)  # once more: they are waited for all the same
+            told.append(not left.is_set())
+
+    with pytest.raises(KeyboardInterrupt):
+        parallel_copy.in_slices(2 * 4096, 2, copy)
+    left.set()
+    assert told == [True, True]
+
+
+def test_so_does_who_is_interrupted_just_as_the_wait_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, begun, interrupted = parallel_copy._wait, threading.Event(), threading.Event()
+    ended: list[bool] = []
+
+    def interrupted_once(*arguments: Any) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+        wait(*arguments)
+
+    def copy(start: int, size: int, stop: threading.Event) -> None:
+        if start:
+            begun.set()
+            assert interrupted.wait(30)
+            ended.append(stop.wait(30))
+        else:
+            assert begun.wait(30), "one that no other thread has begun would be the caller's too"
+
+    monkeypatch.setattr(parallel_copy, "_wait", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        parallel_copy.in_slices(2 * 4096, 2, copy)
+    assert ended == [True]
+
+
+@pytest.fixture(params=[2, 4])
+def sliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Have copies of any size made by several threads."""
+    monkeypatch.setattr(memory, "thread_count", lambda count: request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("size", [1, 4097, (1 << 20) + 1, 40 << 20, (53 << 20) + 12345])
+def test_sliced_copies_bring_back_what_was_sent(context: Any, sliced: int, size: int) -> None:
+    sent = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    back, data = np.zeros(size + 64, np.uint8), ok(cuda.cuMemAlloc(size))
+    for copy in (cuda.cuMemcpyHtoD, lambda *arguments: cuda.cuMemcpyHtoDAsync(*arguments, 0)):
+        source = sent.copy()
+        assert copy(data, source, size) == DONE
+        source[:] = 0  # it may change as soon as the call has returned
+        back[:] = 0
+        assert cuda.cuMemcpyDtoH(back, data, size) == DONE
+        assert (back[:size] == sent).all()
+        assert not back[size:].any()
+
+
+def test_mistakes_of_sliced_copies_are_told(context: Any, sliced: int) -> None:
+    size = 40 << 20
+    data, host = ok(cuda.cuMemAlloc(size)), np.zeros(size + 1, np.uint8)
+    assert cuda.cuMemcpyHtoD(data, host, size + 1) == INVALID
+    assert cuda.cuMemcpyDtoH(host, data, size + 1) == INVALID
+    assert cuda.cuMemcpyHtoD(data, host, size) == DONE
+    assert cuda.cuCtxSynchronize() == DONE
+
+
+def test_two_programs_threads_make_sliced_copies_side_by_side(context: Any, sliced: int) -> None:
+    size, handle = 24 << 20, ok(cuda.cuCtxGetCurrent())
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        ok((*cuda.cuCtxSetCurrent(handle), None))
+        sent = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+        back, data = np.zeros(size, np.uint8), ok(cuda.cuMemAlloc(size))
+        for _ in range(3):
+            ok((*cuda.cuMemcpyHtoD(data, sent, size), None))
+            ok((*cuda.cuMemcpyDtoH(back, data, size), None))
+            if not (back == sent).all():
+                wrong.append(seed)
+            back[:] = 0
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive(), "a copy waits for ever"
+    assert not wrong
+
+
+def test_who_waits_for_room_sees_it_without_an_answer(executor: FakeExecutor) -> None:
+    """The room that another thread gives back when it has copied out is told by no answer that anybody could read."""
+    context = executor.context()
+    transport = context.usable().transport
+    kept = [transport.sequence() for _ in range(4)]
+    for sequence in kept:
+        assert transport.shared.take(sequence, SHARED_BYTES // 4, context, kept=True) is not None
+    waits, found = threading.Event(), []
+
+    def wait_for_room() -> None:
+        waits.set()
+        found.append(take_part(transport, transport.sequence(), GRAIN, context))
+
+    waiter = threading.Thread(target=wait_for_room)
+    waiter.start()
+    assert waits.wait(10)
+    while not transport._leading.locked():
+        assert waiter.is_alive()
+    transport.shared.keep_no_more(kept[0])
+    transport.give_part_back(kept[0])
+    waiter.join(10)
+    assert not waiter.is_alive(), "it reads, and nothing comes"
+    assert found == [0]
+
+
+def test_a_sliced_copy_leaves_no_part_in_use(executor: FakeExecutor, sliced: int) -> None:
+    context, size = executor.context(), 3 * SHARED_BYTES + 5
+    transport = context.usable().transport
+    host = np.arange(size, dtype=np.uint32).astype(np.uint8)
+    back = np.zeros(size, np.uint8)
+    moved: dict[int, bytes] = {}
+
+    def reply(record: Record) -> bytes:
+        _, address, offset, count = executor.operands(record)
+        if record.opcode == OPCODES["COPY_TO_DEVICE"]:
+            moved[address] = executor._shared[offset : offset + count]
+        else:
+            executor._shared[offset : offset + count] = moved[address]
+        return executor.answer(record)
+
+    executor.reply = reply
+    memory.to_device(context, 0, 1 << 30, host.ctypes.data, size, wait=True)
+    memory.from_device(context, 0, back.ctypes.data, 1 << 30, size)
+    assert (back == host).all()
+    assert transport.shared.in_use == 0

@@ -1,0 +1,82 @@
+"""The limit on one client's unfinished work counts what is spread thinly over many streams too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import define, field
+
+from pympsd_server.backends.interface import Outcome
+from pympsd_server.executor.backpressure import HALF, LIMIT, WorkLimit
+
+
+@define(eq=False)
+class FakeStream:
+    """A stream whose work ends when the test says so."""
+
+    done: list[Any] = field(factory=list)
+
+    def notify(self, done: Any) -> None:
+        self.done.append(done)
+
+    def finish(self) -> None:
+        waiting, self.done = self.done, []
+        for each in waiting:
+            each(Outcome())
+
+
+@define(eq=False)
+class Entry:
+    """What the executor keeps of a stream."""
+
+    backend: FakeStream = field(factory=FakeStream)
+    uncounted: int = 0
+
+
+def is_full(limit: WorkLimit) -> bool:
+    return limit._unfinished >= LIMIT
+
+
+def test_one_stream_fills_it_and_its_end_empties_it() -> None:
+    limit, entry = WorkLimit(), Entry()
+    for _ in range(LIMIT):
+        limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
+    assert is_full(limit)
+    entry.backend.finish()
+    assert not is_full(limit)
+    limit.wait_for_room()
+
+
+def test_one_operation_in_each_of_very_many_streams_fills_it() -> None:
+    limit, entries = WorkLimit(), [Entry() for _ in range(LIMIT)]
+    for entry in entries:
+        limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
+    assert is_full(limit)
+    for entry in entries:
+        entry.backend.finish()
+    assert not is_full(limit)
+
+
+def test_who_asks_is_told_once_half_is_free() -> None:
+    limit, entry, told = WorkLimit(), Entry(), []
+    limit.when_half_is_free(lambda: told.append("at once"))
+    for _ in range(HALF):
+        limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
+    limit.when_half_is_free(lambda: told.append("later"))
+    limit.when_half_is_free(lambda: told.append("later too"))
+    assert told == ["at once"]
+    entry.backend.finish()
+    assert told == ["at once", "later", "later too"]
+    limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
+    entry.backend.finish()
+    assert len(told) == 3
+
+
+def test_work_that_is_not_counted_yet_counts_for_who_asks() -> None:
+    limit, entries, told = WorkLimit(), [Entry() for _ in range(HALF)], []
+    for entry in entries:
+        limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
+    limit.when_half_is_free(lambda: told.append(True))
+    assert not told
+    entries[0].backend.finish()
+    assert told

@@ -1,0 +1,151 @@
+"""The pool of connections: never oversubscribed, a refused context takes no number, a freed slot is free at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pympsd.devices.machine import describe
+from pympsd_server.state_machine.connections import Pool, PoolExhausted, slots_of
+from pympsd_server.state_machine.roster import Client, NotHere, Roster
+
+DEVICES = describe("2xH200")
+
+
+@pytest.mark.parametrize(
+    ("text", "slots"),
+    [
+        ("1", 1), ("2", 1), ("3", 2), ("8", 4), ("31", 16), ("32", 16), (" 4 ", 2),
+        ("0", 1), ("33", 16), ("64", 16), ("999999", 16), ("08", 4), ("+8", 4),
+        ("-2", 1), ("", 1), ("eight", 1), ("4.5", 1), ("٣", 1), ("9" * 10_000, 16),
+    ],
+)  # fmt: skip
+def test_a_context_takes_a_slot_for_two_connections(text: str, slots: int) -> None:
+    assert slots_of({"CUDA_DEVICE_MAX_CONNECTIONS": text}) == slots
+
+
+def test_the_default_is_one_slot() -> None:
+    assert slots_of({}) == 1
+
+
+@pytest.mark.parametrize(("machine", "size"), [("H200", 48), ("V100", 48), ("P100", 16)])
+def test_a_pool_has_48_slots_and_16_before_volta(machine: str, size: int) -> None:
+    (device,) = describe(machine)
+    assert Pool.of(device).size == size
+
+
+def test_the_49th_context_is_refused_and_takes_no_number() -> None:
+    """Recorded: the 49th is refused, and the next context that there is room for has the serial 49."""
+    roster = Roster.of(DEVICES)
+    one, other = roster.arrive(1, 100, 0, {}), roster.arrive(2, 200, 0, {})
+    contexts = [roster.open_context(one, 0, 1) for _ in range(48)]
+    with pytest.raises(PoolExhausted, match="1 of the device's 48 connections, and 0 are free"):
+        roster.open_context(other, 0, 1)
+    assert (other.made, other.contexts) == (0, {})
+    assert roster.open_context(other, 1, 1).serial == 49, "the other device has its own pool"
+    roster.close_context(one, contexts[7].serial)
+    freed = roster.open_context(other, 0, 1)
+    assert (freed.serial, freed.number) == (50, 2)
+
+
+def test_a_client_that_leaves_gives_its_slots_back() -> None:
+    roster = Roster.of(DEVICES)
+    client = roster.arrive(1, 100, 0, {})
+    for _ in range(3):
+        roster.open_context(client, 0, 1, 16)
+    roster.leave(1)
+    assert roster.pools[0].free == 48
+
+
+def test_slots_are_not_given_back_twice() -> None:
+    pool = Pool()
+    pool.take(7, 16)
+    for _ in range(2):  # an operator ends a context, and then its process closes it
+        pool.give_back(7)
+    assert pool.free == 48
+
+
+@given(st.lists(st.integers(1, 16)))
+def test_what_fits_is_taken_and_no_more(asked: list[int]) -> None:
+    pool = Pool()
+    taken = 0
+    for serial, slots in enumerate(asked):
+        if taken + slots <= 48:
+            pool.take(serial, slots)
+            taken += slots
+        else:
+            with pytest.raises(PoolExhausted):
+                pool.take(serial, slots)
+        assert pool.free == 48 - taken
+
+
+class Clients(RuleBasedStateMachine):
+    """Clients come, open and close contexts of any size on two devices, and leave, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.roster = Roster.of(DEVICES)
+        self.slots: dict[int, tuple[int, int]] = {}
+        """Device and slots of each open context, by serial."""
+        self.serials: list[int] = []
+        self.arrivals = 0
+
+    def _taken(self, device: int) -> int:
+        return sum(slots for on, slots in self.slots.values() if on == device)
+
+    def _some(self, data: st.DataObject) -> Client:
+        return self.roster.clients[data.draw(st.sampled_from(sorted(self.roster.clients)))]
+
+    @rule()
+    def arrive(self) -> None:
+        self.arrivals += 1
+        self.roster.arrive(self.arrivals, 100 + self.arrivals, 0, {})
+
+    @precondition(lambda self: self.roster.clients)
+    @rule(data=st.data(), device=st.integers(0, 1), slots=st.integers(1, 16))
+    def open(self, data: st.DataObject, device: int, slots: int) -> None:
+        client = self._some(data)
+        room = 48 - self._taken(device)
+        made = client.made
+        try:
+            context = self.roster.open_context(client, device, 1, slots)
+        except PoolExhausted:
+            assert slots > room, "refused although there was room"
+            assert client.made == made
+            return
+        assert slots <= room
+        self.slots[context.serial] = (device, slots)
+        self.serials.append(context.serial)
+
+    @precondition(lambda self: self.slots)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        serial = data.draw(st.sampled_from(sorted(self.slots)))
+        for client in self.roster.clients.values():
+            if serial in client.contexts:
+                self.roster.close_context(client, serial)
+                with_no_such_context = client
+        del self.slots[serial]
+        with pytest.raises(NotHere):
+            self.roster.close_context(with_no_such_context, serial)
+
+    @precondition(lambda self: self.roster.clients)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        client = self.roster.leave(self._some(data).serial)
+        for serial in client.contexts:
+            del self.slots[serial]
+
+    @invariant()
+    def the_pool_is_what_the_contexts_hold(self) -> None:
+        for device, pool in self.roster.pools.items():
+            assert pool.free == 48 - self._taken(device) >= 0
+
+    @invariant()
+    def serials_have_no_gap(self) -> None:
+        assert self.serials == list(range(1, len(self.serials) + 1))
+
+
+TestClients = Clients.TestCase

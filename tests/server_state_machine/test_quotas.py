@@ -1,0 +1,168 @@
+"""What a context may use, against the figures recorded on an H200 (mps-behaviour, Limits)."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.devices.machine import describe
+from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, ThreadPercentage
+from pympsd_server.state_machine.quotas import (
+    AffinityRefused,
+    affine_multiprocessors,
+    client_percentage,
+    client_priority,
+    context_percentage,
+    context_share,
+    memory_limit,
+    multiprocessors,
+    process_share,
+)
+
+RECORDED = {
+    8: 10, 10: 12, 12.5: 16, 15: 18, 20: 26, 25: 32, 30: 38, 33.3: 42, 40: 52, 50: 66, 52: 68, 66.7: 88, 75: 98,
+    90: 118, 99: 130, 100: 132,
+}  # fmt: skip
+AFFINITY = {1: 8, 2: 8, 3: 8, 7: 8, 24: 24, 60: 60}
+H200, P100 = describe("H200,P100")
+EACH = {PER_CONTEXT_PARTITIONING: "1"}
+PERCENTAGES = st.floats(min_value=0, max_value=100, exclude_min=True)
+
+
+@pytest.mark.parametrize(("percentage", "expected"), list(RECORDED.items()))
+def test_the_recorded_shares_of_132(percentage: float, expected: int) -> None:
+    assert multiprocessors(ThreadPercentage(percentage), 132) == expected
+
+
+@given(PERCENTAGES, st.integers(1, 256))
+def test_a_share_is_never_more_than_there_is_and_at_least_8_of_that(percentage: float, available: int) -> None:
+    share = multiprocessors(ThreadPercentage(percentage), available)
+    assert min(8, available) <= share <= available
+
+
+@given(PERCENTAGES, PERCENTAGES, st.integers(1, 256))
+def test_a_greater_percentage_never_gives_less(one: float, other: float, available: int) -> None:
+    less, more = sorted((one, other))
+    assert multiprocessors(ThreadPercentage(less), available) <= multiprocessors(ThreadPercentage(more), available)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 256))
+def test_a_percentage_counts_as_it_is_written(hundredths: int, available: int) -> None:
+    """Not as the binary number nearest to it: no SM is lost where the product is whole."""
+    share = Fraction(hundredths, 10_000) * available // 1
+    expected = available if hundredths == 10_000 else min(available, max(8, share - share % 2))
+    assert multiprocessors(ThreadPercentage(float(f"{hundredths / 100:.2f}")), available) == expected
+
+
+@given(PERCENTAGES, st.text())
+def test_a_clients_environment_only_lowers(server: float, text: str) -> None:
+    got = client_percentage(ThreadPercentage(server), {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": text})
+    assert got.value <= server
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("25", 25), ("75", 50), ("0", 50), ("-1", 50), ("101", 50), ("x", 50)]
+)
+def test_what_is_no_percentage_in_a_clients_environment_means_no_limit(text: str, expected: float) -> None:
+    got = client_percentage(ThreadPercentage(50), {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": text})
+    assert got == ThreadPercentage(expected)
+
+
+def test_without_a_limit_of_its_own_a_client_has_the_servers() -> None:
+    assert client_percentage(ThreadPercentage(50), {}) == ThreadPercentage(50)
+
+
+@pytest.mark.parametrize(
+    ("default", "environment", "expected"),
+    [
+        (0, {}, 0),
+        (1, {}, 1),
+        (0, {"CUDA_MPS_CLIENT_PRIORITY": "1"}, 1),
+        (1, {"CUDA_MPS_CLIENT_PRIORITY": "0"}, 0),
+        (1, {"CUDA_MPS_CLIENT_PRIORITY": "2"}, 1),
+        (1, {"CUDA_MPS_CLIENT_PRIORITY": "x"}, 1),
+    ],
+)
+def test_a_clients_own_priority_wins_over_the_default(
+    default: int, environment: dict[str, str], expected: int
+) -> None:
+    assert client_priority(default, environment) == expected
+
+
+# --- the levels below the process
+
+
+@pytest.mark.parametrize(("asked", "expected"), list(AFFINITY.items()))
+def test_the_recorded_affinities_of_104(asked: int, expected: int) -> None:
+    """Client 987 of servers-and-clients.txt: a process with 80 % of 132 SMs."""
+    assert multiprocessors(ThreadPercentage(80), 132) == 104
+    assert affine_multiprocessors(asked, 104) == expected
+
+
+@pytest.mark.parametrize("asked", [0, -1, 105, 131, 132, 133])
+def test_no_affinity_beyond_what_the_process_may_use(asked: int) -> None:
+    with pytest.raises(AffinityRefused, match=f"1 to 104 SMs.*not {asked}"):
+        affine_multiprocessors(asked, 104)
+
+
+@given(st.integers(1, 256), st.data())
+def test_an_affinity_is_never_less_than_asked_nor_more_than_there_is(share: int, data: st.DataObject) -> None:
+    asked = data.draw(st.integers(1, share))
+    assert asked <= affine_multiprocessors(asked, share) <= min(share, max(8, asked + 1))
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(20, 26), (90, 104), (80, 104), (None, 104)])
+def test_the_recorded_percentages_of_contexts(asked: float | None, expected: int) -> None:
+    """Client 987: under per-context partitioning 20 % and 90 % in a process that began with 80 %."""
+    assert context_share(ThreadPercentage(80), EACH, H200, asked, None) == expected
+
+
+@given(st.none() | st.floats(), st.none() | st.integers(), PERCENTAGES, st.booleans())
+def test_nothing_a_client_asks_for_gives_it_more_than_its_process_may_use(
+    percentage: float | None, affinity: int | None, process: float, each: bool
+) -> None:
+    most = process_share(ThreadPercentage(process), H200)
+    try:
+        share = context_share(ThreadPercentage(process), EACH if each else {}, H200, percentage, affinity)
+    except AffinityRefused:
+        assert affinity is not None
+        assert not 1 <= affinity <= most or percentage is not None
+        return
+    assert 8 <= share <= most
+
+
+@pytest.mark.parametrize("environment", [{}, {PER_CONTEXT_PARTITIONING: "0"}, {PER_CONTEXT_PARTITIONING: ""}])
+def test_without_partitioning_a_context_has_its_processs_percentage(environment: dict[str, str]) -> None:
+    assert context_percentage(ThreadPercentage(80), environment, 20) == ThreadPercentage(80)
+
+
+@pytest.mark.parametrize("asked", [0.0, -5.0, 101.0, float("nan"), float("inf")])
+def test_what_is_no_percentage_of_a_context_means_no_limit(asked: float) -> None:
+    assert context_percentage(ThreadPercentage(80), EACH, asked) == ThreadPercentage(80)
+
+
+def test_an_affinity_is_of_what_the_context_may_use() -> None:
+    """Of the 26 SMs that a context's own 20 % leave: more is refused, as beyond the process's."""
+    assert context_share(ThreadPercentage(80), EACH, H200, 20, 25) == 26
+    with pytest.raises(AffinityRefused, match="1 to 26"):
+        context_share(ThreadPercentage(80), EACH, H200, 20, 27)
+
+
+def test_before_volta_there_are_no_percentages_and_no_affinity() -> None:
+    assert process_share(ThreadPercentage(10), P100) == 56
+    assert context_share(ThreadPercentage(10), EACH, P100, 10, None) == 56
+    with pytest.raises(AffinityRefused, match="Volta or newer"):
+        context_share(ThreadPercentage(100), {}, P100, None, 8)
+
+
+# --- memory
+
+
+@given(st.integers(0, 1 << 50), st.integers(0, 1 << 50))
+def test_a_client_only_lowers_its_memory_limit(server: int, client: int) -> None:
+    got = memory_limit(server, client)
+    assert got in (server, client)
+    assert got or not (server or client), "0 is no limit, and only where neither is one"
+    assert not server or got <= server
+    assert not client or got <= client

@@ -1,0 +1,100 @@
+"""What a server refuses to start on: platforms, old devices, no unified addressing, a prohibited device."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.devices.machine import describe, from_toml, with_attributes
+from pympsd.devices.visible import keep_one_generation
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd_server.state_machine import start_checks
+from pympsd_server.state_machine.start_checks import SUPPORTED, refusals
+
+LINUX = ("Linux", 64)
+CAPABILITIES = st.tuples(st.integers(1, 12), st.integers(0, 9))
+(H200,) = describe("H200")
+
+
+def device(capability: str = "9.0", **attributes: int) -> DeviceFacts:
+    (one,) = from_toml(f'[[device]]\ncompute_capability = "{capability}"')
+    return with_attributes(one, **attributes)
+
+
+def test_usual_devices_are_fine() -> None:
+    assert refusals(*LINUX, describe("H200,A100,V100")) == ()
+    assert refusals(*LINUX, describe("2xP100")) == ()
+    assert refusals(*LINUX, (device(COMPUTE_MODE=start_checks.EXCLUSIVE_PROCESS),)) == ()
+
+
+@pytest.mark.parametrize(
+    ("system", "bits", "fine"),
+    [
+        ("Linux", 64, True),
+        ("Linux", 32, False),
+        ("Darwin", 64, False),
+        ("Windows", 64, False),
+        ("QNX", 64, False),
+        ("", 64, False),
+        ("linux", 64, False),
+    ],
+)
+def test_only_64_bit_linux_is_supported(system: str, bits: int, fine: bool) -> None:
+    assert start_checks.platform_is_supported(system, bits) is fine
+    said = refusals(system, bits, (H200,))
+    assert said == (() if fine else (SUPPORTED, f"This is {system} with pointers of {bits} bits."))
+
+
+def test_the_documented_sentence_is_the_documents() -> None:
+    assert SUPPORTED == "MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU."
+
+
+@given(st.lists(CAPABILITIES, min_size=1, max_size=4))
+def test_a_device_below_3_5_is_refused_and_named(capabilities: list[tuple[int, int]]) -> None:
+    devices = [device(f"{major}.{minor}") for major, minor in capabilities]
+    old = [number for number, capability in enumerate(capabilities) if capability < (3, 5)]
+    said = refusals(*LINUX, devices)
+    assert len(said) == (1 + len(old) if old else 0)
+    if old:
+        assert said[0] == SUPPORTED
+    for number, sentence in zip(old, said[1:], strict=True):
+        major, minor = capabilities[number]
+        assert sentence == f"Device {number} (NVIDIA H200, {devices[number].uuid}) is SM {major}.{minor}."
+
+
+def test_a_device_without_unified_addressing_is_refused() -> None:
+    (plain,) = from_toml("[[device]]\nunified_addressing = false")
+    assert refusals(*LINUX, (H200, plain)) == (
+        f"MPS is only supported with unified addressing, which device 1 (NVIDIA H200, {plain.uuid}) has not.",
+    )
+
+
+def test_a_prohibited_device_is_refused() -> None:
+    (prohibited,) = from_toml('[[device]]\ncompute_mode = "PROHIBITED"')
+    (said,) = refusals(*LINUX, (prohibited,))
+    assert said.startswith(f"MPS cannot use device 0 (NVIDIA H200, {prohibited.uuid}): ")
+    assert "compute mode PROHIBITED" in said
+
+
+def test_every_reason_is_given_at_once() -> None:
+    said = refusals(*LINUX, (device("3.0", UNIFIED_ADDRESSING=0, COMPUTE_MODE=start_checks.PROHIBITED),))
+    for part, sentence in zip(("SM 3.5", "is SM 3.0", "unified addressing", "PROHIBITED"), said, strict=True):
+        assert part in sentence
+
+
+def test_what_is_checked_is_what_remains_beside_a_newer_device() -> None:
+    devices = from_toml('[[device]]\n[[device]]\ncompute_capability = "3.0"')
+    remaining = [devices[index] for index in keep_one_generation(devices, (0, 1))]
+    assert refusals(*LINUX, remaining) == ()
+    assert refusals(*LINUX, devices[1:]) != ()
+
+
+def test_an_exclusive_device_in_use_is_named_with_its_process() -> None:
+    exclusive = device(COMPUTE_MODE=start_checks.EXCLUSIVE_PROCESS)
+    assert start_checks.wants_exclusively(exclusive)
+    assert not start_checks.wants_exclusively(H200)
+    said = start_checks.in_use(2, exclusive, 4711)
+    assert f"device 2 (NVIDIA H200, {exclusive.uuid})" in said
+    assert "process 4711" in said
+    assert "folder /x" in start_checks.cannot_be_held(2, exclusive, "the folder /x")

@@ -1,0 +1,895 @@
+"""The daemon's mind under any order of events: users, operators, servers and signals, drawn by hypothesis.
+
+The machine plays the rim: it remembers what was instructed, and only lets happen what could happen then. It keeps its
+own account of who came when and whose patience was over when, and at the end lets time pass: however much the active
+user's newcomers press in, everybody who waits is answered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from attrs import evolve
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from pympsd.devices.machine import describe
+from pympsd.state_machine import events
+from pympsd.state_machine import instructions as do
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.decide import handle
+from pympsd.state_machine.persistent_state import Origin, remember
+from pympsd.state_machine.server_lifecycle import MOVES, Phase
+from pympsd.vocabulary.identities import Peer
+
+Waiter = tuple[str, int]
+"""("client", its serial) or ("wish", the uid)."""
+UIDS = st.sampled_from([0, 500, 600, 65534])
+DEVICES = describe("2xH200")
+
+
+class DaemonMachine(RuleBasedStateMachine):
+    """Everything outside the mind."""
+
+    waiting = Bundle("waiting")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.daemon = self._new_daemon()
+        self.origin = Origin.of(self.daemon)
+        self.awaited: set[int] = set()
+        """Servers of a daemon that died, until they return."""
+        self.moment = 0
+        self.came: dict[Waiter, int] = {}
+        """When each client knocked, and each user's standing wish was made."""
+        self.patience_over: dict[Waiter, int] = {}
+        self.turn_timers: dict[str, Waiter] = {}
+        self.debugged: dict[int, set[int]] = {}
+        self.serial = 0
+        self.session = 0
+        self.pid = 1000
+        self.uid_of: dict[int, int] = {}
+        self.in_line: set[int] = set()
+        self.settled: Counter[int] = Counter()
+        self.on_server: dict[int, int] = {}
+        self.watched: set[int] = set()
+        """The clients whose ends the rim would see: all it is told to watch, but a pidfd may be lacking."""
+        self.ended: set[int] = set()
+        """The clients whose processes have ended, as the mind was told."""
+        self.spawning: dict[int, int] = {}
+        self.running: dict[int, int] = {}
+        self.uid_of_server: dict[int, int] = {}
+        self.ever_forced: set[int] = set()
+        self.told_to_leave: set[int] = set()
+        self.shut_down: set[int] = set()
+        self.killed: set[int] = set()
+        self.terminating: dict[int, tuple[int, int]] = {}
+        """By token: the session that waits and the server that works on it."""
+        self.starting: dict[int, int] = {}
+        self.refused: dict[int, str] = {}
+        self.failures: Counter[int] = Counter()
+        """By user: how many servers ended before they had served, one after the other."""
+        self.unserved: dict[int, int] = {}
+        """By user: the last of them, where it ended with its clients."""
+        self.refusing: set[int] = set()
+        """The users whose clients are refused for a while."""
+        self.proven: set[int] = set()
+        self.told_limits: dict[int, tuple[float, dict[int, int]]] = {}
+        self.timers: list[str] = []
+        self.replies: Counter[int] = Counter()
+        self.expect_reply: set[int] = set()
+        self.quitters: set[int] = set()
+        self.exits = 0
+        self.quit_begun = False
+        self.phases: dict[int, Phase] = {}
+
+    daemon_uid = 0
+    multiuser = False
+    turn_patience = 30.0
+
+    def serving(self, uid: int) -> int:
+        """Whose server serves a user."""
+        return 0 if self.multiuser else uid
+
+    def _new_daemon(self) -> Daemon:
+        return Daemon(self.daemon_uid, DEVICES, multiuser=self.multiuser, turn_patience=self.turn_patience)
+
+    # --- the rim
+
+    def feed(self, event: events.Event) -> list[do.Instruction]:
+        was_over = self.exits
+        self.moment += 1
+        told = handle(self.daemon, event)
+        for instruction in told:
+            self._carry_out(instruction)
+        if was_over:
+            assert self.exits == was_over == 1
+        self._follow_phases()
+        return told
+
+    def _carry_out(self, instruction: do.Instruction) -> None:
+        match instruction:
+            case do.SpawnServer(server, uid, peer):
+                assert not self.spawning
+                assert not self.running
+                assert not self.quit_begun
+                assert server not in self.uid_of_server
+                assert peer is None or peer.uid == uid
+                assert peer is None or not self.multiuser
+                self.told_limits[server] = self._limits_of(server)
+                self.spawning[server] = self.uid_of_server[server] = uid
+            case do.AdmitClient(client, server, pid, _):
+                assert self.running[server] == pid
+                assert server not in self.awaited
+                assert self.uid_of_server[server] == self.serving(self.uid_of[client])
+                assert server not in self.told_to_leave
+                self._settle(client)
+                self._check_whom_it_overtakes(client)
+                self.on_server[client] = server
+                self.watched.add(client)
+            case do.WatchClient(client, server, pid):
+                assert (self.on_server[client], 5000 + client) == (server, pid)
+                assert server not in self.awaited
+                self.watched.add(client)
+            case do.RefuseClient(client, code, reason):
+                assert code == 805
+                assert reason
+                self._settle(client)
+                self.refused[client] = reason
+            case do.LetGoWithoutMps(client, reason):
+                assert reason
+                assert not self.debugged[client] & self._clients()
+                self._settle(client)
+            case do.TellServerToLeave(server, forced):
+                assert server in self.running
+                assert forced or server not in self.told_to_leave
+                assert not forced or server not in self.ever_forced
+                self._check_why_it_leaves(server, forced)
+                self.told_to_leave.add(server)
+                self.ever_forced |= {server} if forced else set()
+            case do.KillServer(server):
+                assert server in self.running
+                self.killed.add(server)
+            case do.TellServerItsLimits(server, percentage, limits):
+                assert server in self.running
+                self.told_limits[server] = (percentage, limits)
+            case do.TerminateClient(server, token, _):
+                assert server in self.running
+                assert token not in self.terminating
+                self.terminating[token] = (self.session, server)
+            case do.Reply(session, _):
+                assert session in self.expect_reply
+                self.replies[session] += 1
+            case do.Working(session):
+                assert session in self.quitters | self.expect_reply
+            case do.SetTimer(token, seconds):
+                assert seconds >= 0
+                self.timers.append(token)
+                if token.startswith("turn "):
+                    assert seconds == self.turn_patience > 0
+                    self.turn_timers[token] = self._came_last(int(token.split()[1]))
+            case do.CancelTimer(token):
+                self.timers.remove(token)
+                if token.startswith("turn "):
+                    assert self.turn_timers[token] not in self._waiters()
+            case do.Exit(status):
+                assert status == 0
+                assert self.quit_begun
+                assert not self.running
+                assert not self.spawning
+                self.exits += 1
+
+    def _came_last(self, ticket: int) -> Waiter:
+        last = max(self.came.values())
+        came = [waiter for waiter, moment in self.came.items() if moment == last]
+        # Only a daemon that begins takes in several at once: the wishes made to the one before.
+        (uid,) = {waiting.uid for waiting in self.daemon.line if waiting.ticket == ticket}
+        return next(waiter for waiter in came if len(came) == 1 or waiter == ("wish", uid))
+
+    def _settle(self, client: int) -> None:
+        assert client in self.in_line or client in self.debugged, "answered twice, or after it left"
+        self.in_line.discard(client)
+        self.debugged.pop(client, None)
+        self.settled[client] += 1
+
+    def _clients(self) -> set[int]:
+        unknown = {-server for server in self.awaited}
+        known = {client for client, server in self.on_server.items() if server not in self.awaited}
+        return self.in_line | known | unknown
+
+    def _wishes(self) -> list[int]:
+        return [waiting.uid for waiting in self.daemon.line if not waiting.client]
+
+    def _waiters(self) -> set[Waiter]:
+        clients = {("client", client) for client in self.in_line}
+        return clients | {("wish", uid) for uid in self._wishes()}
+
+    def _user_of(self, waiter: Waiter) -> int:
+        kind, number = waiter
+        return number if kind == "wish" else self.serving(self.uid_of[number])
+
+    def _check_whom_it_overtakes(self, client: int) -> None:
+        own = self.serving(self.uid_of[client])
+        for waiter in self._waiters():
+            if self._user_of(waiter) != own and waiter in self.patience_over:
+                assert self.came["client", client] < self.patience_over[waiter], f"{client} overtook {waiter}"
+
+    def _comes(self, waiter: Waiter) -> None:
+        self.came[waiter] = self.moment + 1
+        self.patience_over.pop(waiter, None)
+        if self.turn_patience == 0:
+            self.patience_over[waiter] = self.moment + 1
+
+    def _check_why_it_leaves(self, server: int, forced: bool) -> None:
+        idle = server not in self.on_server.values()
+        others_wait = any(waiting.uid != self.uid_of_server[server] for waiting in self.daemon.line)
+        assert not (self.multiuser and others_wait)
+        # Told to leave before, or for the sake of others: then nobody is there whose work could be lost.
+        silent = forced and self._is_forsaken(server) and (others_wait or server in self.told_to_leave)
+        assert self.quit_begun or server in self.shut_down or silent or (idle and others_wait and not forced)
+
+    def _is_forsaken(self, server: int) -> bool:
+        clients = {client for client, on in self.on_server.items() if on == server}
+        return bool(clients) and clients <= self.ended
+
+    def _limits_of(self, server: int) -> tuple[float, dict[int, int]]:
+        known = self.daemon.servers[server]
+        return known.thread_percentage.value, {n: limit.value for n, limit in known.memory_limits.items()}
+
+    def _follow_phases(self) -> None:
+        now = {serial: server.phase for serial, server in self.daemon.servers.items()}
+        for serial, phase in now.items():
+            before = self.phases.get(serial, Phase.SPAWNING)
+            assert phase is before or phase in _reachable(before)
+        self.phases = now
+
+    # --- what can happen
+
+    @initialize(clients=st.integers(0, 3), ended=st.booleans())
+    def begin_busily(self, clients: int, ended: bool) -> None:
+        """Much can only happen to somebody who is served, or of whose end nobody has said anything."""
+        for _ in range(clients):
+            self.knock(uid=500, foreign=False)
+        if clients:
+            self.spawned()
+            self.status(fault=False)
+        if ended:
+            self.all_processes_end()
+
+    @rule(target=waiting, uid=UIDS, foreign=st.sampled_from([False, False, False, True]))
+    def knock(self, uid: int, foreign: bool) -> object:
+        self.serial += 1
+        client = self.serial
+        self.uid_of[client] = uid
+        self.in_line.add(client)
+        self._comes(("client", client))
+        self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
+        if foreign or self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
+            assert client not in self.in_line
+        return client if client in self.in_line else multiple()
+
+    @rule(target=waiting, uid=UIDS)
+    def knock_under_a_debugger(self, uid: int) -> object:
+        self.serial += 1
+        client = self.serial
+        self.uid_of[client] = uid
+        self.debugged[client] = self._clients()
+        servers = (dict(self.spawning), dict(self.running), set(self.told_to_leave), list(self.daemon.line))
+        self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid), "c", 1, traced=True))
+        # It is nobody's turn.
+        assert servers == (self.spawning, self.running, self.told_to_leave, self.daemon.line)
+        if self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
+            assert client not in self.debugged
+        return client if client in self.debugged else multiple()
+
+    @rule(client=consumes(waiting))
+    def leave_the_line(self, client: int) -> None:
+        if client in self.in_line or client in self.debugged:
+            self.in_line.discard(client)
+            self.debugged.pop(client, None)
+            self.feed(events.ClientLeftTheLine(client))
+
+    @rule(
+        line=st.sampled_from(["ps", "get_server_list", "device_query", "foo", "", "get_client_list 1001"]), uid=UIDS
+    )
+    def ask(self, line: str, uid: int) -> None:
+        self._operator(line, uid)
+
+    @rule(wish=st.sampled_from([0, 500, 600]), uid=UIDS)
+    def start_server(self, wish: int, uid: int) -> None:
+        before = set(self.spawning)
+        if ("wish", self.serving(wish)) not in self._waiters():
+            self._comes(("wish", self.serving(wish)))
+        self.session += 1
+        self.expect_reply.add(self.session)
+        self.feed(events.OperatorLine(self.session, uid, f"start_server -uid {wish}".encode()))
+        started = set(self.spawning) - before
+        assert self.replies[self.session] == (0 if started else 1)
+        self.starting |= dict.fromkeys(started, self.session)
+
+    def _answered_starter(self, server: int) -> None:
+        session = self.starting.pop(server, None)
+        assert session is None or self.replies[session] == 1
+
+    def _operator(self, line: str, uid: int) -> None:
+        self.session += 1
+        self.expect_reply.add(self.session)
+        self.feed(events.OperatorLine(self.session, uid, line.encode()))
+        assert self.replies[self.session] == 1
+
+    def running_server(self, pid: int) -> int:
+        """Return the serial of the running server with a PID."""
+        return next(server for server, running in self.running.items() if running == pid)
+
+    def _a_server_pid(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from([*self.running.values(), 7]))
+
+    @rule(
+        line=st.sampled_from(
+            [
+                "set_default_active_thread_percentage 40",
+                "set_default_active_thread_percentage 0",
+                "set_default_device_pinned_mem_limit 1 2G",
+                "set_default_device_pinned_mem_limit 0 0",
+                "set_default_device_pinned_mem_limit 5 2G",
+                "set_default_client_priority 1",
+                "set_default_client_priority 2",
+            ]
+        ),
+        uid=UIDS,
+    )
+    def set_a_default(self, line: str, uid: int) -> None:
+        before = {server: self._limits_of(server) for server in self.daemon.servers}
+        self._operator(line, uid)
+        # What a server started with stays its own.
+        assert {server: self._limits_of(server) for server in self.daemon.servers} == before
+
+    @rule(
+        data=st.data(),
+        words=st.sampled_from(
+            [
+                ("set_active_thread_percentage", "30"),
+                ("set_active_thread_percentage", "x"),
+                ("set_device_pinned_mem_limit", "0 900M"),
+                ("set_device_pinned_mem_limit", "0 0"),
+                ("set_device_pinned_mem_limit", "9 1G"),
+            ]
+        ),
+        uid=UIDS,
+    )
+    def set_of_a_server(self, data: st.DataObject, words: tuple[str, str], uid: int) -> None:
+        before = self.daemon.thread_percentage, dict(self.daemon.memory_limits)
+        self._operator(f"{words[0]} {self._a_server_pid(data)} {words[1]}", uid)
+        assert before == (self.daemon.thread_percentage, self.daemon.memory_limits)
+
+    @rule(data=st.data(), forced=st.sampled_from(["", " -f"]), uid=UIDS)
+    def shutdown_server(self, data: st.DataObject, forced: str, uid: int) -> None:
+        pid = self._a_server_pid(data)
+        if uid in (0, self.daemon_uid):
+            self.shut_down |= {server for server, running in self.running.items() if running == pid}
+        self._operator(f"shutdown_server {pid}{forced}", uid)
+
+    @rule(data=st.data(), uid=UIDS)
+    def terminate_client(self, data: st.DataObject, uid: int) -> None:
+        pid = self._a_server_pid(data)
+        reaches = pid in self.running.values() and uid in (0, self.daemon_uid)
+        if not reaches:
+            self._operator(f"terminate_client {pid} 5001", uid)
+            return
+        self.session += 1
+        self.expect_reply.add(self.session)
+        self.feed(events.OperatorLine(self.session, uid, f"terminate_client {pid} 5001".encode()))
+        assert (self.session, self.running_server(pid)) in self.terminating.values()
+        assert self.replies[self.session] == 0
+
+    @precondition(lambda self: self.terminating)
+    @rule(data=st.data(), code=st.sampled_from([0, 201]))
+    def termination_answered(self, data: st.DataObject, code: int) -> None:
+        token = data.draw(st.sampled_from(sorted(self.terminating)))
+        session, server = self.terminating[token]
+        # Nobody else can answer it.
+        self.feed(events.TerminationAnswered(server + 1, token, code))
+        assert self.replies[session] == 0
+        del self.terminating[token]
+        self.feed(events.TerminationAnswered(server, token, code))
+        assert self.replies[session] == 1
+        # Nor is it answered twice.
+        self.feed(events.TerminationAnswered(server, token, code))
+
+    @rule(line=st.sampled_from(["quit", "quit -t 1", "quit -t 0"]), uid=st.sampled_from([0, 500, 600]))
+    def quit(self, line: str, uid: int) -> None:
+        if uid not in (0, self.daemon_uid):
+            self._operator(line, uid)
+            return
+        self.session += 1
+        self.quitters.add(self.session)
+        self.quit_begun = True
+        self.feed(events.OperatorLine(self.session, uid, line.encode()))
+        assert not self.in_line
+
+    @rule()
+    def stop_signal(self) -> None:
+        self.quit_begun = True
+        self.feed(events.StopSignal())
+        assert not self.in_line
+
+    @precondition(lambda self: self.timers)
+    @rule(data=st.data())
+    def timer_ends(self, data: st.DataObject) -> None:
+        self._timer_ends(data.draw(st.sampled_from(self.timers)))
+
+    def _timer_ends(self, token: str) -> None:
+        self.timers.remove(token)
+        if token in self.turn_timers:
+            self.patience_over[self.turn_timers[token]] = self.moment + 1
+        timer, number = token.split() if " " in token else (token, "0")
+        if timer == "termination":
+            session, _ = self.terminating.pop(int(number))
+        self.feed(events.TimerEnded(token))
+        if timer == "termination":
+            assert self.replies[session] == 1
+        elif timer == "retry":
+            user = self.uid_of_server[int(number)]
+            waited_for = any(self._user_of(waiter) == user for waiter in self._waiters())
+            if user in self.refusing or not (waited_for or user in self.unserved):
+                self._failures_are_forgotten(user)
+        elif timer == "memory" and self.unserved.get(self.uid_of_server[int(number)]) == int(number):
+            user = self.uid_of_server[int(number)]
+            if user not in self.refusing and self._pause_of(user):
+                del self.unserved[user]
+            elif user not in self.refusing:
+                self._failures_are_forgotten(user)
+        elif timer == "probation" and self.phases.get(int(number)) in (Phase.ACTIVE, Phase.FAULT):
+            self._has_served(int(number))
+
+    def _failures_are_forgotten(self, user: int) -> None:
+        self.failures.pop(user, None)
+        self.unserved.pop(user, None)
+        self.refusing.discard(user)
+
+    def _has_served(self, server: int) -> None:
+        self.proven.add(server)
+        self._failures_are_forgotten(self.uid_of_server[server])
+
+    @precondition(lambda self: self.spawning)
+    @rule()
+    def spawned(self) -> None:
+        ((server, _),) = self.spawning.items()
+        self.spawning.clear()
+        self.pid += 1
+        self.running[server] = self.pid
+        self.feed(events.ServerSpawned(server, self.pid))
+        self._answered_starter(server)
+
+    @precondition(lambda self: self.spawning)
+    @rule()
+    def spawn_fails(self) -> None:
+        ((server, uid),) = self.spawning.items()
+        self.spawning.clear()
+        self._failures_are_forgotten(uid)
+        self.feed(events.SpawnFailed(server, "no"))
+        self._answered_starter(server)
+        assert not {client for client in self.in_line if self.serving(self.uid_of[client]) == uid}
+
+    @precondition(lambda self: not self.exits and (self.running or self.in_line or self._wishes()))
+    @rule(data=st.data())
+    def daemon_dies(self, data: st.DataObject) -> None:
+        """kill -9; another daemon begins, and whoever waited comes again, in any order."""
+        defaults = self._defaults()
+        left = remember(self.daemon, self.origin)
+        assert [server.serial for server in left.servers] == list(self.running)
+        alone = set(self.running) - set(self.on_server.values())
+        # A server without clients leaves, sooner or later.
+        gone = {server for server in sorted(alone) if data.draw(st.booleans(), label="it is gone already")}
+        self._forget_the_daemon(gone)
+        left = evolve(left, servers=tuple(server for server in left.servers if server.serial not in gone))
+        self.daemon = self._new_daemon()
+        self.awaited = set(self.running)
+        self.proven |= self.awaited
+        self.phases = dict.fromkeys(self.awaited, Phase.RETURNING)
+        for uid in map(self.serving, left.wishes):
+            self._comes(("wish", uid))
+        self.feed(events.PredecessorDied(left))
+        assert self._defaults() == defaults
+        self._come_again(data)
+
+    def _defaults(self) -> tuple[object, ...]:
+        daemon = self.daemon
+        return daemon.thread_percentage, daemon.client_priority, dict(daemon.memory_limits)
+
+    def _forget_the_daemon(self, gone: set[int]) -> None:
+        """What ends with it: its timers, its operators, what was asked for, the servers it just started."""
+        self.running = {server: pid for server, pid in self.running.items() if server not in gone}
+        self.uid_of_server = {server: self.uid_of_server[server] for server in self.running}
+        for known in (self.spawning, self.terminating, self.starting, self.turn_timers, self.patience_over):
+            known.clear()
+        for failed in (self.failures, self.unserved, self.refusing):
+            failed.clear()
+        self.timers.clear()
+        self.watched.clear()
+        self.ended.clear()
+        self.quitters.clear()
+        self.shut_down |= self.told_to_leave & set(self.running)
+        self.told_to_leave, self.ever_forced = set(), set()
+        # Where no server is left, serials begin anew.
+        for marked in (self.proven, self.killed, self.shut_down):
+            marked &= set(self.running)
+        self.quit_begun = False
+
+    def _come_again(self, data: st.DataObject) -> None:
+        waited = sorted(self.in_line) + sorted(self.debugged)
+        traced = set(self.debugged)
+        self.in_line.clear()
+        self.debugged.clear()
+        for client in data.draw(st.permutations(waited), label="the order in which they come again"):
+            if client in traced:
+                self.debugged[client] = self._clients()
+            else:
+                self.in_line.add(client)
+                self._comes(("client", client))
+            uid = self.uid_of[client]
+            self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid), "c", 1, traced=client in traced))
+
+    @precondition(lambda self: self.awaited)
+    @rule(status=st.sampled_from(["ACTIVE", "FAULT"]), leaving=st.booleans())
+    def returns(self, status: str, leaving: bool) -> None:
+        (server,) = self.awaited
+        self.awaited.clear()
+        clients = {client for client, on in self.on_server.items() if on == server}
+        for others in self.debugged.values():
+            if -server in others:
+                others |= clients
+        if leaving:
+            self.told_to_leave.add(server)
+        told = tuple(
+            events.ReturnedClient(client, 5000 + client, "c", 1, (events.ReturnedContext(1, 1, 0),))
+            for client in sorted(clients)
+        )
+        self.feed(events.ServerReturned(server, status, leaving, told))
+        known = self.daemon.servers[server].clients
+        assert all(list(known[client].contexts) == [1] for client in clients)
+        # A second time it says nothing new.
+        state = repr(self.daemon)
+        self.feed(events.ServerReturned(server, status, not leaving, ()))
+        assert repr(self.daemon) == state
+
+    @precondition(lambda self: self.awaited)
+    @rule()
+    def is_left_alone(self) -> None:
+        (server,) = self.awaited
+        self._server_is_no_more(events.ServerLeftAlone(server, "other devices"))
+
+    @precondition(lambda self: set(self.running) - self.awaited)
+    @rule(fault=st.booleans())
+    def status(self, fault: bool) -> None:
+        ((server, _),) = self.running.items()
+        can_fault = self.phases[server] in (Phase.ACTIVE, Phase.LEAVING, Phase.FAULT)
+        self.feed(events.StatusPushed(server, "FAULT" if fault and can_fault else "ACTIVE"))
+
+    @precondition(lambda self: self.on_server)
+    @rule(data=st.data(), gone=st.booleans())
+    def context(self, data: st.DataObject, gone: bool) -> None:
+        client = data.draw(st.sampled_from(sorted(self.on_server)))
+        server = self.on_server[client]
+        event = events.ContextGonePushed(server, client, 1) if gone else events.ContextPushed(server, client, 1, 1, 0)
+        if not gone and server not in self.awaited:
+            self._has_served(server)
+        self.feed(event)
+
+    @precondition(lambda self: self.on_server)
+    @rule(data=st.data())
+    def client_gone(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from(sorted(self.on_server)))
+        server = self.on_server.pop(client)
+        # Between two daemons nobody hears of it.
+        if server not in self.awaited:
+            self._has_served(server)
+            self.feed(events.ClientGonePushed(server, client))
+
+    @precondition(lambda self: self._living())
+    @rule(data=st.data())
+    def process_ends(self, data: st.DataObject) -> None:
+        """The kernel says so; the server says it later, or never."""
+        self._process_ends(data.draw(st.sampled_from(self._living())))
+
+    @precondition(lambda self: self._living())
+    @rule()
+    def all_processes_end(self) -> None:
+        for client in self._living():
+            self._process_ends(client)
+
+    def _living(self) -> list[int]:
+        return sorted(client for client in self.watched - self.ended if client in self.on_server)
+
+    def _process_ends(self, client: int) -> None:
+        server = self.on_server[client]
+        self.ended.add(client)
+        # Nobody sees anything of it: the server, if it is well, says it in a moment.
+        assert set(map(type, self.feed(events.ClientEnded(server, client)))) <= {do.SetTimer}
+        # Nor does it count twice, or for a client that is none.
+        for again in (client, -1):
+            assert self.feed(events.ClientEnded(server, again)) == []
+
+    @precondition(lambda self: self.running)
+    @rule(status=st.sampled_from([0, 1, -9, None]))
+    def server_exits(self, status: int | None) -> None:
+        ((server, _),) = self.running.items()
+        if self.phases[server] is Phase.INITIALIZING:
+            self._dies_at_start(server, status, stated=False)
+            return
+        ready = self.phases[server] in (Phase.ACTIVE, Phase.FAULT)
+        if ready and server not in self.proven and server in self.on_server.values():
+            self._dies_unserving(server, status)
+        else:
+            self._failures_are_forgotten(self.uid_of_server[server])
+            self._server_is_no_more(events.ServerExited(server, status))
+
+    @precondition(lambda self: set(self.phases.values()) & {Phase.ACTIVE, Phase.FAULT})
+    @rule()
+    def crashes(self) -> None:
+        self.server_exits(status=-11)
+
+    def _dies_unserving(self, server: int, status: int | None) -> None:
+        user = self.uid_of_server[server]
+        self.failures[user] += 1
+        self.unserved[user] = server
+        if self.failures[user] == 4:
+            self.refusing.add(user)
+        self._server_is_no_more(events.ServerExited(server, status))
+        if user in self.refusing:
+            assert not [waiter for waiter in self._waiters() if self._user_of(waiter) == user]
+        else:
+            assert not [uid for uid in self.spawning.values() if uid == user]
+
+    @precondition(lambda self: Phase.INITIALIZING in self.phases.values())
+    @rule(stated=st.sampled_from([False, False, True]))
+    def server_dies_at_start(self, stated: bool) -> None:
+        ((server, _),) = self.running.items()
+        self._dies_at_start(server, 1, stated=stated)
+
+    def _dies_at_start(self, server: int, status: int | None, *, stated: bool) -> None:
+        if stated:
+            self.feed(events.StartRefused(server, "the device is in use"))
+        # A start that took too long says so too: the time is over once.
+        stated = bool(self.daemon.servers[server].start_refusal)
+        user = self.uid_of_server[server]
+        waiting = {client for client in self.in_line if self.serving(self.uid_of[client]) == user}
+        wished = user in self._wishes()
+        self.failures[user] += 1
+        self.unserved.pop(user, None)
+        self._server_is_no_more(events.ServerExited(server, status, "no such file"))
+        given_up = stated or self.failures[user] == 4
+        assert (waiting - self.in_line) == (waiting if given_up else set())
+        if given_up or not (waiting or wished):
+            self.failures.pop(user)
+        for client in waiting - self.in_line:
+            assert ("in use" in self.refused[client] or "not ready within" in self.refused[client]) == stated
+            assert ("no such file" in self.refused[client]) != stated
+
+    def _server_is_no_more(self, event: events.Event) -> None:
+        ((server, _),) = self.running.items()
+        self.running.clear()
+        self.awaited.clear()
+        for others in self.debugged.values():
+            others.discard(-server)
+        self.on_server = {client: on for client, on in self.on_server.items() if on != server}
+        waiting = [session for session, on in self.terminating.values() if on == server]
+        self.terminating = {token: asked for token, asked in self.terminating.items() if asked[1] != server}
+        self.feed(event)
+        assert all(self.replies[session] == 1 for session in waiting)
+
+    # --- what always holds
+
+    @invariant()
+    def a_server_knows_its_limits(self) -> None:
+        for server in self.running:
+            assert self.told_limits[server] == self._limits_of(server)
+
+    @invariant()
+    def a_termination_is_answered_once(self) -> None:
+        known = {token: (asked.session, asked.server) for token, asked in self.daemon.terminations.items()}
+        assert known == self.terminating
+        # And none waits for ever.
+        assert {f"termination {token}" for token in known} <= set(self.timers)
+        assert all(count == 1 for count in self.replies.values())
+
+    @invariant()
+    def at_most_one_server(self) -> None:
+        assert len(self.daemon.servers) <= 1
+        assert set(self.daemon.servers) == set(self.spawning) | set(self.running)
+
+    @invariant()
+    def nobody_is_lost(self) -> None:
+        assert {waiting.client for waiting in self.daemon.line if waiting.client} == self.in_line
+        assert all(count == 1 for count in self.settled.values())
+        known = {client for server in self.daemon.servers.values() for client in server.clients}
+        assert known == {client for client, server in self.on_server.items() if server not in self.awaited}
+        assert {server.serial for server in self.daemon.servers.values() if server.awaited} == self.awaited
+
+    @invariant()
+    def a_debugger_waits_for_those_who_were_there_and_nobody_else(self) -> None:
+        assert set(self.daemon.debugged) == set(self.debugged)
+        assert all(others & self._clients() for others in self.debugged.values())
+
+    @invariant()
+    def whoever_can_be_overtaken_loses_patience_some_time(self) -> None:
+        timed = {waiter for token, waiter in self.turn_timers.items() if token in self.timers}
+        # Nor does a timer run for somebody who has gone.
+        assert timed <= self._waiters()
+        current = [server.uid for server in self.daemon.servers.values()]
+        for place, waiting in enumerate(self.daemon.line):
+            waiter = ("client", waiting.client) if waiting.client else ("wish", waiting.uid)
+            if waiter not in timed and waiter not in self.patience_over:
+                # In a pause after a failed start there is no server; the head of the line is nobody's to overtake.
+                assert {*current, *(before.uid for before in self.daemon.line[:place])} <= {waiting.uid}
+                assert current or place or self._pause_of(waiting.uid)
+
+    @invariant()
+    def whoever_waits_will_be_served(self) -> None:
+        # A line with nobody to move it on would wait for ever.
+        assert not self.daemon.line or self.daemon.servers or self._pause_of(self.daemon.line[0].uid)
+
+    @invariant()
+    def clients_that_have_ended_hold_nobody_up_for_ever(self) -> None:
+        for server in set(self.running) - self.ever_forced:
+            if self._is_forsaken(server) and self._is_waited_for(server):
+                assert f"silence {server}" in self.timers
+
+    def _is_waited_for(self, server: int) -> bool:
+        return bool(self.daemon.line) or self.phases[server] is Phase.LEAVING
+
+    @invariant()
+    def a_server_has_one_time_to_leave(self) -> None:
+        watches = [token for token in self.timers if token.startswith(("leave ", "silence "))]
+        assert len(watches) == len(set(watches))
+
+    def _pause_of(self, uid: int) -> str:
+        """The timer after which a server is tried again for a user, if it runs."""
+        failed = self.daemon.failed_starts.get(uid)
+        token = f"retry {failed.pausing_after}" if failed else ""
+        return token if token in self.timers else ""
+
+    @invariant()
+    def a_pause_ends(self) -> None:
+        for uid, failed in self.daemon.failed_starts.items():
+            assert failed.count == self.failures[uid]
+            assert 1 <= failed.count <= (4 if failed.refusal else 3)
+            assert bool(failed.refusal) == (uid in self.refusing)
+            assert not failed.pausing_after or self._pause_of(uid)
+
+    @invariant()
+    def a_ready_server_keeps_nobody_of_its_user_waiting(self) -> None:
+        for server in self.daemon.servers.values():
+            if server.phase is Phase.ACTIVE:
+                others = {waiter for waiter in self._waiters() if self._user_of(waiter) != server.uid}
+                for waiter in self._waiters() - others:
+                    # Unless it came when somebody of another user had waited long enough.
+                    assert any(self.patience_over.get(other, self.moment) < self.came[waiter] for other in others)
+                assert server.clients or not self.daemon.line
+
+    @invariant()
+    def after_quit_nobody_waits_and_the_end_comes_once(self) -> None:
+        if self.quit_begun:
+            assert not self.in_line
+            assert not self.debugged
+            assert self.exits == (0 if self.daemon.servers else 1)
+            assert all(self.replies[session] == 0 for session in self.quitters)
+        else:
+            assert self.exits == 0
+
+    # --- the end
+
+    def teardown(self) -> None:
+        """Let time pass until everybody who waits is answered, while the active user's newcomers press in."""
+        for token in [token for token in self.timers if token.startswith("turn ")]:
+            self._timer_ends(token)
+        owed = self.in_line | set(self.debugged)
+        for _ in range(50 + 10 * self.serial):
+            if not owed & (self.in_line | set(self.debugged)):
+                return
+            self._time_passes()
+        raise AssertionError(f"clients {sorted(owed & (self.in_line | set(self.debugged)))} starve")
+
+    def _time_passes(self) -> None:
+        pause = self._pause_of(self.daemon.line[0].uid) if self.daemon.line else ""
+        assert self.spawning or self.running or pause, "nobody moves the line on"
+        if self.spawning:
+            self.spawned()
+            return
+        if not self.running:
+            self._timer_ends(pause)
+            return
+        ((serial, _),) = self.running.items()
+        server = self.daemon.servers[serial]
+        if server.awaited:
+            self.returns(status="ACTIVE", leaving=False)
+        elif server.phase in (Phase.INITIALIZING, Phase.FAULT):
+            self.feed(events.StatusPushed(serial, "ACTIVE"))
+        elif self._is_forsaken(serial) and self._is_waited_for(serial):
+            # It is stopped for ever, whatever it was told.
+            for token in (f"silence {serial}", f"leave {serial}"):
+                if token in self.timers:
+                    self._timer_ends(token)
+            assert serial in self.killed
+            self.server_exits(status=-9)
+        elif self.on_server:
+            self.knock(uid=server.uid, foreign=False)
+            oldest = min(self.on_server)
+            self._has_served(serial)
+            self.feed(events.ClientGonePushed(self.on_server.pop(oldest), oldest))
+        else:
+            assert server.phase is Phase.LEAVING
+            self.server_exits(status=0)
+
+
+def _reachable(phase: Phase) -> set[Phase]:
+    found = set(MOVES[phase])
+    for target in MOVES[phase]:
+        found |= MOVES[target]
+    return found
+
+
+class OwnDaemonMachine(DaemonMachine):
+    """The daemon of a user that is not root."""
+
+    daemon_uid = 500
+
+
+class PatientlessMachine(DaemonMachine):
+    """Newcomers never overtake."""
+
+    turn_patience = 0.0
+
+
+class MultiuserMachine(DaemonMachine):
+    """One server, root's, for the clients of all users."""
+
+    multiuser = True
+
+
+DaemonMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+OwnDaemonMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+PatientlessMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+MultiuserMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestRootDaemon = DaemonMachine.TestCase
+TestOwnDaemon = OwnDaemonMachine.TestCase
+TestPatientlessDaemon = PatientlessMachine.TestCase
+TestMultiuserDaemon = MultiuserMachine.TestCase
+
+
+class Drawn:
+    """Draws that are given."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = iter(values)
+
+    def draw(self, _strategy: object, label: str = "") -> Any:
+        """Return the next one."""
+        return next(self._values)
+
+
+def test_a_daemon_that_takes_in_no_server_counts_them_from_one_again() -> None:
+    machine = DaemonMachine()
+    machine.begin_busily(clients=1, ended=False)
+    machine.client_gone(Drawn(1))  # type: ignore[arg-type]
+    machine.server_exits(status=0)
+    machine.knock(uid=500, foreign=False)
+    machine.spawned()
+    machine.server_dies_at_start(stated=False)
+    machine.daemon_dies(Drawn([2]))  # type: ignore[arg-type]
+    machine.spawned()
+    machine.status(fault=False)
+    machine.crashes()
+    machine.a_pause_ends()
+    assert machine.failures == {500: 1}

@@ -1,0 +1,52 @@
+"""What a daemon can have known, and what is damaged: one number out of bounds must not end the next daemon."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from pympsd.state_machine.persistent_state import Remembered, RememberedServer, check
+from pympsd.vocabulary.limits import MOST_MEMORY
+
+DEVICES = 2
+SERVER = RememberedServer(3, 847, 500, 60.0, {1: 1 << 30})
+OTHER = RememberedServer(4, 848, 0, 100.0, {})
+KNOWN = Remembered(2, 40.0, 1, {0: 2 << 30}, (600,), (SERVER, OTHER))
+LARGEST = Remembered(
+    (1 << 22) - 1,
+    100.0,
+    1,
+    {1: MOST_MEMORY},
+    ((1 << 32) - 2,),
+    (RememberedServer((1 << 63) - 1, (1 << 31) - 1, (1 << 32) - 2, 100.0, {1: MOST_MEMORY}),),
+)
+
+
+def with_server(**change: object) -> Remembered:
+    """What is known, but for the first server."""
+    return evolve(KNOWN, servers=(evolve(SERVER, **change), OTHER))
+
+
+@pytest.mark.parametrize("known", [Remembered(), KNOWN, LARGEST])
+def test_what_can_be_is_believed(known: Remembered) -> None:
+    check(known, DEVICES)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(evolve(KNOWN, generation=number) for number in (-1, 1 << 22, 1 << 70)),
+        *(evolve(KNOWN, wishes=(number,)) for number in (-7, (1 << 32) - 1, 1 << 40)),
+        *(evolve(KNOWN, memory_limits=limits) for limits in ({0: 0}, {2: 1}, {-1: 1}, {0: MOST_MEMORY + 1})),
+        *(evolve(KNOWN, thread_percentage=number) for number in (0.0, 101.0)),
+        evolve(KNOWN, client_priority=2),
+        *(with_server(pid=number) for number in (0, -1, 1 << 31, OTHER.pid)),
+        *(with_server(serial=number) for number in (0, -1, 1 << 63, OTHER.serial)),
+        *(with_server(uid=number) for number in (-1, (1 << 32) - 1, 1 << 40)),
+        *(with_server(memory_limits=limits) for limits in ({0: -1}, {2: 1}, {0: MOST_MEMORY + 1})),
+        with_server(thread_percentage=0.0),
+    ],
+)
+def test_what_cannot_be_is_damaged(damaged: Remembered) -> None:
+    with pytest.raises(ValueError, match=r"there is no|two servers|percentage|priority"):
+        check(damaged, DEVICES)
