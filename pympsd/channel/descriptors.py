@@ -39,7 +39,7 @@ def close_all(fds: Iterable[int]) -> None:
         os.close(fd)
 
 
-def told(error: OSError) -> str:
+def explain(error: OSError) -> str:
     """Return what an error says, and what to do where descriptors, processes or threads have run out."""
     said = error.strerror or str(error)
     if error.errno == errno.EAGAIN:

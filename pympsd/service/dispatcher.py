@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from attrs import Factory, define, field
 
-from pympsd.channel.descriptors import told
+from pympsd.channel.descriptors import explain
 from pympsd.journal.setup import Journal
 from pympsd.service.rate_limit import UserLines
 from pympsd.state_machine import instructions as do
@@ -160,7 +160,7 @@ class Hub:
         try:
             client.grant(server, instruction.priority)
         except OSError as error:
-            reason = f"no session can be made: {told(error)}"
+            reason = f"no session can be made: {explain(error)}"
             self._refuse(client.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
             self.feed(ClientGonePushed(server.serial, client.client))
 

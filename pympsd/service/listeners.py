@@ -13,7 +13,7 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.awaited import MessageChannel
-from pympsd.channel.descriptors import told
+from pympsd.channel.descriptors import explain
 from pympsd.service.descriptor_shares import share_of_descriptors
 from pympsd.service.dispatcher import Hub
 from pympsd.service.sessions import adoption
@@ -105,7 +105,7 @@ class FrontDoor:
             channel.close()
 
     def _log_refusal(self, error: OSError, uid: int | None) -> None:
-        reason = told(error)
+        reason = explain(error)
         if uid is None or self.hub.may_log(uid, reason):
             self.hub.log.error("connection_refused", reason=reason)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
 
-from pympsd.channel.descriptors import EXHAUSTED, told
+from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, failed
 from pympsd_client._objects.process import here
@@ -38,7 +38,7 @@ def door(outputs: int = 0) -> Callable[[Door], Door]:
             except OSError as error:
                 if error.errno not in EXHAUSTED:
                     raise
-                reason = f"this process is out of file descriptors: {told(error)}"
+                reason = f"this process is out of file descriptors: {explain(error)}"
                 return failed(CudaError(Result.ERROR_OPERATING_SYSTEM, reason), outputs)
 
         return call

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pympsd.channel.descriptors import PROCESS_ADVICE, close_all, told
+from pympsd.channel.descriptors import PROCESS_ADVICE, close_all, explain
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import (
     AskTrace,
@@ -116,7 +116,7 @@ class Attachments:
             ours, theirs = socket.socketpair()
             memory = shared.make(AREA_BYTES if self._native else 0)
         except OSError as error:  # sockets close themselves when they are dropped
-            raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {told(error)}") from None
+            raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {explain(error)}") from None
         try:
             worker = native_worker(ours, memory.view, self._device) if self._native else None
         except BackendError:

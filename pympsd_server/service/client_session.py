@@ -12,7 +12,7 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.awaited import MessageChannel
-from pympsd.channel.descriptors import require_room, told
+from pympsd.channel.descriptors import explain, require_room
 from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select
@@ -128,7 +128,7 @@ class ClientSession:
         try:
             require_room(ROOM)
         except OSError as error:
-            reason = f"the MPS server is out of file descriptors: {told(error)}"
+            reason = f"the MPS server is out of file descriptors: {explain(error)}"
             self.server.refused_client(self.client.pid, reason)
             self.channel.send(messages.Refused(Result.ERROR_OPERATING_SYSTEM, reason))
             return False
@@ -300,7 +300,7 @@ class ClientSession:
             await executor.ask(number, executor_says.DropClient(number, self.client.serial))
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         except OSError as error:
-            reason = f"the MPS server is out of file descriptors: {told(error)}"
+            reason = f"the MPS server is out of file descriptors: {explain(error)}"
             raise ExecutorError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     async def _close(self, request: int, serial: int) -> None:

@@ -15,7 +15,7 @@ from attrs import define, field
 
 from pympsd.build import build_id
 from pympsd.channel.awaited import MessageChannel
-from pympsd.channel.descriptors import EXHAUSTED, close_all, told
+from pympsd.channel.descriptors import EXHAUSTED, close_all, explain
 from pympsd.channel.processes import open_process
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
@@ -208,7 +208,7 @@ class Executors:
         try:
             ours, process = await _spawn(self.show_as)
         except OSError as error:
-            reason = f"the executor of device {device} could not be started: {told(error)}"
+            reason = f"the executor of device {device} could not be started: {explain(error)}"
             if error.errno in EXHAUSTED:
                 self.log.error("shared_memory_failed")
             self.log.error("executor_not_started", reason=reason)

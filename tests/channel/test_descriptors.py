@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from pympsd.channel.awaited import MessageChannel
-from pympsd.channel.descriptors import ADVICE, close_all, require_room, told
+from pympsd.channel.descriptors import ADVICE, close_all, require_room
 from pympsd.wire import messages
 from pympsd.wire.messages import Refused, SessionGranted
 from pympsd_client._connect.conversation import Conversation

@@ -15,7 +15,7 @@ from typing import Any, Final
 import trio
 
 from pympsd.channel.awaited import MessageChannel
-from pympsd.channel.descriptors import told
+from pympsd.channel.descriptors import explain
 from pympsd.channel.processes import open_process
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Hub
@@ -51,7 +51,7 @@ async def spawn_server(hub: Hub, instruction: SpawnServer) -> None:
     try:
         ours, process = await _spawn(hub, instruction)
     except (OSError, CannotSpawn, ValueError, OverflowError) as error:  # the last two: no uid the system knows
-        reason = told(error) if isinstance(error, OSError) else str(error)
+        reason = explain(error) if isinstance(error, OSError) else str(error)
         hub.feed(SpawnFailed(instruction.server, reason))
         return
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours))

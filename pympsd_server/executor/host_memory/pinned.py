@@ -17,7 +17,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.channel.descriptors import told
+from pympsd.channel.descriptors import explain
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Device
 from pympsd_server.executor.host_memory.pinned_addresses import PinnedRoom
@@ -129,5 +129,5 @@ class PinnedMemory:
 
 def _refused(size: int, error: OSError) -> BackendError:
     if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
-        return BackendError(Result.ERROR_OUT_OF_MEMORY, f"no {size} bytes of page-locked memory: {told(error)}")
-    return BackendError(Result.ERROR_OPERATING_SYSTEM, f"no page-locked memory: {told(error)}")
+        return BackendError(Result.ERROR_OUT_OF_MEMORY, f"no {size} bytes of page-locked memory: {explain(error)}")
+    return BackendError(Result.ERROR_OPERATING_SYSTEM, f"no page-locked memory: {explain(error)}")
