@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from pympsd.channel.awaited import MessageChannel
-from pympsd.channel.descriptors import ADVICE, close_all, require_room
+from pympsd.channel.descriptors import ADVICE, close_all, explain, require_room
 from pympsd.wire import messages
 from pympsd.wire.messages import Refused, SessionGranted
 from pympsd_client._connect.conversation import Conversation
@@ -49,9 +49,9 @@ def test_room_is_what_can_be_opened_and_none_is_kept() -> None:
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_the_documents_advice_is_given_where_it_helps(number: int) -> None:
-    assert told(OSError(number, "None left")) == f"None left: {ADVICE}"
-    assert told(OSError(errno.EPERM, "Not allowed")) == "Not allowed"
-    assert told(OSError("without a number")) == "without a number"
+    assert explain(OSError(number, "None left")) == f"None left: {ADVICE}"
+    assert explain(OSError(errno.EPERM, "Not allowed")) == "Not allowed"
+    assert explain(OSError("without a number")) == "without a number"
 
 
 WITH, WITHOUT, AGAIN = SessionGranted(1, 2, 3), Refused(1, "between"), SessionGranted(4, 5, 6)

@@ -166,7 +166,7 @@ def _awaited(hub: Hub, kept: Kept, server: RememberedServer, stranger: str) -> A
         return None
     except OSError as error:
         if started_at(server.pid) == kept.started.get(server.pid):
-            hub.log.warning("server_left_alone", server=server.pid, reason=descriptors.told(error))
+            hub.log.warning("server_left_alone", server=server.pid, reason=descriptors.explain(error))
         return None
     # Now that it is held: a later process of this PID cannot be taken for it.
     if process.ended or started_at(server.pid) != kept.started.get(server.pid):
