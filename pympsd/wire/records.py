@@ -9,6 +9,7 @@ answer has the result, a CUresult number. An answer with another result than suc
 from __future__ import annotations
 
 import struct
+from enum import Enum, IntEnum
 from typing import Final
 
 from attrs import frozen
@@ -24,8 +25,8 @@ FLAG_QUIET: Final = 1
 """In a record: the sender does not wait for this answer; a failure is kept for its next waiting call."""
 FLAG_COOPERATIVE: Final = 2
 """In a LAUNCH: all blocks of the grid must be resident together, or the launch is refused."""
-FLAG_RUINED: Final = 1
-"""In an answer: the result is sticky, the context is ruined and every later call in it answers the same."""
+FLAG_POISONED: Final = 1
+"""In an answer: the result is sticky, the context is poisoned and every later call in it answers the same."""
 
 STREAM_LEGACY: Final = 0
 FIRST_HANDLE: Final = 16
@@ -34,79 +35,206 @@ GENERATION_SHIFT: Final = 40
 """A handle is ``generation << 40 | count``: a respawned executor refuses the old ones."""
 
 
+class Kind(Enum):
+    """What a handle stands for; handles are minted by the client."""
+
+    STREAM = "stream"
+    EVENT = "event"
+    MODULE = "module"
+
+
+class Use(Enum):
+    """What an operation does with the handle in an operand."""
+
+    NAMED = "named"
+    CREATED = "created"
+    DESTROYED = "destroyed"
+
+
+class Scope(Enum):
+    """What an operation concerns; a record of the process names no context (0)."""
+
+    CONTEXT = "context"
+    PROCESS = "process"
+
+
+class Completion(Enum):
+    """When an operation is done, and with it answered if it has an answer."""
+
+    AT_ONCE = "at once"
+    """When its record is executed."""
+    QUEUED = "queued"
+    """It is put in its stream and not waited for."""
+    AWAITED = "awaited"
+    """It is answered when the work before it, or its own work, is done."""
+
+
+class Space(IntEnum):
+    """Where one side of a COPY_3D is."""
+
+    DEVICE = 0
+    """Device memory; its base is an address."""
+    STAGING = 1
+    """The shared memory; its base is an offset in it."""
+    PINNED = 2
+    """Page-locked memory from ALLOCATE_PINNED; its base is an address."""
+
+
+@frozen
+class Operand:
+    """One operand, 8 bytes wide: a number, or a handle of a kind. ``code`` is its struct code."""
+
+    name: str
+    code: str = "Q"
+    kind: Kind | None = None
+    use: Use = Use.NAMED
+
+
 @frozen
 class Operation:
-    """One row of the table: operands and answers are pairs of name and struct code (all 8 bytes wide)."""
+    """One row of the table. Answers have operands too, all 8 bytes wide."""
 
     opcode: int
     name: str
-    operands: tuple[tuple[str, str], ...]
-    tail: str = ""
+    operands: tuple[Operand, ...]
+    completion: Completion = Completion.AT_ONCE
     answered: bool = False
-    answers: tuple[tuple[str, str], ...] = ()
+    answers: tuple[Operand, ...] = ()
+    tail: str = ""
+    """What follows the operands of a record; empty: nothing may."""
     answer_tail: str = ""
+    scope: Scope = Scope.CONTEXT
+    brings_fd: bool = False
+    """Whether a good answer comes with a file descriptor."""
+    may_be_slow: bool = False
+    """Whether executing it may take long: a native worker first answers what it has pending."""
+    is_native: bool = False
+    """Whether a native worker executes it where it can."""
 
     @property
     def layout(self) -> struct.Struct:
         """Header and operands together."""
-        return struct.Struct(HEADER.format + "".join(code for _, code in self.operands))
+        return struct.Struct(HEADER.format + "".join(operand.code for operand in self.operands))
+
+    @property
+    def operand_layout(self) -> struct.Struct:
+        """The operands alone."""
+        return struct.Struct("=" + "".join(operand.code for operand in self.operands))
 
     @property
     def answer_layout(self) -> struct.Struct:
         """The operands of the answer, after its header."""
-        return struct.Struct("=" + "".join(code for _, code in self.answers))
+        return struct.Struct("=" + "".join(operand.code for operand in self.answers))
 
 
-def _u64(*names: str) -> tuple[tuple[str, str], ...]:
-    return tuple((name, "Q") for name in names)
+def _u64(names: str) -> tuple[Operand, ...]:
+    return tuple(Operand(name) for name in names.split())
 
 
-OPERATIONS: Final = (
-    Operation(1, "ALLOCATE", _u64("bytes"), answered=True, answers=_u64("address")),
-    Operation(2, "FREE", _u64("address"), answered=True),
-    Operation(3, "MEMORY_INFO", (), answered=True, answers=_u64("free", "total")),
+def _handle(kind: Kind, use: Use = Use.NAMED) -> Operand:
+    return Operand(kind.value, kind=kind, use=use)
+
+
+_STREAM: Final = _handle(Kind.STREAM)
+_EVENT: Final = _handle(Kind.EVENT)
+_MODULE: Final = _handle(Kind.MODULE)
+
+# Opcodes by chapter of the driver API, 256 each; a chapter's free numbers are for its later operations.
+
+_MEMORY: Final = (
+    Operation(0x101, "ALLOCATE", _u64("bytes"), answered=True, answers=_u64("address")),
+    Operation(0x102, "FREE", _u64("address"), Completion.AWAITED, answered=True),
+    Operation(0x103, "MEMORY_INFO", (), answered=True, answers=_u64("free total")),
     # Bulk copies: the data lies in the shared memory at `offset`; the answer gives the slot back.
-    Operation(4, "COPY_TO_DEVICE", _u64("stream", "destination", "offset", "bytes"), answered=True),
-    Operation(5, "COPY_FROM_DEVICE", _u64("stream", "source", "offset", "bytes"), answered=True),
-    Operation(6, "COPY_ON_DEVICE", _u64("stream", "destination", "source", "bytes")),
-    Operation(7, "FILL", _u64("stream", "destination", "value", "width", "count")),
-    # An image arrives in parts, then is loaded; the answer's tail is JSON: functions, layouts, globals.
-    Operation(8, "IMAGE_PART", _u64("module", "offset", "bytes"), answered=True),
-    Operation(9, "LOAD_MODULE", _u64("module"), answered=True, answer_tail="json"),
-    Operation(10, "UNLOAD_MODULE", _u64("module"), answered=True),
     Operation(
-        11,
-        "LAUNCH",
-        _u64("stream", "module", "function", "grid_x", "grid_y", "grid_z")
-        + _u64("block_x", "block_y", "block_z", "shared_bytes", "parameter_bytes"),
-        tail="parameters",
+        0x104, "COPY_TO_DEVICE", (_STREAM, *_u64("destination offset bytes")), Completion.AWAITED, answered=True
     ),
-    Operation(12, "CREATE_STREAM", (*_u64("stream", "flags"), ("priority", "q"))),
-    Operation(13, "DESTROY_STREAM", _u64("stream")),
-    Operation(14, "QUERY_STREAM", _u64("stream"), answered=True),
-    Operation(15, "SYNCHRONIZE_STREAM", _u64("stream"), answered=True),
-    Operation(16, "WAIT_EVENT", _u64("stream", "event")),
-    Operation(17, "CREATE_EVENT", _u64("event", "flags")),
-    Operation(18, "DESTROY_EVENT", _u64("event")),
-    Operation(19, "RECORD_EVENT", _u64("event", "stream")),
-    Operation(20, "QUERY_EVENT", _u64("event"), answered=True),
-    Operation(21, "SYNCHRONIZE_EVENT", _u64("event"), answered=True),
-    Operation(22, "ELAPSED_TIME", _u64("start", "end"), answered=True, answers=(("milliseconds", "d"),)),
-    Operation(23, "SYNCHRONIZE_CONTEXT", (), answered=True),
-    # A function of the client's: answered when the stream reaches it; the stream goes on with HOST_FUNCTION_DONE.
-    Operation(24, "HOST_FUNCTION", _u64("stream", "token"), answered=True),
-    Operation(25, "HOST_FUNCTION_DONE", _u64("token")),
-    # Answered once at most half of the work that the client may have unfinished is. Who has host functions pending
-    # asks in time: past the limit its records wait unread, and HOST_FUNCTION_DONE among them.
-    Operation(26, "ROOM", (), answered=True),
+    Operation(0x105, "COPY_FROM_DEVICE", (_STREAM, *_u64("source offset bytes")), Completion.AWAITED, answered=True),
+    Operation(0x106, "COPY_ON_DEVICE", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
+    # `height` rows of `count` elements of `width` bytes, `pitch` bytes apart.
+    Operation(0x107, "FILL", (_STREAM, *_u64("destination value width count pitch height")), Completion.QUEUED),
+    # Spaces as in Space, base, bytes between rows, bytes between slices of each side; the answer gives a slot back.
+    Operation(
+        0x108,
+        "COPY_3D",
+        (
+            _STREAM,
+            *_u64("destination_space destination destination_pitch destination_slice_pitch"),
+            *_u64("source_space source source_pitch source_slice_pitch width height depth"),
+        ),
+        Completion.AWAITED,
+        answered=True,
+    ),
     # Page-locked host memory at one address on both sides: its descriptor comes with the answer. It belongs to the
     # process: to free it no context is named (0), and it stays until the work so far is done.
-    Operation(27, "ALLOCATE_PINNED", _u64("bytes"), answered=True, answers=_u64("address")),
-    Operation(28, "FREE_PINNED", _u64("address"), answered=True),
+    Operation(0x110, "ALLOCATE_PINNED", _u64("bytes"), answered=True, answers=_u64("address"), brings_fd=True),
+    Operation(0x111, "FREE_PINNED", _u64("address"), answered=True, scope=Scope.PROCESS),
     # Copies from and to that memory, not answered: it may change, and has changed, when the stream is done with them.
-    Operation(29, "COPY_TO_DEVICE_PINNED", _u64("stream", "destination", "source", "bytes")),
-    Operation(30, "COPY_FROM_DEVICE_PINNED", _u64("stream", "destination", "source", "bytes")),
+    Operation(0x112, "COPY_TO_DEVICE_PINNED", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
+    Operation(0x113, "COPY_FROM_DEVICE_PINNED", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
 )
+_MODULES: Final = (
+    # An image arrives in parts, then is loaded; the answer's tail is JSON: functions, layouts, globals.
+    Operation(0x201, "IMAGE_PART", (_handle(Kind.MODULE, Use.CREATED), *_u64("offset bytes")), answered=True),
+    Operation(
+        0x202,
+        "LOAD_MODULE",
+        (_handle(Kind.MODULE, Use.CREATED),),
+        answered=True,
+        answer_tail="json",
+        may_be_slow=True,
+    ),
+    Operation(0x203, "UNLOAD_MODULE", (_handle(Kind.MODULE, Use.DESTROYED),), answered=True, may_be_slow=True),
+)
+_EXECUTION: Final = (
+    Operation(
+        0x301,
+        "LAUNCH",
+        (
+            _STREAM,
+            _MODULE,
+            *_u64("function grid_x grid_y grid_z block_x block_y block_z shared_bytes parameter_bytes"),
+        ),
+        Completion.QUEUED,
+        tail="parameters",
+        is_native=True,
+    ),
+    # A function of the client's: answered when the stream reaches it; the stream resumes with HOST_FUNCTION_DONE.
+    Operation(0x302, "HOST_FUNCTION", (_STREAM, *_u64("token")), Completion.QUEUED, answered=True),
+    Operation(0x303, "HOST_FUNCTION_DONE", _u64("token")),
+    # Answered once at most half of the work that the client may have unfinished is. A client with pending host
+    # functions asks in time: past the limit its records wait unread, and HOST_FUNCTION_DONE among them.
+    Operation(0x304, "ROOM", (), Completion.AWAITED, answered=True),
+)
+_STREAMS: Final = (
+    Operation(
+        0x401,
+        "CREATE_STREAM",
+        (_handle(Kind.STREAM, Use.CREATED), *_u64("flags"), Operand("priority", "q")),
+        may_be_slow=True,
+    ),
+    Operation(0x402, "DESTROY_STREAM", (_handle(Kind.STREAM, Use.DESTROYED),)),
+    Operation(0x403, "QUERY_STREAM", (_STREAM,), answered=True, is_native=True),
+    Operation(0x404, "SYNCHRONIZE_STREAM", (_STREAM,), Completion.AWAITED, answered=True, is_native=True),
+    Operation(0x405, "WAIT_EVENT", (_STREAM, _EVENT), Completion.QUEUED),
+    Operation(0x406, "SYNCHRONIZE_CONTEXT", (), Completion.AWAITED, answered=True, is_native=True),
+)
+_EVENTS: Final = (
+    Operation(0x501, "CREATE_EVENT", (_handle(Kind.EVENT, Use.CREATED), *_u64("flags"))),
+    Operation(0x502, "DESTROY_EVENT", (_handle(Kind.EVENT, Use.DESTROYED),)),
+    Operation(0x503, "RECORD_EVENT", (_EVENT, _STREAM), Completion.QUEUED),
+    Operation(0x504, "QUERY_EVENT", (_EVENT,), answered=True),
+    Operation(0x505, "SYNCHRONIZE_EVENT", (_EVENT,), Completion.AWAITED, answered=True),
+    Operation(
+        0x506,
+        "ELAPSED_TIME",
+        (Operand("start", kind=Kind.EVENT), Operand("end", kind=Kind.EVENT)),
+        answered=True,
+        answers=(Operand("milliseconds", "d"),),
+    ),
+)
+
+OPERATIONS: Final = (*_MEMORY, *_MODULES, *_EXECUTION, *_STREAMS, *_EVENTS)
 
 BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}
 BY_OPCODE: Final = {operation.opcode: operation for operation in OPERATIONS}

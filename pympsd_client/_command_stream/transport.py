@@ -19,7 +19,7 @@ from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from pympsd.wire.records import ANSWER, FLAG_RUINED, HEADER, HEADER_BYTES, RECORD_LIMIT
+from pympsd.wire.records import ANSWER, FLAG_POISONED, HEADER, HEADER_BYTES, RECORD_LIMIT
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.launch_cache import forget
 from pympsd_client._command_stream.received_fds import BRINGS, Brought
@@ -291,7 +291,7 @@ class Transport:
             _open(gate)
         part = self.shared.used_by(sequence)
         if part is not None:
-            if answer[0] & FLAG_RUINED:
+            if answer[0] & FLAG_POISONED:
                 part.context.ruin(part.serial, answer[1], answer[2].decode("utf-8", "replace"))
             if not part.kept:
                 self.give_part_back(sequence)

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
-from pympsd.wire.records import FIRST_HANDLE, FLAG_RUINED, GENERATION_SHIFT
+from pympsd.wire.records import FIRST_HANDLE, FLAG_POISONED, GENERATION_SHIFT
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.launch_cache import forget
@@ -192,7 +192,7 @@ class Context:
         if result == Result.SUCCESS:
             return body
         reason = body.decode("utf-8", "replace")
-        if flags & FLAG_RUINED:
+        if flags & FLAG_POISONED:
             self.ruin(opened.serial, result, reason)
         raise CudaError(result, reason)
 

@@ -1,28 +1,25 @@
-"""The port between an executor and what really runs the work: Device, Context, Module, Stream, Event.
+"""The port between an executor and the backend that runs the work: Device, Context, Module, Stream, Event.
 
 Addresses are device addresses inside the device's own window, sizes are bytes. Calls are made from the executor's
-worker threads, several at once; none blocks for a stream. What happens later, in stream order, is told through a
+worker threads, several at once; none waits for a stream. What happens later, in stream order, is reported through a
 ``Completion``: called once, from any thread, with the result of the context up to that point.
 
 Errors are ``BackendError``: a CUresult number and a sentence. Sources: the CUDA driver API, chapters Memory
-Management, Module Management, Execution Control, Stream Management and Event Management.
+Management, Module Management, Execution Control, Stream Management and Event Management. What a native worker needs
+besides is in `pympsd_server.native.access`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from enum import Enum
+from typing import Protocol
 
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
-
-if TYPE_CHECKING:
-    from ctypes import Array
-
-    from pympsd_server.native.states import ContextState, DriverCalls, KernelRow, StreamState
 
 
 class BackendError(Exception):
@@ -36,7 +33,7 @@ class BackendError(Exception):
 
 @frozen
 class Outcome:
-    """How the work before a completion ended: SUCCESS, or the error that ruined the context."""
+    """How the work before a completion ended: SUCCESS, or the error that poisoned the context."""
 
     code: Result = Result.SUCCESS
     reason: str = ""
@@ -47,7 +44,7 @@ Completion = Callable[[Outcome], None]
 
 @frozen
 class Capabilities:
-    """What a device of an implementation can do, as values; nobody asks which implementation or model it is."""
+    """What a device of a backend can do, as values: callers never ask which backend or model it is."""
 
     isolates_address_spaces: bool
     """Whether clients cannot reach each other's memory from kernels (never by calls)."""
@@ -64,16 +61,90 @@ class Capabilities:
     passes_waiting_kernels: bool = True
     """Whether a kernel can begin while one of another stream that came before it waits for room."""
     maps_host_memory: bool = False
-    """Whether kernels reach memory given to ``reach_host`` by its address."""
+    """Whether kernels reach memory given to ``register_host_memory`` by its address."""
+
+
+class Space(Enum):
+    """Where the bytes of a region are, and when they may be accessed."""
+
+    DEVICE = "device"
+    """Device memory."""
+    STAGING = "staging"
+    """Host memory shared with the client; it stays as it is until the copy's completion."""
+    PINNED = "pinned"
+    """Host memory given to ``register_host_memory``; accessed when the stream reaches the copy."""
+
+
+@frozen
+class Extent:
+    """The size of a copy or fill: ``width`` bytes a row, ``height`` rows a slice, ``depth`` slices."""
+
+    width: int
+    height: int = 1
+    depth: int = 1
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes in it."""
+        return self.width * self.height * self.depth
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is a single row."""
+        return self.height == 1 and self.depth == 1
 
 
 @frozen(eq=False)
-class NativeCalls:
-    """How a native worker reaches the device without Python."""
+class Region:
+    """One side of a copy, or the target of a fill: rows ``pitch`` bytes apart, slices ``slice_pitch`` bytes apart."""
 
-    calls: DriverCalls
-    refused: Callable[[int], BackendError]
-    """Returns the error for a record that the driver refused with a CUresult, and does what it calls for."""
+    space: Space
+    base: int = 0
+    """The device address of the first byte; 0 for host memory."""
+    pitch: int = 0
+    slice_pitch: int = 0
+    host: memoryview | None = None
+    """Host memory, from the first byte to the last; None for device memory."""
+
+    def span(self, extent: Extent) -> int:
+        """Return the number of bytes from the first to the last one of an extent; 0 if it is empty."""
+        if not extent.bytes:
+            return 0
+        return (extent.depth - 1) * self.slice_pitch + (extent.height - 1) * self.pitch + extent.width
+
+
+@frozen(eq=False)
+class Copy:
+    """A copy of ``extent`` bytes between two regions, at least one of them in device memory."""
+
+    destination: Region
+    source: Region
+    extent: Extent
+
+
+@frozen(eq=False)
+class Fill:
+    """Set elements of 1, 2 or 4 bytes in device memory to ``value``; base and pitch are aligned to the element."""
+
+    destination: Region
+    value: int
+    element_bytes: int
+    extent: Extent
+    """``width`` is in bytes, a multiple of ``element_bytes``."""
+
+
+@frozen(eq=False)
+class Launch:
+    """A kernel launch: ``function`` is its index in the module's functions, ``parameters`` the flat buffer."""
+
+    module: Module
+    function: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    parameters: bytes
+    cooperative: bool = False
+    """All blocks must be resident together, or the launch is refused: COOPERATIVE_LAUNCH_TOO_LARGE."""
 
 
 @frozen
@@ -94,75 +165,47 @@ class Quota:
 class Stream(Protocol):
     """Work in order. Copies and fills check their addresses at once and raise BackendError (INVALID_VALUE).
 
-    On a ruined context work raises BackendError with the sticky error, and ``notify`` calls back with it.
+    On a poisoned context work raises BackendError with the sticky error, and ``notify`` calls back with it.
     """
 
-    def copy_to_device(self, destination: int, source: memoryview, done: Completion) -> None:
-        """Copy host bytes to device memory; ``source`` must stay as it is until ``done`` is called."""
+    def copy(self, copy: Copy, done: Completion | None = None) -> None:
+        """Copy bytes, then call ``done``; a copy from or to ``Space.STAGING`` always has one."""
 
-    def copy_from_device(self, target: memoryview, source: int, done: Completion) -> None:
-        """Copy device memory to host bytes (writable); they are there when ``done`` is called."""
+    def fill(self, fill: Fill) -> None:
+        """Set elements of device memory to a value."""
 
-    def copy_from_host(self, destination: int, source: memoryview) -> None:
-        """Copy to device memory from host memory given to ``reach_host``, read when the stream comes to it."""
-
-    def copy_to_host(self, target: memoryview, source: int) -> None:
-        """Copy device memory to host memory given to ``reach_host``, written when the stream comes to it."""
-
-    def copy_on_device(self, destination: int, source: int, count: int) -> None:
-        """Copy bytes from device memory to device memory."""
-
-    def fill(self, destination: int, value: int, width: int, count: int) -> None:
-        """Set ``count`` elements of ``width`` 1, 2 or 4 bytes to a value."""
-
-    def launch(
-        self,
-        module: Module,
-        function: int,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        parameters: bytes,
-        cooperative: bool = False,
-    ) -> None:
-        """Run a kernel: ``function`` is its index in the module's functions, ``parameters`` the flat buffer.
-
-        ``cooperative``: all its blocks are resident together, or it is refused: COOPERATIVE_LAUNCH_TOO_LARGE.
-        """
+    def launch(self, launch: Launch) -> None:
+        """Run a kernel."""
 
     def record(self, event: Event) -> None:
-        """The event is done when the work before it in this stream is."""
+        """Record an event: it is done when the work before it in this stream is."""
 
     def wait(self, event: Event) -> None:
-        """Later work waits for what the event last recorded; an event never recorded holds nothing up."""
+        """Make later work wait for what the event last recorded; an event never recorded delays nothing."""
 
     def notify(self, done: Completion) -> None:
         """Call back when all work so far in this stream is done (at once when it is)."""
 
-    def call_host(self, begin: Completion) -> HostCall:
-        """Call ``begin`` when the stream comes to this point; later work waits until the call is finished.
+    def launch_host_function(self, begin: Completion) -> PendingHostFunction:
+        """Call ``begin`` when the stream reaches this point; later work waits until the function is finished.
 
-        ``begin`` may come before this returns. When the context is ruined or destroyed nothing waits any more, and a
-        ``begin`` that has not come comes with that outcome.
+        ``begin`` may be called before this returns. When the context is poisoned or destroyed nothing waits any more,
+        and a ``begin`` that was not called yet is called with that outcome.
         """
 
     @property
     def idle(self) -> bool:
         """Whether all work so far is done."""
 
-    @property
-    def native_state(self) -> StreamState | None:
-        """What a native worker needs to know of it; None where the device has no native calls."""
-
     def destroy(self) -> None:
-        """Forget the stream; its work goes on to its end."""
+        """Destroy the stream; its work runs to its end."""
 
 
-class HostCall(Protocol):
-    """A stream's wait for something outside of the device."""
+class PendingHostFunction(Protocol):
+    """A stream's wait for a function of the client."""
 
     def finish(self) -> None:
-        """The stream goes on. A second time nothing happens; BackendError INVALID_VALUE before ``begin`` has come."""
+        """Resume the stream; no effect a second time. BackendError INVALID_VALUE before ``begin`` was called."""
 
 
 class Event(Protocol):
@@ -190,10 +233,6 @@ class Module(Protocol):
     def globals(self) -> Sequence[GlobalLayout]:
         """Its variables with their addresses."""
 
-    @property
-    def native_kernels(self) -> Array[KernelRow] | None:
-        """What a native worker needs to know of its functions, in their order."""
-
     def unload(self) -> None:
         """Free it once its running kernels have ended."""
 
@@ -205,9 +244,9 @@ class Context(Protocol):
         """Return the address of new memory; BackendError OUT_OF_MEMORY, INVALID_VALUE for 0."""
 
     def free(self, address: int, done: Completion) -> None:
-        """Give memory back once the context's work so far is done, as cuMemFree does; ``done`` is called then.
+        """Free memory once the context's work so far is done, as cuMemFree does, then call ``done``.
 
-        BackendError INVALID_VALUE at once when it is not an allocation's start. A no-op on a ruined context.
+        BackendError INVALID_VALUE at once if it is not an allocation's start. No effect on a poisoned context.
         """
 
     def memory_info(self) -> tuple[int, int]:
@@ -231,27 +270,23 @@ class Context(Protocol):
 
     @property
     def outcome(self) -> Outcome:
-        """SUCCESS, or the sticky error that ruined the context."""
-
-    @property
-    def native_state(self) -> ContextState | None:
-        """What a native worker needs to know of it; it is to end soon after the context does."""
+        """SUCCESS, or the sticky error that poisoned the context."""
 
     def terminate(self, outcome: Outcome) -> None:
-        """Ruin the context: stop what runs, drop what waits; ``outcome`` is its sticky error from now on.
+        """Poison the context: stop what runs, drop what waits; ``outcome`` is its sticky error from now on.
 
         BackendError LAUNCH_TIMEOUT, after two seconds, when kernels still run that the device cannot stop; called
         again it waits again.
         """
 
     def abandon(self) -> None:
-        """Take no more work, and wait for nothing; the two seconds of ``destroy``, which is to follow, begin here."""
+        """Accept no more work and wait for nothing; the two seconds of ``destroy``, which must follow, begin here."""
 
     def destroy(self) -> None:
-        """Stop or finish what runs, free everything; later completions get CONTEXT_IS_DESTROYED.
+        """Stop or finish what runs and free everything; later completions get CONTEXT_IS_DESTROYED.
 
-        After two seconds it returns although kernels still run that the device cannot stop: the context keeps what it
-        holds, counted, until they have ended, and the device counts it as ``unfinished``.
+        Return after two seconds even if kernels still run that the device cannot stop: the context keeps its
+        resources, counted, until they have ended, and the device counts it as ``unfinished``.
         """
 
 
@@ -267,16 +302,12 @@ class Device(Protocol):
         """Least and greatest stream priority (numerically the least is the larger)."""
 
     @property
-    def native_calls(self) -> NativeCalls | None:
-        """How a native worker executes records; None: it leaves all of them to Python."""
-
-    @property
     def trace(self) -> Mapping[str, int]:
         """Counters for tests and operators: kernels started and finished, batches, bytes allocated ..."""
 
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
-        """What living contexts have of the multiprocessors, and how much of it they used at most."""
+        """The multiprocessors of each living context, and the most of them it used."""
 
     @property
     def batch_traces(self) -> Sequence[BatchTrace]:
@@ -288,27 +319,27 @@ class Device(Protocol):
 
     @property
     def unfinished(self) -> int:
-        """How many contexts were destroyed and hold what they held, for kernels of theirs still run."""
+        """The number of destroyed contexts that keep their resources because their kernels still run."""
 
-    def reach_host(self, address: int, memory: memoryview) -> Callable[[], None]:
-        """Have copies reach host memory by themselves, and kernels too at its address where the device maps it.
+    def register_host_memory(self, address: int, memory: memoryview) -> Callable[[], None]:
+        """Register pinned host memory for direct access; kernels reach it too, where the device maps it.
 
-        ``memory`` are its bytes, whole pages, which stay while it is referred to. Return what gives it up: to be
-        called once, after the work that uses it. The reference is dropped when nothing can be at work on it any more.
-        BackendError OUT_OF_MEMORY or the driver's refusal.
+        ``memory`` are its bytes at ``address``, whole pages, which stay while it is referred to. Return a callback
+        that unregisters it, to be called once after its last use. The reference is dropped when no work can access it
+        any more. BackendError OUT_OF_MEMORY or the driver's refusal.
         """
 
     def watch_memory(self, changed: Callable[[], None]) -> None:
-        """Have ``changed`` called after every change of ``memory_used``, from any thread; it must not wait."""
+        """Call ``changed`` after every change of ``memory_used``, from any thread; it must not wait."""
 
     def create_context(
         self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0
     ) -> Context:
-        """Make a context; contexts of one ``address_space`` (one client process) share memory.
+        """Create a context; contexts of one ``address_space`` (one client process) share memory.
 
-        ``on_fault`` is called once, from any thread, when the context is ruined. ``serial`` is what the traces
-        call it. BackendError OUT_OF_MEMORY when there is no room for the context itself, with what it takes.
+        ``on_fault`` is called once, from any thread, when the context is poisoned. ``serial`` names it in traces.
+        BackendError OUT_OF_MEMORY if there is no room for the context itself; the reason says how much it needs.
         """
 
     def close(self) -> None:
-        """Stop everything and let the device go."""
+        """Stop everything and release the device."""

@@ -47,7 +47,7 @@ class Call:
         if not self.waited and not ruined and outcome.code is not Result.ERROR_NOT_READY:
             self.context.defer(outcome)
         if self.answered:
-            self.client.refuse(self._opcode, self._sequence, outcome, records.FLAG_RUINED if ruined else 0)
+            self.client.refuse(self._opcode, self._sequence, outcome, records.FLAG_POISONED if ruined else 0)
 
     def complete(self, outcome: Outcome) -> None:
         """Answer once the work before this call is done (a Completion of the port)."""

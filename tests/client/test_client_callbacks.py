@@ -15,7 +15,7 @@ import pytest
 from attrs import define, evolve, field
 from processes import wait_until
 
-from pympsd.wire.records import FLAG_RUINED, Record
+from pympsd.wire.records import FLAG_POISONED, Record
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._command_stream import callback_threads, host_callbacks
@@ -434,7 +434,7 @@ def test_an_announcement_with_a_ruin_ruins_the_context(fake: tuple[FakeExecutor,
     ok(cuda.cuStreamAddCallback(0, lambda *arguments: told.put(arguments), 0, 0))
     context.synchronize()
     (record,) = records_of(executor, "HOST_FUNCTION")
-    executor.send(executor.answer(record, result=700, reason="gone wrong", flags=FLAG_RUINED))
+    executor.send(executor.answer(record, result=700, reason="gone wrong", flags=FLAG_POISONED))
     assert told.get(timeout=SECONDS)[1] == R.CUDA_ERROR_ILLEGAL_ADDRESS
     assert context.trouble is not None
     assert records_of(executor, "HOST_FUNCTION_DONE") == []

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pympsd.vocabulary.device_facts import window_of
-from pympsd.wire.records import FLAG_RUINED, HEADER, Record
+from pympsd.wire.records import FLAG_POISONED, HEADER, Record
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._command_stream import operations
@@ -100,7 +100,7 @@ def test_others_go_on_while_one_thread_waits(make_executor: MakeExecutor) -> Non
 def test_a_ruined_context_fails_at_once_and_without_a_trip(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     executor.reply = lambda record: executor.answer(
-        record, result=ILLEGAL_ADDRESS, reason="kernel add read 0x10", flags=FLAG_RUINED
+        record, result=ILLEGAL_ADDRESS, reason="kernel add read 0x10", flags=FLAG_POISONED
     )
     context = executor.context()
     for _ in range(3):
@@ -117,7 +117,7 @@ def test_a_quiet_answer_ruins_its_context_too(make_executor: MakeExecutor) -> No
 
     def reply(record: Record) -> bytes:
         if record.opcode == OPCODES["COPY_TO_DEVICE"]:
-            return executor.answer(record, result=ILLEGAL_ADDRESS, reason="gone wrong", flags=FLAG_RUINED)
+            return executor.answer(record, result=ILLEGAL_ADDRESS, reason="gone wrong", flags=FLAG_POISONED)
         return executor.succeed(record)
 
     executor.reply = reply

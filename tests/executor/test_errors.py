@@ -73,7 +73,7 @@ def test_a_fault_sticks_to_its_context_and_no_other(executor: ExecutorOwner) -> 
     ):
         answer = client.call(name, *operands)
         assert answer.result == Result.ERROR_ILLEGAL_ADDRESS, name
-        assert answer.flags == records.FLAG_RUINED
+        assert answer.flags == records.FLAG_POISONED
         assert "store" in answer.reason
     client.send("DESTROY_STREAM", client.handle())
     assert client.call("SYNCHRONIZE_CONTEXT").result == Result.ERROR_ILLEGAL_ADDRESS
@@ -87,7 +87,7 @@ def test_who_waits_when_the_fault_happens_is_told(client: RawClient) -> None:
     client.launch(module, TRAPPED)
     answer = client.call("SYNCHRONIZE_STREAM", 0)
     assert answer.result == Result.ERROR_LAUNCH_FAILED
-    assert answer.flags == records.FLAG_RUINED
+    assert answer.flags == records.FLAG_POISONED
 
 
 @pytest.mark.parametrize(

@@ -152,10 +152,10 @@ def test_a_fault_tells_those_that_have_not_begun(client: RawClient) -> None:
     second = post(client, stream, 2)
     client.launch(module, TRAPPED, stream=other)
     told = client.answer(second)
-    assert (told.result, told.flags) == (Result.ERROR_LAUNCH_FAILED, records.FLAG_RUINED)
+    assert (told.result, told.flags) == (Result.ERROR_LAUNCH_FAILED, records.FLAG_POISONED)
     client.send("HOST_FUNCTION_DONE", 1)
     late = client.answer(post(client, stream, 3))
-    assert (late.result, late.flags) == (Result.ERROR_LAUNCH_FAILED, records.FLAG_RUINED)
+    assert (late.result, late.flags) == (Result.ERROR_LAUNCH_FAILED, records.FLAG_POISONED)
 
 
 def test_terminating_and_detaching_do_not_wait_for_functions(executor: ExecutorOwner) -> None:

@@ -246,9 +246,7 @@ enum lane_result lane_execute(struct lane *lane, const uint8_t *record, uint32_t
     struct lane_context *context;
     enum lane_result result = LANE_PASS;
 
-    if (!lane->calls || header->flags ||
-        (header->opcode != OP_LAUNCH && header->opcode != OP_SYNCHRONIZE_STREAM &&
-         header->opcode != OP_SYNCHRONIZE_CONTEXT && header->opcode != OP_QUERY_STREAM))
+    if (!lane->calls || header->flags || !is_native(header->opcode))
         return LANE_PASS;
     pthread_mutex_lock(&lane->lock);
     context = table_get(&lane->contexts, header->context);

@@ -5,36 +5,37 @@
 #include <stdint.h>
 
 enum {
-    OP_ALLOCATE = 1,
-    OP_FREE = 2,
-    OP_MEMORY_INFO = 3,
-    OP_COPY_TO_DEVICE = 4,
-    OP_COPY_FROM_DEVICE = 5,
-    OP_COPY_ON_DEVICE = 6,
-    OP_FILL = 7,
-    OP_IMAGE_PART = 8,
-    OP_LOAD_MODULE = 9,
-    OP_UNLOAD_MODULE = 10,
-    OP_LAUNCH = 11,
-    OP_CREATE_STREAM = 12,
-    OP_DESTROY_STREAM = 13,
-    OP_QUERY_STREAM = 14,
-    OP_SYNCHRONIZE_STREAM = 15,
-    OP_WAIT_EVENT = 16,
-    OP_CREATE_EVENT = 17,
-    OP_DESTROY_EVENT = 18,
-    OP_RECORD_EVENT = 19,
-    OP_QUERY_EVENT = 20,
-    OP_SYNCHRONIZE_EVENT = 21,
-    OP_ELAPSED_TIME = 22,
-    OP_SYNCHRONIZE_CONTEXT = 23,
-    OP_HOST_FUNCTION = 24,
-    OP_HOST_FUNCTION_DONE = 25,
-    OP_ROOM = 26,
-    OP_ALLOCATE_PINNED = 27,
-    OP_FREE_PINNED = 28,
-    OP_COPY_TO_DEVICE_PINNED = 29,
-    OP_COPY_FROM_DEVICE_PINNED = 30,
+    OP_ALLOCATE = 0x101,
+    OP_FREE = 0x102,
+    OP_MEMORY_INFO = 0x103,
+    OP_COPY_TO_DEVICE = 0x104,
+    OP_COPY_FROM_DEVICE = 0x105,
+    OP_COPY_ON_DEVICE = 0x106,
+    OP_FILL = 0x107,
+    OP_COPY_3D = 0x108,
+    OP_ALLOCATE_PINNED = 0x110,
+    OP_FREE_PINNED = 0x111,
+    OP_COPY_TO_DEVICE_PINNED = 0x112,
+    OP_COPY_FROM_DEVICE_PINNED = 0x113,
+    OP_IMAGE_PART = 0x201,
+    OP_LOAD_MODULE = 0x202,
+    OP_UNLOAD_MODULE = 0x203,
+    OP_LAUNCH = 0x301,
+    OP_HOST_FUNCTION = 0x302,
+    OP_HOST_FUNCTION_DONE = 0x303,
+    OP_ROOM = 0x304,
+    OP_CREATE_STREAM = 0x401,
+    OP_DESTROY_STREAM = 0x402,
+    OP_QUERY_STREAM = 0x403,
+    OP_SYNCHRONIZE_STREAM = 0x404,
+    OP_WAIT_EVENT = 0x405,
+    OP_SYNCHRONIZE_CONTEXT = 0x406,
+    OP_CREATE_EVENT = 0x501,
+    OP_DESTROY_EVENT = 0x502,
+    OP_RECORD_EVENT = 0x503,
+    OP_QUERY_EVENT = 0x504,
+    OP_SYNCHRONIZE_EVENT = 0x505,
+    OP_ELAPSED_TIME = 0x506,
     RECORD_ANSWER = 0x8000,
     RECORD_LIMIT = 1048576,
     RING_TAIL = 0,
@@ -60,5 +61,17 @@ struct launch_record {
     struct record_header header;
     uint64_t stream, module, function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, parameter_bytes;
 };
+
+/* Whether a worker executes an operation where it can. */
+static inline int is_native(uint16_t opcode)
+{
+    return opcode == OP_LAUNCH || opcode == OP_QUERY_STREAM || opcode == OP_SYNCHRONIZE_STREAM || opcode == OP_SYNCHRONIZE_CONTEXT;
+}
+
+/* Whether executing an operation may take long. */
+static inline int may_be_slow(uint16_t opcode)
+{
+    return opcode == OP_LOAD_MODULE || opcode == OP_UNLOAD_MODULE || opcode == OP_CREATE_STREAM;
+}
 
 #endif

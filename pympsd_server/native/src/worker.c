@@ -201,12 +201,6 @@ static int keep_pending(struct worker *worker, const struct wait *wait)
 
 /* --- the loop */
 
-static int may_take_long(const uint8_t *record)
-{
-    uint16_t opcode = ((const struct record_header *)record)->opcode;
-    return opcode == OP_LOAD_MODULE || opcode == OP_UNLOAD_MODULE || opcode == OP_CREATE_STREAM;
-}
-
 static int give(const uint8_t *from, uint32_t count, const uint8_t **record, uint32_t *length)
 {
     *record = from;
@@ -238,7 +232,7 @@ static int execute(struct worker *worker, int *code)
         return 0;
     default: /* LANE_PASS, LANE_FAILED */
         worker->is_full = 0;
-        worker->flushing = worker->pending_count && may_take_long(worker->inlet.record);
+        worker->flushing = worker->pending_count && may_be_slow(((const struct record_header *)worker->inlet.record)->opcode);
         return 1;
     }
 }
