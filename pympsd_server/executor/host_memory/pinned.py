@@ -96,7 +96,7 @@ class PinnedMemory:
         )
 
     def view(self, address: int, count: int) -> memoryview:
-        """Return ``count`` bytes at an address; BackendError INVALID_VALUE unless they are in a piece of the client."""
+        """Return ``count`` bytes at an address; BackendError INVALID_VALUE unless a piece of the client holds them."""
         with self._lock:
             at = bisect_right(self._starts, address) - 1
             start = self._starts[at] if at >= 0 else address
