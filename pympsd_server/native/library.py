@@ -55,7 +55,7 @@ def library() -> Any:
 
 
 def _check_sizes(loaded: Any) -> None:
-    ours = (*map(ctypes.sizeof, SHARED_STATES), AREA_BYTES)
+    ours = (*map(ctypes.sizeof, SHARED_STATES.values()), AREA_BYTES)
     its = (c_uint64 * len(ours))()
     loaded.native_sizes(its)
     if tuple(its) != ours:

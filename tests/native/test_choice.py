@@ -137,7 +137,7 @@ def test_a_library_of_another_build(monkeypatch: pytest.MonkeyPatch) -> None:
     class Other:
         @staticmethod
         def native_sizes(sizes: Any) -> None:
-            for number, state in enumerate(SHARED_STATES):
+            for number, state in enumerate(SHARED_STATES.values()):
                 sizes[number] = ctypes.sizeof(state) + 8
 
     with pytest.raises(NoLibrary, match=r"of another build, structures of .*: install again"):
