@@ -129,8 +129,8 @@ class Containment:
         log.error("fault_handling")
         for step in blast.steps:
             if isinstance(step, OnDevice):
-                who = {"pid": step.client.pid, "context": step.context.number}
-                log.info("fault_on_device", **who, device=step.context.device)
+                names = {"pid": step.client.pid, "context": step.context.number}
+                log.info("fault_on_device", **names, device=step.context.device)
                 continue
             log.info("fault_process", pid=step.client.pid)
             for context in step.contexts:

@@ -51,7 +51,7 @@ class Server:
     opening: set[int] = field(factory=set, init=False)
     """Serials of contexts that their executors have not made yet."""
     observers: list[Observer] = field(factory=list, init=False)
-    _to_be_remade: list[int] = field(factory=list, init=False)
+    _dropped_devices: list[int] = field(factory=list, init=False)
     """Devices whose contexts were dropped after a fault, until the next client connects."""
 
     @roster.default
@@ -98,8 +98,8 @@ class Server:
     def client_connected(self, client: Client) -> None:
         """Log a new client process, which is context 0 in the log."""
         self.log.info("client_requested", pid=client.pid, context=0)
-        while self._to_be_remade:
-            device = self._to_be_remade.pop(0)
+        while self._dropped_devices:
+            device = self._dropped_devices.pop(0)
             self.log.info("server_context_remade", device=device, name=self.devices[device].name)
         self.log.info("client_connected", pid=client.pid, context=0)
         self.log.info("client_worker", pid=client.pid, context=0)
@@ -123,11 +123,11 @@ class Server:
     def context_opened(self, client: Client, context: Context) -> None:
         """Report a new context."""
         facts = self.devices[context.device]
-        who = {"pid": client.pid, "context": context.number}
+        names = {"pid": client.pid, "context": context.number}
         for event in ("client_requested", "context_connected", "client_worker"):
-            self.log.info(event, **who)
+            self.log.info(event, **names)
         self.log.info("context_device", name=facts.name, uuid=facts.uuid)
-        self.log.info("context_active", **who)
+        self.log.info("context_active", **names)
         self.link.context_opened(client.serial, context.serial, context.number, context.device)
 
     def client_refused(self, pid: int, reason: str) -> None:
@@ -147,9 +147,9 @@ class Server:
         # As recorded: contexts on the same device.
         others = self.roster.clients.values()
         left = sum(each.device == context.device for other in others for each in other.contexts.values())
-        who = {"pid": client.pid, "context": context.number}
-        self.log.info("client_receive_failed", **who)
-        self.log.info("context_exit", **who, left=left)
+        names = {"pid": client.pid, "context": context.number}
+        self.log.info("client_receive_failed", **names)
+        self.log.info("context_exit", **names, left=left)
         self.link.context_closed(client.serial, context.serial)
         for observer in self.observers:
             observer.context_closed(context)
@@ -175,10 +175,10 @@ class Server:
 
     def client_refused_in_teardown(self, client: Client) -> None:
         """Log a client that was refused during a fault."""
-        who = {"pid": client.pid, "context": 0}
-        self.log.info("client_requested", **who)
-        self.log.info("client_refused_in_teardown", **who)
-        self.log.info("context_refused", **who, status=int(Result.ERROR_MPS_SERVER_NOT_READY))
+        names = {"pid": client.pid, "context": 0}
+        self.log.info("client_requested", **names)
+        self.log.info("client_refused_in_teardown", **names)
+        self.log.info("context_refused", **names, status=int(Result.ERROR_MPS_SERVER_NOT_READY))
 
     def begin_fault(self) -> None:
         """Refuse new clients until those that a fault reached have gone."""
@@ -189,7 +189,7 @@ class Server:
     def device_dropped(self, device: int) -> None:
         """Log the end of the last context on a device whose executor is to be replaced."""
         self.log.info("server_context_dropped", device=device, name=self.devices[device].name)
-        self._to_be_remade.append(device)
+        self._dropped_devices.append(device)
 
     def end_fault(self) -> None:
         """Serve new clients again."""
