@@ -79,7 +79,7 @@ async def reconnect(server: Server, address: DaemonAddress, senders: trio.Nurser
         return False
     server.log.info("server_orphaned", count=len(server.roster.clients))
     _redirect_stderr()
-    pause, needed = FIRST_PAUSE, trio.current_time()
+    pause, last_used = FIRST_PAUSE, trio.current_time()
     while not server.ending:
         channel = await address.connect()
         if channel is not None:
@@ -94,8 +94,8 @@ async def reconnect(server: Server, address: DaemonAddress, senders: trio.Nurser
         await trio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
         now = trio.current_time()
-        needed = now if server.roster.clients else needed
-        if now - needed >= GRACE_SECONDS:
+        last_used = now if server.roster.clients else last_used
+        if now - last_used >= GRACE_SECONDS:
             server.log.info("server_forsaken", seconds=GRACE_SECONDS)
             server.leave_without_daemon()
     return False
@@ -103,9 +103,9 @@ async def reconnect(server: Server, address: DaemonAddress, senders: trio.Nurser
 
 async def _handshake(server: Server, channel: MessageChannel, senders: trio.Nursery) -> str | None:
     """Return None if the daemon adopts the server, else its reason not to, empty without an answer."""
-    link_to = server.link
-    link_to.reconnect(channel, server.leaving)
-    senders.start_soon(link_to.run_sender, channel, link_to.sender)
+    daemon = server.link
+    daemon.reconnect(channel, server.leaving)
+    senders.start_soon(daemon.run_sender, channel, daemon.sender)
     with trio.move_on_after(ANSWER_SECONDS):
         try:
             received = await channel.receive_message()
@@ -113,12 +113,12 @@ async def _handshake(server: Server, channel: MessageChannel, senders: trio.Nurs
             received = None
         match received:
             case (link.ServerTakenIn(), _):
-                link_to.adopted()
+                daemon.adopted()
                 return None
             case (link.ServerDismissed(reason), _):
-                link_to.disconnect()
+                daemon.disconnect()
                 return reason or "it gave no reason"
-    link_to.disconnect()
+    daemon.disconnect()
     return ""
 
 

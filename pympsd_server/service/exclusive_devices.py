@@ -21,7 +21,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.wire.link_messages import ServerSetup
 from pympsd_server.state_machine import start_checks
 
-AGAIN_SECONDS: Final = 0.5
+RETRY_SECONDS: Final = 0.5
 """The interval between attempts to register a device that could not be at the start."""
 
 
@@ -39,14 +39,14 @@ class RegisteredDevices:
 
     facts: tuple[DeviceFacts, ...]
     folder: StateFolder | None = None
-    late: dict[int, str] = field(factory=dict, init=False)
+    unregistered: dict[int, str] = field(factory=dict, init=False)
     """The reason for each device that is not registered yet, by ordinal."""
     _registrations: dict[int, Registration] = field(factory=dict, init=False)
 
     @property
     def recorded(self) -> bool:
         """Whether the memory that clients hold is shown to other processes, or will be."""
-        return bool(self._registrations or self.late)
+        return bool(self._registrations or self.unregistered)
 
     def add(self, device: int, registration: Registration) -> None:
         """Keep the registration of a device."""
@@ -59,11 +59,11 @@ class RegisteredDevices:
 
     async def register_late(self, log: Any) -> None:
         """Log the devices that are not registered, and register them as soon as the folder is free."""
-        for ordinal, reason in self.late.items():
+        for ordinal, reason in self.unregistered.items():
             log.warning("device_unregistered", device=ordinal, reason=reason)
-        while self.late:
-            await trio.sleep(AGAIN_SECONDS)
-            for ordinal in tuple(self.late):
+        while self.unregistered:
+            await trio.sleep(RETRY_SECONDS)
+            for ordinal in tuple(self.unregistered):
                 if self._register_now(ordinal):
                     log.info("device_registered", device=ordinal)
 
@@ -73,7 +73,7 @@ class RegisteredDevices:
             registration = register(self.folder, self.facts[ordinal].uuid, alone=False, patience=0.0)
         except OSError:
             return False
-        del self.late[ordinal]
+        del self.unregistered[ordinal]
         self.add(ordinal, registration)
         return True
 
@@ -113,7 +113,7 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
     try:
         folder.make()
         # What blocks one device blocks all: wait only once.
-        patience = 0.0 if devices.late else None
+        patience = 0.0 if devices.unregistered else None
         devices.add(ordinal, register(folder, device.uuid, alone, patience))
     except InUse as error:
         raise CannotStart(start_checks.in_use(ordinal, device, error.pid)) from None
@@ -121,4 +121,4 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
         if alone:
             raise CannotStart(start_checks.cannot_be_held(ordinal, device, folder.trouble(error))) from None
         if isinstance(error, TimeoutError):
-            devices.late[ordinal] = folder.trouble(error)
+            devices.unregistered[ordinal] = folder.trouble(error)

@@ -70,7 +70,7 @@ def _keep_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def orphan() -> AsyncIterator[FakeServer]:
+async def server() -> AsyncIterator[FakeServer]:
     """A server with a client of two contexts, one of them closed, whose daemon has died."""
     ours, theirs = socket.socketpair()
     theirs.close()
@@ -99,13 +99,13 @@ async def daemon(tmp_path: Path) -> AsyncIterator[NextDaemon]:
 
 
 async def test_it_reports_its_roster_and_what_happened_meanwhile(
-    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_link, "KEPT_RECORDS", 3)
     outcome: list[bool] = []
 
     async def serve() -> None:
-        outcome.append(await reconnect(orphan, DaemonAddress(os.getuid(), daemon.path), nursery))
+        outcome.append(await reconnect(server, DaemonAddress(os.getuid(), daemon.path), nursery))
 
     nursery.start_soon(serve)
     channel = await daemon.accept()
@@ -114,9 +114,9 @@ async def test_it_reports_its_roster_and_what_happened_meanwhile(
     assert (hello.pid, hello.status, hello.leaving, hello.clients) == (os.getpid(), "ACTIVE", False, 1)
     assert await daemon.receive(channel) == link.ReturningClient(5, 4105, 500, "train", 99, ((2, 2, 1),))
     for number in range(4):
-        orphan.link.log("client_disconnected", {"pid": number}, 1.0)
+        server.link.log("client_disconnected", {"pid": number}, 1.0)
     # Changes are pushed from now on, but no log records: the daemon may still dismiss the server.
-    orphan.link.context_opened(5, 3, 3, 0)
+    server.link.context_opened(5, 3, 3, 0)
     assert await daemon.receive(channel) == link.ContextReported(5, 3, 3, 0)
     channel.send(link.ServerTakenIn())
     assert await daemon.receive(channel) == link.LogDropped(2)
@@ -126,24 +126,24 @@ async def test_it_reports_its_roster_and_what_happened_meanwhile(
         "server_taken_in",
     ]
     assert outcome == [True]
-    orphan.link.disconnect()
+    server.link.disconnect()
     assert await daemon.receive(channel) is None
     channel.close()
 
 
-async def test_without_clients_it_ends_at_once(orphan: FakeServer, nursery: trio.Nursery) -> None:
-    orphan.roster.clients.clear()
-    assert not await reconnect(orphan, DaemonAddress(os.getuid(), "/nonexistent/control"), nursery)
-    assert orphan.ending
+async def test_without_clients_it_ends_at_once(server: FakeServer, nursery: trio.Nursery) -> None:
+    server.roster.clients.clear()
+    assert not await reconnect(server, DaemonAddress(os.getuid(), "/nonexistent/control"), nursery)
+    assert server.ending
 
 
 async def test_a_dismissed_server_ends_by_itself(
-    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery
+    server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery
 ) -> None:
     outcome: list[bool] = []
 
     async def serve() -> None:
-        outcome.append(await reconnect(orphan, DaemonAddress(os.getuid(), daemon.path), nursery))
+        outcome.append(await reconnect(server, DaemonAddress(os.getuid(), daemon.path), nursery))
 
     nursery.start_soon(serve)
     channel = await daemon.accept()
@@ -152,13 +152,13 @@ async def test_a_dismissed_server_ends_by_itself(
         pass
     channel.close()
     assert outcome == [False]
-    assert orphan.ending
+    assert server.ending
 
 
-async def expect_connects(orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, times: int) -> None:
+async def expect_connects(server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, times: int) -> None:
     """Accept the server's connection ``times`` times without an answer."""
     async with trio.open_nursery() as inner:
-        inner.start_soon(reconnect, orphan, DaemonAddress(os.getuid(), daemon.path), nursery)
+        inner.start_soon(reconnect, server, DaemonAddress(os.getuid(), daemon.path), nursery)
         for _ in range(times):
             channel = await daemon.accept()
             assert isinstance(await daemon.receive(channel), link.ServerReturn)
@@ -167,18 +167,18 @@ async def expect_connects(orphan: FakeServer, daemon: NextDaemon, nursery: trio.
 
 
 async def test_the_descriptor_of_the_lost_link_is_enough(
-    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_more(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     for name in ("dup", "open", "pipe"):
         monkeypatch.setattr(os, name, no_more)
-    await expect_connects(orphan, daemon, nursery, times=1)
+    await expect_connects(server, daemon, nursery, times=1)
 
 
 async def test_without_a_descriptor_it_tries_again(
-    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, tries = trio.socket.socket, 0
 
@@ -190,7 +190,7 @@ async def test_without_a_descriptor_it_tries_again(
         return make(*arguments)
 
     monkeypatch.setattr(trio.socket, "socket", the_third)
-    await expect_connects(orphan, daemon, nursery, times=1)
+    await expect_connects(server, daemon, nursery, times=1)
     assert tries == 3
 
 
@@ -211,27 +211,27 @@ def test_standard_error_is_redirected_without_a_spare_descriptor() -> None:
 
 
 async def test_without_an_answer_it_connects_again(
-    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery
+    server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery
 ) -> None:
-    await expect_connects(orphan, daemon, nursery, times=3)
+    await expect_connects(server, daemon, nursery, times=3)
 
 
 async def test_nothing_is_reported_to_another_users_daemon(
-    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_reconnect, "GRACE_SECONDS", 0.1)
     outcome: list[bool] = []
 
     async def serve() -> None:
-        outcome.append(await reconnect(orphan, DaemonAddress(os.getuid() + 1, daemon.path), nursery))
+        outcome.append(await reconnect(server, DaemonAddress(os.getuid() + 1, daemon.path), nursery))
 
     async with trio.open_nursery() as inner:
         inner.start_soon(serve)
         channel = await daemon.accept()
         assert await daemon.receive(channel) is None
         channel.close()
-        assert not orphan.ending
+        assert not server.ending
         # Its last client leaves, and no daemon comes.
-        orphan.roster.clients.clear()
+        server.roster.clients.clear()
     assert outcome == [False]
-    assert orphan.ending
+    assert server.ending
