@@ -20,8 +20,9 @@ from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
-from pympsd.wire import executor_messages, messages
+from pympsd.wire import messages
 from pympsd.wire.errors import RemoteError
+from pympsd.wire.executor_messages import Attach, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.service.containment import Containment
 from pympsd_server.service.executors import Executor, ExecutorError, ExecutorGone
@@ -41,8 +42,7 @@ from pympsd_server.state_machine.roster import Client, Context, NoSuchContext
 ROOM: Final = 8
 """Descriptors that must be free for a new client: an executor may have to be started for it."""
 STREAM_FDS: Final = 2
-_Answer = tuple[Any, tuple[int, ...]]
-"""An executor's answer and its descriptors."""
+_Answer = tuple[Any, tuple[int, ...]]  # with its descriptors
 FREE_SECONDS: Final = 5.0
 """The limit for freeing what a client held; an executor that is stopped does it when it continues."""
 LOGGED_LIMITS: Final = 8
@@ -252,21 +252,18 @@ class ClientSession:
 
     def _multiprocessors(self, device: int, asked: messages.OpenContext) -> int:
         """Return the SMs of a requested context: the client can only lower those of its process."""
-        facts, environment = self.server.devices[device], self.client.environment
+        process, environment, facts = self.thread_percentage, self.client.environment, self.server.devices[device]
         try:
-            return context_multiprocessors(
-                self.thread_percentage, environment, facts, asked.thread_percentage, asked.affinity
-            )
+            return context_multiprocessors(process, environment, facts, asked.thread_percentage, asked.affinity)
         except AffinityRefused as error:
             raise ExecutorError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, str(error)) from None
 
     def _number(self, executor: Executor) -> Context:
         """Give a new context its number and its connections, before the executor makes it."""
-        connections, slot = connection_slots(self.client.environment), executor.slot
+        slots = connection_slots(self.client.environment)
+        slot, generation = executor.slot, executor.generation
         try:
-            return self.server.roster.open_context(
-                self.client, slot.device, executor.generation, connections, slot.user
-            )
+            return self.server.roster.open_context(self.client, slot.device, generation, slots, slot.user)
         except PoolExhausted as error:
             self.server.log.info("connection_limit", most=error.size)
             raise ExecutorError(Result.ERROR_MPS_MAX_CLIENTS_REACHED, str(error)) from None
@@ -276,7 +273,7 @@ class ClientSession:
         new_stream = key not in self._streams
         # Added before the stream exists: a client that dies during the request is dropped from the executor too.
         self._streams.add(key)
-        attach = executor_messages.Attach(
+        attach = Attach(
             request=self.containment.executors.next_request(),
             client=self.client.serial,
             context=context.serial,
@@ -295,7 +292,7 @@ class ClientSession:
             self.server.context_refused(self.client, context, error.code, error.reason)
             raise
 
-    async def _ask_for_stream(self, executor: Executor, attach: executor_messages.Attach) -> _Answer:
+    async def _ask_for_stream(self, executor: Executor, attach: Attach) -> _Answer:
         """Have a context made together with its command stream: two descriptors, for which there must be room."""
         try:
             require_room(STREAM_FDS)
@@ -304,7 +301,7 @@ class ClientSession:
                 return answer, fds
             # They were lost for lack of room meanwhile. The executor closes the stream's other end.
             number = self.containment.executors.next_request()
-            await executor.ask(number, executor_messages.DropClient(number, self.client.serial))
+            await executor.ask(number, DropClient(number, self.client.serial))
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         except OSError as error:
             reason = f"the MPS server is out of file descriptors: {explain(error)}"
@@ -325,7 +322,7 @@ class ClientSession:
             number = self.containment.executors.next_request()
             # An executor that ends meanwhile has freed it as well.
             with suppress(ExecutorError):
-                await executor.free(executor_messages.Detach(number, context.serial))
+                await executor.free(Detach(number, context.serial))
         return executor
 
     async def _free_everything(self) -> None:
@@ -346,7 +343,7 @@ class ClientSession:
     async def _drop_from(self, executor: Executor) -> None:
         number = self.containment.executors.next_request()
         with trio.move_on_after(FREE_SECONDS) as bound, suppress(ExecutorError):
-            await executor.free(executor_messages.DropClient(number, self.client.serial))
+            await executor.free(DropClient(number, self.client.serial))
         if bound.cancelled_caught:
             # It is stopped or stuck: this client's kernels may still run.
             executor.unfinished += 1
