@@ -25,7 +25,7 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import Attach, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.service.containment import Containment
-from pympsd_server.service.executors import Executor, ExecutorError, ExecutorGone
+from pympsd_server.service.executors import Answer, Executor, ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.connections import PoolExhausted, connection_slots
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
@@ -42,7 +42,6 @@ from pympsd_server.state_machine.roster import Client, Context, NoSuchContext
 ROOM: Final = 8
 """Descriptors that must be free for a new client: an executor may have to be started for it."""
 STREAM_FDS: Final = 2
-_Answer = tuple[Any, tuple[int, ...]]  # with its descriptors
 FREE_SECONDS: Final = 5.0
 """The limit for freeing what a client held; an executor that is stopped does it when it continues."""
 LOGGED_LIMITS: Final = 8
@@ -268,7 +267,7 @@ class ClientSession:
             self.server.log.info("connection_limit", most=error.size)
             raise ExecutorError(Result.ERROR_MPS_MAX_CLIENTS_REACHED, str(error)) from None
 
-    async def _attach(self, executor: Executor, context: Context, multiprocessors: int) -> _Answer:
+    async def _attach(self, executor: Executor, context: Context, multiprocessors: int) -> Answer:
         key = (executor.slot, executor.generation)
         new_stream = key not in self._streams
         # Added before the stream exists: a client that dies during the request is dropped from the executor too.
@@ -292,7 +291,7 @@ class ClientSession:
             self.server.context_refused(self.client, context, error.code, error.reason)
             raise
 
-    async def _ask_for_stream(self, executor: Executor, attach: Attach) -> _Answer:
+    async def _ask_for_stream(self, executor: Executor, attach: Attach) -> Answer:
         """Have a context made together with its command stream: two descriptors, for which there must be room."""
         try:
             require_room(STREAM_FDS)

@@ -35,6 +35,9 @@ SILENCE_SECONDS: Final = 20.0
 NOWHERE: Final = "/dev/null/no-mps-for-executors"
 """The executor's pipe directory: its own libcuda must not connect to the daemon."""
 
+Answer = tuple[Any, tuple[int, ...]]
+"""The answer to a request, and its descriptors."""
+
 
 class ExecutorError(Exception):
     """A request failed: with a CUresult and a sentence."""
@@ -59,7 +62,7 @@ class Executor:
     """Whether its end was requested, so that it is no fault."""
     unfinished: int = field(default=0, init=False)
     """The last known number of contexts that are gone but whose kernels still run."""
-    _answers: dict[int, tuple[trio.Event, list[tuple[Any, tuple[int, ...]]]]] = field(factory=dict, init=False)
+    _answers: dict[int, tuple[trio.Event, list[Answer]]] = field(factory=dict, init=False)
     _ended: bool = False
 
     @property
@@ -72,7 +75,7 @@ class Executor:
         answer, _ = await self.ask(request.request, request)
         self.unfinished = answer.unfinished
 
-    async def ask(self, request: int, message: object) -> tuple[Any, tuple[int, ...]]:
+    async def ask(self, request: int, message: object) -> Answer:
         """Send a request; return its answer and descriptors; raise ExecutorError if it fails or the executor ends."""
         if self._ended:
             raise _gone(self.device)
