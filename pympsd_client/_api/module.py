@@ -9,7 +9,7 @@ from pympsd_client._arguments import jit_options
 from pympsd_client._arguments.bindings import CUdeviceptr, CUfunction, CUmodule
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError
 from pympsd_client._arguments.numbers import number, text, unsigned
-from pympsd_client._command_stream.launch_cache import quickened
+from pympsd_client._command_stream.launch_cache import with_cache
 from pympsd_client._objects import module as modules
 from pympsd_client._objects.context import handles
 from pympsd_client._objects.launch import launch
@@ -108,4 +108,4 @@ def cuLaunchKernel(
     return DONE
 
 
-cuLaunchKernel = quickened(cuLaunchKernel, DONE, mine)
+cuLaunchKernel = with_cache(cuLaunchKernel, DONE, mine)

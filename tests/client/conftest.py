@@ -10,9 +10,11 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
+from pympsd_client._arguments.errors import CudaError, failed
 from pympsd_client._command_stream.launch_cache import is_native
+from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
-from pympsd_client._objects.context import Connection, handles
+from pympsd_client._objects.context import handles
 from pympsd_client._objects.process import here
 from pympsd_client._objects.thread_local import mine
 from tests.client.fake_executor import FakeExecutor
@@ -75,7 +77,7 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
         table.update(was)
     mine.stack[:] = stack
     mine.streams.handles.clear()
-    mine.message = ""
+    failed(CudaError(0, ""), 0)  # no message of an earlier failure
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ from pympsd.wire import records
 from pympsd.wire.records import Record
 from pympsd_client._arguments.errors import lost
 from pympsd_client._command_stream.transport import Transport
-from pympsd_client._connect.session import adopt_stream
-from pympsd_client._objects.context import Context, Device, Opened
+from pympsd_client._connect.connection import Device, Opened, open_stream
+from pympsd_client._objects.context import Context
 
 SHARED_BYTES = 1 << 20
 OPCODES = {name: operation.opcode for name, operation in records.BY_NAME.items()}
@@ -65,7 +65,7 @@ class FakeExecutor:
         os.ftruncate(fd, SHARED_BYTES)
         self._shared = mmap.mmap(fd, SHARED_BYTES)
         self.stream = ours
-        self.transport = adopt_stream((theirs.detach(), fd), SHARED_BYTES, lost)
+        self.transport = open_stream((theirs.detach(), fd), SHARED_BYTES, lost)
         self.reading.set()
         self._thread = threading.Thread(target=self._run, name="fake executor")
         self._thread.start()

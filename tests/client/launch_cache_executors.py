@@ -14,9 +14,10 @@ from pympsd_client import driver as cuda
 from pympsd_client._api import module
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import callback_threads, host_callbacks, launch_cache
+from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
 from pympsd_client._objects import launch as launch_module
-from pympsd_client._objects.context import Connection, handles
+from pympsd_client._objects.context import handles
 from pympsd_client._objects.process import here
 from pympsd_client._objects.thread_local import mine
 from tests.client.conftest import ok, started
@@ -72,7 +73,7 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(host_callbacks, "IDLE_S", 0.02)
     if not watched.native:
         monkeypatch.setattr(launch_module, "launcher", lambda: None)
-    launch_cache.forget()
+    launch_cache.invalidate()
     return watched
 
 

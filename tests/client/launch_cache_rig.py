@@ -60,7 +60,7 @@ def rig() -> Rig:
 @pytest.fixture
 def plan(rig: Rig) -> Rig:
     """A Launcher that remembers a launch of SIMPLE."""
-    assert rig.remember(SIMPLE, (1, 2))
+    assert rig.add_plan(SIMPLE, (1, 2))
     return rig
 
 

@@ -137,8 +137,8 @@ class Rig:
         """Have a Launcher that has seen nothing yet."""
         self.launcher = self.native.Launcher(self._slow, DONE, self.threads)
 
-    def remember(self, kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> bool:
-        """Remember a launch of a kernel with these values."""
+    def add_plan(self, kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> bool:
+        """Add a plan for launches of a kernel like one with these values."""
         given: dict[str, Any] = {
             "epoch": self.launcher.epoch,
             "function": FUNCTION,
@@ -154,7 +154,7 @@ class Rig:
             "places": kernel.places,
         }
         assert changes.keys() <= given.keys()
-        remembered: bool = self.launcher.remember(*(given | changes).values())
+        remembered: bool = self.launcher.add_plan(*(given | changes).values())
         return remembered
 
     @staticmethod
@@ -175,7 +175,7 @@ class Rig:
         """Launch and return the answer."""
         return self.launcher.cuLaunchKernel(*self.arguments(kernel, values, **changes))
 
-    def expect_quick(self, kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> None:
+    def expect_hit(self, kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> None:
         """A launch goes into the ring, with the next sequence number, and Python is not asked."""
         number, calls = self.numbers[-1] + 1, len(self.slow_calls)
         assert self.launch(kernel, values, **changes) is DONE
@@ -183,11 +183,11 @@ class Rig:
         stream = int(changes.get("hStream", STREAM))
         assert self.area.take() == kernel.record(values, number, stream)
 
-    def expect_slow(self, kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> None:
+    def expect_miss(self, kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> None:
         """A launch is left to Python."""
-        self.expect_all_slow(self.arguments(kernel, values, **changes))
+        self.expect_miss_of(self.arguments(kernel, values, **changes))
 
-    def expect_all_slow(self, arguments: tuple[Any, ...], **keywords: Any) -> None:
+    def expect_miss_of(self, arguments: tuple[Any, ...], **keywords: Any) -> None:
         """A call with these very arguments is left to Python, and nothing is written."""
         before, calls = self.area.everything(), len(self.slow_calls)
         assert self.launcher.cuLaunchKernel(*arguments, **keywords) is SLOW

@@ -19,8 +19,9 @@ from pympsd.wire.records import FLAG_RUINED, Record
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._command_stream import callback_threads, host_callbacks
+from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._connect.session import Session
-from pympsd_client._objects.context import Connection, Context, Device, handles
+from pympsd_client._objects.context import Context, handles
 from pympsd_client._objects.process import here
 from pympsd_client._objects.thread_local import mine
 from tests.client.conftest import ok
@@ -455,7 +456,7 @@ def test_an_announcement_that_comes_twice_runs_once(fake: tuple[FakeExecutor, Co
 
 def test_a_client_keeps_pace_only_while_functions_are_pending(fake: tuple[FakeExecutor, Context]) -> None:
     executor, context = fake
-    far = 3 * host_callbacks.STRIDE
+    far = 3 * host_callbacks.ROOM_CHECK_INTERVAL
     for _ in range(far):
         ok(cuda.cuMemsetD32Async(0x6000_0000_0000, 0, 1, 0))
     context.synchronize()
@@ -483,7 +484,7 @@ def test_a_client_keeps_pace_only_while_functions_are_pending(fake: tuple[FakeEx
     with ThreadPoolExecutor(1) as thread:
         posting = thread.submit(post_many)
         assert asked.wait(SECONDS)
-        assert len(records_of(executor, "FILL")) <= host_callbacks.STRIDE
+        assert len(records_of(executor, "FILL")) <= host_callbacks.ROOM_CHECK_INTERVAL
         executor.send(executor.answer(function))
         wait_until(lambda: records_of(executor, "HOST_FUNCTION_DONE"), "the end of the function")
         assert not posting.done()
@@ -491,7 +492,9 @@ def test_a_client_keeps_pace_only_while_functions_are_pending(fake: tuple[FakeEx
         executor.send(executor.answer(kept[0]))
         posting.result(SECONDS)
     assert len(_seen(executor, context, "FILL")) == far
-    wait_until(lambda: executor.transport.pace is None, "the end of the pace, which comes after the function's")
+    wait_until(
+        lambda: executor.transport.backpressure is None, "the end of backpressure, after the function's"
+    )
 
 
 def _seen(executor: FakeExecutor, context: Context, name: str) -> list[Record]:

@@ -11,7 +11,7 @@ import pytest
 
 from pympsd.wire.framing import FrameReader
 from pympsd.wire.messages import ClientHello, GoWithoutMps, decode, encode
-from pympsd_client._connect import session
+from pympsd_client._connect import handshake
 from pympsd_client._connect.discovery import is_traced
 
 
@@ -47,9 +47,9 @@ def test_the_hello_says_it_and_the_answer_is_a_reason(
     ends: tuple[socket.socket, socket.socket], traced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, daemon = ends
-    monkeypatch.setattr(session, "_traced", lambda: traced)
+    monkeypatch.setattr(handshake, "_traced", lambda: traced)
     daemon.sendall(encode(GoWithoutMps("because")))
-    assert session.knock(client, {}) == "because"
+    assert handshake.request_session(client, {}) == "because"
     (frame,) = FrameReader(fds_allowed=0).feed(daemon.recv(65536))
     hello = decode(frame)
     assert isinstance(hello, ClientHello)
@@ -60,8 +60,8 @@ def test_where_mps_is_required_it_does_not_even_ask(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, daemon = ends
-    monkeypatch.setattr(session, "_traced", lambda: True)
-    reason = session.knock(client, {"PYMPSD_REQUIRE_MPS": "1"})
+    monkeypatch.setattr(handshake, "_traced", lambda: True)
+    reason = handshake.request_session(client, {"PYMPSD_REQUIRE_MPS": "1"})
     assert isinstance(reason, str)
     assert "under a debugger" in reason
     assert daemon.recv(1) == b""

@@ -18,7 +18,7 @@ from pympsd_client import driver as cuda
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import parallel_copy
 from pympsd_client._command_stream.staging_memory import GRAIN
-from pympsd_client._command_stream.staging_slots import take_part
+from pympsd_client._command_stream.staging_slots import take_slot
 from pympsd_client._objects import memory
 from tests.client.conftest import ok
 from tests.client.fake_executor import OPCODES, SHARED_BYTES, FakeExecutor
@@ -30,7 +30,7 @@ INVALID = (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
 @given(st.integers(1, 1 << 20), st.integers(1, 8))
 def test_slices_cover_all_bytes_once(count: int, threads: int) -> None:
     made: list[tuple[int, int]] = []
-    parallel_copy.in_slices(count, threads, lambda start, size, stop: made.append((start, size)))
+    parallel_copy.copy_in_parallel(count, threads, lambda start, size, stop: made.append((start, size)))
     assert len(made) <= threads
     position = 0
     for start, size in sorted(made):
@@ -43,7 +43,7 @@ def test_as_many_threads_as_there_are_cores_to_spare(monkeypatch: pytest.MonkeyP
     for cores, threads in ((1, 1), (2, 1), (4, 2), (7, 3), (16, 4), (128, 4)):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         assert parallel_copy.thread_count(1 << 30) == threads
-        assert parallel_copy.thread_count(parallel_copy.SLICED_BYTES - 1) == 1
+        assert parallel_copy.thread_count(parallel_copy.PARALLEL_BYTES - 1) == 1
 
 
 @pytest.mark.parametrize("first", [0, 2])
@@ -58,7 +58,7 @@ def test_the_first_error_ends_all_slices(first: int) -> None:
         assert stop.wait(30), "the others are told"
 
     with pytest.raises(CudaError, match="no such address"):
-        parallel_copy.in_slices(3 * 4096, 3, copy)
+        parallel_copy.copy_in_parallel(3 * 4096, 3, copy)
 
 
 def test_where_no_thread_is_to_be_had_one_makes_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_where_no_thread_is_to_be_had_one_makes_all(monkeypatch: pytest.MonkeyPa
 
     made: list[int] = []
     monkeypatch.setattr(threading.Thread, "start", start)
-    parallel_copy.in_slices(5 * 4096, 4, lambda start, size, stop: made.append(size))
+    parallel_copy.copy_in_parallel(5 * 4096, 4, lambda start, size, stop: made.append(size))
     assert sum(made) == 5 * 4096
 
 
@@ -76,7 +76,7 @@ def test_a_slice_that_no_other_thread_has_begun_is_made_by_the_caller(monkeypatc
     begin = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
     made: list[int] = []
-    parallel_copy.in_slices(3 * 4096, 3, lambda start, size, stop: made.append(start))
+    parallel_copy.copy_in_parallel(3 * 4096, 3, lambda start, size, stop: made.append(start))
     for each in late:
         begin(each)
         each.join(30)
@@ -112,7 +112,7 @@ def test_who_is_interrupted_while_others_copy_hears_of_it_when_they_have_ended()
             told.append(not left.is_set())
 
     with pytest.raises(KeyboardInterrupt):
-        parallel_copy.in_slices(2 * 4096, 2, copy)
+        parallel_copy.copy_in_parallel(2 * 4096, 2, copy)
     left.set()
     assert told == [True, True]
 
@@ -137,7 +137,7 @@ def test_so_does_who_is_interrupted_just_as_the_wait_begins(monkeypatch: pytest.
 
     monkeypatch.setattr(parallel_copy, "_wait", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
-        parallel_copy.in_slices(2 * 4096, 2, copy)
+        parallel_copy.copy_in_parallel(2 * 4096, 2, copy)
     assert ended == [True]
 
 
@@ -201,20 +201,20 @@ def test_who_waits_for_room_sees_it_without_an_answer(executor: FakeExecutor) ->
     transport = context.usable().transport
     kept = [transport.sequence() for _ in range(4)]
     for sequence in kept:
-        assert transport.shared.take(sequence, SHARED_BYTES // 4, context, kept=True) is not None
+        assert transport.staging.take(sequence, SHARED_BYTES // 4, context, kept=True) is not None
     waits, found = threading.Event(), []
 
     def wait_for_room() -> None:
         waits.set()
-        found.append(take_part(transport, transport.sequence(), GRAIN, context))
+        found.append(take_slot(transport, transport.sequence(), GRAIN, context))
 
     waiter = threading.Thread(target=wait_for_room)
     waiter.start()
     assert waits.wait(10)
     while not transport._leading.locked():
         assert waiter.is_alive()
-    transport.shared.keep_no_more(kept[0])
-    transport.give_part_back(kept[0])
+    transport.staging.release_on_answer(kept[0])
+    transport.free_slot(kept[0])
     waiter.join(10)
     assert not waiter.is_alive(), "it reads, and nothing comes"
     assert found == [0]
@@ -239,4 +239,4 @@ def test_a_sliced_copy_leaves_no_part_in_use(executor: FakeExecutor, sliced: int
     memory.to_device(context, 0, 1 << 30, host.ctypes.data, size, wait=True)
     memory.from_device(context, 0, back.ctypes.data, 1 << 30, size)
     assert (back == host).all()
-    assert transport.shared.in_use == 0
+    assert transport.staging.in_use == 0

@@ -32,8 +32,9 @@ from pympsd.wire.messages import (
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._connect import session as sessions_module
-from pympsd_client._connect.session import Session, knock, reach
+from pympsd_client._connect import handshake
+from pympsd_client._connect.handshake import connect_to_daemon, request_session
+from pympsd_client._connect.session import Session
 from tests.client.fake_executor import FACTS, SHARED_BYTES
 
 CONNECTION_FAILED, RPC_FAILURE, SERVER_NOT_READY, MAX_CLIENTS = 805, 806, 807, 808
@@ -163,9 +164,9 @@ def knocked() -> Iterator[Callable[[FakeDaemon], Session]]:
 
     def through(daemon: FakeDaemon) -> Session:
         daemon.start()
-        door = reach(daemon.environment)
+        door = connect_to_daemon(daemon.environment)
         assert not isinstance(door, str), door
-        sessions.append(knock(door, daemon.environment))
+        sessions.append(request_session(door, daemon.environment))
         return sessions[-1]
 
     yield through
@@ -329,10 +330,10 @@ def test_a_daemon_that_breaks_the_rules_is_no_connection(
 ) -> None:
     daemon.at_the_door = at_the_door
     daemon.start()
-    door = reach(daemon.environment)
+    door = connect_to_daemon(daemon.environment)
     assert not isinstance(door, str)
     with pytest.raises(CudaError, match=reason):
-        knock(door, daemon.environment)
+        request_session(door, daemon.environment)
 
 
 @pytest.mark.parametrize("whom", ["the daemon", "the server"])
@@ -350,14 +351,14 @@ def test_a_long_wait_is_told_once_and_goes_on(
         ours, theirs = socket.socketpair()
         server = Peer(daemon._own(ours))
         if whom == "the server":
-            monkeypatch.setattr(sessions_module, "WAIT_UNTOLD_S", 0.001)
+            monkeypatch.setattr(handshake, "SILENT_WAIT_S", 0.001)
             peer.send(SessionGranted(1, 7, 4321), theirs.detach())
             peer = server
         theirs.close()
         assert is_told.wait(30)
         peer.send(Refused(SERVER_NOT_READY, "not today"))
 
-    monkeypatch.setattr(sessions_module, "WAIT_UNTOLD_S", 0.001 if whom == "the daemon" else 60.0)
+    monkeypatch.setattr(handshake, "SILENT_WAIT_S", 0.001 if whom == "the daemon" else 60.0)
     for name, value in daemon.environment.items():
         monkeypatch.setenv(name, value)
     daemon.at_the_door = answer_the_one_who_complains
@@ -383,10 +384,10 @@ def test_a_server_that_does_not_welcome_is_no_connection(daemon: FakeDaemon) -> 
 
     daemon.at_the_door = grant_and_leave
     daemon.start()
-    door = reach(daemon.environment)
+    door = connect_to_daemon(daemon.environment)
     assert not isinstance(door, str)
     with pytest.raises(CudaError, match="the MPS server: it closed") as caught:
-        knock(door, daemon.environment)
+        request_session(door, daemon.environment)
     assert caught.value.code == CONNECTION_FAILED
 
 
@@ -396,11 +397,11 @@ def test_somebody_elses_daemon_is_not_trusted(
 ) -> None:
     daemon.at_the_door = lambda daemon, peer: None
     daemon.start()
-    door = reach(daemon.environment)
+    door = connect_to_daemon(daemon.environment)
     assert not isinstance(door, str)
-    monkeypatch.setattr(sessions_module, "_peer_uid", lambda connection: uid)
+    monkeypatch.setattr(handshake, "_peer_uid", lambda connection: uid)
     with pytest.raises(CudaError, match=who) as caught:
-        knock(door, daemon.environment)
+        request_session(door, daemon.environment)
     assert caught.value.code == CONNECTION_FAILED
     daemon.stop()
     assert daemon.hellos == [None]
@@ -408,7 +409,7 @@ def test_somebody_elses_daemon_is_not_trusted(
 
 @pytest.mark.parametrize("path", ["/nonexistent", "/" + "x" * 200, "/dev/null"])
 def test_no_daemon_is_told_with_the_place(path: str) -> None:
-    why = reach({"CUDA_MPS_PIPE_DIRECTORY": path})
+    why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": path})
     assert isinstance(why, str)
     assert why.startswith(f"no MPS control daemon at {path}/control (")
 
@@ -416,7 +417,7 @@ def test_no_daemon_is_told_with_the_place(path: str) -> None:
 def test_a_dead_daemons_socket_is_no_daemon(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "control"))
-    why = reach({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+    why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
     assert isinstance(why, str)
     assert "Connection refused" in why
 
@@ -425,7 +426,7 @@ def test_the_vendors_daemon_is_no_daemon_of_ours(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "control"))
         listener.listen()
-        assert isinstance(reach({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}), str)
+        assert isinstance(connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}), str)
 
 
 # --- the percentage of each context
@@ -446,9 +447,9 @@ def test_under_partitioning_the_percentage_is_read_when_the_context_is_made(
     requests: list[OpenContext] = []
     daemon.in_session = _asked(daemon, requests)
     daemon.start()
-    door = reach(daemon.environment)
+    door = connect_to_daemon(daemon.environment)
     assert not isinstance(door, str)
-    session = knock(door, {**daemon.environment, PER_CONTEXT_PARTITIONING: "1"})
+    session = request_session(door, {**daemon.environment, PER_CONTEXT_PARTITIONING: "1"})
     for text in ("20", "33.3", "0", "-5", "101", "x", ""):
         monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", text)
         session.open_context(session.devices[0], 0)
@@ -467,10 +468,10 @@ def test_without_partitioning_a_contexts_percentage_is_its_processs(
     requests: list[OpenContext] = []
     daemon.in_session = _asked(daemon, requests)
     daemon.start()
-    door = reach(daemon.environment)
+    door = connect_to_daemon(daemon.environment)
     assert not isinstance(door, str)
     environment = {} if began_with is None else {PER_CONTEXT_PARTITIONING: began_with}
-    session = knock(door, {**daemon.environment, **environment})
+    session = request_session(door, {**daemon.environment, **environment})
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "20")
     monkeypatch.setenv(PER_CONTEXT_PARTITIONING, "1")
     session.open_context(session.devices[0], 0)

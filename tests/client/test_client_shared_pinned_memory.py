@@ -368,7 +368,7 @@ def test_more_than_a_client_may_have_is_refused_with_the_bound(context: Any) -> 
 def test_a_ruined_contexts_memory_is_still_the_processes(context: Any) -> None:
     address = ok(cuda.cuMemAllocHost(COUNT))
     current = handles.contexts[int(context)]
-    current.ruin(current.serial, 700, "a fault")
+    current.poison(current.serial, 700, "a fault")
     at(address)[:] = 3
     assert int(cuda.cuMemcpyHtoD(pinned_window_of(0), address, 1)[0]) == 700
     assert cuda.cuMemFreeHost(address) == DONE
@@ -377,4 +377,4 @@ def test_a_ruined_contexts_memory_is_still_the_processes(context: Any) -> None:
 
 
 def test_nothing_waits_to_be_declined_where_nothing_came() -> None:
-    assert shared_pinned_memory.Brought().decline() == []
+    assert shared_pinned_memory.ReceivedFds().decline() == []

@@ -144,7 +144,7 @@ def test_a_copy_goes_through_the_shared_memory_in_parts(executor: FakeExecutor, 
     with HostMemory(target) as memory:
         device_memory.from_device(context, 0, memory.address, BASE, len(data))
     assert bytes(target) == data
-    assert executor.transport.shared.in_use == 0
+    assert executor.transport.staging.in_use == 0
 
 
 def test_a_copy_waits_for_room_while_others_hold_it(make_executor: MakeExecutor) -> None:
@@ -176,17 +176,17 @@ def test_a_copy_waits_for_room_while_others_hold_it(make_executor: MakeExecutor)
     for record in (held[0], held[1], held[3]):
         executor.send(executor.succeed(record))
     context.synchronize()
-    assert executor.transport.shared.in_use == 0
+    assert executor.transport.staging.in_use == 0
 
 
 def test_parts_are_given_out_apart_and_merge_again(executor: FakeExecutor) -> None:
-    shared, context = executor.transport.shared, executor.context()
+    shared, context = executor.transport.staging, executor.context()
     offsets = [shared.take(number, GRAIN, context, kept=False) for number in range(16)]
     assert sorted(offsets, key=lambda offset: offset or 0) == [GRAIN * number for number in range(16)]
     assert shared.take(99, 1, context, kept=False) is None
     for number in (3, 4):
-        shared.give_back(number)
-        assert shared.give_back(number) is None
+        shared.free(number)
+        assert shared.free(number) is None
     assert shared.take(99, 2 * GRAIN, context, kept=False) == 3 * GRAIN
 
 

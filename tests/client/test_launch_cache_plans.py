@@ -25,28 +25,26 @@ SLOTS = 1024
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_launch_is_pythons(plan: Rig, other: str) -> None:
-    plan.expect_slow(SIMPLE, VALUES, **OTHERS[other])
-    plan.expect_quick(SIMPLE, VALUES)
+    plan.expect_miss(SIMPLE, VALUES, **OTHERS[other])
+    plan.expect_hit(SIMPLE, VALUES)
 
 
 @pytest.mark.parametrize("place", range(7))
 def test_another_size_is_pythons(plan: Rig, place: int) -> None:
     size = SIZES[place]
     for other in (size + 1, size + (1 << 32), size - (1 << 32), -1, 1 << 64, float(size), None, "1", np.uint32(size)):
-        plan.expect_slow(SIMPLE, VALUES, sizes=(*SIZES[:place], other, *SIZES[place + 1 :]))
-    plan.expect_quick(SIMPLE, VALUES)
+        plan.expect_miss(SIMPLE, VALUES, sizes=(*SIZES[:place], other, *SIZES[place + 1 :]))
+    plan.expect_hit(SIMPLE, VALUES)
 
 
 def test_the_same_launch_in_other_objects_is_quick(plan: Rig) -> None:
-    plan.expect_quick(SIMPLE, VALUES, f=CUfunction(FUNCTION), hStream=CUstream(STREAM))
-    plan.expect_quick(SIMPLE, VALUES, f=Number(FUNCTION), hStream=Number(STREAM))
-    plan.expect_quick(
-        SIMPLE, VALUES, extra=None, kernelParams=((*VALUES[:1], *VALUES[1:]), (*SIMPLE.types[:1], None))
-    )
+    plan.expect_hit(SIMPLE, VALUES, f=CUfunction(FUNCTION), hStream=CUstream(STREAM))
+    plan.expect_hit(SIMPLE, VALUES, f=Number(FUNCTION), hStream=Number(STREAM))
+    plan.expect_hit(SIMPLE, VALUES, extra=None, kernelParams=((*VALUES[:1], *VALUES[1:]), (*SIMPLE.types[:1], None)))
 
 
 def test_no_stream_is_the_default_stream(rig: Rig) -> None:
-    assert rig.remember(SIMPLE, VALUES, stream=0)
+    assert rig.add_plan(SIMPLE, VALUES, stream=0)
     for stream in (None, CUstream(0)):
         assert rig.launch(SIMPLE, VALUES, hStream=stream) is DONE
         assert rig.area.take() == SIMPLE.record(VALUES, rig.numbers[-1], 0)
@@ -54,14 +52,14 @@ def test_no_stream_is_the_default_stream(rig: Rig) -> None:
 
 @pytest.mark.parametrize("count", [*range(11), 12, 30])
 def test_a_wrong_number_of_arguments_is_pythons(plan: Rig, count: int) -> None:
-    plan.expect_all_slow((*plan.arguments(SIMPLE, VALUES), *range(20))[:count])
+    plan.expect_miss_of((*plan.arguments(SIMPLE, VALUES), *range(20))[:count])
 
 
 def test_keywords_are_pythons(plan: Rig) -> None:
     arguments = plan.arguments(SIMPLE, VALUES)
-    plan.expect_all_slow(arguments[:10], extra=arguments[10])
-    plan.expect_all_slow(arguments, another=VALUES)
-    plan.expect_all_slow((), f=FUNCTION, hStream=0, kernelParams=())
+    plan.expect_miss_of(arguments[:10], extra=arguments[10])
+    plan.expect_miss_of(arguments, another=VALUES)
+    plan.expect_miss_of((), f=FUNCTION, hStream=0, kernelParams=())
 
 
 def test_what_python_raises_is_raised(rig: Rig) -> None:
@@ -78,11 +76,11 @@ def test_a_launch_needs_its_context_on_top_of_the_threads_stack(plan: Rig) -> No
     stacks: list[Any] = [[], [object()], [ours, object()], (ours,), None, {0: ours}, SimpleNamespace()]
     for stack in stacks:
         plan.threads.stack = stack
-        plan.expect_slow(SIMPLE, VALUES)
+        plan.expect_miss(SIMPLE, VALUES)
     del plan.threads.stack
-    plan.expect_slow(SIMPLE, VALUES)
+    plan.expect_miss(SIMPLE, VALUES)
     plan.threads.stack = [object(), ours]
-    plan.expect_quick(SIMPLE, VALUES)
+    plan.expect_hit(SIMPLE, VALUES)
 
 
 def test_each_thread_has_its_own_current_context() -> None:
@@ -92,41 +90,41 @@ def test_each_thread_has_its_own_current_context() -> None:
 
     own = Mine()
     rig = Rig(extension(), own)
-    assert rig.remember(SIMPLE, VALUES)
+    assert rig.add_plan(SIMPLE, VALUES)
     own.stack.append(rig.context)
-    rig.expect_quick(SIMPLE, VALUES)
+    rig.expect_hit(SIMPLE, VALUES)
 
     def elsewhere() -> None:
-        rig.expect_slow(SIMPLE, VALUES)
+        rig.expect_miss(SIMPLE, VALUES)
         own.stack.append(rig.context)
-        rig.expect_quick(SIMPLE, VALUES)
+        rig.expect_hit(SIMPLE, VALUES)
 
     with ThreadPoolExecutor(1) as thread:
         thread.submit(elsewhere).result(SECONDS)
-    rig.expect_quick(SIMPLE, VALUES)
+    rig.expect_hit(SIMPLE, VALUES)
 
 
 def test_forgotten_plans_are_no_more(plan: Rig) -> None:
     epoch = plan.launcher.epoch
-    plan.expect_quick(SIMPLE, VALUES)
-    plan.launcher.forget()
+    plan.expect_hit(SIMPLE, VALUES)
+    plan.launcher.invalidate()
     assert plan.launcher.epoch == epoch + 1
-    plan.expect_slow(SIMPLE, VALUES)
-    assert not plan.remember(SIMPLE, VALUES, epoch=epoch)
-    assert not plan.remember(SIMPLE, VALUES, epoch=epoch + 2)
-    plan.expect_slow(SIMPLE, VALUES)
-    assert plan.remember(SIMPLE, VALUES)
-    plan.expect_quick(SIMPLE, VALUES)
-    plan.launcher.forget()
-    assert plan.remember(SIMPLE, VALUES)
-    plan.launcher.forget()
-    plan.expect_slow(SIMPLE, VALUES)
+    plan.expect_miss(SIMPLE, VALUES)
+    assert not plan.add_plan(SIMPLE, VALUES, epoch=epoch)
+    assert not plan.add_plan(SIMPLE, VALUES, epoch=epoch + 2)
+    plan.expect_miss(SIMPLE, VALUES)
+    assert plan.add_plan(SIMPLE, VALUES)
+    plan.expect_hit(SIMPLE, VALUES)
+    plan.launcher.invalidate()
+    assert plan.add_plan(SIMPLE, VALUES)
+    plan.launcher.invalidate()
+    plan.expect_miss(SIMPLE, VALUES)
 
 
 def test_a_newer_plan_takes_the_place_of_an_older(plan: Rig) -> None:
     record = SIMPLE.record(VALUES, 0)
     changed = record[:8] + b"\xff" * 8 + record[16:]
-    assert plan.remember(SIMPLE, VALUES, record=changed)
+    assert plan.add_plan(SIMPLE, VALUES, record=changed)
     assert plan.launch(SIMPLE, VALUES) is DONE
     assert plan.area.take()[8:16] == b"\xff" * 8
 
@@ -136,19 +134,19 @@ def test_a_plan_is_wanted_at_the_second_sight(rig: Rig) -> None:
 
     def see(**changes: Any) -> None:
         rig.launch(SIMPLE, VALUES, **changes)
-        wants.append(rig.launcher.wants)
+        wants.append(rig.launcher.wants_plan)
 
-    assert rig.launcher.wants is False
+    assert rig.launcher.wants_plan is False
     see()
     see()
     see()
     see(f=FUNCTION + 1)
     assert wants == [False, True, True, False]
-    rig.launcher.forget()
+    rig.launcher.invalidate()
     see()
     see()
     see(extra=5)
-    assert rig.remember(SIMPLE, VALUES)
+    assert rig.add_plan(SIMPLE, VALUES)
     see()
     rig.threads.stack.clear()
     see()
@@ -163,7 +161,7 @@ def test_more_plans_than_there_are_places_stay_right(rig: Rig) -> None:
         function, stream = source.randrange(1, 200), source.randrange(100)
         record = bytearray(SIMPLE.record(VALUES, 0))
         record[8:16] = number.to_bytes(8, "little")  # which plan it was
-        assert rig.remember(SIMPLE, VALUES, function=function, stream=stream, sizes=sizes, record=bytes(record))
+        assert rig.add_plan(SIMPLE, VALUES, function=function, stream=stream, sizes=sizes, record=bytes(record))
         plans.append(((function, stream, sizes), number))
     newest = dict(plans)
     assert len(newest) > 3 * SLOTS
@@ -196,12 +194,12 @@ PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
 def test_launches_are_told_apart_where_plans_share_a_place(plan: Rig, part: str) -> None:
     for number in random.Random(20260102).sample(range(1000, 1 << 31), 12 * SLOTS):  # a dozen or so share it
         assert plan.launch(SIMPLE, VALUES, **PARTS[part](number)) is SLOW
-    plan.expect_quick(SIMPLE, VALUES)
+    plan.expect_hit(SIMPLE, VALUES)
 
 
 def test_types_are_told_apart_where_plans_share_a_place(rig: Rig) -> None:
     source, kernel, values = random.Random(20260102), Kernel((ctypes.c_ulong,) * 4), (1,) * 4
-    assert rig.remember(kernel, values)
+    assert rig.add_plan(kernel, values)
     for types in {tuple(source.choices(TYPES, k=4)) for _ in range(12 * SLOTS)} - {kernel.types}:
         assert rig.launch(kernel, values, kernelParams=(values, types)) is SLOW
-    rig.expect_quick(kernel, values)
+    rig.expect_hit(kernel, values)

@@ -18,9 +18,9 @@ __all__ = ["plan", "rig"]
 # --- what happens in the midst of a call
 
 ACTS: dict[str, Callable[[Rig], object]] = {
-    "forget": lambda rig: rig.launcher.forget(),
-    "another plan": lambda rig: rig.remember(SIMPLE, VALUES),
-    "forget and remember": lambda rig: (rig.launcher.forget(), rig.remember(SIMPLE, VALUES)),
+    "forget": lambda rig: rig.launcher.invalidate(),
+    "another plan": lambda rig: rig.add_plan(SIMPLE, VALUES),
+    "forget and remember": lambda rig: (rig.launcher.invalidate(), rig.add_plan(SIMPLE, VALUES)),
     "another context": lambda rig: rig.threads.stack.append(object()),
     "no stack": lambda rig: rig.threads.__dict__.clear(),
 }
@@ -28,14 +28,14 @@ ACTS: dict[str, Callable[[Rig], object]] = {
 
 @pytest.mark.parametrize("act", ACTS)
 def test_a_value_may_change_everything(plan: Rig, act: str) -> None:
-    plan.expect_slow(SIMPLE, (1, Number(2, lambda: ACTS[act](plan))))
+    plan.expect_miss(SIMPLE, (1, Number(2, lambda: ACTS[act](plan))))
 
 
 @pytest.mark.parametrize("act", ["forget", "another context"])
 @pytest.mark.parametrize("place", ["f", "hStream"])
 def test_a_handle_may_change_everything(plan: Rig, act: str, place: str) -> None:
     number = Number({"f": FUNCTION, "hStream": STREAM}[place], lambda: ACTS[act](plan))
-    plan.expect_slow(SIMPLE, VALUES, **{place: number})
+    plan.expect_miss(SIMPLE, VALUES, **{place: number})
 
 
 @pytest.mark.parametrize("act", ["forget", "another plan", "forget and remember"])
@@ -44,8 +44,8 @@ def test_a_sequence_number_may_change_everything(rig: Rig, act: str) -> None:
         ACTS[act](rig)
         return 5
 
-    assert rig.remember(SIMPLE, VALUES, sequence=sequence)
-    rig.expect_slow(SIMPLE, VALUES)
+    assert rig.add_plan(SIMPLE, VALUES, sequence=sequence)
+    rig.expect_miss(SIMPLE, VALUES)
 
 
 @pytest.mark.parametrize("act", ["forget", "another plan", "forget and remember"])
@@ -62,8 +62,8 @@ def test_looking_for_the_context_may_change_everything(act: str) -> None:
 
     threads = Threads()
     threads.rig = rig = Rig(extension(), threads)
-    assert rig.remember(SIMPLE, VALUES)
-    rig.expect_slow(SIMPLE, VALUES)
+    assert rig.add_plan(SIMPLE, VALUES)
+    rig.expect_miss(SIMPLE, VALUES)
     threads.rig = None
 
 
@@ -82,10 +82,10 @@ def test_an_object_without_an_int_after_all_leaves_no_error(plan: Rig, place: st
 
     number = Number(STREAM, fail)
     if place == "value":
-        plan.expect_slow(SIMPLE, (1, number))
+        plan.expect_miss(SIMPLE, (1, number))
     else:
-        plan.expect_slow(SIMPLE, VALUES, **{place: number})
-    plan.expect_quick(SIMPLE, VALUES)
+        plan.expect_miss(SIMPLE, VALUES, **{place: number})
+    plan.expect_hit(SIMPLE, VALUES)
 
 
 @pytest.mark.parametrize("place", ["f", "hStream", "value"])
@@ -99,18 +99,18 @@ def test_ctrl_c_in_the_midst_is_not_lost(plan: Rig, place: str) -> None:
         plan.launch(SIMPLE, VALUES, **changes)
     assert plan.area.everything() == before
     assert plan.slow_calls == []
-    plan.expect_quick(SIMPLE, VALUES)
+    plan.expect_hit(SIMPLE, VALUES)
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 64, "1", None])
 def test_a_sequence_number_that_is_none_leaves_no_error(rig: Rig, number: Any) -> None:
-    assert rig.remember(SIMPLE, VALUES, sequence=lambda: number)
-    rig.expect_slow(SIMPLE, VALUES)
+    assert rig.add_plan(SIMPLE, VALUES, sequence=lambda: number)
+    rig.expect_miss(SIMPLE, VALUES)
 
 
 def test_no_sequence_number_leaves_no_error(rig: Rig) -> None:
-    assert rig.remember(SIMPLE, VALUES, sequence=iter(()).__next__)
-    rig.expect_slow(SIMPLE, VALUES)
+    assert rig.add_plan(SIMPLE, VALUES, sequence=iter(()).__next__)
+    rig.expect_miss(SIMPLE, VALUES)
 
 
 # --- what it holds on to
@@ -118,8 +118,8 @@ def test_no_sequence_number_leaves_no_error(rig: Rig) -> None:
 
 def _many_launches(rig: Rig, kernel: Kernel, values: tuple[Any, ...], **remembered: Any) -> None:
     for _ in range(5):
-        assert rig.remember(kernel, (1, 2), **remembered)
-    assert rig.remember(kernel, (1, 2), stream=STREAM + 1, **remembered)
+        assert rig.add_plan(kernel, (1, 2), **remembered)
+    assert rig.add_plan(kernel, (1, 2), stream=STREAM + 1, **remembered)
     for _ in range(1000):
         assert rig.launch(kernel, values) is DONE
         rig.area.take()
@@ -129,7 +129,7 @@ def _many_launches(rig: Rig, kernel: Kernel, values: tuple[Any, ...], **remember
     rig.slow_calls.clear()
 
 
-@pytest.mark.parametrize("end", [lambda rig: rig.launcher.forget(), Rig.renew], ids=["forgotten", "gone"])
+@pytest.mark.parametrize("end", [lambda rig: rig.launcher.invalidate(), Rig.renew], ids=["forgotten", "gone"])
 def test_nothing_is_held_in_the_end(rig: Rig, end: Callable[[Rig], None]) -> None:
     number, value = 1 << 50, 1 << 51
 
@@ -161,8 +161,8 @@ def test_a_launcher_takes_three_things(arguments: tuple[Any, ...]) -> None:
 def test_a_launcher_is_made_once(plan: Rig) -> None:
     with pytest.raises(TypeError, match="once"):
         plan.launcher.__init__(len, DONE, None)
-    plan.expect_quick(SIMPLE, VALUES)
-    plan.expect_slow(SIMPLE, VALUES, f=1)
+    plan.expect_hit(SIMPLE, VALUES)
+    plan.expect_miss(SIMPLE, VALUES, f=1)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_records_are_bytes(rig: Rig, record: Any) -> None:
 )
 def test_a_plan_takes_what_it_takes(rig: Rig, changes: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
-        rig.remember(SIMPLE, VALUES, **changes)
-    rig.expect_slow(SIMPLE, VALUES)
+        rig.add_plan(SIMPLE, VALUES, **changes)
+    rig.expect_miss(SIMPLE, VALUES)
 
 
 BEYOND: dict[str, dict[str, Any]] = {
@@ -220,8 +220,8 @@ BEYOND: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("beyond", BEYOND)
 def test_a_plan_that_leads_beyond_the_record_is_refused(rig: Rig, beyond: str) -> None:
     with pytest.raises(ValueError, match="out of bounds"):
-        rig.remember(SIMPLE, VALUES, **BEYOND[beyond])
-    rig.expect_slow(SIMPLE, VALUES)
+        rig.add_plan(SIMPLE, VALUES, **BEYOND[beyond])
+    rig.expect_miss(SIMPLE, VALUES)
 
 
 def test_a_ring_of_no_bytes_is_refused() -> None:
@@ -233,8 +233,8 @@ UNMADE = {
     "launch": "Launcher.__new__(Launcher).cuLaunchKernel()",
     "launch of eleven": "Launcher.__new__(Launcher).cuLaunchKernel(*[0] * 9, ((), ()), 0)",
     "put": "Writer.__new__(Writer).put(bytes(8))",
-    "remember": "Launcher(0, 0, 0).remember(0, 1, 1, (1,) * 7, (), 0, 0, 0, Writer.__new__(Writer), bytes(8), 0, ())",
-    "forget": "Launcher.__new__(Launcher).forget(); raise TypeError",
+    "remember": "Launcher(0, 0, 0).add_plan(0, 1, 1, (1,) * 7, (), 0, 0, 0, Writer.__new__(Writer), bytes(8), 0, ())",
+    "forget": "Launcher.__new__(Launcher).invalidate(); raise TypeError",
 }
 
 

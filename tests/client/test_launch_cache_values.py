@@ -98,7 +98,7 @@ def _packed(kernel: Kernel, values: tuple[Any, ...], number: int) -> bytes | Non
 @given(_launches())
 def test_values_are_packed_as_python_packs_them(rig: Rig, launch: tuple[Kernel, tuple[Any, ...], bool]) -> None:
     kernel, values, is_plain = launch
-    assert rig.remember(kernel, _ones(kernel))
+    assert rig.add_plan(kernel, _ones(kernel))
     expected = _packed(kernel, values, rig.numbers[-1] + 1)
     calls, before = len(rig.slow_calls), rig.area.everything()
     answer = rig.launch(kernel, values)
@@ -115,52 +115,52 @@ def test_values_are_packed_as_python_packs_them(rig: Rig, launch: tuple[Kernel, 
 @pytest.mark.parametrize("ctype", TYPES, ids=lambda ctype: getattr(ctype, "__name__", "None"))
 def test_every_value_at_the_edges(rig: Rig, ctype: Any) -> None:
     kernel = Kernel((ctypes.c_ubyte, ctype, ctypes.c_ubyte))
-    assert rig.remember(kernel, _ones(kernel))
+    assert rig.add_plan(kernel, _ones(kernel))
     code = code_of(ctype)
     for value in (*EDGES, 0, 1, -1):
         if code == "?" or _packed(kernel, (1, value, 2), 0) is None:
-            rig.expect_slow(kernel, (1, value, 2))
+            rig.expect_miss(kernel, (1, value, 2))
         else:
-            rig.expect_quick(kernel, (255, value, 254))
+            rig.expect_hit(kernel, (255, value, 254))
 
 
 @pytest.mark.parametrize("value", [SINGLE, -SINGLE, 3.5e38, -1e300, np.inf, -np.inf, 1e-46, -0.0, -1.0, -1, 16777217])
 def test_singles_at_the_edges(rig: Rig, value: float) -> None:
     kernel = Kernel((ctypes.c_float,))
-    assert rig.remember(kernel, (1.0,))
+    assert rig.add_plan(kernel, (1.0,))
     if _packed(kernel, (value,), 0) is None:
-        rig.expect_slow(kernel, (value,))
+        rig.expect_miss(kernel, (value,))
     else:
-        rig.expect_quick(kernel, (value,))
+        rig.expect_hit(kernel, (value,))
 
 
 @pytest.mark.parametrize("value", [None, "5", "x", 10**400, -1, 1 << 64, float("nan"), Index(), object(), []])
 def test_what_may_be_no_handle_is_pythons_to_judge(rig: Rig, value: Any) -> None:
     kernel = Kernel((None,))
-    assert rig.remember(kernel, (1,))
-    rig.expect_slow(kernel, (value,))
+    assert rig.add_plan(kernel, (1,))
+    rig.expect_miss(kernel, (value,))
 
 
 def test_handles_are_taken_as_what_int_makes_of_them(rig: Rig) -> None:
     kernel = Kernel((None,))
-    assert rig.remember(kernel, (1,))
+    assert rig.add_plan(kernel, (1,))
     for value in (0, 5, True, 2.9, CUdeviceptr(9), Number((1 << 64) - 1), R.CUDA_ERROR_UNKNOWN, np.uint64(8)):
-        rig.expect_quick(kernel, (value,))
+        rig.expect_hit(kernel, (value,))
 
 
 def test_a_plan_has_room_for_so_much(rig: Rig) -> None:
     count, size = rig.native.MOST_VALUES, rig.native.MOST_BYTES
     most, more = (Kernel((ctypes.c_ubyte,) * number) for number in (count, count + 1))
-    assert rig.remember(most, (1,) * count)
-    rig.expect_quick(most, tuple(range(count)))
+    assert rig.add_plan(most, (1,) * count)
+    rig.expect_hit(most, tuple(range(count)))
     with pytest.raises(ValueError, match="out of bounds"):
-        rig.remember(more, (1,) * (count + 1))
+        rig.add_plan(more, (1,) * (count + 1))
     longest = Kernel((ctypes.c_ulong, ctypes.c_ubyte), (size - LAUNCH_BYTES - 16, 7))
     assert len(longest.record((1, 1), 0)) == size
-    assert rig.remember(longest, (1, 1))
-    rig.expect_quick(longest, (1 << 63, 255))
+    assert rig.add_plan(longest, (1, 1))
+    rig.expect_hit(longest, (1 << 63, 255))
     with pytest.raises(ValueError, match="out of bounds"):
-        rig.remember(Kernel((ctypes.c_ulong,), (size - LAUNCH_BYTES,)), (1,))
+        rig.add_plan(Kernel((ctypes.c_ulong,), (size - LAUNCH_BYTES,)), (1,))
 
 
 # --- the ring
@@ -201,7 +201,7 @@ def test_a_full_ring_takes_nothing(plan: Rig, position: int) -> None:
         before = plan.area.everything()
         assert plan.area.writer.put(record) is False
         assert plan.area.everything() == before
-        plan.expect_slow(SIMPLE, VALUES)
+        plan.expect_miss(SIMPLE, VALUES)
     plan.area.begin_at(position, RING_BYTES - len(record))
     assert plan.launch(SIMPLE, VALUES) is DONE
     assert plan.area.words[TAIL // 8] == position + len(record)
@@ -215,7 +215,7 @@ def test_a_head_that_is_ahead_is_a_full_ring(plan: Rig, ahead: int) -> None:
     before = plan.area.everything()
     assert plan.area.writer.put(b"x" * 24) is False
     assert plan.area.everything() == before
-    plan.expect_slow(SIMPLE, VALUES)
+    plan.expect_miss(SIMPLE, VALUES)
 
 
 def test_a_record_longer_than_the_ring_never_fits(rig: Rig) -> None:
@@ -228,7 +228,7 @@ def test_a_record_longer_than_the_ring_never_fits(rig: Rig) -> None:
 
 @pytest.mark.parametrize("asleep", [1, 1 << 63])
 def test_an_executor_that_sleeps_is_woken_once_the_record_is_there(plan: Rig, asleep: int) -> None:
-    plan.expect_quick(SIMPLE, VALUES)
+    plan.expect_hit(SIMPLE, VALUES)
     assert plan.rung == []
     plan.area.words[ASLEEP // 8] = asleep
     before = plan.area.words[TAIL // 8]
@@ -236,7 +236,7 @@ def test_an_executor_that_sleeps_is_woken_once_the_record_is_there(plan: Rig, as
     assert plan.rung == [before + len(SIMPLE.record(VALUES, 0))]
     assert plan.area.take() == SIMPLE.record(VALUES, plan.numbers[-1])
     plan.area.words[ASLEEP // 8] = 0
-    plan.expect_quick(SIMPLE, VALUES)
+    plan.expect_hit(SIMPLE, VALUES)
     assert len(plan.rung) == 1
 
 
@@ -244,7 +244,7 @@ def test_what_a_bell_raises_is_raised(rig: Rig) -> None:
     def fail() -> Any:
         raise KeyboardInterrupt
 
-    assert rig.remember(SIMPLE, VALUES, bell=fail)
+    assert rig.add_plan(SIMPLE, VALUES, bell=fail)
     rig.area.words[ASLEEP // 8] = 1
     with pytest.raises(KeyboardInterrupt):
         rig.launch(SIMPLE, VALUES)
@@ -254,11 +254,11 @@ def test_what_a_bell_raises_is_raised(rig: Rig) -> None:
 
 def test_a_bell_may_have_all_forgotten(rig: Rig) -> None:
     def bell() -> Any:
-        rig.launcher.forget()
+        rig.launcher.invalidate()
         return RUNG
 
-    assert rig.remember(SIMPLE, VALUES, bell=bell)
+    assert rig.add_plan(SIMPLE, VALUES, bell=bell)
     del bell
     rig.area.words[ASLEEP // 8] = 1
     assert rig.launch(SIMPLE, VALUES) is RUNG
-    rig.expect_slow(SIMPLE, VALUES)
+    rig.expect_miss(SIMPLE, VALUES)
