@@ -12,6 +12,7 @@ class Writer:
 
 class Launcher:
     epoch: Final[int]
+    misses: Final[int]
     wants_plan: Final[bool]
     def __init__(self, slow: Callable[..., tuple[Any, ...]], done: tuple[Any, ...], threads: object, /) -> None: ...
     def cuLaunchKernel(self, *arguments: Any, **keywords: Any) -> tuple[Any, ...]: ...

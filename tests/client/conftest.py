@@ -69,6 +69,7 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
     stack = list(mine.stack)
     mine.stack.clear()
     here.connection, here.primaries = None, {}
+    here.calls_back = False
     yield here._connected
     here.connection, here.primaries = before
     here.native, here.forked = None, False

@@ -492,9 +492,7 @@ def test_a_client_keeps_pace_only_while_functions_are_pending(fake: tuple[FakeEx
         executor.send(executor.answer(kept[0]))
         posting.result(SECONDS)
     assert len(_seen(executor, context, "FILL")) == far
-    wait_until(
-        lambda: executor.transport.backpressure is None, "the end of backpressure, after the function's"
-    )
+    wait_until(lambda: executor.transport.backpressure is None, "the end of backpressure, after the function's")
 
 
 def _seen(executor: FakeExecutor, context: Context, name: str) -> list[Record]:

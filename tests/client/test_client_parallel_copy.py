@@ -230,9 +230,9 @@ def test_a_sliced_copy_leaves_no_part_in_use(executor: FakeExecutor, sliced: int
     def reply(record: Record) -> bytes:
         _, address, offset, count = executor.operands(record)
         if record.opcode == OPCODES["COPY_TO_DEVICE"]:
-            moved[address] = executor._shared[offset : offset + count]
+            moved[address] = executor.shared[offset : offset + count]
         else:
-            executor._shared[offset : offset + count] = moved[address]
+            executor.shared[offset : offset + count] = moved[address]
         return executor.answer(record)
 
     executor.reply = reply

@@ -17,7 +17,7 @@ enum { ARGUMENTS = 11, SLOTS = 1024 };
 
 typedef struct {
     PyObject_HEAD PyObject *slow, *done, *threads, *stack;
-    unsigned long long epoch;
+    unsigned long long epoch, misses;
     char wants_plan, is_empty;
     uint32_t seen[SLOTS]; /* hashes of launches without a plan: a second one is worth it */
     Plan *plans[SLOTS];
@@ -148,6 +148,7 @@ static int send_plan(Launcher *self, Plan *plan, const Call *call) {
 static PyObject *slow_path(Launcher *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
     Py_ssize_t named = names == NULL ? 0 : PyTuple_Size(names);
     PyObject *answer = NULL, *keywords = NULL, *tuple;
+    self->misses++;
     if (PyErr_Occurred()) /* Ctrl-C, in an object's __int__ */
         return NULL;
     if ((tuple = PyTuple_New(count)) == NULL)
@@ -244,6 +245,7 @@ static PyMethodDef launcher_methods[] = {
 
 static PyMemberDef launcher_members[] = {
     {"epoch", T_ULONGLONG, offsetof(Launcher, epoch), READONLY, "The number of invalidations."},
+    {"misses", T_ULONGLONG, offsetof(Launcher, misses), READONLY, "The number of calls that took the slow path."},
     {"wants_plan", T_BOOL, offsetof(Launcher, wants_plan), READONLY,
      "Whether the latest call missed for the second time."},
     {NULL, 0, 0, 0, NULL},
