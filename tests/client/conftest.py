@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -79,6 +81,26 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
     mine.stack[:] = stack
     mine.streams.handles.clear()
     failed(CudaError(0, ""), 0)  # no message of an earlier failure
+
+
+@pytest.fixture
+def press_ctrl_c() -> Iterator[Callable[[], None]]:
+    """Interrupt the main thread as Ctrl-C does, again until it notices: just before a wait it would not."""
+    noticed = threading.Event()
+
+    def notice(*_: object) -> None:
+        if not noticed.is_set():
+            noticed.set()
+            raise KeyboardInterrupt
+
+    def press() -> None:
+        while not noticed.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            noticed.wait(0.01)
+
+    before = signal.signal(signal.SIGINT, notice)
+    yield press
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

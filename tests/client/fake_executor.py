@@ -145,9 +145,10 @@ class FakeExecutor:
 
     # --- the client's end of the socket, as the system sees it
 
-    def limit_client_buffer(self, size: int) -> None:
-        """Shrink what the client can send without being read."""
-        self._client_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+    def limit_buffers(self, size: int) -> None:
+        """Limit the bytes that each side can send before the other receives them."""
+        for end in (self.stream, self._client_end):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
     def client_is_full(self) -> bool:
         """Whether the client can send nothing now."""

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import wait_until
 
+from pympsd.wire import records
 from pympsd.wire.records import Record
 from pympsd_client import driver as cuda
 from pympsd_client._arguments.errors import CudaError
@@ -195,8 +197,8 @@ def test_two_programs_threads_make_sliced_copies_side_by_side(context: Any, slic
     assert not wrong
 
 
-def test_who_waits_for_room_sees_it_without_an_answer(executor: FakeExecutor) -> None:
-    """The room that another thread gives back when it has copied out is told by no answer that anybody could read."""
+def test_a_thread_that_waits_for_room_notices_it_without_an_answer(executor: FakeExecutor) -> None:
+    """No answer announces the room that another thread frees when it has copied out."""
     context = executor.context()
     transport = context.usable().transport
     kept = [transport.sequence() for _ in range(4)]
@@ -211,16 +213,16 @@ def test_who_waits_for_room_sees_it_without_an_answer(executor: FakeExecutor) ->
     waiter = threading.Thread(target=wait_for_room)
     waiter.start()
     assert waits.wait(10)
-    while not transport._leading.locked():
-        assert waiter.is_alive()
+    executor.send(records.pack_answer(OPCODES["QUERY_EVENT"], 1 << 40, 0))  # expected by no caller
+    wait_until(lambda: executor.unread() == 0)  # the waiter reads
     transport.staging.release_on_answer(kept[0])
     transport.free_slot(kept[0])
     waiter.join(10)
-    assert not waiter.is_alive(), "it reads, and nothing comes"
+    assert not waiter.is_alive(), "it still reads, and nothing comes"
     assert found == [0]
 
 
-def test_a_sliced_copy_leaves_no_part_in_use(executor: FakeExecutor, sliced: int) -> None:
+def test_a_parallel_copy_leaves_no_slot_in_use(executor: FakeExecutor, sliced: int) -> None:
     context, size = executor.context(), 3 * SHARED_BYTES + 5
     transport = context.usable().transport
     host = np.arange(size, dtype=np.uint32).astype(np.uint8)
