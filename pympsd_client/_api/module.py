@@ -97,11 +97,11 @@ def cuLaunchKernel(
     kernelParams: Any,
     extra: Any,
 ) -> tuple[Any, ...]:
-    """Start a kernel and return at once; what goes wrong in it is told by a later call.
+    """Start a kernel and return at once; its errors are reported by later calls.
 
     Parameters as ``(values, ctypes types)``, as an address or buffer of pointers, or through ``extra`` (an address).
     INVALID_VALUE for a shape or parameters that cannot be, LAUNCH_OUT_OF_RESOURCES for more threads than the kernel
-    was built for, INVALID_HANDLE, or the error that ruined the context earlier.
+    was built for, INVALID_HANDLE, or the error that poisoned the context earlier.
     """
     shape = (gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes)
     launch(_functions.get(int(f)) or function_of(f), shape, hStream, kernelParams, extra)

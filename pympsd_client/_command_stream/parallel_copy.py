@@ -38,10 +38,10 @@ class _Slice:
         self._gate = Lock()
         self._gate.acquire()
 
-    def take(self, who: str) -> bool:
-        """Return whether ``who`` was the first to take it. Harmless to repeat after a Ctrl-C."""
-        self._takers.append(who)
-        return self._takers[0] == who
+    def take(self, taker: str) -> bool:
+        """Return whether ``taker`` was the first to take it. Harmless to repeat after a Ctrl-C."""
+        self._takers.append(taker)
+        return self._takers[0] == taker
 
     def help(self) -> None:
         """Copy it, in a thread of its own, which no Ctrl-C interrupts."""

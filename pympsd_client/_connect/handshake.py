@@ -66,8 +66,8 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
             # The daemon would say the same after a wait.
             return "this process runs under a debugger, for which there is no MPS server"
         daemon.send(hello)
-        whom = f"the MPS control daemon at {control_socket(environment)}"
-        answer, fds = _awaited(daemon, f"{whom}: {_WHY_THE_DAEMON}", _FRAMES)
+        what = f"the MPS control daemon at {control_socket(environment)}"
+        answer, fds = _awaited(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
     except Ended as error:
         reason = f"the MPS control daemon at {control_socket(environment)}: {error}; control.log may say why"
         raise _broken_off(daemon, reason) from None
@@ -88,8 +88,8 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
 def _welcome(server: Conversation, pid: int) -> SessionWelcome:
     """Wait for the welcome of a server; close the conversation and raise CudaError when it does not come."""
     try:
-        whom = f"the welcome of its MPS server (PID {pid}), which is stopped or busy"
-        message, fds = _awaited(server, whom, _FRAMES + 1)
+        what = f"the welcome of its MPS server (PID {pid}), which is stopped or busy"
+        message, fds = _awaited(server, what, _FRAMES + 1)
         close_all(fds)
         if isinstance(message, Refused):
             server.close()
@@ -104,7 +104,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
     raise failed
 
 
-def _awaited(conversation: Conversation, whom: str, frames: int) -> tuple[Any, tuple[int, ...]]:
+def _awaited(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:
     """Receive what cuInit waits for; warn when it takes long.
 
     ``frames``: the number of frames from here up to cuInit's caller, at which the warning points.
@@ -112,7 +112,7 @@ def _awaited(conversation: Conversation, whom: str, frames: int) -> tuple[Any, t
     try:
         return conversation.receive(SILENT_WAIT_S)
     except TimeoutError:
-        warnings.warn(f"cuInit waits since {SILENT_WAIT_S:g} s for {whom}", RuntimeWarning, stacklevel=frames)
+        warnings.warn(f"cuInit waits since {SILENT_WAIT_S:g} s for {what}", RuntimeWarning, stacklevel=frames)
     return conversation.receive()
 
 

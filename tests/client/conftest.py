@@ -34,7 +34,7 @@ WITH_NATIVE_WORKERS: Final = frozenset(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Both kinds of workers pass the most telling tests."""
+    """Run the tests of WITH_NATIVE_WORKERS with both kinds of workers."""
     if "private" in metafunc.fixturenames:
         telling = metafunc.module.__name__.rpartition(".")[2] in WITH_NATIVE_WORKERS
         kinds = ("auto", "native") if telling else ("auto",)
@@ -58,7 +58,7 @@ def make_executor() -> Iterator[Callable[..., FakeExecutor]]:
 
 @pytest.fixture
 def executor(make_executor: Callable[..., FakeExecutor]) -> FakeExecutor:
-    """One fake executor that answers everything with success."""
+    """A fake executor that answers every record with success."""
     return make_executor()
 
 
@@ -105,7 +105,7 @@ def press_ctrl_c() -> Iterator[Callable[[], None]]:
 
 @pytest.fixture(scope="session")
 def private(request: pytest.FixtureRequest) -> Iterator[PrivateExecutors]:
-    """Two real devices, executors of the tests' own: started once, or once for each kind of workers."""
+    """Two emulated devices on private executors: started once for each kind of workers."""
     workers = getattr(request, "param", "auto")
     if workers == "native" and shutil.which("cc") is None:
         pytest.skip("there is no C compiler, so there are no native workers")
@@ -115,7 +115,7 @@ def private(request: pytest.FixtureRequest) -> Iterator[PrivateExecutors]:
 
 
 def started(devices: str, workers: str) -> PrivateExecutors:
-    """Return a connection whose executors all run: no test is to be the one that starts them."""
+    """Return a connection whose executors all run, so that no test has to start them."""
     chosen = {"PYMPSD_EMULATED_DEVICES": devices, "PYMPSD_BACKEND": "emulated", "PYMPSD_WORKER": workers}
     connection = PrivateExecutors(chosen)
     for device in connection.devices:

@@ -151,7 +151,7 @@ class FakeExecutor:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
     def client_is_full(self) -> bool:
-        """Whether the client can send nothing now."""
+        """Return whether the client's socket is full."""
         poll = select.poll()
         poll.register(self._client_end, select.POLLOUT)
         return not poll.poll(0)

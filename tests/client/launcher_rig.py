@@ -160,8 +160,7 @@ class Rig:
             "places": kernel.places,
         }
         assert changes.keys() <= given.keys()
-        remembered: bool = self.launcher.add_plan(*(given | changes).values())
-        return remembered
+        return bool(self.launcher.add_plan(*(given | changes).values()))
 
     @staticmethod
     def arguments(kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> tuple[Any, ...]:

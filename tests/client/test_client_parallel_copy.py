@@ -82,7 +82,7 @@ def test_the_caller_copies_a_slice_that_its_helper_has_not_begun(monkeypatch: py
     for each in late:
         begin(each)
         each.join(30)
-    assert made == [0, 4096, 8192], "and by nobody twice"
+    assert made == [0, 4096, 8192], "and none twice"
 
 
 def interrupt_the_wait(thread: int, left: threading.Event) -> None:

@@ -269,7 +269,7 @@ def test_a_copy_in_another_devices_stream_is_waited_for(context: Any) -> None:
     assert cuda.cuMemcpyHtoDAsync(data, address, COUNT, stream) == DONE
     at(address)[:] = 0
     assert cuda.cuMemcpyDtoHAsync(address, data, COUNT, stream) == DONE
-    assert (at(address) == 5).all(), "nobody who waits for that stream would wait for the other device"
+    assert (at(address) == 5).all(), "waiting for that stream would not wait for the other device"
     assert cuda.cuMemFreeHost(address) == DONE
     ok((*cuda.cuCtxDestroy(elsewhere), None))
 

@@ -231,10 +231,10 @@ static PyObject *launcher_reduce(PyObject *object, PyObject *unused) {
 
 static PyMethodDef launcher_methods[] = {
     {"cuLaunchKernel", (PyCFunction)(void (*)(void))launcher_launch, METH_FASTCALL | METH_KEYWORDS,
-     PyDoc_STR(SIGNATURE "Start a kernel and return at once; what goes wrong in it is told by a later call.\n\n"
+     PyDoc_STR(SIGNATURE "Start a kernel and return at once; its errors are reported by later calls.\n\n"
                "Parameters as ``(values, ctypes types)``, as an address or buffer of pointers, or through ``extra`` (an\n"
                "address). INVALID_VALUE for a shape or parameters that cannot be, LAUNCH_OUT_OF_RESOURCES for more\n"
-               "threads than the kernel was built for, INVALID_HANDLE, or the error that ruined the context earlier.")},
+               "threads than the kernel was built for, INVALID_HANDLE, or the error that poisoned the context earlier.")},
     {"add_plan", launcher_add_plan, METH_VARARGS,
      PyDoc_STR("Add a plan; return False when all were invalidated since ``epoch``.")},
     {"__reduce__", launcher_reduce, METH_NOARGS, NULL},
