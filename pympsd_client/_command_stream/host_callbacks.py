@@ -60,12 +60,11 @@ class HostCallbacks:
         self._asking: Final = Lock()
         self._posted = count().__next__
 
-    def launch(
-        self, context: Poisonable, serial: int, stream: int, run: Callable[[int], None], on_error: bool
-    ) -> None:
-        """Post a function (its parameters as `PendingCallback` has them); raise CudaError."""
-        sequence = self._enter(PendingCallback(context, serial, stream, run, on_error))
+    def launch(self, callback: PendingCallback) -> None:
+        """Post a function; raise CudaError."""
+        sequence = self._enter(callback)
         self._transport.expect(sequence, self._gate)
+        serial, stream = callback.serial, callback.stream
         record = operations.HOST_FUNCTION.record(serial, sequence, stream, sequence, flags=FLAG_QUIET)
         try:
             self._transport.post(record)

@@ -16,11 +16,11 @@ import socket
 from collections.abc import Callable
 from itertools import count
 from threading import Lock
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from pympsd.wire.records import ANSWER, HEADER, HEADER_BYTES, RECORD_LIMIT
 from pympsd_client._arguments.errors import CudaError, lost
-from pympsd_client._command_stream.answers import Answer, Poisonable, poison_if_flagged
+from pympsd_client._command_stream.answers import Answer, poison_if_flagged
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.received_fds import BRINGS_FD, ReceivedFds
 from pympsd_client._command_stream.ring import Ring
@@ -42,15 +42,6 @@ _FULL_RECHECK_MS: Final = 50
 """While the executor takes no records another thread may stop reading answers; then this one reads them."""
 
 
-class CallbackLauncher(Protocol):
-    """The host functions of a command stream (`host_callbacks`)."""
-
-    def launch(
-        self, context: Poisonable, serial: int, stream: int, run: Callable[[int], None], on_error: bool
-    ) -> None:
-        """Post a function; raise CudaError."""
-
-
 class Transport:
     """One executor's command stream and staging memory. Safe for threads.
 
@@ -70,8 +61,8 @@ class Transport:
         self.staging: Final = staging
         self.closed = False
         """Whether this side has ended it, or abandoned it (a forked child)."""
-        self.host_callbacks: CallbackLauncher | None = None
-        """The program's host functions, once there was one."""
+        self.host_callbacks: object = None
+        """The stream's `HostCallbacks`, once the program had a host function."""
         self.backpressure: Callable[[bytes], None] | None = None
         """While host functions are pending: called before each record is posted, to wait for room."""
         self.received_fds: ReceivedFds | None = None

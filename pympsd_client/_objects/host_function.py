@@ -17,9 +17,9 @@ from pympsd_client._arguments.bindings import CUstream
 from pympsd_client._arguments.errors import CudaError, invalid_value, result_of
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number
-from pympsd_client._command_stream.host_callbacks import HostCallbacks
+from pympsd_client._command_stream.host_callbacks import HostCallbacks, PendingCallback
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._command_stream.transport import CallbackLauncher, Transport
+from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.session import Session
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.process import here
@@ -113,11 +113,12 @@ def _post(context: Context, stream: int, run: Callable[[int], None], *, on_error
         finally:
             mine.in_host_function = False
 
-    _callbacks_of(opened.transport).launch(context, opened.serial, stream, marked, on_error)
+    _callbacks_of(opened.transport).launch(PendingCallback(context, opened.serial, stream, marked, on_error))
 
 
-def _callbacks_of(transport: Transport) -> CallbackLauncher:
+def _callbacks_of(transport: Transport) -> HostCallbacks:
     with _making:
-        if transport.host_callbacks is None:
-            transport.host_callbacks = HostCallbacks(transport)
-        return transport.host_callbacks
+        callbacks = transport.host_callbacks
+        if not isinstance(callbacks, HostCallbacks):
+            callbacks = transport.host_callbacks = HostCallbacks(transport)
+        return callbacks
