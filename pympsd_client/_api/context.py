@@ -9,7 +9,8 @@ from pympsd_client._api.entry_point import door
 from pympsd_client._arguments.bindings import CUcontext, CUdevice, CUexecAffinityParam, CUexecAffinityType
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, invalid_value
 from pympsd_client._arguments.numbers import number, unsigned
-from pympsd_client._objects.context import Connection, Context, context_of, handles
+from pympsd_client._connect.connection import Connection
+from pympsd_client._objects.context import Context, context_of, handles
 from pympsd_client._objects.process import current, here
 from pympsd_client._objects.thread_local import mine
 

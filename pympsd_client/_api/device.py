@@ -11,7 +11,7 @@ from pympsd_client._api.entry_point import door
 from pympsd_client._arguments.bindings import CUdevice, CUexecAffinityType, CUuuid, members
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, invalid_value
 from pympsd_client._arguments.numbers import number
-from pympsd_client._objects.context import Device
+from pympsd_client._connect.connection import Device
 from pympsd_client._objects.process import here
 from pympsd_client._objects.thread_local import mine
 

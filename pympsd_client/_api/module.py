@@ -9,7 +9,7 @@ from pympsd_client._arguments import jit_options
 from pympsd_client._arguments.bindings import CUdeviceptr, CUfunction, CUmodule
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError
 from pympsd_client._arguments.numbers import number, text, unsigned
-from pympsd_client._command_stream.launch_cache import quickened
+from pympsd_client._command_stream.launch_cache import with_cache
 from pympsd_client._objects import module as modules
 from pympsd_client._objects.context import handles
 from pympsd_client._objects.launch import launch
@@ -97,15 +97,15 @@ def cuLaunchKernel(
     kernelParams: Any,
     extra: Any,
 ) -> tuple[Any, ...]:
-    """Start a kernel and return at once; what goes wrong in it is told by a later call.
+    """Start a kernel and return at once; its errors are reported by later calls.
 
     Parameters as ``(values, ctypes types)``, as an address or buffer of pointers, or through ``extra`` (an address).
     INVALID_VALUE for a shape or parameters that cannot be, LAUNCH_OUT_OF_RESOURCES for more threads than the kernel
-    was built for, INVALID_HANDLE, or the error that ruined the context earlier.
+    was built for, INVALID_HANDLE, or the error that poisoned the context earlier.
     """
     shape = (gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes)
     launch(_functions.get(int(f)) or function_of(f), shape, hStream, kernelParams, extra)
     return DONE
 
 
-cuLaunchKernel = quickened(cuLaunchKernel, DONE, mine)
+cuLaunchKernel = with_cache(cuLaunchKernel, DONE, mine)

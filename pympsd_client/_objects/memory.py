@@ -1,4 +1,4 @@
-"""Device memory: allocation, copies through the shared memory, fills (CUDA driver API, Memory Management)."""
+"""Device memory: allocation, copies through the staging memory, fills (CUDA driver API, Memory Management)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.operations import Operation
-from pympsd_client._command_stream.parallel_copy import in_slices, thread_count
-from pympsd_client._command_stream.staging_slots import release_when_answered, take_part
+from pympsd_client._command_stream.parallel_copy import copy_in_parallel, thread_count
+from pympsd_client._command_stream.staging_slots import release_slot, take_slot
 from pympsd_client._command_stream.transport import Transport
-from pympsd_client._objects.context import Context, Opened, context_on, handles
+from pympsd_client._connect.connection import Opened
+from pympsd_client._objects.context import Context, context_on, handles
 from pympsd_client._objects.process import current, here
 from pympsd_client._objects.stream import synchronize
 
@@ -90,7 +91,7 @@ def place(address: int, context: Context, stream: int, handle: object) -> tuple[
     return owner(address), 0
 
 
-# --- copies: every chunk is one record, whose bytes lie in a part of the shared memory
+# --- copies: every chunk is one record, whose bytes lie in a slot of the staging memory
 
 
 def to_device(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
@@ -101,7 +102,7 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
     """
     opened = context.usable()
     threads = thread_count(count)
-    limit = opened.transport.shared.limit_for(threads)
+    limit = opened.transport.staging.limit_for(threads)
 
     def send(start: int, size: int, stop: Event | None = None) -> None:
         _send(context, opened, stream, destination + start, source + start, _chunks(size, limit, stop), wait)
@@ -109,7 +110,7 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
     if threads == 1:
         send(0, count)
     else:
-        in_slices(count, threads, send)
+        copy_in_parallel(count, threads, send)
 
 
 def _send(
@@ -126,7 +127,7 @@ def _send(
     try:
         for start, size in chunks:
             sequence = transport.sequence()
-            offset = _filled_part(transport, context, sequence, source + start, size)
+            offset = _filled_slot(transport, context, sequence, source + start, size)
             if wait:
                 transport.expect(sequence)
                 sent.append(sequence)
@@ -140,23 +141,23 @@ def _send(
             context.judge(opened, transport.answer(sequence))
     finally:
         for sequence in sent:
-            transport.forget(sequence)
+            transport.discard(sequence)
 
 
-def _filled_part(transport: Transport, context: Context, sequence: int, source: int, size: int) -> int:
-    """Return the offset of a part that holds ``size`` bytes from a host address."""
-    offset = take_part(transport, sequence, size, context)
+def _filled_slot(transport: Transport, context: Context, sequence: int, source: int, size: int) -> int:
+    """Return the offset of a slot that holds ``size`` bytes from a host address."""
+    offset = take_slot(transport, sequence, size, context)
     try:
-        ctypes.memmove(transport.shared.address + offset, source, size)
+        ctypes.memmove(transport.staging.address + offset, source, size)
     except BaseException:  # Ctrl-C: no record will be sent for it
-        transport.give_part_back(sequence)
+        transport.free_slot(sequence)
         raise
     return offset
 
 
 @frozen
 class _Asked:
-    """A part on its way from the device: where it will lie in the shared memory, and where it belongs."""
+    """A slot on its way from the device: where it lies in the staging memory, and where its bytes belong."""
 
     sequence: int
     offset: int
@@ -171,7 +172,7 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
     """
     opened = context.usable()
     threads = thread_count(count)
-    limit = opened.transport.shared.limit_for(threads)
+    limit = opened.transport.staging.limit_for(threads)
 
     def fetch(start: int, size: int, stop: Event | None = None) -> None:
         chunks = _chunks(size, limit, stop)
@@ -180,7 +181,7 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
     if threads == 1:
         fetch(0, count)
     else:
-        in_slices(count, threads, fetch)
+        copy_in_parallel(count, threads, fetch)
 
 
 def _fetch(
@@ -192,7 +193,7 @@ def _fetch(
     chunks: Iterator[tuple[int, int]],
     most: int,
 ) -> None:
-    """``most``: how many parts are under way at once, so that every thread has some."""
+    """``most``: the number of slots under way at once, so that every thread has some."""
     transport = opened.transport
     asked: deque[_Asked] = deque()
     try:
@@ -200,12 +201,12 @@ def _fetch(
             if len(asked) == most:
                 _copy_out(context, opened, asked)
             sequence = transport.sequence()
-            offset = transport.shared.take(sequence, size, context, kept=True)
-            while offset is None and asked:  # our own parts first: a thread never waits while it keeps some
+            offset = transport.staging.take(sequence, size, context, kept=True)
+            while offset is None and asked:  # our own slots first: a thread never waits while it keeps some
                 _copy_out(context, opened, asked)
-                offset = transport.shared.take(sequence, size, context, kept=True)
+                offset = transport.staging.take(sequence, size, context, kept=True)
             if offset is None:
-                offset = take_part(transport, sequence, size, context, kept=True)
+                offset = take_slot(transport, sequence, size, context, kept=True)
             asked.append(_Asked(sequence, offset, target + start, size))
             transport.expect(sequence)
             transport.post(
@@ -215,22 +216,22 @@ def _fetch(
             _copy_out(context, opened, asked)
     finally:
         # After an error or Ctrl-C the executor may still write into them: they are free when it has answered.
-        for part in asked:
-            _let_go(transport, part.sequence)
+        for slot in asked:
+            _release(transport, slot.sequence)
 
 
 def _copy_out(context: Context, opened: Opened, asked: deque[_Asked]) -> None:
-    """Wait for the first part that was asked for, and copy it to where it belongs."""
-    part, transport = asked[0], opened.transport
-    context.judge(opened, transport.answer(part.sequence))
-    ctypes.memmove(part.target, transport.shared.address + part.offset, part.size)
-    _let_go(transport, part.sequence)
+    """Wait for the first slot that was asked for, and copy its bytes to where they belong."""
+    slot, transport = asked[0], opened.transport
+    context.judge(opened, transport.answer(slot.sequence))
+    ctypes.memmove(slot.target, transport.staging.address + slot.offset, slot.size)
+    _release(transport, slot.sequence)
     asked.popleft()
 
 
-def _let_go(transport: Transport, sequence: int) -> None:
-    release_when_answered(transport, sequence)
-    transport.forget(sequence)
+def _release(transport: Transport, sequence: int) -> None:
+    release_slot(transport, sequence)
+    transport.discard(sequence)
 
 
 def from_pinned(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
@@ -251,13 +252,13 @@ def to_pinned(context: Context, stream: int, target: int, source: int, count: in
 
 
 def upload(context: Context, operation: Operation, handle: int, data: bytes) -> None:
-    """Send bytes in parts, each a record (handle, offset in the shared memory, bytes); return when all are taken."""
+    """Send bytes slot by slot, each a record (handle, offset in the staging memory, bytes); wait for the answers."""
     opened = context.usable()
     transport = opened.transport
     held = ctypes.create_string_buffer(data, len(data))
-    for start, size in _chunks(len(data), transport.shared.part_limit):
+    for start, size in _chunks(len(data), transport.staging.slot_limit):
         sequence = transport.sequence()
-        offset = _filled_part(transport, context, sequence, ctypes.addressof(held) + start, size)
+        offset = _filled_slot(transport, context, sequence, ctypes.addressof(held) + start, size)
         record = operation.record(opened.serial, sequence, handle, offset, size)
         context.judge(opened, transport.call(sequence, record))
 
@@ -266,7 +267,7 @@ def between_devices(
     destination: tuple[Context, int], source: tuple[Context, int], to: int, start: int, count: int
 ) -> None:
     """Copy device memory to another device, staged here; returns when the bytes have arrived."""
-    limit = source[0].usable().transport.shared.part_limit
+    limit = source[0].usable().transport.staging.slot_limit
     staging = ctypes.create_string_buffer(min(count, limit))
     address = ctypes.addressof(staging)
     for offset, size in _chunks(count, limit):
@@ -287,7 +288,7 @@ def fill(context: Context, stream: int, destination: int, value: int, width: int
 
 
 def _chunks(count: int, limit: int, stop: Event | None = None) -> Iterator[tuple[int, int]]:
-    """Yield (start, size) of the parts that ``count`` bytes are copied in; none any more once ``stop`` is set."""
+    """Yield (start, size) of the chunks that ``count`` bytes are copied in; end early once ``stop`` is set."""
     for start in range(0, count, limit):
         if stop is not None and stop.is_set():
             return

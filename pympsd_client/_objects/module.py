@@ -14,7 +14,7 @@ from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.kernel_parameters import Packer
 from pympsd_client._arguments.numbers import number
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.launch_cache import forget
+from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._objects.context import Context, handles
 from pympsd_client._objects.memory import upload
 from pympsd_client._objects.process import current
@@ -66,7 +66,7 @@ class Module:
             for function in self._functions.values():
                 handles.functions.pop(function.handle, None)
         finally:
-            forget()
+            invalidate()
 
 
 class Function:
@@ -106,7 +106,7 @@ class Function:
         if value != self.attributes.get(_DYNAMIC_LIMIT):
             self.attributes[_DYNAMIC_LIMIT] = value
             self.checked.clear()
-            forget()
+            invalidate()
 
     def _most_dynamic(self) -> int:
         facts = self.context.device.facts.attributes

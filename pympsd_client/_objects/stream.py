@@ -11,7 +11,7 @@ from pympsd.wire.records import STREAM_LEGACY
 from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
 from pympsd_client._arguments.numbers import number
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.launch_cache import forget
+from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._objects.context import Context, handles
 from pympsd_client._objects.process import current
 from pympsd_client._objects.thread_local import mine
@@ -53,7 +53,7 @@ def destroy(handle: Any) -> None:
         stream.context.post(operations.DESTROY_STREAM, stream.handle)
         handles.streams.pop(stream.handle, None)
     finally:
-        forget()
+        invalidate()
 
 
 def stream_of(handle: Any) -> Stream:

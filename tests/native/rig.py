@@ -21,7 +21,7 @@ from attrs import define, field
 
 from pympsd.wire import records, ring_layout
 from pympsd_client._command_stream.ring import Ring
-from pympsd_client._command_stream.staging_memory import SharedMemory
+from pympsd_client._command_stream.staging_memory import StagingMemory
 from pympsd_server.executor.host_memory import shared
 from pympsd_server.native.states import ContextState, KernelRow, StreamState
 from pympsd_server.native.worker import DeclinedRecord, NativeWorker
@@ -59,7 +59,7 @@ class Rig:
     server_end: socket.socket = field(init=False)
     client_end: socket.socket = field(init=False)
     memory: shared.SharedMemory = field(init=False)
-    client_memory: SharedMemory = field(init=False)
+    client_memory: StagingMemory = field(init=False)
     worker: NativeWorker = field(init=False)
     default_stream: StreamState = field(init=False)
     context: ContextState = field(init=False)
@@ -71,7 +71,7 @@ class Rig:
         self.server_end, self.client_end = socket.socketpair()
         self.client_end.settimeout(SECONDS)
         self.memory = shared.make(ring_layout.AREA_BYTES)
-        self.client_memory = SharedMemory(self.memory.fd, shared.SHARED_BYTES, ring_layout.AREA_BYTES)
+        self.client_memory = StagingMemory(self.memory.fd, shared.SHARED_BYTES, ring_layout.AREA_BYTES)
         area = self.memory.view[shared.SHARED_BYTES :]
         address = ctypes.addressof(ctypes.c_char.from_buffer(area))
         self.worker = NativeWorker(self.server_end.fileno(), address, self.driver.native_calls(), self.spin_ns)
