@@ -54,7 +54,7 @@ class MessageChannel:
             except OSError:
                 return None
             if not data:
-                if self._reader.in_the_middle:
+                if self._reader.mid_frame:
                     raise RemoteError("the connection ended in the middle of a frame")
                 return None
             self._frames.extend(self._reader.feed(data, fds, lost))

@@ -31,7 +31,7 @@ class LogFile:
         if not self._append(line):
             self.dropped += 1
 
-    def tell_of_dropped(self, line: bytes) -> None:
+    def report_dropped(self, line: bytes) -> None:
         """Append a line that says how many were dropped; when it can be written they are counted no more."""
         if self._append(line):
             self.dropped = 0

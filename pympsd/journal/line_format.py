@@ -12,7 +12,7 @@ from pympsd.journal.dialects import Dialect, Line
 
 
 @frozen
-class Said:
+class LogEvent:
     """What somebody says: an event with its fields, at a time in seconds since the epoch."""
 
     who: str
@@ -22,7 +22,7 @@ class Said:
     when: float
 
 
-def rendered(said: Said, catalogued: Line, dialect: Dialect) -> bytes | None:
+def render(said: LogEvent, catalogued: Line, dialect: Dialect) -> bytes | None:
     """Return the line of what was said, None when the event writes none in the dialect.
 
     Raise KeyError, IndexError or ValueError for fields that do not fit the sentence.
@@ -39,7 +39,7 @@ def rendered(said: Said, catalogued: Line, dialect: Dialect) -> bytes | None:
     return line(said.when, who, pid, text.format(**said.fields))
 
 
-def _json(said: Said) -> bytes:
+def _json(said: LogEvent) -> bytes:
     moment = datetime.fromtimestamp(said.when).astimezone().isoformat(timespec="milliseconds")
     # Bytes that are no text become the usual replacement: JSON is text.
     fields = {name: _text(value) if isinstance(value, str) else value for name, value in said.fields.items()}

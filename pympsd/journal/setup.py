@@ -13,7 +13,7 @@ from attrs import frozen
 from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES
 from pympsd.journal.dialects import Dialect, Line
 from pympsd.journal.files import LogFile
-from pympsd.journal.line_format import Said, rendered
+from pympsd.journal.line_format import LogEvent, render
 
 Fields = dict[str, str | int | float]
 
@@ -28,26 +28,26 @@ class Journal:
 
     def write_control(self, event: str, fields: dict[str, Any]) -> None:
         """Write a control line; an answer's embedded newline starts a line of its own, as recorded."""
-        self._write(self.control, Said("Control", os.getpid(), event, fields, time.time()), CONTROL_LINES)
+        self._write(self.control, LogEvent("Control", os.getpid(), event, fields, time.time()), CONTROL_LINES)
 
     def write_server(self, who: str, pid: int, event: str, fields: dict[str, Any], when: float | None = None) -> None:
         """Write a line for a server (``who`` Server), or for a line of the fifo (Other)."""
-        said = Said(who, pid, event, fields, time.time() if when is None else when)
+        said = LogEvent(who, pid, event, fields, time.time() if when is None else when)
         self._write(self.server, said, SERVER_LINES)
 
-    def _write(self, file: LogFile | None, said: Said, lines: dict[str, Line]) -> None:
-        data = rendered(said, lines[said.event], self.dialect)
+    def _write(self, file: LogFile | None, said: LogEvent, lines: dict[str, Line]) -> None:
+        data = render(said, lines[said.event], self.dialect)
         if file is None or data is None:
             return
         if file.dropped:
-            self._tell_of_dropped(file, said.when, lines)
+            self._report_dropped(file, said.when, lines)
         file.write(data)
 
-    def _tell_of_dropped(self, file: LogFile, when: float, lines: dict[str, Line]) -> None:
+    def _report_dropped(self, file: LogFile, when: float, lines: dict[str, Line]) -> None:
         fields = {"count": file.dropped, "reason": file.reason}
-        told = rendered(Said("Control", os.getpid(), "lines_lost", fields, when), lines["lines_lost"], self.dialect)
+        told = render(LogEvent("Control", os.getpid(), "lines_lost", fields, when), lines["lines_lost"], self.dialect)
         if told is not None:
-            file.tell_of_dropped(told)
+            file.report_dropped(told)
 
     def reopen(self) -> None:
         """Open both files anew by their paths."""

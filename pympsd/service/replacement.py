@@ -29,7 +29,7 @@ class CannotReplace(Exception):
     """The daemon that runs cannot be replaced; the message says why and what to do."""
 
 
-class NotNamed(CannotReplace):
+class NoDaemonPid(CannotReplace):
     """The pid file does not name a process: as it is for a moment when a daemon begins or ends."""
 
 
@@ -64,9 +64,9 @@ def _claimed_or_freed(given: str) -> PipeDirectory | None:
     give_up = time.monotonic() + LOCK_SECONDS
     while (claimed := _claimed(given)) is None:
         try:
-            _have_it_hand_over(os.path.abspath(given))
+            _request_handover(os.path.abspath(given))
             break
-        except NotNamed:
+        except NoDaemonPid:
             if time.monotonic() > give_up:
                 raise
         time.sleep(PAUSE_SECONDS)
@@ -84,17 +84,17 @@ def _was_killed(folder: str) -> bool:
     """Whether the process that the pid file names has ended; it removes the file when it ends in order."""
     try:
         fields = stat(_pid_in(folder))
-    except NotNamed:
+    except NoDaemonPid:
         return False
     return not fields or fields[STATE] in (b"Z", b"X")
 
 
-def _have_it_hand_over(folder: str) -> None:
+def _request_handover(folder: str) -> None:
     pid = _pid_in(folder)
     try:
         pidfd = os.pidfd_open(pid)
     except (OSError, OverflowError):
-        raise NotNamed(f"the pid file of {folder} names process {pid}, which is not there") from None
+        raise NoDaemonPid(f"the pid file of {folder} names process {pid}, which is not there") from None
     try:
         _tell(folder, pid, pidfd)
         if not has_ended(pidfd, SECONDS):
@@ -125,7 +125,7 @@ def _pid_in(folder: str) -> int:
         with open(path, "rb") as file:
             return int(file.read(32))
     except (OSError, ValueError):
-        raise NotNamed(f"a daemon runs, but {path} does not say which: end it with pympsd quit") from None
+        raise NoDaemonPid(f"a daemon runs, but {path} does not say which: end it with pympsd quit") from None
 
 
 def _check(folder: str, pid: int) -> None:

@@ -71,7 +71,7 @@ class FrameReader:
         return Frame(kind, body, fds, lost)
 
     @property
-    def in_the_middle(self) -> bool:
+    def mid_frame(self) -> bool:
         """Whether a frame has begun and not ended: an end of file now is a broken conversation."""
         return bool(self._buffer)
 

@@ -185,7 +185,7 @@ class ReturningClient:
 
 @message(54)
 @frozen
-class ServerTakenIn:
+class ServerAdopted:
     """The new daemon takes the server in: all goes on as on the link before."""
 
 

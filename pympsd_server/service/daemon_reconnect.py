@@ -112,7 +112,7 @@ async def _knock(server: Server, channel: MessageChannel, senders: trio.Nursery)
         except RemoteError:
             received = None
         match received:
-            case (link.ServerTakenIn(), _):
+            case (link.ServerAdopted(), _):
                 link_to.taken_in()
                 return None
             case (link.ServerDismissed(reason), _):

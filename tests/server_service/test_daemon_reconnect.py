@@ -118,7 +118,7 @@ async def test_it_says_who_is_here_and_what_happened_meanwhile(
     # What happens from now on is pushed, but no log: it may still be turned away.
     orphan.link.context_made(5, 3, 3, 0)
     assert await daemon.hear(channel) == link.ContextReported(5, 3, 3, 0)
-    channel.send(link.ServerTakenIn())
+    channel.send(link.ServerAdopted())
     assert await daemon.hear(channel) == link.LogDropped(2)
     kept = [await daemon.hear(channel) for _ in range(4)]
     assert [said.event for said in kept if isinstance(said, link.LogRecord)] == [

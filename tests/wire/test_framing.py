@@ -43,7 +43,7 @@ def test_frames_cut_anywhere_come_out_whole_with_their_own_descriptors(
         came = tuple(n for at, fds in starts if start <= at < start + len(data) for n in fds)
         got.extend(reader.feed(data, came))
     assert got == expected
-    assert not reader.in_the_middle
+    assert not reader.mid_frame
     assert reader.take_unclaimed_fds() == ()
 
 
@@ -53,9 +53,9 @@ def test_a_frame_that_has_begun_is_in_the_middle_until_its_last_byte(body: bytes
     cut = min(cut, len(data) - 1)
     reader = FrameReader()
     assert list(reader.feed(data[:cut])) == []
-    assert reader.in_the_middle
+    assert reader.mid_frame
     assert list(reader.feed(data[cut:])) == [Frame(20, body)]
-    assert not reader.in_the_middle
+    assert not reader.mid_frame
 
 
 def test_a_body_of_the_ceiling_passes_and_one_byte_more_does_not() -> None:

@@ -78,7 +78,7 @@ class PipeDirectory:
 
     def listen(self, file: str) -> socket.socket:
         """Bind a listening socket, in place of one a dead daemon left."""
-        with self._making(file), contextlib.ExitStack() as until_it_is_made:
+        with self._creating(file), contextlib.ExitStack() as until_it_is_made:
             listener = until_it_is_made.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             listener.bind(self.name(file))
             _set_mode(self.name(file))
@@ -88,14 +88,14 @@ class PipeDirectory:
 
     def open_fifo(self) -> int:
         """Make the log fifo and open it, for reading and writing, so that it never ends."""
-        with self._making(files.LOG_FIFO):
+        with self._creating(files.LOG_FIFO):
             os.mkfifo(self.name(files.LOG_FIFO))
             _set_mode(self.name(files.LOG_FIFO))
             return os.open(self.name(files.LOG_FIFO), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def write_pid(self, pid: int) -> None:
         """Write the pid file: decimal, without a newline."""
-        with self._making(files.PID):
+        with self._creating(files.PID):
             fd = os.open(self.name(files.PID), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PID_MODE)
             try:
                 os.fchmod(fd, PID_MODE)
@@ -103,12 +103,12 @@ class PipeDirectory:
             finally:
                 os.close(fd)
 
-    def is_anothers(self) -> bool:
+    def taken_by_another(self) -> bool:
         """Whether another daemon has taken the directory: somebody removed it, or only its lock, under this one."""
         try:
             there, held = os.stat(self.name(files.LOCK)), os.fstat(self._lock)
         except OSError:
-            return self._names_another()
+            return self._pid_file_names_another()
         return (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino)
 
     def leave(self, *, handed_over: bool = False) -> None:
@@ -117,12 +117,12 @@ class PipeDirectory:
         Handed over: what is kept for the next daemon stays too. Where another daemon has taken the directory, all of
         it is that one's and stays.
         """
-        if not self.is_anothers():
+        if not self.taken_by_another():
             for file in (files.PID, files.LOG_FIFO, files.NEW_STATE, *(() if handed_over else (files.STATE,))):
                 self._remove(file)
         os.close(self._lock)
 
-    def _names_another(self) -> bool:
+    def _pid_file_names_another(self) -> bool:
         """Whether the pid file is there and names another process."""
         try:
             fd = os.open(self.name(files.PID), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -133,7 +133,7 @@ class PipeDirectory:
         return False
 
     @contextlib.contextmanager
-    def _making(self, file: str) -> Iterator[None]:
+    def _creating(self, file: str) -> Iterator[None]:
         """Make a file in place of one a dead daemon left; raise Unusable where the directory does not take it."""
         try:
             self._remove(file)

@@ -29,12 +29,12 @@ DYING_SECONDS: Final = 1.0
 """A daemon that was killed has given its lock back a little before it has ended."""
 
 
-class NotOurs(ValueError):
+class StateRefused(ValueError):
     """What lies there cannot be used; the message says why."""
 
 
 @frozen
-class Kept:
+class SavedState:
     """What the file holds."""
 
     format: int
@@ -57,15 +57,15 @@ def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
     )
 
 
-def read(folder: str) -> Kept | None:
-    """Return what a daemon left in a pipe directory, None when nothing is there; raise NotOurs."""
+def read(folder: str) -> SavedState | None:
+    """Return what a daemon left in a pipe directory, None when nothing is there; raise StateRefused."""
     path = os.path.join(folder, files.STATE)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise NotOurs(error.strerror) from None
+        raise StateRefused(error.strerror) from None
     try:
         _check_owner(os.fstat(fd))
         return _checked(os.read(fd, MOST_BYTES + 1))
@@ -75,27 +75,27 @@ def read(folder: str) -> Kept | None:
 
 def _check_owner(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise NotOurs("it is no regular file")
+        raise StateRefused("it is no regular file")
     if status.st_uid != os.geteuid():
-        raise NotOurs(f"it belongs to user {status.st_uid}, not to {os.geteuid()}")
+        raise StateRefused(f"it belongs to user {status.st_uid}, not to {os.geteuid()}")
     if status.st_mode & 0o077 or status.st_nlink != 1:
-        raise NotOurs("others than its owner may have changed it")
+        raise StateRefused("others than its owner may have changed it")
 
 
-def _checked(data: bytes) -> Kept:
+def _checked(data: bytes) -> SavedState:
     if len(data) > MOST_BYTES:
-        raise NotOurs(f"it is longer than {MOST_BYTES} bytes")
+        raise StateRefused(f"it is longer than {MOST_BYTES} bytes")
     try:
-        kept = msgspec.json.decode(data, type=Kept)
+        kept = msgspec.json.decode(data, type=SavedState)
         check(kept.remembered, len(kept.devices))
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
-        raise NotOurs(f"it is damaged: {error}") from None
+        raise StateRefused(f"it is damaged: {error}") from None
     if kept.format != FORMAT:
-        raise NotOurs(f"it has format {kept.format}, not {FORMAT}")
+        raise StateRefused(f"it has format {kept.format}, not {FORMAT}")
     if (kept.boot, kept.pid_namespace) != (_boot(), _pid_namespace()):
-        raise NotOurs("it was written before this machine, or this container, was started")
+        raise StateRefused("it was written before this machine, or this container, was started")
     if _runs(*kept.writer):
-        raise NotOurs(f"the daemon that wrote it, process {kept.writer[0]}, still runs: its lock was removed")
+        raise StateRefused(f"the daemon that wrote it, process {kept.writer[0]}, still runs: its lock was removed")
     return kept
 
 
@@ -129,13 +129,13 @@ class StateFile:
     folder: str
     devices: tuple[str, ...]
     log: Any
-    is_anothers: Callable[[], bool] = lambda: False
+    taken_by_another: Callable[[], bool] = lambda: False
     """Whether the folder is another daemon's by now."""
     _written: Remembered | None = None
     _started: dict[int, int] = field(factory=dict)
     _failed: bool = False
 
-    def keep(self, remembered: Remembered) -> None:
+    def save(self, remembered: Remembered) -> None:
         """Replace the file when it should hold something else, or somebody removed it; a failure is logged.
 
         Called at every event, so a failure is tried again.
@@ -152,13 +152,13 @@ class StateFile:
         self._written, self._failed = remembered, False
 
     def _replace(self, remembered: Remembered) -> None:
-        if self.is_anothers():
+        if self.taken_by_another():
             raise FileExistsError(errno.EEXIST, "another daemon has taken the pipe directory")
         self._started = {
             server.pid: self._started.get(server.pid) or started_at(server.pid) for server in remembered.servers
         }
         writer = os.getpid(), started_at(os.getpid())
-        kept = Kept(FORMAT, _boot(), _pid_namespace(), self.devices, self._started, remembered, writer)
+        kept = SavedState(FORMAT, _boot(), _pid_namespace(), self.devices, self._started, remembered, writer)
         self._remove(files.NEW_STATE)
         try:
             self._write(msgspec.json.encode(kept))
