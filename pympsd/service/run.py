@@ -68,7 +68,7 @@ def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
         return dispatcher.status
     finally:
         _ignore_signals()
-        setup.directory.leave(handed_over=handed_over)
+        setup.directory.release(handed_over=handed_over)
 
 
 def _record_early_signals() -> list[int]:

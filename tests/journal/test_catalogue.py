@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES
 from pympsd.journal.dialects import Dialect, Line
 from pympsd.journal.files import LogFile
-from pympsd.journal.line_format import LogEvent, line, render
+from pympsd.journal.line_format import LogEntry, line, render
 from pympsd.journal.setup import Journal
 from pympsd.options import DIALECTS as OPTION_DIALECTS
 from pympsd.vocabulary.settings import DIALECTS as SETTING_DIALECTS
@@ -54,7 +54,7 @@ def test_every_sentence_takes_plain_fields(line: Line, event: str, dialect: Dial
     names = _names(line.sentence(dialect) or "")
     assert all(name.isidentifier() for name in names)
     fields = _fields(line)
-    text = _text(render(LogEvent("Server", 1, event, fields, 0.0), line, dialect))
+    text = _text(render(LogEntry("Server", 1, event, fields, 0.0), line, dialect))
     for name in names:
         assert str(fields[name]) in text or hex(847) in text
     assert text.isprintable()
@@ -65,12 +65,12 @@ def test_every_sentence_takes_plain_fields(line: Line, event: str, dialect: Dial
 )
 def test_a_missing_field_is_said(line: Line, event: str, dialect: Dialect) -> None:
     with pytest.raises(KeyError):
-        render(LogEvent("Server", 1, event, {}, 0.0), line, dialect)
+        render(LogEntry("Server", 1, event, {}, 0.0), line, dialect)
 
 
 @pytest.mark.parametrize(("line", "event", "dialect"), [case for case in ALL if case not in SAID])
 def test_what_a_dialect_does_not_say_writes_no_line(line: Line, event: str, dialect: Dialect) -> None:
-    assert render(LogEvent("Server", 1, event, _fields(line), 0.0), line, dialect) is None
+    assert render(LogEntry("Server", 1, event, _fields(line), 0.0), line, dialect) is None
 
 
 @pytest.mark.parametrize("lines", CATALOGUES)
@@ -79,7 +79,7 @@ def test_every_event_is_said_in_one_text_dialect_at_least(lines: dict[str, Line]
 
 
 def test_values_are_never_read_as_templates() -> None:
-    said = LogEvent("Control", 1, "answer", {"text": "{pid} {0.__class__}"}, 0.0)
+    said = LogEntry("Control", 1, "answer", {"text": "{pid} {0.__class__}"}, 0.0)
     for dialect in TEXTS:
         assert _text(render(said, CONTROL_LINES["answer"], dialect)) == "{pid} {0.__class__}"
 
@@ -110,7 +110,7 @@ def test_the_dialects_have_one_list() -> None:
 )
 def test_who_says_it_to_r580(expected: str, line: Line, fields: dict[str, int]) -> None:
     who = expected.partition(" ")[0] if expected.startswith("Control") else "Server"
-    data = render(LogEvent(who, 500, "any", fields, 0.0), line, Dialect.R580)
+    data = render(LogEntry(who, 500, "any", fields, 0.0), line, Dialect.R580)
     assert data is not None
     assert data.decode().partition(".000 ")[2] == f"{expected}\n"
 
@@ -124,7 +124,7 @@ def test_who_says_it_to_r580(expected: str, line: Line, fields: dict[str, int]) 
 def test_json_says_every_event_with_its_fields(event: tuple[dict[str, Line], str]) -> None:
     lines, name = event
     fields = _fields(lines[name])
-    data = render(LogEvent("Server", 847, name, fields, 1375699823.347), lines[name], Dialect.JSON)
+    data = render(LogEntry("Server", 847, name, fields, 1375699823.347), lines[name], Dialect.JSON)
     assert data is not None
     assert data.count(b"\n") == 1
     said = json.loads(data)
@@ -137,7 +137,7 @@ TEXT = st.binary(max_size=50).map(lambda data: data.decode("utf-8", "surrogatees
 
 @given(st.dictionaries(st.text(), TEXT | st.integers() | st.floats(allow_nan=False, allow_infinity=False)))
 def test_any_fields_are_one_line_of_json(fields: dict[str, object]) -> None:
-    data = render(LogEvent("Control", 1, "answer", fields, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
+    data = render(LogEntry("Control", 1, "answer", fields, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
     assert data is not None
     assert data.count(b"\n") == 1
     assert set(json.loads(data)["fields"]) == set(fields)
@@ -145,7 +145,7 @@ def test_any_fields_are_one_line_of_json(fields: dict[str, object]) -> None:
 
 def test_bytes_that_are_no_text_are_replaced_in_json() -> None:
     fields = {"text": b"\xff name".decode("utf-8", "surrogateescape")}
-    data = render(LogEvent("Control", 1, "answer", fields, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
+    data = render(LogEntry("Control", 1, "answer", fields, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
     assert data is not None
     assert json.loads(data)["fields"] == {"text": "\N{REPLACEMENT CHARACTER} name"}
 
@@ -284,7 +284,7 @@ def test_the_documents_lines(example: str) -> None:
     stamp, who, pid = head.rsplit(" ", 2)
     when = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S.%f").timestamp()
     lines, event, fields = EVENTS[text]
-    assert render(LogEvent(who, int(pid), event, fields, when), lines[event], Dialect.DOCUMENTED) == (
+    assert render(LogEntry(who, int(pid), event, fields, when), lines[event], Dialect.DOCUMENTED) == (
         f"{example}\n".encode()
     )
     assert line(when, who, int(pid), text) == f"{example}\n".encode()

@@ -244,9 +244,7 @@ async def test_a_waiting_client_is_identified_by_the_kernel(daemon: RunningDaemo
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 8, frames.encode(999), messages.encode(HELLO)])
 @bounded
-async def test_a_waiting_client_that_disconnects_or_sends_is_removed(
-    daemon: RunningDaemon, data: bytes
-) -> None:
+async def test_a_waiting_client_that_disconnects_or_sends_is_removed(daemon: RunningDaemon, data: bytes) -> None:
     caller = await daemon.connect()
     await caller.send(messages.encode(HELLO))
     while not daemon.dispatcher.state.line:

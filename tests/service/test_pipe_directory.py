@@ -47,7 +47,7 @@ def test_the_files_have_the_modes_of_the_reference(tmp_path: Path) -> None:
     for listener in listeners:
         listener.close()
     os.close(fifo)
-    directory.leave()
+    directory.release()
     assert {path.name for path in where.iterdir()} == {"control", "control_privileged", "control_lock"}
 
 
@@ -63,7 +63,7 @@ def _populate(directory: PipeDirectory, pid: int) -> None:
 def test_the_state_file_stays_only_for_a_daemon_that_takes_over(tmp_path: Path, handed_over: bool) -> None:
     directory = PipeDirectory.claim(str(tmp_path))
     _populate(directory, os.getpid())
-    directory.leave(handed_over=handed_over)
+    directory.release(handed_over=handed_over)
     assert set(os.listdir(tmp_path)) == {files.LOCK, *((files.STATE,) if handed_over else ())}
 
 
@@ -83,9 +83,9 @@ def test_a_directory_taken_by_another_daemon_is_not_changed(tmp_path: Path, remo
     there = set(os.listdir(first.path))
     assert {files.PID, files.LOG_FIFO, files.STATE} < there
     assert first.taken_by_another()
-    first.leave()
+    first.release()
     assert set(os.listdir(first.path)) == there
-    second.leave(handed_over=True)
+    second.release(handed_over=True)
 
 
 @pytest.mark.parametrize("pid_file", ["names it", "is gone", "is empty", "is a fifo"])
@@ -101,7 +101,7 @@ def test_a_daemon_that_only_lost_its_lock_file_cleans_up(tmp_path: Path, pid_fil
     elif pid_file == "is a fifo":
         os.mkfifo(pid_path)
     assert not directory.taken_by_another()
-    directory.leave()
+    directory.release()
     assert os.listdir(tmp_path) == []
 
 
@@ -109,8 +109,8 @@ def test_a_second_claim_fails_until_the_first_is_released(tmp_path: Path) -> Non
     first = PipeDirectory.claim(str(tmp_path))
     with pytest.raises(AlreadyRunning):
         PipeDirectory.claim(str(tmp_path))
-    first.leave()
-    PipeDirectory.claim(str(tmp_path)).leave()
+    first.release()
+    PipeDirectory.claim(str(tmp_path)).release()
     assert (tmp_path / files.LOCK).exists()
 
 
@@ -130,7 +130,7 @@ def test_the_files_of_a_dead_daemon_are_replaced(tmp_path: Path) -> None:
     assert stat.S_ISFIFO((tmp_path / files.LOG_FIFO).stat().st_mode)
     listener.close()
     os.close(fifo)
-    directory.leave()
+    directory.release()
 
 
 def test_the_fifo_never_ends(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_fifo_never_ends(tmp_path: Path) -> None:
     with pytest.raises(BlockingIOError):
         os.read(fifo, 1)
     os.close(fifo)
-    directory.leave()
+    directory.release()
 
 
 def _path_of(tmp_path: Path, length: int) -> str:
@@ -157,7 +157,7 @@ def test_a_path_too_long_for_a_socket_says_how_long_it_may_be(tmp_path: Path) ->
         PipeDirectory.claim(_path_of(tmp_path, room + 1))
     longest = PipeDirectory.claim(_path_of(tmp_path, room))
     longest.listen(files.CONTROL_PRIVILEGED).close()
-    longest.leave()
+    longest.release()
 
 
 def test_bytes_count_not_characters(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_folder_where_a_file_goes_is_named(tmp_path: Path, name: str) -> None:
             files.PID: lambda: directory.write_pid(1),
         }[name]()
     (tmp_path / name).rmdir()
-    directory.leave()
+    directory.release()
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -215,11 +215,11 @@ def test_a_pid_file_that_is_a_link_is_replaced_not_followed(tmp_path: Path) -> N
     directory.write_pid(8)
     assert secret.read_text() == "x"
     assert (pipe / files.PID).read_text() == "8"
-    directory.leave()
+    directory.release()
 
 
 def test_a_relative_path_is_kept_as_given_and_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     directory = PipeDirectory.claim("pipe")
     assert (directory.given, directory.path) == ("pipe", str(tmp_path / "pipe"))
-    directory.leave()
+    directory.release()

@@ -55,7 +55,7 @@ def test_a_daemon_that_ends_before_the_check_counts_as_gone(
         check(folder, pid)
 
     monkeypatch.setattr(replacement, "_check", ends_first)
-    replace(str(tmp_path)).leave()
+    replace(str(tmp_path)).release()
 
 
 def test_a_daemon_that_ends_after_the_check_counts_as_gone(
@@ -69,7 +69,7 @@ def test_a_daemon_that_ends_after_the_check_counts_as_gone(
         holder.wait()
 
     monkeypatch.setattr(replacement, "_check", ends_then)
-    replace(str(tmp_path)).leave()
+    replace(str(tmp_path)).release()
 
 
 def test_a_process_that_is_not_the_daemon_is_not_signalled(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_pid_file_that_is_not_written_yet_is_read_again(
 ) -> None:
     spoil(tmp_path / files.PID)
     monkeypatch.setattr(replacement.time, "sleep", lambda _: (tmp_path / files.PID).write_text(str(holder.pid)))
-    replace(str(tmp_path)).leave()
+    replace(str(tmp_path)).release()
     assert holder.wait() == -replacement.HAND_OVER
 
 
@@ -97,7 +97,7 @@ def test_a_daemon_that_ends_after_removing_its_pid_file_counts_as_gone(
 ) -> None:
     (tmp_path / files.PID).unlink()
     monkeypatch.setattr(replacement.time, "sleep", lambda _: (holder.kill(), holder.wait()))
-    replace(str(tmp_path)).leave()
+    replace(str(tmp_path)).release()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_stopped_daemon_is_not_signalled(holder: subprocess.Popen[bytes], tmp_
 def test_a_daemon_that_does_not_end_in_time_is_reported_to_end_later(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replacement, "SECONDS", 0.0)
+    monkeypatch.setattr(replacement, "HAND_OVER_SECONDS", 0.0)
     monkeypatch.setattr(replacement, "HAND_OVER", signal.SIGURG)  # which it ignores
     with pytest.raises(CannotReplace, match="and will end when it goes on; kill -9"):
         replace(str(tmp_path))
@@ -149,7 +149,7 @@ def test_the_lock_of_a_killed_daemon_is_awaited(
         holder.wait()
 
     monkeypatch.setattr(replacement.time, "sleep", goes)
-    claim(str(tmp_path)).leave()
+    claim(str(tmp_path)).release()
     assert len(waits) == 1
 
 

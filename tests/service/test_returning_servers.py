@@ -153,7 +153,7 @@ async def test_a_server_with_an_impossible_report_is_killed(
     await caller.send(messages.encode(hello) + messages.encode(client))
     assert await caller.receive() is None
     assert len(killed) == 1
-    assert daemon.sentences()[-1].startswith(f"Server {ME} broke the conversation: it ")
+    assert daemon.sentences()[-1].startswith(f"Protocol violation by server {ME}: it ")
     assert all(server.awaited and not server.clients for server in daemon.dispatcher.state.servers.values())
 
 

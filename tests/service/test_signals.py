@@ -19,7 +19,7 @@ from pympsd.service import run as running
 from pympsd.service.files.pipe_directory import PipeDirectory
 
 when, numbers = sys.argv[1], [int(number) for number in sys.argv[2:]]
-run, resolve, work, leave = running.run, running._resolve_machine, running._work, PipeDirectory.leave
+run, resolve, work, release = running.run, running._resolve_machine, running._work, PipeDirectory.release
 
 def come(kill=os.kill, me=os.getpid()):
     for number in numbers:
@@ -42,10 +42,10 @@ async def works(*arguments):
         come()
     return dispatcher
 
-def leaves(directory, **how):
+def releases(directory, **how):
     if when == "leaves":
         come()
-    leave(directory, **how)
+    release(directory, **how)
     come()
 
 class Last:
@@ -53,7 +53,7 @@ class Last:
         come()
 
 daemonize.run = lambda daemon, _: run(daemon, ready)
-running._resolve_machine, running._work, PipeDirectory.leave = begins, works, leaves
+running._resolve_machine, running._work, PipeDirectory.release = begins, works, releases
 if when == "is gone":
     last = Last()
 sys.exit(daemonize.start_daemon(Options(["-f"])))

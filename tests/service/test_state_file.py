@@ -168,9 +168,7 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "no regular file"),
     ],
 )
-def test_a_file_that_is_not_ours_is_refused(
-    saved: StateFile, spoil: Callable[[Path], object], reason: str
-) -> None:
+def test_a_file_that_is_not_ours_is_refused(saved: StateFile, spoil: Callable[[Path], object], reason: str) -> None:
     spoil(Path(saved.folder) / files.STATE)
     with pytest.raises(StateRefused, match=reason):
         read(saved.folder)

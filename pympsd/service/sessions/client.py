@@ -1,4 +1,4 @@
-"""One connecting client: it waits for its turn and gets a session, a refusal, or leave to go on without MPS."""
+"""One connecting client: it waits until it gets a session, is refused, or goes on without MPS."""
 
 from __future__ import annotations
 

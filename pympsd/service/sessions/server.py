@@ -64,7 +64,7 @@ class ServerSession:
         return self._channel
 
     def adopt(self, channel: MessageChannel, contexts: int) -> None:
-        """Adopt an earlier daemon's server that has returned with ``contexts`` contexts; send it the held messages."""
+        """Adopt a returned server, which has ``contexts`` contexts; send it the held messages."""
         self._channel, self._contexts = channel, contexts
         channel.send(link.ServerAdopted())
         self._send_held()
