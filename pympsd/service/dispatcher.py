@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import trio
 from attrs import Factory, define, field
 
-from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import explain
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.commands.answers import Answer
 from pympsd.journal.setup import Journal
 from pympsd.service.rate_limit import UserRateLimits

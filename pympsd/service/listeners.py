@@ -13,8 +13,8 @@ from typing import Final
 import trio
 from attrs import define, field
 
-from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import explain
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.fd_quota import fd_quota
 from pympsd.service.sessions.adoption import AwaitedServer, receive_return

@@ -13,7 +13,7 @@ from typing import Final
 import trio
 from attrs import define
 
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.wire import link_messages as link
 from pympsd.wire.errors import RemoteError
 from pympsd_server.service.server import Server

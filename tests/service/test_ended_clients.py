@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.service import listeners
 from pympsd.service.sessions import server as server_session
 from pympsd.service.sessions.adoption import KnownProcess
@@ -237,4 +237,4 @@ async def test_the_clients_of_a_server_that_returns_are_watched_by_their_pids(
     await until_ended(daemon, 1)
     await trio.testing.wait_all_tasks_blocked()
     assert pidfds() == before
-    assert not any("defect" in line for line in daemon.sentences())
+    assert not any("internal error" in line for line in daemon.sentences())

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import trio
 
-from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import explain
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.processes import open_process
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher

@@ -16,7 +16,7 @@ import trio
 from attrs import define, field
 
 from pympsd.channel import descriptors
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.state_file import SavedState, StateRefused, device_keys, read

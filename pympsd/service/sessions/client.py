@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import trio
 from attrs import define, field
 
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher, RunningServer
 from pympsd.service.sessions.peers import KnownPeer, command_of, namespace_of
 from pympsd.state_machine.events import ClientKnocked, ClientLeftTheLine

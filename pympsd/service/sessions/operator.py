@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 from attrs import define, field
 
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.commands.answers import Answer
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.state_machine.events import OperatorLine

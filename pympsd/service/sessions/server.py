@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import trio
 from attrs import define, field
 
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.fd_quota import fd_quota
