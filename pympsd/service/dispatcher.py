@@ -25,6 +25,7 @@ from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import Settings
 from pympsd.wire import link_messages
+from pympsd.wire.messages import GoWithoutMps, Refused
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -52,9 +53,9 @@ class ConnectedOperator(Protocol):
 class RunningServer(Protocol):
     """A server's session (sessions.server)."""
 
-    serial: int
     uid: int
     pid: int
+    kill: Callable[[], None]
 
     @property
     def channel(self) -> MessageChannel:
@@ -73,14 +74,9 @@ class RunningServer(Protocol):
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:
         """Report the end of the process of a client that an earlier daemon admitted."""
 
-    def kill(self) -> None:
-        """Kill the server."""
-
 
 class WaitingClient(Protocol):
     """The session of a client that is not admitted yet (sessions.client)."""
-
-    client: int
 
     @property
     def peer(self) -> Peer:
@@ -89,11 +85,8 @@ class WaitingClient(Protocol):
     def grant(self, server: RunningServer, priority: int) -> None:
         """Connect the client with a server; raise OSError if that is not possible."""
 
-    def refuse(self, code: int, reason: str) -> None:
-        """Refuse the client."""
-
-    def continue_without_mps(self, reason: str) -> None:
-        """Have the client go on without MPS."""
+    def dismiss(self, message: Refused | GoWithoutMps) -> None:
+        """Send the client an answer other than a session."""
 
 
 @define
@@ -183,7 +176,7 @@ class Dispatcher:
                 self._refuse(client, code, reason)
             case do.LetGoWithoutMps(client, reason):
                 if client in self.clients:
-                    self.clients[client].continue_without_mps(reason)
+                    self.clients[client].dismiss(GoWithoutMps(reason))
             case do.TellServerToLeave(server, forced):
                 if server in self.servers:
                     self.servers[server].send(link_messages.ShutDown(forced))
@@ -218,15 +211,15 @@ class Dispatcher:
             client.grant(server, instruction.priority)
         except OSError as error:
             reason = f"no session can be made: {explain(error)}"
-            self._refuse(client.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
-            self.feed(ClientGonePushed(server.serial, client.client))
+            self._refuse(instruction.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
+            self.feed(ClientGonePushed(instruction.server, instruction.client))
 
     def _refuse(self, client: int, code: int, reason: str) -> None:
         session = self.clients.get(client)
         if session is not None:
             if self.may_log(session.peer.uid, reason):
                 self.log.info("client_refused", pid=session.peer.pid, uid=session.peer.uid, reason=reason)
-            session.refuse(code, reason)
+            session.dismiss(Refused(code, reason))
 
     async def _timer(self, token: str, seconds: float, scope: trio.CancelScope) -> None:
         with scope:

@@ -60,6 +60,7 @@ class Listener:
                         nursery.start_soon(self._serve, sock)
         finally:
             self._close_reserve()
+            self.listening.close()
 
     async def _accept(self) -> trio.socket.SocketType | None:
         try:

@@ -6,8 +6,7 @@ import contextlib
 import os
 import resource
 import signal
-import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import trio
@@ -95,8 +94,8 @@ async def _main(setup: DaemonSetup, ready: Callable[[], None], early: Sequence[i
 
 async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIterator[int]) -> Dispatcher:
     directory = setup.directory
-    control = directory.listen(files.CONTROL)
-    privileged = directory.listen(files.CONTROL_PRIVILEGED)
+    control = trio.socket.from_stdlib_socket(directory.listen(files.CONTROL))
+    privileged = trio.socket.from_stdlib_socket(directory.listen(files.CONTROL_PRIVILEGED))
     fifo = directory.open_fifo()
     directory.write_pid(os.getpid())
     async with trio.open_nursery() as nursery:
@@ -105,8 +104,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         _log_start(dispatcher, setup, complaints)
         awaited = _save_and_inherit(dispatcher, directory)
         nursery.start_soon(_handle_signals, dispatcher, signals)
-        nursery.start_soon(_listen, dispatcher, control, True, awaited)
-        nursery.start_soon(_listen, dispatcher, privileged, False, {})
+        nursery.start_soon(Listener(dispatcher, control, True, awaited).run)
+        nursery.start_soon(Listener(dispatcher, privileged, False, {}).run)
         nursery.start_soon(read_fifo, dispatcher, fifo)
         os.chdir("/")
         await all_settled(awaited.values())
@@ -163,13 +162,6 @@ def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: lis
     dispatcher.log.info("daemon_version", version=CUDA_VERSION)
     for complaint in (*setup.settings.complaints, *limit_complaints):
         dispatcher.log.warning("daemon_setting_refused", complaint=complaint)
-
-
-async def _listen(
-    dispatcher: Dispatcher, listening: socket.socket, accepts_clients: bool, awaited: Mapping[int, AwaitedServer]
-) -> None:
-    with trio.socket.from_stdlib_socket(listening) as sock:
-        await Listener(dispatcher, sock, accepts_clients, awaited).run()
 
 
 async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -> None:

@@ -32,13 +32,6 @@ ME = os.getpid()
 HELLO = messages.ClientHello(Versions(), 1, "reported", 2, {})
 
 
-class Process:
-    """A fake: what a server session would kill."""
-
-    def kill(self) -> None:
-        """Do nothing."""
-
-
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
     """A process that does nothing until it is killed."""
@@ -78,7 +71,7 @@ async def serve(daemon: RunningDaemon) -> MessageChannel:
     """Add a ready server without a process; return its end of the link."""
     (spawn,) = daemon.spawned
     ours, theirs = trio.socket.socketpair()
-    session = ServerSession(spawn.server, spawn.uid, 847, Process(), MessageChannel(ours))
+    session = ServerSession(spawn.server, spawn.uid, 847, lambda: None, MessageChannel(ours))
 
     async def run() -> None:
         try:

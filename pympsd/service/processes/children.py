@@ -55,7 +55,7 @@ async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None
         dispatcher.feed(SpawnFailed(instruction.server, reason))
         return
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours))
-    session = ServerSession(instruction.server, instruction.uid, process.pid, process, channel)
+    session = ServerSession(instruction.server, instruction.uid, process.pid, process.kill, channel)
     dispatcher.servers[instruction.server] = session
     dispatcher.feed(ServerSpawned(instruction.server, process.pid))
     async with trio.open_nursery() as nursery:

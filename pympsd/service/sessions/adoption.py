@@ -173,7 +173,7 @@ def _awaited(
     if process.ended or started_at(server.pid) != saved.started.get(server.pid):
         os.close(process.pidfd)
         return None
-    session = ServerSession(server.serial, server.uid, server.pid, process)
+    session = ServerSession(server.serial, server.uid, server.pid, process.kill)
     return AwaitedServer(session, process, obstacle, saved.started[server.pid])
 
 

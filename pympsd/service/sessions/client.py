@@ -49,7 +49,7 @@ class ClientSession:
             reason = (
                 f"this client speaks versions {theirs.oldest} to {theirs.newest}, the daemon {OLDEST} to {NEWEST}"
             )
-            self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
+            self.dismiss(Refused(Result.ERROR_MPS_CONNECTION_FAILED, reason))
             return
         dispatcher.clients[self.client] = self
         try:
@@ -95,14 +95,9 @@ class ClientSession:
         self._server = server
         self._settled.set()
 
-    def refuse(self, code: int, reason: str) -> None:
-        """Refuse the client."""
-        self.channel.send(Refused(code, reason))
-        self._settled.set()
-
-    def continue_without_mps(self, reason: str) -> None:
-        """Have the client go on without MPS."""
-        self.channel.send(GoWithoutMps(reason))
+    def dismiss(self, message: Refused | GoWithoutMps) -> None:
+        """Send the client an answer other than a session."""
+        self.channel.send(message)
         self._settled.set()
 
     def _take_pidfd(self) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 from attrs import define, field
@@ -32,13 +32,6 @@ WATCHED_DIVISOR: Final = 16
 """Of the quota of pidfds of admitted clients."""
 
 
-class Killable(Protocol):
-    """A server's process: a child of this daemon or of an earlier one."""
-
-    def kill(self) -> None:
-        """Kill the process."""
-
-
 @define
 class ServerSession:
     """A running server; one that an earlier daemon started has no channel until it returns."""
@@ -46,7 +39,8 @@ class ServerSession:
     serial: int
     uid: int
     pid: int
-    process: Killable
+    kill: Callable[[], None]
+    """Kills its process, a child of this daemon or of an earlier one."""
     _channel: MessageChannel | None = None
     _is_set_up: bool = field(default=False, init=False)
     _held: list[object] = field(factory=list, init=False)
@@ -121,10 +115,6 @@ class ServerSession:
         for client in clients:
             if client in self._watched:
                 self._watched.pop(client).cancel()
-
-    def kill(self) -> None:
-        """Kill the server."""
-        self.process.kill()
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Handle the server's messages until it ends; kill a server that violates the protocol."""
