@@ -43,11 +43,8 @@ class ConnectedOperator(Protocol):
 
     channel: MessageChannel
 
-    def working(self) -> None:
-        """Say that the command takes its time."""
-
-    def answer(self, answer: Answer) -> None:
-        """Send the answer to the command."""
+    def working(self) -> None: ...
+    def answer(self, answer: Answer) -> None: ...
 
 
 class RunningServer(Protocol):
@@ -58,35 +55,21 @@ class RunningServer(Protocol):
     kill: Callable[[], None]
 
     @property
-    def channel(self) -> MessageChannel:
-        """The link to the server."""
-
+    def channel(self) -> MessageChannel: ...
     @property
-    def takes_clients(self) -> bool:
-        """Whether another client may be sent to it."""
-
-    def send(self, message: object) -> None:
-        """Send a message once the server is set up."""
-
-    def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
-        """Report the end of a client's process; take over the pidfd."""
-
-    def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:
-        """Report the end of the process of a client that an earlier daemon admitted."""
+    def takes_clients(self) -> bool: ...
+    def send(self, message: object) -> None: ...
+    def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None: ...
+    def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None: ...
 
 
 class WaitingClient(Protocol):
     """The session of a client that is not admitted yet (sessions.client)."""
 
     @property
-    def peer(self) -> Peer:
-        """The process that connected."""
-
-    def grant(self, server: RunningServer, priority: int) -> None:
-        """Connect the client with a server; raise OSError if that is not possible."""
-
-    def dismiss(self, message: Refused | GoWithoutMps) -> None:
-        """Send the client an answer other than a session."""
+    def peer(self) -> Peer: ...
+    def grant(self, server: RunningServer, priority: int) -> None: ...
+    def dismiss(self, message: Refused | GoWithoutMps) -> None: ...
 
 
 @define
