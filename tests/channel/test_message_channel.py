@@ -5,31 +5,19 @@ from __future__ import annotations
 import os
 import socket
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import wraps
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
 import trio.testing
+from time_limit import bounded
 
 from pympsd.channel.message_channel import QUEUE_BYTES, MessageChannel
 from pympsd.wire import frames, messages
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.link_messages import AdmitClient, ShutDown
 
-SECONDS = 20
 ADMIT = AdmitClient(1, 2, 3, 4, "c", 0, {"A": "b"})
-
-
-def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Give a test a time limit."""
-
-    @wraps(test)
-    async def run(*arguments: object, **keywords: object) -> None:
-        with trio.fail_after(SECONDS):
-            await test(*arguments, **keywords)
-
-    return run
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import wraps
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -27,19 +26,6 @@ from pympsd.vocabulary import files
 from pympsd.vocabulary.settings import Settings
 from pympsd.wire import frames
 from pympsd.wire.framing import Frame, FrameReader
-
-SECONDS = 60
-
-
-def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Give a test a time limit."""
-
-    @wraps(test)
-    async def run(*arguments: object, **keywords: object) -> None:
-        with trio.fail_after(SECONDS):
-            await test(*arguments, **keywords)
-
-    return run
 
 
 @define

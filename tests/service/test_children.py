@@ -10,12 +10,13 @@ import sys
 import pytest
 import trio
 import trio.testing
+from time_limit import SECONDS, bounded
 
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes import children
 from pympsd.state_machine.events import SpawnFailed
 from pympsd.state_machine.instructions import SpawnServer
-from tests.service.conftest import SECONDS, RunningDaemon, bounded
+from tests.service.conftest import RunningDaemon
 
 EXITS_WITH_7 = "import sys; sys.stdin.read(); sys.exit(7)"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from time_limit import bounded
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.service import listeners
@@ -26,7 +27,7 @@ from pympsd.vocabulary.identities import Peer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
-from tests.service.conftest import Caller, RunningDaemon, bounded
+from tests.service.conftest import Caller, RunningDaemon
 
 ME = os.getpid()
 HELLO = messages.ClientHello(Versions(), 1, "reported", 2, {})

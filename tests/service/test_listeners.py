@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 from attrs import evolve
+from time_limit import bounded
 
 from pympsd.service import listeners, rate_limit
 from pympsd.service.sessions.peers import credentials
@@ -18,7 +19,6 @@ from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame
 from pympsd.wire.link_messages import ShutDown
 from pympsd.wire.versions import Versions
-from tests.service.conftest import bounded
 
 if TYPE_CHECKING:
     from tests.service.conftest import RunningDaemon

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import trio
+from time_limit import bounded
 
 from pympsd.service.files.log_fifo import LINES_PER_SECOND, read_fifo
-from tests.service.conftest import RunningDaemon, bounded
+from tests.service.conftest import RunningDaemon
 
 
 @pytest.fixture

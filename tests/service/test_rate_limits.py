@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio.testing
 from attrs import define, evolve
+from time_limit import bounded
 
 from pympsd.journal.dialects import Dialect
 from pympsd.journal.setup import control_logger
@@ -20,7 +21,7 @@ from pympsd.state_machine.persistent_state import RememberedServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
-from tests.service.conftest import Caller, RunningDaemon, bounded
+from tests.service.conftest import Caller, RunningDaemon
 
 ME = os.getpid()
 USER = 10001

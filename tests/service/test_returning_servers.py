@@ -10,13 +10,14 @@ import os
 from pathlib import Path
 
 import pytest
+from time_limit import bounded
 
 from pympsd.service.sessions.adoption import KnownProcess
 from pympsd.state_machine.persistent_state import RememberedServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
-from tests.service.conftest import Caller, RunningDaemon, bounded
+from tests.service.conftest import Caller, RunningDaemon
 
 ME = os.getpid()
 CLIENT = link.ReturningClient(5, 4105, 0, "train", 99, ((3, 1, 0),))

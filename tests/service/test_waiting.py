@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 import trio.testing
+from time_limit import bounded
 
 from pympsd.state_machine import instructions as do
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
-from tests.service.conftest import bounded
 
 if TYPE_CHECKING:
     from tests.service.conftest import RunningDaemon
