@@ -1,6 +1,6 @@
 """The dispatcher: feeds events to the state machine and carries out its instructions in order, without waiting.
 
-The protocols are what it needs of the sessions, which import this module.
+The protocols describe the sessions, which import this module.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _send_hand_over(folder: str, pid: int, pidfd: int) -> None:
             return
         if isinstance(error, CannotReplace):
             raise
-        raise CannotReplace(f"the daemon that runs, process {pid}, cannot be told: {error.strerror}") from None
+        raise CannotReplace(f"the daemon that runs, process {pid}, cannot be signalled: {error.strerror}") from None
 
 
 def _pid_in(folder: str) -> int:

@@ -28,10 +28,10 @@ class OperatorSession:
 
     def answer(self, answer: Answer) -> None:
         """Send the whole answer: stdout, stderr, and whether the command was refused."""
-        parts = _pieces(frames.OPERATOR_STDOUT, answer.printed)
+        parts = _text_frames(frames.OPERATOR_STDOUT, answer.printed)
         if answer.diagnostic:
             # It may quote the command, whose bytes are returned unchanged.
-            parts += _pieces(frames.OPERATOR_STDERR, f"{answer.diagnostic}\n")
+            parts += _text_frames(frames.OPERATOR_STDERR, f"{answer.diagnostic}\n")
         # In one send: most answers are short, and a send costs more than the command.
         self.channel.send_raw(
             b"".join((*parts, frames.encode(frames.OPERATOR_DONE, b"\1" if answer.refused else b"\0")))
@@ -58,7 +58,7 @@ class OperatorSession:
                 dispatcher.log.info("ui_closed")
 
 
-def _pieces(kind: int, text: str) -> list[bytes]:
+def _text_frames(kind: int, text: str) -> list[bytes]:
     """Return the frames that hold a text; none for an empty one."""
     data = text.encode("utf-8", "surrogateescape")
     bodies = (data[start : start + frames.BODY_LIMIT] for start in range(0, len(data), frames.BODY_LIMIT))
