@@ -19,7 +19,7 @@ from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
 from pympsd.service.replacement import CannotReplace, claim, replace
-from pympsd.service.run import Daemon, run
+from pympsd.service.run import DaemonSetup, run
 from pympsd.vocabulary import files
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import BadSetting, Settings, check_what_executors_read
@@ -43,7 +43,7 @@ def start_daemon(options: Options) -> int:
     return _foreground(prepared, options.shown) if foreground else _background(prepared, options.shown)
 
 
-def _prepare(options: Options, foreground: bool) -> Daemon | int:
+def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
     if options.multiuser and os.geteuid() != 0:
         return _complain("-multiuser-server: only root can serve other users; start without it for your own", 1)
     try:
@@ -77,7 +77,7 @@ def _prepare(options: Options, foreground: bool) -> Daemon | int:
     except (BadSetting, ValueError) as error:
         return _complain(str(error), 1)
     journal = _open_journal(settings, foreground)
-    return Daemon(
+    return DaemonSetup(
         settings,
         devices,
         directory,
@@ -107,13 +107,13 @@ def _open_journal(settings: Settings, foreground: bool) -> Journal:
     return Journal(control, server, dialect)
 
 
-def _foreground(daemon: Daemon, show: Sequence[str]) -> int:
+def _foreground(daemon: DaemonSetup, show: Sequence[str]) -> int:
     sys.stdout.flush()
     show_as(show)
     return _run(daemon, ready=lambda: None)
 
 
-def _background(daemon: Daemon, show: Sequence[str]) -> int:
+def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
     sys.stdout.flush()
     reader, writer = os.pipe()
     if os.fork():
@@ -145,7 +145,7 @@ def _background(daemon: Daemon, show: Sequence[str]) -> int:
     os._exit(status)
 
 
-def _run(daemon: Daemon, ready: Callable[[], None], told: Callable[[], None] = lambda: None) -> int:
+def _run(daemon: DaemonSetup, ready: Callable[[], None], told: Callable[[], None] = lambda: None) -> int:
     try:
         return run(daemon, ready)
     except Unusable as error:

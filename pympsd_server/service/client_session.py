@@ -11,8 +11,8 @@ from typing import Any, Final
 import trio
 from attrs import define, field
 
-from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import explain, require_room
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select

@@ -13,7 +13,7 @@ from typing import Final
 import trio
 from attrs import define, field, frozen
 
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.setup import Fields
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link

@@ -13,7 +13,7 @@ from typing import Final
 import trio
 from attrs import define
 
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.wire import link_messages as link
 from pympsd.wire.errors import RemoteError
 from pympsd_server.service.server import Server
@@ -112,7 +112,7 @@ async def _handshake(server: Server, channel: MessageChannel, senders: trio.Nurs
         except RemoteError:
             received = None
         match received:
-            case (link.ServerTakenIn(), _):
+            case (link.ServerAdopted(), _):
                 daemon.adopted()
                 return None
             case (link.ServerDismissed(reason), _):

@@ -14,8 +14,8 @@ import trio
 from attrs import define, field
 
 from pympsd.build import build_id
-from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import EXHAUSTED, close_all, explain
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.processes import open_process
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result

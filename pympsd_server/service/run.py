@@ -9,8 +9,8 @@ from typing import Any
 import trio
 from attrs import evolve
 
-from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import ADVICE
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.registrations import GONE
 from pympsd.journal.setup import link_logger
 from pympsd.process_title import show_as

@@ -13,7 +13,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, ThreadPercentage
 from pympsd.vocabulary.results import Result

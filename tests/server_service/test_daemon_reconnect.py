@@ -16,7 +16,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd_server.service import daemon_link, daemon_reconnect
@@ -118,7 +118,7 @@ async def test_it_reports_its_roster_and_what_happened_meanwhile(
     # Changes are pushed from now on, but no log records: the daemon may still dismiss the server.
     server.link.context_opened(5, 3, 3, 0)
     assert await daemon.receive(channel) == link.ContextReported(5, 3, 3, 0)
-    channel.send(link.ServerTakenIn())
+    channel.send(link.ServerAdopted())
     assert await daemon.receive(channel) == link.LogDropped(2)
     kept = [await daemon.receive(channel) for _ in range(4)]
     assert [each.event for each in kept if isinstance(each, link.LogRecord)] == [

@@ -10,7 +10,7 @@ from fuzz_lines import Lines
 from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
 from pympsd.journal.dialects import Dialect
-from pympsd.journal.line_format import Said, rendered
+from pympsd.journal.line_format import LogEntry, render
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon
@@ -125,7 +125,7 @@ class Session:
 
 def _is_one_entry(event: str, fields: dict[str, object]) -> None:
     for dialect in Dialect:
-        data = rendered(Said("Control", 1, event, dict(fields), 0.0), CONTROL_LINES[event], dialect)
+        data = render(LogEntry("Control", 1, event, dict(fields), 0.0), CONTROL_LINES[event], dialect)
         if event == "command" and data is not None:
             assert data.count(b"\n") == 1, "a command can begin a line of its own in the log"
 
