@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pympsd.commands.answers import Answer, refusal
+from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.commands.numbers import atoi, leading_integer
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import evolve
 
-from pympsd.commands.registry import Asker, Decision, Handler
+from pympsd.commands.registry import Caller, Decision, Handler
 from pympsd.state_machine.daemon_state import Daemon
 
 
@@ -17,8 +17,8 @@ def volta_only(what: str) -> Callable[[Handler], Handler]:
 
     def make(handler: Handler) -> Handler:
         @wraps(handler)
-        def answer(daemon: Daemon, asker: Asker, **arguments: Any) -> Decision:
-            decision = handler(daemon, asker, **arguments)
+        def answer(daemon: Daemon, caller: Caller, **arguments: Any) -> Decision:
+            decision = handler(daemon, caller, **arguments)
             if decision.answer is None or decision.answer.refused or _has_volta(daemon):
                 return decision
             note = f"{what} no effect: the devices of this daemon are older than Volta (compute capability 7.0)"

@@ -9,13 +9,15 @@ import trio
 from attrs import Factory, define, field
 
 from pympsd.channel.descriptors import explain
+from pympsd.commands.operator_line import answer_line
 from pympsd.journal.setup import Journal
 from pympsd.service.rate_limit import UserLines
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon as Mind
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.events import ClientGonePushed, ClientKnocked, Event, OperatorLine, TimerEnded
+from pympsd.state_machine.events import ClientGonePushed, ClientConnected, Event, OperatorLine, TimerEnded
 from pympsd.state_machine.server_lifecycle import IllegalMove
+from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import Settings
@@ -52,8 +54,8 @@ class Hub:
     operators: dict[int, OperatorSession] = field(factory=dict)
     clients: dict[int, ClientSession] = field(factory=dict)
     servers: dict[int, ServerSession] = field(factory=dict)
-    timers: dict[str, trio.CancelScope] = field(factory=dict)
-    """By token; of timers with the same token the last."""
+    timers: dict[Timer, trio.CancelScope] = field(factory=dict)
+    """Of equal timers the last."""
     serials: Serials = field(factory=Serials)
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
@@ -84,7 +86,7 @@ class Hub:
         Raise IllegalMove for what a server must not say; a defect of ours is logged, and the daemon goes on.
         """
         try:
-            instructions = handle(self.mind, event)
+            instructions = handle(self.mind, event, answer_line)
             # First: what is answered or begun below must not be unknown to the next daemon.
             self.keep()
             unsaid = KNOCK_LINES if quiet else self._over_the_allowance(event, instructions)
@@ -100,7 +102,7 @@ class Hub:
         """Return which lines are to be left out: those of an event that its user has caused too often."""
         if isinstance(event, OperatorLine):
             uid, lines = event.uid, COMMAND_LINES
-        elif isinstance(event, ClientKnocked):
+        elif isinstance(event, ClientConnected):
             uid, lines = event.peer.uid, KNOCK_LINES
         else:
             return frozenset()
@@ -124,13 +126,13 @@ class Hub:
                 self._admit(instruction)
             case do.RefuseClient(client, code, reason):
                 self._refuse(client, code, reason)
-            case do.LetGoWithoutMps(client, reason):
+            case do.ContinueWithoutMps(client, reason):
                 if client in self.clients:
                     self.clients[client].let_go(reason)
-            case do.TellServerToLeave(server, forced):
+            case do.ShutDownServer(server, forced):
                 if server in self.servers:
                     self.servers[server].tell_to_leave(forced)
-            case do.TellServerItsLimits(server, percentage, limits):
+            case do.UpdateServerLimits(server, percentage, limits):
                 if server in self.servers:
                     self.servers[server].tell(link_messages.LimitsChanged(percentage, limits))
             case do.TerminateClient(server, token, pid, by_reset):
@@ -142,12 +144,12 @@ class Hub:
             case do.KillServer(server):
                 if server in self.servers:
                     self.servers[server].kill()
-            case do.SetTimer(token, seconds):
-                scope = self.timers[token] = trio.CancelScope()
-                self.nursery.start_soon(self._timer, token, seconds, scope)
-            case do.CancelTimer(token):
-                if token in self.timers:
-                    self.timers.pop(token).cancel()
+            case do.SetTimer(timer, seconds):
+                scope = self.timers[timer] = trio.CancelScope()
+                self.nursery.start_soon(self._timer, timer, seconds, scope)
+            case do.CancelTimer(timer):
+                if timer in self.timers:
+                    self.timers.pop(timer).cancel()
             case do.Exit(status):
                 self.status = status
                 self.done.set()
@@ -171,10 +173,10 @@ class Hub:
                 self.log.info("client_refused", pid=session.peer.pid, uid=session.peer.uid, reason=reason)
             session.refuse(code, reason)
 
-    async def _timer(self, token: str, seconds: float, scope: trio.CancelScope) -> None:
+    async def _timer(self, timer: Timer, seconds: float, scope: trio.CancelScope) -> None:
         with scope:
             await trio.sleep(seconds)
-        if self.timers.get(token) is scope:
-            del self.timers[token]
+        if self.timers.get(timer) is scope:
+            del self.timers[timer]
         if not scope.cancelled_caught:
-            self.feed(TimerEnded(token))
+            self.feed(TimerEnded(timer))

@@ -26,7 +26,7 @@ from pympsd.service.sessions.adoption import all_settled, inherit
 from pympsd.state_machine.daemon_state import Daemon as Mind
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
-from pympsd.state_machine.persistent_state import Origin, remember
+from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
@@ -122,9 +122,9 @@ async def _work(daemon: Daemon, ready: Callable[[], None], signals: AsyncIterato
 
 def _keep_and_inherit(hub: Hub, directory: PipeDirectory) -> None:
     """Keep what another daemon would have to know, and begin with what the one before knew."""
-    origin = Origin.of(hub.mind)
+    initial = InitialDefaults.of(hub.mind)
     file = StateFile(directory.path, device_keys(hub.mind.devices), hub.log, directory.is_anothers)
-    hub.keep = lambda: file.keep(remember(hub.mind, origin))
+    hub.keep = lambda: file.keep(snapshot(hub.mind, initial))
     inherit(hub, directory.path)
     hub.keep()
 

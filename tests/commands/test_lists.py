@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import pympsd.commands.v2  # noqa: F401 - registers the commands
-from pympsd.commands.registry import Asker, answer_line
+from pympsd.commands.operator_line import decide_line
+from pympsd.commands.registry import Caller
 from pympsd.devices.machine import from_toml
 from pympsd.state_machine.daemon_state import Client, Context, Daemon, Server
 from pympsd.state_machine.server_lifecycle import Phase
@@ -29,7 +29,7 @@ def daemon() -> Daemon:
 
 
 def _printed(daemon: Daemon, line: bytes, uid: int = 0) -> str:
-    answer = answer_line(daemon, Asker(1, uid), line).answer
+    answer = decide_line(daemon, Caller(1, uid), line).answer
     assert answer is not None
     return answer.printed
 
@@ -107,13 +107,13 @@ def test_another_user_may_not_start_or_quit(daemon: Daemon) -> None:
     )
     assert _printed(daemon, b"quit -t 1", uid=1000) == "Not enough privilege to execute quit command\n"
     assert daemon.quitting is None
-    assert daemon.line == []
+    assert daemon.queue == []
 
 
 def test_a_users_own_daemon_starts_servers_for_that_user_only() -> None:
     own = Daemon(1000, from_toml("[[device]]"))
-    refused = answer_line(own, Asker(1, 1000), b"start_server -uid 1001")
+    refused = decide_line(own, Caller(1, 1000), b"start_server -uid 1001")
     assert refused.answer is not None
     assert refused.answer.refused
     assert "can serve only that user" in refused.answer.diagnostic
-    assert answer_line(own, Asker(1, 1000), b"start_server -uid 1000").instructions
+    assert decide_line(own, Caller(1, 1000), b"start_server -uid 1000").instructions

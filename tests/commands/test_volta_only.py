@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import pympsd.commands.v2  # noqa: F401 - registers the commands
-from pympsd.commands.answers import Answer
-from pympsd.commands.registry import REGISTRY, Asker, answer_line
+from pympsd.vocabulary.answers import Answer
+from pympsd.commands.operator_line import decide_line
+from pympsd.commands.registry import REGISTRY, Caller
 from pympsd.devices.machine import from_toml
 from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.server_lifecycle import Phase
@@ -33,7 +33,7 @@ def machine(toml: str) -> Daemon:
 
 
 def ask(daemon: Daemon, line: str) -> Answer:
-    answer = answer_line(daemon, Asker(1, 0), line.encode()).answer
+    answer = decide_line(daemon, Caller(1, 0), line.encode()).answer
     assert answer is not None
     return answer
 

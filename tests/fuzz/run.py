@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from fuzz_daemon import fuzz_daemon
 from fuzz_session import fuzz_session
-from fuzz_state_machine import fuzz_mind
+from fuzz_state_machine import fuzz_state_machine
 from fuzz_stream import fuzz_stream
 from processes import DaemonProcess, adopt_orphans
 
@@ -34,7 +34,7 @@ def main() -> None:
     given = parser.parse_args()
     adopt_orphans()
     began = time.monotonic()
-    events = fuzz_mind(given.seed, given.sessions)
+    events = fuzz_state_machine(given.seed, given.sessions)
     print(f"mind: {given.sessions} sessions, {events} events, {time.monotonic() - began:.0f} s", flush=True)
     for name, count, fuzz in (
         ("daemon", given.live, lambda count: _live(lambda daemon: fuzz_daemon(daemon, given.seed, count))),

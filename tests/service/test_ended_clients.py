@@ -22,7 +22,7 @@ from pympsd.service.sessions.adoption import KnownProcess, inherit
 from pympsd.service.sessions.peers import KnownPeer
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine import events
-from pympsd.state_machine.persistent_state import Remembered, RememberedServer
+from pympsd.state_machine.persistent_state import PersistentState, PersistentServer
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
@@ -210,8 +210,8 @@ async def test_a_server_that_takes_no_clients_costs_only_so_many_descriptors(
 
 def left_behind(house: House, tmp_path: Path) -> None:
     """A daemon has died that had one server: this process."""
-    server = RememberedServer(1, ME, 0, 100.0, {})
-    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(Remembered(servers=(server,)))
+    server = PersistentServer(1, ME, 0, 100.0, {})
+    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(PersistentState(servers=(server,)))
     inherit(house.hub, str(tmp_path))
 
 

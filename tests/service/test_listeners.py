@@ -237,7 +237,7 @@ async def test_a_client_waits_and_is_known_by_what_the_kernel_says(house: House)
     (spawn,) = house.spawned
     assert spawn.peer is not None
     assert (spawn.uid, spawn.peer.pid) == (os.geteuid(), os.getpid())
-    (waiting,) = house.hub.mind.line
+    (waiting,) = house.hub.mind.queue
     assert waiting.command.startswith(Path("/proc/self/cmdline").read_bytes().partition(b"\0")[0].decode())
     assert house.sentences()[-1].endswith("Server is not ready, push client to pending list")
 
@@ -247,12 +247,12 @@ async def test_a_client_waits_and_is_known_by_what_the_kernel_says(house: House)
 async def test_a_waiting_client_that_goes_or_speaks_leaves_the_line(house: House, word: bytes) -> None:
     caller = await house.connect()
     await caller.say(messages.encode(HELLO))
-    while not house.hub.mind.line:
+    while not house.hub.mind.queue:
         await trio.lowlevel.checkpoint()
     await caller.say(word)
     caller.sock.shutdown(socket.SHUT_WR)
     assert await caller.hear() is None
-    assert house.hub.mind.line == []
+    assert house.hub.mind.queue == []
     assert house.hub.clients == {}
     assert await house.still_answers()
 

@@ -17,7 +17,7 @@ from pympsd.service.rate_limit import Allowance
 from pympsd.service.sessions import server as server_session
 from pympsd.service.sessions.adoption import KnownProcess, inherit
 from pympsd.service.sessions.peers import credentials
-from pympsd.state_machine.persistent_state import Remembered, RememberedServer
+from pympsd.state_machine.persistent_state import PersistentState, PersistentServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
@@ -99,9 +99,9 @@ async def test_what_is_not_logged_is_done_all_the_same(house: House, clock: Cloc
     for caller in callers:
         await caller.say(messages.encode(HELLO))
     await trio.testing.wait_all_tasks_blocked()
-    assert len(house.hub.mind.line) == 2 * ALLOWED
+    assert len(house.hub.mind.queue) == 2 * ALLOWED
     assert len(house.spawned) == 1
-    house.hub._refuse(house.hub.mind.line[0].client, 805, "a reason")
+    house.hub._refuse(house.hub.mind.queue[0].client, 805, "a reason")
     frame = await callers[0].hear()
     assert frame is not None
     assert messages.decode(frame) == messages.Refused(805, "a reason")
@@ -145,8 +145,8 @@ async def server_of(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(listeners, "credentials", credentials)
     # The test process plays the server.
     monkeypatch.setattr(KnownProcess, "kill", lambda _: None)
-    server = RememberedServer(1, ME, 0, 100.0, {})
-    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(Remembered(servers=(server,)))
+    server = PersistentServer(1, ME, 0, 100.0, {})
+    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(PersistentState(servers=(server,)))
     inherit(house.hub, str(tmp_path))
     caller = await house.connect()
     hello = link.ServerReturn(Versions(), ME, "ACTIVE", False, 1)

@@ -13,7 +13,7 @@ import pytest
 
 from pympsd.service.files.state_file import StateFile, device_keys
 from pympsd.service.sessions.adoption import KnownProcess, inherit
-from pympsd.state_machine.persistent_state import Remembered, RememberedServer
+from pympsd.state_machine.persistent_state import PersistentState, PersistentServer
 from pympsd.vocabulary import files
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
@@ -32,8 +32,8 @@ def _nobody_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def left_behind(house: House, tmp_path: Path, *, pid: int = ME, uid: int = 0) -> Path:
     """What a daemon leaves that had one server."""
-    server = RememberedServer(1, pid, uid, 60.0, {0: 1 << 30})
-    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(Remembered(servers=(server,)))
+    server = PersistentServer(1, pid, uid, 60.0, {0: 1 << 30})
+    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(PersistentState(servers=(server,)))
     return tmp_path / files.STATE
 
 

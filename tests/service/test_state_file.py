@@ -20,17 +20,17 @@ from pympsd.devices.machine import describe
 from pympsd.service.files import state_file
 from pympsd.service.files.state_file import NotOurs, StateFile, device_keys, read
 from pympsd.service.processes.status import started_at
-from pympsd.state_machine.persistent_state import NOTHING, Remembered, RememberedServer
+from pympsd.state_machine.persistent_state import EMPTY_STATE, PersistentState, PersistentServer
 from pympsd.vocabulary import files
 
 DEVICES = device_keys(describe("2xH200"))
-KNOWN = Remembered(
+KNOWN = PersistentState(
     generation=1,
     thread_percentage=40.0,
     client_priority=1,
     memory_limits={1: 2 << 30},
     wishes=(500,),
-    servers=(RememberedServer(3, os.getpid(), 500, 30.0, {0: 1 << 30}),),
+    servers=(PersistentServer(3, os.getpid(), 500, 30.0, {0: 1 << 30}),),
 )
 
 
@@ -82,11 +82,11 @@ def test_it_is_replaced_in_one_piece_and_only_when_it_changes(kept: StateFile) -
 
 
 def test_it_is_there_even_without_anything_to_know(kept: StateFile) -> None:
-    kept.keep(NOTHING)
+    kept.keep(EMPTY_STATE)
     assert os.listdir(kept.folder) == [files.STATE]
     found = read(kept.folder)
     assert found is not None
-    assert (found.remembered, found.started) == (NOTHING, {})
+    assert (found.remembered, found.started) == (EMPTY_STATE, {})
 
 
 def test_what_an_interrupted_write_left_is_no_hindrance(kept: StateFile, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_one_that_somebody_removed_comes_back(kept: StateFile) -> None:
 def test_in_a_folder_that_another_daemon_has_taken_nothing_is_changed(kept: StateFile, tmp_path: Path) -> None:
     before = (tmp_path / files.STATE).read_bytes()
     first = StateFile(kept.folder, DEVICES, log := Log(), lambda: True)
-    first.keep(NOTHING)
+    first.keep(EMPTY_STATE)
     assert (tmp_path / files.STATE).read_bytes() == before
     assert log.errors == [("state_not_kept", {"reason": "another daemon has taken the pipe directory"})]
 
@@ -134,7 +134,7 @@ def full_disk() -> Iterator[None]:
 
 def test_where_there_is_no_room_nothing_is_left_of_the_try(kept: StateFile) -> None:
     with full_disk():
-        kept.keep(NOTHING)
+        kept.keep(EMPTY_STATE)
     assert kept.log.errors == [("state_not_kept", {"reason": "File too large"})]
     assert os.listdir(kept.folder) == [files.STATE]
 

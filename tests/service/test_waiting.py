@@ -11,6 +11,7 @@ import trio.testing
 from pympsd.state_machine import instructions as do
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
+from pympsd.state_machine.timers import Timer, TimerKind
 from tests.service.conftest import bounded
 
 if TYPE_CHECKING:
@@ -25,14 +26,14 @@ async def test_a_cancelled_timer_leaves_nothing_behind(house: House, monkeypatch
     monkeypatch.setattr(type(house.hub), "feed", lambda _, event: ended.append(event))
     tasks = len(house.hub.nursery.child_tasks)
     for number in range(50):
-        house.hub._carry_out(do.SetTimer(f"turn {number}", 3600.0))
+        house.hub._carry_out(do.SetTimer(Timer(TimerKind.TURN, number), 3600.0))
     # Also one that has not begun to wait yet.
     for number in range(25):
-        house.hub._carry_out(do.CancelTimer(f"turn {number}"))
+        house.hub._carry_out(do.CancelTimer(Timer(TimerKind.TURN, number)))
     await trio.testing.wait_all_tasks_blocked()
     assert len(house.hub.nursery.child_tasks) == tasks + 25
     for number in range(60):
-        house.hub._carry_out(do.CancelTimer(f"turn {number}"))
+        house.hub._carry_out(do.CancelTimer(Timer(TimerKind.TURN, number)))
     await trio.testing.wait_all_tasks_blocked()
     assert len(house.hub.nursery.child_tasks) == tasks
     assert house.hub.timers == {}
@@ -43,7 +44,7 @@ async def test_a_cancelled_timer_leaves_nothing_behind(house: House, monkeypatch
 async def test_a_timer_that_ended_is_told_and_forgotten(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     told = trio.Event()
     monkeypatch.setattr(type(house.hub), "feed", lambda _, event: told.set())
-    house.hub._carry_out(do.SetTimer("turn 1", 0.0))
+    house.hub._carry_out(do.SetTimer(Timer(TimerKind.TURN, 1), 0.0))
     await told.wait()
     assert house.hub.timers == {}
 

@@ -29,7 +29,7 @@ from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.persistent_state import Origin, remember
+from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.server_lifecycle import MOVES, Phase
 from pympsd.vocabulary.identities import Peer
 
@@ -47,7 +47,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.daemon = self._new_daemon()
-        self.origin = Origin.of(self.daemon)
+        self.initial = InitialDefaults.of(self.daemon)
         self.awaited: set[int] = set()
         """Servers of a daemon that died, until they return."""
         self.moment = 0
@@ -147,11 +147,11 @@ class DaemonMachine(RuleBasedStateMachine):
                 assert reason
                 self._settle(client)
                 self.refused[client] = reason
-            case do.LetGoWithoutMps(client, reason):
+            case do.ContinueWithoutMps(client, reason):
                 assert reason
                 assert not self.debugged[client] & self._clients()
                 self._settle(client)
-            case do.TellServerToLeave(server, forced):
+            case do.ShutDownServer(server, forced):
                 assert server in self.running
                 assert forced or server not in self.told_to_leave
                 assert not forced or server not in self.ever_forced
@@ -161,7 +161,7 @@ class DaemonMachine(RuleBasedStateMachine):
             case do.KillServer(server):
                 assert server in self.running
                 self.killed.add(server)
-            case do.TellServerItsLimits(server, percentage, limits):
+            case do.UpdateServerLimits(server, percentage, limits):
                 assert server in self.running
                 self.told_limits[server] = (percentage, limits)
             case do.TerminateClient(server, token, _):
@@ -194,7 +194,7 @@ class DaemonMachine(RuleBasedStateMachine):
         last = max(self.came.values())
         came = [waiter for waiter, moment in self.came.items() if moment == last]
         # Only a daemon that begins takes in several at once: the wishes made to the one before.
-        (uid,) = {waiting.uid for waiting in self.daemon.line if waiting.ticket == ticket}
+        (uid,) = {entry.uid for entry in self.daemon.queue if entry.ticket == ticket}
         return next(waiter for waiter in came if len(came) == 1 or waiter == ("wish", uid))
 
     def _settle(self, client: int) -> None:
@@ -209,7 +209,7 @@ class DaemonMachine(RuleBasedStateMachine):
         return self.in_line | known | unknown
 
     def _wishes(self) -> list[int]:
-        return [waiting.uid for waiting in self.daemon.line if not waiting.client]
+        return [entry.uid for entry in self.daemon.queue if not entry.client]
 
     def _waiters(self) -> set[Waiter]:
         clients = {("client", client) for client in self.in_line}
@@ -233,13 +233,13 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def _check_why_it_leaves(self, server: int, forced: bool) -> None:
         idle = server not in self.on_server.values()
-        others_wait = any(waiting.uid != self.uid_of_server[server] for waiting in self.daemon.line)
+        others_wait = any(entry.uid != self.uid_of_server[server] for entry in self.daemon.queue)
         assert not (self.multiuser and others_wait)
         # Told to leave before, or for the sake of others: then nobody is there whose work could be lost.
-        silent = forced and self._is_forsaken(server) and (others_wait or server in self.told_to_leave)
+        silent = forced and self._is_abandoned(server) and (others_wait or server in self.told_to_leave)
         assert self.quit_begun or server in self.shut_down or silent or (idle and others_wait and not forced)
 
-    def _is_forsaken(self, server: int) -> bool:
+    def _is_abandoned(self, server: int) -> bool:
         clients = {client for client, on in self.on_server.items() if on == server}
         return bool(clients) and clients <= self.ended
 
@@ -274,7 +274,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.uid_of[client] = uid
         self.in_line.add(client)
         self._comes(("client", client))
-        self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
+        self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
         if foreign or self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
             assert client not in self.in_line
         return client if client in self.in_line else multiple()
@@ -285,20 +285,20 @@ class DaemonMachine(RuleBasedStateMachine):
         client = self.serial
         self.uid_of[client] = uid
         self.debugged[client] = self._clients()
-        servers = (dict(self.spawning), dict(self.running), set(self.told_to_leave), list(self.daemon.line))
-        self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid), "c", 1, traced=True))
+        servers = (dict(self.spawning), dict(self.running), set(self.told_to_leave), list(self.daemon.queue))
+        self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=True))
         # It is nobody's turn.
-        assert servers == (self.spawning, self.running, self.told_to_leave, self.daemon.line)
+        assert servers == (self.spawning, self.running, self.told_to_leave, self.daemon.queue)
         if self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
             assert client not in self.debugged
         return client if client in self.debugged else multiple()
 
     @rule(client=consumes(waiting))
-    def leave_the_line(self, client: int) -> None:
+    def leave_queue(self, client: int) -> None:
         if client in self.in_line or client in self.debugged:
             self.in_line.discard(client)
             self.debugged.pop(client, None)
-            self.feed(events.ClientLeftTheLine(client))
+            self.feed(events.WaitingClientLeft(client))
 
     @rule(
         line=st.sampled_from(["ps", "get_server_list", "device_query", "foo", "", "get_client_list 1001"]), uid=UIDS
@@ -487,7 +487,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def daemon_dies(self, data: st.DataObject) -> None:
         """kill -9; another daemon begins, and whoever waited comes again, in any order."""
         defaults = self._defaults()
-        left = remember(self.daemon, self.origin)
+        left = snapshot(self.daemon, self.initial)
         assert [server.serial for server in left.servers] == list(self.running)
         alone = set(self.running) - set(self.on_server.values())
         # A server without clients leaves, sooner or later.
@@ -539,7 +539,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 self.in_line.add(client)
                 self._comes(("client", client))
             uid = self.uid_of[client]
-            self.feed(events.ClientKnocked(client, Peer(5000 + client, uid, uid), "c", 1, traced=client in traced))
+            self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=client in traced))
 
     @precondition(lambda self: self.awaited)
     @rule(status=st.sampled_from(["ACTIVE", "FAULT"]), leaving=st.booleans())
@@ -568,7 +568,7 @@ class DaemonMachine(RuleBasedStateMachine):
     @rule()
     def is_left_alone(self) -> None:
         (server,) = self.awaited
-        self._server_is_no_more(events.ServerLeftAlone(server, "other devices"))
+        self._server_is_no_more(events.ServerNotAdopted(server, "other devices"))
 
     @precondition(lambda self: set(self.running) - self.awaited)
     @rule(fault=st.booleans())
@@ -711,7 +711,7 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_lost(self) -> None:
-        assert {waiting.client for waiting in self.daemon.line if waiting.client} == self.in_line
+        assert {entry.client for entry in self.daemon.queue if entry.client} == self.in_line
         assert all(count == 1 for count in self.settled.values())
         known = {client for server in self.daemon.servers.values() for client in server.clients}
         assert known == {client for client, server in self.on_server.items() if server not in self.awaited}
@@ -728,26 +728,26 @@ class DaemonMachine(RuleBasedStateMachine):
         # Nor does a timer run for somebody who has gone.
         assert timed <= self._waiters()
         current = [server.uid for server in self.daemon.servers.values()]
-        for place, waiting in enumerate(self.daemon.line):
-            waiter = ("client", waiting.client) if waiting.client else ("wish", waiting.uid)
+        for place, entry in enumerate(self.daemon.queue):
+            waiter = ("client", entry.client) if entry.client else ("wish", entry.uid)
             if waiter not in timed and waiter not in self.patience_over:
                 # In a pause after a failed start there is no server; the head of the line is nobody's to overtake.
-                assert {*current, *(before.uid for before in self.daemon.line[:place])} <= {waiting.uid}
-                assert current or place or self._pause_of(waiting.uid)
+                assert {*current, *(before.uid for before in self.daemon.queue[:place])} <= {entry.uid}
+                assert current or place or self._pause_of(entry.uid)
 
     @invariant()
     def whoever_waits_will_be_served(self) -> None:
         # A line with nobody to move it on would wait for ever.
-        assert not self.daemon.line or self.daemon.servers or self._pause_of(self.daemon.line[0].uid)
+        assert not self.daemon.queue or self.daemon.servers or self._pause_of(self.daemon.queue[0].uid)
 
     @invariant()
     def clients_that_have_ended_hold_nobody_up_for_ever(self) -> None:
         for server in set(self.running) - self.ever_forced:
-            if self._is_forsaken(server) and self._is_waited_for(server):
+            if self._is_abandoned(server) and self._is_waited_for(server):
                 assert f"silence {server}" in self.timers
 
     def _is_waited_for(self, server: int) -> bool:
-        return bool(self.daemon.line) or self.phases[server] is Phase.LEAVING
+        return bool(self.daemon.queue) or self.phases[server] is Phase.LEAVING
 
     @invariant()
     def a_server_has_one_time_to_leave(self) -> None:
@@ -776,7 +776,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 for waiter in self._waiters() - others:
                     # Unless it came when somebody of another user had waited long enough.
                     assert any(self.patience_over.get(other, self.moment) < self.came[waiter] for other in others)
-                assert server.clients or not self.daemon.line
+                assert server.clients or not self.daemon.queue
 
     @invariant()
     def after_quit_nobody_waits_and_the_end_comes_once(self) -> None:
@@ -802,7 +802,7 @@ class DaemonMachine(RuleBasedStateMachine):
         raise AssertionError(f"clients {sorted(owed & (self.in_line | set(self.debugged)))} starve")
 
     def _time_passes(self) -> None:
-        pause = self._pause_of(self.daemon.line[0].uid) if self.daemon.line else ""
+        pause = self._pause_of(self.daemon.queue[0].uid) if self.daemon.queue else ""
         assert self.spawning or self.running or pause, "nobody moves the line on"
         if self.spawning:
             self.spawned()
@@ -816,7 +816,7 @@ class DaemonMachine(RuleBasedStateMachine):
             self.returns(status="ACTIVE", leaving=False)
         elif server.phase in (Phase.INITIALIZING, Phase.FAULT):
             self.feed(events.StatusPushed(serial, "ACTIVE"))
-        elif self._is_forsaken(serial) and self._is_waited_for(serial):
+        elif self._is_abandoned(serial) and self._is_waited_for(serial):
             # It is stopped for ever, whatever it was told.
             for token in (f"silence {serial}", f"leave {serial}"):
                 if token in self.timers:

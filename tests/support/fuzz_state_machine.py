@@ -60,7 +60,7 @@ class Session:
         if self.source.random() < 0.1:
             number = next(self.numbers)
             uid = self.source.choice((OWNER, STRANGER))
-            self.pending.append(events.ClientKnocked(number, Peer(number + 500, uid, uid, (uid,)), "client", 7))
+            self.pending.append(events.ClientConnected(number, Peer(number + 500, uid, uid, (uid,)), "client", 7))
 
     def feed(self, event: events.Event) -> None:
         """Let an event happen; check all that comes of it."""
@@ -90,7 +90,7 @@ class Session:
                     else (spawned, events.StatusPushed(server, "ACTIVE"))
                 )
                 self.pending += after
-            case do.TellServerToLeave(server) | do.KillServer(server):
+            case do.ShutDownServer(server) | do.KillServer(server):
                 self.pending = [each for each in self.pending if not isinstance(each, events.StatusPushed)]
                 self.pending.append(events.ServerExited(server, 0))
             case do.AdmitClient(client, server):
@@ -130,7 +130,7 @@ def _is_one_entry(event: str, fields: dict[str, object]) -> None:
             assert data.count(b"\n") == 1, "a command can begin a line of its own in the log"
 
 
-def fuzz_mind(seed: int, sessions: int) -> int:
+def fuzz_state_machine(seed: int, sessions: int) -> int:
     """Play so many sessions; return how many events they had. Raises what a session raised, its number in a note."""
     played = 0
     for number in range(sessions):

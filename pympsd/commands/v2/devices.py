@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pympsd.commands.answers import lines, refusal
+from pympsd.vocabulary.answers import lines, refusal
 from pympsd.commands.arguments import flag
 from pympsd.commands.numbers import leading_integer
-from pympsd.commands.registry import Asker, Decision, command
+from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine.daemon_state import Daemon
 
 HEADING: Final = ("Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes")
@@ -21,7 +21,7 @@ def _first_number(words: Sequence[str]) -> int | None:
 
 
 @command("device_query", pid=_first_number, csv=flag("--csv"))
-def device_query(daemon: Daemon, asker: Asker, pid: int | None, csv: bool) -> Decision:
+def device_query(daemon: Daemon, caller: Caller, pid: int | None, csv: bool) -> Decision:
     """Show the devices of the daemon and of its servers, or of the server PID; --csv as comma-separated values."""
     if pid is not None and daemon.server_by_pid(pid) is None:
         return Decision(refusal(f"Server {pid} not found"))

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from pympsd.commands.answers import Answer, Part, lines, refusal
+from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.commands.numbers import atoi
 from pympsd.commands.privileges import may_change_settings
-from pympsd.commands.registry import Asker, Decision, command
+from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.volta import volta_only
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, tell_limits
+from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, limits_update
 from pympsd.vocabulary.limits import BadLimit, PinnedMemory
 
 
@@ -81,9 +81,9 @@ def _set(daemon: Daemon, limits: dict[int, PinnedMemory], setting: _Setting, *be
 
 @command("set_default_device_pinned_mem_limit", setting=_default_setting)
 @volta_only("device memory limits have")
-def set_default(daemon: Daemon, asker: Asker, setting: _Setting) -> Decision:
+def set_default(daemon: Daemon, caller: Caller, setting: _Setting) -> Decision:
     """Set how much memory of DEVICE (ordinal or UUID) each client of the next server may hold: 10G, 900M, 0: all."""
-    if (denied := may_change_settings(daemon, asker)) is not None:
+    if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     said = _silent(f"set_default_device_pinned_mem_limit {setting.device} {setting.value}.")
     return Decision(_set(daemon, daemon.memory_limits, setting, said))
@@ -91,7 +91,7 @@ def set_default(daemon: Daemon, asker: Asker, setting: _Setting) -> Decision:
 
 @command("get_default_device_pinned_mem_limit", device=_default_device)
 @volta_only("device memory limits have")
-def get_default(daemon: Daemon, asker: Asker, device: str) -> Decision:
+def get_default(daemon: Daemon, caller: Caller, device: str) -> Decision:
     """Print how much memory of DEVICE each client of the next server may hold; nothing when there is no limit."""
     try:
         limit = daemon.memory_limits.get(device_named(daemon.devices, device))
@@ -104,21 +104,21 @@ def get_default(daemon: Daemon, asker: Asker, device: str) -> Decision:
 
 @command("set_device_pinned_mem_limit", given=_server_setting)
 @volta_only("device memory limits have")
-def set_of_server(daemon: Daemon, asker: Asker, given: tuple[int, _Setting]) -> Decision:
+def set_of_server(daemon: Daemon, caller: Caller, given: tuple[int, _Setting]) -> Decision:
     """Set how much memory of DEVICE each later client of the server PID may hold: 10G, 900M, 0: all."""
-    if (denied := may_change_settings(daemon, asker)) is not None:
+    if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     pid, setting = given
     server = daemon.server_by_pid(pid)
     if server is None:
         return Decision(refusal(f"Server {pid} not found"))
     answer = _set(daemon, server.memory_limits, setting)
-    return Decision(answer, () if answer.refused else (tell_limits(server),))
+    return Decision(answer, () if answer.refused else (limits_update(server),))
 
 
 @command("get_device_pinned_mem_limit", given=_server_device)
 @volta_only("device memory limits have")
-def get_of_server(daemon: Daemon, asker: Asker, given: tuple[int, str]) -> Decision:
+def get_of_server(daemon: Daemon, caller: Caller, given: tuple[int, str]) -> Decision:
     """Print how much memory of DEVICE each later client of the server PID may hold; nothing when not limited."""
     pid, device = given
     server = daemon.server_by_pid(pid)

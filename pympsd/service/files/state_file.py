@@ -18,7 +18,7 @@ import msgspec
 from attrs import define, field, frozen
 
 from pympsd.service.processes.status import has_ended, started_at
-from pympsd.state_machine.persistent_state import Remembered, check
+from pympsd.state_machine.persistent_state import PersistentState, check
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
 
@@ -45,7 +45,7 @@ class Kept:
     """Each device by what must not change under a server that runs on."""
     started: dict[int, int]
     """When each server's process started, by PID, in clock ticks since boot (proc(5), stat, field 22)."""
-    remembered: Remembered
+    remembered: PersistentState
     writer: tuple[int, int] = (0, 0)
     """The daemon: its PID, and when its process started."""
 
@@ -131,11 +131,11 @@ class StateFile:
     log: Any
     is_anothers: Callable[[], bool] = lambda: False
     """Whether the folder is another daemon's by now."""
-    _written: Remembered | None = None
+    _written: PersistentState | None = None
     _started: dict[int, int] = field(factory=dict)
     _failed: bool = False
 
-    def keep(self, remembered: Remembered) -> None:
+    def keep(self, remembered: PersistentState) -> None:
         """Replace the file when it should hold something else, or somebody removed it; a failure is logged.
 
         Called at every event, so a failure is tried again.
@@ -151,7 +151,7 @@ class StateFile:
             return
         self._written, self._failed = remembered, False
 
-    def _replace(self, remembered: Remembered) -> None:
+    def _replace(self, remembered: PersistentState) -> None:
         if self.is_anothers():
             raise FileExistsError(errno.EEXIST, "another daemon has taken the pipe directory")
         self._started = {

@@ -25,7 +25,7 @@ from pympsd.service.processes.status import has_ended, started_at
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
 from pympsd.state_machine import events
 from pympsd.state_machine.adoption import first_serial
-from pympsd.state_machine.persistent_state import Remembered, RememberedServer
+from pympsd.state_machine.persistent_state import PersistentState, PersistentServer
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.statuses import ServerStatus
@@ -117,7 +117,7 @@ class AwaitedServer:
         """Let it go on without a daemon."""
         self.settle(hub)
         hub.servers.pop(self.session.serial, None)
-        hub.feed(events.ServerLeftAlone(self.session.serial, reason))
+        hub.feed(events.ServerNotAdopted(self.session.serial, reason))
 
     async def serve(self, hub: Hub, channel: MessageChannel) -> None:
         """Converse with it until its end; one that ends the conversation and stays is killed."""
@@ -158,7 +158,7 @@ async def all_settled(hub: Hub) -> None:
             await server.settled.wait()
 
 
-def _awaited(hub: Hub, kept: Kept, server: RememberedServer, stranger: str) -> AwaitedServer | None:
+def _awaited(hub: Hub, kept: Kept, server: PersistentServer, stranger: str) -> AwaitedServer | None:
     """Return a server that is still the process it was, None where it is not, or cannot be watched."""
     try:
         process = KnownProcess(os.pidfd_open(server.pid))
@@ -176,10 +176,10 @@ def _awaited(hub: Hub, kept: Kept, server: RememberedServer, stranger: str) -> A
     return AwaitedServer(session, process, stranger, kept.started[server.pid])
 
 
-def _still_true(kept: Kept, awaited: Sequence[AwaitedServer], stranger: str) -> Remembered:
+def _still_true(kept: Kept, awaited: Sequence[AwaitedServer], stranger: str) -> PersistentState:
     there = {server.session.serial for server in awaited}
     left = kept.remembered
-    return Remembered(
+    return PersistentState(
         generation=left.generation,
         thread_percentage=left.thread_percentage,
         client_priority=left.client_priority,

@@ -14,7 +14,7 @@ from pympsd.channel.awaited import MessageChannel
 from pympsd.service.dispatcher import Hub
 from pympsd.service.sessions.peers import KnownPeer, command_of, namespace_of
 from pympsd.service.sessions.server import ServerSession
-from pympsd.state_machine.events import ClientKnocked, ClientLeftTheLine
+from pympsd.state_machine.events import ClientConnected, WaitingClientLeft
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.results import Result
 from pympsd.wire.errors import RemoteError
@@ -55,11 +55,11 @@ class ClientSession:
         try:
             namespace = namespace_of(self.peer.pid, self.hello.pid_namespace)
             environment, traced = self.hello.environment, self.hello.traced
-            hub.feed(ClientKnocked(self.client, self.peer, self.command, namespace, environment, traced))
+            hub.feed(ClientConnected(self.client, self.peer, self.command, namespace, environment, traced))
             if not self._settled.is_set():
                 await self._wait_in_line()
             if not self._settled.is_set():
-                hub.feed(ClientLeftTheLine(self.client))
+                hub.feed(WaitingClientLeft(self.client))
             if self._server is not None:
                 self._server.watch(hub, self.client, self._take_pidfd())
         finally:

@@ -6,7 +6,7 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.awaited import MessageChannel
-from pympsd.commands.answers import Answer
+from pympsd.vocabulary.answers import Answer
 from pympsd.service.dispatcher import Hub
 from pympsd.state_machine.events import OperatorLine
 from pympsd.wire import frames
