@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.commands.numbers import atoi, leading_integer
+from pympsd.vocabulary.answers import Answer, refusal
 
 
 def required_pid(words: Sequence[str]) -> int | Answer:

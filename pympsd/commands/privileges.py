@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.commands.registry import Caller
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.vocabulary.answers import Answer, refusal
 
 INSUFFICIENT: Final = (
     "Insufficient privileges for UID {uid}. Control deamon settings can only be modified by the user who started it "

@@ -15,7 +15,7 @@ from pympsd.service.rate_limit import UserLines
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon as Mind
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.events import ClientGonePushed, ClientConnected, Event, OperatorLine, TimerEnded
+from pympsd.state_machine.events import ClientConnected, ClientGonePushed, Event, OperatorLine, TimerEnded
 from pympsd.state_machine.server_lifecycle import IllegalMove
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.identities import Serials

@@ -10,11 +10,11 @@ from typing import Final
 
 from pympsd.state_machine import debuggers, turns
 from pympsd.state_machine.admission import serve_queue, time_leaving
-from pympsd.state_machine.daemon_state import Client, Context, Daemon, Server, QueueEntry
+from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
 from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
-from pympsd.state_machine.persistent_state import PersistentState, PersistentServer
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Serials
@@ -100,7 +100,9 @@ def _limits(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:
 
 
 def _client(server: Server, client: ReturnedClient) -> Client:
-    contexts = {context.serial: Context(context.serial, context.number, context.device) for context in client.contexts}
+    contexts = {
+        context.serial: Context(context.serial, context.number, context.device) for context in client.contexts
+    }
     return Client(client.client, client.pid, server.uid, client.command, client.namespace, contexts)
 
 

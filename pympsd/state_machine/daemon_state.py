@@ -114,7 +114,7 @@ class FailedStarts:
     pausing_after: int
     """The serial of the last one during the pause before the next try, else 0."""
     unserved: int = 0
-    """The serial of the last one if it ended with its clients: they may come again, so it still counts for a while."""
+    """The serial of the last one if it ended with its clients: it counts for a while, for they may connect again."""
     refusal: str = ""
     """Why this user's clients are refused until the pause is over; empty: they are not."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
+
 @frozen
 class Part:
     """A piece of an answer: printed to stdout with a newline after it, logged as one entry."""

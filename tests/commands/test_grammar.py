@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pympsd.commands.v2
-from pympsd.vocabulary.answers import Answer
 from pympsd.commands.operator_line import LINE_LIMIT, decide_line, split
 from pympsd.commands.registry import REGISTRY, Caller, command
 from pympsd.devices.machine import describe, from_toml
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import SpawnServer
+from pympsd.vocabulary.answers import Answer
 
 CONFORMANCE: Final = Path(__file__).parent.parent / "conformance"
 RECORDED: Final = (CONFORMANCE / "one-h200.toml").read_text()

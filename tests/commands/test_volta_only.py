@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pympsd.vocabulary.answers import Answer
 from pympsd.commands.operator_line import decide_line
 from pympsd.commands.registry import REGISTRY, Caller
 from pympsd.devices.machine import from_toml
 from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.limits import ThreadPercentage
 
 OLD, NEW = '[[device]]\nprofile = "P100"', '[[device]]\nprofile = "V100"'

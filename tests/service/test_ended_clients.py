@@ -211,7 +211,9 @@ async def test_a_server_that_takes_no_clients_costs_only_so_many_descriptors(
 def left_behind(house: House, tmp_path: Path) -> None:
     """A daemon has died that had one server: this process."""
     server = PersistentServer(1, ME, 0, 100.0, {})
-    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(PersistentState(servers=(server,)))
+    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(
+        PersistentState(servers=(server,))
+    )
     inherit(house.hub, str(tmp_path))
 
 

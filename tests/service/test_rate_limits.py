@@ -146,7 +146,9 @@ async def server_of(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     # The test process plays the server.
     monkeypatch.setattr(KnownProcess, "kill", lambda _: None)
     server = PersistentServer(1, ME, 0, 100.0, {})
-    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(PersistentState(servers=(server,)))
+    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(
+        PersistentState(servers=(server,))
+    )
     inherit(house.hub, str(tmp_path))
     caller = await house.connect()
     hello = link.ServerReturn(Versions(), ME, "ACTIVE", False, 1)

@@ -33,7 +33,9 @@ def _nobody_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 def left_behind(house: House, tmp_path: Path, *, pid: int = ME, uid: int = 0) -> Path:
     """What a daemon leaves that had one server."""
     server = PersistentServer(1, pid, uid, 60.0, {0: 1 << 30})
-    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(PersistentState(servers=(server,)))
+    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(
+        PersistentState(servers=(server,))
+    )
     return tmp_path / files.STATE
 
 

@@ -9,9 +9,9 @@ import trio
 import trio.testing
 
 from pympsd.state_machine import instructions as do
+from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
-from pympsd.state_machine.timers import Timer, TimerKind
 from tests.service.conftest import bounded
 
 if TYPE_CHECKING:

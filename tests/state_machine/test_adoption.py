@@ -13,15 +13,22 @@ from pympsd.state_machine.instructions import (
     Exit,
     KillServer,
     Reply,
+    ShutDownServer,
     SpawnServer,
     UpdateServerLimits,
-    ShutDownServer,
     WatchClient,
     Working,
 )
-from pympsd.state_machine.persistent_state import EMPTY_STATE, InitialDefaults, PersistentState, PersistentServer, check, snapshot
-from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.state_machine.persistent_state import (
+    EMPTY_STATE,
+    InitialDefaults,
+    PersistentServer,
+    PersistentState,
+    check,
+    snapshot,
+)
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from tests.state_machine.conftest import DEVICES, Story
 
 A, B = 500, 600

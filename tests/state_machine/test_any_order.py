@@ -1,8 +1,8 @@
-"""The daemon's mind under any order of events: users, operators, servers and signals, drawn by hypothesis.
+"""The daemon's state machine under any order of events: users, operators, servers and signals, drawn by hypothesis.
 
-The machine plays the rim: it remembers what was instructed, and only lets happen what could happen then. It keeps its
-own account of who came when and whose patience was over when, and at the end lets time pass: however much the active
-user's newcomers press in, everybody who waits is answered.
+The machine plays the I/O layer: it records the instructions, and draws only events that are possible then. It keeps
+its own account of when each client came and when it could no longer be overtaken, and at the end lets time pass: each
+waiting client is answered, however many newcomers of the active user connect.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
@@ -31,16 +32,17 @@ from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.server_lifecycle import MOVES, Phase
+from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 
 Waiter = tuple[str, int]
-"""("client", its serial) or ("wish", the uid)."""
+"""("client", its serial) or ("request", the uid of a start request)."""
 UIDS = st.sampled_from([0, 500, 600, 65534])
 DEVICES = describe("2xH200")
 
 
 class DaemonMachine(RuleBasedStateMachine):
-    """Everything outside the mind."""
+    """Everything outside the state machine."""
 
     waiting = Bundle("waiting")
 
@@ -52,26 +54,26 @@ class DaemonMachine(RuleBasedStateMachine):
         """Servers of a daemon that died, until they return."""
         self.moment = 0
         self.came: dict[Waiter, int] = {}
-        """When each client knocked, and each user's standing wish was made."""
+        """When each client connected, and each user's pending start request was made."""
         self.patience_over: dict[Waiter, int] = {}
-        self.turn_timers: dict[str, Waiter] = {}
+        self.turn_timers: dict[Timer, Waiter] = {}
         self.debugged: dict[int, set[int]] = {}
         self.serial = 0
         self.session = 0
         self.pid = 1000
         self.uid_of: dict[int, int] = {}
-        self.in_line: set[int] = set()
+        self.in_queue: set[int] = set()
         self.settled: Counter[int] = Counter()
         self.on_server: dict[int, int] = {}
         self.watched: set[int] = set()
-        """The clients whose ends the rim would see: all it is told to watch, but a pidfd may be lacking."""
+        """The clients whose ends the I/O layer would see: all it has to watch, but a pidfd may be lacking."""
         self.ended: set[int] = set()
-        """The clients whose processes have ended, as the mind was told."""
+        """The clients whose processes have ended, as the state machine knows."""
         self.spawning: dict[int, int] = {}
         self.running: dict[int, int] = {}
         self.uid_of_server: dict[int, int] = {}
         self.ever_forced: set[int] = set()
-        self.told_to_leave: set[int] = set()
+        self.shutting_down: set[int] = set()
         self.shut_down: set[int] = set()
         self.killed: set[int] = set()
         self.terminating: dict[int, tuple[int, int]] = {}
@@ -79,14 +81,14 @@ class DaemonMachine(RuleBasedStateMachine):
         self.starting: dict[int, int] = {}
         self.refused: dict[int, str] = {}
         self.failures: Counter[int] = Counter()
-        """By user: how many servers ended before they had served, one after the other."""
+        """By user: the number of consecutive servers that ended before they had served."""
         self.unserved: dict[int, int] = {}
-        """By user: the last of them, where it ended with its clients."""
+        """By user: the last of them, if it ended with its clients."""
         self.refusing: set[int] = set()
         """The users whose clients are refused for a while."""
         self.proven: set[int] = set()
-        self.told_limits: dict[int, tuple[float, dict[int, int]]] = {}
-        self.timers: list[str] = []
+        self.sent_limits: dict[int, tuple[float, dict[int, int]]] = {}
+        self.timers: list[Timer] = []
         self.replies: Counter[int] = Counter()
         self.expect_reply: set[int] = set()
         self.quitters: set[int] = set()
@@ -99,24 +101,24 @@ class DaemonMachine(RuleBasedStateMachine):
     turn_patience = 30.0
 
     def serving(self, uid: int) -> int:
-        """Whose server serves a user."""
+        """Return the uid whose server serves a user."""
         return 0 if self.multiuser else uid
 
     def _new_daemon(self) -> Daemon:
         return Daemon(self.daemon_uid, DEVICES, multiuser=self.multiuser, turn_patience=self.turn_patience)
 
-    # --- the rim
+    # --- the I/O layer
 
     def feed(self, event: events.Event) -> list[do.Instruction]:
         was_over = self.exits
         self.moment += 1
-        told = handle(self.daemon, event)
-        for instruction in told:
+        instructions = handle(self.daemon, event, answer_line)
+        for instruction in instructions:
             self._carry_out(instruction)
         if was_over:
             assert self.exits == was_over == 1
         self._follow_phases()
-        return told
+        return instructions
 
     def _carry_out(self, instruction: do.Instruction) -> None:
         match instruction:
@@ -127,15 +129,15 @@ class DaemonMachine(RuleBasedStateMachine):
                 assert server not in self.uid_of_server
                 assert peer is None or peer.uid == uid
                 assert peer is None or not self.multiuser
-                self.told_limits[server] = self._limits_of(server)
+                self.sent_limits[server] = self._limits_of(server)
                 self.spawning[server] = self.uid_of_server[server] = uid
             case do.AdmitClient(client, server, pid, _):
                 assert self.running[server] == pid
                 assert server not in self.awaited
                 assert self.uid_of_server[server] == self.serving(self.uid_of[client])
-                assert server not in self.told_to_leave
+                assert server not in self.shutting_down
                 self._settle(client)
-                self._check_whom_it_overtakes(client)
+                self._check_overtaking(client)
                 self.on_server[client] = server
                 self.watched.add(client)
             case do.WatchClient(client, server, pid):
@@ -153,17 +155,17 @@ class DaemonMachine(RuleBasedStateMachine):
                 self._settle(client)
             case do.ShutDownServer(server, forced):
                 assert server in self.running
-                assert forced or server not in self.told_to_leave
+                assert forced or server not in self.shutting_down
                 assert not forced or server not in self.ever_forced
-                self._check_why_it_leaves(server, forced)
-                self.told_to_leave.add(server)
+                self._check_why_it_shuts_down(server, forced)
+                self.shutting_down.add(server)
                 self.ever_forced |= {server} if forced else set()
             case do.KillServer(server):
                 assert server in self.running
                 self.killed.add(server)
             case do.UpdateServerLimits(server, percentage, limits):
                 assert server in self.running
-                self.told_limits[server] = (percentage, limits)
+                self.sent_limits[server] = (percentage, limits)
             case do.TerminateClient(server, token, _):
                 assert server in self.running
                 assert token not in self.terminating
@@ -173,16 +175,16 @@ class DaemonMachine(RuleBasedStateMachine):
                 self.replies[session] += 1
             case do.Working(session):
                 assert session in self.quitters | self.expect_reply
-            case do.SetTimer(token, seconds):
+            case do.SetTimer(timer, seconds):
                 assert seconds >= 0
-                self.timers.append(token)
-                if token.startswith("turn "):
+                self.timers.append(timer)
+                if timer.kind is TimerKind.TURN:
                     assert seconds == self.turn_patience > 0
-                    self.turn_timers[token] = self._came_last(int(token.split()[1]))
-            case do.CancelTimer(token):
-                self.timers.remove(token)
-                if token.startswith("turn "):
-                    assert self.turn_timers[token] not in self._waiters()
+                    self.turn_timers[timer] = self._came_last(timer.key)
+            case do.CancelTimer(timer):
+                self.timers.remove(timer)
+                if timer.kind is TimerKind.TURN:
+                    assert self.turn_timers[timer] not in self._waiters()
             case do.Exit(status):
                 assert status == 0
                 assert self.quit_begun
@@ -193,50 +195,50 @@ class DaemonMachine(RuleBasedStateMachine):
     def _came_last(self, ticket: int) -> Waiter:
         last = max(self.came.values())
         came = [waiter for waiter, moment in self.came.items() if moment == last]
-        # Only a daemon that begins takes in several at once: the wishes made to the one before.
+        # Only a daemon that starts takes several at once: the start requests of the previous one.
         (uid,) = {entry.uid for entry in self.daemon.queue if entry.ticket == ticket}
-        return next(waiter for waiter in came if len(came) == 1 or waiter == ("wish", uid))
+        return next(waiter for waiter in came if len(came) == 1 or waiter == ("request", uid))
 
     def _settle(self, client: int) -> None:
-        assert client in self.in_line or client in self.debugged, "answered twice, or after it left"
-        self.in_line.discard(client)
+        assert client in self.in_queue or client in self.debugged, "answered twice, or after it left"
+        self.in_queue.discard(client)
         self.debugged.pop(client, None)
         self.settled[client] += 1
 
     def _clients(self) -> set[int]:
         unknown = {-server for server in self.awaited}
         known = {client for client, server in self.on_server.items() if server not in self.awaited}
-        return self.in_line | known | unknown
+        return self.in_queue | known | unknown
 
-    def _wishes(self) -> list[int]:
+    def _start_requests(self) -> list[int]:
         return [entry.uid for entry in self.daemon.queue if not entry.client]
 
     def _waiters(self) -> set[Waiter]:
-        clients = {("client", client) for client in self.in_line}
-        return clients | {("wish", uid) for uid in self._wishes()}
+        clients = {("client", client) for client in self.in_queue}
+        return clients | {("request", uid) for uid in self._start_requests()}
 
     def _user_of(self, waiter: Waiter) -> int:
         kind, number = waiter
-        return number if kind == "wish" else self.serving(self.uid_of[number])
+        return number if kind == "request" else self.serving(self.uid_of[number])
 
-    def _check_whom_it_overtakes(self, client: int) -> None:
+    def _check_overtaking(self, client: int) -> None:
         own = self.serving(self.uid_of[client])
         for waiter in self._waiters():
             if self._user_of(waiter) != own and waiter in self.patience_over:
                 assert self.came["client", client] < self.patience_over[waiter], f"{client} overtook {waiter}"
 
-    def _comes(self, waiter: Waiter) -> None:
+    def _joins(self, waiter: Waiter) -> None:
         self.came[waiter] = self.moment + 1
         self.patience_over.pop(waiter, None)
         if self.turn_patience == 0:
             self.patience_over[waiter] = self.moment + 1
 
-    def _check_why_it_leaves(self, server: int, forced: bool) -> None:
+    def _check_why_it_shuts_down(self, server: int, forced: bool) -> None:
         idle = server not in self.on_server.values()
         others_wait = any(entry.uid != self.uid_of_server[server] for entry in self.daemon.queue)
         assert not (self.multiuser and others_wait)
-        # Told to leave before, or for the sake of others: then nobody is there whose work could be lost.
-        silent = forced and self._is_abandoned(server) and (others_wait or server in self.told_to_leave)
+        # It was shutting down before, or other users wait: then no client is left whose work could be lost.
+        silent = forced and self._is_abandoned(server) and (others_wait or server in self.shutting_down)
         assert self.quit_begun or server in self.shut_down or silent or (idle and others_wait and not forced)
 
     def _is_abandoned(self, server: int) -> bool:
@@ -257,10 +259,10 @@ class DaemonMachine(RuleBasedStateMachine):
     # --- what can happen
 
     @initialize(clients=st.integers(0, 3), ended=st.booleans())
-    def begin_busily(self, clients: int, ended: bool) -> None:
-        """Much can only happen to somebody who is served, or of whose end nobody has said anything."""
+    def start_busy(self, clients: int, ended: bool) -> None:
+        """Begin with served clients, or with clients whose ends are not reported: many events need them."""
         for _ in range(clients):
-            self.knock(uid=500, foreign=False)
+            self.connect(uid=500, foreign=False)
         if clients:
             self.spawned()
             self.status(fault=False)
@@ -268,35 +270,35 @@ class DaemonMachine(RuleBasedStateMachine):
             self.all_processes_end()
 
     @rule(target=waiting, uid=UIDS, foreign=st.sampled_from([False, False, False, True]))
-    def knock(self, uid: int, foreign: bool) -> object:
+    def connect(self, uid: int, foreign: bool) -> object:
         self.serial += 1
         client = self.serial
         self.uid_of[client] = uid
-        self.in_line.add(client)
-        self._comes(("client", client))
+        self.in_queue.add(client)
+        self._joins(("client", client))
         self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
         if foreign or self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
-            assert client not in self.in_line
-        return client if client in self.in_line else multiple()
+            assert client not in self.in_queue
+        return client if client in self.in_queue else multiple()
 
     @rule(target=waiting, uid=UIDS)
-    def knock_under_a_debugger(self, uid: int) -> object:
+    def connect_under_a_debugger(self, uid: int) -> object:
         self.serial += 1
         client = self.serial
         self.uid_of[client] = uid
         self.debugged[client] = self._clients()
-        servers = (dict(self.spawning), dict(self.running), set(self.told_to_leave), list(self.daemon.queue))
+        servers = (dict(self.spawning), dict(self.running), set(self.shutting_down), list(self.daemon.queue))
         self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=True))
-        # It is nobody's turn.
-        assert servers == (self.spawning, self.running, self.told_to_leave, self.daemon.queue)
+        # It takes no turn.
+        assert servers == (self.spawning, self.running, self.shutting_down, self.daemon.queue)
         if self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
             assert client not in self.debugged
         return client if client in self.debugged else multiple()
 
     @rule(client=consumes(waiting))
     def leave_queue(self, client: int) -> None:
-        if client in self.in_line or client in self.debugged:
-            self.in_line.discard(client)
+        if client in self.in_queue or client in self.debugged:
+            self.in_queue.discard(client)
             self.debugged.pop(client, None)
             self.feed(events.WaitingClientLeft(client))
 
@@ -306,14 +308,14 @@ class DaemonMachine(RuleBasedStateMachine):
     def ask(self, line: str, uid: int) -> None:
         self._operator(line, uid)
 
-    @rule(wish=st.sampled_from([0, 500, 600]), uid=UIDS)
-    def start_server(self, wish: int, uid: int) -> None:
+    @rule(user=st.sampled_from([0, 500, 600]), uid=UIDS)
+    def start_server(self, user: int, uid: int) -> None:
         before = set(self.spawning)
-        if ("wish", self.serving(wish)) not in self._waiters():
-            self._comes(("wish", self.serving(wish)))
+        if ("request", self.serving(user)) not in self._waiters():
+            self._joins(("request", self.serving(user)))
         self.session += 1
         self.expect_reply.add(self.session)
-        self.feed(events.OperatorLine(self.session, uid, f"start_server -uid {wish}".encode()))
+        self.feed(events.OperatorLine(self.session, uid, f"start_server -uid {user}".encode()))
         started = set(self.spawning) - before
         assert self.replies[self.session] == (0 if started else 1)
         self.starting |= dict.fromkeys(started, self.session)
@@ -352,7 +354,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def set_a_default(self, line: str, uid: int) -> None:
         before = {server: self._limits_of(server) for server in self.daemon.servers}
         self._operator(line, uid)
-        # What a server started with stays its own.
+        # A running server keeps the defaults it started with.
         assert {server: self._limits_of(server) for server in self.daemon.servers} == before
 
     @rule(
@@ -398,13 +400,13 @@ class DaemonMachine(RuleBasedStateMachine):
     def termination_answered(self, data: st.DataObject, code: int) -> None:
         token = data.draw(st.sampled_from(sorted(self.terminating)))
         session, server = self.terminating[token]
-        # Nobody else can answer it.
+        # No other server can answer it.
         self.feed(events.TerminationAnswered(server + 1, token, code))
         assert self.replies[session] == 0
         del self.terminating[token]
         self.feed(events.TerminationAnswered(server, token, code))
         assert self.replies[session] == 1
-        # Nor is it answered twice.
+        # It is answered once only.
         self.feed(events.TerminationAnswered(server, token, code))
 
     @rule(line=st.sampled_from(["quit", "quit -t 1", "quit -t 0"]), uid=st.sampled_from([0, 500, 600]))
@@ -416,51 +418,51 @@ class DaemonMachine(RuleBasedStateMachine):
         self.quitters.add(self.session)
         self.quit_begun = True
         self.feed(events.OperatorLine(self.session, uid, line.encode()))
-        assert not self.in_line
+        assert not self.in_queue
 
     @rule()
     def stop_signal(self) -> None:
         self.quit_begun = True
         self.feed(events.StopSignal())
-        assert not self.in_line
+        assert not self.in_queue
 
     @precondition(lambda self: self.timers)
     @rule(data=st.data())
     def timer_ends(self, data: st.DataObject) -> None:
         self._timer_ends(data.draw(st.sampled_from(self.timers)))
 
-    def _timer_ends(self, token: str) -> None:
-        self.timers.remove(token)
-        if token in self.turn_timers:
-            self.patience_over[self.turn_timers[token]] = self.moment + 1
-        timer, number = token.split() if " " in token else (token, "0")
-        if timer == "termination":
-            session, _ = self.terminating.pop(int(number))
-        self.feed(events.TimerEnded(token))
-        if timer == "termination":
+    def _timer_ends(self, timer: Timer) -> None:
+        self.timers.remove(timer)
+        if timer in self.turn_timers:
+            self.patience_over[self.turn_timers[timer]] = self.moment + 1
+        kind, key = timer.kind, timer.key
+        if kind is TimerKind.TERMINATION:
+            session, _ = self.terminating.pop(key)
+        self.feed(events.TimerEnded(timer))
+        if kind is TimerKind.TERMINATION:
             assert self.replies[session] == 1
-        elif timer == "retry":
-            user = self.uid_of_server[int(number)]
+        elif kind is TimerKind.RETRY:
+            user = self.uid_of_server[key]
             waited_for = any(self._user_of(waiter) == user for waiter in self._waiters())
             if user in self.refusing or not (waited_for or user in self.unserved):
-                self._failures_are_forgotten(user)
-        elif timer == "memory" and self.unserved.get(self.uid_of_server[int(number)]) == int(number):
-            user = self.uid_of_server[int(number)]
+                self._drop_failures(user)
+        elif kind is TimerKind.MEMORY and self.unserved.get(self.uid_of_server[key]) == key:
+            user = self.uid_of_server[key]
             if user not in self.refusing and self._pause_of(user):
                 del self.unserved[user]
             elif user not in self.refusing:
-                self._failures_are_forgotten(user)
-        elif timer == "probation" and self.phases.get(int(number)) in (Phase.ACTIVE, Phase.FAULT):
-            self._has_served(int(number))
+                self._drop_failures(user)
+        elif kind is TimerKind.PROBATION and self.phases.get(key) in (Phase.ACTIVE, Phase.FAULT):
+            self._has_served(key)
 
-    def _failures_are_forgotten(self, user: int) -> None:
+    def _drop_failures(self, user: int) -> None:
         self.failures.pop(user, None)
         self.unserved.pop(user, None)
         self.refusing.discard(user)
 
     def _has_served(self, server: int) -> None:
         self.proven.add(server)
-        self._failures_are_forgotten(self.uid_of_server[server])
+        self._drop_failures(self.uid_of_server[server])
 
     @precondition(lambda self: self.spawning)
     @rule()
@@ -477,39 +479,39 @@ class DaemonMachine(RuleBasedStateMachine):
     def spawn_fails(self) -> None:
         ((server, uid),) = self.spawning.items()
         self.spawning.clear()
-        self._failures_are_forgotten(uid)
+        self._drop_failures(uid)
         self.feed(events.SpawnFailed(server, "no"))
         self._answered_starter(server)
-        assert not {client for client in self.in_line if self.serving(self.uid_of[client]) == uid}
+        assert not {client for client in self.in_queue if self.serving(self.uid_of[client]) == uid}
 
-    @precondition(lambda self: not self.exits and (self.running or self.in_line or self._wishes()))
+    @precondition(lambda self: not self.exits and (self.running or self.in_queue or self._start_requests()))
     @rule(data=st.data())
     def daemon_dies(self, data: st.DataObject) -> None:
-        """kill -9; another daemon begins, and whoever waited comes again, in any order."""
+        """Kill the daemon and start another; the clients that waited connect again, in any order."""
         defaults = self._defaults()
         left = snapshot(self.daemon, self.initial)
         assert [server.serial for server in left.servers] == list(self.running)
         alone = set(self.running) - set(self.on_server.values())
         # A server without clients leaves, sooner or later.
-        gone = {server for server in sorted(alone) if data.draw(st.booleans(), label="it is gone already")}
-        self._forget_the_daemon(gone)
+        gone = {server for server in sorted(alone) if data.draw(st.booleans(), label="it has ended already")}
+        self._drop_daemon_state(gone)
         left = evolve(left, servers=tuple(server for server in left.servers if server.serial not in gone))
         self.daemon = self._new_daemon()
         self.awaited = set(self.running)
         self.proven |= self.awaited
         self.phases = dict.fromkeys(self.awaited, Phase.RETURNING)
         for uid in map(self.serving, left.wishes):
-            self._comes(("wish", uid))
+            self._joins(("request", uid))
         self.feed(events.PredecessorDied(left))
         assert self._defaults() == defaults
-        self._come_again(data)
+        self._connect_again(data)
 
     def _defaults(self) -> tuple[object, ...]:
         daemon = self.daemon
         return daemon.thread_percentage, daemon.client_priority, dict(daemon.memory_limits)
 
-    def _forget_the_daemon(self, gone: set[int]) -> None:
-        """What ends with it: its timers, its operators, what was asked for, the servers it just started."""
+    def _drop_daemon_state(self, gone: set[int]) -> None:
+        """Drop what ends with a daemon: timers, operators, requests, and the servers that it just started."""
         self.running = {server: pid for server, pid in self.running.items() if server not in gone}
         self.uid_of_server = {server: self.uid_of_server[server] for server in self.running}
         for known in (self.spawning, self.terminating, self.starting, self.turn_timers, self.patience_over):
@@ -520,24 +522,24 @@ class DaemonMachine(RuleBasedStateMachine):
         self.watched.clear()
         self.ended.clear()
         self.quitters.clear()
-        self.shut_down |= self.told_to_leave & set(self.running)
-        self.told_to_leave, self.ever_forced = set(), set()
-        # Where no server is left, serials begin anew.
+        self.shut_down |= self.shutting_down & set(self.running)
+        self.shutting_down, self.ever_forced = set(), set()
+        # If no server is left, serials begin anew.
         for marked in (self.proven, self.killed, self.shut_down):
             marked &= set(self.running)
         self.quit_begun = False
 
-    def _come_again(self, data: st.DataObject) -> None:
-        waited = sorted(self.in_line) + sorted(self.debugged)
+    def _connect_again(self, data: st.DataObject) -> None:
+        waited = sorted(self.in_queue) + sorted(self.debugged)
         traced = set(self.debugged)
-        self.in_line.clear()
+        self.in_queue.clear()
         self.debugged.clear()
-        for client in data.draw(st.permutations(waited), label="the order in which they come again"):
+        for client in data.draw(st.permutations(waited), label="the order in which they connect again"):
             if client in traced:
                 self.debugged[client] = self._clients()
             else:
-                self.in_line.add(client)
-                self._comes(("client", client))
+                self.in_queue.add(client)
+                self._joins(("client", client))
             uid = self.uid_of[client]
             self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=client in traced))
 
@@ -551,24 +553,24 @@ class DaemonMachine(RuleBasedStateMachine):
             if -server in others:
                 others |= clients
         if leaving:
-            self.told_to_leave.add(server)
-        told = tuple(
+            self.shutting_down.add(server)
+        returned = tuple(
             events.ReturnedClient(client, 5000 + client, "c", 1, (events.ReturnedContext(1, 1, 0),))
             for client in sorted(clients)
         )
-        self.feed(events.ServerReturned(server, status, leaving, told))
+        self.feed(events.ServerReturned(server, status, leaving, returned))
         known = self.daemon.servers[server].clients
         assert all(list(known[client].contexts) == [1] for client in clients)
-        # A second time it says nothing new.
+        # A second return changes nothing.
         state = repr(self.daemon)
         self.feed(events.ServerReturned(server, status, not leaving, ()))
         assert repr(self.daemon) == state
 
     @precondition(lambda self: self.awaited)
     @rule()
-    def is_left_alone(self) -> None:
+    def is_not_adopted(self) -> None:
         (server,) = self.awaited
-        self._server_is_no_more(events.ServerNotAdopted(server, "other devices"))
+        self._server_ends(events.ServerNotAdopted(server, "other devices"))
 
     @precondition(lambda self: set(self.running) - self.awaited)
     @rule(fault=st.booleans())
@@ -592,7 +594,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def client_gone(self, data: st.DataObject) -> None:
         client = data.draw(st.sampled_from(sorted(self.on_server)))
         server = self.on_server.pop(client)
-        # Between two daemons nobody hears of it.
+        # Between two daemons no daemon sees it.
         if server not in self.awaited:
             self._has_served(server)
             self.feed(events.ClientGonePushed(server, client))
@@ -600,7 +602,7 @@ class DaemonMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._living())
     @rule(data=st.data())
     def process_ends(self, data: st.DataObject) -> None:
-        """The kernel says so; the server says it later, or never."""
+        """Report a client's end from the kernel; the server reports it later, or never."""
         self._process_ends(data.draw(st.sampled_from(self._living())))
 
     @precondition(lambda self: self._living())
@@ -615,9 +617,9 @@ class DaemonMachine(RuleBasedStateMachine):
     def _process_ends(self, client: int) -> None:
         server = self.on_server[client]
         self.ended.add(client)
-        # Nobody sees anything of it: the server, if it is well, says it in a moment.
+        # That has no visible effect: a healthy server reports it in a moment.
         assert set(map(type, self.feed(events.ClientEnded(server, client)))) <= {do.SetTimer}
-        # Nor does it count twice, or for a client that is none.
+        # It does not count twice, nor for an unknown client.
         for again in (client, -1):
             assert self.feed(events.ClientEnded(server, again)) == []
 
@@ -632,8 +634,8 @@ class DaemonMachine(RuleBasedStateMachine):
         if ready and server not in self.proven and server in self.on_server.values():
             self._dies_unserving(server, status)
         else:
-            self._failures_are_forgotten(self.uid_of_server[server])
-            self._server_is_no_more(events.ServerExited(server, status))
+            self._drop_failures(self.uid_of_server[server])
+            self._server_ends(events.ServerExited(server, status))
 
     @precondition(lambda self: set(self.phases.values()) & {Phase.ACTIVE, Phase.FAULT})
     @rule()
@@ -646,7 +648,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.unserved[user] = server
         if self.failures[user] == 4:
             self.refusing.add(user)
-        self._server_is_no_more(events.ServerExited(server, status))
+        self._server_ends(events.ServerExited(server, status))
         if user in self.refusing:
             assert not [waiter for waiter in self._waiters() if self._user_of(waiter) == user]
         else:
@@ -661,23 +663,23 @@ class DaemonMachine(RuleBasedStateMachine):
     def _dies_at_start(self, server: int, status: int | None, *, stated: bool) -> None:
         if stated:
             self.feed(events.StartRefused(server, "the device is in use"))
-        # A start that took too long says so too: the time is over once.
+        # A start that took too long is stated too: its timer ends once.
         stated = bool(self.daemon.servers[server].start_refusal)
         user = self.uid_of_server[server]
-        waiting = {client for client in self.in_line if self.serving(self.uid_of[client]) == user}
-        wished = user in self._wishes()
+        waiting = {client for client in self.in_queue if self.serving(self.uid_of[client]) == user}
+        requested = user in self._start_requests()
         self.failures[user] += 1
         self.unserved.pop(user, None)
-        self._server_is_no_more(events.ServerExited(server, status, "no such file"))
+        self._server_ends(events.ServerExited(server, status, "no such file"))
         given_up = stated or self.failures[user] == 4
-        assert (waiting - self.in_line) == (waiting if given_up else set())
-        if given_up or not (waiting or wished):
+        assert (waiting - self.in_queue) == (waiting if given_up else set())
+        if given_up or not (waiting or requested):
             self.failures.pop(user)
-        for client in waiting - self.in_line:
+        for client in waiting - self.in_queue:
             assert ("in use" in self.refused[client] or "not ready within" in self.refused[client]) == stated
             assert ("no such file" in self.refused[client]) != stated
 
-    def _server_is_no_more(self, event: events.Event) -> None:
+    def _server_ends(self, event: events.Event) -> None:
         ((server, _),) = self.running.items()
         self.running.clear()
         self.awaited.clear()
@@ -694,14 +696,14 @@ class DaemonMachine(RuleBasedStateMachine):
     @invariant()
     def a_server_knows_its_limits(self) -> None:
         for server in self.running:
-            assert self.told_limits[server] == self._limits_of(server)
+            assert self.sent_limits[server] == self._limits_of(server)
 
     @invariant()
     def a_termination_is_answered_once(self) -> None:
         known = {token: (asked.session, asked.server) for token, asked in self.daemon.terminations.items()}
         assert known == self.terminating
-        # And none waits for ever.
-        assert {f"termination {token}" for token in known} <= set(self.timers)
+        # None waits for ever.
+        assert {Timer(TimerKind.TERMINATION, token) for token in known} <= set(self.timers)
         assert all(count == 1 for count in self.replies.values())
 
     @invariant()
@@ -710,55 +712,55 @@ class DaemonMachine(RuleBasedStateMachine):
         assert set(self.daemon.servers) == set(self.spawning) | set(self.running)
 
     @invariant()
-    def nobody_is_lost(self) -> None:
-        assert {entry.client for entry in self.daemon.queue if entry.client} == self.in_line
+    def no_client_is_lost(self) -> None:
+        assert {entry.client for entry in self.daemon.queue if entry.client} == self.in_queue
         assert all(count == 1 for count in self.settled.values())
         known = {client for server in self.daemon.servers.values() for client in server.clients}
         assert known == {client for client, server in self.on_server.items() if server not in self.awaited}
         assert {server.serial for server in self.daemon.servers.values() if server.awaited} == self.awaited
 
     @invariant()
-    def a_debugger_waits_for_those_who_were_there_and_nobody_else(self) -> None:
+    def a_debugged_client_waits_for_earlier_clients_only(self) -> None:
         assert set(self.daemon.debugged) == set(self.debugged)
         assert all(others & self._clients() for others in self.debugged.values())
 
     @invariant()
-    def whoever_can_be_overtaken_loses_patience_some_time(self) -> None:
-        timed = {waiter for token, waiter in self.turn_timers.items() if token in self.timers}
-        # Nor does a timer run for somebody who has gone.
+    def an_entry_that_can_be_overtaken_has_a_timer(self) -> None:
+        timed = {waiter for timer, waiter in self.turn_timers.items() if timer in self.timers}
+        # No timer runs for a client that has gone.
         assert timed <= self._waiters()
         current = [server.uid for server in self.daemon.servers.values()]
         for place, entry in enumerate(self.daemon.queue):
-            waiter = ("client", entry.client) if entry.client else ("wish", entry.uid)
+            waiter = ("client", entry.client) if entry.client else ("request", entry.uid)
             if waiter not in timed and waiter not in self.patience_over:
-                # In a pause after a failed start there is no server; the head of the line is nobody's to overtake.
+                # In a pause after a failed start there is no server, and the head of the queue cannot be overtaken.
                 assert {*current, *(before.uid for before in self.daemon.queue[:place])} <= {entry.uid}
                 assert current or place or self._pause_of(entry.uid)
 
     @invariant()
-    def whoever_waits_will_be_served(self) -> None:
-        # A line with nobody to move it on would wait for ever.
+    def the_queue_moves_on(self) -> None:
+        # A queue that neither a server nor a pause moves on would wait for ever.
         assert not self.daemon.queue or self.daemon.servers or self._pause_of(self.daemon.queue[0].uid)
 
     @invariant()
-    def clients_that_have_ended_hold_nobody_up_for_ever(self) -> None:
+    def ended_clients_do_not_block_the_queue_for_ever(self) -> None:
         for server in set(self.running) - self.ever_forced:
             if self._is_abandoned(server) and self._is_waited_for(server):
-                assert f"silence {server}" in self.timers
+                assert Timer(TimerKind.SILENCE, server) in self.timers
 
     def _is_waited_for(self, server: int) -> bool:
         return bool(self.daemon.queue) or self.phases[server] is Phase.LEAVING
 
     @invariant()
-    def a_server_has_one_time_to_leave(self) -> None:
-        watches = [token for token in self.timers if token.startswith(("leave ", "silence "))]
+    def a_server_has_one_timer_to_leave(self) -> None:
+        watches = [timer for timer in self.timers if timer.kind in (TimerKind.LEAVE, TimerKind.SILENCE)]
         assert len(watches) == len(set(watches))
 
-    def _pause_of(self, uid: int) -> str:
-        """The timer after which a server is tried again for a user, if it runs."""
+    def _pause_of(self, uid: int) -> Timer | None:
+        """Return the timer after which a server is tried again for a user, None if none runs."""
         failed = self.daemon.failed_starts.get(uid)
-        token = f"retry {failed.pausing_after}" if failed else ""
-        return token if token in self.timers else ""
+        timer = Timer(TimerKind.RETRY, failed.pausing_after) if failed else None
+        return timer if timer in self.timers else None
 
     @invariant()
     def a_pause_ends(self) -> None:
@@ -769,19 +771,19 @@ class DaemonMachine(RuleBasedStateMachine):
             assert not failed.pausing_after or self._pause_of(uid)
 
     @invariant()
-    def a_ready_server_keeps_nobody_of_its_user_waiting(self) -> None:
+    def a_ready_server_admits_its_users_clients(self) -> None:
         for server in self.daemon.servers.values():
             if server.phase is Phase.ACTIVE:
                 others = {waiter for waiter in self._waiters() if self._user_of(waiter) != server.uid}
                 for waiter in self._waiters() - others:
-                    # Unless it came when somebody of another user had waited long enough.
+                    # Unless it came after another user had waited long enough.
                     assert any(self.patience_over.get(other, self.moment) < self.came[waiter] for other in others)
                 assert server.clients or not self.daemon.queue
 
     @invariant()
-    def after_quit_nobody_waits_and_the_end_comes_once(self) -> None:
+    def after_quit_the_queue_is_empty_and_the_daemon_exits_once(self) -> None:
         if self.quit_begun:
-            assert not self.in_line
+            assert not self.in_queue
             assert not self.debugged
             assert self.exits == (0 if self.daemon.servers else 1)
             assert all(self.replies[session] == 0 for session in self.quitters)
@@ -791,23 +793,24 @@ class DaemonMachine(RuleBasedStateMachine):
     # --- the end
 
     def teardown(self) -> None:
-        """Let time pass until everybody who waits is answered, while the active user's newcomers press in."""
-        for token in [token for token in self.timers if token.startswith("turn ")]:
-            self._timer_ends(token)
-        owed = self.in_line | set(self.debugged)
+        """Let time pass until every waiting client is answered, while newcomers of the active user connect."""
+        for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN]:
+            self._timer_ends(timer)
+        owed = self.in_queue | set(self.debugged)
         for _ in range(50 + 10 * self.serial):
-            if not owed & (self.in_line | set(self.debugged)):
+            if not owed & (self.in_queue | set(self.debugged)):
                 return
             self._time_passes()
-        raise AssertionError(f"clients {sorted(owed & (self.in_line | set(self.debugged)))} starve")
+        raise AssertionError(f"clients {sorted(owed & (self.in_queue | set(self.debugged)))} starve")
 
     def _time_passes(self) -> None:
-        pause = self._pause_of(self.daemon.queue[0].uid) if self.daemon.queue else ""
-        assert self.spawning or self.running or pause, "nobody moves the line on"
+        pause = self._pause_of(self.daemon.queue[0].uid) if self.daemon.queue else None
+        assert self.spawning or self.running or pause, "nothing moves the queue on"
         if self.spawning:
             self.spawned()
             return
         if not self.running:
+            assert pause is not None
             self._timer_ends(pause)
             return
         ((serial, _),) = self.running.items()
@@ -817,14 +820,14 @@ class DaemonMachine(RuleBasedStateMachine):
         elif server.phase in (Phase.INITIALIZING, Phase.FAULT):
             self.feed(events.StatusPushed(serial, "ACTIVE"))
         elif self._is_abandoned(serial) and self._is_waited_for(serial):
-            # It is stopped for ever, whatever it was told.
-            for token in (f"silence {serial}", f"leave {serial}"):
-                if token in self.timers:
-                    self._timer_ends(token)
+            # It is stopped for ever, whatever it is asked to do.
+            for timer in (Timer(TimerKind.SILENCE, serial), Timer(TimerKind.LEAVE, serial)):
+                if timer in self.timers:
+                    self._timer_ends(timer)
             assert serial in self.killed
             self.server_exits(status=-9)
         elif self.on_server:
-            self.knock(uid=server.uid, foreign=False)
+            self.connect(uid=server.uid, foreign=False)
             oldest = min(self.on_server)
             self._has_served(serial)
             self.feed(events.ClientGonePushed(self.on_server.pop(oldest), oldest))
@@ -841,12 +844,12 @@ def _reachable(phase: Phase) -> set[Phase]:
 
 
 class OwnDaemonMachine(DaemonMachine):
-    """The daemon of a user that is not root."""
+    """The daemon of a user other than root."""
 
     daemon_uid = 500
 
 
-class PatientlessMachine(DaemonMachine):
+class NoOvertakingMachine(DaemonMachine):
     """Newcomers never overtake."""
 
     turn_patience = 0.0
@@ -860,31 +863,31 @@ class MultiuserMachine(DaemonMachine):
 
 DaemonMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 OwnDaemonMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
-PatientlessMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+NoOvertakingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 MultiuserMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestRootDaemon = DaemonMachine.TestCase
 TestOwnDaemon = OwnDaemonMachine.TestCase
-TestPatientlessDaemon = PatientlessMachine.TestCase
+TestNoOvertakingDaemon = NoOvertakingMachine.TestCase
 TestMultiuserDaemon = MultiuserMachine.TestCase
 
 
 class Drawn:
-    """Draws that are given."""
+    """A data object that returns given values."""
 
     def __init__(self, *values: Any) -> None:
         self._values = iter(values)
 
     def draw(self, _strategy: object, label: str = "") -> Any:
-        """Return the next one."""
+        """Return the next value."""
         return next(self._values)
 
 
-def test_a_daemon_that_takes_in_no_server_counts_them_from_one_again() -> None:
+def test_server_serials_start_at_one_if_no_server_is_adopted() -> None:
     machine = DaemonMachine()
-    machine.begin_busily(clients=1, ended=False)
+    machine.start_busy(clients=1, ended=False)
     machine.client_gone(Drawn(1))  # type: ignore[arg-type]
     machine.server_exits(status=0)
-    machine.knock(uid=500, foreign=False)
+    machine.connect(uid=500, foreign=False)
     machine.spawned()
     machine.server_dies_at_start(stated=False)
     machine.daemon_dies(Drawn([2]))  # type: ignore[arg-type]

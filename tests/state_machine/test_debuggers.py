@@ -12,8 +12,8 @@ from pympsd.state_machine.instructions import (
     AdmitClient,
     ContinueWithoutMps,
     RefuseClient,
-    SpawnServer,
     ShutDownServer,
+    SpawnServer,
 )
 
 if TYPE_CHECKING:

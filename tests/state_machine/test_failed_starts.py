@@ -6,8 +6,8 @@ import pytest
 
 from pympsd.state_machine import events
 from pympsd.state_machine.instructions import Instruction, RefuseClient, SetTimer, SpawnServer
-from pympsd.vocabulary.results import Result
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.results import Result
 from tests.state_machine.conftest import Story
 
 
@@ -205,7 +205,11 @@ def test_it_is_forgotten_after_a_while(story: Story) -> None:
 
 @pytest.mark.parametrize(
     "served",
-    [events.ContextPushed(1, 1, 1, 1, 0), events.ClientGonePushed(1, 1), events.TimerEnded(Timer(TimerKind.PROBATION, 1))],
+    [
+        events.ContextPushed(1, 1, 1, 1, 0),
+        events.ClientGonePushed(1, 1),
+        events.TimerEnded(Timer(TimerKind.PROBATION, 1)),
+    ],
     ids=["a context", "an orderly end", "a while"],
 )
 def test_one_that_has_served_is_no_failure(story: Story, served: events.Event) -> None:

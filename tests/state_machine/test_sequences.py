@@ -14,13 +14,13 @@ from pympsd.state_machine.instructions import (
     RefuseClient,
     Reply,
     SetTimer,
-    SpawnServer,
     ShutDownServer,
+    SpawnServer,
     Working,
 )
 from pympsd.state_machine.server_lifecycle import MOVES, STATUS, IllegalMove, Phase, move
-from pympsd.vocabulary.identities import OVERFLOW_UID, Peer
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.identities import OVERFLOW_UID, Peer
 
 if TYPE_CHECKING:
     from tests.state_machine.conftest import Story

@@ -14,13 +14,13 @@ from pympsd.state_machine.instructions import (
     Instruction,
     RefuseClient,
     Reply,
-    SpawnServer,
     ShutDownServer,
+    SpawnServer,
     Working,
 )
 from pympsd.state_machine.server_lifecycle import Phase
-from pympsd.vocabulary.identities import Peer
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import DEVICES, Story
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from itertools import count
 
 from fuzz_lines import Lines
 
+from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
 from pympsd.journal.dialects import Dialect
@@ -64,7 +65,7 @@ class Session:
 
     def feed(self, event: events.Event) -> None:
         """Let an event happen; check all that comes of it."""
-        for instruction in handle(self.daemon, event):
+        for instruction in handle(self.daemon, event, answer_line):
             self._carry_out(instruction)
         self._check()
 
@@ -117,7 +118,7 @@ class Session:
         assert self.owed <= self.working | starting
         (listed,) = [
             each
-            for each in handle(daemon, events.OperatorLine(0, 1, b"get_server_list"))
+            for each in handle(daemon, events.OperatorLine(0, 1, b"get_server_list"), answer_line)
             if isinstance(each, do.Reply)
         ]
         assert all(word.isdecimal() for word in listed.answer.printed.split())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.commands.arguments import after_option, loose_pid, optional_pid
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine.daemon_state import Client, Daemon, Server
+from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 
 PS_ROW: Final = "{:<10}{:<10}{:<15}{:<26}{:<15}{}"
 """The recorded columns of ps; only the heading pads its last one, to 15."""

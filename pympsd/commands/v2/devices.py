@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pympsd.vocabulary.answers import lines, refusal
 from pympsd.commands.arguments import flag
 from pympsd.commands.numbers import leading_integer
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.vocabulary.answers import lines, refusal
 
 HEADING: Final = ("Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes")
 TABLE_ROW: Final = "{:<16}{:<15}{:<42}{:<34}{}"

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.commands.numbers import atoi
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.volta import volta_only
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, limits_update
+from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.vocabulary.limits import BadLimit, PinnedMemory
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.commands.arguments import loose_pid
 from pympsd.commands.numbers import leading_float
 from pympsd.commands.privileges import may_change_settings
@@ -12,6 +11,7 @@ from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.volta import volta_only
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.limit_resolution import limits_update
+from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.vocabulary.limits import BadLimit, ThreadPercentage
 
 INVALID = "Invalid percentage, expected between (0.0, 100.0]"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.commands.numbers import leading_integer
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.vocabulary.limits import BadLimit, ClientPriority
 
 ALLOWED = "a client priority is 0 (normal) or 1 (below normal)"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pympsd.vocabulary.answers import lines, refusal
 from pympsd.commands.arguments import required_pid, user_id
 from pympsd.commands.privileges import INSUFFICIENT, may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine.admission import request_server
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import SpawnServer
+from pympsd.vocabulary.answers import lines, refusal
 
 
 @command("get_server_list")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pympsd.vocabulary.answers import lines, refusal
 from pympsd.commands.arguments import flag, loose_pid
 from pympsd.commands.numbers import leading_integer
 from pympsd.commands.privileges import is_owner, may_change_settings
@@ -12,6 +11,7 @@ from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine.admission import drop_start_request, shut_down_server
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.shutdown import begin_quit
+from pympsd.vocabulary.answers import lines, refusal
 
 
 def _timeout(words: Sequence[str]) -> int | None:

@@ -25,7 +25,7 @@ from pympsd.service.processes.status import has_ended, started_at
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
 from pympsd.state_machine import events
 from pympsd.state_machine.adoption import first_serial
-from pympsd.state_machine.persistent_state import PersistentState, PersistentServer
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.statuses import ServerStatus

@@ -6,9 +6,9 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.awaited import MessageChannel
-from pympsd.vocabulary.answers import Answer
 from pympsd.service.dispatcher import Hub
 from pympsd.state_machine.events import OperatorLine
+from pympsd.vocabulary.answers import Answer
 from pympsd.wire import frames
 from pympsd.wire.errors import RemoteError
 
