@@ -10,15 +10,10 @@ from pathlib import Path
 import pytest
 from fuzz_daemon import fuzz_daemon
 from fuzz_session import fuzz_session
-from fuzz_state_machine import fuzz_state_machine
 from fuzz_stream import fuzz_stream
 from processes import DaemonProcess, adopt_orphans
 
 SEED = 20130805
-
-
-def test_sessions_at_the_mind() -> None:
-    assert fuzz_state_machine(SEED, 1500) > 1500
 
 
 @pytest.fixture

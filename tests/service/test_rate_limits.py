@@ -17,7 +17,7 @@ from pympsd.service.rate_limit import Allowance
 from pympsd.service.sessions import server as server_session
 from pympsd.service.sessions.adoption import KnownProcess, inherit
 from pympsd.service.sessions.peers import credentials
-from pympsd.state_machine.persistent_state import PersistentState, PersistentServer
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions

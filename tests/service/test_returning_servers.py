@@ -13,7 +13,7 @@ import pytest
 
 from pympsd.service.files.state_file import StateFile, device_keys
 from pympsd.service.sessions.adoption import KnownProcess, inherit
-from pympsd.state_machine.persistent_state import PersistentState, PersistentServer
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
 from pympsd.vocabulary import files
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
