@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.options import BAD_USAGE, DIALECTS, MULTIUSER, READY, BadOption, Options, main
+from pympsd.command_line import BAD_USAGE, main
+from pympsd.options import DIALECTS, MULTIUSER, READY, BadOption, Options
 
 STARTS = {"-d": "background", "-f": "foreground"}
 
