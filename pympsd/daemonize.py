@@ -22,7 +22,7 @@ from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import Daemon, run
 from pympsd.vocabulary import files
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import BadSetting, Settings, check_what_executors_read
+from pympsd.vocabulary.settings import BadSetting, Settings, check_executor_settings
 
 READY = b"."
 REPORTED = b"!"
@@ -53,7 +53,7 @@ def _prepare(options: Options, foreground: bool) -> Daemon | int:
         if options.turn_patience is not None:
             settings = evolve(settings, turn_patience=options.turn_patience)
         settings, devices = visible_machine(settings, ask_driver)
-        check_what_executors_read(os.environ, settings.backend)
+        check_executor_settings(os.environ, settings.backend)
         if options.multiuser and not all(device.is_volta_or_newer for device in devices):
             return _complain(
                 "-multiuser-server: before Volta all clients of a server share one address space; several users can "

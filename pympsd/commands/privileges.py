@@ -1,4 +1,4 @@
-"""Who may do what: anyone may ask, the user who started the daemon and root may change things (recorded)."""
+"""Privileges: every user may query, root and the user who started the daemon may change settings (recorded)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_owner(daemon: Daemon, caller: Caller) -> bool:
 
 
 def may_change_settings(daemon: Daemon, caller: Caller) -> Answer | None:
-    """Return the recorded refusal for another user (its spelling is the recorded one), or None."""
+    """Return the recorded refusal for another user (its misspelling is recorded too), or None."""
     if is_owner(daemon, caller):
         return None
     return refusal(INSUFFICIENT.format(uid=caller.uid))

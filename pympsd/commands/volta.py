@@ -1,4 +1,4 @@
-"""Commands of Volta MPS on a machine without such devices: they answer as always, and say that it has no effect."""
+"""Commands of Volta MPS on older devices: they answer as always, and note that they have no effect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pympsd.state_machine.daemon_state import Daemon
 
 
 def volta_only(what: str) -> Callable[[Handler], Handler]:
-    """Make a handler add one line for stderr where all devices are older than Volta (a refusal keeps its own)."""
+    """Make a handler add a note on stderr if all devices are older than Volta; refusals keep their own."""
 
     def make(handler: Handler) -> Handler:
         @wraps(handler)

@@ -70,7 +70,7 @@ class Holdings:
     def _enter_now(self, ordinal: int) -> bool:
         assert self.folder is not None
         try:
-            registration = register(self.folder, self.devices[ordinal].uuid, alone=False, patience=0.0)
+            registration = register(self.folder, self.devices[ordinal].uuid, alone=False, timeout=0.0)
         except OSError:
             return False
         del self.late[ordinal]
@@ -119,6 +119,6 @@ def _take(holdings: Holdings, ordinal: int) -> None:
         raise CannotStart(start_checks.in_use(ordinal, device, error.pid)) from None
     except OSError as error:
         if alone:
-            raise CannotStart(start_checks.cannot_be_held(ordinal, device, folder.trouble(error))) from None
+            raise CannotStart(start_checks.cannot_be_held(ordinal, device, folder.explain(error))) from None
         if isinstance(error, TimeoutError):
-            holdings.late[ordinal] = folder.trouble(error)
+            holdings.late[ordinal] = folder.explain(error)

@@ -174,7 +174,7 @@ def test_a_folder_that_comes_back_is_given_up_on_with_advice(
     monkeypatch.setattr(state_folder, "_move_away", lambda *_: None)
     with pytest.raises(IsADirectoryError) as raised:
         folder.change_modes({"GPU-x": "DEFAULT"})
-    assert f"{folder.path}/modes: a folder is in its place" in folder.trouble(raised.value)
+    assert f"{folder.path}/modes: a folder is in its place" in folder.explain(raised.value)
     assert os.listdir(folder.path) == [MODES], "nor is a new file left"
 
 

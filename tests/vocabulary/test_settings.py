@@ -11,7 +11,7 @@ from pympsd.vocabulary.settings import (
     WORKER,
     BadSetting,
     Settings,
-    check_what_executors_read,
+    check_executor_settings,
     chosen_connections,
     chosen_worker,
 )
@@ -77,7 +77,7 @@ def test_a_patience_that_cannot_be_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["x", "0", "33", "64", "-1", "8 ", "08", "Native", "native ", "\N{SUPERSCRIPT TWO}"])
 def test_what_no_executor_could_start_with_is_refused_by_name(variable: str, text: str) -> None:
     with pytest.raises(BadSetting, match=f"{variable} is (one of auto, native, python|a number from 1 to 32), not"):
-        check_what_executors_read({variable: text}, "cuda")
+        check_executor_settings({variable: text}, "cuda")
 
 
 def test_what_executors_can_start_with_is_taken() -> None:
@@ -88,13 +88,13 @@ def test_what_executors_can_start_with_is_taken() -> None:
     for connections in ("1", "8", "32"):
         assert chosen_connections({CONNECTIONS: connections}) == connections
     for backend in ("cuda", "emulated"):
-        check_what_executors_read({WORKER: "native", CONNECTIONS: "8"}, backend)
+        check_executor_settings({WORKER: "native", CONNECTIONS: "8"}, backend)
 
 
 def test_only_what_is_read_is_refused() -> None:
-    check_what_executors_read({CONNECTIONS: "64"}, "emulated")
+    check_executor_settings({CONNECTIONS: "64"}, "emulated")
     with pytest.raises(BadSetting, match=WORKER):
-        check_what_executors_read({WORKER: "x"}, "emulated")
+        check_executor_settings({WORKER: "x"}, "emulated")
     nobodys = {WORKER: "x", CONNECTIONS: "64"}
     assert Settings.from_environment(nobodys) == Settings.from_environment({}), "who starts no executor reads neither"
 

@@ -1,4 +1,4 @@
-"""Commands about clients: which are there, on which server and device."""
+"""Commands that list clients, by server and device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pympsd.state_machine.daemon_state import Client, Daemon, Server
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 
 PS_ROW: Final = "{:<10}{:<10}{:<15}{:<26}{:<15}{}"
-"""The recorded columns of ps; only the heading pads its last one, to 15."""
+"""The recorded columns of ps; only the heading pads the last one, to 15."""
 UUID_SHOWN: Final = 22
-"""ps cuts the UUID to so many characters."""
+"""The number of characters of the UUID that ps shows."""
 
 
 @command("get_client_list", pid=loose_pid)
@@ -52,7 +52,7 @@ def ps(daemon: Daemon, caller: Caller, pid: int | None) -> Decision:
     """Show the client processes that have a context; with -p PID those of one server."""
     if pid is not None and daemon.server_by_pid(pid) is None:
         text = f"Server {pid} not found"
-        # Recorded: the line twice, then an empty one that is not logged.
+        # Recorded: the line twice, then an empty line that is not logged.
         return Decision(Answer((Part(text), Part(text), Part("", logged=False)), refused=True))
     servers = [server for server in daemon.running_servers() if pid in (None, server.pid)]
     if not servers:

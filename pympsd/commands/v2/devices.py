@@ -1,4 +1,4 @@
-"""device_query: the devices that the daemon and each server have."""
+"""device_query: the devices of the daemon and of each server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def device_query(daemon: Daemon, caller: Caller, pid: int | None, csv: bool) -> 
     shown = ["Default", *rows]
     for server in daemon.running_servers():
         if pid in (None, server.pid):
-            # Recorded: the heading of a server begins with the newline that sets it off.
+            # Recorded: the heading of a server begins with a newline.
             shown += [f"\nServer {server.pid}", *rows]
     return Decision(lines(*shown))
 

@@ -1,7 +1,7 @@
-"""Commands about pinned device memory limits: the defaults of the next server, and each server's own.
+"""Commands for pinned device memory limits: the defaults of the next server, and each server's own.
 
-What the vendor stores although it cannot be (``1T``, ``abc``, a device that is not there) is refused here, on
-standard error; standard output stays as recorded, empty.
+Invalid values that the vendor stores (``1T``, ``abc``, an unknown device) are refused here, on standard error;
+standard output stays as recorded, empty.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pympsd.vocabulary.limits import BadLimit, PinnedMemory
 
 @frozen
 class _Setting:
-    """The words of a set command: which device, which limit."""
+    """The device and limit of a set command, as given."""
 
     device: str
     value: str
@@ -56,11 +56,11 @@ def _server_device(words: Sequence[str]) -> tuple[int, str] | Answer:
 
 
 def _unknown(error: UnknownDevice, *before: Part) -> Answer:
-    bad_format = () if error.well_formed else (_silent(f"Invalid device identifier format: {error.word}"),)
+    bad_format = () if error.well_formed else (_logged(f"Invalid device identifier format: {error.word}"),)
     return Answer((*before, *bad_format), diagnostic=str(error), refused=True)
 
 
-def _silent(text: str) -> Part:
+def _logged(text: str) -> Part:
     return Part(text, printed=False)
 
 
@@ -85,8 +85,8 @@ def set_default(daemon: Daemon, caller: Caller, setting: _Setting) -> Decision:
     """Set how much memory of DEVICE (ordinal or UUID) each client of the next server may hold: 10G, 900M, 0: all."""
     if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
-    said = _silent(f"set_default_device_pinned_mem_limit {setting.device} {setting.value}.")
-    return Decision(_set(daemon, daemon.memory_limits, setting, said))
+    logged = _logged(f"set_default_device_pinned_mem_limit {setting.device} {setting.value}.")
+    return Decision(_set(daemon, daemon.memory_limits, setting, logged))
 
 
 @command("get_default_device_pinned_mem_limit", device=_default_device)
@@ -98,7 +98,7 @@ def get_default(daemon: Daemon, caller: Caller, device: str) -> Decision:
     except UnknownDevice as error:
         return Decision(_unknown(error))
     if limit is None:
-        return Decision(Answer((_silent("No default pinned memory limit set for the device!"),)))
+        return Decision(Answer((_logged("No default pinned memory limit set for the device!"),)))
     return Decision(lines(str(limit)))
 
 

@@ -1,4 +1,4 @@
-"""Commands about the active thread percentage: the default of the next server, and each server's own."""
+"""Commands for the active thread percentage: the default of the next server, and each server's own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pympsd.vocabulary.limits import BadLimit, ThreadPercentage
 INVALID = "Invalid percentage, expected between (0.0, 100.0]"
 
 
-def percentage_at(place: int) -> Callable[[Sequence[str]], ThreadPercentage | None]:
-    """Read the percentage at a place of the words; None when there is none that can be."""
+def percentage_at(position: int) -> Callable[[Sequence[str]], ThreadPercentage | None]:
+    """Make a reader of the percentage at a position of the words; None if it is missing or invalid."""
 
     def read(words: Sequence[str]) -> ThreadPercentage | None:
-        number = leading_float(words[place]) if len(words) > place else None
+        number = leading_float(words[position]) if len(words) > position else None
         try:
             return ThreadPercentage(number) if number is not None else None
         except BadLimit:
@@ -31,7 +31,7 @@ def percentage_at(place: int) -> Callable[[Sequence[str]], ThreadPercentage | No
 
 
 def _refused(in_force: ThreadPercentage) -> Answer:
-    """Recorded: the complaint is logged only, the value that stays in force is printed."""
+    """Return a refusal; recorded: the complaint is only logged, and the value that stays in force is printed."""
     parts = (Part(INVALID, printed=False), Part(str(in_force)))
     return Answer(parts, diagnostic=f"{INVALID}; it stays {in_force}", refused=True)
 

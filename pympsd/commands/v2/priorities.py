@@ -1,4 +1,4 @@
-"""Commands about the client priority: the default of the next connection, also of a running server's."""
+"""Commands for the client priority: the default of later connections, those to a running server included."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | Non
     if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     if level is None:
-        # Recorded: nothing is printed. The vendor takes it for 0; here it changes nothing.
+        # Recorded: nothing is printed. The vendor reads it as 0; here it changes nothing.
         return Decision(Answer(diagnostic=f"{ALLOWED}; it stays {daemon.client_priority}", refused=True))
     try:
         daemon.client_priority = ClientPriority(level)

@@ -1,4 +1,4 @@
-"""Commands about servers: their list, their status, starting one."""
+"""Commands that list servers, show their status and start one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def get_server_status(daemon: Daemon, caller: Caller, pid: int) -> Decision:
 
 @command("start_server", uid=user_id)
 def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
-    """Start a server for the user UID (start_server -uid UID), or queue the wish while another user's is active."""
+    """Start a server for the user UID (start_server -uid UID), or queue that while another user's is active."""
     refused = may_change_settings(daemon, caller)
     if refused is None and daemon.uid not in (0, uid):
-        # Recorded: the daemon's own user is told so, root is told nothing.
-        told = () if caller.uid == 0 else (INSUFFICIENT.format(uid=caller.uid),)
+        # Recorded: root gets no line.
+        texts = () if caller.uid == 0 else (INSUFFICIENT.format(uid=caller.uid),)
         refused = refusal(
-            *told, diagnostic=f"start_server: this daemon is run by user {daemon.uid} and can serve only that user"
+            *texts, diagnostic=f"start_server: this daemon is run by user {daemon.uid} and can serve only that user"
         )
     if refused is None and daemon.quitting is not None:
         refused = refusal(diagnostic="start_server: the daemon is quitting")
@@ -42,6 +42,6 @@ def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
     started = [each.server for each in instructions if isinstance(each, SpawnServer)]
     if not started:
         return Decision(lines(), instructions)
-    # Answered when the process is there: the next command is often get_server_list.
+    # Answered when the process has started: the next command is often get_server_list.
     daemon.servers[started[0]].starters.append(caller.session)
     return Decision(None, instructions)

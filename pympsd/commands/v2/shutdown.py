@@ -21,7 +21,7 @@ def _timeout(words: Sequence[str]) -> int | None:
 
 @command("quit", timeout=_timeout)
 def quit_daemon(daemon: Daemon, caller: Caller, timeout: int | None) -> Decision:
-    """Stop the servers when their clients have gone, then the daemon; with -t SECONDS by force after so long."""
+    """Stop the servers when their clients have gone, then the daemon; with -t SECONDS by force after that time."""
     if not is_owner(daemon, caller):
         return Decision(refusal("Not enough privilege to execute quit command"))
     return Decision(None, tuple(begin_quit(daemon, caller.session, timeout)))
