@@ -2,7 +2,7 @@
 
 The description itself is never written. Servers of every user register in the folder (``registrations``), so it has
 the permissions of /tmp: every user may create files there, and remove only their own. Modes count only if root, or
-the owner of the description, wrote them; any other file in their place is ignored, and replaced by root's next change.
+the owner of the description, wrote them; any other file in their place is ignored, replaced at root's next change.
 A machine in short form has no folder and no state.
 """
 

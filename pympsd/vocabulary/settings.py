@@ -15,7 +15,7 @@ WORKER: Final = "PYMPSD_WORKER"
 WORKERS: Final = ("auto", "native", "python")
 """auto: native if that helps and is available; native: required; python: never native."""
 CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
-"""The number of hardware queues of a context: each costs time to create, but 16 clients on the driver's 8 run as 8."""
+"""The number of hardware queues of a context: each costs start time, but 16 clients on the driver's 8 run as 8."""
 MOST_CONNECTIONS: Final = 32
 """CUDA's maximum."""
 DIALECTS: Final = ("documented", "r580", "json")

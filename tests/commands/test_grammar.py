@@ -24,7 +24,7 @@ CONFORMANCE: Final = Path(__file__).parent.parent / "conformance"
 RECORDED: Final = (CONFORMANCE / "one-h200.toml").read_text()
 ROOT: Final = Caller(1, 0)
 FLOWS: Final = frozenset({"quit"})
-"""Their answer is the daemon's end: tests/conformance, tests/flows and tests/mind."""
+"""Their answer is the daemon's end: see tests/conformance, tests/flows and tests/state_machine."""
 
 
 def _recorded() -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def _name(row: dict[str, Any]) -> str:
 
 @cache
 def _answers() -> list[Answer | None]:
-    """Every recorded line given in order to one mind, which is fresh wherever the recorded daemon was."""
+    """Return the answers to the recorded lines in order, by a daemon that is fresh where the recorded one was."""
     daemon = _fresh()
     answers = []
     for row in ROWS:
@@ -83,7 +83,7 @@ def test_a_line_is_answered_and_logged_as_recorded(index: int) -> None:
 
 
 @pytest.mark.parametrize("index", [index for index in COMPARED if index in DIFFERENT], ids=_id)
-def test_a_deliberate_difference_is_what_the_table_says(index: int) -> None:
+def test_a_deliberate_difference_is_as_listed(index: int) -> None:
     answer, name = _answers()[index], _name(ROWS[index])
     assert answer is not None
     expected = DIFFERENT[index]
@@ -99,7 +99,7 @@ def test_every_row_is_accounted_for() -> None:
     assert len(DIFFERENT) < 20
 
 
-def test_whatever_is_refused_says_so_on_stdout_or_stderr_in_one_line() -> None:
+def test_every_refusal_is_one_line_on_stdout_or_stderr() -> None:
     for index in COMPARED:
         answer = _answers()[index]
         assert answer is not None

@@ -1,4 +1,4 @@
-"""What the lists show when there are servers, clients and contexts; and who may do what."""
+"""The lists of servers, clients and contexts, and the privileges of users."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ UUIDS = ("GPU-7685caad-23a2-2403-a46b-a1dfeabe3819", "GPU-c194f552-d094-dc8e-63f
 @pytest.fixture
 def daemon() -> Daemon:
     """Two devices; a server 847 with a client of two contexts, one of one on the second device, one of none."""
-    mind = Daemon(0, from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS)))
+    daemon = Daemon(0, from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS)))
     server = Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)
     server.clients = {
         1: Client(1, 907, 0, "python a.py", 4026531836, {1: Context(1, 1, 0), 3: Context(3, 2, 0)}),
         2: Client(2, 920, 0, "python b.py", 4026531836, {2: Context(2, 1, 1)}),
         3: Client(3, 930, 0, "python c.py", 4026531836),
     }
-    mind.servers = {1: server}
-    return mind
+    daemon.servers = {1: server}
+    return daemon
 
 
 def _printed(daemon: Daemon, line: bytes, uid: int = 0) -> str:
@@ -95,7 +95,7 @@ def test_device_query_shows_the_daemons_devices_then_the_servers(daemon: Daemon)
     ]
 
 
-def test_anyone_may_ask(daemon: Daemon) -> None:
+def test_every_user_may_query(daemon: Daemon) -> None:
     for line in (b"ps", b"get_server_list", b"get_client_list 847", b"get_server_status 847", b"device_query"):
         assert _printed(daemon, line, uid=12345) == _printed(daemon, line)
 

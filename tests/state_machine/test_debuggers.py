@@ -1,4 +1,4 @@
-"""Clients under a debugger, event by event: they wait for the others, run without MPS, and are nobody's turn."""
+"""Clients under a debugger, event by event: they wait for the others, run without MPS, and take no turn."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def busy(story: Story) -> Story:
     return story
 
 
-def test_alone_it_goes_on_at_once(story: Story) -> None:
+def test_without_other_clients_it_continues_at_once(story: Story) -> None:
     assert story.connects(1, A, traced=True) == [ContinueWithoutMps(1, REASON)]
     assert story.take_log() == ["Client 101 of user 500 is under a debugger: it goes on without MPS"]
     assert story.daemon.servers == {}
 
 
-def test_it_waits_for_the_clients_that_are_there(busy: Story) -> None:
+def test_it_waits_for_the_admitted_clients(busy: Story) -> None:
     busy.connects(2, A)
     assert busy.connects(3, A, traced=True) == []
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
@@ -48,7 +48,7 @@ def test_it_waits_for_the_clients_that_are_there(busy: Story) -> None:
     ]
 
 
-def test_it_waits_for_those_in_line_too_but_not_for_later_ones(busy: Story) -> None:
+def test_it_waits_for_queued_clients_but_not_for_later_ones(busy: Story) -> None:
     busy.connects(2, B)
     busy.connects(3, B, traced=True)
     assert busy.connects(4, A) == [AdmitClient(4, 1, 847, 0)], "later clients are served normally"
@@ -57,29 +57,29 @@ def test_it_waits_for_those_in_line_too_but_not_for_later_ones(busy: Story) -> N
     assert 4 in busy.daemon.servers[1].clients
 
 
-def test_it_is_nobodys_turn(busy: Story) -> None:
+def test_it_takes_no_turn(busy: Story) -> None:
     busy.connects(2, B, traced=True)
     assert busy.daemon.queue == []
-    # Not told to leave: nobody waits for the server's place.
+    # The server is not shut down: no other user waits.
     assert busy.feed(events.ClientGonePushed(1, 1)) == [ContinueWithoutMps(2, REASON)]
     assert busy.connects(3, B, traced=True) == [ContinueWithoutMps(3, REASON)]
-    assert not any(isinstance(told, ShutDownServer) for told in busy.instructions)
+    assert not any(isinstance(one, ShutDownServer) for one in busy.instructions)
 
 
-def test_two_debuggers_do_not_wait_for_each_other(busy: Story) -> None:
+def test_two_debugged_clients_do_not_wait_for_each_other(busy: Story) -> None:
     busy.connects(2, A, traced=True)
     busy.connects(3, B, traced=True)
     assert busy.feed(events.ClientGonePushed(1, 1)) == [ContinueWithoutMps(2, REASON), ContinueWithoutMps(3, REASON)]
 
 
-def test_one_that_dies_while_it_waits_is_forgotten(busy: Story) -> None:
+def test_a_debugged_client_that_disconnects_is_dropped(busy: Story) -> None:
     busy.connects(2, A, traced=True)
     assert busy.feed(events.WaitingClientLeft(2)) == []
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
     assert busy.daemon.debugged == {}
 
 
-def test_the_end_of_a_server_and_a_refusal_are_ends_of_clients(busy: Story) -> None:
+def test_it_continues_after_a_servers_end_and_a_refusal(busy: Story) -> None:
     busy.connects(2, B)
     busy.connects(3, A, traced=True)
     busy.feed(events.ContextPushed(1, 1, 1, 1, 0))
@@ -90,13 +90,13 @@ def test_the_end_of_a_server_and_a_refusal_are_ends_of_clients(busy: Story) -> N
     assert gone == ContinueWithoutMps(3, REASON)
 
 
-def test_a_fault_of_the_server_is_none_of_its_business(busy: Story) -> None:
+def test_a_server_fault_does_not_release_it(busy: Story) -> None:
     busy.feed(events.StatusPushed(1, "FAULT"))
     assert busy.connects(2, A, traced=True) == []
     assert busy.feed(events.ClientGonePushed(1, 1)) == [ContinueWithoutMps(2, REASON)]
 
 
-def test_a_users_own_daemon_refuses_debuggers_of_others(own_story: Story) -> None:
+def test_a_users_own_daemon_refuses_debugged_clients_of_others(own_story: Story) -> None:
     (refusal,) = own_story.connects(1, 1001, traced=True)
     assert isinstance(refusal, RefuseClient)
     assert own_story.connects(2, 1000, traced=True) == [ContinueWithoutMps(2, REASON)]

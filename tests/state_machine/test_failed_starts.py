@@ -1,4 +1,4 @@
-"""Servers that end before they are ready: tried again with a growing pause, then given up; a stated cause at once."""
+"""Servers that end before they are ready: tried again after growing pauses, then given up; a stated cause at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.state_machine.conftest import Story
 
 
 def dies(story: Story, server: int) -> list[Instruction]:
-    """A server is spawned and ends before it is ready."""
+    """Let a server be spawned and end before it is ready."""
     story.feed(events.ServerSpawned(server, 800 + server))
     return story.feed(events.ServerExited(server, 1, "ImportError: no module"))
 
@@ -21,15 +21,15 @@ def pause_ends(story: Story, server: int) -> list[Instruction]:
     return story.feed(events.TimerEnded(Timer(TimerKind.RETRY, server)))
 
 
-def spawned_for(told: list[Instruction]) -> list[int]:
-    return [one.uid for one in told if isinstance(one, SpawnServer)]
+def spawned_for(instructions: list[Instruction]) -> list[int]:
+    return [one.uid for one in instructions if isinstance(one, SpawnServer)]
 
 
-def refused(told: list[Instruction]) -> list[int]:
-    return [one.client for one in told if isinstance(one, RefuseClient)]
+def refused(instructions: list[Instruction]) -> list[int]:
+    return [one.client for one in instructions if isinstance(one, RefuseClient)]
 
 
-def test_it_is_tried_four_times_with_a_growing_pause_and_then_refused(story: Story) -> None:
+def test_four_starts_with_growing_pauses_then_a_refusal(story: Story) -> None:
     story.connects(1, 500)
     for server, seconds in ((1, 0.1), (2, 0.5), (3, 2.0)):
         assert dies(story, server) == [SetTimer(Timer(TimerKind.RETRY, server), seconds)]
@@ -49,7 +49,7 @@ def test_it_is_tried_four_times_with_a_growing_pause_and_then_refused(story: Sto
     assert story.daemon.failed_starts == {}
 
 
-def test_who_comes_after_that_begins_anew(story: Story) -> None:
+def test_a_client_after_the_refusal_begins_a_new_count(story: Story) -> None:
     story.connects(1, 500)
     for server in (1, 2, 3):
         dies(story, server)
@@ -59,7 +59,7 @@ def test_who_comes_after_that_begins_anew(story: Story) -> None:
     assert dies(story, 5) == [SetTimer(Timer(TimerKind.RETRY, 5), 0.1)]
 
 
-def test_a_server_that_starts_after_all_serves_and_the_failures_are_forgotten(story: Story) -> None:
+def test_a_server_that_serves_clears_the_count(story: Story) -> None:
     story.connects(1, 500)
     dies(story, 1)
     pause_ends(story, 1)
@@ -71,7 +71,7 @@ def test_a_server_that_starts_after_all_serves_and_the_failures_are_forgotten(st
     assert dies(story, 3) == [SetTimer(Timer(TimerKind.RETRY, 3), 0.1)]
 
 
-def test_a_stated_cause_is_not_tried_again(story: Story) -> None:
+def test_a_start_with_a_stated_cause_is_not_repeated(story: Story) -> None:
     story.connects(1, 500)
     story.feed(events.ServerSpawned(1, 847))
     story.feed(events.StartRefused(1, "device 0 is in use"))
@@ -83,7 +83,7 @@ def test_a_stated_cause_is_not_tried_again(story: Story) -> None:
     )
 
 
-def test_nor_is_one_that_was_not_ready_in_time(story: Story) -> None:
+def test_a_start_that_timed_out_is_not_repeated(story: Story) -> None:
     story.connects(1, 500)
     story.feed(events.ServerSpawned(1, 847))
     story.feed(events.TimerEnded(Timer(TimerKind.START, 1)))
@@ -92,7 +92,7 @@ def test_nor_is_one_that_was_not_ready_in_time(story: Story) -> None:
     assert "it was not ready within 60 s" in refusal.reason
 
 
-def test_during_a_pause_nobody_is_served_but_when_it_is_given_up_the_next_user_is(story: Story) -> None:
+def test_the_next_user_is_served_after_the_refusal_and_not_during_a_pause(story: Story) -> None:
     story.connects(1, 500)
     dies(story, 1)
     assert story.connects(2, 600) == []
@@ -101,12 +101,12 @@ def test_during_a_pause_nobody_is_served_but_when_it_is_given_up_the_next_user_i
         assert spawned_for(pause_ends(story, server)) == [500]
         dies(story, server + 1)
     pause_ends(story, 3)
-    told = dies(story, 4)
-    assert refused(told) == [1, 3]
-    assert spawned_for(told) == [600]
+    instructions = dies(story, 4)
+    assert refused(instructions) == [1, 3]
+    assert spawned_for(instructions) == [600]
 
 
-def test_a_pause_for_somebody_who_has_left_holds_nobody_up(story: Story) -> None:
+def test_a_pause_ends_without_a_start_if_its_client_has_left(story: Story) -> None:
     story.connects(1, 500)
     dies(story, 1)
     story.connects(2, 600)
@@ -115,7 +115,7 @@ def test_a_pause_for_somebody_who_has_left_holds_nobody_up(story: Story) -> None
     assert story.daemon.failed_starts == {}
 
 
-def test_a_wish_is_tried_again_and_given_up_too(story: Story) -> None:
+def test_a_start_request_is_retried_and_given_up_too(story: Story) -> None:
     story.says("start_server -uid 500")
     for server in (1, 2, 3):
         dies(story, server)
@@ -124,7 +124,7 @@ def test_a_wish_is_tried_again_and_given_up_too(story: Story) -> None:
     assert story.daemon.queue == []
 
 
-def test_a_timer_of_another_pause_ends_none(story: Story) -> None:
+def test_the_timer_of_an_earlier_pause_does_nothing(story: Story) -> None:
     story.connects(1, 500)
     dies(story, 1)
     assert pause_ends(story, 7) == []
@@ -135,9 +135,9 @@ def test_a_timer_of_another_pause_ends_none(story: Story) -> None:
 def test_a_quit_in_a_pause_refuses_at_once_and_exits(story: Story, line: str) -> None:
     story.connects(1, 500)
     dies(story, 1)
-    told = story.says(line)
-    assert refused(told) == [1]
-    assert type(told[-1]).__name__ == "Exit"
+    instructions = story.says(line)
+    assert refused(instructions) == [1]
+    assert type(instructions[-1]).__name__ == "Exit"
     assert pause_ends(story, 1) == []
 
 
@@ -145,14 +145,14 @@ def test_a_quit_in_a_pause_refuses_at_once_and_exits(story: Story, line: str) ->
 
 
 def crashes(story: Story, server: int) -> list[Instruction]:
-    """A server gets ready and ends when it gets its first client."""
+    """Let a server become ready and end with its first client."""
     admitted = story.is_ready(server, 800 + server)
     assert [type(one).__name__ for one in admitted] == ["AdmitClient"]
     return story.feed(events.ServerExited(server, -11, "Segmentation fault"))
 
 
 def crash_loop(story: Story) -> RefuseClient:
-    """Clients of user 500 come again and again; return how they are refused."""
+    """Let clients of user 500 connect again and again; return how they are refused."""
     story.connects(1, 500)
     for server, seconds in ((1, 0.1), (2, 0.5), (3, 2.0)):
         assert crashes(story, server) == [SetTimer(Timer(TimerKind.RETRY, server), seconds)]
@@ -173,7 +173,7 @@ def test_a_server_that_ends_with_its_first_client_is_tried_four_times(story: Sto
     )
 
 
-def test_others_are_served_meanwhile_and_after_a_while_it_begins_anew(story: Story) -> None:
+def test_other_users_are_served_during_a_refusal_which_ends_after_a_while(story: Story) -> None:
     crash_loop(story)
     assert spawned_for(story.connects(6, 600)) == [600]
     story.is_ready(5, 847)
@@ -185,7 +185,7 @@ def test_others_are_served_meanwhile_and_after_a_while_it_begins_anew(story: Sto
     assert spawned_for(story.connects(8, 500)) == [500]
 
 
-def test_clients_that_come_after_the_pause_are_counted_all_the_same(story: Story) -> None:
+def test_failures_after_the_pause_count_too(story: Story) -> None:
     for server in (1, 2, 3, 4):
         assert spawned_for(story.connects(server, 500)) == [500]
         crashes(story, server)
@@ -194,7 +194,7 @@ def test_clients_that_come_after_the_pause_are_counted_all_the_same(story: Story
     assert refused(story.connects(5, 500)) == [5]
 
 
-def test_it_is_forgotten_after_a_while(story: Story) -> None:
+def test_a_failure_is_dropped_after_a_while(story: Story) -> None:
     story.connects(1, 500)
     crashes(story, 1)
     pause_ends(story, 1)
@@ -212,7 +212,7 @@ def test_it_is_forgotten_after_a_while(story: Story) -> None:
     ],
     ids=["a context", "an orderly end", "a while"],
 )
-def test_one_that_has_served_is_no_failure(story: Story, served: events.Event) -> None:
+def test_a_server_that_has_served_is_no_failure(story: Story, served: events.Event) -> None:
     story.connects(1, 500)
     story.is_ready(1, 847)
     story.connects(2, 500)
@@ -221,7 +221,7 @@ def test_one_that_has_served_is_no_failure(story: Story, served: events.Event) -
     assert spawned_for(story.connects(3, 500)) == [500]
 
 
-def test_nor_is_one_that_was_told_to_leave(story: Story) -> None:
+def test_a_server_that_was_shut_down_is_no_failure(story: Story) -> None:
     story.connects(1, 500)
     story.is_ready(1, 847)
     story.says("shutdown_server 847 -f")

@@ -1,4 +1,4 @@
-"""What a daemon can have known, and what is damaged: one number out of bounds must not end the next daemon."""
+"""Possible and damaged states: one number out of bounds must not end the next daemon."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LARGEST = PersistentState(
 
 
 def with_server(**change: object) -> PersistentState:
-    """What is known, but for the first server."""
+    """Return a state with a changed first server."""
     return evolve(KNOWN, servers=(evolve(SERVER, **change), OTHER))
 
 
 @pytest.mark.parametrize("known", [PersistentState(), KNOWN, LARGEST])
-def test_what_can_be_is_believed(known: PersistentState) -> None:
+def test_a_possible_state_is_accepted(known: PersistentState) -> None:
     check(known, DEVICES)
 
 
@@ -47,6 +47,6 @@ def test_what_can_be_is_believed(known: PersistentState) -> None:
         with_server(thread_percentage=0.0),
     ],
 )
-def test_what_cannot_be_is_damaged(damaged: PersistentState) -> None:
+def test_a_damaged_state_is_refused(damaged: PersistentState) -> None:
     with pytest.raises(ValueError, match=r"there is no|two servers|percentage|priority"):
         check(damaged, DEVICES)

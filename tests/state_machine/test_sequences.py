@@ -1,4 +1,4 @@
-"""The documented sequences, event by event, with what is instructed and what control.log says, in order."""
+"""The documented sequences, event by event, with their instructions and lines of control.log, in order."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_contexts_are_known_from_what_the_server_pushes(story: Story) -> None:
     assert story.feed(events.ContextGonePushed(9, 1, 10)) == []
 
 
-def test_a_client_of_another_user_waits_then_gets_its_server(story: Story) -> None:
+def test_a_client_of_another_user_waits_for_its_own_server(story: Story) -> None:
     story.connects(1, 500)
     story.is_ready(1, 847)
     story.take_log()
@@ -118,7 +118,7 @@ def test_a_newcomer_of_the_active_user_is_admitted_while_another_waits(story: St
     assert story.connects(3, 500) == [AdmitClient(3, 1, 847, 0)]
 
 
-def test_an_idle_server_stays_and_goes_the_moment_another_user_comes(story: Story) -> None:
+def test_an_idle_server_stays_until_another_user_connects(story: Story) -> None:
     story.connects(1, 500)
     story.is_ready(1, 847)
     assert story.feed(events.ClientGonePushed(1, 1)) == []
@@ -126,7 +126,7 @@ def test_an_idle_server_stays_and_goes_the_moment_another_user_comes(story: Stor
     assert story.connects(3, 500) == []
 
 
-def test_when_the_one_who_waited_leaves_the_server_stays(story: Story) -> None:
+def test_the_server_stays_if_the_waiting_client_leaves(story: Story) -> None:
     story.connects(1, 500)
     story.is_ready(1, 847)
     story.connects(2, 600)
@@ -192,15 +192,15 @@ def test_quit_of_a_busy_server_waits_for_its_clients(story: Story) -> None:
     assert story.feed(events.ServerExited(1, 0)) == [Exit(0)]
 
 
-def test_quit_while_a_server_is_being_spawned_reaches_it_once_it_is_there(story: Story) -> None:
+def test_quit_while_a_server_is_spawned_shuts_it_down_once_it_runs(story: Story) -> None:
     story.connects(1, 500)
-    assert [type(told) for told in story.says("quit")] == [Working, RefuseClient]
+    assert [type(one) for one in story.says("quit")] == [Working, RefuseClient]
     assert story.feed(events.ServerSpawned(1, 847)) == [ShutDownServer(1, False)]
     assert story.feed(events.StatusPushed(1, "ACTIVE")) == []
     assert story.feed(events.ServerExited(1, 0)) == [Exit(0)]
 
 
-def test_a_server_that_is_spawned_after_the_force_is_still_killed(story: Story) -> None:
+def test_a_server_spawned_after_the_forced_quit_is_killed(story: Story) -> None:
     story.connects(1, 500)
     story.says("quit -t 0")
     assert story.feed(events.TimerEnded(Timer(TimerKind.FORCE))) == []
@@ -232,10 +232,10 @@ def test_a_second_quit_joins_the_first_and_there_is_one_exit(story: Story) -> No
     assert story.feed(events.TimerEnded(Timer(TimerKind.FORCE))) == []
     assert story.says("quit", session=3) == [Working(3)]
     assert story.feed(events.StopSignal()) == [SetTimer(Timer(TimerKind.FORCE), 2.0)]
-    assert sum(isinstance(told, Exit) for told in story.instructions) == 1
+    assert sum(isinstance(one, Exit) for one in story.instructions) == 1
 
 
-def test_a_signal_shuts_down_within_a_bound(story: Story) -> None:
+def test_a_signal_shuts_down_within_a_time_limit(story: Story) -> None:
     story.connects(1, 500)
     story.is_ready(1, 847)
     assert story.feed(events.StopSignal()) == [SetTimer(Timer(TimerKind.FORCE), 2.0), ShutDownServer(1, False)]
@@ -243,12 +243,12 @@ def test_a_signal_shuts_down_within_a_bound(story: Story) -> None:
     assert story.feed(events.ServerExited(1, 0)) == [Exit(0)]
 
 
-def test_a_timer_without_a_quit_does_nothing(story: Story) -> None:
+def test_a_force_timer_without_a_quit_does_nothing(story: Story) -> None:
     assert story.feed(events.TimerEnded(Timer(TimerKind.FORCE))) == []
     assert story.take_log() == []
 
 
-def test_a_spawn_that_failed_refuses_its_user_and_the_next_has_its_turn(story: Story) -> None:
+def test_a_failed_spawn_refuses_its_user_and_serves_the_next(story: Story) -> None:
     for client, uid in ((1, 500), (2, 600), (3, 500)):
         story.connects(client, uid)
     first, second, spawn = story.feed(events.SpawnFailed(1, "user 500 cannot pass the folder /root"))
@@ -260,7 +260,7 @@ def test_a_spawn_that_failed_refuses_its_user_and_the_next_has_its_turn(story: S
     assert story.take_log()[-1] == "Failed to start a server for user 500: user 500 cannot pass the folder /root"
 
 
-def test_a_wish_whose_spawn_failed_is_not_tried_again(story: Story) -> None:
+def test_a_start_request_whose_spawn_failed_is_not_retried(story: Story) -> None:
     story.says("start_server -uid 500")
     (reply,) = story.feed(events.SpawnFailed(1, "no"))
     assert isinstance(reply, Reply)
@@ -294,19 +294,19 @@ def test_a_users_own_daemon_refuses_others(own_story: Story) -> None:
     assert refusal.code == REFUSED
     assert "run by user 1000 and serves that user only, not 1001" in refusal.reason
     assert own_story.daemon.servers == {}
-    assert [type(told) for told in own_story.connects(2, 1000)] == [SpawnServer]
+    assert [type(one) for one in own_story.connects(2, 1000)] == [SpawnServer]
 
 
-def test_a_user_of_another_namespace_is_refused_whatever_stands_for_it(story: Story) -> None:
+def test_a_user_of_another_namespace_is_refused(story: Story) -> None:
     (refusal,) = story.feed(events.ClientConnected(1, Peer(101, OVERFLOW_UID, 0, foreign=True), "c", 7))
     assert isinstance(refusal, RefuseClient)
     assert "unknown in the daemon's user namespace" in refusal.reason
     assert story.daemon.queue == []
     # The user nobody of this very namespace has the same number.
-    assert [type(told) for told in story.connects(2, OVERFLOW_UID)] == [SpawnServer]
+    assert [type(one) for one in story.connects(2, OVERFLOW_UID)] == [SpawnServer]
 
 
-def test_a_status_that_cannot_follow_changes_nothing(story: Story) -> None:
+def test_an_impossible_status_changes_nothing(story: Story) -> None:
     story.connects(1, 500)
     story.feed(events.ServerSpawned(1, 847))
     with pytest.raises(IllegalMove):
@@ -323,14 +323,14 @@ def test_a_command_is_logged_as_one_line(story: Story) -> None:
     assert logged == ["Cmd:foo\tbar \udcff  Forged line", 'Unknown command "foo"']
 
 
-def test_what_is_no_event_is_refused(story: Story) -> None:
+def test_an_unknown_event_is_refused(story: Story) -> None:
     with pytest.raises(TypeError, match="str is no event of the daemon"):
         story.feed("event")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("current", Phase)
 @pytest.mark.parametrize("target", Phase)
-def test_only_the_tables_moves_are_made(current: Phase, target: Phase) -> None:
+def test_only_moves_in_the_table_are_possible(current: Phase, target: Phase) -> None:
     if target in MOVES[current]:
         assert move(current, target) is target
     else:
@@ -351,7 +351,7 @@ def test_an_idle_server_that_does_not_leave_is_killed_and_the_turn_passes(story:
     assert story.feed(events.TimerEnded(Timer(TimerKind.LEAVE, 1))) == []
 
 
-def test_a_leaving_server_with_clients_has_all_the_time_they_need(story: Story) -> None:
+def test_a_leaving_server_with_clients_has_no_time_limit(story: Story) -> None:
     story.connects(1, 500)
     story.is_ready(1, 847)
     story.says("shutdown_server 847")
@@ -361,7 +361,7 @@ def test_a_leaving_server_with_clients_has_all_the_time_they_need(story: Story) 
     assert story.feed(events.TimerEnded(Timer(TimerKind.LEAVE, 1))) == [KillServer(1)]
 
 
-def test_a_server_that_never_becomes_ready_is_killed_and_its_clients_told(story: Story) -> None:
+def test_a_server_that_is_not_ready_in_time_is_killed_and_its_clients_refused(story: Story) -> None:
     story.connects(1, 500)
     story.feed(events.ServerSpawned(1, 847))
     assert story.watches == [(Timer(TimerKind.START, 1), 60.0)]
@@ -376,7 +376,7 @@ def test_a_ready_server_outlives_its_start_timer(story: Story) -> None:
     assert story.feed(events.TimerEnded(Timer(TimerKind.START, 1))) == []
 
 
-def test_during_a_fault_newcomers_go_to_the_server_which_refuses_them_and_alone_it_gives_up_its_turn(
+def test_during_a_fault_newcomers_go_to_the_server_and_an_idle_one_ends_its_turn(
     story: Story,
 ) -> None:
     story.connects(1, 500)

@@ -1,4 +1,4 @@
-"""Turns between users, event by event: order of arrival, how long newcomers overtake, what the log says of it."""
+"""Turns between users, event by event: order of arrival, how long newcomers may overtake, and the log lines."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 A, B, C = 500, 600, 700
 
 
-def admitted(told: list[Instruction]) -> list[int]:
+def admitted(instructions: list[Instruction]) -> list[int]:
     """Return the serials of the clients that are admitted."""
-    return [one.client for one in told if isinstance(one, AdmitClient)]
+    return [one.client for one in instructions if isinstance(one, AdmitClient)]
 
 
 def turn_timers(story: Story) -> list[Timer]:
@@ -39,8 +39,8 @@ def turn_timers(story: Story) -> list[Timer]:
     return [timer for timer, _ in story.watches if timer.kind is TimerKind.TURN]
 
 
-def loses_patience(story: Story, number: int = -1) -> list[Instruction]:
-    """The timer of a waiter ends, the last one that was set unless told."""
+def turn_timer_ends(story: Story, number: int = -1) -> list[Instruction]:
+    """Let a turn timer end, by default the last one that was set."""
     return story.feed(events.TimerEnded(turn_timers(story)[number]))
 
 
@@ -54,14 +54,14 @@ def busy(story: Story) -> Story:
     return story
 
 
-def test_the_patience_of_a_waiter_is_a_timer(busy: Story) -> None:
+def test_a_waiting_client_has_a_turn_timer(busy: Story) -> None:
     assert busy.watches[-1] == (Timer(TimerKind.TURN, 2), 30.0)
     assert turn_timers(busy) == [Timer(TimerKind.TURN, 2)], "nobody can overtake the first client"
 
 
-def test_newcomers_overtake_until_the_waiter_has_lost_patience(busy: Story) -> None:
+def test_newcomers_overtake_until_the_turn_timer_ends(busy: Story) -> None:
     assert admitted(busy.connects(3, A)) == [3]
-    assert loses_patience(busy) == []
+    assert turn_timer_ends(busy) == []
     assert busy.connects(4, A) == []
     assert busy.take_log() == [
         "NEW CLIENT 103 from user 500: Server already exists",
@@ -69,7 +69,7 @@ def test_newcomers_overtake_until_the_waiter_has_lost_patience(busy: Story) -> N
         "NEW CLIENT 104 from user 500: Server is not ready, push client to pending list",
         "Client 104 of user 500 waits for its turn after user 600",
     ]
-    # Those who were admitted go on, and with the last of them the turn passes.
+    # The admitted clients continue, and the turn passes with the last of them.
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
     assert busy.feed(events.ClientGonePushed(1, 3)) == [ShutDownServer(1, False)]
     (spawn,) = busy.feed(events.ServerExited(1, 0))
@@ -81,7 +81,7 @@ def test_newcomers_overtake_until_the_waiter_has_lost_patience(busy: Story) -> N
     assert admitted(busy.is_ready(3, 849)) == [4]
 
 
-def test_without_patience_newcomers_never_overtake() -> None:
+def test_with_a_turn_patience_of_0_newcomers_never_overtake() -> None:
     story = Story(Daemon(0, DEVICES, turn_patience=0))
     story.connects(1, A)
     story.is_ready(1, 847)
@@ -95,26 +95,26 @@ def test_without_patience_newcomers_never_overtake() -> None:
     ]
 
 
-def test_without_patience_those_who_came_first_are_still_admitted_first() -> None:
+def test_with_a_turn_patience_of_0_clients_are_admitted_in_order() -> None:
     story = Story(Daemon(0, DEVICES, turn_patience=0))
     for client, uid in ((1, A), (2, A), (3, B), (4, A)):
         story.connects(client, uid)
     assert admitted(story.is_ready(1, 847)) == [1, 2]
 
 
-def test_patience_in_whole_and_in_parts_of_seconds_is_said() -> None:
+def test_whole_and_fractional_turn_patience_is_logged() -> None:
     story = Story(Daemon(0, DEVICES, turn_patience=0.25))
     story.connects(1, A)
     story.is_ready(1, 847)
     story.connects(2, B)
-    loses_patience(story)
+    turn_timer_ends(story)
     assert story.take_log()[-1] == "User 600 has waited 0.25 s: server 847 takes no new clients of user 500"
 
 
-def test_closing_is_said_once_a_server(busy: Story) -> None:
+def test_closing_is_logged_once_for_a_server(busy: Story) -> None:
     busy.connects(3, C)
-    loses_patience(busy, 0)
-    loses_patience(busy, 1)
+    turn_timer_ends(busy, 0)
+    turn_timer_ends(busy, 1)
     assert [line for line in busy.take_log() if "takes no new clients" in line] == [
         "User 600 has waited 30 s: server 847 takes no new clients of user 500"
     ]
@@ -124,18 +124,18 @@ def test_closing_is_said_once_a_server(busy: Story) -> None:
     assert busy.take_log()[-1] == "User 700 has waited 30 s: server 848 takes no new clients of user 600"
 
 
-def test_when_the_impatient_waiter_dies_the_server_is_open_again(busy: Story) -> None:
-    loses_patience(busy)
+def test_the_server_admits_newcomers_again_when_the_waiting_client_leaves(busy: Story) -> None:
+    turn_timer_ends(busy)
     assert busy.connects(3, A) == []
     assert admitted(busy.feed(events.WaitingClientLeft(2))) == [3]
     assert admitted(busy.connects(4, A)) == [4]
     busy.connects(5, B)
-    loses_patience(busy)
+    turn_timer_ends(busy)
     assert busy.take_log()[-1].startswith("User 600 has waited 30 s: server 847")
 
 
-def test_a_late_newcomer_waits_its_own_turn_and_loses_patience_itself(busy: Story) -> None:
-    loses_patience(busy)
+def test_a_late_newcomer_waits_with_a_turn_timer_of_its_own(busy: Story) -> None:
+    turn_timer_ends(busy)
     busy.connects(3, A)
     assert turn_timers(busy) == [Timer(TimerKind.TURN, 2), Timer(TimerKind.TURN, 4)]
     busy.feed(events.ClientGonePushed(1, 1))
@@ -146,10 +146,10 @@ def test_a_late_newcomer_waits_its_own_turn_and_loses_patience_itself(busy: Stor
     assert admitted(busy.connects(5, B)) == []
 
 
-def test_who_came_before_a_waiter_lost_patience_is_served_with_its_users_first(busy: Story) -> None:
+def test_a_client_from_before_the_turn_timers_end_is_served_with_its_users_first(busy: Story) -> None:
     busy.connects(3, C)
     busy.connects(4, B)
-    loses_patience(busy, 1)
+    turn_timer_ends(busy, 1)
     busy.connects(5, B)
     busy.feed(events.ClientGonePushed(1, 1))
     busy.feed(events.ServerExited(1, 0))
@@ -161,7 +161,7 @@ def test_who_came_before_a_waiter_lost_patience_is_served_with_its_users_first(b
     assert admitted(busy.is_ready(3, 849)) == [3]
 
 
-def test_the_log_names_everybody_who_comes_before(busy: Story) -> None:
+def test_the_log_names_all_users_that_are_served_before(busy: Story) -> None:
     for client, uid in ((3, C), (4, A), (5, C), (6, B)):
         busy.connects(client, uid)
     assert [line for line in busy.take_log() if "waits for its turn" in line] == [
@@ -172,45 +172,45 @@ def test_the_log_names_everybody_who_comes_before(busy: Story) -> None:
     ]
 
 
-def test_nothing_is_said_to_wait_for_its_own_server(story: Story) -> None:
+def test_waiting_for_ones_own_server_is_not_logged(story: Story) -> None:
     story.connects(1, A)
     story.connects(2, A)
     story.is_ready(1, 847)
     assert not [line for line in story.take_log() if "waits for its turn" in line]
 
 
-def test_the_timer_of_a_waiter_that_left_is_cancelled(busy: Story) -> None:
+def test_the_timer_of_a_client_that_left_is_cancelled(busy: Story) -> None:
     for client in range(3, 100):
         busy.connects(client, C)
         busy.feed(events.WaitingClientLeft(client))
     assert busy.cancelled == turn_timers(busy)[1:]
     assert busy.daemon.patience_timers == {2}
-    # One that had ended already, before it could be cancelled, harms nobody.
+    # A timer that ended before it could be cancelled does nothing.
     assert busy.feed(events.TimerEnded(busy.cancelled[0])) == []
     assert admitted(busy.connects(100, A)) == [100]
 
 
-def test_the_timer_of_an_admitted_waiter_is_cancelled(busy: Story) -> None:
+def test_the_timer_of_an_admitted_client_is_cancelled(busy: Story) -> None:
     busy.feed(events.ClientGonePushed(1, 1))
     busy.feed(events.ServerExited(1, 0))
     busy.is_ready(2, 848)
     assert busy.cancelled == [Timer(TimerKind.TURN, 2)]
 
 
-# --- wishes
+# --- start requests
 
 
-def test_a_wish_for_the_active_user_changes_nothing(busy: Story) -> None:
-    loses_patience(busy)
+def test_a_start_request_for_the_active_user_changes_nothing(busy: Story) -> None:
+    turn_timer_ends(busy)
     before = list(busy.daemon.queue)
-    assert [type(told) for told in busy.says(f"start_server -uid {A}")] == [Reply]
+    assert [type(one) for one in busy.says(f"start_server -uid {A}")] == [Reply]
     assert busy.daemon.queue == before
 
 
-def test_a_wish_for_another_user_is_granted_in_its_turn(busy: Story) -> None:
-    assert [type(told) for told in busy.says(f"start_server -uid {C}")] == [Reply]
+def test_a_start_request_for_another_user_is_served_in_order(busy: Story) -> None:
+    assert [type(one) for one in busy.says(f"start_server -uid {C}")] == [Reply]
     assert busy.take_log()[-1] == "A server for user 700 waits for its turn after user 500, user 600"
-    assert [type(told) for told in busy.says(f"start_server -uid {C}")] == [Reply]
+    assert [type(one) for one in busy.says(f"start_server -uid {C}")] == [Reply]
     assert sum(entry.uid == C for entry in busy.daemon.queue) == 1
     busy.feed(events.ClientGonePushed(1, 1))
     busy.feed(events.ServerExited(1, 0))
@@ -221,15 +221,15 @@ def test_a_wish_for_another_user_is_granted_in_its_turn(busy: Story) -> None:
     assert busy.daemon.queue == []
 
 
-def test_a_wish_loses_patience_like_a_client(busy: Story) -> None:
+def test_a_start_request_has_a_turn_timer_like_a_client(busy: Story) -> None:
     busy.feed(events.WaitingClientLeft(2))
     busy.says(f"start_server -uid {C}")
     assert admitted(busy.connects(3, A)) == [3]
-    loses_patience(busy)
+    turn_timer_ends(busy)
     assert admitted(busy.connects(4, A)) == []
 
 
-def test_a_wish_outlives_the_client_that_waited_before_it(busy: Story) -> None:
+def test_a_start_request_stays_when_an_earlier_client_leaves(busy: Story) -> None:
     busy.says(f"start_server -uid {B}")
     busy.feed(events.WaitingClientLeft(2))
     busy.feed(events.ClientGonePushed(1, 1))
@@ -240,14 +240,14 @@ def test_a_wish_outlives_the_client_that_waited_before_it(busy: Story) -> None:
 
 
 def test_shutdown_server_passes_the_turn_when_its_clients_have_left(busy: Story) -> None:
-    assert [type(told) for told in busy.says("shutdown_server 847")] == [Reply, ShutDownServer]
-    assert busy.connects(3, A) == [], "a server that was told to leave admits nobody"
+    assert [type(one) for one in busy.says("shutdown_server 847")] == [Reply, ShutDownServer]
+    assert busy.connects(3, A) == [], "a server that is shutting down admits no clients"
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
     assert busy.feed(events.ServerExited(1, 0)) == [SpawnServer(2, B, Peer(102, B, B, (B,)))]
     assert admitted(busy.is_ready(2, 848)) == [2]
 
 
-def test_shutdown_server_of_the_only_user_in_the_line_starts_it_again(story: Story) -> None:
+def test_shutdown_server_starts_another_for_the_first_user_in_the_queue(story: Story) -> None:
     story.connects(1, A)
     story.is_ready(1, 847)
     story.says("shutdown_server 847 -f")
@@ -259,30 +259,30 @@ def test_shutdown_server_of_the_only_user_in_the_line_starts_it_again(story: Sto
 @pytest.mark.parametrize(
     "end", [lambda story: story.says("quit"), lambda story: story.feed(events.StopSignal())], ids=["quit", "signal"]
 )
-def test_the_end_refuses_the_whole_line_and_debuggers_too(
+def test_the_daemons_end_refuses_the_whole_queue_and_debugged_clients(
     busy: Story, end: Callable[[Story], list[Instruction]]
 ) -> None:
     for client, uid in ((3, C), (4, B)):
         busy.connects(client, uid)
     busy.says(f"start_server -uid {C}")
     busy.connects(5, A, traced=True)
-    told = end(busy)
-    refused = [one for one in told if isinstance(one, RefuseClient)]
+    instructions = end(busy)
+    refused = [one for one in instructions if isinstance(one, RefuseClient)]
     assert [(one.client, one.code) for one in refused] == [(client, 805) for client in (2, 3, 4, 5)]
     assert set(busy.cancelled) == set(turn_timers(busy))
     busy.feed(events.ClientGonePushed(1, 1))
     assert busy.feed(events.ServerExited(1, 0)) == [Exit(0)]
-    assert [type(told) for told in busy.says("quit")] == [Working]
+    assert [type(one) for one in busy.says("quit")] == [Working]
 
 
-def test_in_multiuser_mode_nobody_takes_turns() -> None:
+def test_there_are_no_turns_in_multiuser_mode() -> None:
     story = Story(Daemon(0, DEVICES, multiuser=True, turn_patience=0))
     for client, uid in ((1, A), (2, B)):
         story.connects(client, uid)
     assert admitted(story.is_ready(1, 847)) == [1, 2]
     assert admitted(story.connects(3, C)) == [3]
     assert turn_timers(story) == []
-    assert [type(told) for told in story.says(f"start_server -uid {B}")] == [Reply]
+    assert [type(one) for one in story.says(f"start_server -uid {B}")] == [Reply]
     assert story.take_log() == [
         "NEW CLIENT 101 from user 0: Server is not ready, push client to pending list",
         "NEW CLIENT 102 from user 0: Server is not ready, push client to pending list",
