@@ -92,7 +92,7 @@ class QueueEntry:
     peer: Peer | None = None
     command: str = ""
     namespace: int = 0
-    patient_until: int | None = None
+    last_to_overtake: int | None = None
     """The last ticket that may still overtake this one; None: all may, until its timer ends."""
 
 
@@ -158,7 +158,7 @@ class Daemon:
     """By a serial of their own, so that a late answer is not taken for a later one's."""
     servers: dict[int, Server] = field(factory=dict)
     queue: list[QueueEntry] = field(factory=list)
-    patience_timers: set[int] = field(factory=set)
+    turn_timers: set[int] = field(factory=set)
     """The tickets in the queue whose TURN timers run."""
     debugged: dict[int, Debugged] = field(factory=dict)
     failed_starts: dict[int, FailedStarts] = field(factory=dict)

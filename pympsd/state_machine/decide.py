@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import singledispatch
 
-from pympsd.state_machine import (
-    admission,
-    adoption,
-    debuggers,
-    events,
-    failed_starts,
-    shutdown,
-    terminations,
-    turns,
-)
+from pympsd.state_machine import admission, adoption, debuggers, events, failed_starts, shutdown, terminations, turns
 from pympsd.state_machine.daemon_state import Context, Daemon
 from pympsd.state_machine.instructions import Instruction, Log, Reply, SetTimer
 from pympsd.state_machine.server_lifecycle import Phase
@@ -193,8 +184,8 @@ def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
             yield from admission.serve_queue(daemon)
         case TimerKind.PROBATION:
             failed_starts.probation_ended(daemon, key)
-        case TimerKind.MEMORY:
-            failed_starts.memory_ended(daemon, key)
+        case TimerKind.FAILURE_EXPIRY:
+            failed_starts.failure_expired(daemon, key)
         case TimerKind.TURN:
             yield from admission.close_to_newcomers(daemon, key)
         case TimerKind.TERMINATION:

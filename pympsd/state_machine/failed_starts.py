@@ -21,7 +21,7 @@ PAUSES: Final = (0.1, 0.5, 2.0)
 """Seconds before the second, third and fourth try; there is no fifth."""
 PROBATION: Final = 10.0
 """Seconds after which a ready server counts as working, whether or not its clients made a context."""
-MEMORY: Final = 10.0
+FAILURE_EXPIRY: Final = 10.0
 """Seconds for which a server that ended with its clients counts, if no client connects again."""
 REFUSED_FOR: Final = 5.0
 """Seconds for which a user's clients are refused after the fourth such server."""
@@ -82,7 +82,7 @@ def died_unserving(daemon: Daemon, server: Server, death: Death) -> Iterator[Ins
         yield SetTimer(Timer(TimerKind.RETRY, server.serial), REFUSED_FOR)
         return
     yield from _pause(daemon, server, FailedStarts(count, server.serial, server.serial), reason)
-    yield SetTimer(Timer(TimerKind.MEMORY, server.serial), MEMORY)
+    yield SetTimer(Timer(TimerKind.FAILURE_EXPIRY, server.serial), FAILURE_EXPIRY)
 
 
 def refusal_of(daemon: Daemon, uid: int) -> str:
@@ -109,7 +109,7 @@ def pause_ended(daemon: Daemon, serial: int) -> None:
             del daemon.failed_starts[uid]
 
 
-def memory_ended(daemon: Daemon, serial: int) -> None:
+def failure_expired(daemon: Daemon, serial: int) -> None:
     """Drop the failure of a server that ended with its clients: no other has failed for a while."""
     for uid, failed in tuple(daemon.failed_starts.items()):
         if failed.unserved != serial or failed.refusal:

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, auto
 
 from attrs import frozen
 
 
 class TimerKind(Enum):
-    """What a timer bounds or delays."""
+    """What a timer bounds or delays; its key is the serial of a server unless noted."""
 
-    START = "start"
-    """A server becoming ready. The key is the server's serial, as for all that follow without a note."""
-    LEAVE = "leave"
-    """A server without clients, or a forced one, ending."""
-    SILENCE = "silence"
-    """A server reporting that its clients, whose processes have ended, are gone."""
-    RETURN = "return"
-    """A server of the previous daemon coming back."""
-    RETRY = "retry"
-    """The pause before a user's next server is started."""
-    PROBATION = "probation"
-    """The time after which a ready server counts as working."""
-    MEMORY = "memory"
-    """The time for which a server that ended with its clients counts as a failed start."""
-    TURN = "turn"
-    """The time for which newcomers may overtake a waiting user; the key is the queue entry's ticket."""
-    TERMINATION = "termination"
-    """A server answering a terminate_client; the key is the termination's serial."""
-    FORCE = "force"
-    """The time until a quit uses force; it has no key."""
+    START = auto()  # a server becoming ready
+    LEAVE = auto()  # the end of a server without clients, or of a forced one
+    SILENCE = auto()  # a server's report that its clients, whose processes have ended, are gone
+    RETURN = auto()  # the return of a server of the previous daemon
+    RETRY = auto()  # the pause before a user's next server, after the server of the key
+    PROBATION = auto()  # after it, a ready server counts as working
+    FAILURE_EXPIRY = auto()  # after it, a server that ended with its clients no longer counts as a failed start
+    TURN = auto()  # the overtaking of a queue entry, by its ticket
+    TERMINATION = auto()  # a server's answer to terminate_client, by the termination's serial
+    FORCE = auto()  # a quit without force; no key
 
 
 @frozen

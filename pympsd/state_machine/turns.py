@@ -24,32 +24,32 @@ def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
         # The next server is this user's own: no other user can overtake.
         return
     if daemon.turn_patience <= 0:
-        entry.patient_until = entry.ticket
+        entry.last_to_overtake = entry.ticket
         return
-    daemon.patience_timers.add(entry.ticket)
+    daemon.turn_timers.add(entry.ticket)
     yield SetTimer(Timer(TimerKind.TURN, entry.ticket), daemon.turn_patience)
 
 
 def close_to_newcomers(daemon: Daemon, ticket: int) -> None:
     """End the time for which newcomers may overtake an entry: tickets drawn from now on stay behind it."""
-    daemon.patience_timers.discard(ticket)
+    daemon.turn_timers.discard(ticket)
     for entry in daemon.queue:
         if entry.ticket == ticket:
-            entry.patient_until = daemon.tickets.take()
+            entry.last_to_overtake = daemon.tickets.take()
 
 
 def cancel_stale_timers(daemon: Daemon) -> Iterator[Instruction]:
     """Cancel the timers of entries that have left the queue: thousands may come and go before one ends."""
-    if daemon.patience_timers:
-        gone = daemon.patience_timers - {entry.ticket for entry in daemon.queue}
-        daemon.patience_timers -= gone
+    if daemon.turn_timers:
+        gone = daemon.turn_timers - {entry.ticket for entry in daemon.queue}
+        daemon.turn_timers -= gone
         for ticket in sorted(gone):
             yield CancelTimer(Timer(TimerKind.TURN, ticket))
 
 
 def is_closed_to_newcomers(daemon: Daemon, uid: int) -> bool:
     """Whether an entry of another user waits that a newcomer of this user may not overtake."""
-    return any(entry.uid != uid and entry.patient_until is not None for entry in daemon.queue)
+    return any(entry.uid != uid and entry.last_to_overtake is not None for entry in daemon.queue)
 
 
 def take_admissible(daemon: Daemon, uid: int) -> list[QueueEntry]:
@@ -60,8 +60,8 @@ def take_admissible(daemon: Daemon, uid: int) -> list[QueueEntry]:
         if entry.uid == uid and (not entry.client or entry.ticket < barrier):
             taken.append(entry)
             continue
-        if entry.uid != uid and entry.patient_until is not None:
-            barrier = min(barrier, entry.patient_until)
+        if entry.uid != uid and entry.last_to_overtake is not None:
+            barrier = min(barrier, entry.last_to_overtake)
         kept.append(entry)
     daemon.queue = kept
     return taken
@@ -71,7 +71,7 @@ def log_closing(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     """Log, once, that a server admits no more newcomers of its user, and for which waiting user."""
     closed = is_closed_to_newcomers(daemon, server.uid)
     if closed and not server.closed:
-        first = next(one for one in daemon.queue if one.uid != server.uid and one.patient_until is not None)
+        first = next(one for one in daemon.queue if one.uid != server.uid and one.last_to_overtake is not None)
         yield Log(
             "turn_closed",
             {"uid": first.uid, "seconds": daemon.turn_patience, "server": server.pid, "active": server.uid},

@@ -16,7 +16,7 @@ from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, Set
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 
-WATCHES = (TimerKind.START, TimerKind.LEAVE, TimerKind.SILENCE, TimerKind.TURN, TimerKind.MEMORY)
+WATCHES = (TimerKind.START, TimerKind.LEAVE, TimerKind.SILENCE, TimerKind.TURN, TimerKind.FAILURE_EXPIRY)
 DEVICES = describe("2xH200")
 
 

@@ -198,8 +198,8 @@ def test_a_failure_is_dropped_after_a_while(story: Story) -> None:
     story.connects(1, 500)
     crashes(story, 1)
     pause_ends(story, 1)
-    assert (Timer(TimerKind.MEMORY, 1), 10.0) in story.watches
-    story.feed(events.TimerEnded(Timer(TimerKind.MEMORY, 1)))
+    assert (Timer(TimerKind.FAILURE_EXPIRY, 1), 10.0) in story.watches
+    story.feed(events.TimerEnded(Timer(TimerKind.FAILURE_EXPIRY, 1)))
     assert story.daemon.failed_starts == {}
 
 

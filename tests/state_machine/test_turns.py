@@ -184,7 +184,7 @@ def test_the_timer_of_a_client_that_left_is_cancelled(busy: Story) -> None:
         busy.connects(client, C)
         busy.feed(events.WaitingClientLeft(client))
     assert busy.cancelled == turn_timers(busy)[1:]
-    assert busy.daemon.patience_timers == {2}
+    assert busy.daemon.turn_timers == {2}
     # A timer that ended before it could be cancelled does nothing.
     assert busy.feed(events.TimerEnded(busy.cancelled[0])) == []
     assert admitted(busy.connects(100, A)) == [100]

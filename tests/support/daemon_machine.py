@@ -63,7 +63,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.moment = 0
         self.came: dict[Waiter, int] = {}
         """When each client connected, and each user's pending start request was made."""
-        self.patience_over: dict[Waiter, int] = {}
+        self.closed_since: dict[Waiter, int] = {}
         self.turn_timers: dict[Timer, Waiter] = {}
         self.debugged: dict[int, set[int]] = {}
         self.serial = 0
@@ -235,14 +235,14 @@ class DaemonMachine(RuleBasedStateMachine):
     def _check_overtaking(self, client: int) -> None:
         own = self.serving(self.uid_of[client])
         for waiter in self._waiters():
-            if self._user_of(waiter) != own and waiter in self.patience_over:
-                assert self.came["client", client] < self.patience_over[waiter], f"{client} overtook {waiter}"
+            if self._user_of(waiter) != own and waiter in self.closed_since:
+                assert self.came["client", client] < self.closed_since[waiter], f"{client} overtook {waiter}"
 
     def _joins(self, waiter: Waiter) -> None:
         self.came[waiter] = self.moment + 1
-        self.patience_over.pop(waiter, None)
+        self.closed_since.pop(waiter, None)
         if self.turn_patience == 0:
-            self.patience_over[waiter] = self.moment + 1
+            self.closed_since[waiter] = self.moment + 1
 
     def _check_why_it_shuts_down(self, server: int, forced: bool) -> None:
         idle = server not in self.on_server.values()
@@ -457,7 +457,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def _timer_ends(self, timer: Timer) -> None:
         self.timers.remove(timer)
         if timer in self.turn_timers:
-            self.patience_over[self.turn_timers[timer]] = self.moment + 1
+            self.closed_since[self.turn_timers[timer]] = self.moment + 1
         kind, key = timer.kind, timer.key
         if kind is TimerKind.TERMINATION:
             session, _ = self.terminating.pop(key)
@@ -469,7 +469,7 @@ class DaemonMachine(RuleBasedStateMachine):
             waited_for = any(self._user_of(waiter) == user for waiter in self._waiters())
             if user in self.refusing or not (waited_for or user in self.unserved):
                 self._drop_failures(user)
-        elif kind is TimerKind.MEMORY and self.unserved.get(self.uid_of_server[key]) == key:
+        elif kind is TimerKind.FAILURE_EXPIRY and self.unserved.get(self.uid_of_server[key]) == key:
             user = self.uid_of_server[key]
             if user not in self.refusing and self._pause_of(user):
                 del self.unserved[user]
@@ -537,7 +537,7 @@ class DaemonMachine(RuleBasedStateMachine):
         """Drop what ends with a daemon: timers, operators, requests, and the servers that it just started."""
         self.running = {server: pid for server, pid in self.running.items() if server not in gone}
         self.uid_of_server = {server: self.uid_of_server[server] for server in self.running}
-        for known in (self.spawning, self.terminating, self.starting, self.turn_timers, self.patience_over):
+        for known in (self.spawning, self.terminating, self.starting, self.turn_timers, self.closed_since):
             known.clear()
         for failed in (self.failures, self.unserved, self.refusing):
             failed.clear()
@@ -766,7 +766,7 @@ class DaemonMachine(RuleBasedStateMachine):
         current = [server.uid for server in self.daemon.servers.values()]
         for place, entry in enumerate(self.daemon.queue):
             waiter = ("client", entry.client) if entry.client else ("request", entry.uid)
-            if waiter not in timed and waiter not in self.patience_over:
+            if waiter not in timed and waiter not in self.closed_since:
                 # In a pause after a failed start there is no server, and the head of the queue cannot be overtaken.
                 assert {*current, *(before.uid for before in self.daemon.queue[:place])} <= {entry.uid}
                 assert current or place or self._pause_of(entry.uid)
@@ -811,7 +811,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 others = {waiter for waiter in self._waiters() if self._user_of(waiter) != server.uid}
                 for waiter in self._waiters() - others:
                     # Unless it came after another user had waited long enough.
-                    assert any(self.patience_over.get(other, self.moment) < self.came[waiter] for other in others)
+                    assert any(self.closed_since.get(other, self.moment) < self.came[waiter] for other in others)
                 assert server.clients or not self.daemon.queue
 
     @invariant()
