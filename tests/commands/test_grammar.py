@@ -49,7 +49,7 @@ def _answers() -> list[Answer | None]:
     answers = []
     for row in ROWS:
         decision = decide_line(daemon, ROOT, row["stdin"].removesuffix("\n").encode())
-        # A server that is started answers when its process is there: with nothing.
+        # start_server is answered when the process has started, with no output.
         starts = any(isinstance(each, SpawnServer) for each in decision.instructions)
         answers.append(Answer() if starts else decision.answer)
         if row.get("daemon_died"):
@@ -78,7 +78,7 @@ def test_a_line_is_answered_and_logged_as_recorded(index: int) -> None:
     assert answer is not None
     printed, logged = _said(answer)
     assert printed == row["stdout"]
-    # Of a few cases the recording does not say what was logged.
+    # For a few cases the recording lacks the log.
     assert logged == row.get("log", logged)
 
 
@@ -136,7 +136,7 @@ def test_the_commands_are_those_of_the_reference() -> None:
 
 def test_the_manuals_spelling_of_start_server_works(recorded_daemon: Daemon) -> None:
     decision = decide_line(recorded_daemon, ROOT, b"start_server - uid 0")
-    # The answer comes when the server's process is there.
+    # The answer comes when the server's process has started.
     assert decision.answer is None
     assert decision.instructions == (SpawnServer(1, 0, None),)
 

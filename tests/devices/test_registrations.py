@@ -99,7 +99,7 @@ def test_an_exclusive_server_is_refused_for_another_users_server(folder: StateFo
         os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     end(pid)
-    # What user 1000 left is not user 1001's to remove, and holds nothing.
+    # User 1001 cannot remove the files of user 1000, but they do not count.
     assert server(uid=1001, alone=True)
 
 

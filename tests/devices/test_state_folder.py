@@ -68,7 +68,7 @@ def test_the_folder_has_the_mode_of_tmp_whatever_the_umask(folder: StateFolder) 
     try:
         folder.make()
         folder.make()
-        assert os.umask(0o077) == 0o077, "the umask is as it was"
+        assert os.umask(0o077) == 0o077, "the umask is unchanged"
     finally:
         os.umask(before)
     assert stat.S_IMODE(os.stat(folder.path).st_mode) == 0o1777
@@ -89,7 +89,7 @@ def test_modes_that_another_user_wrote_are_ignored(machine: Path, folder: StateF
     os.chown(f"{folder.path}/{MODES}", 12345, 12345)
     assert modes(machine) == [3, 0]
     os.chown(machine, 12345, 12345)
-    assert modes(machine) == [2, 0], "those of the description's owner do"
+    assert modes(machine) == [2, 0], "those of the description's owner count"
 
 
 def squat_full_folder(path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_directory_that_comes_back_is_an_error_with_a_remedy(
     with pytest.raises(IsADirectoryError) as raised:
         folder.change_modes({"GPU-x": "DEFAULT"})
     assert f"{folder.path}/modes: a folder is in its place" in folder.explain(raised.value)
-    assert os.listdir(folder.path) == [MODES], "nor is a new file left"
+    assert os.listdir(folder.path) == [MODES], "no new file is left"
 
 
 def test_an_invalid_line_is_named(machine: Path, folder: StateFolder) -> None:

@@ -279,9 +279,9 @@ def test_a_mode_of_a_machine_in_short_form_is_refused() -> None:
     assert done.returncode == 3
     assert "PYMPSD_EMULATED_DEVICES=2xH200 is a machine in short form" in done.stdout
     assert "describe it in a TOML file" in done.stdout
-    assert smi("2xH200", "-c", "DEFAULT").returncode == 0, "the mode it has is no change"
+    assert smi("2xH200", "-c", "DEFAULT").returncode == 0, "setting the current mode is no change"
     assert smi("2xH200", "--query-gpu=count", "--format=csv,noheader").stdout == "2\n2\n"
-    assert smi("", "-L").stdout.count("\n") == 1, "one H200 unless described"
+    assert smi("", "-L").stdout.count("\n") == 1, "one H200 by default"
 
 
 def test_an_invalid_machine_is_reported_once() -> None:

@@ -134,7 +134,7 @@ def test_limits_set_meanwhile_are_sent_to_a_returned_server(heir: Story) -> None
 
 def test_shutdown_of_an_awaited_server(heir: Story) -> None:
     assert ShutDownServer(SERVER, forced=False) in heir.says(f"shutdown_server {PID}")
-    # It is not killed for being slow to leave: it may have clients.
+    # It is not killed for leaving slowly, because it may have clients.
     assert heir.feed(events.TimerEnded(Timer(TimerKind.LEAVE, SERVER))) == []
     returns(heir, "ACTIVE", CLIENT)
     assert heir.feed(events.TimerEnded(Timer(TimerKind.LEAVE, SERVER))) == []
@@ -175,7 +175,7 @@ def test_only_values_set_by_commands_persist(story: Story) -> None:
     daemon = heir.daemon
     assert (daemon.thread_percentage.value, daemon.client_priority.level) == (40.0, 1)
     assert daemon.memory_limits == {1: PinnedMemory(2 << 30)}
-    # And once more, to the one after.
+    # It persists for the daemon after that, too.
     assert snapshot(daemon, own) == remembered
 
 
@@ -186,7 +186,7 @@ def test_a_start_request_persists(story: Story) -> None:
     story.feed(events.ServerSpawned(spawn.server, PID))
     remembered = snapshot(story.daemon, initial)
     assert remembered.wishes == (A,)
-    # Its process, which was not ready, has left.
+    # Its process, which was not ready, has ended.
     (again,) = Story(Daemon(0, DEVICES)).feed(events.PredecessorDied(evolve(remembered, servers=())))
     assert isinstance(again, SpawnServer)
     assert again.uid == A

@@ -30,7 +30,7 @@ REFUSED = 805
 
 def test_start_server(story: Story) -> None:
     assert story.says("start_server -uid 500") == [SpawnServer(1, 500, None)]
-    # Answered when the process is there, so that a get_server_list right after shows it.
+    # Answered when the process has started, so that the next get_server_list shows it.
     (reply,) = story.feed(events.ServerSpawned(1, 847))
     assert isinstance(reply, Reply)
     assert (reply.answer.printed, reply.answer.refused) == ("", False)
@@ -302,7 +302,7 @@ def test_a_user_of_another_namespace_is_refused(story: Story) -> None:
     assert isinstance(refusal, RefuseClient)
     assert "unknown in the daemon's user namespace" in refusal.reason
     assert story.daemon.queue == []
-    # The user nobody of this very namespace has the same number.
+    # The user "nobody" of this namespace has the same uid.
     assert [type(one) for one in story.connects(2, OVERFLOW_UID)] == [SpawnServer]
 
 

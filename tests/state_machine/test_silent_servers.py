@@ -78,7 +78,7 @@ def test_a_living_client_is_waited_for(busy: Story) -> None:
     end(busy, 1)
     assert (SILENCE, SILENCE_TIMEOUT) not in busy.watches
     end(busy, 2)
-    # Meanwhile one comes that lives.
+    # Meanwhile a living client connects.
     busy.connects(4, A)
     assert busy.feed(events.TimerEnded(SILENCE)) == []
     assert busy.daemon.servers[SERVER].clients.keys() == {1, 2, 4}
@@ -129,7 +129,7 @@ def test_visible_clients_of_a_returned_server_are_watched(story: Story) -> None:
     assert [one for one in instructions if isinstance(one, WatchClient)] == [WatchClient(7, SERVER, 4107)]
     story.watches.clear()
     end(story, 7)
-    assert story.watches == [], "the other one may live"
+    assert story.watches == [], "the invisible client may live"
     story.feed(events.ClientGonePushed(SERVER, 8))
     assert story.watches == [(SILENCE, SILENCE_TIMEOUT)]
     is_forced(story)
@@ -144,7 +144,7 @@ def test_a_forced_shutdown_has_its_whole_timeout(story: Story) -> None:
     story.says(f"shutdown_server {PID}")
     story.says(f"shutdown_server {PID} -f")
     assert story.watches[-2:] == [(LEAVE, LEAVE_TIMEOUT), (LEAVE, FORCED_TIMEOUT)]
-    # The time it had before would have ended sooner.
+    # Its earlier timer would have ended sooner.
     assert story.cancelled == [LEAVE]
     assert story.feed(events.TimerEnded(LEAVE)) == [KillServer(SERVER)]
 

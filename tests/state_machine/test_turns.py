@@ -56,7 +56,7 @@ def busy(story: Story) -> Story:
 
 def test_a_waiting_client_has_a_turn_timer(busy: Story) -> None:
     assert busy.watches[-1] == (Timer(TimerKind.TURN, 2), 30.0)
-    assert turn_timers(busy) == [Timer(TimerKind.TURN, 2)], "nobody can overtake the first client"
+    assert turn_timers(busy) == [Timer(TimerKind.TURN, 2)], "the first client cannot be overtaken"
 
 
 def test_newcomers_overtake_until_the_turn_timer_ends(busy: Story) -> None:

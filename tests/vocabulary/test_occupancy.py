@@ -44,7 +44,7 @@ def test_blocks_of_known_models(model: str, threads: int, shared_bytes: int, blo
         (255, 1024, 0),  # 8 warps only
         (255, 128, 2),
         (16, 32, 32),  # blocks bound it
-        # What cuOccupancyMaxActiveBlocksPerMultiprocessor says of a kernel with 80 registers on an H200, driver 580.
+        # cuOccupancyMaxActiveBlocksPerMultiprocessor of a kernel with 80 registers on an H200, driver 580.
         *zip(repeat(80), (32, 64, 96, 128, 256, 512, 1024), (24, 12, 8, 6, 3, 1, 0), strict=False),
     ],
 )
