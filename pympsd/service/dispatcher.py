@@ -13,14 +13,16 @@ from attrs import Factory, define, field
 
 from pympsd.channel.descriptors import explain
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.commands.answers import Answer
+from pympsd.commands.operator_line import answer_line
 from pympsd.journal.setup import Journal
 from pympsd.service.rate_limit import UserRateLimits
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.events import ClientGonePushed, ClientKnocked, Event, OperatorLine, TimerEnded
+from pympsd.state_machine.events import ClientConnected, ClientGonePushed, Event, OperatorLine, TimerEnded
 from pympsd.state_machine.server_lifecycle import IllegalMove
+from pympsd.state_machine.timers import Timer
+from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import Settings
@@ -87,8 +89,8 @@ class Dispatcher:
     operators: dict[int, ConnectedOperator] = field(factory=dict)
     clients: dict[int, WaitingClient] = field(factory=dict)
     servers: dict[int, RunningServer] = field(factory=dict)
-    timers: dict[str, trio.CancelScope] = field(factory=dict)
-    """By token; the latest of several timers with one token."""
+    timers: dict[Timer, trio.CancelScope] = field(factory=dict)
+    """The latest of several equal timers."""
     serials: Serials = field(factory=Serials)
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
@@ -117,7 +119,7 @@ class Dispatcher:
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
         try:
-            instructions = handle(self.state, event)
+            instructions = handle(self.state, event, answer_line)
             # First: the next daemon has to know what is answered or begun below.
             self.save()
             omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
@@ -133,7 +135,7 @@ class Dispatcher:
         """Return the log events to omit: those of a user over its rate limit."""
         if isinstance(event, OperatorLine):
             uid, lines = event.uid, COMMAND_LINES
-        elif isinstance(event, ClientKnocked):
+        elif isinstance(event, ClientConnected):
             uid, lines = event.peer.uid, CONNECT_LINES
         else:
             return frozenset()
@@ -157,13 +159,13 @@ class Dispatcher:
                 self._admit(instruction)
             case do.RefuseClient(client, code, reason):
                 self._refuse(client, code, reason)
-            case do.LetGoWithoutMps(client, reason):
+            case do.ContinueWithoutMps(client, reason):
                 if client in self.clients:
                     self.clients[client].dismiss(GoWithoutMps(reason))
-            case do.TellServerToLeave(server, forced):
+            case do.ShutDownServer(server, forced):
                 if server in self.servers:
                     self.servers[server].send(link_messages.ShutDown(forced))
-            case do.TellServerItsLimits(server, percentage, limits):
+            case do.UpdateServerLimits(server, percentage, limits):
                 if server in self.servers:
                     self.servers[server].send(link_messages.LimitsChanged(percentage, limits))
             case do.TerminateClient(server, token, pid, by_reset):
@@ -175,12 +177,12 @@ class Dispatcher:
             case do.KillServer(server):
                 if server in self.servers:
                     self.servers[server].kill()
-            case do.SetTimer(token, seconds):
-                scope = self.timers[token] = trio.CancelScope()
-                self.nursery.start_soon(self._timer, token, seconds, scope)
-            case do.CancelTimer(token):
-                if token in self.timers:
-                    self.timers.pop(token).cancel()
+            case do.SetTimer(timer, seconds):
+                scope = self.timers[timer] = trio.CancelScope()
+                self.nursery.start_soon(self._timer, timer, seconds, scope)
+            case do.CancelTimer(timer):
+                if timer in self.timers:
+                    self.timers.pop(timer).cancel()
             case do.Exit(status):
                 self.status = status
                 self.done.set()
@@ -204,10 +206,10 @@ class Dispatcher:
                 self.log.info("client_refused", pid=session.peer.pid, uid=session.peer.uid, reason=reason)
             session.dismiss(Refused(code, reason))
 
-    async def _timer(self, token: str, seconds: float, scope: trio.CancelScope) -> None:
+    async def _timer(self, timer: Timer, seconds: float, scope: trio.CancelScope) -> None:
         with scope:
             await trio.sleep(seconds)
-        if self.timers.get(token) is scope:
-            del self.timers[token]
+        if self.timers.get(timer) is scope:
+            del self.timers[timer]
         if not scope.cancelled_caught:
-            self.feed(TimerEnded(token))
+            self.feed(TimerEnded(timer))

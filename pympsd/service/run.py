@@ -25,7 +25,7 @@ from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
-from pympsd.state_machine.persistent_state import Origin, remember
+from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
@@ -121,11 +121,11 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
 
 def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory) -> dict[int, AwaitedServer]:
     """Restore an earlier daemon's state, and save ours from now on; return the earlier daemon's servers by PID."""
-    origin = Origin.of(dispatcher.state)
+    initial = InitialDefaults.of(dispatcher.state)
     file = StateFile(
         directory.path, device_keys(dispatcher.state.devices), dispatcher.log, directory.taken_by_another
     )
-    dispatcher.save = lambda: file.save(remember(dispatcher.state, origin))
+    dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
     awaited = inherit(dispatcher, directory.path)
     dispatcher.save()
     return awaited

@@ -70,7 +70,7 @@ class RegisteredDevices:
     def _register_now(self, ordinal: int) -> bool:
         assert self.folder is not None
         try:
-            registration = register(self.folder, self.facts[ordinal].uuid, alone=False, patience=0.0)
+            registration = register(self.folder, self.facts[ordinal].uuid, alone=False, timeout=0.0)
         except OSError:
             return False
         del self.unregistered[ordinal]
@@ -119,6 +119,6 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
         raise CannotStart(start_checks.in_use(ordinal, device, error.pid)) from None
     except OSError as error:
         if alone:
-            raise CannotStart(start_checks.cannot_be_held(ordinal, device, folder.trouble(error))) from None
+            raise CannotStart(start_checks.cannot_be_held(ordinal, device, folder.explain(error))) from None
         if isinstance(error, TimeoutError):
-            devices.unregistered[ordinal] = folder.trouble(error)
+            devices.unregistered[ordinal] = folder.explain(error)

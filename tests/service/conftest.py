@@ -21,7 +21,7 @@ from pympsd.service.listeners import Listener
 from pympsd.service.sessions.adoption import AwaitedServer, inherit
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import SpawnServer
-from pympsd.state_machine.persistent_state import Remembered, RememberedServer
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
 from pympsd.vocabulary import files
 from pympsd.vocabulary.settings import Settings
 from pympsd.wire import frames
@@ -93,11 +93,11 @@ class RunningDaemon:
         operator = await self.operator()
         return await operator.ask(b"get_server_list") == [(frames.OPERATOR_DONE, b"\0")]
 
-    def save_predecessor(self, server: RememberedServer) -> Path:
+    def save_predecessor(self, server: PersistentServer) -> Path:
         """Write the state file of an earlier daemon that had one server; return its path."""
         folder = self.log.parent
         file = StateFile(str(folder), device_keys(self.dispatcher.state.devices), self.dispatcher.log)
-        file.save(Remembered(servers=(server,)))
+        file.save(PersistentState(servers=(server,)))
         return folder / files.STATE
 
     def inherit(self) -> None:

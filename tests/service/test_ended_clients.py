@@ -22,7 +22,7 @@ from pympsd.service.sessions.adoption import KnownProcess
 from pympsd.service.sessions.peers import KnownPeer
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine import events
-from pympsd.state_machine.persistent_state import RememberedServer
+from pympsd.state_machine.persistent_state import PersistentServer
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
@@ -218,7 +218,7 @@ async def test_the_clients_of_a_server_that_returns_are_watched_by_their_pids(
     monkeypatch.setattr(KnownProcess, "kill", lambda _: None)
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
-    daemon.save_predecessor(RememberedServer(1, ME, 0, 100.0, {}))
+    daemon.save_predecessor(PersistentServer(1, ME, 0, 100.0, {}))
     daemon.inherit()
     before = pidfds()
     # One that lives, one that has ended, and two PIDs that no process can have.

@@ -237,7 +237,7 @@ async def test_a_waiting_client_is_identified_by_the_kernel(daemon: RunningDaemo
     (spawn,) = daemon.spawned
     assert spawn.peer is not None
     assert (spawn.uid, spawn.peer.pid) == (os.geteuid(), os.getpid())
-    (waiting,) = daemon.dispatcher.state.line
+    (waiting,) = daemon.dispatcher.state.queue
     assert waiting.command.startswith(Path("/proc/self/cmdline").read_bytes().partition(b"\0")[0].decode())
     assert daemon.sentences()[-1].endswith("Server is not ready, push client to pending list")
 
@@ -247,12 +247,12 @@ async def test_a_waiting_client_is_identified_by_the_kernel(daemon: RunningDaemo
 async def test_a_waiting_client_that_disconnects_or_sends_is_removed(daemon: RunningDaemon, data: bytes) -> None:
     caller = await daemon.connect()
     await caller.send(messages.encode(HELLO))
-    while not daemon.dispatcher.state.line:
+    while not daemon.dispatcher.state.queue:
         await trio.lowlevel.checkpoint()
     await caller.send(data)
     caller.sock.shutdown(socket.SHUT_WR)
     assert await caller.receive() is None
-    assert daemon.dispatcher.state.line == []
+    assert daemon.dispatcher.state.queue == []
     assert daemon.dispatcher.clients == {}
     assert await daemon.still_answers()
 

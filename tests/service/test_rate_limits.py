@@ -17,7 +17,7 @@ from pympsd.service.rate_limit import RateLimit
 from pympsd.service.sessions import server as server_session
 from pympsd.service.sessions.adoption import KnownProcess
 from pympsd.service.sessions.peers import credentials
-from pympsd.state_machine.persistent_state import RememberedServer
+from pympsd.state_machine.persistent_state import PersistentServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
@@ -101,9 +101,9 @@ async def test_events_that_are_not_logged_are_still_handled(daemon: RunningDaemo
     for caller in callers:
         await caller.send(messages.encode(HELLO))
     await trio.testing.wait_all_tasks_blocked()
-    assert len(daemon.dispatcher.state.line) == 2 * ALLOWED
+    assert len(daemon.dispatcher.state.queue) == 2 * ALLOWED
     assert len(daemon.spawned) == 1
-    daemon.dispatcher._refuse(daemon.dispatcher.state.line[0].client, 805, "a reason")
+    daemon.dispatcher._refuse(daemon.dispatcher.state.queue[0].client, 805, "a reason")
     frame = await callers[0].receive()
     assert frame is not None
     assert messages.decode(frame) == messages.Refused(805, "a reason")
@@ -147,7 +147,7 @@ async def server_of(daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(listeners, "credentials", credentials)
     # The test process plays the server.
     monkeypatch.setattr(KnownProcess, "kill", lambda _: None)
-    daemon.save_predecessor(RememberedServer(1, ME, 0, 100.0, {}))
+    daemon.save_predecessor(PersistentServer(1, ME, 0, 100.0, {}))
     daemon.inherit()
     caller = await daemon.connect()
     hello = link.ServerReturn(Versions(), ME, "ACTIVE", False, 1)

@@ -13,7 +13,7 @@ import pytest
 from time_limit import bounded
 
 from pympsd.service.sessions.adoption import KnownProcess
-from pympsd.state_machine.persistent_state import RememberedServer
+from pympsd.state_machine.persistent_state import PersistentServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
@@ -31,7 +31,7 @@ def _no_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def save_predecessor(daemon: RunningDaemon, *, pid: int = ME, uid: int = 0) -> Path:
     """Write the state file of an earlier daemon that had one server; return its path."""
-    return daemon.save_predecessor(RememberedServer(1, pid, uid, 60.0, {0: 1 << 30}))
+    return daemon.save_predecessor(PersistentServer(1, pid, uid, 60.0, {0: 1 << 30}))
 
 
 def edit(path: Path, old: str, new: str) -> None:

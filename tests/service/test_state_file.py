@@ -20,17 +20,17 @@ from pympsd.devices.machine import describe
 from pympsd.service.files import state_file
 from pympsd.service.files.state_file import StateFile, StateRefused, device_keys, read
 from pympsd.service.processes.status import started_at
-from pympsd.state_machine.persistent_state import NOTHING, Remembered, RememberedServer
+from pympsd.state_machine.persistent_state import EMPTY_STATE, PersistentServer, PersistentState
 from pympsd.vocabulary import files
 
 DEVICES = device_keys(describe("2xH200"))
-KNOWN = Remembered(
+KNOWN = PersistentState(
     generation=1,
     thread_percentage=40.0,
     client_priority=1,
     memory_limits={1: 2 << 30},
     wishes=(500,),
-    servers=(RememberedServer(3, os.getpid(), 500, 30.0, {0: 1 << 30}),),
+    servers=(PersistentServer(3, os.getpid(), 500, 30.0, {0: 1 << 30}),),
 )
 
 
@@ -82,11 +82,11 @@ def test_it_is_replaced_atomically_and_only_if_it_changes(saved: StateFile) -> N
 
 
 def test_it_exists_even_if_there_is_nothing_to_save(saved: StateFile) -> None:
-    saved.save(NOTHING)
+    saved.save(EMPTY_STATE)
     assert os.listdir(saved.folder) == [files.STATE]
     found = read(saved.folder)
     assert found is not None
-    assert (found.remembered, found.started) == (NOTHING, {})
+    assert (found.remembered, found.started) == (EMPTY_STATE, {})
 
 
 def test_the_remains_of_an_interrupted_write_are_replaced(saved: StateFile, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_removed_file_is_written_again(saved: StateFile) -> None:
 def test_in_a_folder_taken_by_another_daemon_nothing_is_changed(saved: StateFile, tmp_path: Path) -> None:
     before = (tmp_path / files.STATE).read_bytes()
     first = StateFile(saved.folder, DEVICES, log := Log(), lambda: True)
-    first.save(NOTHING)
+    first.save(EMPTY_STATE)
     assert (tmp_path / files.STATE).read_bytes() == before
     assert log.errors == [("state_not_kept", {"reason": "another daemon has taken the pipe directory"})]
 
@@ -134,7 +134,7 @@ def full_disk() -> Iterator[None]:
 
 def test_without_room_a_failed_write_leaves_nothing_behind(saved: StateFile) -> None:
     with full_disk():
-        saved.save(NOTHING)
+        saved.save(EMPTY_STATE)
     assert saved.log.errors == [("state_not_kept", {"reason": "File too large"})]
     assert os.listdir(saved.folder) == [files.STATE]
 

@@ -10,6 +10,7 @@ import trio.testing
 from time_limit import bounded
 
 from pympsd.state_machine import instructions as do
+from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
 
@@ -27,14 +28,14 @@ async def test_a_cancelled_timer_leaves_nothing_behind(
     monkeypatch.setattr(type(daemon.dispatcher), "feed", lambda _, event: ended.append(event))
     tasks = len(daemon.dispatcher.nursery.child_tasks)
     for number in range(50):
-        daemon.dispatcher._carry_out(do.SetTimer(f"turn {number}", 3600.0))
+        daemon.dispatcher._carry_out(do.SetTimer(Timer(TimerKind.TURN, number), 3600.0))
     # Including timers whose tasks have not started.
     for number in range(25):
-        daemon.dispatcher._carry_out(do.CancelTimer(f"turn {number}"))
+        daemon.dispatcher._carry_out(do.CancelTimer(Timer(TimerKind.TURN, number)))
     await trio.testing.wait_all_tasks_blocked()
     assert len(daemon.dispatcher.nursery.child_tasks) == tasks + 25
     for number in range(60):
-        daemon.dispatcher._carry_out(do.CancelTimer(f"turn {number}"))
+        daemon.dispatcher._carry_out(do.CancelTimer(Timer(TimerKind.TURN, number)))
     await trio.testing.wait_all_tasks_blocked()
     assert len(daemon.dispatcher.nursery.child_tasks) == tasks
     assert daemon.dispatcher.timers == {}
@@ -47,7 +48,7 @@ async def test_a_timer_that_ends_is_reported_and_removed(
 ) -> None:
     fed = trio.Event()
     monkeypatch.setattr(type(daemon.dispatcher), "feed", lambda _, event: fed.set())
-    daemon.dispatcher._carry_out(do.SetTimer("turn 1", 0.0))
+    daemon.dispatcher._carry_out(do.SetTimer(Timer(TimerKind.TURN, 1), 0.0))
     await fed.wait()
     assert daemon.dispatcher.timers == {}
 

@@ -11,7 +11,7 @@ from attrs import frozen
 from fuzz_lines import Lines, conversation
 from processes import DaemonProcess, alive, wait_until
 
-from pympsd.commands.registry import split
+from pympsd.commands.operator_line import split
 
 AT_ONCE = 8
 

@@ -18,7 +18,7 @@ import msgspec
 from attrs import define, field, frozen
 
 from pympsd.service.processes.status import has_ended, started_at
-from pympsd.state_machine.persistent_state import Remembered, check
+from pympsd.state_machine.persistent_state import PersistentState, check
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
 
@@ -45,7 +45,7 @@ class SavedState:
     """For each device what must not change while a server keeps running."""
     started: dict[int, int]
     """The start time of each server's process by PID, in clock ticks since boot (proc(5), stat, field 22)."""
-    remembered: Remembered
+    remembered: PersistentState
     writer: tuple[int, int] = (0, 0)
     """The daemon's PID and start time."""
 
@@ -131,11 +131,11 @@ class StateFile:
     log: Any
     taken_by_another: Callable[[], bool] = lambda: False
     """Returns whether another daemon has taken the folder."""
-    _written: Remembered | None = None
+    _written: PersistentState | None = None
     _started: dict[int, int] = field(factory=dict)
     _failed: bool = False
 
-    def save(self, remembered: Remembered) -> None:
+    def save(self, remembered: PersistentState) -> None:
         """Replace the file if its content has changed or it was removed; log a failure once.
 
         Called at every event, so a failure is retried.
@@ -151,7 +151,7 @@ class StateFile:
             return
         self._written, self._failed = remembered, False
 
-    def _replace(self, remembered: Remembered) -> None:
+    def _replace(self, remembered: PersistentState) -> None:
         if self.taken_by_another():
             raise FileExistsError(errno.EEXIST, "another daemon has taken the pipe directory")
         self._started = {

@@ -25,7 +25,7 @@ from pympsd.service.processes.status import has_ended, started_at
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
 from pympsd.state_machine import events
 from pympsd.state_machine.adoption import first_serial
-from pympsd.state_machine.persistent_state import Remembered, RememberedServer
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.statuses import ServerStatus
@@ -114,7 +114,7 @@ class AwaitedServer:
         """Leave it to go on without a daemon."""
         self.settled.set()
         dispatcher.servers.pop(self.session.serial, None)
-        dispatcher.feed(events.ServerLeftAlone(self.session.serial, reason))
+        dispatcher.feed(events.ServerNotAdopted(self.session.serial, reason))
 
     async def serve(self, dispatcher: Dispatcher, channel: MessageChannel) -> None:
         """Handle its messages until it ends; kill it if it closes its link and stays."""
@@ -158,7 +158,7 @@ async def all_settled(awaited: Iterable[AwaitedServer]) -> None:
 
 
 def _awaited(
-    dispatcher: Dispatcher, saved: SavedState, server: RememberedServer, obstacle: str
+    dispatcher: Dispatcher, saved: SavedState, server: PersistentServer, obstacle: str
 ) -> AwaitedServer | None:
     """Return a server that is still the same process; None if it is not, or cannot be watched."""
     try:
@@ -177,10 +177,10 @@ def _awaited(
     return AwaitedServer(session, process, obstacle, saved.started[server.pid])
 
 
-def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], obstacle: str) -> Remembered:
+def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], obstacle: str) -> PersistentState:
     serials = {server.session.serial for server in awaited}
     state = saved.remembered
-    return Remembered(
+    return PersistentState(
         generation=state.generation,
         thread_percentage=state.thread_percentage,
         client_priority=state.client_priority,

@@ -14,7 +14,7 @@ from attrs import define, field
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher, RunningServer
 from pympsd.service.sessions.peers import KnownPeer, command_of, namespace_of
-from pympsd.state_machine.events import ClientKnocked, ClientLeftTheLine
+from pympsd.state_machine.events import ClientConnected, WaitingClientLeft
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.results import Result
 from pympsd.wire.errors import RemoteError
@@ -55,11 +55,11 @@ class ClientSession:
         try:
             namespace = namespace_of(self.peer.pid, self.hello.pid_namespace)
             environment, traced = self.hello.environment, self.hello.traced
-            dispatcher.feed(ClientKnocked(self.client, self.peer, self.command, namespace, environment, traced))
+            dispatcher.feed(ClientConnected(self.client, self.peer, self.command, namespace, environment, traced))
             if not self._settled.is_set():
                 await self._wait_in_queue()
             if not self._settled.is_set():
-                dispatcher.feed(ClientLeftTheLine(self.client))
+                dispatcher.feed(WaitingClientLeft(self.client))
             if self._server is not None:
                 self._server.watch(dispatcher, self.client, self._take_pidfd())
         finally:

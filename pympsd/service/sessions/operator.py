@@ -6,9 +6,9 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.commands.answers import Answer
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.state_machine.events import OperatorLine
+from pympsd.vocabulary.answers import Answer
 from pympsd.wire import frames
 from pympsd.wire.errors import RemoteError
 
