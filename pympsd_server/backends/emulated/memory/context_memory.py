@@ -104,7 +104,7 @@ class ContextMemory:
         with self._client.lock:
             self._check_open()
             try:
-                loaded = program.link(self.space, multiprocessors)
+                loaded = LoadedModule(program, self.space, multiprocessors)
             except OutOfMemory as error:
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             try:

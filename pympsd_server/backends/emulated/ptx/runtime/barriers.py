@@ -11,7 +11,7 @@ from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes, spread
 
 if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.codegen.translation import BlockPlan
+    from pympsd_server.backends.emulated.ptx.codegen.emit_control import BlockPlan
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 BARRIERS = 16

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.codegen.translation import BlockPlan
+from pympsd_server.backends.emulated.ptx.codegen.emit_control import BlockPlan
 from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.faults import Cancelled, DeviceAssertion, DeviceFault, LaunchFailed
 from pympsd_server.backends.emulated.ptx.linking import LoadedModule
@@ -67,7 +67,8 @@ class Batch:
         self._plans = kernel.translation.plans
         self._functions = module.functions(kernel_name)
         self._state = BatchState(
-            module,
+            module.space,
+            module.multiprocessors,
             grid,
             block,
             bytes(parameters),

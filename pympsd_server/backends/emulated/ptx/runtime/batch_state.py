@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.ptx.datatypes import Array, DType
-from pympsd_server.backends.emulated.ptx.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.runtime.geometry import geometry
 from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes
 
@@ -24,7 +24,8 @@ class BatchState:
 
     def __init__(
         self,
-        module: LoadedModule,
+        space: AddressSpace,
+        multiprocessors: int,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         parameters: bytes,
@@ -35,8 +36,7 @@ class BatchState:
         sm_of_block: Array,
         workspace: int = 0,
     ) -> None:
-        self.module = module
-        self.space = module.space
+        self.space, self.multiprocessors = space, multiprocessors
         self.grid, self.block = grid, block
         self.blocks = len(sm_of_block)
         self.threads_per_block = block[0] * block[1] * block[2]
@@ -49,7 +49,6 @@ class BatchState:
         self.first_block = first_block
         self.sm_of_block = sm_of_block
         self.workspace = workspace
-        self.multiprocessors = module.multiprocessors
         self.all = Lanes(None, self.count)
         self.dynamic_shared = dynamic_shared
         self.dynamic_offset = _aligned(static_shared)
