@@ -25,14 +25,14 @@ def test_what_a_destroyed_context_gives_back_late_may_be_another_clients_by_then
         context = make(device, 1)
         address = context.allocate(4096)
         workspace = context.memory.borrow_workspace()
-        context.memory.retire(address)
+        context.memory.defer_free(address)
         module = context.load_module(PTX)
         context.destroy()
         # Before Volta these are the very addresses.
         held = [neighbour.allocate(4096) for _ in range(2)]
         neighbours = neighbour.load_module(PTX)
         free = neighbour.memory_info()
-        context.memory.release(address)
+        context.memory.finish_free(address)
         context.memory.return_workspace(workspace, Outcome())
         context.memory.unlink(module.loaded)
         assert neighbour.memory_info() == free

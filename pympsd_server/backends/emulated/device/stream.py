@@ -18,7 +18,7 @@ from pympsd_server.backends.emulated.scheduling.work_item import HostFunction, M
 from pympsd_server.backends.interface import BackendError, Completion, Copy, Event, Fill, Launch
 
 _OWN_THREAD_BYTES: Final = 16 << 20
-"""Larger transfers would keep their caller, and with it the client's other calls, for too long."""
+"""Larger transfers would block their caller, and with it the client's other requests, for too long."""
 
 
 class StreamOwner(WorkOwner, ModuleOwner, Protocol):
@@ -59,7 +59,7 @@ class EmulatedStream:
         transfer = Transfer(self._context, self, pieces)
         if done is not None:
             transfer.callbacks.append(done)
-        # With nothing pending in the stream the caller copies in its own thread, and never queues behind a kernel.
+        # If nothing is pending in the stream the caller copies in its own thread and never queues behind a kernel.
         self._context.scheduler.submit(transfer, in_own_thread=size <= _OWN_THREAD_BYTES)
 
     def launch(self, launch: Launch) -> None:

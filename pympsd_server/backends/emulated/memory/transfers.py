@@ -66,7 +66,7 @@ def _invalid(reason: str) -> BackendError:
 
 
 def copy(memory: AccessibleMemory, copy: Copy) -> Iterator[None]:
-    """Copy bytes; rows of one line on the device may overlap."""
+    """Copy bytes; the two ranges of a linear copy inside the device may overlap."""
     source, destination = copy.source, copy.destination
     pieces: Iterable[Piece] = _pieces(copy.extent)
     if source.host is None and destination.host is None and source.base < destination.base:
