@@ -148,7 +148,7 @@ class EmulatedEvent:
         done(self.context.outcome)
 
     def milliseconds_since(self, start: Event) -> float:
-        """Time between two recorded events, in milliseconds."""
+        """Return the time between two recorded events, in milliseconds."""
         if not isinstance(start, EmulatedEvent) or start.context is not self.context:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the start event is of another context")
         first, last = start.marker, self.marker

@@ -32,7 +32,7 @@ class LoadedModule:
             raise
 
     def address_of(self, name: str) -> int:
-        """The device address of a global or constant. Raises KeyError."""
+        """Return the device address of a global or constant. Raises KeyError."""
         return self._addresses[name]
 
     @property
@@ -40,7 +40,7 @@ class LoadedModule:
         return self._addresses
 
     def functions(self, kernel_name: str) -> list[Callable[..., Any]]:
-        """The kernel's block functions, bound to this module's addresses."""
+        """Return the kernel's block functions, bound to this module's addresses."""
         found = self._functions.get(kernel_name)
         if found is None:
             translation = self.program.kernels[kernel_name].translation

@@ -51,7 +51,7 @@ class Kernel:
 
 @frozen
 class Program:
-    """A module that any number of clients may link."""
+    """A translated module; any number of clients may link it."""
 
     kernels: Mapping[str, Kernel]
     globals: Mapping[str, Global]
@@ -133,6 +133,6 @@ def _block_shape(values: tuple[int, ...] | None) -> tuple[int, int, int] | None:
 
 
 def _register_estimate(translation: Translation) -> int:
-    """The most 32-bit registers alive at the start of a block, and some for temporaries."""
+    """Return the greatest number of 32-bit registers alive at the start of a block, and some for temporaries."""
     alive = (sum(max(1, d.itemsize // 4) for d in plan.dtypes) for plan in translation.plans)
     return min(255, max(alive, default=0) + 8)

@@ -106,7 +106,7 @@ def _barrier(w: Writer, block: Block, blocks: list[Block], last: Operation, foll
     after = blocks[following].live_in if following != EXIT else ()
     result = None
     if isinstance(target, Register):
-        # A placeholder: the scheduler puts the result there when the barrier opens.
+        # A placeholder: the runtime puts the result there when the barrier opens.
         result = after.index(target.number) if target.number in after else None
         w.current[target.number] = (w.scalar(0, w.register_dtype(target.number)), w.register_dtype(target.number))
     elif target is not None and not isinstance(target, Sink):

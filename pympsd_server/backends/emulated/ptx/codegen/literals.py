@@ -13,7 +13,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Initialis
 
 
 def immediate_value(literal: Immediate, dtype: DType) -> Any:
-    """The literal as a scalar of `dtype`; integers wrap, floats convert."""
+    """Return the literal as a scalar of `dtype`; integers wrap, floats convert."""
     if literal.form == "f32":
         return _float(np.uint32(literal.value).view(np.float32), dtype)
     if literal.form == "f64":
@@ -39,7 +39,7 @@ def _float(value: Any, dtype: DType) -> Any:
 
 
 def initial_bytes(variable: Variable, addresses: Mapping[str, int]) -> bytes:
-    """A variable's initial contents; what is not mentioned is zero."""
+    """Return a variable's initial contents; elements without an initialiser are zero."""
     dtype = DTYPES[variable.type]
     values = b"".join(_initial_value(v, dtype, addresses, variable) for v in variable.initial)
     if len(values) > variable.size:

@@ -48,7 +48,7 @@ class Translation:
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def functions(self, addresses: dict[str, int]) -> list[Callable[..., Any]]:
-        """The block functions, with the addresses of the linked module's variables."""
+        """Return the block functions, with the addresses of the linked module's variables."""
         with self._lock:
             if self._compiled is None:
                 self._compiled = compile(self.source, f"<ptx {self.code.name}>", "exec")
