@@ -113,6 +113,6 @@ def test_find_returns_the_allocation_around_an_address() -> None:
         space.find(address + 100)
 
 
-def test_refused_reserve_is_said() -> None:
+def test_a_refused_reservation_raises() -> None:
     with pytest.raises(ReserveRefused, match="cannot reserve"):
         AddressSpace(BASE, 1 << 62)

@@ -1,4 +1,4 @@
-"""What is not supported is refused when the module is loaded, by name and line."""
+"""Unsupported instructions are refused when the module is loaded, by name and line."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Held:
 
 
 def unfinished(device: Device, count: int) -> None:
-    """Wait until so many contexts are unfinished."""
+    """Wait until this number of contexts are unfinished."""
     changed = threading.Event()
     device.watch_memory(changed.set)
     while device.unfinished != count:

@@ -1,4 +1,4 @@
-"""Fair shares of the compute thread, on made-up ready."""
+"""Fair shares of the compute thread, with fake work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pympsd_server.backends.emulated.scheduling.fair_share import (
 
 @define(eq=False)
 class FakeWork:
-    """Something that always wants to run."""
+    """Work that always wants to run."""
 
     name: str
     queue: ContextQueue
@@ -30,12 +30,12 @@ class FakeWork:
 
 
 def context(level: int = 0) -> ContextQueue:
-    """Return a context's ready."""
+    """Return the ready work of a new context."""
     return ContextQueue(level)
 
 
 def run(ready: FairQueue, count: int) -> Counter[str]:
-    """Run slices of equal length; return who had how many."""
+    """Run slices of equal length; return the number of slices by name."""
     had: Counter[str] = Counter()
     for _ in range(count):
         work = ready.next()
@@ -45,7 +45,7 @@ def run(ready: FairQueue, count: int) -> Counter[str]:
     return had
 
 
-def test_contexts_share_alike_however_many_streams_they_have() -> None:
+def test_contexts_get_equal_time_however_many_streams_they_have() -> None:
     ready, many, single = FairQueue(), context(), context()
     for number in range(5):
         ready.add(FakeWork(f"many {number}", many))
@@ -83,7 +83,7 @@ def test_priorities_out_of_range_are_clamped() -> None:
     assert weight_of_priority(99) == weight_of_priority(0) == 32
 
 
-def test_who_was_away_gets_no_head_start() -> None:
+def test_an_idle_context_gets_no_head_start() -> None:
     ready, old, late = FairQueue(), FakeWork("old", context()), FakeWork("late", context())
     ready.add(old)
     run(ready, 1000)
@@ -91,7 +91,7 @@ def test_who_was_away_gets_no_head_start() -> None:
     assert run(ready, 10) == {"old": 5, "late": 5}
 
 
-def test_a_stream_that_was_away_gets_none_either() -> None:
+def test_an_idle_stream_gets_no_head_start() -> None:
     ready, one = FairQueue(), context()
     old = FakeWork("old", one)
     ready.add(old)
@@ -103,7 +103,7 @@ def test_a_stream_that_was_away_gets_none_either() -> None:
     assert abs(had["old"] - had["new"]) <= 2
 
 
-def test_who_is_blocked_is_passed_over() -> None:
+def test_blocked_work_is_passed_over() -> None:
     ready, one = FairQueue(), context()
     blocked = FakeWork("blocked", one, blocked=True)
     ready.add(blocked)
@@ -128,12 +128,12 @@ MILLISECOND = 1_000_000
 
 
 def stream(name: str, context: ContextQueue, priority: int = LEAST_PRIORITY) -> FakeWork:
-    """Return what a stream of a context has to run."""
+    """Return work of a stream of a context."""
     return FakeWork(name, context, TimeShare(weight_of_priority(priority)))
 
 
 def take(ready: FairQueue, nanoseconds: int = MILLISECOND) -> FakeWork:
-    """Run one slice; return whose it was."""
+    """Run one slice; return its work."""
     work = ready.next()
     assert isinstance(work, FakeWork)
     ready.charge(work, nanoseconds)
@@ -149,7 +149,7 @@ def test_both_ready_at_once_the_normal_default_stream_goes_before_a_high_stream_
         assert [take(ready).name for _ in range(TURNS_OF_NORMAL + 1)] == ["normal"] * TURNS_OF_NORMAL + ["below"]
 
 
-def test_what_the_normal_one_used_before_does_not_put_it_behind() -> None:
+def test_time_used_before_does_not_put_a_normal_context_behind() -> None:
     """Both become ready when the device has just been busy for the normal one."""
     ready, mine = FairQueue(), context(0)
     work = stream("normal", mine)
@@ -161,7 +161,7 @@ def test_what_the_normal_one_used_before_does_not_put_it_behind() -> None:
     assert {take(ready).name for _ in range(TURNS_OF_NORMAL)} == {"normal"}
 
 
-def test_a_normal_one_that_comes_while_one_below_runs_goes_next() -> None:
+def test_a_normal_context_that_becomes_ready_runs_next() -> None:
     ready = FairQueue()
     ready.add(stream("normal", context(0)))
     ready.add(stream("below", context(1), GREATEST_PRIORITY))
@@ -194,7 +194,7 @@ def test_many_below_normal_do_not_get_more_than_one_does() -> None:
     assert {had[f"below {number}"] for number in range(8)} == {2}
 
 
-def test_what_is_blocked_holds_up_nobody_below() -> None:
+def test_blocked_normal_work_does_not_delay_work_below() -> None:
     ready, blocked = FairQueue(), FakeWork("normal", context(0), blocked=True)
     ready.add(blocked)
     ready.add(stream("below", context(1)))
@@ -212,9 +212,9 @@ steps = st.one_of(
 
 @given(st.lists(steps, max_size=120))
 def test_below_normal_never_overtakes_and_never_starves(script: list[tuple[str, int, int]]) -> None:
-    """Contexts 0 to 2 are normal, 3 to 5 below. A run may finish its work."""
+    """Contexts 0 to 2 are normal, 3 to 5 below. A run may finish the work."""
     ready, contexts = FairQueue(), [context(int(number >= 3)) for number in range(6)]
-    since = due = 0  # the normal level's ready and time since it had reason to wait
+    since = due = 0  # the normal level's turns and time since one below could run
     for what, number, more in script:
         normal, below = (any(each.ready for each in some) for some in (contexts[:3], contexts[3:]))
         if what == "add":
@@ -226,11 +226,11 @@ def test_below_normal_never_overtakes_and_never_starves(script: list[tuple[str, 
         elif normal or below:
             work = take(ready, number)
             if work.queue.level:
-                # Ahead of a normal one only after the normal level had its ready and its time.
+                # Ahead of a normal one only after the normal level had its turns and its time.
                 assert not normal or (since >= TURNS_OF_NORMAL and due <= 0)
                 since, due = 0, TURNS_OF_NORMAL * number if normal else due
             else:
-                # And then it does go ahead.
+                # After that it does run first.
                 assert not below or since < TURNS_OF_NORMAL or due > 0
                 since, due = since + 1, due - number
             if more:
@@ -240,7 +240,7 @@ def test_below_normal_never_overtakes_and_never_starves(script: list[tuple[str, 
 
 
 @given(st.lists(st.integers(0, 1), min_size=2, max_size=12), st.data())
-def test_everybody_who_wants_to_run_does(levels: list[int], data: st.DataObject) -> None:
+def test_all_ready_work_runs(levels: list[int], data: st.DataObject) -> None:
     ready = FairQueue()
     for number, level in enumerate(levels):
         priority = data.draw(st.integers(GREATEST_PRIORITY, LEAST_PRIORITY))
