@@ -47,20 +47,20 @@ class EmulatedStream:
         """Copy bytes between device memory and device or host memory."""
         memory = self._context.memory.accessible
         transfers.check_copy(memory, copy)
-        self._transfer(transfers.copy(memory, copy), copy.extent.bytes, done)
+        self._transfer(transfers.copy(memory, copy), transfers.cost(copy.extent), done)
 
     def fill(self, fill: Fill) -> None:
         """Set elements of device memory to a value."""
         memory = self._context.memory.accessible
         transfers.check_fill(memory, fill)
-        self._transfer(transfers.fill(memory, fill), fill.extent.bytes)
+        self._transfer(transfers.fill(memory, fill), transfers.cost(fill.extent))
 
-    def _transfer(self, pieces: Iterator[None], size: int, done: Completion | None = None) -> None:
+    def _transfer(self, pieces: Iterator[None], cost: int, done: Completion | None = None) -> None:
         transfer = Transfer(self._context, self, pieces)
         if done is not None:
             transfer.callbacks.append(done)
         # If nothing is pending in the stream the caller copies in its own thread and never queues behind a kernel.
-        self._context.scheduler.submit(transfer, in_own_thread=size <= _OWN_THREAD_BYTES)
+        self._context.scheduler.submit(transfer, in_own_thread=cost <= _OWN_THREAD_BYTES)
 
     def launch(self, launch: Launch) -> None:
         """Run a kernel."""

@@ -65,6 +65,12 @@ def _invalid(reason: str) -> BackendError:
     return BackendError(Result.ERROR_INVALID_VALUE, reason)
 
 
+def cost(extent: Extent) -> int:
+    """Return the bytes of an extent, as if none of several rows were shorter than _ROW_BYTES."""
+    rows = extent.height * extent.depth
+    return extent.width if rows == 1 else max(extent.width, _ROW_BYTES) * rows
+
+
 def copy(memory: AccessibleMemory, copy: Copy) -> Iterator[None]:
     """Copy bytes; the two ranges of a linear copy inside the device may overlap."""
     source, destination = copy.source, copy.destination
