@@ -42,13 +42,13 @@ def check_fill(memory: AccessibleMemory, fill: Fill) -> None:
 
 
 def _check(memory: AccessibleMemory, region: Region, extent: Extent) -> None:
-    span = region.span(extent)
+    if extent.height == extent.depth == 1:
+        span = extent.width
+    else:
+        span = region.span(extent)
+        _check_pitches(region, extent)
     if not span:
         return
-    if extent.height > 1 and region.pitch < extent.width:
-        raise _invalid(f"rows of {extent.width} bytes with a pitch of {region.pitch}")
-    if extent.depth > 1 and region.slice_pitch < region.span(Extent(extent.width, extent.height)):
-        raise _invalid(f"slices of {extent.height} rows with a slice pitch of {region.slice_pitch} bytes")
     if region.host is not None:
         if span > region.host.nbytes:
             raise _invalid(f"{span} bytes in host memory of {region.host.nbytes}")
@@ -59,6 +59,15 @@ def _check(memory: AccessibleMemory, region: Region, extent: Extent) -> None:
         memory.view(region.base, span)
     except IllegalAddress as error:
         raise _invalid(str(error)) from None
+
+
+def _check_pitches(region: Region, extent: Extent) -> None:
+    if not extent.bytes:
+        return
+    if extent.height > 1 and region.pitch < extent.width:
+        raise _invalid(f"rows of {extent.width} bytes with a pitch of {region.pitch}")
+    if extent.depth > 1 and region.slice_pitch < region.span(Extent(extent.width, extent.height)):
+        raise _invalid(f"slices of {extent.height} rows with a slice pitch of {region.slice_pitch} bytes")
 
 
 def _invalid(reason: str) -> BackendError:
@@ -118,5 +127,7 @@ def _array(memory: AccessibleMemory, region: Region, piece: Piece, element: DTyp
     start = z * region.slice_pitch + y * region.pitch + x
     span = (slices - 1) * region.slice_pitch + (rows - 1) * region.pitch + width
     held = memory.view(region.base + start, span) if region.host is None else region.host[start : start + span]
+    if rows == slices == 1:
+        return np.frombuffer(held, element)
     shape, strides = (slices, rows, width // element.itemsize), (region.slice_pitch, region.pitch, element.itemsize)
     return np.ndarray(shape, element, held, 0, strides)
