@@ -79,7 +79,7 @@ def test_no_block_begins_before_there_is_room_for_all(device: Device) -> None:
 
 
 @pytest.mark.needs("passes_waiting_kernels")
-def test_it_is_not_waited_for_by_what_it_waits_for(device: Device) -> None:
+def test_a_waiting_cooperative_launch_does_not_block_what_it_waits_for(device: Device) -> None:
     """It waits for a kernel that waits for one that has not begun; that one must not wait for it."""
     user = PortUser.on(device, multiprocessors=2)
     words, streams = user.words(2), [user.context.create_stream(True, 0) for _ in range(3)]

@@ -15,18 +15,18 @@ from tests.backends.contract.test_order import notification_of
 
 
 @define(eq=False)
-class Held:
+class HostFunction:
     """A host function in a stream, and whether it has begun."""
 
     begun: Notified = field(factory=Notified)
     function: PendingHostFunction | None = None
 
     @classmethod
-    def of(cls, stream: Stream) -> Held:
+    def of(cls, stream: Stream) -> HostFunction:
         """Launch a host function in a stream."""
-        held = cls()
-        held.function = stream.launch_host_function(held.begun)
-        return held
+        placed = cls()
+        placed.function = stream.launch_host_function(placed.begun)
+        return placed
 
     def finish(self) -> None:
         """Resume the stream."""
@@ -42,79 +42,79 @@ def stream(user: PortUser) -> Any:
 
 def test_a_host_function_begins_after_the_work_before_it(user: PortUser, stream: Stream) -> None:
     gate = Gate.closed(user, stream)
-    held = Held.of(stream)
-    assert held.begun.stays_silent()
+    placed = HostFunction.of(stream)
+    assert placed.begun.stays_silent()
     gate.open()
-    assert held.begun.wait() == Result.SUCCESS
-    held.finish()
+    assert placed.begun.wait() == Result.SUCCESS
+    placed.finish()
 
 
 def test_work_after_a_host_function_waits_for_it(user: PortUser, stream: Stream) -> None:
     word = user.words()
-    held = Held.of(stream)
+    placed = HostFunction.of(stream)
     user.launch("store", word, 7, stream=stream)
     done = notification_of(stream)
-    assert held.begun.wait() == Result.SUCCESS
+    assert placed.begun.wait() == Result.SUCCESS
     assert done.stays_silent()
     assert not stream.idle
     assert user.word(word) == 0
-    held.finish()
+    placed.finish()
     assert done.wait() == Result.SUCCESS
     assert stream.idle
     assert user.word(word) == 7
 
 
 def test_host_functions_of_one_stream_run_one_after_the_other(stream: Stream) -> None:
-    calls = [Held.of(stream) for _ in range(20)]
-    for number, held in enumerate(calls):
-        assert held.begun.wait() == Result.SUCCESS
+    calls = [HostFunction.of(stream) for _ in range(20)]
+    for number, placed in enumerate(calls):
+        assert placed.begun.wait() == Result.SUCCESS
         assert not any(later.begun.called for later in calls[number + 1 :])
-        held.finish()
+        placed.finish()
     assert stream.idle
 
 
 def test_a_host_function_blocks_no_other_stream_or_context(user: PortUser, stream: Stream, device: Device) -> None:
-    held = Held.of(stream)
+    placed = HostFunction.of(stream)
     free, other = user.context.create_stream(True, 0), PortUser.on(device, client=2)
     for one, of_it in ((user, free), (user, user.default), (other, other.default)):
         word = one.words()
         one.launch("store", word, 3, stream=of_it)
         assert one.word(word, of_it) == 3
-        second = Held.of(of_it)
+        second = HostFunction.of(of_it)
         assert second.begun.wait() == Result.SUCCESS
         second.finish()
     assert not stream.idle
-    held.finish()
+    placed.finish()
 
 
 def test_the_default_stream_and_blocking_streams_wait_for_each_others_host_functions(user: PortUser) -> None:
     blocking = user.context.create_stream(False, 0)
     for first, second in ((blocking, user.default), (user.default, blocking)):
-        held = Held.of(first)
+        placed = HostFunction.of(first)
         done = notification_of(second)
         assert done.stays_silent()
         assert not second.idle
-        held.finish()
+        placed.finish()
         assert done.wait() == Result.SUCCESS
 
 
 def test_events_and_the_whole_context_wait_for_a_host_function(user: PortUser, stream: Stream) -> None:
     event, everything, other = user.context.create_event(True), Notified(), user.context.create_stream(True, 0)
-    held = Held.of(stream)
+    placed = HostFunction.of(stream)
     stream.record(event)
     other.wait(event)
     user.context.notify(everything)
     assert everything.stays_silent()
     assert not event.done
     assert not other.idle
-    held.finish()
+    placed.finish()
     assert everything.wait() == Result.SUCCESS
     assert event.done
     assert other.idle
 
 
 def test_finishing_twice_does_nothing(user: PortUser, stream: Stream) -> None:
-    first, second = Held.of(stream), Held.of(stream)
+    first, second = HostFunction.of(stream), HostFunction.of(stream)
     first.finish()
     first.finish()
     assert second.begun.wait() == Result.SUCCESS
@@ -123,7 +123,7 @@ def test_finishing_twice_does_nothing(user: PortUser, stream: Stream) -> None:
 
 
 def test_a_host_function_that_has_not_begun_cannot_be_finished(stream: Stream) -> None:
-    first, second = Held.of(stream), Held.of(stream)
+    first, second = HostFunction.of(stream), HostFunction.of(stream)
     with refused(Result.ERROR_INVALID_VALUE):
         second.finish()
     first.finish()
@@ -133,7 +133,7 @@ def test_a_host_function_that_has_not_begun_cannot_be_finished(stream: Stream) -
 
 
 def test_a_fault_releases_what_waits_for_a_host_function(user: PortUser, stream: Stream) -> None:
-    first, second = Held.of(stream), Held.of(stream)
+    first, second = HostFunction.of(stream), HostFunction.of(stream)
     done = notification_of(stream)
     user.launch("trapped", stream=user.context.create_stream(True, 0))
     assert second.begun.wait() == done.wait() == Result.ERROR_LAUNCH_FAILED
@@ -141,12 +141,12 @@ def test_a_fault_releases_what_waits_for_a_host_function(user: PortUser, stream:
     first.finish()
     second.finish()
     with refused(Result.ERROR_LAUNCH_FAILED):
-        Held.of(stream)
+        HostFunction.of(stream)
 
 
 def test_terminating_and_destroying_a_context_do_not_wait_for_host_functions(device: Device) -> None:
     ended, destroyed = PortUser.on(device, client=1), PortUser.on(device, client=2)
-    calls = [(Held.of(user.default), Held.of(user.default)) for user in (ended, destroyed)]
+    calls = [(HostFunction.of(user.default), HostFunction.of(user.default)) for user in (ended, destroyed)]
     ended.context.terminate(Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
     destroyed.context.destroy()
     codes = (Result.ERROR_MPS_CLIENT_TERMINATED, Result.ERROR_CONTEXT_IS_DESTROYED)
