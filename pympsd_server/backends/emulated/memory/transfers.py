@@ -6,7 +6,7 @@ IllegalAddress then poisons the context, as it does on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -83,9 +83,9 @@ def cost(extent: Extent) -> int:
 def copy(memory: AccessibleMemory, copy: Copy) -> Iterator[None]:
     """Copy bytes; the two ranges of a linear copy inside the device may overlap."""
     source, destination = copy.source, copy.destination
-    pieces: Iterable[Piece] = _pieces(copy.extent)
-    if source.host is None and destination.host is None and source.base < destination.base:
-        pieces = reversed(list(pieces))
+    pieces = _pieces(copy.extent)
+    if isinstance(pieces, list) and source.host is None and destination.host is None:
+        pieces.sort(reverse=source.base < destination.base)
     for piece in pieces:
         # NumPy lets other threads run during large copies; a memoryview assignment does not.
         _array(memory, destination, piece, _BYTE)[...] = _array(memory, source, piece, _BYTE)
@@ -101,24 +101,24 @@ def fill(memory: AccessibleMemory, fill: Fill) -> Iterator[None]:
         yield
 
 
-def _pieces(extent: Extent) -> Iterator[Piece]:
-    if not extent.bytes:
-        return
-    columns = min(extent.width, PIECE_BYTES)
+def _pieces(extent: Extent) -> list[Piece] | Iterator[Piece]:
+    """Return the pieces of an extent, as a list if it is linear."""
+    if extent.height == extent.depth == 1:
+        starts = range(0, extent.width, PIECE_BYTES)
+        return [(start, 0, 0, min(PIECE_BYTES, extent.width - start), 1, 1) for start in starts]
+    return _rectangles(extent) if extent.bytes else iter(())
+
+
+def _rectangles(extent: Extent) -> Iterator[Piece]:
+    width, height, depth = extent.width, extent.height, extent.depth
+    columns = min(width, PIECE_BYTES)
     row_cost = max(columns, _ROW_BYTES)
-    rows = min(extent.height, PIECE_BYTES // row_cost)
-    slices = min(extent.depth, PIECE_BYTES // (rows * row_cost))
-    for z in range(0, extent.depth, slices):
-        for y in range(0, extent.height, rows):
-            for x in range(0, extent.width, columns):
-                yield (
-                    x,
-                    y,
-                    z,
-                    min(columns, extent.width - x),
-                    min(rows, extent.height - y),
-                    min(slices, extent.depth - z),
-                )
+    rows = min(height, PIECE_BYTES // row_cost)
+    slices = min(depth, PIECE_BYTES // (rows * row_cost))
+    for z in range(0, depth, slices):
+        for y in range(0, height, rows):
+            for x in range(0, width, columns):
+                yield x, y, z, min(columns, width - x), min(rows, height - y), min(slices, depth - z)
 
 
 def _array(memory: AccessibleMemory, region: Region, piece: Piece, element: DType) -> Array:
