@@ -12,7 +12,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import Outcome, Quota
-from tests.backends.cuda.fake_driver import MEMORY_BYTES, MadeUpDriver
+from tests.backends.cuda.fake_driver import MEMORY_BYTES, FakeDriver
 
 ROOM: Final = "pympsd_server.backends.cuda."
 FACTS: Final = DeviceFacts(
@@ -27,23 +27,24 @@ FACTS: Final = DeviceFacts(
         "MAX_THREADS_PER_BLOCK": 1024,
         "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 1 << 17,
         "MAX_BLOCKS_PER_MULTIPROCESSOR": 32,
+        "MAX_PITCH": (1 << 31) - 1,
     },
 )
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeUpDriver]:
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     """The made-up driver, in place of the real one in the whole room; nothing may touch memory that is not mapped."""
-    made_up = MadeUpDriver()
+    fake = FakeDriver()
     for name in sorted(sys.modules):
         if name.startswith(ROOM) and hasattr(sys.modules[name], "cu"):
-            monkeypatch.setattr(sys.modules[name], "cu", made_up)
-    yield made_up
-    assert made_up.faults == []
+            monkeypatch.setattr(sys.modules[name], "cu", fake)
+    yield fake
+    assert fake.faults == []
 
 
 @pytest.fixture
-def device(driver: MadeUpDriver) -> Iterator[CudaDevice]:
+def device(driver: FakeDriver) -> Iterator[CudaDevice]:
     """A device on it; at the end everything may run, and its threads end."""
     opened = CudaDevice(FACTS, 0)
     yield opened

@@ -37,7 +37,7 @@ class Refused(Exception):
 
 
 @define(eq=False)
-class MadeUpEvent:
+class FakeEvent:
     """How often it was recorded, and which of these is passed."""
 
     recorded: int = 0
@@ -45,7 +45,7 @@ class MadeUpEvent:
 
 
 @define(eq=False)
-class MadeUpStream:
+class FakeStream:
     """Work that is not done, each with what it waits for."""
 
     stalled: bool = False
@@ -66,7 +66,7 @@ def _call(method: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     """Make a method a call of the driver: it returns (code, values ...)."""
 
     @wraps(method)
-    def answered(driver: MadeUpDriver, *arguments: Any) -> tuple[Any, ...]:
+    def answered(driver: FakeDriver, *arguments: Any) -> tuple[Any, ...]:
         try:
             driver.before(method.__name__, arguments)
             with driver.changed:
@@ -81,7 +81,7 @@ def _call(method: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     return answered
 
 
-class MadeUpDriver:
+class FakeDriver:
     """Stands for the module. What is no call comes from the real one: its types, its numbers."""
 
     def __init__(self) -> None:
@@ -93,8 +93,8 @@ class MadeUpDriver:
         """By call: what runs first, with its arguments and without a lock. It may raise Refused."""
         self.calls: dict[str, int] = {}
         """How often each was made."""
-        self.streams: dict[int, MadeUpStream] = {}
-        self.events: dict[int, MadeUpEvent] = {}
+        self.streams: dict[int, FakeStream] = {}
+        self.events: dict[int, FakeEvent] = {}
         self.physical: dict[int, int] = {}
         """Device memory that was made, by handle."""
         self.mapped: dict[int, bytearray] = {}
@@ -174,7 +174,7 @@ class MadeUpDriver:
         stream.work.append((ready, act))
         stream.put += 1
 
-    def _wait_for(self, *streams: MadeUpStream) -> None:
+    def _wait_for(self, *streams: FakeStream) -> None:
         until = [(stream, stream.put) for stream in streams]
         give_up = time.monotonic() + SECONDS
         while any(stream.done < put for stream, put in until):
@@ -329,7 +329,7 @@ class MadeUpDriver:
     @_call
     def cuStreamCreateWithPriority(self, flags: int, priority: int) -> int:
         handle = next(self._numbers)
-        self.streams[handle] = MadeUpStream()
+        self.streams[handle] = FakeStream()
         return handle
 
     @_call
@@ -348,7 +348,7 @@ class MadeUpDriver:
     @_call
     def cuEventCreate(self, flags: int) -> int:
         handle = next(self._numbers)
-        self.events[handle] = MadeUpEvent()
+        self.events[handle] = FakeEvent()
         return handle
 
     @_call
@@ -411,7 +411,7 @@ class MadeUpDriver:
 
 
 @define(eq=False)
-class Told:
+class CompletionRecorder:
     """A completion; what it was told, in order."""
 
     outcomes: list[Outcome] = field(factory=list)

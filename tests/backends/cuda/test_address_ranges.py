@@ -14,7 +14,7 @@ from pympsd_server.backends.cuda.memory.address_ranges import (
     Extents,
     Gaps,
     NoRange,
-    Reach,
+    OwnedRanges,
     rounded,
 )
 
@@ -108,7 +108,7 @@ def test_a_window_that_is_full_says_so() -> None:
 
 
 def test_calls_reach_single_ranges_only() -> None:
-    reach = Reach()
+    reach = OwnedRanges()
     for start in (100, 200):  # side by side, and two
         reach.add(start, 100)
     assert reach.covers(100, 100)

@@ -16,7 +16,8 @@ from pympsd_server.backends.cuda.objects.context import PATIENCE_SECONDS, CudaCo
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import BackendError, Outcome
 from pympsd_server.executor.attachments import Attachments
-from tests.backends.cuda.fake_driver import Gate, MadeUpDriver, Told, Worker
+from tests.backends.contract.port_user import copy_to_device, fill
+from tests.backends.cuda.fake_driver import CompletionRecorder, FakeDriver, Gate, Worker
 from tests.backends.cuda.test_module_images import cubin
 
 Make = Callable[..., CudaContext]
@@ -46,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def held(driver: MadeUpDriver, device: CudaDevice) -> tuple[int, ...]:
+def held(driver: FakeDriver, device: CudaDevice) -> tuple[int, ...]:
     """What clients have of the device."""
     return (
         device.budget.used, driver.memory_bytes, len(driver.mapped), len(driver.streams), len(driver.modules),
@@ -63,7 +64,7 @@ def held(driver: MadeUpDriver, device: CudaDevice) -> tuple[int, ...]:
     ],
 )
 def test_what_a_context_was_being_given_when_it_ended_is_given_back(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, call: str, make: Callable[[CudaContext], Any]
+    driver: FakeDriver, device: CudaDevice, make_context: Make, call: str, make: Callable[[CudaContext], Any]
 ) -> None:
     make_context(9)
     before, gate = held(driver, device), Gate()
@@ -82,15 +83,15 @@ def test_what_a_context_was_being_given_when_it_ended_is_given_back(
 
 
 def test_nothing_goes_under_work_that_is_just_being_issued(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, clock: Clock
+    driver: FakeDriver, device: CudaDevice, make_context: Make, clock: Clock
 ) -> None:
     make_context(9)
     before, context, gate = held(driver, device), make_context(1), Gate()
     address, other = context.allocate(4 * MIB), context.create_stream(False, 0)
     driver.stall(other.handle)
-    other.fill(address, 1, 1, 16)
+    other.fill(fill(address, 1, 1, 16))
     driver.hooks["cuStreamQuery"] = gate  # the worker asks whether the other stream is to be waited for
-    worker = Worker(lambda: context.default_stream.fill(address, 7, 1, MIB))
+    worker = Worker(lambda: context.default_stream.fill(fill(address, 7, 1, MIB)))
     gate.wait()
     driver.stall(context.default_stream.handle)
     driver.run(other.handle)
@@ -107,8 +108,8 @@ class EndsMeanwhile:
 
     def __init__(self, context: CudaContext) -> None:
         self._context = context
-        self._lock = context.lock
-        self.acquire, self.release = context.lock.acquire, context.lock.release
+        self._lock = context.queue.lock
+        self.acquire, self.release = self._lock.acquire, self._lock.release
 
     def __enter__(self) -> bool:
         self._context.abandon()
@@ -119,32 +120,32 @@ class EndsMeanwhile:
 
 
 def test_nothing_is_issued_by_a_call_to_the_host_that_is_finished_at_the_end(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
+    driver: FakeDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, begun = make_context(1), Told()
+    context, begun = make_context(1), CompletionRecorder()
     address, stream = context.allocate(4 * MIB), context.default_stream
-    call = stream.call_host(begun)
-    stream.fill(address, 1, 1, 16)
+    call = stream.launch_host_function(begun)
+    stream.fill(fill(address, 1, 1, 16))
     begun.wait()
     driver.stall(stream.handle)
     with monkeypatch.context() as patch:
-        patch.setattr(context, "lock", EndsMeanwhile(context))
+        patch.setattr(context.queue, "lock", EndsMeanwhile(context))
         call.finish()
     assert driver.waiting(stream.handle) == 0
 
 
 def test_a_destroyed_contexts_memory_stays_under_what_another_of_its_client_has_queued(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+    driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    owner, other, victim, told = make_context(1), make_context(1), make_context(2), Told()
+    owner, other, victim, told = make_context(1), make_context(1), make_context(2), CompletionRecorder()
     address, stream = owner.allocate(4 * MIB), other.create_stream(True, 0)
     driver.stall(stream.handle)
-    stream.copy_to_device(address, memoryview(b"\xee" * 4096), told)
+    stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), told)
     owner.destroy()
     assert device.unfinished == 0
     assert victim.allocate(4 * MIB) != address
     with pytest.raises(BackendError) as caught:
-        stream.copy_to_device(address, memoryview(b"\xee" * 4096), told)
+        stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), told)
     assert caught.value.code is Result.ERROR_INVALID_VALUE, "nothing more reaches it"
     used = device.memory_used[1]
     driver.run(stream.handle)
@@ -154,12 +155,12 @@ def test_a_destroyed_contexts_memory_stays_under_what_another_of_its_client_has_
 
 
 def test_so_it_does_under_what_a_function_of_the_client_holds(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+    driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    owner, other, begun, told = make_context(1), make_context(1), Told(), Told()
+    owner, other, begun, told = make_context(1), make_context(1), CompletionRecorder(), CompletionRecorder()
     address = owner.allocate(4 * MIB)
-    call = other.default_stream.call_host(begun)
-    other.default_stream.copy_to_device(address, memoryview(b"\xee" * 4096), told)
+    call = other.default_stream.launch_host_function(begun)
+    other.default_stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), told)
     used = device.memory_used[1] - owner.charged
     owner.destroy()
     assert device.memory_used[1] == used
@@ -170,13 +171,13 @@ def test_so_it_does_under_what_a_function_of_the_client_holds(
 
 
 def test_all_contexts_of_a_client_wait_for_their_kernels_together(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, clock: Clock
+    driver: FakeDriver, device: CudaDevice, make_context: Make, clock: Clock
 ) -> None:
     contexts = [make_context(1) for _ in range(6)]
     for context in contexts:
         address = context.allocate(4096)
         driver.stall(context.default_stream.handle)
-        context.default_stream.fill(address, 1, 1, 16)
+        context.default_stream.fill(fill(address, 1, 1, 16))
     begun = clock.now
     for context in contexts:
         context.abandon()
@@ -189,7 +190,7 @@ def test_all_contexts_of_a_client_wait_for_their_kernels_together(
 
 
 def test_so_the_desk_waits_once_for_a_client_of_several_contexts(
-    driver: MadeUpDriver, device: CudaDevice, clock: Clock
+    driver: FakeDriver, device: CudaDevice, clock: Clock
 ) -> None:
     said: list[object] = []
 
@@ -203,7 +204,7 @@ def test_so_the_desk_waits_once_for_a_client_of_several_contexts(
     for context in tuple(device._contexts):
         address = context.allocate(4096)
         driver.stall(context.default_stream.handle)
-        context.default_stream.fill(address, 1, 1, 16)
+        context.default_stream.fill(fill(address, 1, 1, 16))
     begun = clock.now
     desk.handle(DropClient(6, 1))
     assert said[-1] == ExecutorDone(6, unfinished=6)
@@ -211,17 +212,17 @@ def test_so_the_desk_waits_once_for_a_client_of_several_contexts(
 
 
 def test_a_stream_goes_without_waiting_for_a_worker_that_the_driver_keeps(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+    driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
     context, neighbour, gate = make_context(1), make_context(2), Gate()
     address = context.allocate(4096)
     busy, left = context.create_stream(True, 0), context.create_stream(True, 0)
     left_behind = neighbour.create_stream(True, 0)
     driver.stall(left.handle)
-    left.fill(address, 1, 1, 16)
+    left.fill(fill(address, 1, 1, 16))
     left.destroy()
     driver.hooks["cuMemsetD8Async"] = gate
-    worker = Worker(lambda: busy.fill(address, 1, 1, 16))
+    worker = Worker(lambda: busy.fill(fill(address, 1, 1, 16)))
     gate.wait()
     driver.run(left.handle)
     left_behind.destroy()
@@ -233,7 +234,7 @@ def test_a_stream_goes_without_waiting_for_a_worker_that_the_driver_keeps(
 
 
 def test_no_stream_goes_while_it_is_asked_for(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
+    driver: FakeDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
 ) -> None:
     context, neighbour, gate = make_context(1), make_context(2), Gate()
     address, left, left_behind = (
@@ -242,7 +243,7 @@ def test_no_stream_goes_while_it_is_asked_for(
         neighbour.create_stream(True, 0),
     )
     driver.stall(left.handle)
-    left.fill(address, 1, 1, 16)
+    left.fill(fill(address, 1, 1, 16))
     left.destroy()
     driver.hooks["cuStreamQuery"] = gate
     worker = Worker(context.is_quiet)
@@ -257,33 +258,33 @@ def test_no_stream_goes_while_it_is_asked_for(
 
 
 def test_a_device_closes_while_what_was_destroyed_is_just_being_released(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, clock: Clock
+    driver: FakeDriver, device: CudaDevice, make_context: Make, clock: Clock
 ) -> None:
     context, gate = make_context(1), Gate("janitor")
     address, stream = context.allocate(4096), context.default_stream
     driver.stall(stream.handle)
-    stream.fill(address, 1, 1, 16)
+    stream.fill(fill(address, 1, 1, 16))
     context.destroy()
     driver.hooks["cuStreamDestroy"] = gate
     driver.run()
     gate.wait()
     closing = Worker(device.close)
-    driver.until(lambda: device.closed and not device.watch._thread.is_alive())
+    driver.until(lambda: device.closed and not device.services.watcher._thread.is_alive())
     gate.open()
     closing.result()
 
 
 def test_where_a_stream_cannot_be_asked_the_device_is_ruined(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
+    driver: FakeDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
 ) -> None:
-    context, told = make_context(1), Told()
+    context, told = make_context(1), CompletionRecorder()
     address, stream = context.allocate(4096), context.default_stream
-    call = stream.call_host(told)
+    call = stream.launch_host_function(told)
     driver.stall(stream.handle)
     stream.notify(told)  # held: no point is asked for
     other = context.create_stream(True, 0)
     driver.stall(other.handle)
-    other.fill(address, 1, 1, 16)
+    other.fill(fill(address, 1, 1, 16))
     driver.codes["cuStreamQuery"] = 999
     outcomes = told.wait(2)
     assert [outcome.code for outcome in outcomes] == [Result.SUCCESS, Result.ERROR_UNKNOWN]
@@ -292,18 +293,18 @@ def test_where_a_stream_cannot_be_asked_the_device_is_ruined(
 
 
 def test_a_copy_is_queued_before_what_it_names_can_be_given_back(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+    driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    owner, other, victim, gate, told = make_context(1), make_context(1), make_context(2), Gate(), Told()
-    address, stream, take = owner.allocate(4 * MIB), other.create_stream(True, 0), device.staging.take
+    owner, other, victim, gate, told = make_context(1), make_context(1), make_context(2), Gate(), CompletionRecorder()
+    address, stream, take = owner.allocate(4 * MIB), other.create_stream(True, 0), device.services.staging.take
 
     def take_later(*arguments: Any) -> Any:  # between the check and the queue
         gate()
         return take(*arguments)
 
-    device.staging.take = take_later  # type: ignore[method-assign]
+    device.services.staging.take = take_later  # type: ignore[method-assign]
     driver.stall(stream.handle)
-    worker = Worker(lambda: stream.copy_to_device(address, memoryview(b"\xee" * 4096), told))
+    worker = Worker(lambda: stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), told))
     gate.wait()
     owner.destroy()
     assert victim.allocate(4 * MIB) != address
@@ -314,7 +315,7 @@ def test_a_copy_is_queued_before_what_it_names_can_be_given_back(
 
 
 def test_what_a_context_held_is_not_freed_by_the_thread_that_sees_everybodys_work_done(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+    driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
     owner, other = make_context(1), make_context(1)
     freed_by: set[str] = set()
@@ -322,7 +323,7 @@ def test_what_a_context_held_is_not_freed_by_the_thread_that_sees_everybodys_wor
         owner.allocate(4 * MIB)
     address, stream = other.allocate(4096), other.default_stream
     driver.stall(stream.handle)
-    stream.fill(address, 1, 1, 16)
+    stream.fill(fill(address, 1, 1, 16))
     owner.destroy()
     used = device.memory_used[1]
     driver.hooks["cuMemUnmap"] = lambda *_: freed_by.add(current_thread().name)
@@ -333,32 +334,32 @@ def test_what_a_context_held_is_not_freed_by_the_thread_that_sees_everybodys_wor
 
 
 def test_a_stream_that_was_left_counts_also_where_the_driver_makes_no_event(
-    driver: MadeUpDriver, make_context: Make
+    driver: FakeDriver, make_context: Make
 ) -> None:
     context = make_context(1)
-    address, left, told = context.allocate(16), context.create_stream(True, 0), Told()
+    address, left, told = context.allocate(16), context.create_stream(True, 0), CompletionRecorder()
     driver.stall(left.handle)
-    left.fill(address, 1, 1, 16)
-    context.device.events._free[False].clear()
+    left.fill(fill(address, 1, 1, 16))
+    device.services.events._free[False].clear()
     driver.codes["cuEventCreate"] = int(Result.ERROR_OUT_OF_MEMORY)
     left.destroy()
-    assert context.native_state.leaving == 1
+    assert context.queue.native_state.leaving == 1
     driver.codes.clear()
     context.notify(told)
     assert not told.outcomes, "the context's work is not done"
     driver.run(left.handle)
     assert told.wait() == [Outcome()]
-    driver.until(lambda: left.handle not in driver.streams and context.native_state.leaving == 0)
+    driver.until(lambda: left.handle not in driver.streams and context.queue.native_state.leaving == 0)
 
 
 def test_after_an_error_that_ruined_the_device_contexts_end_without_asking_the_driver(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+    driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
     one, other = make_context(1), make_context(2)
     for context in (one, other):
         context.create_stream(True, 0)
         context.allocate(4 * MIB)
-    device.ruin(Outcome(Result.ERROR_ILLEGAL_ADDRESS, "a made-up fault"))
+    device.poison(Outcome(Result.ERROR_ILLEGAL_ADDRESS, "a made-up fault"))
     for call in ("cuStreamDestroy", "cuMemUnmap", "cuStreamQuery", "cuStreamSynchronize"):
         driver.codes[call] = int(Result.ERROR_ILLEGAL_ADDRESS)
     for context in (one, other):

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 from cuda.bindings import driver as real
 
-from pympsd_server.backends.cuda.driver.calls import _RUINOUS
+from pympsd_server.backends.cuda.driver.calls import _POISONING
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.interface import BackendError
-from tests.backends.cuda.fake_driver import MadeUpDriver, Told
+from tests.backends.contract.port_user import fill
+from tests.backends.cuda.fake_driver import CompletionRecorder, FakeDriver
 
 
 def test_every_error_that_the_driver_says_ends_the_process_is_ruinous() -> None:
@@ -19,22 +20,22 @@ def test_every_error_that_the_driver_says_ends_the_process_is_ruinous() -> None:
         pytest.skip("these bindings have no documentation of the codes: those before 13.2")
     said = {code for code, document in documents.items() if "process must be terminated" in document}
     assert said
-    assert said <= _RUINOUS
+    assert said <= _POISONING
 
 
-@pytest.mark.parametrize("code", sorted(_RUINOUS))
+@pytest.mark.parametrize("code", sorted(_POISONING))
 def test_such_an_error_is_told_to_all_who_wait(
-    driver: MadeUpDriver, make_context: Callable[..., CudaContext], code: int
+    driver: FakeDriver, make_context: Callable[..., CudaContext], code: int
 ) -> None:
-    context, other, told = make_context(1), make_context(2), Told()
+    context, other, told = make_context(1), make_context(2), CompletionRecorder()
     address, stream = other.allocate(16), other.default_stream
     driver.stall(stream.handle)
-    stream.fill(address, 1, 1, 16)
+    stream.fill(fill(address, 1, 1, 16))
     stream.notify(told)
     own = context.allocate(16)
     driver.codes["cuMemsetD8Async"] = code
     with pytest.raises(BackendError):
-        context.default_stream.fill(own, 1, 1, 16)
+        context.default_stream.fill(fill(own, 1, 1, 16))
     assert told.wait() == [other.outcome]
     assert "cuMemsetD8Async" in other.outcome.reason
     driver.codes.clear()

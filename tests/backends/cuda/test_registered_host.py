@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES, registered_parts
-from pympsd_server.backends.cuda.memory.staging import ReachedHost
+from pympsd_server.backends.cuda.memory.staging import PinnedMemory
 from pympsd_server.backends.interface import BackendError
 
 
@@ -71,7 +71,7 @@ def pages(size: int) -> tuple[int, memoryview]:
 
 def test_it_is_registered_whole_and_given_up_whole() -> None:
     driver, (address, memory) = PretendedDriver(), pages(3 * REGISTERED_BYTES)
-    reached = ReachedHost(driver, address, memory)  # type: ignore[arg-type]
+    reached = PinnedMemory(driver, address, memory)  # type: ignore[arg-type]
     reached.register()
     assert sum(driver.registered.values()) == 3 * REGISTERED_BYTES
     assert len(driver.registered) in (3, 4)
@@ -82,7 +82,7 @@ def test_it_is_registered_whole_and_given_up_whole() -> None:
 @pytest.mark.parametrize("refuses", [0, 2])
 def test_what_was_registered_before_a_refusal_is_given_up(refuses: int) -> None:
     driver, (address, memory) = PretendedDriver(refuses), pages(4 * REGISTERED_BYTES)
-    reached = ReachedHost(driver, address, memory)  # type: ignore[arg-type]
+    reached = PinnedMemory(driver, address, memory)  # type: ignore[arg-type]
     with pytest.raises(BackendError, match="no more"):
         reached.register()
     assert len(driver.registered) == refuses
@@ -92,7 +92,7 @@ def test_what_was_registered_before_a_refusal_is_given_up(refuses: int) -> None:
 
 def test_memory_that_the_system_cannot_give_is_refused_before_the_driver_is_asked() -> None:
     driver, (address, memory) = PretendedDriver(), pages(mmap.PAGESIZE)
-    reached = ReachedHost(driver, 1 << 20, memory)  # type: ignore[arg-type]  # where nothing is mapped
+    reached = PinnedMemory(driver, 1 << 20, memory)  # type: ignore[arg-type]  # where nothing is mapped
     with pytest.raises(BackendError, match="page-locked memory"):
         reached.register()
     assert driver.calls == 0

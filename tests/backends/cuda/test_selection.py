@@ -18,7 +18,7 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import CONNECTIONS, Settings
 from pympsd_server.backends.cuda.driver.probe import pci_of
-from pympsd_server.backends.cuda.objects.device import settle_environment
+from pympsd_server.backends.cuda.objects.device import prepare_environment
 from pympsd_server.backends.interface import BackendError
 
 _EMULATED_ONLY = {"stops_kernels": False, "isolates_address_spaces": False}
@@ -114,7 +114,7 @@ def test_pci_ids_are_written_as_device_query_does() -> None:
 
 def test_an_executor_reads_no_settings_of_clients() -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5", "PATH": "/bin"}
-    settle_environment(environment)
+    prepare_environment(environment)
     assert environment == {
         "PATH": "/bin",
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
@@ -126,19 +126,19 @@ def test_an_executor_reads_no_settings_of_clients() -> None:
 @pytest.mark.parametrize("connections", ["1", "8", "32"])
 def test_an_executor_has_as_many_queues_as_its_operator_says(connections: str) -> None:
     environment = {CONNECTIONS: connections, "CUDA_DEVICE_MAX_CONNECTIONS": "2"}
-    settle_environment(environment)
+    prepare_environment(environment)
     assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == connections
 
 
 def test_a_number_of_queues_that_is_empty_is_none() -> None:
     environment = {CONNECTIONS: ""}
-    settle_environment(environment)
+    prepare_environment(environment)
     assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
 
 
 @pytest.mark.parametrize("connections", ["0", "33", "-1", "many"])
 def test_a_number_of_queues_that_cannot_be_is_refused(connections: str) -> None:
     with pytest.raises(BackendError) as caught:
-        settle_environment({CONNECTIONS: connections})
+        prepare_environment({CONNECTIONS: connections})
     assert caught.value.code == Result.ERROR_NOT_SUPPORTED
     assert f"{CONNECTIONS} is a number from 1 to 32, not {connections!r}" in caught.value.reason

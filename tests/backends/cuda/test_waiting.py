@@ -1,4 +1,4 @@
-"""Who is told what: promises, the thread that sees points passed, and the janitor. The driver here is made up."""
+"""Who is told what: completions, the thread that sees points passed, and the janitor. The driver here is made up."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.reclaim.janitor import Janitor
-from pympsd_server.backends.cuda.submission.completions import Promises
-from pympsd_server.backends.cuda.submission.stream_markers import Watch
+from pympsd_server.backends.cuda.submission.completions import PendingCompletions
+from pympsd_server.backends.cuda.submission.stream_markers import MarkerWatcher
 from pympsd_server.backends.interface import BackendError, Outcome
 
 SECONDS = 30.0
@@ -20,7 +20,7 @@ FAULT = Outcome(Result.ERROR_LAUNCH_FAILED, "a fault")
 
 
 @define(eq=False)
-class FakePoint:
+class FakeMarker:
     """A point that is passed when the test says so; asking for it fails with ``error``, on a ruined device."""
 
     is_passed: bool = False
@@ -61,9 +61,9 @@ def ruins() -> Notes:
 
 
 @pytest.fixture
-def watch(ruins: Notes) -> Iterator[Watch]:
+def watch(ruins: Notes) -> Iterator[MarkerWatcher]:
     """A watch that looks at nothing else."""
-    opened = Watch(lambda: None, ruins.add)
+    opened = MarkerWatcher(lambda: None, ruins.add)
     yield opened
     opened.close()
 
@@ -77,26 +77,26 @@ def janitor() -> Iterator[Janitor]:
 
 
 def test_a_promise_is_told_once_whoever_comes_first() -> None:
-    promises, notes = Promises(), Notes()
-    by_work, by_fault = promises.make(notes.add), promises.make(notes.add)
+    completions, notes = PendingCompletions(), Notes()
+    by_work, by_fault = completions.add(notes.add), completions.add(notes.add)
     by_work(Outcome())
-    promises.end(FAULT)
+    completions.end(FAULT)
     by_work(FAULT)
     by_fault(Outcome())
     assert notes.told == [Outcome(), FAULT]
 
 
 def test_a_promise_that_is_taken_back_is_never_told() -> None:
-    promises, notes = Promises(), Notes()
-    promise = promises.make(notes.add)
-    assert promises.take(promise)
-    assert not promises.take(promise)
-    promises.end(FAULT)
+    completions, notes = PendingCompletions(), Notes()
+    promise = completions.add(notes.add)
+    assert completions.take(promise)
+    assert not completions.take(promise)
+    completions.end(FAULT)
     assert notes.told == []
 
 
-def test_points_of_a_stream_are_told_in_order_and_streams_do_not_wait_for_each_other(watch: Watch) -> None:
-    notes, first, second, other = Notes(), FakePoint(), FakePoint(is_passed=True), FakePoint()
+def test_points_of_a_stream_are_told_in_order_and_streams_do_not_wait_for_each_other(watch: MarkerWatcher) -> None:
+    notes, first, second, other = Notes(), FakeMarker(), FakeMarker(is_passed=True), FakeMarker()
     watch.add("stream", first, lambda: notes.add("first"))
     watch.add("stream", second, lambda: notes.add("second"))
     watch.add("other", other, lambda: notes.add("other"))
@@ -106,7 +106,7 @@ def test_points_of_a_stream_are_told_in_order_and_streams_do_not_wait_for_each_o
     assert notes.told == ["other"]
     assert not second.asked.is_set(), "only a stream's first point is asked for"
     last = Notes()
-    watch.add("stream", FakePoint(is_passed=True), lambda: last.add("third"))
+    watch.add("stream", FakeMarker(is_passed=True), lambda: last.add("third"))
     first.is_passed = True
     last.wait()
     assert notes.told == ["other", "first", "second"]
@@ -121,28 +121,28 @@ def test_points_of_a_stream_are_told_in_order_and_streams_do_not_wait_for_each_o
     ],
 )
 def test_where_a_point_cannot_be_asked_for_the_device_is_ruined_and_the_watch_goes_on(
-    watch: Watch, ruins: Notes, error: Exception, code: Result
+    watch: MarkerWatcher, ruins: Notes, error: Exception, code: Result
 ) -> None:
     notes, late = Notes(), Notes()
-    watch.add("stream", FakePoint(error=error), lambda: notes.add("dead"))
+    watch.add("stream", FakeMarker(error=error), lambda: notes.add("dead"))
     ruins.wait()
     assert [outcome.code for outcome in ruins.told] == [code]
-    watch.add("other", FakePoint(is_passed=True), lambda: late.add("late"))
+    watch.add("other", FakeMarker(is_passed=True), lambda: late.add("late"))
     late.wait()
     assert notes.told == []
 
 
 @pytest.mark.parametrize("error", [BackendError(FAULT.code, FAULT.reason), KeyError("a defect")])
 def test_what_one_callback_meets_is_not_the_others(
-    watch: Watch, ruins: Notes, error: Exception, capfd: pytest.CaptureFixture[str]
+    watch: MarkerWatcher, ruins: Notes, error: Exception, capfd: pytest.CaptureFixture[str]
 ) -> None:
     notes = Notes()
 
     def broken() -> None:
         raise error
 
-    watch.add("stream", FakePoint(is_passed=True), broken)
-    watch.add("stream", FakePoint(is_passed=True), lambda: notes.add("told"))
+    watch.add("stream", FakeMarker(is_passed=True), broken)
+    watch.add("stream", FakeMarker(is_passed=True), lambda: notes.add("told"))
     notes.wait()
     assert ruins.told == []
     assert ("KeyError: 'a defect'" in capfd.readouterr().err) is isinstance(error, KeyError)
@@ -150,7 +150,7 @@ def test_what_one_callback_meets_is_not_the_others(
 
 def test_a_watch_with_nothing_to_watch_looks_at_everything_now_and_then() -> None:
     looked = Flag()
-    watch = Watch(looked.set, lambda outcome: None)
+    watch = MarkerWatcher(looked.set, lambda outcome: None)
     assert looked.wait(SECONDS)
     watch.close()
 
@@ -163,7 +163,7 @@ def test_it_goes_on_looking_whatever_that_meets(capfd: pytest.CaptureFixture[str
             raise RuntimeError("a defect")
         again.set()
 
-    watch = Watch(look, lambda outcome: None)
+    watch = MarkerWatcher(look, lambda outcome: None)
     assert again.wait(SECONDS)
     watch.close()
     assert "RuntimeError: a defect" in capfd.readouterr().err

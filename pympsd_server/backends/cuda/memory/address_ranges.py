@@ -1,4 +1,4 @@
-"""Ranges of addresses, pure: what is free, which pages lie under what is not, and what a client's calls reach."""
+"""Ranges of addresses, pure: the free ones, the pages under the others, and those that a client may access."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from attrs import frozen
 
 GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
-"""What the driver maps at least (measured: the granularity of cuMemCreate on an H200)."""
+"""The least that the driver maps (measured: the granularity of cuMemCreate on an H200)."""
 REGISTERED_BYTES: Final = 16 << 20
-"""Host memory is registered in parts that end at multiples of this: nobody launches while a part is (7 ms)."""
+"""Host memory is registered in parts that end at multiples of this: registering one blocks all launches (7 ms)."""
 
 
 class NoRange(Exception):
@@ -51,7 +51,7 @@ class Gaps:
         raise NoRange(f"no free range of {size} bytes")
 
     def give(self, start: int, count: int) -> None:
-        """Give a range back that was taken."""
+        """Return a range that was taken."""
         low, high = start, start + rounded(count, GRANULE_BYTES)
         at = bisect_left(self._gaps, (low, high))
         if at < len(self._gaps) and self._gaps[at][0] == high:
@@ -69,7 +69,7 @@ class Gaps:
 
 @frozen
 class Pages:
-    """Physical memory under an allocation: ``whole`` (start, size) is mapped at once, ``shared`` are single pages."""
+    """Physical memory under an allocation: ``whole`` (start, size) is one mapping, ``shared`` are single pages."""
 
     whole: tuple[int, int] | None
     shared: tuple[int, ...]
@@ -79,15 +79,15 @@ class Extents:
     """The allocations of a window of addresses, and the pages under them.
 
     Allocations below a page share pages. Larger ones begin at a page; their whole pages are mapped at once, and the
-    rest at the end lies in a page that small ones may share. A shared page goes with the last allocation that touches
-    it.
+    rest at the end lies in a page that small ones may share. A shared page is unmapped with the last allocation that
+    touches it.
     """
 
     def __init__(self, base: int, size: int) -> None:
         self._gaps = Gaps(base, size)
         self._sizes: dict[int, int] = {}
         self._users: dict[int, int] = {}
-        """For each shared page, by its address: how many allocations touch it."""
+        """For each shared page, by its address: the number of allocations that touch it."""
 
     def allocate(self, count: int) -> tuple[int, Pages]:
         """Return the address of ``count`` bytes and the pages that are new; raise NoRange."""
@@ -100,7 +100,7 @@ class Extents:
         return start, Pages(under.whole, tuple(page for page in under.shared if self._users[page] == 1))
 
     def free(self, address: int) -> Pages:
-        """Give an allocation back; return the pages that nothing touches any more."""
+        """Free an allocation; return the pages that no allocation touches any more."""
         under = self.under(address)
         self._gaps.give(address, self._sizes.pop(address))
         for page in under.shared:
@@ -122,20 +122,20 @@ class Extents:
         return address + self._sizes[address]
 
 
-class Reach:
-    """What one client's calls may touch: its own allocations and variables, each by itself."""
+class OwnedRanges:
+    """The ranges that one client's calls may access: its own allocations and variables, each by itself."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._sizes: dict[int, int] = {}
 
     def add(self, start: int, size: int) -> None:
-        """A range is the client's."""
+        """Add a range."""
         insort(self._starts, start)
         self._sizes[start] = size
 
     def remove(self, start: int) -> None:
-        """It is no more; nothing happens when it was not."""
+        """Remove a range; no effect if it is not there."""
         if self._sizes.pop(start, None) is not None:
             del self._starts[bisect_left(self._starts, start)]
 
