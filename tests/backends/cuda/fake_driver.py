@@ -392,6 +392,56 @@ class FakeDriver:
         self._put(stream, lambda: self._write(address, value.to_bytes(width, "little") * count, "a fill"))
 
     @_call
+    def cuMemsetD2D8Async(self, address: int, pitch: int, value: int, width: int, height: int, stream: int) -> None:
+        self._fill_rows(address, pitch, value, 1, width, height, stream)
+
+    @_call
+    def cuMemsetD2D16Async(self, address: int, pitch: int, value: int, width: int, height: int, stream: int) -> None:
+        self._fill_rows(address, pitch, value, 2, width, height, stream)
+
+    @_call
+    def cuMemsetD2D32Async(self, address: int, pitch: int, value: int, width: int, height: int, stream: int) -> None:
+        self._fill_rows(address, pitch, value, 4, width, height, stream)
+
+    def _fill_rows(
+        self, address: int, pitch: int, value: int, element: int, width: int, height: int, stream: int
+    ) -> None:
+        assert pitch >= element * width
+        for row in range(height):
+            self._fill(address + row * pitch, value, element, width, stream)
+
+    @_call
+    def cuMemcpy3DAsync(self, parameters: Any, stream: int) -> None:
+        to, start = (self._rows(parameters, side) for side in ("dst", "src"))
+        width, on_host = int(parameters.WidthInBytes), real.CUmemorytype.CU_MEMORYTYPE_HOST
+
+        def act() -> None:
+            for target, source in zip(to, start, strict=True):
+                if parameters.srcMemoryType == on_host:
+                    row = ctypes.string_at(source, width)
+                else:
+                    row = self._read(source, width, "a copy of rows")
+                if parameters.dstMemoryType == on_host:
+                    ctypes.memmove(target, row, width)
+                else:
+                    self._write(target, row, "a copy of rows")
+
+        self._put(stream, act)
+
+    def _rows(self, parameters: Any, side: str) -> list[int]:
+        width, height, depth = int(parameters.WidthInBytes), int(parameters.Height), int(parameters.Depth)
+        pitch, slice_rows = (int(getattr(parameters, f"{side}{name}")) for name in ("Pitch", "Height"))
+        assert width
+        assert pitch >= width
+        assert depth == 1 or slice_rows >= height
+        is_host = getattr(parameters, f"{side}MemoryType") == real.CUmemorytype.CU_MEMORYTYPE_HOST
+        base = int(getattr(parameters, f"{side}Host" if is_host else f"{side}Device"))
+        rows = [base + (layer * slice_rows + row) * pitch for layer in range(depth) for row in range(height)]
+        if is_host and not any(at <= base and rows[-1] + width <= at + size for at, size in self.registered.items()):
+            self.faults.append(f"a copy of rows at {base:#x}, which are in no one registration")
+        return rows
+
+    @_call
     def cuMemcpyHtoDAsync(self, address: int, source: int, count: int, stream: int) -> None:
         self._put(stream, lambda: self._write(address, ctypes.string_at(source, count), "a copy to the device"))
 
@@ -411,7 +461,7 @@ class FakeDriver:
 
 
 @define(eq=False)
-class CompletionRecorder:
+class Recorder:
     """A completion; what it was told, in order."""
 
     outcomes: list[Outcome] = field(factory=list)

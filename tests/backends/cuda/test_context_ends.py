@@ -17,7 +17,7 @@ from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import BackendError, Outcome
 from pympsd_server.executor.attachments import Attachments
 from tests.backends.contract.port_user import copy_to_device, fill
-from tests.backends.cuda.fake_driver import CompletionRecorder, FakeDriver, Gate, Worker
+from tests.backends.cuda.fake_driver import FakeDriver, Gate, Recorder, Worker
 from tests.backends.cuda.test_module_images import cubin
 
 Make = Callable[..., CudaContext]
@@ -122,7 +122,7 @@ class EndsMeanwhile:
 def test_nothing_is_issued_by_a_call_to_the_host_that_is_finished_at_the_end(
     driver: FakeDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, begun = make_context(1), CompletionRecorder()
+    context, begun = make_context(1), Recorder()
     address, stream = context.allocate(4 * MIB), context.default_stream
     call = stream.launch_host_function(begun)
     stream.fill(fill(address, 1, 1, 16))
@@ -137,7 +137,7 @@ def test_nothing_is_issued_by_a_call_to_the_host_that_is_finished_at_the_end(
 def test_a_destroyed_contexts_memory_stays_under_what_another_of_its_client_has_queued(
     driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    owner, other, victim, told = make_context(1), make_context(1), make_context(2), CompletionRecorder()
+    owner, other, victim, told = make_context(1), make_context(1), make_context(2), Recorder()
     address, stream = owner.allocate(4 * MIB), other.create_stream(True, 0)
     driver.stall(stream.handle)
     stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), told)
@@ -157,7 +157,7 @@ def test_a_destroyed_contexts_memory_stays_under_what_another_of_its_client_has_
 def test_so_it_does_under_what_a_function_of_the_client_holds(
     driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    owner, other, begun, told = make_context(1), make_context(1), CompletionRecorder(), CompletionRecorder()
+    owner, other, begun, told = make_context(1), make_context(1), Recorder(), Recorder()
     address = owner.allocate(4 * MIB)
     call = other.default_stream.launch_host_function(begun)
     other.default_stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), told)
@@ -277,7 +277,7 @@ def test_a_device_closes_while_what_was_destroyed_is_just_being_released(
 def test_where_a_stream_cannot_be_asked_the_device_is_ruined(
     driver: FakeDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
 ) -> None:
-    context, told = make_context(1), CompletionRecorder()
+    context, told = make_context(1), Recorder()
     address, stream = context.allocate(4096), context.default_stream
     call = stream.launch_host_function(told)
     driver.stall(stream.handle)
@@ -295,7 +295,7 @@ def test_where_a_stream_cannot_be_asked_the_device_is_ruined(
 def test_a_copy_is_queued_before_what_it_names_can_be_given_back(
     driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    owner, other, victim, gate, told = make_context(1), make_context(1), make_context(2), Gate(), CompletionRecorder()
+    owner, other, victim, gate, told = make_context(1), make_context(1), make_context(2), Gate(), Recorder()
     address, stream, take = owner.allocate(4 * MIB), other.create_stream(True, 0), device.services.staging.take
 
     def take_later(*arguments: Any) -> Any:  # between the check and the queue
@@ -337,10 +337,10 @@ def test_a_stream_that_was_left_counts_also_where_the_driver_makes_no_event(
     driver: FakeDriver, make_context: Make
 ) -> None:
     context = make_context(1)
-    address, left, told = context.allocate(16), context.create_stream(True, 0), CompletionRecorder()
+    address, left, told = context.allocate(16), context.create_stream(True, 0), Recorder()
     driver.stall(left.handle)
     left.fill(fill(address, 1, 1, 16))
-    device.services.events._free[False].clear()
+    left.services.events._free[False].clear()
     driver.codes["cuEventCreate"] = int(Result.ERROR_OUT_OF_MEMORY)
     left.destroy()
     assert context.queue.native_state.leaving == 1

@@ -15,7 +15,7 @@ from pympsd_server.backends.cuda.objects.module_image import Cubin
 from pympsd_server.backends.cuda.objects.stream import CudaStream
 from pympsd_server.backends.interface import BackendError, Outcome
 from tests.backends.contract.port_user import copy_from_device, copy_to_device, fill
-from tests.backends.cuda.fake_driver import CompletionRecorder, FakeDriver, Refused
+from tests.backends.cuda.fake_driver import FakeDriver, Recorder, Refused
 
 Make = Callable[..., CudaContext]
 MIB = 1 << 20
@@ -31,13 +31,7 @@ def no_events(driver: FakeDriver, device: CudaDevice) -> None:
 def test_freed_memory_stays_under_what_another_context_of_the_client_has_queued(
     driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    owner, other, victim, told, freed = (
-        make_context(1),
-        make_context(1),
-        make_context(2),
-        CompletionRecorder(),
-        CompletionRecorder(),
-    )
+    owner, other, victim, told, freed = make_context(1), make_context(1), make_context(2), Recorder(), Recorder()
     address, stream, used = owner.allocate(4 * MIB), other.create_stream(True, 0), device.memory_used[1]
     driver.stall(stream.handle)
     stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), told)
@@ -57,7 +51,7 @@ def test_also_when_that_context_ends_before_its_work_does(
     driver: FakeDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pympsd_server.backends.cuda.objects.context.PATIENCE_SECONDS", 0.0)
-    owner, other, freed = make_context(1), make_context(1), CompletionRecorder()
+    owner, other, freed = make_context(1), make_context(1), Recorder()
     address, stream, used = owner.allocate(4 * MIB), other.create_stream(True, 0), device.memory_used[1]
     driver.stall(stream.handle)
     stream.fill(fill(address, 1, 1, 4096))
@@ -69,15 +63,15 @@ def test_also_when_that_context_ends_before_its_work_does(
 
 
 def test_freed_memory_is_no_more_reached_by_what_comes_later(driver: FakeDriver, make_context: Make) -> None:
-    context, freed = make_context(1), CompletionRecorder()
+    context, freed = make_context(1), Recorder()
     address, stream = context.allocate(4 * MIB), context.create_stream(True, 0)
     driver.stall(stream.handle)
     stream.fill(fill(address, 1, 1, 16))
     context.free(address, freed)
     for call in (
         lambda: stream.fill(fill(address, 2, 1, 16)),
-        lambda: stream.copy(copy_to_device(address, memoryview(bytes(16))), CompletionRecorder()),
-        lambda: stream.copy(copy_from_device(memoryview(bytearray(16)), address), CompletionRecorder()),
+        lambda: stream.copy(copy_to_device(address, memoryview(bytes(16))), Recorder()),
+        lambda: stream.copy(copy_from_device(memoryview(bytearray(16)), address), Recorder()),
     ):
         with pytest.raises(BackendError, match="in no allocation"):
             call()
@@ -121,7 +115,7 @@ def test_a_context_that_never_rests_keeps_nothing_of_others_that_ended(
 def test_however_much_is_freed_few_points_are_watched(
     driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    owner, other, told = make_context(1), make_context(1), CompletionRecorder()
+    owner, other, told = make_context(1), make_context(1), Recorder()
     address, used = other.allocate(4096), device.memory_used[1]
     streams = [other.create_stream(True, 0) for _ in range(4)]
     for stream in streams:
@@ -149,7 +143,7 @@ def test_a_module_that_a_client_may_not_have_is_not_loaded(
 
 
 def test_a_client_of_one_context_pays_nothing_for_that(driver: FakeDriver, make_context: Make) -> None:
-    context, freed = make_context(1), CompletionRecorder()
+    context, freed = make_context(1), Recorder()
     address = context.allocate(4 * MIB)
     driver.calls.clear()
     context.free(address, freed)
@@ -162,7 +156,7 @@ def test_variables_that_lie_at_one_place_are_its_clients_once(
 ) -> None:
     found = Cubin(variables=("one", "one", "other"), device_bytes=4096)
     monkeypatch.setattr(context_resources, "loadable", lambda driver, image: (image, found))
-    context, told = make_context(1), CompletionRecorder()
+    context, told = make_context(1), Recorder()
     stream, used, module = context.default_stream, device.memory_used[1], context.load_module(b"")
     one, _, other = module.globals
     assert set(module.variable_ranges) == {one.address, other.address}
@@ -178,7 +172,7 @@ def test_variables_that_lie_at_one_place_are_its_clients_once(
 
 
 def test_memory_that_cannot_be_given_back_is_answered(driver: FakeDriver, make_context: Make) -> None:
-    context, freed = make_context(1), CompletionRecorder()
+    context, freed = make_context(1), Recorder()
     address, stream = context.allocate(4 * MIB), context.create_stream(True, 0)
     driver.stall(stream.handle)
     stream.fill(fill(address, 1, 1, 16))
@@ -222,7 +216,7 @@ def test_a_stream_that_cannot_be_made_leaves_nothing(
 def test_a_call_that_was_refused_is_not_told_of_the_end(
     driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    context, told, freed = make_context(1), CompletionRecorder(), CompletionRecorder()
+    context, told, freed = make_context(1), Recorder(), Recorder()
     address, stream, event = context.allocate(4096), context.default_stream, context.create_event(False)
     driver.stall(stream.handle)
     stream.fill(fill(address, 1, 1, 16))
@@ -255,7 +249,7 @@ def test_memory_whose_freeing_was_refused_is_reached_as_before(
     stream.fill(fill(address, 1, 1, 16))
     no_events(driver, device)
     with pytest.raises(BackendError):
-        context.free(address, CompletionRecorder())
+        context.free(address, Recorder())
     stream.fill(fill(address, 2, 1, 16))
     driver.run()
     assert driver.bytes_at(address, 16) == b"\x02" * 16

@@ -13,7 +13,7 @@ from pympsd_server.backends.cuda.objects.context import CONTEXT_BYTES, CudaConte
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import BackendError, Outcome
 from tests.backends.contract.port_user import copy_from_device, copy_on_device, copy_to_device, fill
-from tests.backends.cuda.fake_driver import CompletionRecorder, FakeDriver
+from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
 MakeContext = Callable[..., CudaContext]
 MIB = 1 << 20
@@ -59,7 +59,7 @@ def test_copies_that_are_ever_longer_share_it_too(
 
 def test_an_overlapping_copy_moves_as_if_through_a_buffer(driver: FakeDriver, make_context: MakeContext) -> None:
     context, count = make_context(1), 2 * SCRATCH_BYTES + 2 * MIB
-    address, told = context.allocate(count), CompletionRecorder()
+    address, told = context.allocate(count), Recorder()
     content = bytes(range(256)) * (count // 256)
     context.default_stream.copy(copy_to_device(address, memoryview(content)), told)
     told.wait()
@@ -102,7 +102,7 @@ def test_the_slot_of_a_copy_that_may_be_under_way_is_no_other_clients(
 ) -> None:
     context, other = make_context(1), make_context(2)
     first, second = context.allocate(4096), other.allocate(4096)
-    stream, told = context.create_stream(True, 0), CompletionRecorder()
+    stream, told = context.create_stream(True, 0), Recorder()
     driver.stall(stream.handle)
     stream.fill(fill(first, 7, 1, 4096))
     driver.codes[call] = OUT_OF_MEMORY
@@ -137,7 +137,7 @@ def test_scratch_under_a_copy_that_may_be_under_way_stays(
 def test_who_is_told_of_the_ruin_that_a_copy_meets_is_not_refused_too(
     driver: FakeDriver, make_context: MakeContext
 ) -> None:
-    context, told = make_context(1), CompletionRecorder()
+    context, told = make_context(1), Recorder()
     address = context.allocate(4096)
     driver.codes["cuMemcpyHtoDAsync"] = ILLEGAL_ADDRESS
     context.default_stream.copy(copy_to_device(address, memoryview(b"1234")), told)
@@ -154,12 +154,7 @@ def test_what_was_held_when_its_context_ended_gives_everything_back(
     driver: FakeDriver, device: CudaDevice, make_context: MakeContext
 ) -> None:
     neighbour, context = make_context(1), make_context(2)
-    address, stream, told, begun = (
-        context.allocate(20 * MIB),
-        context.create_stream(True, 0),
-        CompletionRecorder(),
-        CompletionRecorder(),
-    )
+    address, stream, told, begun = context.allocate(20 * MIB), context.create_stream(True, 0), Recorder(), Recorder()
     call = stream.launch_host_function(begun)
     begun.wait()
     stream.copy(copy_to_device(address, memoryview(b"1234")), told)
@@ -182,7 +177,7 @@ def test_a_slot_is_free_before_its_copy_is_told(
     driver: FakeDriver, device: CudaDevice, make_context: MakeContext
 ) -> None:
     context, taken = make_context(1), []
-    address, stream, told = context.allocate(4096), context.create_stream(True, 0), CompletionRecorder()
+    address, stream, told = context.allocate(4096), context.create_stream(True, 0), Recorder()
     driver.stall(stream.handle)
 
     def done(outcome: Outcome) -> None:

@@ -15,7 +15,7 @@ from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.cuda.objects.module_image import Cubin
 from pympsd_server.backends.interface import Outcome
 from tests.backends.contract.port_user import copy_from_device, copy_to_device, fill
-from tests.backends.cuda.fake_driver import CompletionRecorder, FakeDriver
+from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
 Make = Callable[..., CudaContext]
 SHARED_BYTES = 1 << 20
@@ -41,7 +41,7 @@ def busy(driver: FakeDriver, make_context: Make) -> CudaContext:
 
 def copies(context: CudaContext) -> bytes:
     """Have a client copy something large from its shared memory; return what came back."""
-    shared, address, told = mmap.mmap(-1, SHARED_BYTES), context.allocate(SHARED_BYTES), CompletionRecorder()
+    shared, address, told = mmap.mmap(-1, SHARED_BYTES), context.allocate(SHARED_BYTES), Recorder()
     shared[:4] = b"here"
     back = mmap.mmap(-1, SHARED_BYTES)
     with memoryview(shared) as view, memoryview(back) as target:

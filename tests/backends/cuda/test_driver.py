@@ -11,7 +11,7 @@ from pympsd_server.backends.cuda.driver.calls import _POISONING
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.interface import BackendError
 from tests.backends.contract.port_user import fill
-from tests.backends.cuda.fake_driver import CompletionRecorder, FakeDriver
+from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
 
 def test_every_error_that_the_driver_says_ends_the_process_is_ruinous() -> None:
@@ -27,7 +27,7 @@ def test_every_error_that_the_driver_says_ends_the_process_is_ruinous() -> None:
 def test_such_an_error_is_told_to_all_who_wait(
     driver: FakeDriver, make_context: Callable[..., CudaContext], code: int
 ) -> None:
-    context, other, told = make_context(1), make_context(2), CompletionRecorder()
+    context, other, told = make_context(1), make_context(2), Recorder()
     address, stream = other.allocate(16), other.default_stream
     driver.stall(stream.handle)
     stream.fill(fill(address, 1, 1, 16))

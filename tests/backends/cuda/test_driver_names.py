@@ -18,6 +18,7 @@ ROOM: Final = Path(pympsd_server.__file__).parent / "backends" / "cuda"
 CALL: Final = re.compile(r"cu[A-Z]\w*")
 KIND: Final = re.compile(r"CU[a-z]\w*")
 NUMBER: Final = re.compile(r"CU_[A-Z]\w*")
+STRUCTURE: Final = re.compile(r"CUDA_[A-Z]\w*")
 DIMENSIONS: Final = 3
 """A starred argument stands for the extents of a grid or a block."""
 ATTRIBUTES: Final = ("CUdevice_attribute.CU_DEVICE_ATTRIBUTE_", "CUfunction_attribute.CU_FUNC_ATTRIBUTE_")
@@ -98,7 +99,7 @@ class Names(ast.NodeVisitor):
             elif isinstance(node.value, ast.Name):
                 kind = "".join(self._stands_for.get(node.value.id, ()))
             self.members.append((f"{kind}.{node.attr}".lstrip("."), node.lineno))
-        elif CALL.fullmatch(node.attr) or KIND.fullmatch(node.attr):
+        elif any(each.fullmatch(node.attr) for each in (CALL, KIND, STRUCTURE)):
             self.members.append((node.attr, node.lineno))
         self.generic_visit(node)
 
@@ -164,6 +165,7 @@ def test_no_name_is_overlooked() -> None:
         ("cu.CUstream_flags.CU_STREAM_NONBLOCKING", "CUstream_flags.CU_STREAM_NONBLOCKING is not there"),
         ("a, kinds = 1, cu.CUevent_flags\nkinds.CU_EVENT_NONE", "CUevent_flags.CU_EVENT_NONE is not there"),
         ("cu.CUstreamflags", "CUstreamflags is not there"),
+        ("cu.CUDA_MEMCPY4D()", "CUDA_MEMCPY4D is not there"),
         ("cu.CU_MEMHOSTALLOC_MAPPED", "CU_MEMHOSTALLOC_MAPPED is not there"),
         ("facts.attributes['MAX_THREADS']", "*MAX_THREADS is not there"),
         ("library['cuEventReport_v2']", "cuEventReport is not there"),

@@ -9,11 +9,11 @@ from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import Outcome
 from tests.backends.contract.port_user import copy_from_device, copy_to_device, fill
-from tests.backends.cuda.fake_driver import CompletionRecorder, FakeDriver
+from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
 
 def test_bytes_go_to_the_device_and_come_back(driver: FakeDriver, make_context: Callable[..., CudaContext]) -> None:
-    context, told = make_context(1), CompletionRecorder()
+    context, told = make_context(1), Recorder()
     address, back = context.allocate(4096), bytearray(4096)
     context.default_stream.copy(copy_to_device(address, memoryview(b"\x05" * 4096)), told)
     context.default_stream.copy(copy_from_device(memoryview(back), address), told)
@@ -24,7 +24,7 @@ def test_bytes_go_to_the_device_and_come_back(driver: FakeDriver, make_context: 
 def test_work_of_a_stalled_stream_waits_and_that_of_streams_behind_it(
     driver: FakeDriver, make_context: Callable[..., CudaContext]
 ) -> None:
-    context, told = make_context(1), CompletionRecorder()
+    context, told = make_context(1), Recorder()
     address, stream = context.allocate(16), context.create_stream(False, 0)
     driver.stall(stream.handle)
     stream.fill(fill(address, 1, 1, 16))

@@ -11,7 +11,7 @@ from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import BackendError, Outcome
 from tests.backends.contract.port_user import copy_to_device
-from tests.backends.cuda.fake_driver import CompletionRecorder, FakeDriver
+from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
 MIB = 1 << 20
 PIECE = 256 << 10
@@ -28,7 +28,7 @@ def test_a_client_with_many_copies_under_way_leaves_the_others_theirs(
 ) -> None:
     greedy, other = make_context(1), make_context(2)
     address, stream = greedy.allocate(MIB), greedy.create_stream(True, 0)
-    source, told = memoryview(bytes(PIECE)), CompletionRecorder()
+    source, told = memoryview(bytes(PIECE)), Recorder()
     driver.stall(stream.handle)
     for _ in range(32 * MIB // PIECE):
         stream.copy(copy_to_device(address, source), told)
@@ -36,7 +36,7 @@ def test_a_client_with_many_copies_under_way_leaves_the_others_theirs(
     for each in (stream, again.default_stream):
         with refused("this client's copies"):
             each.copy(copy_to_device(address, source), told)
-    others = CompletionRecorder()
+    others = Recorder()
     other.default_stream.copy(copy_to_device(other.allocate(4), memoryview(b"1234")), others)
     assert others.wait() == [Outcome()]
     driver.run(stream.handle)

@@ -164,7 +164,7 @@ class PinnedMemory:
         self._registered: list[int] = []
 
     def register(self) -> None:
-        """Register it in parts, so that others launch in between; ``release`` undoes it, also after a BackendError."""
+        """Register it in parts, so that others launch in between; ``release`` also undoes part of it."""
         flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
         assert self._memory is not None
         for _, address, length in registered_parts(self._address, self._memory.nbytes):

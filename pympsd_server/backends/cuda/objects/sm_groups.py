@@ -9,7 +9,7 @@ from attrs import define, field
 
 @define
 class SmGroups:
-    """The groups of one split of a device, by number, and the number of contexts that use each. Its owner locks it."""
+    """The numbered groups of one split of a device, and the number of contexts that use each. The owner locks it."""
 
     count: int
     size: int

@@ -1,7 +1,7 @@
 """Streams of a client: CUDA streams of its own, and the legacy default stream made of one of them.
 
-No client uses the driver's NULL stream, for all would share it. A client's default stream is a stream like the others;
-what CUDA orders by itself between it and the blocking streams is ordered here by events.
+No client uses the driver's NULL stream, for all would share it. A client's default stream is like the others; what
+CUDA orders by itself between it and the blocking streams is ordered here by events.
 """
 
 from __future__ import annotations
