@@ -63,7 +63,7 @@ class Allocating(RuleBasedStateMachine):
             assert self.mapped.pop(page) == PAGE_BYTES
 
     @invariant()
-    def every_byte_is_mapped_and_no_page_is_for_nothing(self) -> None:
+    def every_byte_is_mapped_and_no_page_without_need(self) -> None:
         pieces = sorted((start, start + size) for start, size in self.mapped.items())
         assert all(end <= following for (_, end), (following, _) in pairwise(pieces))
         for address, count in self.held.items():
@@ -97,7 +97,7 @@ def test_the_rest_of_a_large_allocation_is_shared_with_small_ones() -> None:
     assert extents.allocate(100) == (BASE + 3 * PAGE_BYTES + GRANULE_BYTES, type(pages)(None, ()))
 
 
-def test_a_window_that_is_full_says_so() -> None:
+def test_a_full_window_raises_no_range() -> None:
     gaps = Gaps(0, 4 * GRANULE_BYTES)
     assert gaps.take(4 * GRANULE_BYTES) == 0
     with pytest.raises(NoRange, match="no free range of 512 bytes"):
@@ -107,15 +107,15 @@ def test_a_window_that_is_full_says_so() -> None:
     assert rounded(GRANULE_BYTES + 1, GRANULE_BYTES) == 2 * GRANULE_BYTES
 
 
-def test_calls_reach_single_ranges_only() -> None:
-    reach = OwnedRanges()
+def test_an_access_lies_in_one_owned_range() -> None:
+    owned = OwnedRanges()
     for start in (100, 200):  # side by side, and two
-        reach.add(start, 100)
-    assert reach.covers(100, 100)
-    assert reach.covers(150, 50)
-    assert not reach.covers(150, 51)
-    assert not reach.covers(99, 1)
-    assert not reach.covers(300, 1)
-    reach.remove(100)
-    assert not reach.covers(100, 1)
-    assert reach.covers(200, 1)
+        owned.add(start, 100)
+    assert owned.covers(100, 100)
+    assert owned.covers(150, 50)
+    assert not owned.covers(150, 51)
+    assert not owned.covers(99, 1)
+    assert not owned.covers(300, 1)
+    owned.remove(100)
+    assert not owned.covers(100, 1)
+    assert owned.covers(200, 1)

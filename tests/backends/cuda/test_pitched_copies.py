@@ -140,7 +140,7 @@ def test_no_byte_of_other_clients_comes_back_between_the_rows(driver: FakeDriver
         (Extent(64, 2), 1 << 40, 0),
     ],
 )
-def test_what_does_not_lie_in_the_clients_memory_is_refused(
+def test_regions_outside_of_the_clients_memory_are_refused(
     make_context: MakeContext, extent: Extent, pitch: int, slice_pitch: int
 ) -> None:
     context, done = make_context(1), Recorder()

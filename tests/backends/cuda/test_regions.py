@@ -75,7 +75,7 @@ def test_every_piece_of_a_copy_lies_in_one_registration(address: int, extent: Ex
     assert seen == {(layer, row): extent.width for layer in range(extent.depth) for row in range(extent.height)}
 
 
-def test_what_lies_in_one_registration_is_one_piece() -> None:
+def test_a_region_in_one_registration_is_one_piece() -> None:
     extent = Extent(100, 1000, 10)
     assert list(registered_pieces(Side(True, 0, 128, 128_500), extent)) == [(0, 0, 0, extent)]
 
@@ -89,7 +89,7 @@ def test_what_lies_in_one_registration_is_one_piece() -> None:
         (Extent(8, 1, 2), on_device(0, 8, 7)),
     ],
 )
-def test_pitches_that_cannot_be_are_refused(extent: Extent, region: Region) -> None:
+def test_impossible_pitches_are_refused(extent: Extent, region: Region) -> None:
     with pytest.raises(BackendError, check=lambda error: error.code == Result.ERROR_INVALID_VALUE):
         check_pitches(extent, region, 64)
 

@@ -1,4 +1,4 @@
-"""Contexts get groups of their own while they last, and sets that are ready where those are no worse."""
+"""Contexts get unused groups while there are any, and kept sets if those are used no more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_limits_are_rounded_up_to_groups_and_all_of_them_is_no_limit() -> None:
 
 
 @given(st.lists(st.integers(1, 20), max_size=6))
-def test_they_are_disjoint_while_they_fit(sizes: list[int]) -> None:
+def test_groups_are_disjoint_while_they_fit(sizes: list[int]) -> None:
     groups, kept = SmGroups(66, 2), []
     for size in sizes:
         kept.append(groups.take(size, kept))
@@ -24,7 +24,7 @@ def test_they_are_disjoint_while_they_fit(sizes: list[int]) -> None:
         assert len(set(used)) == len(used)
 
 
-def test_what_is_ready_is_taken_again_unless_others_are_less_used() -> None:
+def test_a_kept_set_is_taken_again_unless_others_are_less_used() -> None:
     groups = SmGroups(8, 2)
     first = groups.take(4)
     assert groups.take(4, [first]) == (4, 5, 6, 7)

@@ -18,31 +18,31 @@ PIECE = 256 << 10
 
 
 def refused(whose: str) -> pytest.RaisesExc[BackendError]:
-    """Expect OUT_OF_MEMORY for whose copies there are."""
+    """Expect OUT_OF_MEMORY for the copies of one client, or of all."""
     what = f"^{whose} that are not done"
     return pytest.raises(BackendError, match=what, check=lambda error: error.code == Result.ERROR_OUT_OF_MEMORY)
 
 
-def test_a_client_with_many_copies_under_way_leaves_the_others_theirs(
+def test_a_client_with_many_copies_leaves_slots_to_the_others(
     driver: FakeDriver, make_context: Callable[..., CudaContext]
 ) -> None:
     greedy, other = make_context(1), make_context(2)
     address, stream = greedy.allocate(MIB), greedy.create_stream(True, 0)
-    source, told = memoryview(bytes(PIECE)), Recorder()
+    source, done = memoryview(bytes(PIECE)), Recorder()
     driver.stall(stream.handle)
     for _ in range(32 * MIB // PIECE):
-        stream.copy(copy_to_device(address, source), told)
+        stream.copy(copy_to_device(address, source), done)
     again = make_context(1)  # of the same client
     for each in (stream, again.default_stream):
         with refused("this client's copies"):
-            each.copy(copy_to_device(address, source), told)
+            each.copy(copy_to_device(address, source), done)
     others = Recorder()
     other.default_stream.copy(copy_to_device(other.allocate(4), memoryview(b"1234")), others)
     assert others.wait() == [Outcome()]
     driver.run(stream.handle)
-    told.wait(32 * MIB // PIECE)
-    stream.copy(copy_to_device(address, source), told)
-    assert set(told.wait(32 * MIB // PIECE + 1)) == {Outcome()}
+    done.wait(32 * MIB // PIECE)
+    stream.copy(copy_to_device(address, source), done)
+    assert set(done.wait(32 * MIB // PIECE + 1)) == {Outcome()}
 
 
 def test_a_single_copy_of_any_size_has_a_slot(device: CudaDevice) -> None:

@@ -1,4 +1,4 @@
-"""What is issued to the driver when: nothing that comes after a held step goes before it, and nothing else waits."""
+"""Order of submission: nothing that comes after a held step is issued before it passes, and nothing else waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FakeStream:
 
 @define(eq=False)
 class Issued:
-    """An order, and the names of what it has issued."""
+    """An order, and the names of the steps it has issued."""
 
     default: FakeStream = field(factory=lambda: FakeStream(True))
     names: list[str] = field(factory=list)
@@ -45,14 +45,14 @@ def issued() -> Issued:
     return Issued()
 
 
-def test_nothing_waits_where_nothing_is_held(issued: Issued) -> None:
+def test_nothing_waits_if_nothing_is_held(issued: Issued) -> None:
     issued.put("a", issued.default)
     issued.put("b", FakeStream(True))
     assert issued.names == ["a", "b"]
     assert not issued.order.holds
 
 
-def test_a_held_step_holds_its_line_and_no_other(issued: Issued) -> None:
+def test_a_held_step_holds_its_stream_and_no_other(issued: Issued) -> None:
     stream, free = FakeStream(False), FakeStream(False)
     call = issued.put("call", stream, held=True)
     issued.put("after", stream)
@@ -67,7 +67,7 @@ def test_a_held_step_holds_its_line_and_no_other(issued: Issued) -> None:
 
 
 @pytest.mark.parametrize("default_first", [True, False])
-def test_the_default_line_and_blocking_ones_hold_each_other(issued: Issued, default_first: bool) -> None:
+def test_the_default_stream_and_blocking_ones_hold_each_other(issued: Issued, default_first: bool) -> None:
     lines = (issued.default, FakeStream(True)) if default_first else (FakeStream(True), issued.default)
     call = issued.put("call", lines[0], held=True)
     issued.put("after", lines[1])
@@ -76,7 +76,7 @@ def test_the_default_line_and_blocking_ones_hold_each_other(issued: Issued, defa
     assert issued.names == ["call", "after"]
 
 
-def test_steps_come_in_the_order_of_their_line(issued: Issued) -> None:
+def test_steps_are_issued_in_the_order_of_their_stream(issued: Issued) -> None:
     stream = FakeStream(False)
     first = issued.put("first", stream, held=True)
     issued.put("a", stream)
@@ -88,7 +88,7 @@ def test_steps_come_in_the_order_of_their_line(issued: Issued) -> None:
     assert issued.names == ["first", "a", "second", "b"]
 
 
-def test_a_step_may_come_after_steps_of_other_lines(issued: Issued) -> None:
+def test_a_step_may_come_after_steps_of_other_streams(issued: Issued) -> None:
     one, other = FakeStream(False), FakeStream(False)
     call = issued.put("call", one, held=True)
     mark = issued.put("mark", one)
@@ -101,7 +101,7 @@ def test_a_step_may_come_after_steps_of_other_lines(issued: Issued) -> None:
     assert issued.names[2:] == ["mark", "waits", "only", "all"]
 
 
-def test_what_is_refused_at_once_is_raised_and_what_is_refused_late_is_told(issued: Issued) -> None:
+def test_an_immediate_refusal_is_raised_and_a_late_one_is_reported(issued: Issued) -> None:
     stream, error = FakeStream(False), BackendError(Result.ERROR_INVALID_VALUE, "no")
 
     def refuse() -> None:

@@ -1,4 +1,4 @@
-"""Copies, which never keep a worker until they are done.
+"""Copies, which never block a worker until they are done.
 
 Small ones from and to the host go through a slot of the executor's registered memory, large ones directly from and to
 the client's shared memory once that is registered. A client's pinned memory is accessed by the device itself.
@@ -123,7 +123,7 @@ def _put_on_device(stream: CopyStream, destination: int, source: int, count: int
             stream.notify(done)
         return
     if distance >= min(count, _NEAR_BYTES):
-        # Pieces no longer than the distance do not overlap, and the driver promises nothing for those that do.
+        # Pieces no longer than the distance do not overlap, and the result of those that do is undefined.
         def issue() -> None:
             for start, length in _pieces(count, min(count, distance), destination > source):
                 move(destination + start, source + start, length)

@@ -15,7 +15,7 @@ from pympsd_server.backends.interface import BackendError, Extent, Region
 
 
 def simplified(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ...]]:
-    """Return the same bytes in fewer dimensions, where they are: rows or slices that touch become one."""
+    """Return the same bytes in as few dimensions as possible: rows or slices that touch become one."""
     if extent.is_linear:
         return extent, regions
     width, height, depth = extent.width, extent.height, extent.depth

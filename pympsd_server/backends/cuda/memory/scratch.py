@@ -1,6 +1,6 @@
 """Device memory that overlapping copies pass through: one piece for each stream, charged to its client.
 
-The copies of a stream are made one after another, so those that wait in it share a piece; the last one frees it.
+The copies of a stream run one after another, so those that wait in it share a piece; the last one frees it.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class CudaDevice:
         prepare_environment(os.environ)
         try:
             plain_call(cu.cuInit, 0)
-        except RuntimeError as error:  # what cuda-bindings raises where it finds no library
+        except RuntimeError as error:  # cuda-bindings found no library
             raise BackendError(Result.ERROR_NO_DEVICE, f"the GPU driver cannot be loaded: {error}") from None
         handle = _find(facts.uuid)
         self.facts = facts

@@ -282,7 +282,7 @@ class CudaStream:
     def is_settled(self) -> bool:
         """Ask the driver whether everything issued is done."""
         state = self.native_state
-        # In this order: what is issued meanwhile is not taken for done.
+        # In this order, so that what is issued meanwhile is not taken for done.
         launched, issued = state.launched, state.issued
         if state.settled != issued and self._driver.is_done(cu.cuStreamQuery, self.handle):
             state.settled = issued

@@ -1,4 +1,4 @@
-"""Who is told what: completions, the thread that sees points passed, and the janitor. The driver here is made up."""
+"""Completions, the thread that sees markers passed, and the janitor; without a driver."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAULT = Outcome(Result.ERROR_LAUNCH_FAILED, "a fault")
 
 @define(eq=False)
 class FakeMarker:
-    """A point that is passed when the test says so; asking for it fails with ``error``, on a ruined device."""
+    """A marker that is passed when the test sets it; querying it fails with ``error``, as on a poisoned device."""
 
     is_passed: bool = False
     asked: Flag = field(factory=Flag)
@@ -38,14 +38,14 @@ class FakeMarker:
 
 @define(eq=False)
 class Notes:
-    """What was told, and a flag for each."""
+    """Records values, with a flag for each."""
 
-    told: list[Any] = field(factory=list)
+    values: list[Any] = field(factory=list)
     flag: Flag = field(factory=Flag)
 
     def add(self, what: Any) -> None:
-        """Tell it."""
-        self.told.append(what)
+        """Record a value."""
+        self.values.append(what)
         self.flag.set()
 
     def wait(self) -> None:
@@ -55,15 +55,15 @@ class Notes:
 
 
 @pytest.fixture
-def ruins() -> Notes:
-    """What the watch was told to ruin the device with."""
+def poisonings() -> Notes:
+    """The errors with which the watcher poisons the device."""
     return Notes()
 
 
 @pytest.fixture
-def watch(ruins: Notes) -> Iterator[MarkerWatcher]:
-    """A watch that looks at nothing else."""
-    opened = MarkerWatcher(lambda: None, ruins.add)
+def watcher(poisonings: Notes) -> Iterator[MarkerWatcher]:
+    """A watcher that looks at nothing else."""
+    opened = MarkerWatcher(lambda: None, poisonings.add)
     yield opened
     opened.close()
 
@@ -76,86 +76,86 @@ def janitor() -> Iterator[Janitor]:
     opened.close()
 
 
-def test_a_promise_is_told_once_whoever_comes_first() -> None:
+def test_a_completion_is_called_once() -> None:
     completions, notes = PendingCompletions(), Notes()
     by_work, by_fault = completions.add(notes.add), completions.add(notes.add)
     by_work(Outcome())
     completions.end(FAULT)
     by_work(FAULT)
     by_fault(Outcome())
-    assert notes.told == [Outcome(), FAULT]
+    assert notes.values == [Outcome(), FAULT]
 
 
-def test_a_promise_that_is_taken_back_is_never_told() -> None:
+def test_a_removed_completion_is_never_called() -> None:
     completions, notes = PendingCompletions(), Notes()
-    promise = completions.add(notes.add)
-    assert completions.take(promise)
-    assert not completions.take(promise)
+    pending = completions.add(notes.add)
+    assert completions.take(pending)
+    assert not completions.take(pending)
     completions.end(FAULT)
-    assert notes.told == []
+    assert notes.values == []
 
 
-def test_points_of_a_stream_are_told_in_order_and_streams_do_not_wait_for_each_other(watch: MarkerWatcher) -> None:
+def test_markers_of_a_stream_pass_in_order_and_streams_do_not_wait_for_each_other(watcher: MarkerWatcher) -> None:
     notes, first, second, other = Notes(), FakeMarker(), FakeMarker(is_passed=True), FakeMarker()
-    watch.add("stream", first, lambda: notes.add("first"))
-    watch.add("stream", second, lambda: notes.add("second"))
-    watch.add("other", other, lambda: notes.add("other"))
+    watcher.add("stream", first, lambda: notes.add("first"))
+    watcher.add("stream", second, lambda: notes.add("second"))
+    watcher.add("other", other, lambda: notes.add("other"))
     assert first.asked.wait(SECONDS)
     other.is_passed = True
     notes.wait()
-    assert notes.told == ["other"]
-    assert not second.asked.is_set(), "only a stream's first point is asked for"
+    assert notes.values == ["other"]
+    assert not second.asked.is_set(), "only a stream's first marker is queried"
     last = Notes()
-    watch.add("stream", FakeMarker(is_passed=True), lambda: last.add("third"))
+    watcher.add("stream", FakeMarker(is_passed=True), lambda: last.add("third"))
     first.is_passed = True
     last.wait()
-    assert notes.told == ["other", "first", "second"]
+    assert notes.values == ["other", "first", "second"]
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
         (BackendError(FAULT.code, FAULT.reason), FAULT.code),
-        (BackendError(Result.ERROR_UNKNOWN, "a code that nobody expects"), Result.ERROR_UNKNOWN),
+        (BackendError(Result.ERROR_UNKNOWN, "an unexpected code"), Result.ERROR_UNKNOWN),
         (RuntimeError("a defect"), Result.ERROR_UNKNOWN),
     ],
 )
-def test_where_a_point_cannot_be_asked_for_the_device_is_ruined_and_the_watch_goes_on(
-    watch: MarkerWatcher, ruins: Notes, error: Exception, code: Result
+def test_a_marker_that_cannot_be_queried_poisons_the_device_and_the_watcher_continues(
+    watcher: MarkerWatcher, poisonings: Notes, error: Exception, code: Result
 ) -> None:
     notes, late = Notes(), Notes()
-    watch.add("stream", FakeMarker(error=error), lambda: notes.add("dead"))
-    ruins.wait()
-    assert [outcome.code for outcome in ruins.told] == [code]
-    watch.add("other", FakeMarker(is_passed=True), lambda: late.add("late"))
+    watcher.add("stream", FakeMarker(error=error), lambda: notes.add("dead"))
+    poisonings.wait()
+    assert [outcome.code for outcome in poisonings.values] == [code]
+    watcher.add("other", FakeMarker(is_passed=True), lambda: late.add("late"))
     late.wait()
-    assert notes.told == []
+    assert notes.values == []
 
 
 @pytest.mark.parametrize("error", [BackendError(FAULT.code, FAULT.reason), KeyError("a defect")])
-def test_what_one_callback_meets_is_not_the_others(
-    watch: MarkerWatcher, ruins: Notes, error: Exception, capfd: pytest.CaptureFixture[str]
+def test_an_error_in_a_callback_does_not_affect_the_others(
+    watcher: MarkerWatcher, poisonings: Notes, error: Exception, capfd: pytest.CaptureFixture[str]
 ) -> None:
     notes = Notes()
 
     def broken() -> None:
         raise error
 
-    watch.add("stream", FakeMarker(is_passed=True), broken)
-    watch.add("stream", FakeMarker(is_passed=True), lambda: notes.add("told"))
+    watcher.add("stream", FakeMarker(is_passed=True), broken)
+    watcher.add("stream", FakeMarker(is_passed=True), lambda: notes.add("told"))
     notes.wait()
-    assert ruins.told == []
+    assert poisonings.values == []
     assert ("KeyError: 'a defect'" in capfd.readouterr().err) is isinstance(error, KeyError)
 
 
-def test_a_watch_with_nothing_to_watch_looks_at_everything_now_and_then() -> None:
+def test_an_idle_watcher_looks_at_all_work_regularly() -> None:
     looked = Flag()
-    watch = MarkerWatcher(looked.set, lambda outcome: None)
+    watcher = MarkerWatcher(looked.set, lambda outcome: None)
     assert looked.wait(SECONDS)
-    watch.close()
+    watcher.close()
 
 
-def test_it_goes_on_looking_whatever_that_meets(capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_continues_after_an_error_in_that(capfd: pytest.CaptureFixture[str]) -> None:
     looks, again = iter(range(100)), Flag()
 
     def look() -> None:
@@ -163,14 +163,14 @@ def test_it_goes_on_looking_whatever_that_meets(capfd: pytest.CaptureFixture[str
             raise RuntimeError("a defect")
         again.set()
 
-    watch = MarkerWatcher(look, lambda outcome: None)
+    watcher = MarkerWatcher(look, lambda outcome: None)
     assert again.wait(SECONDS)
-    watch.close()
+    watcher.close()
     assert "RuntimeError: a defect" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("error", [BackendError(FAULT.code, FAULT.reason), KeyError("a defect")])
-def test_the_janitor_acts_when_it_may_and_is_not_stopped_by_errors(janitor: Janitor, error: Exception) -> None:
+def test_the_janitor_acts_when_ready_and_continues_after_errors(janitor: Janitor, error: Exception) -> None:
     notes, may = Notes(), Flag()
 
     def broken() -> bool:
@@ -186,7 +186,7 @@ def test_the_janitor_acts_when_it_may_and_is_not_stopped_by_errors(janitor: Jani
     janitor.add(broken, lambda: notes.add("never"))
     janitor.add(lambda: True, lambda: notes.add("at once"))
     notes.wait()
-    assert notes.told == ["at once"]
+    assert notes.values == ["at once"]
     may.set()
     notes.wait()
-    assert notes.told == ["at once", "waited"]
+    assert notes.values == ["at once", "waited"]
