@@ -157,6 +157,14 @@ def test_regions_outside_of_the_clients_memory_are_refused(
     assert done.outcomes == []
 
 
+def test_host_memory_of_another_length_is_refused(make_context: MakeContext) -> None:
+    context, done = make_context(1), Recorder()
+    target = on_device(context.allocate(4096), 8)
+    for count, extent in ((17, Extent(8, 2)), (19, Extent(8, 2)), (7, Extent(8))):
+        with pytest.raises(BackendError, check=lambda error: error.code == Result.ERROR_INVALID_VALUE):
+            context.default_stream.copy(Copy(target, in_staging(memoryview(bytes(count)), 10), extent), done)
+
+
 @pytest.mark.parametrize("extent", [Extent(0), Extent(0, 5), Extent(8, 0), Extent(8, 5, 0)])
 def test_an_empty_copy_does_nothing_and_completes(
     driver: FakeDriver, make_context: MakeContext, extent: Extent

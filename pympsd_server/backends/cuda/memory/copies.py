@@ -22,16 +22,16 @@ _NEAR_BYTES: Final = 1 << 20
 
 def put_copy(stream: CopyStream, copy: Copy, done: Completion | None) -> None:
     """Put a copy in its stream; its regions were checked and simplified."""
-    spaces = copy.destination.space, copy.source.space
-    if Space.STAGING in spaces:
+    to, start = copy.destination.space, copy.source.space
+    if to is Space.STAGING or start is Space.STAGING:
         _put_staged(stream, copy, done)
-    elif Space.PINNED in spaces:
+    elif to is Space.PINNED or start is Space.PINNED:
         _put_pinned(stream, copy, done)
     elif copy.extent.is_linear:
         _put_on_device(stream, copy.destination.base, copy.source.base, copy.extent.width, done)
     else:
-        to, start, call = Side.of(copy.destination), Side.of(copy.source), stream.services.driver.call
-        _put(stream, lambda: _issue(call, to, start, copy.extent, stream.handle), done)
+        sides, call = (Side.of(copy.destination), Side.of(copy.source)), stream.services.driver.call
+        _put(stream, lambda: _issue(call, *sides, copy.extent, stream.handle), done)
 
 
 def _put(stream: CopyStream, work: Callable[[], None], done: Completion | None) -> None:

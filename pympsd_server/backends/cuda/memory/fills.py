@@ -13,14 +13,15 @@ from pympsd_server.backends.interface import BackendError, Extent, Fill, Region
 
 def checked_fill(fill: Fill) -> tuple[Extent, Region]:
     """Return the simplified extent and region of a fill; BackendError INVALID_VALUE for what the driver cannot do."""
-    element, region = fill.element_bytes, fill.destination
-    offsets = [region.base, fill.extent.width]
-    if not fill.extent.is_linear:
-        offsets += [region.pitch, region.slice_pitch]
-    if element not in (1, 2, 4) or any(offset % element for offset in offsets):
+    element, extent, region = fill.element_bytes, fill.extent, fill.destination
+    offsets = region.base | extent.width
+    if not extent.is_linear:
+        offsets |= region.pitch | region.slice_pitch
+    if element not in (1, 2, 4) or offsets % element:
         raise BackendError(Result.ERROR_INVALID_VALUE, f"a fill of width {element} at {region.base:#x}")
-    extent, (region,) = simplified(fill.extent, region)
-    check_pitches(extent, region)
+    if not extent.is_linear:
+        extent, (region,) = simplified(extent, region)
+        check_pitches(extent, region)
     return extent, region
 
 

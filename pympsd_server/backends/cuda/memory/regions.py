@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES, registered_parts
 from pympsd_server.backends.cuda.memory.staging import address_of
-from pympsd_server.backends.interface import BackendError, Extent, Region
+from pympsd_server.backends.interface import BackendError, Copy, Extent, Region
 
 
 def simplified(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ...]]:
     """Return the same bytes in as few dimensions as possible: rows or slices that touch become one."""
-    if extent.is_linear:
-        return extent, regions
     width, height, depth = extent.width, extent.height, extent.depth
     if height == 1:
         height, depth = depth, 1
@@ -38,11 +36,12 @@ def check_pitches(extent: Extent, region: Region, most: int | None = None) -> No
         raise _invalid(f"a slice pitch of {region.slice_pitch} bytes: it must be at least {least}")
 
 
-def check_host(extent: Extent, region: Region) -> None:
-    """BackendError INVALID_VALUE unless a region's host memory is as long as it spans."""
-    if region.host is None or region.host.nbytes != region.span(extent):
-        given = "none" if region.host is None else str(region.host.nbytes)
-        raise _invalid(f"the copy spans {region.span(extent)} bytes of host memory; given: {given}")
+def simplified_copy(copy: Copy, most: int) -> Copy:
+    """Return a copy in as few dimensions as possible; BackendError INVALID_VALUE for pitches that cannot be."""
+    extent, (destination, source) = simplified(copy.extent, copy.destination, copy.source)
+    for region in (destination, source):
+        check_pitches(extent, region, most)
+    return Copy(destination, source, extent)
 
 
 def _invalid(reason: str) -> BackendError:
@@ -55,8 +54,7 @@ def rows_of(region: Region, extent: Extent) -> Any:
     return np.ndarray(shape, np.uint8, region.host, strides=strides)
 
 
-@frozen
-class Side:
+class Side(NamedTuple):
     """One side of a copy by its address, in host or device memory."""
 
     is_host: bool

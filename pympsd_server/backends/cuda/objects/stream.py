@@ -14,7 +14,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
 from pympsd_server.backends.cuda.memory.copies import put_copy
 from pympsd_server.backends.cuda.memory.fills import checked_fill, issue_fill
-from pympsd_server.backends.cuda.memory.regions import check_host, check_pitches, simplified
+from pympsd_server.backends.cuda.memory.regions import simplified_copy
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
 from pympsd_server.backends.cuda.objects.event import CudaEvent, Recording
 from pympsd_server.backends.cuda.objects.green_contexts import Partition
@@ -93,22 +93,23 @@ class CudaStream:
             if done is not None:
                 self.notify(done)
             return
-        extent, (destination, source) = simplified(copy.extent, copy.destination, copy.source)
-        most = self.services.attributes["MAX_PITCH"]
+        if not (is_linear := copy.extent.is_linear):
+            copy = simplified_copy(copy, self.services.attributes["MAX_PITCH"])
         with self.queue.lock:
-            for region in (destination, source):
-                check_pitches(extent, region, most)
+            for region in (copy.destination, copy.source):
+                count = copy.extent.width if is_linear else region.span(copy.extent)
                 if region.host is None:
-                    self.space.check(region.base, region.span(extent))
-                else:
-                    check_host(extent, region)
-            put_copy(self, Copy(destination, source, extent), done)
+                    self.space.check(region.base, count)
+                elif region.host.nbytes != count:
+                    reason = f"the copy spans {count} bytes of host memory, not {region.host.nbytes}"
+                    raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+            put_copy(self, copy, done)
 
     def fill(self, fill: Fill) -> None:
         """Set elements of device memory to a value."""
         extent, region = checked_fill(fill)
         with self.queue.lock:
-            self.space.check(region.base, region.span(extent))
+            self.space.check(region.base, extent.width if extent.is_linear else region.span(extent))
             if extent.bytes:
                 self.put(lambda: issue_fill(self._driver.call, fill, extent, region, self.handle))
 
