@@ -103,7 +103,7 @@ class Operation:
     answered: bool = False
     answers: tuple[Operand, ...] = ()
     tail: str = ""
-    """What follows the operands of a record; empty: nothing may."""
+    """What follows the operands of a record, of as many bytes as the last one states; empty: nothing may."""
     answer_tail: str = ""
     scope: Scope = Scope.CONTEXT
     brings_fd: bool = False

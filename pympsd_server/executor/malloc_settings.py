@@ -1,8 +1,8 @@
 """Settings of malloc: freed memory is kept, because it is needed again at once.
 
 A kernel on the emulated device creates and drops thousands of arrays of some hundred KiB. By default the C library
-returns such memory to the system each time and gets it again page by page: a vector addition of 1M floats took 42 ms like
-that and takes 11 ms without (docs/performance.md).
+returns such memory to the system each time and gets it again page by page: a vector addition of 1M floats took 42 ms,
+and takes 11 ms with these settings (docs/performance.md).
 """
 
 from __future__ import annotations

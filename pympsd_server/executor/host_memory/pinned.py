@@ -96,7 +96,7 @@ class PinnedMemory:
         )
 
     def view(self, address: int, count: int) -> memoryview:
-        """Return ``count`` bytes at an address; BackendError INVALID_VALUE unless a piece of the client holds them."""
+        """Return ``count`` bytes at an address; BackendError INVALID_VALUE unless they are in one piece."""
         with self._lock:
             at = bisect_right(self._starts, address) - 1
             start = self._starts[at] if at >= 0 else address
@@ -107,7 +107,7 @@ class PinnedMemory:
         return piece.memory[address - start : address - start + count]
 
     def take(self, address: int) -> Callable[[], None]:
-        """Remove a piece; return the callback that unregisters it. BackendError INVALID_VALUE unless one begins there."""
+        """Remove a piece and return the callback that unregisters it; INVALID_VALUE unless one begins there."""
         with self._lock:
             piece = self._pieces.pop(address, None)
             if piece is None:

@@ -81,7 +81,7 @@ class PinnedAddresses:
         return self._base + int.from_bytes(os.urandom(4), "little") % (1 << PINNED_BITS - 17) * GRAIN_BYTES
 
     def take(self, size: int, owner: object) -> int:
-        """Reserve ``size`` bytes, whole pages, and return their address; BackendError OUT_OF_MEMORY names the limit."""
+        """Reserve ``size`` bytes, whole pages; return their address. BackendError OUT_OF_MEMORY names the limit."""
         with self._lock:
             self._check(size, owner)
             address = self._find(size)

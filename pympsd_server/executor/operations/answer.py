@@ -7,7 +7,7 @@ from attrs import frozen
 
 @frozen(eq=False)
 class Answer:
-    """Operands as the operation's answer layout names them; ``fds`` stay the caller's to close."""
+    """Operands as the operation's answer layout names them; ``fds`` are closed once they are sent."""
 
     operands: tuple[float, ...] = ()
     tail: bytes = b""

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import ModuleLayout
-from pympsd.wire.records import FLAG_COOPERATIVE, HEADER_BYTES, RECORD_LIMIT, padded
+from pympsd.wire.records import FLAG_COOPERATIVE, HEADER_BYTES, RECORD_LIMIT
 from pympsd_server.backends.interface import BackendError, Launch, Module, Stream
 from pympsd_server.executor.operations.answer import Answer
 from pympsd_server.executor.request import Request
@@ -46,13 +46,9 @@ def _launch(
     bz: int,
     shared_bytes: int,
     parameter_bytes: int,
-    tail: bytes,
+    parameters: bytes,
 ) -> None:
-    if padded(parameter_bytes) != len(tail):
-        reason = f"LAUNCH states {parameter_bytes} bytes of parameters and brings {len(tail)}"
-        raise BackendError(Result.ERROR_INVALID_VALUE, reason)
     cooperative = bool(request.flags & FLAG_COOPERATIVE)
-    parameters = tail[:parameter_bytes]
     stream.launch(Launch(module, function, (gx, gy, gz), (bx, by, bz), shared_bytes, parameters, cooperative))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
+from pympsd.channel.descriptors import close_all
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.records import Completion, Kind, Use
@@ -74,7 +75,16 @@ class Row:
         if len(body) < size or (len(body) > size and not self._operation.tail):
             reason = f"{self._operation.name} with a body of {len(body)} bytes, its operands have {size}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
-        return self._layout.unpack_from(body), body[size:]
+        operands, tail = self._layout.unpack_from(body), body[size:]
+        if self._operation.tail:
+            stated = operands[-1]
+            if records.padded(stated) != len(tail):
+                reason = (
+                    f"{self._operation.name} states {stated} bytes of {self._operation.tail} and brings {len(tail)}"
+                )
+                raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+            tail = tail[:stated]
+        return operands, tail
 
     def _resolve(self, context: ClientContext, arguments: list[Any]) -> StreamEntry | None:
         """Replace handles by their objects, but for new ones, which are checked; return the stream's entry."""
@@ -98,8 +108,11 @@ class Row:
             index, kind = self._created
             created = StreamEntry(cast("Stream", answer.created)) if kind is Kind.STREAM else answer.created
             request.context.table(kind).mint(operands[index], created)
-        if self.answered:
-            request.succeed(self._answer_layout.pack(*answer.operands), answer.tail, answer.fds)
+        try:
+            if self.answered:
+                request.succeed(self._answer_layout.pack(*answer.operands), answer.tail, answer.fds)
+        finally:
+            close_all(answer.fds)
 
 
 ROWS: Final = {operation.opcode: Row(operation, _FUNCTIONS[operation.name]) for operation in records.OPERATIONS}
