@@ -11,8 +11,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from pympsd_server.backends.cuda.memory.address_ranges import (
     GRANULE_BYTES,
     PAGE_BYTES,
-    Extents,
-    Gaps,
+    AddressWindow,
+    FreeRanges,
     NoRange,
     OwnedRanges,
     rounded,
@@ -33,14 +33,14 @@ class Allocating(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.extents = Extents(BASE, SIZE)
+        self.window = AddressWindow(BASE, SIZE)
         self.held: dict[int, int] = {}
         self.mapped: dict[int, int] = {}
 
     @rule(target=allocations, count=SIZES)
     def allocate(self, count: int) -> int:
         try:
-            address, pages = self.extents.allocate(count)
+            address, pages = self.window.allocate(count)
         except NoRange:
             return 0
         assert BASE <= address < address + count <= BASE + SIZE
@@ -55,7 +55,7 @@ class Allocating(RuleBasedStateMachine):
     def free(self, address: int) -> None:
         if not address:
             return
-        pages = self.extents.free(address)
+        pages = self.window.free(address)
         del self.held[address]
         if pages.whole is not None:
             assert self.mapped.pop(pages.whole[0]) == pages.whole[1]
@@ -77,28 +77,28 @@ class Allocating(RuleBasedStateMachine):
         for address in tuple(self.held):
             self.free(address)
         assert not self.mapped
-        assert self.extents._gaps.free_ranges == [(BASE, BASE + SIZE)]
+        assert self.window._free.free_ranges == [(BASE, BASE + SIZE)]
 
 
 TestAllocating = Allocating.TestCase
 
 
 def test_small_allocations_share_a_page() -> None:
-    extents = Extents(BASE, SIZE)
-    pages = [extents.allocate(1)[1].shared for _ in range(100)]
+    window = AddressWindow(BASE, SIZE)
+    pages = [window.allocate(1)[1].shared for _ in range(100)]
     assert pages == [(BASE,)] + [()] * 99
 
 
 def test_the_rest_of_a_large_allocation_is_shared_with_small_ones() -> None:
-    extents = Extents(BASE, SIZE)
-    _, pages = extents.allocate(3 * PAGE_BYTES + 5)
+    window = AddressWindow(BASE, SIZE)
+    _, pages = window.allocate(3 * PAGE_BYTES + 5)
     assert pages.whole == (BASE, 3 * PAGE_BYTES)
     assert pages.shared == (BASE + 3 * PAGE_BYTES,)
-    assert extents.allocate(100) == (BASE + 3 * PAGE_BYTES + GRANULE_BYTES, type(pages)(None, ()))
+    assert window.allocate(100) == (BASE + 3 * PAGE_BYTES + GRANULE_BYTES, type(pages)(None, ()))
 
 
 def test_a_full_window_raises_no_range() -> None:
-    gaps = Gaps(0, 4 * GRANULE_BYTES)
+    gaps = FreeRanges(0, 4 * GRANULE_BYTES)
     assert gaps.take(4 * GRANULE_BYTES) == 0
     with pytest.raises(NoRange, match="no free range of 512 bytes"):
         gaps.take(1)

@@ -33,38 +33,38 @@ def registered_parts(address: int, count: int) -> Iterator[tuple[int, int, int]]
         at += length
 
 
-class Gaps:
+class FreeRanges:
     """The free ranges of an area, lowest first. Lengths are rounded up to whole granules."""
 
     def __init__(self, base: int, size: int) -> None:
-        self._gaps = [(base, base + size)]
+        self._ranges = [(base, base + size)]
 
     def take(self, count: int, alignment: int = GRANULE_BYTES) -> int:
         """Return the start of the lowest free range that fits; raise NoRange."""
         size = rounded(count, GRANULE_BYTES)
-        for index, (low, high) in enumerate(self._gaps):
+        for index, (low, high) in enumerate(self._ranges):
             start = rounded(low, alignment)
             if start + size <= high:
                 rest = [(a, b) for a, b in ((low, start), (start + size, high)) if a < b]
-                self._gaps[index : index + 1] = rest
+                self._ranges[index : index + 1] = rest
                 return start
         raise NoRange(f"no free range of {size} bytes")
 
     def give(self, start: int, count: int) -> None:
         """Return a range that was taken."""
         low, high = start, start + rounded(count, GRANULE_BYTES)
-        at = bisect_left(self._gaps, (low, high))
-        if at < len(self._gaps) and self._gaps[at][0] == high:
-            high = self._gaps.pop(at)[1]
-        if at and self._gaps[at - 1][1] == low:
+        at = bisect_left(self._ranges, (low, high))
+        if at < len(self._ranges) and self._ranges[at][0] == high:
+            high = self._ranges.pop(at)[1]
+        if at and self._ranges[at - 1][1] == low:
             at -= 1
-            low = self._gaps.pop(at)[0]
-        self._gaps.insert(at, (low, high))
+            low = self._ranges.pop(at)[0]
+        self._ranges.insert(at, (low, high))
 
     @property
     def free_ranges(self) -> list[tuple[int, int]]:
         """(start, end) of every free range, lowest first."""
-        return list(self._gaps)
+        return list(self._ranges)
 
 
 @frozen
@@ -75,7 +75,7 @@ class Pages:
     shared: tuple[int, ...]
 
 
-class Extents:
+class AddressWindow:
     """The allocations of a window of addresses, and the pages under them.
 
     Allocations below a page share pages. Larger ones begin at a page; their whole pages are mapped at once, and the
@@ -84,7 +84,7 @@ class Extents:
     """
 
     def __init__(self, base: int, size: int) -> None:
-        self._gaps = Gaps(base, size)
+        self._free = FreeRanges(base, size)
         self._sizes: dict[int, int] = {}
         self._users: dict[int, int] = {}
         """For each shared page, by its address: the number of allocations that touch it."""
@@ -92,7 +92,7 @@ class Extents:
     def allocate(self, count: int) -> tuple[int, Pages]:
         """Return the address of ``count`` bytes and the pages that are new; raise NoRange."""
         size = rounded(count, GRANULE_BYTES)
-        start = self._gaps.take(size, PAGE_BYTES if size >= PAGE_BYTES else GRANULE_BYTES)
+        start = self._free.take(size, PAGE_BYTES if size >= PAGE_BYTES else GRANULE_BYTES)
         self._sizes[start] = size
         under = self.under(start)
         for page in under.shared:
@@ -102,7 +102,7 @@ class Extents:
     def free(self, address: int) -> Pages:
         """Free an allocation; return the pages that no allocation touches any more."""
         under = self.under(address)
-        self._gaps.give(address, self._sizes.pop(address))
+        self._free.give(address, self._sizes.pop(address))
         for page in under.shared:
             self._users[page] -= 1
         gone = tuple(page for page in under.shared if not self._users[page])

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pympsd.vocabulary.device_facts import WINDOW_BITS
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu, plain_call
-from pympsd_server.backends.cuda.memory.address_ranges import PAGE_BYTES, Extents, NoRange, Pages
+from pympsd_server.backends.cuda.memory.address_ranges import PAGE_BYTES, AddressWindow, NoRange, Pages
 from pympsd_server.backends.interface import BackendError
 
 _SPARE_PAGES: Final = 16
@@ -31,7 +31,7 @@ class DeviceMemory:
             reason = f"the driver reserved addresses at {reserved:#x}, not at the device's window {window:#x}"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
         self._window = window
-        self._extents = Extents(window, 1 << WINDOW_BITS)
+        self._addresses = AddressWindow(window, 1 << WINDOW_BITS)
         self._mapped: dict[int, tuple[int, Any]] = {}
         """(size, handle) by address."""
         self._spare: dict[int, None] = {}
@@ -43,13 +43,13 @@ class DeviceMemory:
         """Return the address of ``count`` zero bytes; BackendError OUT_OF_MEMORY."""
         with self._lock:
             try:
-                address, pages = self._extents.allocate(count)
+                address, pages = self._addresses.allocate(count)
             except NoRange as error:
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             try:
                 self._map_all(pages)
             except BackendError:
-                self._release(self._extents.free(address), keep=0)
+                self._release(self._addresses.free(address), keep=0)
                 raise
         self._driver.call(cu.cuStreamSynchronize, self._cleaner)
         return address
@@ -57,8 +57,8 @@ class DeviceMemory:
     def free(self, address: int) -> None:
         """Free an allocation that no work can use any more."""
         with self._lock:
-            end, shared = self._extents.end_of(address), self._extents.under(address).shared
-            self._release(self._extents.free(address), keep=_SPARE_PAGES)
+            end, shared = self._addresses.end_of(address), self._addresses.under(address).shared
+            self._release(self._addresses.free(address), keep=_SPARE_PAGES)
             for page in shared:
                 start = max(page, address)
                 if page in self._mapped:

@@ -37,7 +37,7 @@ def check_pitches(extent: Extent, region: Region, most: int | None = None) -> No
 
 
 def simplified_copy(copy: Copy, most: int) -> Copy:
-    """Return a copy in as few dimensions as possible; BackendError INVALID_VALUE for pitches that cannot be."""
+    """Return a copy in as few dimensions as possible; BackendError INVALID_VALUE for impossible pitches."""
     extent, (destination, source) = simplified(copy.extent, copy.destination, copy.source)
     for region in (destination, source):
         check_pitches(extent, region, most)

@@ -20,7 +20,7 @@ from attrs import define, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
-from pympsd_server.backends.cuda.memory.address_ranges import Gaps, NoRange, registered_parts
+from pympsd_server.backends.cuda.memory.address_ranges import FreeRanges, NoRange, registered_parts
 from pympsd_server.backends.interface import BackendError
 
 DIRECT_BYTES: Final = 256 << 10
@@ -46,7 +46,7 @@ def address_of(view: memoryview) -> int:
 class _Area:
     memory: mmap.mmap
     address: int
-    gaps: Gaps
+    free: FreeRanges
 
 
 @frozen(eq=False)
@@ -74,7 +74,7 @@ class Staging:
         memory = mmap.mmap(-1, size)
         address = address_of(memoryview(memory))
         self._driver.call(cu.cuMemHostRegister, address, size, 0)
-        return _Area(memory, address, Gaps(0, size))
+        return _Area(memory, address, FreeRanges(0, size))
 
     def take(self, count: int, client: Hashable) -> Slot:
         """Return a slot of ``count`` bytes; BackendError OUT_OF_MEMORY at the limits."""
@@ -89,7 +89,7 @@ class Staging:
     def _slot(self, count: int, client: Hashable) -> Slot:
         for area in self._areas:
             try:
-                offset = area.gaps.take(count)
+                offset = area.free.take(count)
             except NoRange:
                 continue
             return Slot(area.address + offset, memoryview(area.memory)[offset : offset + count], client, area)
@@ -102,7 +102,7 @@ class Staging:
     def give(self, slot: Slot) -> None:
         """Return a slot once the device is done with it."""
         with self._lock:
-            slot._area.gaps.give(slot.address - slot._area.address, slot.view.nbytes)
+            slot._area.free.give(slot.address - slot._area.address, slot.view.nbytes)
             self._taken[slot.client] -= slot.view.nbytes
             if not self._taken[slot.client]:
                 del self._taken[slot.client]
@@ -164,7 +164,7 @@ class PinnedMemory:
         self._registered: list[int] = []
 
     def register(self) -> None:
-        """Register it in parts, so that others launch in between; ``release`` also undoes part of it."""
+        """Register it in parts, so that others launch in between; after a BackendError, call ``release``."""
         flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
         assert self._memory is not None
         for _, address, length in registered_parts(self._address, self._memory.nbytes):

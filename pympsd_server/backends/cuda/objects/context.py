@@ -66,7 +66,7 @@ class CudaContext:
         self._services = services
         self._level = level
         self._deadline: float | None = None
-        """Until when its end waits for its kernels, once it has been abandoned."""
+        """When its end stops waiting for its kernels; None until it is abandoned."""
         self._is_ending = False
         self._resources = ContextResources(self.queue, space, services, self)
         self._default = self._stream(blocking=True, priority=0)

@@ -23,7 +23,7 @@ ALLOCATION_LIMIT: Final = 1 << 18
 
 
 class ContextResources:
-    """Those of one context. Used by its client's worker, and at the end by the thread that ends the context."""
+    """The resources of one context. Used by its client's worker, at the end by the thread that ends the context."""
 
     def __init__(
         self, queue: IssueQueue, space: ClientSpace, services: DeviceServices, context: SiblingContext

@@ -190,7 +190,7 @@ class CudaDevice:
     def create_context(
         self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0
     ) -> CudaContext:
-        """Create a context; one limited to multiprocessors as none was before waits for all running kernels."""
+        """Create a context; the first one on a set of multiprocessors waits for all running kernels."""
         if self.closed:
             raise BackendError(Result.ERROR_DEINITIALIZED, "the device is closed")
         if self._error is not None:

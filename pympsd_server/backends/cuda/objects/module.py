@@ -24,7 +24,7 @@ _LOG_BYTES: Final = 8192
 _UNDEFINED: Final = re.compile(
     r"(?:undefined reference to|unresolved extern function)\s+['`]?([\w$]+)", re.IGNORECASE
 )
-"""The driver's linker reports a function that is in none of the images so."""
+"""How the driver's linker reports an undefined function."""
 _PARAMETER_LIMIT: Final = 4096
 """More parameters than any kernel has."""
 

@@ -29,7 +29,7 @@ _ALLOCATED: Final = 2
 _OBJECT: Final = 1
 _FUNCTION: Final = 2
 _DATA: Final = (b".nv.global", b".nv.constant3")
-"""The sections that hold variables have names that begin so."""
+"""The prefixes of the names of sections that hold variables."""
 _TIMES: Final = 2
 """A well made file is read once; names may share their ends, and bytes of code may look like a header."""
 _DAMAGE: Final = (struct.error, ValueError, IndexError, OverflowError)
