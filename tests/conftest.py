@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from processes import children_of
+from processes import POLL_SECONDS, children_of
 
 settings.register_profile("here", deadline=None, database=None)
 settings.register_profile("ci", deadline=None, database=None, derandomize=True, print_blob=True)
@@ -52,7 +52,7 @@ def _leaks(fds: set[tuple[int, str]], children: set[int], threads: set[threading
     leaked = [f"the thread {thread.name}" for thread in _threads() - threads]
     give_up = time.monotonic() + ENDING_SECONDS
     while _reap_adopted(_children() - children) and time.monotonic() < give_up:
-        os.sched_yield()
+        time.sleep(POLL_SECONDS)
     leaked += [f"the child process {pid}: {_command(pid)}" for pid in sorted(_children() - children)]
     return leaked + [f"the descriptor {fd}: {target}" for fd, target in sorted(_descriptors() - fds)]
 
@@ -64,7 +64,7 @@ def _wait_for_its_end(thread: threading.Thread) -> None:
         if thread.is_alive():
             thread.join(left)
         else:
-            os.sched_yield()
+            time.sleep(POLL_SECONDS)
 
 
 def _reap_adopted(pids: set[int]) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from attrs import define, field
-from processes import BIN, SECONDS, ClientProcess, DaemonProcess, alive, wait_until
+from processes import BIN, POLL_SECONDS, SECONDS, ClientProcess, DaemonProcess, alive, wait_until
 
 from tests.conformance.comparison import Comparison
 from tests.conformance.correspondence import Correspondence
@@ -301,7 +301,7 @@ class Replay:
             wrong = self._compared.of_log(decided, lines[start:], commands, repeated)
             if not wrong or time.monotonic() > give_up or anyhow:
                 break
-            os.sched_yield()
+            time.sleep(POLL_SECONDS)
         self.shown[at, name] = len(lines)
         if name == "control.log":
             self.commands[at] = []

@@ -24,6 +24,9 @@ CLIENT = str(Path(__file__).with_name("client_program.py"))
 SECONDS = 30.0
 """The absolute limit of anything a flow waits for."""
 
+POLL_SECONDS = 0.002
+"""The pause between two looks of a poll: without one, the tests take the processor from what they wait for."""
+
 EXECUTORS_SECONDS = 10.0
 """Executors whose server was killed have so long to end (a GPU lets go of them in its own time)."""
 TESTS_OWN = ("test-pipe-", "pympsd-left-by-a-test")
@@ -46,11 +49,11 @@ def alive(pid: int) -> bool:
 
 
 def wait_until(condition, what: str = "what was waited for", seconds: float = SECONDS) -> None:  # type: ignore[no-untyped-def]
-    """Look again and again, within the limit, for something that no descriptor tells."""
+    """Poll, within the limit, for a condition that no descriptor signals."""
     give_up = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < give_up, f"{what} did not happen within {seconds:.0f} s"
-        os.sched_yield()
+        time.sleep(POLL_SECONDS)
 
 
 @contextlib.contextmanager
@@ -203,7 +206,7 @@ def _await_executors() -> None:
     """Wait until those that were adopted have ended: nobody waits for the executors of a server that was killed."""
     give_up = time.monotonic() + EXECUTORS_SECONDS
     while any(alive(pid) and _is_awaited(pid) for pid in children_of(os.getpid())) and time.monotonic() < give_up:
-        os.sched_yield()
+        time.sleep(POLL_SECONDS)
 
 
 def _is_awaited(pid: int) -> bool:
