@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.leaks import DAEMON_NEEDS, Before, crowded, leaks
 from tests.chaos.schedule import DEFAULT_KINDS
 from tests.chaos.soak import soak
@@ -16,6 +18,7 @@ SEED = 20130805
 SECONDS = float(os.environ.get("PYMPSD_SOAK_SECONDS", "60"))
 
 
+@pytest.mark.long
 def test_a_minute_of_chaos(tmp_path: Path) -> None:
     summary = soak(SEED, SECONDS, DEFAULT_KINDS, tmp_path / "journal.jsonl", tmp_path / "logs")
     assert summary["problems"] == [], f"seed {SEED}; what was done and the logs are in {tmp_path}"

@@ -19,7 +19,7 @@ from processes import BIN, POLL_SECONDS, SECONDS, ClientProcess, DaemonProcess, 
 from tests.conformance.comparison import Comparison
 from tests.conformance.correspondence import Correspondence
 
-CLIENT: Final = str(Path(__file__).with_name("stepwise_client.py"))
+CLIENT: Final = str(Path(__file__).parents[1] / "support" / "recorded_client.py")
 SETTLES: Final = SECONDS
 """A log is given so long to say what it should."""
 NOT_FOUND: Final = "Cannot find MPS control daemon process"

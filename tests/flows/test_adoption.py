@@ -9,7 +9,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
@@ -22,7 +21,6 @@ from pympsd_client._connect.retry import PATIENCE
 
 Make = Callable[..., ClientProcess]
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-SPINNER = str(Path(__file__).parents[1] / "support" / "spinning_program.py")
 A, B = 10001, 10002
 
 
@@ -32,7 +30,7 @@ def make_spinner(daemon: DaemonProcess) -> Iterator[Callable[[], ClientProcess]]
     made: list[ClientProcess] = []
 
     def make() -> ClientProcess:
-        made.append(ClientProcess.start({**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}, 0, SPINNER))
+        made.append(ClientProcess.start({**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}, 0))
         return made[-1].connect()
 
     yield make
@@ -149,6 +147,7 @@ def test_log_lines_of_the_time_between_are_not_lost(daemon: DaemonProcess, make_
     assert stays.do("add") == RIGHT
 
 
+@pytest.mark.long(but=["10001"])
 @pytest.mark.parametrize("uid", [A, B])
 def test_a_client_in_the_line_comes_again_by_itself(daemon: DaemonProcess, make_client: Make, uid: int) -> None:
     active = make_client(A).connect()
@@ -170,6 +169,7 @@ def test_a_client_in_the_line_comes_again_by_itself(daemon: DaemonProcess, make_
     assert waiting.do("add") == RIGHT
 
 
+@pytest.mark.long(but=["1-NEW CLIENT"])
 @pytest.mark.parametrize(
     ("others", "word"),
     [
@@ -198,6 +198,7 @@ def test_killed_at_any_moment_of_an_admission(
     assert len(daemon.say(f"get_client_list {server_of(daemon)}").split()) == 1 + others
 
 
+@pytest.mark.long
 def test_one_server_for_all_users_is_taken_in_too(
     make_daemon: Callable[..., DaemonProcess], request: pytest.FixtureRequest
 ) -> None:
@@ -236,6 +237,7 @@ def test_a_user_who_is_not_root_has_the_same(make_daemon: Callable[..., DaemonPr
         client.end(signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_clients_that_begin_while_there_is_none_wait_for_the_next(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     daemon.kill()
@@ -247,6 +249,7 @@ def test_clients_that_begin_while_there_is_none_wait_for_the_next(daemon: Daemon
     assert len(daemon.servers()) == 1
 
 
+@pytest.mark.long
 def test_without_another_daemon_who_waited_goes_on_without_mps(daemon: DaemonProcess, make_client: Make) -> None:
     active, waiting = make_client(A).connect(), make_client(B)
     waiting.begin("init")
@@ -259,6 +262,7 @@ def test_without_another_daemon_who_waited_goes_on_without_mps(daemon: DaemonPro
     again(daemon)
 
 
+@pytest.mark.long
 def test_a_wish_for_a_server_outlives_the_daemon(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client(A).connect()
     daemon.say(f"start_server -uid {B}")
@@ -268,6 +272,7 @@ def test_a_wish_for_a_server_outlives_the_daemon(daemon: DaemonProcess, make_cli
     wait_until(lambda: any(line.endswith(f"for user {B}") and "Starting new" in line for line in daemon.log()), "it")
 
 
+@pytest.mark.long
 def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     server = server_of(daemon)
@@ -298,6 +303,7 @@ def test_a_server_without_clients_leaves_with_its_daemon(daemon: DaemonProcess) 
     assert daemon.servers() == []
 
 
+@pytest.mark.long
 def test_a_busy_server_leaves_after_its_last_client(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     server = server_of(daemon)
@@ -308,6 +314,7 @@ def test_a_busy_server_leaves_after_its_last_client(daemon: DaemonProcess, make_
     wait_until(lambda: not alive(server), "the end of the server")
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_return_is_given_up(daemon: DaemonProcess, make_client: Make) -> None:
     make_client().connect()
     server = server_of(daemon)
@@ -321,6 +328,7 @@ def test_a_server_that_does_not_return_is_given_up(daemon: DaemonProcess, make_c
     assert not alive(server)
 
 
+@pytest.mark.long
 def test_a_stopped_server_of_the_daemon_before_leaves_no_stopped_executor(
     daemon: DaemonProcess, make_client: Make
 ) -> None:
@@ -342,6 +350,7 @@ def test_a_stopped_server_of_the_daemon_before_leaves_no_stopped_executor(
     client.end()
 
 
+@pytest.mark.long
 def test_a_fault_between_two_daemons(
     make_daemon: Callable[..., DaemonProcess], request: pytest.FixtureRequest
 ) -> None:
@@ -394,6 +403,7 @@ def test_with_other_devices_it_is_not_taken_in(daemon: DaemonProcess, make_clien
 # --- --replace
 
 
+@pytest.mark.long
 def test_replace_under_load(daemon: DaemonProcess, make_client: Make) -> None:
     clients = [make_client(uid).connect() for uid in (A, A, A)]
     waiting = patient(make_client(B))
@@ -443,6 +453,7 @@ def test_another_user_cannot_replace_it(daemon: DaemonProcess) -> None:
     assert alive(daemon.pid)
 
 
+@pytest.mark.long
 def test_a_pid_file_that_names_another_process_harms_nobody(daemon: DaemonProcess) -> None:
     path = daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid"
     for text, reason in ((str(os.getpid()), "is not the daemon that runs"), ("x", "does not say which")):
@@ -453,6 +464,7 @@ def test_a_pid_file_that_names_another_process_harms_nobody(daemon: DaemonProces
     assert alive(daemon.pid)
 
 
+@pytest.mark.long
 def test_replace_in_the_foreground(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     daemon.hear_out()

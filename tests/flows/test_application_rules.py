@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from processes import ClientProcess, DaemonProcess
 
 Start = Callable[..., ClientProcess]
-PROGRAM = str(Path(__file__).parents[1] / "support" / "rules_program.py")
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 NOT_SUPPORTED = "CUDA_ERROR_NOT_SUPPORTED"
 
 
 @pytest.fixture
 def start(daemon: DaemonProcess) -> Iterator[Start]:
-    """Start clients that know the application rules."""
+    """Start clients with more in their environment."""
     made: list[ClientProcess] = []
 
     def begin(**environment: str) -> ClientProcess:
-        process = subprocess.Popen(
-            [sys.executable, PROGRAM],
-            env={**daemon.environment, "PYMPSD_REQUIRE_MPS": "1", "PATH": os.environ["PATH"], **environment},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        made.append(ClientProcess(process))
+        made.append(daemon.client(PATH=os.environ["PATH"], **environment))
         return made[-1]
 
     yield begin
@@ -36,6 +27,7 @@ def start(daemon: DaemonProcess) -> Iterator[Start]:
         client.end()
 
 
+@pytest.mark.long(but=["3999"])
 @pytest.mark.parametrize("version", ["3010", "3020", "3999"])
 def test_context_creation_fails_through_an_api_older_than_4(start: Start, version: str) -> None:
     client = start(CUDA_FORCE_API_VERSION=version)
@@ -46,6 +38,7 @@ def test_context_creation_fails_through_an_api_older_than_4(start: Start, versio
         assert "CUDA 4.0" in client.do("error")
 
 
+@pytest.mark.long(but=["newest"])
 @pytest.mark.parametrize("version", ["4000", "13000", "", "newest"])
 def test_and_not_through_a_newer_one(start: Start, version: str) -> None:
     client = start(CUDA_FORCE_API_VERSION=version).connect()

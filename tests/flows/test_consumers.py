@@ -60,6 +60,7 @@ def test_c1_the_next_commands_find_it_at_once(make_daemon: MakeDaemon) -> None:
     os.waitpid(int(pid), 0)
 
 
+@pytest.mark.long(but=["<&- >&- 2>&-"])
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_c2_descriptors_that_the_caller_closed_are_not_taken_for_others(make_daemon: MakeDaemon, closed: str) -> None:
     daemon = make_daemon()
@@ -179,6 +180,7 @@ def test_c5_answers_while_a_quit_is_pending(daemon: DaemonProcess, make_client: 
         assert quitting.wait(SECONDS) == 0
 
 
+@pytest.mark.long
 def test_c5_answers_while_a_server_is_stopped(daemon: DaemonProcess, make_client: MakeClient) -> None:
     make_client().connect()
     (server,) = daemon.servers()
@@ -385,6 +387,7 @@ def test_c16_start_server_on_stdin_for_a_user(daemon: DaemonProcess) -> None:
 ORDERS = [("-d", "-M"), ("-M", "-d"), ("-d", "-multiuser-server"), ("--multiuser-server", "-d")]
 
 
+@pytest.mark.long(but=["--multiuser-server -d"])
 @pytest.mark.parametrize("arguments", ORDERS, ids=" ".join)
 def test_c16_multiuser_on_the_command_line_in_either_order(
     make_daemon: MakeDaemon, arguments: tuple[str, str]
@@ -401,6 +404,7 @@ def test_c16_multiuser_on_the_command_line_in_either_order(
     assert os.stat(f"/proc/{server}").st_uid == 0, "one server, root's"
 
 
+@pytest.mark.long(but=["-M -f"])
 @pytest.mark.parametrize("arguments", [("-f", "-multiuser-server"), ("-M", "-f")], ids=" ".join)
 def test_c16_c17_the_unit_of_the_ecs_image(
     directory: Path, make_supervisor: Callable[..., Supervisor], arguments: tuple[str, str]
@@ -417,6 +421,7 @@ def test_c16_c17_the_unit_of_the_ecs_image(
     assert supervisor.stop(whole_group=False) == (0, [])
 
 
+@pytest.mark.long(but=["KillMode=mixed-/dev/null"])
 @pytest.mark.parametrize("stdin_closed", [False, True], ids=["/dev/null", "closed"])
 @pytest.mark.parametrize("whole_group", [False, True], ids=["KillMode=mixed", "KillMode=control-group"])
 def test_c17_foreground_stays_restarts_and_takes_the_unit_along(

@@ -85,6 +85,7 @@ def test_it_waits_for_the_clients_that_are_there_and_not_for_later_ones(
     assert daemon.say(f"get_client_list {server}").split() == [str(later.pid)]
 
 
+@pytest.mark.long
 def test_it_waits_for_those_in_line_too(
     daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
 ) -> None:
@@ -103,6 +104,7 @@ def test_it_waits_for_those_in_line_too(
     assert goes_on(daemon, debugged)
 
 
+@pytest.mark.long
 def test_no_server_leaves_for_a_debugged_client_of_another_user(
     daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
 ) -> None:
@@ -118,6 +120,7 @@ def test_no_server_leaves_for_a_debugged_client_of_another_user(
     assert make_client().connect().do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_its_death_while_it_waits_is_noticed(
     daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_server_without_descriptors_refuses_one_client_and_serves_the_others(
     assert daemon.servers() == [server]
 
 
+@pytest.mark.long(but=["1"])
 @pytest.mark.parametrize("room", [0, 1])
 def test_a_server_that_cannot_even_take_a_session_goes_on(
     make_daemon: MakeDaemon, clients: list[ClientProcess], room: int
@@ -141,6 +142,7 @@ def test_an_executor_without_descriptors_fails_one_context(
     assert children_of(server) == [executor]
 
 
+@pytest.mark.long(but=["1"])
 @pytest.mark.parametrize("room", [1, 3])
 def test_a_server_that_cannot_start_an_executor_fails_one_context(
     make_daemon: MakeDaemon, clients: list[ClientProcess], room: int
@@ -162,6 +164,7 @@ def test_a_server_that_cannot_start_an_executor_fails_one_context(
     assert client.do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_a_client_without_descriptors_is_told(daemon: DaemonProcess, clients: list[ClientProcess]) -> None:
     client = daemon.client()
     clients.append(client)
@@ -215,6 +218,7 @@ def test_a_daemon_without_descriptors_keeps_its_servers_and_comes_back(
     assert daemon.servers() == [server]
 
 
+@pytest.mark.long
 def test_a_daemon_that_cannot_start_a_server_says_so_and_can_later(
     make_daemon: MakeDaemon, clients: list[ClientProcess]
 ) -> None:

@@ -40,6 +40,7 @@ def seen(daemon: DaemonProcess, visible: str) -> str:
         client.end()
 
 
+@pytest.mark.long(but=["0,2-1-1", "0,1,2-2,1,0-3", "0,1,2-7,0-CUDA_ERROR_NO_DEVICE"])
 @pytest.mark.parametrize(
     ("daemons", "clients", "count"),
     [

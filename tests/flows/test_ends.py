@@ -37,6 +37,7 @@ def _is_gone_without_a_trace(daemon: DaemonProcess, family: list[int], shared: s
     assert shared_memory() == shared
 
 
+@pytest.mark.long(but=["quit -t 1-endless", "SIGTERM-stopped server"])
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("how", ["quit -t 1", "SIGTERM"])
 def test_7_the_daemons_end(daemon: DaemonProcess, make_client: Make, how: str, state: str) -> None:
@@ -58,6 +59,7 @@ def test_7_the_daemons_end(daemon: DaemonProcess, make_client: Make, how: str, s
     assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
 
 
+@pytest.mark.long(but=["endless"])
 @pytest.mark.parametrize("state", STATES)
 def test_7_shutdown_server_by_force(daemon: DaemonProcess, make_client: Make, state: str) -> None:
     client = make_client().connect()
@@ -74,6 +76,7 @@ def test_7_shutdown_server_by_force(daemon: DaemonProcess, make_client: Make, st
     assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
 
 
+@pytest.mark.long
 def test_7_quit_waits_for_a_stopped_client_and_is_answered_when_it_dies(
     daemon: DaemonProcess, make_client: Make
 ) -> None:
@@ -89,6 +92,7 @@ def test_7_quit_waits_for_a_stopped_client_and_is_answered_when_it_dies(
     assert not alive(server)
 
 
+@pytest.mark.long(but=["endless"])
 @pytest.mark.parametrize("state", ["idle", "endless", "stopped client"])
 def test_3_terminate_client_in_every_state(daemon: DaemonProcess, make_client: Make, state: str) -> None:
     client, neighbour = make_client().connect(), make_client().connect()
@@ -105,6 +109,7 @@ def test_3_terminate_client_in_every_state(daemon: DaemonProcess, make_client: M
     assert f"Volta MPS: status of client {{{client.pid}, 1}} is INACTIVE" in daemon.log("server.log")
 
 
+@pytest.mark.long(but=["executor"])
 @pytest.mark.parametrize(
     ("stopped", "bound", "why"),
     [
@@ -142,6 +147,7 @@ def test_3_terminate_client_behind_what_is_stopped_is_answered_within_its_bound(
     assert daemon.servers() == [server]
 
 
+@pytest.mark.long
 def test_3_a_daemon_is_replaced_by_one_that_resets_devices_under_its_clients(
     make_daemon: Callable[..., DaemonProcess], directory: Path
 ) -> None:
@@ -168,6 +174,7 @@ def test_3_a_daemon_is_replaced_by_one_that_resets_devices_under_its_clients(
         client.end(signal.SIGKILL)
 
 
+@pytest.mark.long(but=["copying-9", "launching-15", "computing-11"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGINT])
 @pytest.mark.parametrize("moment", ["idle", "copying", "launching", "computing"])
 def test_4_a_client_that_dies_frees_everything(

@@ -166,6 +166,7 @@ def fragile(interpreter: Interpreter, make_daemon: MakeDaemon) -> DaemonProcess:
     return daemon
 
 
+@pytest.mark.long
 def test_a_server_that_dies_at_its_start_is_tried_again_and_the_client_served(
     clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter
 ) -> None:
@@ -214,6 +215,7 @@ def pauses(daemon: DaemonProcess, reason: str) -> list[str]:
     return [pause for before, found, pause in said if found and not before]
 
 
+@pytest.mark.long(but=["admission"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_server_that_dies_later_is_tried_again_and_the_client_served(
     clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter, moment: str
@@ -228,6 +230,7 @@ def test_a_server_that_dies_later_is_tried_again_and_the_client_served(
     assert fragile.log("server.log").count("the library libpossible.so has gone") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_server_that_always_dies_later_is_given_up_and_all_who_wait_are_told(
     clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter, moment: str
@@ -278,6 +281,7 @@ def test_a_quit_between_two_tries_refuses_the_client_and_ends(
 # --- processes and threads
 
 
+@pytest.mark.long(but=["memory"])
 @pytest.mark.parametrize("which", [resource.RLIMIT_NPROC, resource.RLIMIT_AS], ids=["processes", "memory"])
 def test_a_daemon_that_can_start_no_process_refuses_one_client(
     clients: list[ClientProcess], own: DaemonProcess, which: int
@@ -298,6 +302,7 @@ def test_a_daemon_that_can_start_no_process_refuses_one_client(
     assert refused.connect().do("add") == RIGHT, "the same process can try again"
 
 
+@pytest.mark.long(but=["memory"])
 @pytest.mark.parametrize("which", [resource.RLIMIT_NPROC, resource.RLIMIT_AS], ids=["processes", "memory"])
 def test_a_server_that_can_start_no_process_fails_one_context(
     clients: list[ClientProcess], daemon: DaemonProcess, which: int
@@ -320,6 +325,7 @@ def test_a_server_that_can_start_no_process_fails_one_context(
     assert daemon.servers() == [server]
 
 
+@pytest.mark.long
 def test_an_executor_that_can_start_no_thread_fails_one_context(
     clients: list[ClientProcess], daemon: DaemonProcess
 ) -> None:
@@ -345,6 +351,7 @@ def test_an_executor_that_can_start_no_thread_fails_one_context(
 # --- memory, and shared memory
 
 
+@pytest.mark.long(but=["shared memory"])
 @pytest.mark.parametrize(
     ("which", "code", "reason"),
     [
@@ -443,6 +450,7 @@ def test_a_full_log_disk_costs_lines_and_says_how_many(clients: list[ClientProce
     assert lines[-1].endswith("UI closed") or any(line.endswith("Cmd:ps") for line in lines[lines.index(lost) :])
 
 
+@pytest.mark.long(but=["3-/control_privileged"])
 @pytest.mark.parametrize(
     ("inodes", "file"), [(1, ""), (2, "/control"), (3, "/control_privileged"), (5, "/nvidia-cuda-mps-control.pid")]
 )

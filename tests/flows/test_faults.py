@@ -79,6 +79,7 @@ def test_1_the_four_clients_of_the_documents(daemon: DaemonProcess, make_client:
     assert (after[0] != before[0], after[1] != before[1], after[2] == before[2]) == (True, True, True)
 
 
+@pytest.mark.long
 def test_1_the_documented_lines_in_order(daemon: DaemonProcess, make_client: Make) -> None:
     a, b = make_client().connect(0), make_client().connect(0)
     assert b.do("newctx 1") == READY
@@ -116,6 +117,7 @@ def test_1_the_documented_lines_in_order(daemon: DaemonProcess, make_client: Mak
     ]
 
 
+@pytest.mark.long
 def test_1_a_fault_during_a_recovery_keeps_the_status(daemon: DaemonProcess, make_client: Make) -> None:
     a, d = make_client().connect(0), make_client().connect(2)
     (server,) = daemon.servers()
@@ -148,6 +150,7 @@ def test_5_a_killed_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProces
     assert _executors(daemon, server)[0] != victim
 
 
+@pytest.mark.long
 def test_5_a_wedged_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProcess, make_client: Make) -> None:
     a, d = make_client().connect(0), make_client().connect(2)
     late = [make_client(), make_client()]
@@ -187,6 +190,7 @@ def test_5_a_wedged_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProces
     assert (after[0] != before[0], after[2] == before[2]) == (True, True)
 
 
+@pytest.mark.long
 def test_5_an_idle_executor_may_die_unnoticed(daemon: DaemonProcess, make_client: Make) -> None:
     server = _comes_and_goes(daemon, make_client)
     os.kill(_executors(daemon, server)[0], signal.SIGKILL)
@@ -194,6 +198,7 @@ def test_5_an_idle_executor_may_die_unnoticed(daemon: DaemonProcess, make_client
     assert _status(daemon, server) == "ACTIVE"
 
 
+@pytest.mark.long
 def test_5_an_executor_that_dies_while_a_context_is_opened_on_it_is_replaced_for_it(
     daemon: DaemonProcess, make_client: Make
 ) -> None:

@@ -9,12 +9,14 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from processes import DaemonProcess, wait_until
 
 START_SECONDS = 60.0
 """A server has so long to become ready (pympsd/state_machine/admission.py)."""
 
 
+@pytest.mark.long
 def test_it_is_killed_who_waited_is_told_and_the_next_one_works(
     make_daemon: Callable[..., DaemonProcess], directory: Path
 ) -> None:

@@ -56,6 +56,7 @@ def test_clients_of_all_users_compute_at_once_on_one_server_of_root(
     assert rows == [[str(client.pid), str(number), str(server)] for number, client in enumerate(clients, 1)]
 
 
+@pytest.mark.long
 def test_a_server_for_another_user_is_the_one_there_is(daemon: DaemonProcess, clients: list[ClientProcess]) -> None:
     clients[1].connect()
     (server,) = daemon.servers()
@@ -149,6 +150,7 @@ def test_each_user_has_an_executor_of_his_own_on_each_device(sharing: DaemonProc
     assert len({client.do("alloc 4096") for client in (users[2], of_user(OTHER).connect())}) == 2
 
 
+@pytest.mark.long
 def test_a_fault_of_one_user_costs_no_other(sharing: DaemonProcess, of_user: OfUser) -> None:
     culprit, neighbour, other = of_user(NOBODY).connect(), of_user(NOBODY).connect(), of_user(OTHER).connect()
     (server,) = sharing.servers()
@@ -170,6 +172,7 @@ def test_a_fault_of_one_user_costs_no_other(sharing: DaemonProcess, of_user: OfU
     assert other.do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_a_user_who_has_gone_makes_room_for_the_next(sharing: DaemonProcess, of_user: OfUser) -> None:
     stays = of_user(OTHER).connect()
     (server,) = sharing.servers()

@@ -121,6 +121,7 @@ def test_a_server_whose_daemon_dies_while_it_starts_leaves(daemon: DaemonProcess
     wait_until(lambda: not alive(server), "the server's end")
 
 
+@pytest.mark.long
 def test_a_server_its_user_has_stopped_gives_up_its_turn(daemon: DaemonProcess) -> None:
     daemon.say(f"start_server -uid {OTHER}\n")
     stopped = ready(daemon)

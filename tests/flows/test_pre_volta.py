@@ -6,13 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from processes import ClientProcess, DaemonProcess
+from processes import CLIENT, ClientProcess, DaemonProcess
 
 Start = Callable[..., ClientProcess]
-PROGRAM = str(Path(__file__).parents[1] / "support" / "rules_program.py")
 MIB = 1 << 20
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 COPIED = "CUDA_SUCCESS right=True"
@@ -39,7 +37,7 @@ def start(daemon: DaemonProcess) -> Iterator[Start]:
 
     def begin(*within: str, **environment: str) -> ClientProcess:
         process = subprocess.Popen(
-            [*within, sys.executable, PROGRAM],
+            [*within, sys.executable, CLIENT],
             env={**daemon.environment, "PYMPSD_REQUIRE_MPS": "1", "PATH": os.environ["PATH"], **environment},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

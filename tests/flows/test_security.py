@@ -197,6 +197,7 @@ for name in ("pympsd.state", "control"):
     assert (pipe / "pympsd.state").exists()
 
 
+@pytest.mark.long(but=["Server"])
 @pytest.mark.parametrize("who", ["Server", "Control"])
 def test_a_line_through_the_fifo_is_marked_other_whoever_it_imitates(
     daemon: DaemonProcess, owner: ClientProcess, who: str
@@ -254,6 +255,7 @@ def test_only_a_servers_own_link_speaks_for_it(daemon: DaemonProcess, owner: Cli
     assert owner.do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_after_the_daemons_death_a_stranger_is_neither_server_nor_daemon(
     daemon: DaemonProcess, owner: ClientProcess
 ) -> None:

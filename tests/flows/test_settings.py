@@ -157,6 +157,7 @@ def test_environment_defaults(make_daemon: MakeDaemon) -> None:
     assert daemon.say(f"get_active_thread_percentage {new_server(daemon)}") == "30.0\n"
 
 
+@pytest.mark.long(but=["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"])
 @pytest.mark.parametrize("name", ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIMIT"])
 def test_environment_memory_limit_is_the_default(make_daemon: MakeDaemon, name: str) -> None:
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200", **{name: "0=1G,1=512MB"})
@@ -190,6 +191,7 @@ def test_shutdown_server_waits_for_its_clients(daemon: DaemonProcess, make_clien
     assert alive(daemon.pid)
 
 
+@pytest.mark.long
 def test_shutdown_server_by_force_does_not(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
     client.do("endless")
@@ -202,6 +204,7 @@ def test_shutdown_server_by_force_does_not(daemon: DaemonProcess, make_client: M
     assert daemon.say("shutdown_server 1") == "Server 1 not found\n"
 
 
+@pytest.mark.long(but=["busy"])
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_terminate_client(daemon: DaemonProcess, make_client: MakeClient, busy: bool) -> None:
     client, neighbour = make_client().connect(), make_client().connect()
@@ -254,6 +257,7 @@ def multiuser(make_daemon: MakeDaemon) -> DaemonProcess:
     return daemon
 
 
+@pytest.mark.long
 def test_multiuser_clients_of_two_users_on_one_server_of_root(multiuser: DaemonProcess) -> None:
     clients = [multiuser.client(uid) for uid in (NOBODY, OTHER, 0)]
     try:
@@ -354,6 +358,7 @@ def test_a_timeout_that_cannot_be(daemon: DaemonProcess, value: str) -> None:
     assert "--timeout is a number of seconds above 0" in done.stderr
 
 
+@pytest.mark.long
 def test_a_quit_with_clients_is_not_cut_off_by_the_timeout(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
     words, pipe = [PYMPSD, "--timeout", "3"], subprocess.PIPE

@@ -88,6 +88,7 @@ def test_a_second_daemon_is_refused(daemon: DaemonProcess, make_daemon) -> None:
     assert daemon.say("get_server_list") == ""
 
 
+@pytest.mark.long
 def test_of_eight_racing_daemons_one_wins(make_daemon) -> None:  # type: ignore[no-untyped-def]
     daemon = make_daemon()
     racers = [

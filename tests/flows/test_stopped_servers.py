@@ -60,6 +60,7 @@ def knock(daemon: DaemonProcess) -> object:
         return decode(frames[0])
 
 
+@pytest.mark.long
 def test_clients_that_died_behind_a_stopped_server_hold_no_turn(
     clients: list[ClientProcess], daemon: DaemonProcess
 ) -> None:
@@ -77,6 +78,7 @@ def test_clients_that_died_behind_a_stopped_server_hold_no_turn(
     assert log[silent:].count(f"Server {server} does not answer: killing it") == 1
 
 
+@pytest.mark.long
 def test_nor_do_they_hold_up_a_quit_also_when_another_daemon_admitted_them(
     clients: list[ClientProcess], daemon: DaemonProcess
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_stopped_server_takes_only_a_share_of_the_daemons_descriptors(
     assert isinstance(knock(daemon), SessionGranted)
 
 
+@pytest.mark.long(but=["its link gives one back"])
 @pytest.mark.parametrize("room", [True, False], ids=["its link gives one back", "without any"])
 def test_a_server_at_its_limit_of_descriptors_outlives_its_daemon(
     clients: list[ClientProcess], daemon: DaemonProcess, room: bool

@@ -70,6 +70,7 @@ def _held(node: Node, pid: int) -> int:
     return sum(int(row.split(", ")[1]) for row in rows if row.split(", ")[0] == str(pid))
 
 
+@pytest.mark.long
 def test_without_the_option_the_answer_is_702_and_nobody_else_notices(node: Node, make: Make) -> None:
     daemon = _daemon(node)
     client, neighbour = make(daemon), make(daemon)
@@ -88,6 +89,7 @@ def test_without_the_option_the_answer_is_702_and_nobody_else_notices(node: Node
     assert "Client termination succeeded." not in log
 
 
+@pytest.mark.long
 def test_with_it_the_device_is_reset_as_by_a_fatal_fault(node: Node, make: Callable[..., ClientProcess]) -> None:
     daemon = _daemon(node, "--terminate-by-reset")
     a, b, c, d = (make(daemon, device) for device in (0, 0, 1, 2))
@@ -143,6 +145,7 @@ def test_with_it_a_kernel_that_ends_in_time_resets_nothing(node: Node, make: Mak
     assert client.do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_a_killed_clients_memory_is_counted_and_shown_until_nobody_is_left(node: Node, make: Make) -> None:
     daemon = _daemon(node)
     client, neighbour = make(daemon), make(daemon)

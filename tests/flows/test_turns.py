@@ -138,6 +138,7 @@ def test_and_not_after(start: Start) -> None:
     users.server_of(0)
 
 
+@pytest.mark.long
 def test_without_patience_newcomers_wait_from_the_start(start: Start) -> None:
     users = start("", PYMPSD_TURN_PATIENCE="0")
     users.client(0).connect()
@@ -145,6 +146,7 @@ def test_without_patience_newcomers_wait_from_the_start(start: Start) -> None:
     users.waiting(0, after=f"user {NOBODY}")
 
 
+@pytest.mark.long
 def test_the_option_wins_over_the_variable(start: Start) -> None:
     users = start("600", PYMPSD_TURN_PATIENCE="0")
     users.client(0).connect()
@@ -161,6 +163,7 @@ def test_a_patience_that_cannot_be_keeps_the_daemon_from_starting(make_daemon: M
     assert done.stderr == "PYMPSD_TURN_PATIENCE is a number of seconds, 0 or more, not '-1'\n"
 
 
+@pytest.mark.long
 def test_start_server_is_a_wish_in_the_same_line(start: Start) -> None:
     users = start()
     first = users.client(0).connect()
@@ -177,6 +180,7 @@ def test_start_server_is_a_wish_in_the_same_line(start: Start) -> None:
     assert started == ["0", str(OTHER), str(NOBODY)]
 
 
+@pytest.mark.long
 def test_a_wish_with_nobody_behind_it_keeps_its_server(start: Start) -> None:
     users = start()
     first = users.client(0).connect()
@@ -187,6 +191,7 @@ def test_a_wish_with_nobody_behind_it_keeps_its_server(start: Start) -> None:
     users.server_of(OTHER)
 
 
+@pytest.mark.long
 def test_a_waiting_client_that_dies_no_longer_holds_up_newcomers(start: Start) -> None:
     users = start("0")
     first = users.client(0).connect()
@@ -201,6 +206,7 @@ def test_a_waiting_client_that_dies_no_longer_holds_up_newcomers(start: Start) -
     assert users.daemon.servers() == [server]
 
 
+@pytest.mark.long
 def test_quit_refuses_the_line_and_waits_for_those_who_are_served(start: Start) -> None:
     users = start("0")
     first = users.client(0).connect()
@@ -222,6 +228,7 @@ def test_quit_refuses_the_line_and_waits_for_those_who_are_served(start: Start) 
     assert users.daemon.log()[-1] == "Exit with status 0"
 
 
+@pytest.mark.long
 def test_shutdown_server_gives_the_turn_away_when_its_clients_have_left(start: Start) -> None:
     users = start()
     first = users.client(0).connect()
@@ -234,6 +241,7 @@ def test_shutdown_server_gives_the_turn_away_when_its_clients_have_left(start: S
     assert not newcomer.has_result()
 
 
+@pytest.mark.long
 def test_a_forced_shutdown_gives_the_turn_away_at_once(start: Start) -> None:
     users = start()
     first = users.client(0).connect()

@@ -372,6 +372,7 @@ def rehearse(environment: dict[str, str], *words: str) -> subprocess.CompletedPr
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
+@pytest.mark.long
 def test_a_rehearsal_measures_everything_and_leaves_nobody(stand_ins: dict[str, str], tmp_path: Path) -> None:
     place = tmp_path / "figures.json"
     asked = "--ways pympsd,bindings,slicing,vendor,prototype --counts 1,2 --seconds 0.05 --commit abc"
