@@ -242,35 +242,38 @@ def test_an_index_counts_as_the_client_counts(three_devices: DaemonProcess, star
     assert f"its devices are 0 ({ids[2]}), 1 ({ids[0]})" in hidden.do("error")
 
 
-@pytest.mark.parametrize(
-    ("entry", "allowed"),
-    [
-        ("junk", "junk is no device of this process"),
-        ("0=", "a whole number from 1 and G or M"),
-        ("0=abc", "a whole number from 1 and G or M"),
-        ("0=1T", "a whole number from 1 and G or M"),
-        ("0=0G", "0 for no limit"),
-        ("9=1G", "its devices are 0 (GPU-"),
-        ("GPU-=1G", "the beginning of several UUIDs"),
-        ("GPU-ffff=1G", "no device of this process"),
-    ],
-)
-def test_a_limit_that_cannot_be_is_refused_with_its_entry_or_ignored(
-    three_devices: DaemonProcess, start: Start, entry: str, allowed: str
-) -> None:
-    daemon = three_devices
-    text = f"0=1G,{entry},1=2G"
-    client = start(daemon, **{MEMORY: text})
-    assert client.do("init") == "CUDA_ERROR_INVALID_VALUE"
-    why = client.do("error")
-    assert why.startswith(f"{MEMORY}: '{entry}': ")
-    assert allowed in why
-    assert "PYMPSD_LENIENT_LIMITS=1" in why
-    assert client.do("count") == "None"
-    one_line(daemon, f"{MEMORY}: {entry} is refused: ")
-    lenient = begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: text}))
-    assert [limit_of(lenient, device) for device in range(3)] == [1 << 10, 2 << 10, 143155], "the others hold"
-    one_line(daemon, f"{MEMORY}: {entry} is ignored: ")
+IMPOSSIBLE = {
+    "junk": "junk is no device of this process",
+    "0=": "a whole number from 1 and G or M",
+    "0=abc": "a whole number from 1 and G or M",
+    "0=1T": "a whole number from 1 and G or M",
+    "0=0G": "0 for no limit",
+    "9=1G": "its devices are 0 (GPU-",
+    "GPU-=1G": "the beginning of several UUIDs",
+    "GPU-ffff=1G": "no device of this process",
+}
+
+
+def test_an_impossible_limit_is_refused_with_its_entry(three_devices: DaemonProcess, start: Start) -> None:
+    for entry, allowed in IMPOSSIBLE.items():
+        client = start(three_devices, **{MEMORY: f"0=1G,{entry},1=2G"})
+        assert client.do("init") == "CUDA_ERROR_INVALID_VALUE", entry
+        why = client.do("error")
+        assert why.startswith(f"{MEMORY}: '{entry}': ")
+        assert allowed in why
+        assert "PYMPSD_LENIENT_LIMITS=1" in why
+        assert client.do("count") == "None"
+        client.end()
+        one_line(three_devices, f"{MEMORY}: {entry} is refused: ")
+
+
+def test_an_impossible_limit_may_be_ignored(three_devices: DaemonProcess, start: Start) -> None:
+    for entry in IMPOSSIBLE:
+        client = begun(start(three_devices, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: f"0=1G,{entry},1=2G"}))
+        limits = [limit_of(client, device) for device in range(3)]
+        assert limits == [1 << 10, 2 << 10, 143155], f"the others hold beside {entry}"
+        client.end()
+        one_line(three_devices, f"{MEMORY}: {entry} is ignored: ")
 
 
 def test_the_log_says_it_in_the_clients_voice(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
@@ -351,6 +354,7 @@ def test_each_device_has_its_own_connections(make_daemon: Callable[..., DaemonPr
     assert client.do("newctx 1") == "CUDA_SUCCESS"
 
 
+@pytest.mark.long(but=["32-3", "2-48"])
 @pytest.mark.parametrize(("text", "room"), [("32", 3), ("4", 24), ("3", 24), ("2", 48), ("33", 3), ("x", 48)])
 def test_more_connections_leave_room_for_fewer_contexts(
     daemon: DaemonProcess, start: Start, text: str, room: int
