@@ -41,7 +41,7 @@ sys.stdin.readline()
 
 
 def measure(report: Report) -> None:
-    """Measure provisioning; passing turns takes root, who alone can have clients of several users."""
+    """Measure provisioning; passing turns takes root, which alone can have clients of several users."""
     if os.geteuid() == 0:
         turns, starts = zip(*(_turn() for _ in range(5)), strict=True)
         excess = statistics.median(turn - start for turn, start in zip(turns, starts, strict=True))

@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.leaks import DAEMON_NEEDS, Before, crowded, leaks
 from tests.chaos.schedule import DEFAULT_KINDS
 from tests.chaos.soak import soak
-from tests.chaos.stage import Tail
+from tests.chaos.testbed import Tail
 
 SEED = 20130805
 SECONDS = float(os.environ.get("PYMPSD_SOAK_SECONDS", "60"))

@@ -113,7 +113,7 @@ class Replay:
             said = f"Server {server} exited"
             wait_until(lambda: any(line.startswith(said) for line in self.daemon(0).log()), said)
         elif verb == "reap":
-            # Its server is gone, or it was no client: nobody logs its end.
+            # Its server is gone, or it was no client: its end is not logged.
             self.clients.pop(int(rest)).end()
         elif verb == "gone":
             wait_until(lambda: self._counted(self.daemon(0), "Client process", "server.log") == int(rest), rest)
@@ -226,7 +226,7 @@ class Replay:
         return lambda _: wrong
 
     def _settled(self, stdin: str, at: int = 0) -> None:
-        """Wait for what a command begins: the vendor's daemon answers nobody meanwhile."""
+        """Wait for what a command begins: the vendor's daemon answers no one meanwhile."""
         daemon = self.daemon(at)
         if stdin.startswith("start_server"):
             wait_until(lambda: self._counted(daemon, "Starting new server") == self._counted(daemon, "NEW SERVER"))

@@ -26,7 +26,7 @@ A, B = 10001, 10002
 
 @pytest.fixture
 def make_spinner(daemon: DaemonProcess) -> Iterator[Callable[[], ClientProcess]]:
-    """Start clients whose kernels run until they are told."""
+    """Start clients whose kernels run until they are released."""
     made: list[ClientProcess] = []
 
     def make() -> ClientProcess:
@@ -65,8 +65,8 @@ def server_of(daemon: DaemonProcess) -> int:
     return server
 
 
-def is_in_line(daemon: DaemonProcess, client: ClientProcess, times: int = 1) -> bool:
-    """Whether control.log says that a client waits, and was heard so many times."""
+def is_queued(daemon: DaemonProcess, client: ClientProcess, times: int = 1) -> bool:
+    """Whether control.log says that a client waits, and has connected that many times."""
     said = [line for line in daemon.log() if line.startswith(f"NEW CLIENT {client.pid} ") and "pending" in line]
     return len(said) >= times
 
@@ -124,7 +124,7 @@ def test_a_client_that_begins_when_an_idle_daemon_was_killed_waits_for_the_next(
     daemon: DaemonProcess, make_client: Make
 ) -> None:
     waits, late = make_client(), make_client()
-    waits.do("error")  # it runs, and has not knocked
+    waits.do("error")  # it runs, and has not connected
     daemon.kill()
     began = time.monotonic()
     assert waits.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
@@ -149,7 +149,7 @@ def test_log_lines_of_the_time_between_are_not_lost(daemon: DaemonProcess, make_
 
 @pytest.mark.long(but=["10001"])
 @pytest.mark.parametrize("uid", [A, B])
-def test_a_client_in_the_line_comes_again_by_itself(daemon: DaemonProcess, make_client: Make, uid: int) -> None:
+def test_a_client_in_the_queue_connects_again_by_itself(daemon: DaemonProcess, make_client: Make, uid: int) -> None:
     active = make_client(A).connect()
     server = server_of(daemon)
     if uid == A:
@@ -157,10 +157,10 @@ def test_a_client_in_the_line_comes_again_by_itself(daemon: DaemonProcess, make_
         daemon.say(f"shutdown_server {server}")
     waiting = patient(make_client(uid))
     waiting.begin("init")
-    wait_until(lambda: is_in_line(daemon, waiting), "the line")
+    wait_until(lambda: is_queued(daemon, waiting), "the queue")
     daemon.kill()
     again(daemon)
-    wait_until(lambda: is_in_line(daemon, waiting, 2), "the line of the next daemon")
+    wait_until(lambda: is_queued(daemon, waiting, 2), "the queue of the next daemon")
     assert not waiting.has_result()
     assert active.do("add") == RIGHT
     active.end()
@@ -253,7 +253,7 @@ def test_clients_that_begin_while_there_is_none_wait_for_the_next(daemon: Daemon
 def test_without_another_daemon_who_waited_goes_on_without_mps(daemon: DaemonProcess, make_client: Make) -> None:
     active, waiting = make_client(A).connect(), make_client(B)
     waiting.begin("init")
-    wait_until(lambda: is_in_line(daemon, waiting), "the line")
+    wait_until(lambda: is_queued(daemon, waiting), "the queue")
     daemon.kill()
     # It requires MPS, so that it goes no other way.
     assert waiting.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
@@ -263,7 +263,7 @@ def test_without_another_daemon_who_waited_goes_on_without_mps(daemon: DaemonPro
 
 
 @pytest.mark.long
-def test_a_wish_for_a_server_outlives_the_daemon(daemon: DaemonProcess, make_client: Make) -> None:
+def test_a_queued_start_of_a_server_outlives_the_daemon(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client(A).connect()
     daemon.say(f"start_server -uid {B}")
     daemon.kill()
@@ -287,7 +287,7 @@ def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make)
     assert client.do("add") == RIGHT
     late = make_client()
     late.begin("init")
-    wait_until(lambda: is_in_line(daemon, late), "the line")
+    wait_until(lambda: is_queued(daemon, late), "the queue")
     client.end()
     assert late.result() == "CUDA_SUCCESS"
     assert server_of(daemon) != server
@@ -408,7 +408,7 @@ def test_replace_under_load(daemon: DaemonProcess, make_client: Make) -> None:
     clients = [make_client(uid).connect() for uid in (A, A, A)]
     waiting = patient(make_client(B))
     waiting.begin("init")
-    wait_until(lambda: is_in_line(daemon, waiting), "the line")
+    wait_until(lambda: is_queued(daemon, waiting), "the queue")
     daemon.hear_out()
     before, first = daemon.say("ps"), daemon.pid
     for _ in range(3):
@@ -494,7 +494,7 @@ def test_a_forged_server_is_refused(daemon: DaemonProcess, make_client: Make) ->
     try:
         with socket.socket(socket.AF_UNIX) as forger:
             forger.settimeout(SECONDS)
-            wait_until(lambda: _connects(forger, path), "the door")
+            wait_until(lambda: _connects(forger, path), "the socket")
             # It says it is the server that is awaited; the kernel says who it is.
             forger.sendall(messages.encode(link.ServerReturn(Versions(), server, "ACTIVE", False, 0)))
             assert forger.recv(65536)

@@ -42,7 +42,7 @@ def exclusive(make_node: MakeNode) -> Node:
 
 
 def refused(client: ClientProcess) -> str:
-    """Expect that the client gets no server; return what it is told."""
+    """Expect that the client gets no server; return the reason it gets."""
     assert client.do("init") == REFUSED
     return client.do("error")
 

@@ -27,7 +27,7 @@ OTHER = 12345
 
 
 def ready(daemon: DaemonProcess, count: int = 1) -> int:
-    """Wait until so many servers were ready; return the PID of the one there is."""
+    """Wait until that many servers were ready; return the PID of the one there is."""
     wait_until(lambda: sum(line.endswith(": Ready") for line in daemon.log()) == count, "a ready server")
     (server,) = daemon.servers()
     return server
@@ -248,7 +248,7 @@ def test_c12_a_pipe_directory_of_any_mode(make_daemon: MakeDaemon, mode: int) ->
     assert daemon.say("get_server_list") == ""
     assert pipe.stat().st_mode & 0o7777 == mode, "the directory is its owner's"
     if mode == 0o700:
-        # Root can; another user cannot reach it, and is told so.
+        # Root can; another user cannot reach it, and gets that as the reason.
         refused = daemon.run([], "get_server_list", uid=OTHER)
         assert refused.returncode == 1
         assert refused.stderr.startswith(

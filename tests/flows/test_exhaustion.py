@@ -41,7 +41,7 @@ def unlimited(pid: int, which: int) -> None:
 
 
 def no_more_memory(pid: int, room: int) -> None:
-    """Let a process map just so many bytes more."""
+    """Let a process map only that many bytes more."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
     limit(pid, resource.RLIMIT_AS, pages * resource.getpagesize() + room)
 
@@ -115,7 +115,7 @@ class Interpreter:
         self._replace(lambda path: path.symlink_to(os.path.realpath(sys.executable)))
 
     def break_it(self, deaths: int | None = None) -> None:
-        """What it is asked to run ends at once, complaining; after so many deaths it works."""
+        """What it is asked to run ends at once, complaining; after that many deaths it works."""
         self._break("echo the library libpossible.so is not there >&2\nexit 3\n", deaths)
 
     def break_later(self, moment: str, deaths: int | None = None) -> None:

@@ -57,10 +57,10 @@ def test_1_the_four_clients_of_the_documents(daemon: DaemonProcess, make_client:
     assert a.do("illegal") == READY
     assert a.do("sync") == FATAL
     wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
-    assert b.trouble() == ELSEWHERE
+    assert b.first_error() == ELSEWHERE
     assert b.do("ctx 0") == READY
-    assert b.trouble() == FATAL
-    assert c.trouble() == ELSEWHERE
+    assert b.first_error() == FATAL
+    assert c.first_error() == ELSEWHERE
     assert c.do("sync") == ELSEWHERE
     assert d.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     late = make_client()

@@ -1,4 +1,4 @@
-"""A server that hangs in the midst of its start, registered and not ready: bounded, and nobody waits for ever."""
+"""A server that hangs in the midst of its start, registered and not ready: bounded, and no client waits for ever."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def test_servers_are_children_of_the_daemon(daemon: DaemonProcess) -> None:
 # --- peers that mean no good
 
 
-def knock(daemon: DaemonProcess, data: bytes, name: str = "control") -> bytes:
+def send(daemon: DaemonProcess, data: bytes, name: str = "control") -> bytes:
     """Connect, say something, and return all that is answered."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(SECONDS)
@@ -272,7 +272,7 @@ BAD_WORDS = {
 def test_a_peer_that_talks_nonsense_loses_its_connection_and_nothing_else(
     daemon: DaemonProcess, words: bytes
 ) -> None:
-    assert knock(daemon, words) == b""
+    assert send(daemon, words) == b""
     wait_until(lambda: "Unable to read new connection type information" in daemon.log(), "the log line")
     assert daemon.say("get_server_list") == ""
 
@@ -291,12 +291,12 @@ def test_mute_peers_delay_nobody(daemon: DaemonProcess) -> None:
             sock.close()
 
 
-def test_clients_do_not_knock_at_the_privileged_socket(daemon: DaemonProcess) -> None:
+def test_clients_are_refused_at_the_privileged_socket(daemon: DaemonProcess) -> None:
     from pympsd.wire.messages import ClientHello, encode
     from pympsd.wire.versions import Versions
 
     hello = encode(ClientHello(Versions(), 1, "x", 1, {}))
-    assert knock(daemon, hello, "control_privileged") == b""
+    assert send(daemon, hello, "control_privileged") == b""
     assert daemon.servers() == []
 
 
@@ -306,7 +306,7 @@ def test_a_client_of_another_version_is_told(daemon: DaemonProcess) -> None:
     from pympsd.wire.versions import Versions
 
     hello = messages.encode(messages.ClientHello(Versions(oldest=90, newest=99), 1, "x", 1, {}))
-    (frame,) = FrameReader().feed(knock(daemon, hello))
+    (frame,) = FrameReader().feed(send(daemon, hello))
     refused = messages.decode(frame)
     assert isinstance(refused, messages.Refused)
     assert "versions 90 to 99" in refused.reason

@@ -50,7 +50,7 @@ def start(daemon: DaemonProcess) -> Iterator[Start]:
 
 
 def small_shared_memory(size: str) -> list[str]:
-    """A command that starts another in a mount namespace where /dev/shm has so many bytes."""
+    """A command that starts another in a mount namespace where /dev/shm has that many bytes."""
     mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
     return ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
 

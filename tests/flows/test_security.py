@@ -1,4 +1,4 @@
-"""What another user of the machine cannot do to somebody's server, executors and clients (docs/security.md).
+"""What another user of the machine cannot do to a user's server, executors and clients (docs/security.md).
 
 What a client can do to the others of its own server is fuzzed: tests/fuzz.
 """
@@ -156,7 +156,7 @@ def sockets_of(pid: int) -> list[str]:
 def test_sessions_links_and_streams_have_no_name_to_connect_to(daemon: DaemonProcess, owner: ClientProcess) -> None:
     processes = processes_of(daemon, owner)
     doors = ["control", "control_privileged"]
-    # A connection that is still being closed has the name of the door it came in by.
+    # A connection that is still being closed has the name of the socket it came in by.
     wait_until(lambda: list(filter(None, sockets_of(daemon.pid))) == doors, "two named sockets, and no more")
     found = {name: sockets_of(pid) for name, pid in processes.items()}
     assert sum(map(len, found.values())) > 8
@@ -278,10 +278,10 @@ def test_after_the_daemons_death_a_stranger_is_neither_server_nor_daemon(
 def test_a_client_is_who_the_kernel_says_whatever_it_says_itself(daemon: DaemonProcess, owner: ClientProcess) -> None:
     server = processes_of(daemon, owner)["server"]
     control = str(daemon.directory / "pipe" / "control")
-    with socket.socket(socket.AF_UNIX) as door:
-        door.connect(control)
-        door.sendall(messages.encode(hello(owner.pid)))
-        wait_until(lambda: any("Server is not ready, push" in line for line in daemon.log()[-3:]), "the knock")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(control)
+        connection.sendall(messages.encode(hello(owner.pid)))
+        wait_until(lambda: any("Server is not ready, push" in line for line in daemon.log()[-3:]), "the request")
         pending = [line for line in daemon.log() if line.startswith(f"NEW CLIENT {os.getpid()} from user 0: ")]
         assert len(pending) == 1, "it waits for its own user's turn, under its own PID"
     assert daemon.say(f"get_client_list {server}") == f"{owner.pid}\n"
@@ -293,7 +293,9 @@ def test_a_stranger_gets_no_client_of_somebody_elses_server(daemon: DaemonProces
     stranger = daemon.client(STRANGER)
     try:
         stranger.begin("init")
-        wait_until(lambda: any(f"{stranger.pid} from user {STRANGER}" in line for line in daemon.log()), "the knock")
+        wait_until(
+            lambda: any(f"{stranger.pid} from user {STRANGER}" in line for line in daemon.log()), "the request"
+        )
         for command in (f"terminate_client {server} {owner.pid}", f"shutdown_server {server} -f", "quit -t 0"):
             daemon.run([], command, uid=STRANGER)
         assert daemon.say(f"get_client_list {server}") == f"{owner.pid}\n"

@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def node(directory: Path) -> Iterator[Node]:
-    """Three H200 whose kernels nobody can stop."""
+    """Three H200 whose kernels cannot be stopped."""
     made = Node(directory, MACHINE)
     yield made
     made.close()
@@ -101,9 +101,9 @@ def test_with_it_the_device_is_reset_as_by_a_fatal_fault(node: Node, make: Calla
     assert daemon.say(f"terminate_client {server} {a.pid}") == "0\n"
     assert _status(daemon, server) == "FAULT"
     assert len(set(before) & set(children_of(server))) == 2, "the process of device 0 alone has ended"
-    assert a.result() == TERMINATED, "told when the operator's wish came"
-    assert [b.trouble(), b.do("ctx 0"), b.trouble()] == [ELSEWHERE, READY, ELSEWHERE]
-    assert c.trouble() == ELSEWHERE
+    assert a.result() == TERMINATED, "notified when the operator's request came"
+    assert [b.first_error(), b.do("ctx 0"), b.first_error()] == [ELSEWHERE, READY, ELSEWHERE]
+    assert c.first_error() == ELSEWHERE
     assert d.do("add") == RIGHT
     assert a.do("newctx 0") == ELSEWHERE, "as after any fatal fault the process has to end"
     late = node.client(daemon)

@@ -164,7 +164,7 @@ def test_a_patience_that_cannot_be_keeps_the_daemon_from_starting(make_daemon: M
 
 
 @pytest.mark.long
-def test_start_server_is_a_wish_in_the_same_line(start: Start) -> None:
+def test_start_server_is_a_request_in_the_same_queue(start: Start) -> None:
     users = start()
     first = users.client(0).connect()
     server = users.server_of(0)
@@ -174,20 +174,20 @@ def test_start_server_is_a_wish_in_the_same_line(start: Start) -> None:
     behind = users.waiting(NOBODY, after=f"user 0, user {OTHER}")
     assert users.daemon.servers() == [server]
     first.end()
-    # The wish is granted in its turn; its server has no clients, so the turn passes on at once.
+    # The request is granted in its turn; its server has no clients, so the turn passes on at once.
     assert behind.result() == "CUDA_SUCCESS"
     started = [line.rpartition(" ")[2] for line in users.daemon.log() if line.startswith("Starting new server")]
     assert started == ["0", str(OTHER), str(NOBODY)]
 
 
 @pytest.mark.long
-def test_a_wish_with_nobody_behind_it_keeps_its_server(start: Start) -> None:
+def test_a_start_with_nothing_queued_behind_it_keeps_its_server(start: Start) -> None:
     users = start()
     first = users.client(0).connect()
     users.daemon.say(f"start_server -uid {OTHER}")
     first.end()
     ready = f"for user {OTHER}"
-    wait_until(lambda: any(line.endswith(ready) and "Starting" in line for line in users.daemon.log()), "the wish")
+    wait_until(lambda: any(line.endswith(ready) and "Starting" in line for line in users.daemon.log()), "the start")
     users.server_of(OTHER)
 
 
@@ -207,7 +207,7 @@ def test_a_waiting_client_that_dies_no_longer_holds_up_newcomers(start: Start) -
 
 
 @pytest.mark.long
-def test_quit_refuses_the_line_and_waits_for_those_who_are_served(start: Start) -> None:
+def test_quit_refuses_the_queue_and_waits_for_those_served(start: Start) -> None:
     users = start("0")
     first = users.client(0).connect()
     line = [users.waiting(NOBODY, after="user 0"), users.waiting(OTHER, after=f"user 0, user {NOBODY}")]
@@ -294,14 +294,14 @@ def test_an_ordinary_users_daemon_and_clients_of_others_refuse_each_other(own: D
 
 def test_an_ordinary_users_daemon_refuses_whoever_asks_all_the_same(own: DaemonProcess) -> None:
     assert own.start().returncode == 0
-    with socket.socket(socket.AF_UNIX) as knocking:
-        knocking.settimeout(SECONDS)
-        knocking.connect(str(own.directory / "pipe" / "control"))
-        knocking.sendall(encode(ClientHello(Versions(), os.getpid(), "root's", 1, {})))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(SECONDS)
+        client.connect(str(own.directory / "pipe" / "control"))
+        client.sendall(encode(ClientHello(Versions(), os.getpid(), "root's", 1, {})))
         reader = FrameReader(fds_allowed=0)
         frames = []
         while not frames:
-            frames = list(reader.feed(knocking.recv(65536)))
+            frames = list(reader.feed(client.recv(65536)))
     answer = decode(frames[0])
     assert isinstance(answer, Refused)
     assert f"run by user {OTHER} and serves that user only, not 0; start one as that user" in answer.reason

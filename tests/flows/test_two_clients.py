@@ -215,7 +215,7 @@ def test_clients_of_another_user_wait_for_their_turn(daemon: DaemonProcess, make
     second = make_client(NOBODY)
     second.begin("init")
     waiting = f"NEW CLIENT {second.pid} from user {NOBODY}: Server is not ready, push client to pending list"
-    wait_until(lambda: waiting in daemon.log(), "the second user's knock")
+    wait_until(lambda: waiting in daemon.log(), "the second user's request")
     assert not second.has_result()
     first.end()
     assert second.result() == "CUDA_SUCCESS"
@@ -227,11 +227,11 @@ def test_clients_of_another_user_wait_for_their_turn(daemon: DaemonProcess, make
 
 
 @pytest.mark.long
-def test_a_waiting_client_that_dies_leaves_the_line(daemon: DaemonProcess, make_client: MakeClient) -> None:
+def test_a_waiting_client_that_dies_leaves_the_queue(daemon: DaemonProcess, make_client: MakeClient) -> None:
     first = make_client().connect()
     second = make_client(NOBODY)
     second.begin("init")
-    wait_until(lambda: any(f"CLIENT {second.pid} " in line for line in daemon.log()), "the knock")
+    wait_until(lambda: any(f"CLIENT {second.pid} " in line for line in daemon.log()), "the request")
     second.end(signal.SIGKILL)
     assert first.do("add") == RIGHT
     first.end()

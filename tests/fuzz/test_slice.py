@@ -17,7 +17,7 @@ from processes import DaemonProcess, adopt_orphans
 SEED = 20130805
 
 
-def test_sessions_at_the_mind() -> None:
+def test_sessions_at_the_state_machine() -> None:
     assert fuzz_mind(SEED, 1500) > 1500
 
 
@@ -61,7 +61,7 @@ def test_records_at_a_live_executor(monkeypatch: pytest.MonkeyPatch, workers: st
         pytest.skip("there is no C compiler, so there are no native workers")
     monkeypatch.setenv("PYMPSD_WORKER", workers)
     found = fuzz_stream(SEED, 20_000)
-    assert found.ruined > 0, "some attacks must get as far as a kernel of their own"
+    assert found.poisoned > 0, "some attacks must get as far as a kernel of their own"
     assert found.results[0] > found.sessions, "and many records be carried out"
     assert found.checks > found.sessions
     assert found.kib_after < found.kib_before + 32 * 1024

@@ -19,13 +19,13 @@ PACKAGES = ("pympsd", "pympsd_server", "pympsd_client")
 INSTALLED_FROM = (*PACKAGES, "scripts", "pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in")
 TESTED_WITH = ("tests", "docs", "scripts", "pyproject.toml")
 SOMEBODY = 10001
-"""A user who is nobody else."""
+"""A user of its own."""
 SECONDS = 120.0
 
 
 @contextlib.contextmanager
 def awake() -> Iterator[None]:
-    """Keep GPUs initialised meanwhile: where nobody has its file open, a GPU takes a second or more to wake up."""
+    """Keep GPUs initialised meanwhile: when no process has its file open, a GPU takes a second or more to wake up."""
     with contextlib.ExitStack() as files:
         for path in Path("/dev").glob("nvidia[0-9]*"):
             with contextlib.suppress(OSError):

@@ -36,7 +36,7 @@ class Part:
     devices: str = ""
     """Backends that one process has open for the whole part."""
     spread: float = 0.0
-    """In how many processes at a time its tests run: so many of each of the runner's jobs, and one at least."""
+    """In how many processes at a time its tests run: that many of each of the runner's jobs, and one at least."""
     rehearsed: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
     """Environment variables."""
@@ -143,7 +143,7 @@ class Runner:
         return self.output / f"{part.name}.log"
 
     def _await(self, one: Running) -> None:
-        # A rehearsal may be on any machine, with nobody waiting for it.
+        # A rehearsal may be on any machine, with nothing waiting for it.
         limit = self._over if not self.rehearse else one.began + REHEARSAL_SECONDS
         try:
             one.status = one.process.wait(max(0.1, limit - time.monotonic()))

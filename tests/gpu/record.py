@@ -14,7 +14,7 @@ SHOWN = 6000
 
 @define(eq=False)
 class Record:
-    """A pytest plugin. Several processes may append to one file: what is told of a test is one write."""
+    """A pytest plugin. Several processes may append to one file: what is written of a test is one write."""
 
     _config: pytest.Config
     _fd: int

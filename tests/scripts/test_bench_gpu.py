@@ -1,6 +1,6 @@
 """The GPU benchmark without a GPU: its table, its verdicts, what it does when something fails, and a rehearsal.
 
-The rehearsal has pympsd on the emulated GPU, and the native clients on a stand-in for libcuda (fake_driver.c).
+The rehearsal has pympsd on the emulated GPU, and the native clients on a fake libcuda (fake_driver.c).
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _read_to_its_end(sock: socket.socket) -> None:
 
 
 def fuzz_daemon(daemon: DaemonProcess, seed: int, sessions: int) -> Found:
-    """Hold so many sessions, some at once; raise AssertionError when the daemon took harm."""
+    """Hold that many sessions, some at once; raise AssertionError when the daemon took harm."""
     control = str(daemon.directory / "pipe" / "control")
     assert daemon.say("ps") == "Server not found\n"
     wait_until(lambda: daemon.log()[-1] == "UI closed", "the end of the first session")
@@ -124,7 +124,7 @@ def _without_quit(data: bytes) -> bytes:
 
 
 def _quiet(daemon: DaemonProcess) -> bool:
-    """Whether no server is left; those there are told to leave."""
+    """Whether no server is left; those that are there are asked to leave."""
     for server in daemon.servers():
         daemon.say(f"shutdown_server {server} -f")
     return not daemon.servers()

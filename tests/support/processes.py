@@ -173,7 +173,7 @@ class DaemonProcess:
         return [int(pid) for pid in self.say("get_server_list").split()]
 
     def hear_out(self) -> None:
-        """Return when the daemon has taken in what its servers had told it: this answer comes behind that."""
+        """Return when the daemon has taken in what its servers had sent: this answer comes after that."""
         for server in self.servers():
             assert self.say(f"terminate_client {server} 1") == "201\n"
 
@@ -203,7 +203,7 @@ class DaemonProcess:
 
 
 def _await_executors() -> None:
-    """Wait until those that were adopted have ended: nobody waits for the executors of a server that was killed."""
+    """Wait until those that were adopted have ended: no server waits for the executors of one that was killed."""
     give_up = time.monotonic() + EXECUTORS_SECONDS
     while any(alive(pid) and _is_awaited(pid) for pid in children_of(os.getpid())) and time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
@@ -264,7 +264,7 @@ class ClientProcess:
             raise AssertionError(f"the client ended: {self.process.stderr.read()}")
         return line.rstrip("\n")
 
-    def trouble(self) -> str:
+    def first_error(self) -> str:
         """Synchronise until that fails, and return how: a fault reaches others than its culprit a moment later."""
         said = ""
 
@@ -273,7 +273,7 @@ class ClientProcess:
             said = self.do("sync")
             return said != "CUDA_SUCCESS"
 
-        wait_until(failed, "the trouble")
+        wait_until(failed, "the error")
         return said
 
     def has_result(self) -> bool:

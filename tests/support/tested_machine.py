@@ -20,7 +20,7 @@ VARIABLE = "PYMPSD_TEST_BACKEND"
 REHEARSAL = "rehearsal"
 LIKE_A_GPU = str(Path(__file__).parents[1] / "gpu" / "like_a_gpu.toml")
 WORKER = "PYMPSD_WORKER"
-"""Passed on to every daemon under test: who executes records."""
+"""Passed on to every daemon under test: what executes records."""
 PASSED_ON = ("LD_LIBRARY_PATH",)
 """What else of the test process's environment a GPU's daemons get: where the driver is."""
 CHOICES = ("PYMPSD_BACKEND", "PYMPSD_EMULATED_DEVICES")
