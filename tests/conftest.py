@@ -95,12 +95,21 @@ def _command(pid: int) -> str:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Unmark the cases named in ``long(but=[ID, ...])``: they stand for the others when long tests are left out."""
+    unknown: dict[tuple[Path, str], set[str]] = {}
     for item in items:
         mark = item.get_closest_marker("long")
-        if mark is not None and mark.kwargs and item.callspec.id in mark.kwargs["but"]:  # type: ignore[attr-defined]
+        if mark is None or not mark.kwargs:
+            continue
+        assert isinstance(item, pytest.Function)
+        left = unknown.setdefault((item.path, item.originalname), set(mark.kwargs["but"]))
+        if item.callspec.id in mark.kwargs["but"]:
             item.own_markers.remove(mark)
+            left.remove(item.callspec.id)
+    if config.option.markexpr:
+        wrong = [f"{path.name}::{name}[{case}]" for (path, name), left in unknown.items() for case in sorted(left)]
+        assert not wrong, f"long(but=...) names no case: {wrong}"
 
 
 @pytest.fixture(autouse=True)
