@@ -63,7 +63,7 @@ def test_a_client_that_leaves_twice() -> None:
     assert len(judge(told(START + END, MET + LEFT + LEFT), {Who(7)}, (), ())) == 2
 
 
-def test_a_status_that_nobody_made() -> None:
+def test_a_status_without_a_cause() -> None:
     crashed = START + END.replace("status 0\n1 Exit", "status 1\n1 Exit")
     assert judge(told(crashed), (), (), ()) == ["server 7 ended with status 1, and nobody killed it"]
     assert judge(told(crashed), {Who(7)}, (), ()) == []
@@ -73,7 +73,7 @@ def test_a_client_that_no_server_met() -> None:
     assert judge(told(START + END, MET + LEFT), (), (), [50, 51]) == ["client 51 had a server, and no server met it"]
 
 
-def test_defects_are_told() -> None:
+def test_defects_are_reported() -> None:
     defect = "1 The control daemon met a defect of its own and goes on: x\n"
     assert len(judge(told(START + defect + END), (), (), ())) == 1
     assert len(judge(told(START + END, "7 Client 50 broke the conversation: x"), (), (), ())) == 1

@@ -52,7 +52,7 @@ def test_every_kind_is_in_the_table_and_every_code_is_a_result_of_cuda() -> None
     assert set(FAULT_CODES) == set(FAULTS)
 
 
-def test_what_must_not_be_noticed_allows_nobody_an_error() -> None:
+def test_what_must_not_be_noticed_allows_no_client_an_error() -> None:
     unnoticed = [kind for kind in Kind if not TABLE[kind]]
     assert unnoticed == [
         Kind.CLIENT_KILL, Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP,
@@ -95,7 +95,7 @@ def test_a_server_that_is_killed_is_its_own_users_matter() -> None:
     assert len(judged(a_life(1, BOB), a_step(806, 5.3), incidents=(incident,))) == 1
 
 
-def test_who_came_later_has_no_excuse() -> None:
+def test_a_later_client_has_no_excuse() -> None:
     incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
     late = a_life(1)
     late.init_began = late.attached = 5.1 + SLACK + 1
@@ -141,7 +141,7 @@ def test_a_context_on_an_affected_device_is_refused_to_others() -> None:
     assert len(judged(other, a_step(807, 11.0, 2, "open", 2), others=(culprit,), incidents=(incident,))) == 1
 
 
-def test_who_was_terminated_gets_that_code_and_never_a_success() -> None:
+def test_a_terminated_client_gets_that_code_and_never_a_success() -> None:
     life = a_life(1)
     facts = {"pid": life.pid, "client": 1, "uid": ALICE, "note": "0"}
     incident = Incident(Kind.CLIENT_TERMINATE, 1, 5.0, 5.2, **facts)
@@ -273,7 +273,7 @@ def test_contexts_on_an_executor_that_is_stopped_in_a_fault_may_lose_it() -> Non
         assert (judged(neighbour, a_step(719, 11.0), others=(culprit,), incidents=incidents) == []) is right
 
 
-def test_a_short_outage_is_nobodys_excuse() -> None:
+def test_a_short_outage_excuses_no_client() -> None:
     init_step = a_step(805, 5.3, -1, "init", -1)
     for seconds, right in ((0.5, False), (2.5, True)):
         incident = Incident(Kind.DAEMON_KILL, 1, 5.0, 5.0 + seconds)

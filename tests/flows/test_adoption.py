@@ -216,7 +216,9 @@ def test_one_server_for_all_users_is_taken_in_too(
     assert [client.do("add") for client in clients] == [RIGHT, RIGHT]
 
 
-def test_a_user_who_is_not_root_has_the_same(make_daemon: Callable[..., DaemonProcess]) -> None:
+def test_the_daemon_of_an_ordinary_user_is_replaced_in_the_same_way(
+    make_daemon: Callable[..., DaemonProcess],
+) -> None:
     daemon = make_daemon()
     for name in ("pipe", "log"):
         os.chown(daemon.directory / name, A, A)
@@ -250,7 +252,9 @@ def test_clients_that_begin_while_there_is_none_wait_for_the_next(daemon: Daemon
 
 
 @pytest.mark.long
-def test_without_another_daemon_who_waited_goes_on_without_mps(daemon: DaemonProcess, make_client: Make) -> None:
+def test_without_another_daemon_a_waiting_client_goes_on_without_mps(
+    daemon: DaemonProcess, make_client: Make
+) -> None:
     active, waiting = make_client(A).connect(), make_client(B)
     waiting.begin("init")
     wait_until(lambda: is_queued(daemon, waiting), "the queue")
@@ -454,7 +458,7 @@ def test_another_user_cannot_replace_it(daemon: DaemonProcess) -> None:
 
 
 @pytest.mark.long
-def test_a_pid_file_that_names_another_process_harms_nobody(daemon: DaemonProcess) -> None:
+def test_a_pid_file_that_names_another_process_does_no_harm(daemon: DaemonProcess) -> None:
     path = daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid"
     for text, reason in ((str(os.getpid()), "is not the daemon that runs"), ("x", "does not say which")):
         path.write_text(text)

@@ -179,7 +179,7 @@ def test_a_server_that_could_not_register_says_so_and_does_later(make_node: Make
 
 
 @pytest.mark.long
-def test_an_exclusive_server_says_who_is_to_be_looked_for(exclusive: Node) -> None:
+def test_an_exclusive_server_names_the_process_in_its_way(exclusive: Node) -> None:
     daemon = exclusive.daemon("a")
     with StateFolder(str(exclusive.machine)).locked():
         refused(exclusive.client(daemon))
@@ -218,7 +218,7 @@ def test_the_process_table_shows_servers_and_their_clients(make_node: MakeNode) 
     assert not alive(server)
 
 
-def test_a_device_is_reset_only_when_nobody_uses_it(make_node: MakeNode) -> None:
+def test_a_device_is_reset_only_when_it_is_not_in_use(make_node: MakeNode) -> None:
     node = make_node()
     daemon = node.daemon("a")
     node.client(daemon).connect()

@@ -200,7 +200,7 @@ def test_4_a_client_that_dies_frees_everything(
     assert total == int(before.split()[1])
 
 
-def test_4_a_client_that_dies_behind_a_stopped_executor_holds_nobody_up(
+def test_4_a_client_that_dies_behind_a_stopped_executor_delays_no_other_user(
     daemon: DaemonProcess, make_client: Make
 ) -> None:
     client = make_client(10001).connect()

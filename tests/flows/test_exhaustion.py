@@ -185,7 +185,7 @@ def test_a_server_that_dies_at_its_start_is_tried_again_and_the_client_served(
     assert fragile.log("server.log").count("the library libpossible.so is not there") == 2
 
 
-def test_a_server_that_always_dies_is_given_up_and_all_who_wait_are_told(
+def test_a_server_that_always_dies_is_given_up_and_all_waiting_clients_get_the_reason(
     clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter
 ) -> None:
     interpreter.break_it()
@@ -232,7 +232,7 @@ def test_a_server_that_dies_later_is_tried_again_and_the_client_served(
 
 @pytest.mark.long
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_server_that_always_dies_later_is_given_up_and_all_who_wait_are_told(
+def test_a_server_that_always_dies_later_is_given_up_and_all_waiting_clients_get_the_reason(
     clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter, moment: str
 ) -> None:
     interpreter.break_later(moment)
@@ -503,7 +503,7 @@ def test_a_pipe_directory_that_fills_up_costs_only_what_a_next_daemon_would_know
         daemon.pid = 0  # reaped
 
 
-def test_a_full_dev_shm_hinders_nobody(clients: list[ClientProcess], make_daemon: MakeDaemon) -> None:
+def test_a_full_dev_shm_does_no_harm(clients: list[ClientProcess], make_daemon: MakeDaemon) -> None:
     daemon = make_daemon()
     disk = Disk(daemon, Path("/dev/shm"), "size=4k")
     assert daemon.start().returncode == 0

@@ -399,7 +399,7 @@ def test_before_volta_there_are_16_contexts_and_neither_percentages_nor_memory_l
 
 
 @pytest.mark.long
-def test_a_change_of_the_default_priority_is_told_with_the_next_client(daemon: DaemonProcess, start: Start) -> None:
+def test_a_change_of_the_default_priority_is_logged_with_the_next_client(daemon: DaemonProcess, start: Start) -> None:
     """Recorded: ``Client Priority set to`` in server.log; a client's own setting is not logged."""
 
     def told_after(**environment: str) -> list[str]:

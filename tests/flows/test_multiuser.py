@@ -173,7 +173,7 @@ def test_a_fault_of_one_user_costs_no_other(sharing: DaemonProcess, of_user: OfU
 
 
 @pytest.mark.long
-def test_a_user_who_has_gone_makes_room_for_the_next(sharing: DaemonProcess, of_user: OfUser) -> None:
+def test_a_user_that_has_gone_makes_room_for_the_next(sharing: DaemonProcess, of_user: OfUser) -> None:
     stays = of_user(OTHER).connect()
     (server,) = sharing.servers()
     before: dict[int, list[int]] = {}

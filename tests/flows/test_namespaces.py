@@ -142,7 +142,7 @@ def test_clients_that_the_daemon_cannot_see_are_told_apart_by_serial(
 
 
 @pytest.mark.long
-def test_nobody_is_terminated_by_a_pid_that_is_nobodys(
+def test_no_client_is_terminated_by_a_pid_that_belongs_to_none(
     daemon_inside: DaemonProcess, invisible: list[ClientProcess]
 ) -> None:
     out_here, sibling = (client.connect() for client in invisible)

@@ -277,7 +277,7 @@ def test_a_peer_that_talks_nonsense_loses_its_connection_and_nothing_else(
     assert daemon.say("get_server_list") == ""
 
 
-def test_mute_peers_delay_nobody(daemon: DaemonProcess) -> None:
+def test_mute_peers_delay_no_other(daemon: DaemonProcess) -> None:
     mute = []
     try:
         for _ in range(200):
@@ -300,7 +300,7 @@ def test_clients_are_refused_at_the_privileged_socket(daemon: DaemonProcess) -> 
     assert daemon.servers() == []
 
 
-def test_a_client_of_another_version_is_told(daemon: DaemonProcess) -> None:
+def test_a_client_of_another_version_gets_the_reason(daemon: DaemonProcess) -> None:
     from pympsd.wire import messages
     from pympsd.wire.framing import FrameReader
     from pympsd.wire.versions import Versions

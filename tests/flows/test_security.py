@@ -116,7 +116,7 @@ def processes_of(daemon: DaemonProcess, client: ClientProcess) -> dict[str, int]
     return {"server": server, "executor": executor, "client": client.pid, "daemon": daemon.pid}
 
 
-def test_a_stranger_can_neither_read_nor_signal_nor_trace_what_works_for_somebody_else(
+def test_a_stranger_can_neither_read_nor_signal_nor_trace_processes_of_another_user(
     daemon: DaemonProcess, owner: ClientProcess
 ) -> None:
     processes = processes_of(daemon, owner)
@@ -163,7 +163,7 @@ def test_sessions_links_and_streams_have_no_name_to_connect_to(daemon: DaemonPro
     assert [name for names in found.values() for name in names if name] == doors
 
 
-def test_shared_memory_has_no_name_and_is_nobody_elses(daemon: DaemonProcess, owner: ClientProcess) -> None:
+def test_shared_memory_has_no_name_and_belongs_to_its_user(daemon: DaemonProcess, owner: ClientProcess) -> None:
     executor = processes_of(daemon, owner)["executor"]
     links = [os.readlink(fd) for fd in Path(f"/proc/{executor}/fd").iterdir()]
     memories = [link for link in links if "memfd" in link]
@@ -199,7 +199,7 @@ for name in ("pympsd.state", "control"):
 
 @pytest.mark.long(but=["Server"])
 @pytest.mark.parametrize("who", ["Server", "Control"])
-def test_a_line_through_the_fifo_is_marked_other_whoever_it_imitates(
+def test_a_line_through_the_fifo_is_marked_other_whatever_it_imitates(
     daemon: DaemonProcess, owner: ClientProcess, who: str
 ) -> None:
     server = processes_of(daemon, owner)["server"]
@@ -275,7 +275,9 @@ def test_after_the_daemons_death_a_stranger_is_neither_server_nor_daemon(
         again.stop()
 
 
-def test_a_client_is_who_the_kernel_says_whatever_it_says_itself(daemon: DaemonProcess, owner: ClientProcess) -> None:
+def test_a_clients_identity_is_the_kernels_whatever_it_says_itself(
+    daemon: DaemonProcess, owner: ClientProcess
+) -> None:
     server = processes_of(daemon, owner)["server"]
     control = str(daemon.directory / "pipe" / "control")
     with socket.socket(socket.AF_UNIX) as connection:
@@ -288,7 +290,9 @@ def test_a_client_is_who_the_kernel_says_whatever_it_says_itself(daemon: DaemonP
     assert owner.do("add") == RIGHT
 
 
-def test_a_stranger_gets_no_client_of_somebody_elses_server(daemon: DaemonProcess, owner: ClientProcess) -> None:
+def test_a_stranger_cannot_become_a_client_of_another_users_server(
+    daemon: DaemonProcess, owner: ClientProcess
+) -> None:
     server = processes_of(daemon, owner)["server"]
     stranger = daemon.client(STRANGER)
     try:

@@ -229,7 +229,7 @@ def test_terminate_client(daemon: DaemonProcess, make_client: MakeClient, busy: 
     assert neighbour.do("add") == RIGHT
 
 
-def test_terminate_client_of_nobody(daemon: DaemonProcess, make_client: MakeClient) -> None:
+def test_terminate_client_of_a_pid_that_is_no_client(daemon: DaemonProcess, make_client: MakeClient) -> None:
     make_client().connect()
     (server,) = daemon.servers()
     done = daemon.run([], f"terminate_client {server} 1")

@@ -79,7 +79,7 @@ def test_clients_that_died_behind_a_stopped_server_hold_no_turn(
 
 
 @pytest.mark.long
-def test_nor_do_they_hold_up_a_quit_also_when_another_daemon_admitted_them(
+def test_clients_that_died_behind_a_stopped_server_do_not_delay_a_quit_of_the_next_daemon(
     clients: list[ClientProcess], daemon: DaemonProcess
 ) -> None:
     clients.append(daemon.client(A).connect())

@@ -71,7 +71,7 @@ def _held(node: Node, pid: int) -> int:
 
 
 @pytest.mark.long
-def test_without_the_option_the_answer_is_702_and_nobody_else_notices(node: Node, make: Make) -> None:
+def test_without_the_option_the_answer_is_702_and_no_other_client_notices(node: Node, make: Make) -> None:
     daemon = _daemon(node)
     client, neighbour = make(daemon), make(daemon)
     (server,) = daemon.servers()
@@ -146,7 +146,7 @@ def test_with_it_a_kernel_that_ends_in_time_resets_nothing(node: Node, make: Mak
 
 
 @pytest.mark.long
-def test_a_killed_clients_memory_is_counted_and_shown_until_nobody_is_left(node: Node, make: Make) -> None:
+def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(node: Node, make: Make) -> None:
     daemon = _daemon(node)
     client, neighbour = make(daemon), make(daemon)
     (server,) = daemon.servers()

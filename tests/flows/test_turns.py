@@ -120,7 +120,7 @@ def test_a_newcomer_of_the_active_user_overtakes_before_patience_is_over(start: 
     assert not waiting.has_result()
 
 
-def test_and_not_after(start: Start) -> None:
+def test_a_newcomer_of_the_active_user_waits_once_patience_is_over(start: Start) -> None:
     users = start("0.05")
     first = users.client(0).connect()
     server = users.server_of(0)
@@ -292,7 +292,7 @@ def test_an_ordinary_users_daemon_and_clients_of_others_refuse_each_other(own: D
     assert own.servers() == []
 
 
-def test_an_ordinary_users_daemon_refuses_whoever_asks_all_the_same(own: DaemonProcess) -> None:
+def test_an_ordinary_users_daemon_refuses_every_other_user_all_the_same(own: DaemonProcess) -> None:
     assert own.start().returncode == 0
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(SECONDS)
