@@ -23,7 +23,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ENDING_SECONDS = 10.0
-"""A thread, or an orphan of a daemon or a server, that is on its way out when its test ends is waited for so long."""
+"""A thread, or an orphan of a daemon or a server, that is still ending when its test ends has this long."""
 KEPT_BY_LIBRARIES = ("/dev/urandom", "/dev/random", "/proc/self/maps")
 
 

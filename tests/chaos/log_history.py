@@ -88,7 +88,7 @@ class LogHistory:
     problems: list[str] = field(factory=list)
     daemons: list[int] = field(factory=list)
     _open: bool = False
-    """Whether the last daemon has not said its last word."""
+    """Whether the last daemon has not logged its exit."""
 
     def hear_control(self, line: Line) -> None:
         """Take in a line of control.log."""

@@ -23,7 +23,7 @@ from tests.chaos.recoveries import RETRY_SECONDS, Recovery, recoveries
 from tests.chaos.schedule import ADOPTION, STOPS, Containment, Kind
 
 HANG_SECONDS: Final = 60.0
-"""Every client has an answer after so long, whatever happened; what it or its server was stopped for comes on top."""
+"""The longest time to a client's answer, whatever happened; what it or its server was stopped for comes on top."""
 STARTS: Final = 15.0
 """Seconds in which a new daemon may await the servers of the one before."""
 
@@ -110,7 +110,7 @@ THE_WHOLE_SERVER: Final = {
     Role.CONNECTING: frozenset({SERVER_NOT_READY, CONNECTION_FAILED}),
     Role.OPENING: frozenset({SERVER_NOT_READY, RPC_FAILURE}),
 }
-"""everybody, with the server itself, before Volta (as the loss of an executor does)."""
+"""all clients, with the server itself, before Volta (as the loss of an executor does)."""
 KILLED_SERVER: Final = TABLE[Kind.SERVER_KILL]
 FAULTS: Final = frozenset({Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL})
 
@@ -163,7 +163,7 @@ def allowances(history: History, incident: Incident) -> dict[Role, frozenset[int
 
 
 def _lasts_over(stop: Incident, seconds: float, kinds: Collection[Kind], history: History) -> bool:
-    """Whether a stop lasted so long, and one of those kinds began within it or shortly before."""
+    """Whether a stop lasted that long, and one of those kinds began within it or shortly before."""
     return stop.ended - stop.began > seconds and any(
         one.kind in kinds and one.uid in (stop.uid, -1) and stop.began - STARTS <= one.began <= stop.ended
         for one in history.incidents

@@ -11,7 +11,7 @@ from tests.chaos.history import FOR_EVER, History, Incident, Life
 from tests.chaos.schedule import DEVICES, STOPS, Containment, Kind
 
 SLACK: Final = 2.0
-"""Seconds between something and its being noticed by everybody, on a machine that is busy."""
+"""Seconds between something and every process's noticing it, on a busy machine."""
 RETRY_SECONDS: Final = 1.5
 """A client tries to connect again for 2 s when its daemon has gone; a shorter outage it must not notice."""
 NOTICED: Final = 5.0

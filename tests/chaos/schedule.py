@@ -18,7 +18,7 @@ class Containment(StrEnum):
     """How far a fatal fault reaches on a machine."""
 
     DEVICE = "device"
-    """To everybody on devices that shared clients connect (MPS documents, 2.3.3.2)."""
+    """To all clients of devices that shared clients connect (MPS documents, 2.3.3.2)."""
     CLIENT = "client"
     """To the context that it happened in: ``fault_containment = "client"`` of an emulated machine."""
     SERVER = "server"
@@ -46,7 +46,7 @@ SETUPS: Final = (
     Setup(Containment.SERVER, "r580"),
 )
 ROUND_SECONDS: Final = 300.0
-"""A daemon's directory, logs and devices are used for at most so long."""
+"""The longest time that a daemon's directory, logs and devices are used."""
 SHORTEST_ROUND: Final = 45.0
 
 
@@ -118,7 +118,7 @@ WORKS: Final = ("copies", "kernels", "contexts", "streams", "memory", "callbacks
 
 @frozen
 class ClientPlan:
-    """A client to be: its user (an index), its kind of work, on which devices, for how long, with which settings."""
+    """The plan of a client: its user (an index), kind of work, devices, duration and settings."""
 
     at: float
     number: int

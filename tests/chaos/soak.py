@@ -50,7 +50,7 @@ class Soak:
     judged: int = field(default=0, init=False)
 
     async def run(self) -> None:
-        """All of it, to the daemon's end."""
+        """Run the soak to the daemon's end."""
         testbed = self.testbed
         await testbed.start_daemon()
         async with trio.open_nursery() as nursery:
@@ -125,7 +125,7 @@ class Soak:
             self.testbed.note("client_fault", name=name, **facts)
 
     async def _end_endless(self, life: Life) -> None:
-        """A kernel that never ends is an operator's business."""
+        """Terminate the clients whose kernel never ends, as an operator does."""
         while life.doing != "endless":
             await trio.sleep(LISTEN_SECONDS)
         await trio.sleep(life.plan.seconds)
@@ -179,7 +179,7 @@ class Soak:
     # --- the end
 
     async def _settle(self) -> None:
-        """All clients have ended: nothing of theirs is left, neither in the lists nor on the devices."""
+        """Check, when all clients have ended, that nothing of theirs is left in the lists or on the devices."""
         await self._listed()
         testbed, server = self.testbed, self.testbed.server()
         for device in range(DEVICES if server else 0):

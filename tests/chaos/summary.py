@@ -24,7 +24,7 @@ class Summary:
     problems: list[str] = field(factory=list)
 
     def add(self, part: Round, testbed: Testbed, judged: int, left: int) -> None:
-        """A round is over; ``left``: how much is left of it that must not be."""
+        """Add a round that is over; ``left``: the number of its leaks."""
         clients = len(testbed.history.lives)
         self.counts += testbed.counts
         self.counts += Counter(

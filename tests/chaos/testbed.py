@@ -1,4 +1,4 @@
-"""Where a soak takes place: a root daemon on an emulated machine of small devices, its tools, its logs."""
+"""The testbed of a soak: a root daemon on an emulated machine of small devices, its tools, its logs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ multiprocessors = 8
 memory_mib = 8192
 """
 TOOL_SECONDS: Final = 30.0
-"""A command of an operator is answered within so long, whatever goes on; the tool itself gives up after 10 s."""
+"""The longest time to an operator command's answer, whatever goes on; the tool itself gives up after 10 s."""
 CHOSEN_OUTSIDE: Final = ("PYMPSD_WORKER", "PYMPSD_LAUNCHES")
 """What executes and what packs records: set by the soak's own environment, if anything."""
 PATIENCE: Final = "2"
@@ -65,7 +65,7 @@ class Tail:
 
 @define
 class Testbed:
-    """Everything a soak has in hand. Times are of the monotonic clock, which is the same one for all processes."""
+    """The state of a soak. Times are of the monotonic clock, which is the same one for all processes."""
 
     directory: Path
     uids: tuple[int, ...]
@@ -136,7 +136,7 @@ class Testbed:
         self.journal.flush()
 
     def blame(self, problem: str) -> None:
-        """Something is not as it must be."""
+        """Record a problem."""
         self.problems.append(problem)
         self.note("PROBLEM", problem=problem)
         print(f"PROBLEM: {problem}", file=sys.stderr, flush=True)
@@ -190,7 +190,7 @@ class Testbed:
         return life, process
 
     def release(self, pid: int) -> None:
-        """A process of our own has been reaped: its PID is anybody's."""
+        """Forget a process of our own that has been reaped: its PID may be reused."""
         self._own.discard(pid)
 
     async def tool(self, text: str, options: tuple[str, ...] = (), uid: int = 0) -> tuple[int | None, str]:

@@ -21,7 +21,7 @@ from tests.conformance.correspondence import Correspondence
 
 CLIENT: Final = str(Path(__file__).parents[1] / "support" / "recorded_client.py")
 SETTLES: Final = SECONDS
-"""A log is given so long to say what it should."""
+"""How long a log may take to contain what it should."""
 NOT_FOUND: Final = "Cannot find MPS control daemon process"
 ELIDED: Final = "(usage text"
 OURS_ONLY: Final = {"pympsd.state": "what another daemon needs to take the servers in if this one is killed"}

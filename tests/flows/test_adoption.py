@@ -53,7 +53,7 @@ def again_with_its_server(daemon: DaemonProcess, *options: str) -> None:
 
 
 def patient(client: ClientProcess) -> ClientProcess:
-    """Have a client wait for the next daemon for as long as one may take to start on any machine."""
+    """Have a client wait for the next daemon as long as one may take to start on any machine."""
     client.do(f"patience {SECONDS / 2}")
     return client
 

@@ -42,7 +42,7 @@ def exclusive(make_node: MakeNode) -> Node:
 
 
 def refused(client: ClientProcess) -> str:
-    """Expect that the client gets no server; return the reason it gets."""
+    """Check that the client gets no server; return the reason it gets."""
     assert client.do("init") == REFUSED
     return client.do("error")
 

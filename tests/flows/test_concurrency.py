@@ -1,4 +1,4 @@
-"""Any number of user interfaces at once: whatever a hundred of them do, the others are answered."""
+"""Many user interfaces at once: whatever a hundred of them do, the others are answered."""
 
 from __future__ import annotations
 

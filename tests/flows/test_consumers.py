@@ -140,7 +140,7 @@ def test_c4_exit_status_1_when_it_is_not(daemon: DaemonProcess) -> None:
 
 
 LIMIT = ("--timeout", "3")
-"""The tool's own bound: exit status 2 when the daemon says nothing for so long (some callers kill it after 3 s)."""
+"""The tool's own bound: exit status 2 when the daemon says nothing for this long (some callers kill it after 3 s)."""
 
 
 def asked_in_time(daemon: DaemonProcess, text: str) -> str:

@@ -48,7 +48,7 @@ def no_more_memory(pid: int, room: int) -> None:
 
 @pytest.fixture
 def clients() -> Iterator[list[ClientProcess]]:
-    """What is in the list is ended with the test; stands before the daemon's fixture, so that it ends later."""
+    """End the clients in the list after the test; requested before the daemon's fixture, so that it ends later."""
     made: list[ClientProcess] = []
     yield made
     for client in made:

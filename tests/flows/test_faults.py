@@ -42,7 +42,7 @@ def _executors(daemon: DaemonProcess, server: int) -> dict[int, int]:
 
 
 def _comes_and_goes(daemon: DaemonProcess, make_client: Make) -> int:
-    """A client of device 0 comes and goes, so that its executor is idle; return the server."""
+    """Connect and end a client of device 0, so that its executor is idle; return the server."""
     make_client().connect(0).end()
     (server,) = daemon.servers()
     wait_until(lambda: daemon.say(f"get_client_list {server}") == "", "the client's end")

@@ -13,7 +13,7 @@ import pytest
 from processes import DaemonProcess, wait_until
 
 START_SECONDS = 60.0
-"""A server has so long to become ready (pympsd/state_machine/admission.py)."""
+"""The time a server has to become ready (pympsd/state_machine/admission.py)."""
 
 
 @pytest.mark.long

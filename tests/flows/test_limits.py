@@ -143,7 +143,7 @@ def test_two_clients_with_half_each_run_on_disjoint_multiprocessors(daemon: Daem
 
 
 def test_a_pool_of_contexts(daemon: DaemonProcess) -> None:
-    """The example in the documentation: it says of what it asked for how much it has."""
+    """The example in the documentation, which prints what it asked for and what it got."""
     environment = {**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}
     done = subprocess.run(
         [sys.executable, EXAMPLE], env=environment, capture_output=True, text=True, timeout=2 * SECONDS

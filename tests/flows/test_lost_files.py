@@ -1,4 +1,4 @@
-"""Somebody removes files of the pipe directory under a daemon that runs, as programs that clean /tmp do."""
+"""Files of the pipe directory are removed under a running daemon, as programs that clean /tmp do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators: answers, privileges, servers of users, and peers that mean no good (recorded: start-up, multiuser)."""
+"""Operators: answers, privileges, servers of users, and hostile peers (recorded: start-up, multiuser)."""
 
 from __future__ import annotations
 
@@ -241,11 +241,11 @@ def test_servers_are_children_of_the_daemon(daemon: DaemonProcess) -> None:
     assert children_of(daemon.pid) == [server]
 
 
-# --- peers that mean no good
+# --- hostile peers
 
 
 def send(daemon: DaemonProcess, data: bytes, name: str = "control") -> bytes:
-    """Connect, say something, and return all that is answered."""
+    """Connect, send bytes, and return the whole answer."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(SECONDS)
         sock.connect(str(daemon.directory / "pipe" / name))

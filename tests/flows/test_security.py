@@ -80,7 +80,7 @@ while data := sock.recv(65536):
     said += data
 print(said.hex())
 """
-"""Say something at a socket; print the whole answer."""
+"""Send bytes to a socket; print the whole answer."""
 TRIED = 15
 
 
@@ -110,7 +110,7 @@ def as_user(uid: int, program: str, *arguments: object) -> str:
 
 
 def processes_of(daemon: DaemonProcess, client: ClientProcess) -> dict[str, int]:
-    """All that works for a client, by what it is."""
+    """The processes that work for a client, by kind."""
     (server,) = daemon.servers()
     (executor,) = children_of(server)
     return {"server": server, "executor": executor, "client": client.pid, "daemon": daemon.pid}

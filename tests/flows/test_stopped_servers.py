@@ -27,7 +27,7 @@ MOST_CONNECTIONS = 2000
 
 @pytest.fixture
 def clients() -> Iterator[list[ClientProcess]]:
-    """What is in the list is ended with the test; stands before the daemon's fixture, so that it ends later."""
+    """End the clients in the list after the test; requested before the daemon's fixture, so that it ends later."""
     made: list[ClientProcess] = []
     yield made
     for client in made:
@@ -46,7 +46,7 @@ def set_limit(pid: int, soft: int) -> None:
 
 
 def connect(daemon: DaemonProcess) -> object:
-    """Come as a client of this process's user, and leave with the answer."""
+    """Connect as a client of this process's user; return the answer."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(SECONDS)
         connection.connect(str(daemon.directory / "pipe" / "control"))

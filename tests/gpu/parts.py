@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TOTAL_SECONDS = 570.0
-"""What has not ended so long after the first part's start is killed, with all that it started."""
+"""What has not ended this long after the first part's start is killed, with all that it started."""
 REHEARSAL_SECONDS = 3600.0
 """A part of a rehearsal that takes longer is killed."""
 GRACE_SECONDS = 10.0
-"""What a part started may take so long to end after it."""
+"""How long what a part started may take to end after it."""
 FEW_QUEUES = {"PYMPSD_DEVICE_CONNECTIONS": "16"}
 """Enough where a test has one client: a context with 32 takes half a second to make, and seconds beside others."""
 NO_TESTS = 5

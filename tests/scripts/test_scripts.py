@@ -1,4 +1,4 @@
-"""The scripts keep what they promise."""
+"""The scripts do what they say."""
 
 from __future__ import annotations
 

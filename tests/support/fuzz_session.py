@@ -1,4 +1,4 @@
-"""Spoilt session messages thrown at a live server, while another client of it computes: it goes on, and owes nothing.
+"""Invalid session messages thrown at a live server, while another client computes: it goes on, and leaks nothing.
 
 The bad client has a session as any other: what it says there is cut, spoilt, not for the server, or not its own.
 """

@@ -38,7 +38,7 @@ BROKEN_LENGTHS: Final = 0.3
 BY_RING: Final = 0.7
 """The share of sessions whose records come by the ring, where there is one (PYMPSD_WORKER=native)."""
 STALLED_SECONDS: Final = 0.5
-"""A stream that takes no record for so long waits for a kernel without end: the session is over."""
+"""A stream that takes no record for this long waits for an endless kernel: the session is over."""
 HANDLES: Final = tuple((GENERATION << records.GENERATION_SHIFT) + number for number in range(16, 48))
 STREAMS: Final = HANDLES[8:12]
 EVENTS: Final = HANDLES[12:16]
@@ -123,7 +123,7 @@ class Witness:
 
 @define
 class Attack:
-    """One session of the bad client: what it sends, made from its own things."""
+    """One session of the bad client: what it sends, made from its own objects."""
 
     source: random.Random
     client: RawClient
@@ -135,7 +135,7 @@ class Attack:
     modules: list[int] = field(factory=list)
 
     def settle(self) -> None:
-        """Have a few things of its own."""
+        """Create a few objects of its own."""
         self.addresses = [self.client.allocate(size) for size in (64, 4096, 1 << 20)]
         for size in (100, 4096):
             address, host = self.client.allocate_pinned(size)

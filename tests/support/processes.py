@@ -28,7 +28,7 @@ POLL_SECONDS = 0.002
 """The pause between two looks of a poll: without one, the tests take the processor from what they wait for."""
 
 EXECUTORS_SECONDS = 10.0
-"""Executors whose server was killed have so long to end (a GPU lets go of them in its own time)."""
+"""How long executors whose server was killed may take to end (a GPU releases them in its own time)."""
 TESTS_OWN = ("test-pipe-", "pympsd-left-by-a-test")
 """What tests that run at the same time put into /dev/shm begins like this."""
 
@@ -58,7 +58,7 @@ def wait_until(condition, what: str = "what was waited for", seconds: float = SE
 
 @contextlib.contextmanager
 def killed_after(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
-    """Use a process that the block ends; where it fails the process is killed, or it would be waited for for ever."""
+    """Use a process that the block ends; kill it when the block fails, or the wait for it would not end."""
     with process:
         try:
             yield process
@@ -231,7 +231,7 @@ class ClientProcess:
 
     @classmethod
     def start(cls, environment: dict[str, str], uid: int, program: str = CLIENT) -> ClientProcess:
-        """Start it with nothing but an environment."""
+        """Start it with only this environment."""
         process = subprocess.Popen(
             [sys.executable, program],
             env=environment,
@@ -249,7 +249,7 @@ class ClientProcess:
         return self.process.pid
 
     def begin(self, step: str) -> None:
-        """Tell it to do a step, and do not wait."""
+        """Begin a step, and do not wait for its result."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{step}\n")
         self.process.stdin.flush()
@@ -265,7 +265,7 @@ class ClientProcess:
         return line.rstrip("\n")
 
     def first_error(self) -> str:
-        """Synchronise until that fails, and return how: a fault reaches others than its culprit a moment later."""
+        """Synchronise until that fails; return the result: a fault reaches clients other than its culprit a bit later."""
         said = ""
 
         def failed() -> bool:

@@ -28,12 +28,12 @@ CHOICES = ("PYMPSD_BACKEND", "PYMPSD_EMULATED_DEVICES")
 
 
 def rehearses() -> bool:
-    """Whether the GPU's part is played by an emulated device."""
+    """Whether an emulated device stands for the GPU."""
     return os.environ.get(VARIABLE) == REHEARSAL
 
 
 def on_gpu() -> bool:
-    """Whether daemons that ask for no machine of their own get a GPU, be it a played one."""
+    """Whether daemons that ask for no machine of their own get a GPU, or the device that stands for it."""
     return os.environ.get(VARIABLE) in ("cuda", REHEARSAL)
 
 

@@ -186,7 +186,7 @@ def _sleep_until(moment: int) -> None:
 
 
 def main() -> None:
-    """Do what the lines say."""
+    """Carry out the commands."""
     client = Client(Path(sys.argv[2]).read_bytes())
     print("ok", flush=True)
     for line in sys.stdin:

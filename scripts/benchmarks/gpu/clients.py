@@ -91,13 +91,13 @@ class Client:
         return said[-1][:_LAST_WORDS] if said else f"status {self.process.returncode}, without a word"
 
     def end(self) -> None:
-        """Tell it to leave."""
+        """Ask it to end."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
 
     def reap(self, seconds: float) -> None:
-        """Wait for its end so long, then kill it."""
+        """Wait that long for its end, then kill it."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
