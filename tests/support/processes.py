@@ -265,7 +265,7 @@ class ClientProcess:
         return line.rstrip("\n")
 
     def first_error(self) -> str:
-        """Synchronise until that fails; return the result: a fault reaches clients other than its culprit a bit later."""
+        """Synchronise until that fails; return the result: a fault reaches its neighbours a moment later."""
         said = ""
 
         def failed() -> bool:
