@@ -23,10 +23,12 @@ REPLAYS: Final = {
 SHORT: Final = [
     name
     for name in REPLAYS
-    if not name.startswith(("several-gpus-daemon-sees", "several-gpus-four", "start-up-"))
+    if not name.startswith(
+        ("several-gpus-daemon-sees", "several-gpus-four", "multiuser-and-limits-connection", "start-up-")
+    )
     or name in ("several-gpus-daemon-sees-0,2", "start-up-start-and-second-start", "start-up-percentage-40")
 ]
-"""All but variants of a start, and a session of three more."""
+"""All but variants of a start, and two long ones."""
 
 
 @pytest.mark.parametrize("name", extract.NAMES)

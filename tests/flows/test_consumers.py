@@ -462,6 +462,7 @@ def test_c17_foreground_stays_restarts_and_takes_the_unit_along(
 UUIDS = [device.uuid for device in describe("4xH200")]
 
 
+@pytest.mark.long(but=["3,0-chosen1", "GPU-41a80500-chosen5"])
 @pytest.mark.parametrize(
     ("visible", "chosen"),
     [
@@ -487,6 +488,7 @@ def test_c18_a_device_that_is_none_is_explained(make_daemon: MakeDaemon) -> None
     assert "MIG-7685caad" in done.stderr
 
 
+@pytest.mark.long(but=["words0-0-100.0\\n", "words5-1-100.0\\n"])
 @pytest.mark.parametrize(
     ("words", "status", "printed"),
     [

@@ -96,6 +96,7 @@ def test_percentages_at_all_levels(make_daemon: Callable[..., DaemonProcess], st
     assert client.do("sm") == "10", "the context before is still current"
 
 
+@pytest.mark.long
 def test_a_clients_percentage_is_fixed_when_it_starts(daemon: DaemonProcess, start: Start) -> None:
     client = with_context(start(daemon, **{PERCENTAGE: "30"}))
     client.do(f"env {EACH} 1")
@@ -232,6 +233,7 @@ def test_memory_limits_by_uuid_and_prefix_and_the_last_one_wins(three_devices: D
         assert [limit_of(client, device) for device in range(3)] == expected, text
 
 
+@pytest.mark.long
 def test_an_index_counts_as_the_client_counts(three_devices: DaemonProcess, start: Start) -> None:
     client = begun(start(three_devices, CUDA_VISIBLE_DEVICES="2,0", **{MEMORY: "0=1G,1=2G"}))
     assert [limit_of(client, device) for device in range(2)] == [1 << 10, 2 << 10]
@@ -267,6 +269,7 @@ def test_an_impossible_limit_is_refused_with_its_entry(three_devices: DaemonProc
         one_line(three_devices, f"{MEMORY}: {entry} is refused: ")
 
 
+@pytest.mark.long
 def test_an_impossible_limit_may_be_ignored(three_devices: DaemonProcess, start: Start) -> None:
     for entry in IMPOSSIBLE:
         client = begun(start(three_devices, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: f"0=1G,{entry},1=2G"}))
@@ -347,6 +350,7 @@ def test_a_refused_context_takes_no_serial(daemon: DaemonProcess, start: Start) 
     wait_until(lambda: f"Client {other.pid} disconnected" in daemon.log("server.log"), "its end")
 
 
+@pytest.mark.long
 def test_each_device_has_its_own_connections(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
     daemon = running(make_daemon, PYMPSD_EMULATED_DEVICES="2xH200")
     client = begun(start(daemon))

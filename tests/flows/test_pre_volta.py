@@ -63,6 +63,7 @@ volta = pytest.mark.parametrize("machine", ["V100"])
 # --- contexts and provisioning
 
 
+@pytest.mark.long(but=["P100-16"])
 @pytest.mark.parametrize(("machine", "most"), [("P100", 16), ("V100", 48)])
 def test_a_device_has_fewer_connections(start: Start, most: int) -> None:
     client = start().connect()
@@ -70,6 +71,7 @@ def test_a_device_has_fewer_connections(start: Start, most: int) -> None:
     assert answers == ["CUDA_SUCCESS"] * (most - 1) + ["CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"]
 
 
+@pytest.mark.long(but=["P100"])
 @both
 def test_percentages_and_memory_limits_answer_as_ever_and_hold_on_volta_only(
     daemon: DaemonProcess, start: Start, machine: str

@@ -290,6 +290,7 @@ def test_a_clients_identity_is_the_kernels_whatever_it_says_itself(
     assert owner.do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_a_stranger_cannot_become_a_client_of_another_users_server(
     daemon: DaemonProcess, owner: ClientProcess
 ) -> None:

@@ -308,6 +308,7 @@ def test_an_ordinary_users_daemon_refuses_every_other_user_all_the_same(own: Dae
     assert any(line.startswith(f"Refusing client {os.getpid()} from user 0: this MPS") for line in own.log())
 
 
+@pytest.mark.long(but=["-d--multiuser-server", "-f--M"])
 @pytest.mark.parametrize("option", MULTIUSER)
 @pytest.mark.parametrize("way", ["-d", "-f"])
 def test_multiuser_server_is_refused_to_an_ordinary_user(own: DaemonProcess, option: str, way: str) -> None:

@@ -153,6 +153,7 @@ def test_after_fork_the_childs_handles_are_dead(make_client: MakeClient) -> None
     assert client.do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_an_endless_kernel_and_quit_with_a_bound(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
     client.do("endless")
