@@ -1,6 +1,6 @@
 """Fuzzes at length (scripts/fuzz).
 
-By default: 100,000 sessions at the daemon's state machine, 2,000 at a live daemon, 2,000 of a client at a live
+Unless told otherwise: 100,000 sessions at the daemon's mind, 2,000 at a live daemon, 2,000 of a client at a live
 server, 250,000 records at a live executor.
 """
 
@@ -27,7 +27,7 @@ def main() -> None:
     """Run them all; a failure is a traceback with the session's number and the seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--sessions", type=int, default=100_000, help="at the state machine")
+    parser.add_argument("--sessions", type=int, default=100_000, help="at the mind")
     parser.add_argument("--live", type=int, default=2_000, help="at a daemon that runs")
     parser.add_argument("--server", type=int, default=2_000, help="sessions at a server that runs")
     parser.add_argument("--records", type=int, default=250_000, help="at an executor that runs")
@@ -35,7 +35,7 @@ def main() -> None:
     adopt_orphans()
     began = time.monotonic()
     events = fuzz_mind(given.seed, given.sessions)
-    print(f"state machine: {given.sessions} sessions, {events} events, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"mind: {given.sessions} sessions, {events} events, {time.monotonic() - began:.0f} s", flush=True)
     for name, count, fuzz in (
         ("daemon", given.live, lambda count: _live(lambda daemon: fuzz_daemon(daemon, given.seed, count))),
         ("server", given.server, lambda count: _live(lambda daemon: _at_a_server(daemon, given.seed, count))),

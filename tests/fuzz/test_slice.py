@@ -17,7 +17,7 @@ from processes import DaemonProcess, adopt_orphans
 SEED = 20130805
 
 
-def test_sessions_at_the_state_machine() -> None:
+def test_sessions_at_the_mind() -> None:
     assert fuzz_mind(SEED, 1500) > 1500
 
 
