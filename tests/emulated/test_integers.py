@@ -64,6 +64,11 @@ THREE: dict[str, tuple[str, Rule]] = {
 }
 
 
+def extended(value: int, length: int) -> int:
+    """Sign-extend the low bits of a value."""
+    return signed(value & (1 << length) - 1, length) if length else 0
+
+
 def check(instruction: str, text: str, bits: int, is_signed: bool, rule: Rule, count: int = 200) -> None:
     a, b, c = (operands(bits, count, seed) for seed in (1, 2, 3))
     got = run_fragment(text, f"u{bits // 8}", a, b, c)
@@ -99,6 +104,8 @@ def test_three_operands(name: str, bits: int) -> None:
         ("mul24.hi.s32 %d, %a, %b;", lambda a, b, c, n: (signed(a, 24) * signed(b, 24)) >> 16),
         ("mad24.lo.s32 %d, %a, %b, %c;", lambda a, b, c, n: signed(a, 24) * signed(b, 24) + c),
         ("slct.s32.s32 %d, %a, %b, %c;", lambda a, b, c, n: a if c >= 0 else b),
+        ("szext.wrap.s32 %d, %a, %b;", lambda a, b, c, n: extended(a, b & 31)),
+        ("szext.clamp.s32 %d, %a, %b;", lambda a, b, c, n: extended(a, min(b & 2**32 - 1, 32))),
         ("bfind.s32 %d, %a;", lambda a, b, c, n: (~a if a < 0 else a).bit_length() - 1),
         ("setp.lt.s32 %p|%q, %a, %b; selp.b32 %d, %c, 5, %q;", lambda a, b, c, n: c if a >= b else 5),
         (
@@ -143,6 +150,8 @@ def inserted(a: int, b: int, c: int) -> int:
         ("popc.b32 %d, %a;", lambda a, b, c, n: a.bit_count()),
         ("clz.b32 %d, %a;", lambda a, b, c, n: 32 - a.bit_length()),
         ("brev.b32 %d, %a;", lambda a, b, c, n: int(f"{a:032b}"[::-1], 2)),
+        ("szext.wrap.u32 %d, %a, %b;", lambda a, b, c, n: a & (1 << (b & 31)) - 1),
+        ("szext.clamp.u32 %d, %a, %b;", lambda a, b, c, n: a & (1 << min(b, 32)) - 1),
         ("bfind.u32 %d, %a;", lambda a, b, c, n: a.bit_length() - 1),
         ("bfind.shiftamt.u32 %d, %a;", lambda a, b, c, n: 32 - a.bit_length() if a else -1),
         ("shl.b32 %d, %a, %b;", lambda a, b, c, n: a << b if b < 32 else 0),

@@ -133,6 +133,13 @@ def _mask(w: Writer, o: Operation) -> None:
     w.assign(o.operands[0], f"field_mask({a}, {b}, {o.has('wrap')})", U32)
 
 
+@emits("szext", 3, "clamp wrap", ("u32", "s32"))
+def _extend(w: Writer, o: Operation) -> None:
+    dtype = dtype_of(w, o)
+    value, length = w.value(o.operands[1], dtype), w.value(o.operands[2], U32)
+    w.assign(o.operands[0], f"extend({value}, {length}, {o.has('wrap')})", dtype)
+
+
 @emits("fns", 4, "", ("b32",))
 def _nth(w: Writer, o: Operation) -> None:
     mask, base = (w.value(x, U32) for x in o.operands[1:3])

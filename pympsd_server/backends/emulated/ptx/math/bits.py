@@ -85,6 +85,12 @@ def insert(source: Value, target: Value, position: Value, length: Value) -> Valu
     return wide.astype(source.dtype)
 
 
+def extend(value: Value, length: Value, wrap: bool) -> Value:
+    """szext: the low `length` bits, sign-extended for signed types; clamped at 32, or mod 32 with wrap."""
+    length = length & np.uint32(31) if wrap else np.minimum(length, np.uint32(32))
+    return extract(value, np.uint32(0), length)
+
+
 def field_mask(position: Value, length: Value, wrap: bool) -> Value:
     """bmsk: `length` ones from `position`; clamped at 32, or both mod 32 with wrap."""
     if wrap:
