@@ -7,7 +7,7 @@ The file has one ``[[device]]`` table for each device (or for ``count`` equal on
     isolates_address_spaces = true  # false, as real hardware: clients of one executor share an address space
 
     [[device]]
-    profile = "H200"          # H200, A100, V100 or P100
+    profile = "H200"          # H200, H100, A100, V100 or P100
     uuid = "GPU-7685caad-23a2-2403-a46b-a1dfeabe3819"   # the rest is optional
     pci = "0000:00.06.00"
     name = "NVIDIA H200"

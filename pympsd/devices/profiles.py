@@ -1,8 +1,8 @@
-"""Profiles of the devices of emulated machines: H200, A100, V100 and the pre-Volta P100.
+"""Profiles of the devices of emulated machines: H200, H100, A100, V100 and the pre-Volta P100.
 
 Figures are the vendor's published ones (CUDA C++ Programming Guide, table of compute capabilities, and the
-product pages); the H200's memory and attributes as driver 580 reports them (tests/data/corpus/recorded.json), except
-that features which the emulated device lacks, such as managed memory, are 0.
+product pages); the H200's memory and attributes as driver 580 reports them (tests/data/corpus/recorded.json), and the
+H100's, except that features which the emulated device lacks, such as managed memory, are 0.
 """
 
 from __future__ import annotations
@@ -98,6 +98,10 @@ PROFILES: Final = {
     "H200": Profile(
         "NVIDIA H200", (9, 0), 132, 150109880320,
         _architecture(233472, 232448, 2048, 1980000, 3201000, 6016, 62914560),
+    ),
+    "H100": Profile(
+        "NVIDIA H100 80GB HBM3", (9, 0), 132, 85017493504,
+        _architecture(233472, 232448, 2048, 1980000, 2619000, 5120, 52428800),
     ),
     "A100": Profile(
         "NVIDIA A100-SXM4-80GB", (8, 0), 108, 81038 << 20,

@@ -32,8 +32,14 @@ def test_every_profile_makes_a_device_whose_attributes_fit_it(profile: str) -> N
 
 
 def test_counts_and_commas_make_several_devices_with_identities_of_their_own() -> None:
-    devices = describe("2xH200, 1xP100,A100")
-    assert [device.name.split()[-1] for device in devices] == ["H200", "H200", "P100-SXM2-16GB", "A100-SXM4-80GB"]
+    devices = describe("2xH200, 1xP100,A100,H100")
+    assert [device.name.split()[-1] for device in devices] == [
+        "H200",
+        "H200",
+        "P100-SXM2-16GB",
+        "A100-SXM4-80GB",
+        "HBM3",
+    ]
     assert len({device.uuid for device in devices}) == 4
     assert [device.pci for device in devices] == [f"0000:00.{6 + n:02x}.00" for n in range(4)]
 
@@ -47,7 +53,7 @@ def test_a_machine_is_the_same_each_time_it_is_described() -> None:
     ["", ",", "B200", "h200", "0xH200", "65xH200", "-1xH200", "2 xH200", "xH200x", "H200,", "1.5xH200", "²xH200"],
 )
 def test_an_invalid_short_form_is_refused_with_what_is_allowed(text: str) -> None:
-    with pytest.raises(BadMachine, match=r"none of H200, A100, V100, P100.*count up to 64.*path of a TOML file"):
+    with pytest.raises(BadMachine, match=r"none of H200, H100, A100, V100, P100.*count up to 64.*path of a TOML file"):
         describe(text)
 
 
@@ -100,8 +106,8 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
         ("device = [1]", r"one \[\[device\]\] table a device"),
         ("device = []", "1 to 64 devices, not 0"),
         ("[[device]]\ncolour = 1", "a device has no colour; it has compute_capability, compute_mode, count"),
-        ('[[device]]\nprofile = "B200"', "profile 'B200' is none of H200, A100, V100, P100"),
-        ("[[device]]\nprofile = []", "is none of H200, A100, V100, P100"),
+        ('[[device]]\nprofile = "B200"', "profile 'B200' is none of H200, H100, A100, V100, P100"),
+        ("[[device]]\nprofile = []", "is none of H200, H100, A100, V100, P100"),
         ("[[device]]\ncount = 0", "count is a number from 1 to 64, not 0"),
         ("[[device]]\ncount = 65", "count is a number from 1 to 64, not 65"),
         ("[[device]]\ncount = true", "count is a number from 1 to 64, not True"),

@@ -210,7 +210,7 @@ def test_foreground_logs_to_stdout_and_stays(directory: Path) -> None:
         ({"CUDA_VISIBLE_DEVICES": "0,0"}, 101, "twice"),
         ({"PYMPSD_BACKEND": "cuda"}, 1, "set PYMPSD_BACKEND=emulated"),
         ({"PYMPSD_BACKEND": "opencl"}, 1, "auto, cuda, emulated"),
-        ({"PYMPSD_EMULATED_DEVICES": "2xB900"}, 1, "H200, A100, V100, P100"),
+        ({"PYMPSD_EMULATED_DEVICES": "2xB900"}, 1, "H200, H100, A100, V100, P100"),
     ],
 )
 def test_what_it_cannot_start_with_is_explained(
