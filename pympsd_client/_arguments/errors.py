@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import CUresult
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._objects.thread_local import this_thread
 
 SUCCESS: Final[Any] = CUresult.CUDA_SUCCESS
 DONE: Final[tuple[Any]] = (SUCCESS,)
@@ -51,7 +51,7 @@ def result_of(code: int) -> Any:
 
 def failed(error: CudaError, outputs: int) -> tuple[Any, ...]:
     """Keep the message for `last_error`; return what a failed call returns: its result and None for each output."""
-    mine.message = error.reason
+    this_thread.message = error.reason
     return (result_of(error.code), *(None,) * outputs)
 
 
@@ -60,7 +60,7 @@ def last_error() -> str:
 
     Empty when no call of this thread has failed. A call that succeeds leaves it as it is.
     """
-    return mine.message
+    return this_thread.message
 
 
 def name_of(code: int) -> bytes | None:

@@ -19,7 +19,7 @@ from pympsd.wire.records import FLAG_QUIET, HEADER
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.callback_threads import IDLE_S, runners
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._objects.thread_local import this_thread
 
 if TYPE_CHECKING:
     from pympsd_client._command_stream.transport import Answer, Transport
@@ -139,11 +139,11 @@ class HostCalls:
     def _run(self, token: int, call: HostCall, answer: Answer) -> None:
         _, result, _ = answer
         if result == Result.SUCCESS or call.on_error:
-            mine.in_host_function = True
+            this_thread.in_host_function = True
             try:
                 call.run(result)
             finally:
-                mine.in_host_function = False
+                this_thread.in_host_function = False
         if self._transport.closed:
             return
         if result == Result.SUCCESS:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_COOPERATIVE
-from pympsd_client._api.entry_point import door
-from pympsd_client._arguments.errors import DONE, CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.errors import DONE, CudaError, failed, invalid_handle, invalid_value
 from pympsd_client._arguments.kernel_parameters import code_of, flat, raw_packer, record_bytes, typed_packer
 from pympsd_client._arguments.numbers import number, unsigned
 from pympsd_client._command_stream.launch_cache import can_follow, launcher
 from pympsd_client._command_stream.operations import LAUNCH_BYTES, LAUNCH_OPCODE, SEQUENCE_AT
-from pympsd_client._objects.context import handles
-from pympsd_client._objects.module import Function
+from pympsd_client._objects.context import current
+from pympsd_client._objects.module import Function, functions
 from pympsd_client._objects.occupancy import check_cooperative
-from pympsd_client._objects.process import current, here
+from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import PER_THREAD, resolve
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ def launch(
 
     ``cooperative``: all its blocks are to be resident at once.
     """
-    quick = launcher()
-    epoch = 0 if quick is None else quick.epoch  # what is found from here on holds until plans are forgotten
+    cache = launcher()
+    epoch = 0 if cache is None else cache.epoch  # what is found from here on holds until plans are forgotten
     context = function.context
     opened = context.usable()
     if context is not current():
@@ -61,12 +60,12 @@ def launch(
     )  # fmt: skip
     record = _record(function, fields, parameters, extra)
     transport.post(record)
-    if quick is not None and quick.wants and not cooperative and named != PER_THREAD:
-        _remember_launch(quick, epoch, function, shape, named, parameters, transport, record)
+    if cache is not None and cache.wants and not cooperative and named != PER_THREAD:
+        _remember_launch(cache, epoch, function, shape, named, parameters, transport, record)
 
 
 def _remember_launch(
-    quick: Launcher,
+    cache: Launcher,
     epoch: int,
     function: Function,
     shape: tuple[int, ...],
@@ -77,25 +76,27 @@ def _remember_launch(
 ) -> None:
     """Have launches like one that was sent follow a plan, if they can."""
     writer = transport.writer
-    if writer is None or here.calls_back or type(parameters) is not tuple or not can_follow(parameters, record):
+    if writer is None or process.calls_back or type(parameters) is not tuple or not can_follow(parameters, record):
         return
     # The kernel was looked up before the epoch was: it may have been unloaded between.
     types = parameters[1]
-    if types not in function.packers or handles.functions.get(function.handle) is not function:
+    if types not in function.packers or functions.get(function.handle) is not function:
         return
     values = tuple(
         (LAUNCH_BYTES + offset, code_of(ctype))
         for ctype, (offset, _) in zip(types, function.layout.parameters, strict=True)
     )
-    quick.remember(
+    cache.remember(
         epoch, function.handle, stream, tuple(map(int, shape)), types, function.context,
         transport.sequence, partial(_rung, transport), writer, record, SEQUENCE_AT, values,
     )  # fmt: skip
 
 
-@door()
 def _rung(transport: Transport) -> tuple[Any, ...]:
-    transport.ring_bell()
+    try:
+        transport.ring_bell()
+    except CudaError as error:
+        return failed(error, 0)
     return DONE
 
 

@@ -11,14 +11,13 @@ import pytest
 from attrs import define, field
 
 from pympsd_client import driver as cuda
-from pympsd_client._api import module
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import callback_threads, host_callbacks, launch_cache
 from pympsd_client._connect.private_executor import PrivateExecutors
 from pympsd_client._objects import launch as launch_module
-from pympsd_client._objects.context import Connection, handles
-from pympsd_client._objects.process import here
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._objects.context import Connection, contexts
+from pympsd_client._objects.process import process
+from pympsd_client._objects.thread_local import this_thread
 from tests.client.conftest import ok, started
 from tests.client.ring_area import extension
 from tests.client.test_client_streams import PTX
@@ -66,8 +65,8 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         watched.in_python.append(1)
         real(*arguments)
 
-    monkeypatch.setattr(module, "launch", launch)
-    monkeypatch.setattr(here, "calls_back", False)  # another test may have had a host function
+    monkeypatch.setattr(launch_module, "launch", launch)
+    monkeypatch.setattr(process, "calls_back", False)  # another test may have had a host function
     monkeypatch.setattr(callback_threads, "IDLE_S", 0.02)
     monkeypatch.setattr(host_callbacks, "IDLE_S", 0.02)
     if not watched.native:
@@ -102,8 +101,8 @@ def _initialised(
 ) -> Iterator[PrivateExecutors]:
     fresh_process(executors)
     yield executors
-    mine.streams.handles.clear()
-    for context in tuple(handles.contexts.values()):
+    this_thread.streams.handles.clear()
+    for context in tuple(contexts.values()):
         with contextlib.suppress(CudaError):  # its executor may have ended
             context.close(executors)
 

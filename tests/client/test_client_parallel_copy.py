@@ -19,7 +19,7 @@ from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import parallel_copy
 from pympsd_client._command_stream.staging_memory import GRAIN
 from pympsd_client._command_stream.staging_slots import take_part
-from pympsd_client._objects import memory
+from pympsd_client._objects import copies
 from tests.client.conftest import ok
 from tests.client.fake_executor import OPCODES, SHARED_BYTES, FakeExecutor
 
@@ -144,7 +144,7 @@ def test_so_does_who_is_interrupted_just_as_the_wait_begins(monkeypatch: pytest.
 @pytest.fixture(params=[2, 4])
 def sliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Have copies of any size made by several threads."""
-    monkeypatch.setattr(memory, "thread_count", lambda count: request.param)
+    monkeypatch.setattr(copies, "thread_count", lambda count: request.param)
     return int(request.param)
 
 
@@ -236,7 +236,7 @@ def test_a_sliced_copy_leaves_no_part_in_use(executor: FakeExecutor, sliced: int
         return executor.answer(record)
 
     executor.reply = reply
-    memory.to_device(context, 0, 1 << 30, host.ctypes.data, size, wait=True)
-    memory.from_device(context, 0, back.ctypes.data, 1 << 30, size)
+    copies.to_device(context, 0, 1 << 30, host.ctypes.data, size, wait=True)
+    copies.from_device(context, 0, back.ctypes.data, 1 << 30, size)
     assert (back == host).all()
     assert transport.shared.in_use == 0

@@ -26,7 +26,7 @@ from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import callback_threads, host_callbacks, operations
 from pympsd_client._objects import shared_pinned_memory
-from pympsd_client._objects.context import Context, handles
+from pympsd_client._objects.context import Context, contexts
 from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.shared_pinned_memory import share
 from tests.client.conftest import ok
@@ -367,7 +367,7 @@ def test_more_than_a_client_may_have_is_refused_with_the_bound(context: Any) -> 
 
 def test_a_ruined_contexts_memory_is_still_the_processes(context: Any) -> None:
     address = ok(cuda.cuMemAllocHost(COUNT))
-    current = handles.contexts[int(context)]
+    current = contexts[int(context)]
     current.ruin(current.serial, 700, "a fault")
     at(address)[:] = 3
     assert int(cuda.cuMemcpyHtoD(pinned_window_of(0), address, 1)[0]) == 700

@@ -11,10 +11,10 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._api import module
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._connect.private_executor import PrivateExecutors
-from pympsd_client._objects.context import handles
+from pympsd_client._objects import launch as launch_module
+from pympsd_client._objects.context import contexts
 from tests.client.conftest import ok
 from tests.client.launch_cache_executors import (
     NOTHING,
@@ -59,7 +59,7 @@ def test_a_module_that_was_unloaded(launches: Launches, counter: Counter, stream
 
 
 def test_a_module_unloaded_while_its_kernel_is_launched(launches: Launches, counter: Counter) -> None:
-    call, real = counter.on(0), vars(module)["launch"]
+    call, real = counter.on(0), vars(launch_module)["launch"]
 
     def launch(*arguments: Any) -> None:
         # The kernel was found; as another thread may.
@@ -68,7 +68,7 @@ def test_a_module_unloaded_while_its_kernel_is_launched(launches: Launches, coun
 
     ok(cuda.cuLaunchKernel(*call))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "launch", launch)
+        patch.setattr(launch_module, "launch", launch)
         cuda.cuLaunchKernel(*call)
     assert cuda.cuLaunchKernel(*call) == INVALID_HANDLE
 
@@ -184,7 +184,7 @@ def test_an_executor_that_was_killed(launches: Launches, mortal: PrivateExecutor
 def test_what_is_launched_while_an_end_is_told_is_not_remembered(
     launches: Launches, mortal: PrivateExecutors
 ) -> None:
-    context = handles.contexts[int(ok(cuda.cuCtxCreate(None, 0, 0)))]
+    context = contexts[int(ok(cuda.cuCtxCreate(None, 0, 0)))]
     call = launches.familiar(*Counter().on(0))
     transport = context.usable().transport
 
@@ -200,12 +200,11 @@ def test_what_is_launched_while_an_end_is_told_is_not_remembered(
 
 
 FORK = f"""
-    from pympsd_client._api import module
-    calls, real = [], module.launch
+        calls, real = [], launches.launch
     def launch(*arguments):
         calls.append(1)
         real(*arguments)
-    module.launch = launch
+    launches.launch = launch
     ready()
     module = cuda.cuModuleLoadData(open({str(Path(__file__).with_name("kernels.ptx"))!r}, "rb").read())[1]
     call = (cuda.cuModuleGetFunction(module, b"count")[1], 1, 1, 1, 1, 1, 1, 0, 0, ((), ()), 0)

@@ -16,7 +16,7 @@ from processes import wait_until
 from pympsd.wire.ring_layout import ASLEEP, HEAD, RING_BYTES, TAIL
 from pympsd_client import driver as cuda
 from pympsd_client._connect.private_executor import PrivateExecutors
-from pympsd_client._objects.context import handles
+from pympsd_client._objects.context import contexts
 from tests.client.conftest import ok
 from tests.client.launch_cache_executors import ONE, Counter, Launches, context, counter, devices, executors, launches
 from tests.client.launch_cache_rig import SECONDS
@@ -110,7 +110,7 @@ def test_threads_launch_in_one_context_while_plans_are_forgotten(
 
 
 def _ring_of(context: Any) -> memoryview:
-    ring = handles.contexts[int(context)].usable().transport._ring
+    ring = contexts[int(context)].usable().transport._ring
     assert ring is not None
     return ring._words
 
@@ -119,7 +119,7 @@ def test_an_executor_that_sleeps_takes_a_native_launch(
     launches: Launches, context: Any, counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call, words = launches.familiar(*counter.on(0)), _ring_of(context)
-    transport = handles.contexts[int(context)].usable().transport
+    transport = contexts[int(context)].usable().transport
     transmit, bells = transport._transmit, []
 
     def watched(*arguments: Any) -> int:
