@@ -47,6 +47,8 @@ class Use(Enum):
     """What an operation does with the handle in an operand."""
 
     NAMED = "named"
+    ANNOUNCED = "announced"
+    """It is new, and created by a later operation."""
     CREATED = "created"
     DESTROYED = "destroyed"
 
@@ -101,7 +103,7 @@ class Operation:
     answered: bool = False
     answers: tuple[Operand, ...] = ()
     tail: str = ""
-    """What follows the operands of a record; empty: nothing may."""
+    """What follows the operands of a record, of as many bytes as the last one states; empty: nothing may."""
     answer_tail: str = ""
     scope: Scope = Scope.CONTEXT
     brings_fd: bool = False
@@ -175,7 +177,7 @@ _MEMORY: Final = (
 )
 _MODULES: Final = (
     # An image arrives in parts, then is loaded; the answer's tail is JSON: functions, layouts, globals.
-    Operation(0x201, "IMAGE_PART", (_handle(Kind.MODULE, Use.CREATED), *_u64("offset bytes")), answered=True),
+    Operation(0x201, "IMAGE_PART", (_handle(Kind.MODULE, Use.ANNOUNCED), *_u64("offset bytes")), answered=True),
     Operation(
         0x202,
         "LOAD_MODULE",

@@ -1,4 +1,4 @@
-"""Answers to one client: written at once when its socket takes them, kept for a while when it does not."""
+"""Answers to one client: written at once if its socket takes them, else kept for a while."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pympsd_server.native.worker import NativeWorker
 
 KEPT_BYTES: Final = 4 << 20
-"""A client that leaves more than 4 MiB of answers unread is cut off."""
+"""A client that leaves more answers unread than this is disconnected."""
 
 
 @define(eq=False)
 class _Kept:
-    """Bytes that wait for room; ``fds`` are our own copies and go with the first of them."""
+    """Bytes that wait for room; ``fds`` are duplicates and are sent with the first byte."""
 
     data: bytearray
     fds: tuple[int, ...] = field(default=())
@@ -35,7 +35,7 @@ class AnswerWriter:
     """Sends from any thread and never waits: the compute thread completes the calls of all clients."""
 
     def __init__(self, stream: socket.socket, native: NativeWorker | None = None) -> None:
-        """``native``: it answers too, so every byte goes by it."""
+        """``native`` sends answers too, so all bytes go through it."""
         self._socket = stream
         self._native = native
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class AnswerWriter:
         self._flusher: threading.Thread | None = None
 
     def send(self, answer: bytes, fds: tuple[int, ...] = ()) -> None:
-        """Send an answer after those before it; after the client was cut off nothing happens.
+        """Send an answer after earlier ones; no effect once the client is disconnected.
 
         Descriptors go along with its first byte, and stay the caller's to close.
         """
@@ -59,7 +59,7 @@ class AnswerWriter:
             if self._kept_bytes > KEPT_BYTES:
                 self._cut_off()
             elif self._flusher is None:
-                # Only a client that reads slowly needs a thread of ours.
+                # Only a client that reads slowly needs a thread.
                 flusher = threading.Thread(target=self._flush, name="answers", daemon=True)
                 try:
                     flusher.start()
@@ -72,7 +72,7 @@ class AnswerWriter:
         if fds or not self._kept:
             try:
                 copies = tuple(map(os.dup, fds))
-            except OSError:  # an answer without its descriptor would be a lie
+            except OSError:  # the answer is useless without its descriptor
                 self._cut_off()
                 return
             self._kept.append(_Kept(bytearray(data), copies))
@@ -131,7 +131,7 @@ class AnswerWriter:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Send no more and wake whoever waits on the socket, which its owner may close when this returns."""
+        """Stop sending and wake all waits on the socket, which its owner may close when this returns."""
         with self._lock:
             self._cut_off()
             flusher = self._flusher

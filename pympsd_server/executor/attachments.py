@@ -1,4 +1,4 @@
-"""Who is attached: the owner's requests, answered by making and ending clients and their contexts."""
+"""The owner's requests, answered by creating and dropping clients and their contexts."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from pympsd_server.executor.client import Client
 from pympsd_server.executor.client_context import ClientContext
 from pympsd_server.executor.host_memory import shared
 from pympsd_server.executor.host_memory.pinned import PinnedMemory
-from pympsd_server.executor.host_memory.pinned_addresses import PinnedRoom
-from pympsd_server.executor.native_mirror import Workers
+from pympsd_server.executor.host_memory.pinned_addresses import PinnedAddresses
+from pympsd_server.executor.native_mirror import Workers, native_access
 from pympsd_server.executor.record_source import native_worker
 
 
 class Send(Protocol):
-    """How a message goes to the owner."""
+    """Sends a message to the owner."""
 
     def __call__(self, message: object, fds: tuple[int, ...] = ()) -> None:
         """Send it, with descriptors that are closed afterwards."""
 
 
 class Attachments:
-    """The clients of one device. Used by one thread, the desk's."""
+    """The clients of one device. Used by one thread, the owner's."""
 
     def __init__(self, device: Device, generation: int, send: Send, ordinal: int = 0) -> None:
         self._device = device
-        self._pinned_room = PinnedRoom(ordinal)
+        self._pinned_addresses = PinnedAddresses(ordinal)
         self._generation = generation
         self._send = send
         self._clients: dict[int, Client] = {}
@@ -51,6 +51,7 @@ class Attachments:
         """For each context its client."""
         self.workers = Workers.chosen(device)
         self._native = self.workers.native
+        self._access = native_access(device)
 
     def handle(self, message: Any) -> None:
         """Answer a request of the owner."""
@@ -83,7 +84,7 @@ class Attachments:
         if request.new_stream == (request.client in self._clients):
             state = "has" if request.new_stream else "has no"
             raise BackendError(Result.ERROR_INVALID_VALUE, f"client {request.client} {state} command stream")
-        context = self._make_context(request)
+        context = self._create_context(request)
         fds: tuple[int, ...] = ()
         try:
             client, fds = self._client(request)
@@ -99,7 +100,7 @@ class Attachments:
         answer = Attached(request.request, shared.SHARED_BYTES, total, priorities, ring)
         self._send(answer, fds)
 
-    def _make_context(self, request: Attach) -> ClientContext:
+    def _create_context(self, request: Attach) -> ClientContext:
         quota = Quota(request.multiprocessors, request.memory_bytes, request.priority)
         backend = self._device.create_context(
             request.client, quota, self._fault_report(request.context), request.context
@@ -118,18 +119,18 @@ class Attachments:
         except OSError as error:  # sockets close themselves when they are dropped
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {explain(error)}") from None
         try:
-            worker = native_worker(ours, memory.view, self._device) if self._native else None
+            worker = native_worker(ours, memory.view, self._access) if self._native else None
         except BackendError:
             close_all((ours.detach(), theirs.detach(), memory.fd))
             raise
-        pinned = PinnedMemory(self._device, self._pinned_room)
+        pinned = PinnedMemory(self._device, self._pinned_addresses)
         client = Client(ours, memory.view[: shared.SHARED_BYTES], pinned, worker)
         try:
             client.start()
         except RuntimeError as error:
             close_all((ours.detach(), theirs.detach(), memory.fd))
             # The mapping has a descriptor of its own, until nothing looks at it.
-            client.shared.release()
+            client.resources.staging.release()
             memory.view.release()
             reason = f"no thread for this client: {error}; {PROCESS_ADVICE}"
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None

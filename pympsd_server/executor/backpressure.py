@@ -1,4 +1,4 @@
-"""How much unfinished work one client may have queued: past it, its records wait in its own socket."""
+"""Backpressure: past a limit of unfinished work a client's records wait in its own socket."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ HALF: Final = LIMIT // 2
 _GROUP: Final = 32
 
 
-class WorkLimit:
+class Backpressure:
     """Counts operations that have not completed. Unanswered ones are counted in groups, one callback for each."""
 
     def __init__(self) -> None:
         self._changed = Condition()
         self._unfinished = 0
-        self._loose: dict[int, StreamEntry] = {}
-        self._loose_operations = 0
+        self._partial: dict[int, StreamEntry] = {}
+        self._uncounted = 0
         """Operations in groups that are not full, over all streams."""
-        self._wanting_half: list[Callable[[], None]] = []
+        self._waiting_for_half: list[Callable[[], None]] = []
         self._closed = False
 
     def enter(self, stream: StreamEntry) -> None:
-        """An unanswered operation was put in a stream."""
+        """Count an unanswered operation that was put in a stream."""
         stream.uncounted += 1
-        self._loose[id(stream)] = stream
-        self._loose_operations += 1
+        self._partial[id(stream)] = stream
+        self._uncounted += 1
         if stream.uncounted == _GROUP:
             self._count(stream)
-        elif self._loose_operations >= LIMIT:
-            # A few in each of very many streams: they count too.
+        elif self._uncounted >= LIMIT:
+            # A few in each of very many streams count too.
             self._count_all()
 
     def _count_all(self) -> None:
-        for each in list(self._loose.values()):
+        for each in list(self._partial.values()):
             self._count(each)
 
     def _count(self, stream: StreamEntry) -> None:
         count, stream.uncounted = stream.uncounted, 0
-        del self._loose[id(stream)]
-        self._loose_operations -= count
+        del self._partial[id(stream)]
+        self._uncounted -= count
         self._add(count)
         try:
             stream.backend.notify(lambda outcome: self._add(-count))
         except BackendError:
-            self._add(-count)  # the context is ruined: what it had queued is dropped
+            self._add(-count)  # the context is poisoned: what it had queued is dropped
 
     def enter_answered(self) -> None:
-        """A call waits for its completion."""
+        """Count a request that waits for its completion."""
         self._add(1)
 
     def leave_answered(self) -> None:
-        """That call completed."""
+        """Count its completion."""
         self._add(-1)
 
     def _add(self, count: int) -> None:
@@ -68,18 +68,18 @@ class WorkLimit:
                 self._changed.notify_all()
             if not before >= HALF > self._unfinished:
                 return
-            wanting, self._wanting_half = self._wanting_half, []
-        for tell in wanting:
-            tell()
+            waiting, self._waiting_for_half = self._waiting_for_half, []
+        for notify in waiting:
+            notify()
 
-    def when_half_is_free(self, tell: Callable[[], None]) -> None:
-        """Call back once less than half of what the client may queue is unfinished (at once when it is so)."""
+    def when_half_is_free(self, notify: Callable[[], None]) -> None:
+        """Call back once less than half of what the client may queue is unfinished, at once if it is already."""
         self._count_all()
         with self._changed:
             if self._unfinished >= HALF:
-                self._wanting_half.append(tell)
+                self._waiting_for_half.append(notify)
                 return
-        tell()
+        notify()
 
     def wait_for_room(self) -> None:
         """Wait until the client may queue more; at most until the client is dropped."""
@@ -89,7 +89,7 @@ class WorkLimit:
             self._changed.wait_for(lambda: self._unfinished < LIMIT or self._closed)
 
     def close(self) -> None:
-        """The client is dropped: wait no more."""
+        """End all waiting: the client is dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,57 +1,59 @@
-"""One client process: its command stream, its shared memory, its contexts, and the thread that works for it."""
+"""One client process: its command stream, its contexts, and the thread that executes its records."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.errors import RemoteError
 from pympsd_server.backends.interface import BackendError, Outcome
 from pympsd_server.executor.answers import AnswerWriter
-from pympsd_server.executor.backpressure import WorkLimit
+from pympsd_server.executor.backpressure import Backpressure
 from pympsd_server.executor.client_context import ClientContext
 from pympsd_server.executor.host_memory.pinned import PinnedMemory
-from pympsd_server.executor.native_mirror import Outside
-from pympsd_server.executor.operations.pinned import FREE_PINNED, free
+from pympsd_server.executor.native_mirror import NativeMirror
 from pympsd_server.executor.operations.table import ROWS, Row
 from pympsd_server.executor.record_source import Incoming, from_socket, from_worker
-from pympsd_server.executor.request import Call, reason_bytes
+from pympsd_server.executor.request import ClientResources, Request
+from pympsd_server.native.access import NativeAccess
+from pympsd_server.native.worker import NativeWorker
 
-if TYPE_CHECKING:
-    from pympsd_server.native.worker import NativeWorker
-
-_PATIENCE_SECONDS: Final = 1.0
+_JOIN_SECONDS: Final = 1.0
 
 
 class Client:
     """``contexts`` are keyed by the owner's serials, which records name them by."""
 
     def __init__(
-        self, stream: socket.socket, shared: memoryview, pinned: PinnedMemory, native: NativeWorker | None = None
+        self,
+        stream: socket.socket,
+        staging: memoryview,
+        pinned: PinnedMemory,
+        native: NativeWorker | None = None,
+        access: NativeAccess | None = None,
     ) -> None:
-        """``native``: who takes records from the ring and executes what it can of them."""
+        """``native`` takes records from the ring and executes those it can, if ``access`` is given."""
         self._stream = stream
         self._native = native
-        self.shared = shared
-        self.pinned = pinned
+        self._access = access
         self.contexts: dict[int, ClientContext] = {}
-        self.answers = AnswerWriter(stream, native)
-        self.work_limit = WorkLimit()
+        answers = AnswerWriter(stream, native)
+        self.resources = ClientResources(answers, Backpressure(), staging, pinned, self.contexts)
         self._latest = 0
-        """The greatest serial that a context of its has had."""
+        """The greatest serial that a context of this client has had."""
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
     def start(self) -> None:
-        """Begin to take records."""
+        """Start executing records."""
         self._worker.start()
 
     def add(self, serial: int, context: ClientContext) -> None:
-        """The client has a context, whose records are executed from now on."""
-        if self._native is not None:
-            context.go_outside(Outside(self._native, serial, context))
+        """Add a context, whose records are executed from now on."""
+        if self._native is not None and self._access is not None:
+            context.attach_mirror(NativeMirror(self._native, self._access, serial, context.backend))
         self.contexts[serial] = context
         self._latest = max(self._latest, serial)
 
@@ -59,15 +61,15 @@ class Client:
         """Destroy its contexts, stop its kernels, close its stream."""
         if self._native is not None:
             self._native.close()
-        self.answers.close()
+        self.resources.answers.close()
         for context in self.contexts.values():
             context.abandon()  # all of them first: so they wait for their kernels together
         for context in self.contexts.values():
             context.destroy()
-        self.pinned.close()
-        self.work_limit.close()
-        # A worker in the midst of a long translation ends when that does; nobody waits for it.
-        self._worker.join(_PATIENCE_SECONDS)
+        self.resources.pinned.close()
+        self.resources.backpressure.close()
+        # A worker in the midst of a long translation ends when that does; it is not waited for.
+        self._worker.join(_JOIN_SECONDS)
 
     # --- the worker
 
@@ -77,61 +79,54 @@ class Client:
                 self._execute(incoming)
         except RemoteError:
             pass  # the length field is broken: no later record can be found, so the stream ends here
-        self.answers.close()
+        self.resources.answers.close()
         self._stream.close()
-
-    def _is_no_context(self, serial: int) -> Outcome:
-        """Say why: serials only grow, so one below the latest was a context while its record was on its way."""
-        if 0 < serial <= self._latest:
-            return Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
-        return Outcome(Result.ERROR_INVALID_CONTEXT, f"no context {serial} in this process")
 
     def _execute(self, incoming: Incoming) -> None:
         record = incoming.record
-        if record.opcode == FREE_PINNED:
-            free(self, record)
-            return
         row = ROWS.get(record.opcode)
-        # An opcode we do not know may be one whose sender waits: it had better hear.
-        answered = row.answered if row is not None else not record.flags & records.FLAG_QUIET
         context = self.contexts.get(record.context)
-        if context is None:
-            if answered:
-                outcome = self._is_no_context(record.context)
-                self.refuse(record.opcode, record.sequence, outcome, 0)
-            return
-        call = Call(self, context, record, answered)
+        if row is not None and row.scope is records.Scope.PROCESS:
+            context = None
+        # The sender of an unknown opcode may wait for an answer, so it gets one.
+        answered = row.answered if row is not None else not record.flags & records.FLAG_QUIET
+        request = Request(self.resources, context, record, answered)
         try:
-            if incoming.refused and self._native is not None:
+            if incoming.refused and self._native is not None and context is not None:
                 raise self._native.refused(incoming.refused)
-            _run(call, row, record)
+            self._run(request, context, row, record)
         except BackendError as error:
-            call.fail(Outcome(error.code, error.reason))
+            request.fail(Outcome(error.code, error.reason))
         except MemoryError as error:
-            call.fail(Outcome(Result.ERROR_OUT_OF_MEMORY, f"the executor has no memory left for this call: {error}"))
-        except Exception as error:  # a defect of ours: this call's trouble, nobody else's
+            reason = f"the executor has no memory left for this call: {error}"
+            request.fail(Outcome(Result.ERROR_OUT_OF_MEMORY, reason))
+        except Exception as error:  # a defect of ours: it fails this call, and no other
             reason = f"the executor failed: {type(error).__name__}: {error}"
-            call.fail(Outcome(Result.ERROR_UNKNOWN, reason))
+            request.fail(Outcome(Result.ERROR_UNKNOWN, reason))
 
-    def refuse(self, opcode: int, sequence: int, outcome: Outcome, flags: int) -> None:
-        """Send an answer that carries an error."""
-        tail = reason_bytes(outcome)
-        self.answers.send(records.pack_answer(opcode, sequence, outcome.code, b"", tail, flags))
-
-
-def _run(call: Call, row: Row | None, record: records.Record) -> None:
-    sticky = call.context.backend.outcome
-    if sticky.code is not Result.SUCCESS:
-        if call.answered:
-            call.fail(sticky)
-        return
-    if call.waited:
-        deferred = call.context.take_deferred()
-        if deferred is not None:
-            call.fail(deferred)
+    def _run(self, request: Request, context: ClientContext | None, row: Row | None, record: records.Record) -> None:
+        if context is None:
+            if row is None or row.scope is records.Scope.CONTEXT:
+                raise self._no_context(record.context)
+            row.run(request, record.body)
             return
-    if row is None:
-        raise BackendError(Result.ERROR_NOT_SUPPORTED, f"unknown opcode {record.opcode}")
-    row.read(call, record.body)
-    row.execute(call)
-    call.client.work_limit.wait_for_room()
+        sticky = context.backend.outcome
+        if sticky.code is not Result.SUCCESS:
+            if request.answered:
+                request.fail(sticky)
+            return
+        if request.waited:
+            deferred = context.take_deferred()
+            if deferred is not None:
+                request.fail(deferred)
+                return
+        if row is None:
+            raise BackendError(Result.ERROR_NOT_SUPPORTED, f"unknown opcode {record.opcode}")
+        row.run(request, record.body)
+        self.resources.backpressure.wait_for_room()
+
+    def _no_context(self, serial: int) -> BackendError:
+        # Serials only grow: one below the latest was a context while its record was on its way.
+        if 0 < serial <= self._latest:
+            return BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
+        return BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {serial} in this process")

@@ -1,27 +1,25 @@
-"""One context of a client, as its records see it: things by handle, images on their way, the error to deliver."""
+"""One context of a client, as its records see it: objects by handle, partial images, the error to deliver."""
 
 from __future__ import annotations
 
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Context, Event, HostCall, Module, Outcome, Stream
-from pympsd_server.executor.handle_table import HandleTable
-
-if TYPE_CHECKING:
-    from pympsd_server.executor.native_mirror import Outside
+from pympsd.wire.records import Kind
+from pympsd_server.backends.interface import BackendError, Context, Outcome, PendingHostFunction, Stream
+from pympsd_server.executor.handle_table import HandleTable, Mirror
 
 IMAGE_LIMIT: Final = 256 << 20
-"""Bytes of images that one context may have on their way."""
+"""Bytes of partial images that one context may have."""
 IMAGE_COUNT_LIMIT: Final = 64
 
 
 @define(eq=False)
 class StreamEntry:
-    """A stream, and how many of its unanswered operations nobody has counted yet (see work_limit)."""
+    """A stream, and the number of its unanswered operations that are not counted yet (see backpressure)."""
 
     backend: Stream
     uncounted: int = 0
@@ -32,46 +30,48 @@ class ClientContext:
 
     def __init__(self, backend: Context, generation: int) -> None:
         self.backend = backend
-        self.streams: HandleTable[StreamEntry] = HandleTable("stream", generation)
-        self.events: HandleTable[Event] = HandleTable("event", generation)
-        self.modules: HandleTable[Module] = HandleTable("module", generation)
-        self.host_calls: dict[int, HostCall] = {}
+        self._tables: Final[dict[Kind, HandleTable[Any]]] = {kind: HandleTable(kind, generation) for kind in Kind}
+        self.host_functions: dict[int, PendingHostFunction] = {}
         """Functions of the client's that are not done, by its tokens."""
         self.images = Images()
         self._default = StreamEntry(backend.default_stream)
         self._lock = Lock()
         self._deferred: Outcome | None = None
-        self._outside: Outside | None = None
+        self._mirror: Mirror | None = None
 
-    def go_outside(self, outside: Outside) -> None:
-        """Plain records of it are executed outside the interpreter from now on."""
-        self._outside = outside
-        for table in (self.streams, self.modules):
-            table.watcher = outside
+    def attach_mirror(self, mirror: Mirror) -> None:
+        """Keep a mirror of the context up to date from now on."""
+        self._mirror = mirror
+        for table in self._tables.values():
+            table.mirror = mirror
 
-    def abandon(self) -> None:
-        """Execute nothing of it any more; ``destroy`` is to follow."""
-        if self._outside is not None:
-            self._outside.close()
-        self.backend.abandon()
-
-    def destroy(self) -> None:
-        """Execute nothing of it any more, and free what it holds."""
-        if self._outside is not None:
-            self._outside.close()
-        self.backend.destroy()
+    def table(self, kind: Kind) -> HandleTable[Any]:
+        """Return the objects of a kind; those of Kind.STREAM are StreamEntry."""
+        return self._tables[kind]
 
     def stream(self, handle: int) -> StreamEntry:
         """Return a stream, 0 being the legacy default stream; BackendError INVALID_HANDLE."""
-        return self.streams[handle] if handle else self._default
+        return self._tables[Kind.STREAM][handle] if handle else self._default
+
+    def abandon(self) -> None:
+        """Stop executing records of it; ``destroy`` must follow."""
+        if self._mirror is not None:
+            self._mirror.close()
+        self.backend.abandon()
+
+    def destroy(self) -> None:
+        """Stop executing records of it, and free its resources."""
+        if self._mirror is not None:
+            self._mirror.close()
+        self.backend.destroy()
 
     def defer(self, outcome: Outcome) -> None:
-        """Keep an error nobody waits for; the first one counts."""
+        """Keep an error that no call waits for; the first one counts."""
         with self._lock:
             if self._deferred is None:
                 self._deferred = outcome
-                if self._outside is not None:
-                    self._outside.deferred(True)
+                if self._mirror is not None:
+                    self._mirror.set_deferred(True)
 
     def take_deferred(self) -> Outcome | None:
         """Return the error that the next waiting call delivers, once."""
@@ -79,20 +79,20 @@ class ClientContext:
             return None
         with self._lock:
             outcome, self._deferred = self._deferred, None
-            if self._outside is not None:
-                self._outside.deferred(False)
+            if self._mirror is not None:
+                self._mirror.set_deferred(False)
         return outcome
 
 
 @define(eq=False)
 class Images:
-    """Images that arrive in parts, by the handle of the module they will be."""
+    """Images that arrive in parts, by the handle their module will have."""
 
     _parts: dict[int, bytearray] = field(factory=dict, init=False)
     _bytes: int = field(default=0, init=False)
 
     def append(self, module: int, part: memoryview) -> None:
-        """Add a part; BackendError OUT_OF_MEMORY when too much is on its way."""
+        """Add a part; BackendError OUT_OF_MEMORY if partial images become too many or too large."""
         if self._bytes + part.nbytes > IMAGE_LIMIT:
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"images on their way exceed {IMAGE_LIMIT} bytes")
         if module not in self._parts and len(self._parts) >= IMAGE_COUNT_LIMIT:
@@ -101,7 +101,7 @@ class Images:
         self._bytes += part.nbytes
 
     def take(self, module: int) -> bytes:
-        """Return the whole image; BackendError INVALID_IMAGE when no part came."""
+        """Return the whole image; BackendError INVALID_IMAGE if no part of it arrived."""
         parts = self._parts.pop(module, None)
         if parts is None:
             raise BackendError(Result.ERROR_INVALID_IMAGE, f"no image came for module {module:#x}")

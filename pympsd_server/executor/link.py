@@ -70,15 +70,15 @@ class Link:
 
         Only this thread reads the link, and all else it does is to answer a Ping: the end is seen at once.
         """
-        desk: SimpleQueue[Any] = SimpleQueue()
-        threading.Thread(target=_take_all, args=(desk, handle), name="desk", daemon=True).start()
+        requests: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=_take_all, args=(requests, handle), name="owner", daemon=True).start()
         while True:
             while self._received:
                 message = self._received.popleft()
                 if isinstance(message, Ping):
                     self.send(ExecutorDone(message.request))
                 else:
-                    desk.put(message)
+                    requests.put(message)
             if not self._receive():
                 return
 
@@ -91,6 +91,6 @@ class Link:
         return bool(data)
 
 
-def _take_all(desk: SimpleQueue[Any], handle: Callable[[Any], None]) -> None:
+def _take_all(requests: SimpleQueue[Any], handle: Callable[[Any], None]) -> None:
     while True:
-        handle(desk.get())
+        handle(requests.get())

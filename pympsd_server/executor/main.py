@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     except RemoteError as error:
         print(f"pympsd executor: the owner broke the rules: {error}", file=sys.stderr, flush=True)
         status = 1
-    # Nobody is left who could want an answer: leave, whatever kernels run.
+    # No process is left that waits for an answer: exit, even if kernels run.
     os._exit(status)
 
 
@@ -71,7 +71,7 @@ def _serve(link: Link) -> int:
         link.drain()
         return 1
     gc.freeze()  # what is loaded stays: no later collection looks at it again
-    link.send(ExecutorReady(os.getpid(), attachments.workers.told))
+    link.send(ExecutorReady(os.getpid(), attachments.workers.description))
     if setup.reports_memory:
         report_memory(device, link.send)
     link.watch(attachments.handle)

@@ -1,8 +1,8 @@
-"""How this process takes memory from the system: kept rather than given back, for it is wanted again at once.
+"""Settings of malloc: freed memory is kept, because it is needed again at once.
 
-A kernel on the emulated device makes and drops arrays of some hundred KiB by the thousand. The C library gives such
-memory back to the system each time and takes it again page by page: a vector addition of 1M floats took 42 ms like
-that and takes 11 ms without (docs/performance.md).
+A kernel on the emulated device creates and drops thousands of arrays of some hundred KiB. By default the C library
+returns such memory to the system each time and gets it again page by page: a vector addition of 1M floats took 42 ms,
+and takes 11 ms with these settings (docs/performance.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What clients hold on the device, told to the owner when it has changed: the process table shows it."""
+"""Reports to the owner what clients hold on the device, whenever it has changed: the process table shows it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pympsd.wire.executor_messages import MemoryUsed
 from pympsd_server.backends.interface import Device
 
 PAUSE_SECONDS: Final = 0.25
-"""Between two reports: however often a program allocates, telling costs nothing."""
+"""Between two reports: however often a program allocates, reports cost nothing."""
 
 
 def report_memory(device: Device, send: Callable[[MemoryUsed], None]) -> None:
-    """Begin to report, in a thread of its own that waits until something changes."""
+    """Start reporting, in a thread of its own that waits until something changes."""
     changed = threading.Event()
     device.watch_memory(changed.set)
     threading.Thread(target=_report, args=(device, send, changed), name="memory report", daemon=True).start()
 
 
 def _report(device: Device, send: Callable[[MemoryUsed], None], changed: threading.Event) -> None:
-    told: dict[int, int] = {}
+    reported: dict[int, int] = {}
     while changed.wait():
         changed.clear()
         held = dict(device.memory_used)
-        if held != told:
+        if held != reported:
             send(MemoryUsed(held))
-            told = held
+            reported = held
         time.sleep(PAUSE_SECONDS)

@@ -1,22 +1,26 @@
-"""What of a client's records is executed outside the interpreter: its native worker is told what they name."""
+"""Records that a native worker executes outside the interpreter: whether there is one, and what it must know."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import WORKER, BadSetting, chosen_worker
-from pympsd_server.backends.interface import BackendError, Device
+from pympsd.wire.records import Kind
+from pympsd_server.backends.interface import BackendError, Context, Device
+from pympsd_server.native.access import NativeAccess, NativeDevice
 from pympsd_server.native.library import NoLibrary, library
-
-if TYPE_CHECKING:
-    from pympsd_server.executor.client_context import ClientContext
-    from pympsd_server.native.worker import NativeWorker
+from pympsd_server.native.worker import NativeWorker
 
 _DROP_SECONDS: Final = 1.0
+
+
+def native_access(device: Device) -> NativeAccess | None:
+    """Return how a native worker reaches a device; None if only Python can."""
+    return device.native if isinstance(device, NativeDevice) else None
 
 
 @frozen
@@ -24,7 +28,7 @@ class Workers:
     """Which workers the clients of a device get."""
 
     native: bool
-    told: str
+    description: str
     """For server.log: the kind, and why no other; empty for a device whose records only Python executes."""
 
     @classmethod
@@ -34,7 +38,7 @@ class Workers:
             choice = chosen_worker(os.environ)
         except BadSetting as error:
             raise BackendError(Result.ERROR_NOT_SUPPORTED, str(error)) from None
-        helps = device.native_calls is not None
+        helps = native_access(device) is not None
         if choice == "python" or (choice == "auto" and not helps):
             return cls(False, f"python, for {WORKER} says so" if helps else "")
         try:
@@ -46,40 +50,34 @@ class Workers:
         return cls(True, "native" if helps else "")
 
 
-class Outside:
-    """The native worker's view of one context, kept up to date by what Python does."""
+class NativeMirror:
+    """The native worker's view of one context (a Mirror)."""
 
-    def __init__(self, worker: NativeWorker, serial: int, context: ClientContext) -> None:
+    def __init__(self, worker: NativeWorker, access: NativeAccess, serial: int, context: Context) -> None:
         self._worker = worker
+        self._access = access
         self._serial = serial
-        self._state = context.backend.native_state
-        if self._state is not None:
-            worker.add_context(serial, self._state)
+        self._state = access.context_state(context)
+        worker.add_context(serial, self._state)
 
-    def minted(self, kind: str, handle: int, thing: Any) -> None:
-        """A handle stands for something now."""
-        if self._state is None:
-            return
-        if kind == "stream":
-            self._worker.add_stream(self._serial, handle, thing.backend.native_state)
-        elif kind == "module":
-            self._worker.add_module(self._serial, handle, thing.native_kernels)
+    def add(self, kind: Kind, handle: int, entry: Any) -> None:
+        """Add the object of a new handle, if the worker needs it."""
+        if kind is Kind.STREAM:
+            self._worker.add_stream(self._serial, handle, self._access.stream_state(entry.backend))
+        elif kind is Kind.MODULE:
+            self._worker.add_module(self._serial, handle, self._access.kernel_rows(entry))
 
-    def taken(self, kind: str, handle: int) -> None:
-        """A handle stands for nothing any more."""
-        if self._state is None:
-            return
-        if kind == "stream":
+    def remove(self, kind: Kind, handle: int) -> None:
+        """Remove a handle."""
+        if kind is Kind.STREAM:
             self._worker.drop_stream(self._serial, handle)
-        elif kind == "module":
+        elif kind is Kind.MODULE:
             self._worker.drop_module(self._serial, handle)
 
-    def deferred(self, is_some: bool) -> None:
-        """Whether an error waits for the next call that waits: such calls are Python's then."""
-        if self._state is not None:
-            self._state.deferred = int(is_some)
+    def set_deferred(self, deferred: bool) -> None:
+        """Leave calls that wait to Python while an error must be delivered."""
+        self._state.deferred = int(deferred)
 
     def close(self) -> None:
-        """Nothing of the context is executed outside any more."""
-        if self._state is not None:
-            self._worker.drop_context(self._serial, _DROP_SECONDS)
+        """Stop executing records of the context."""
+        self._worker.drop_context(self._serial, _DROP_SECONDS)

@@ -1,4 +1,4 @@
-"""Where a client's records come from: its socket, read here, or a native worker that leaves some to Python."""
+"""The source of a client's records: its socket, read here, or a native worker that leaves some to Python."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.wire import records, ring_layout
-from pympsd_server.backends.interface import Device
 from pympsd_server.executor.host_memory.shared import SHARED_BYTES
+from pympsd_server.native.access import NativeAccess
 from pympsd_server.native.worker import NativeWorker
 
 _RECEIVE_BYTES: Final = 1 << 18
@@ -20,7 +20,7 @@ _SPIN_NS: Final = 50_000
 _CLIENT_SPIN_COUNT: Final = 600
 """About 30 us of looking at a word from Python."""
 _SPINNING_TAKES_CORES: Final = 4
-"""With fewer, whoever looks without pause keeps somebody from working."""
+"""With fewer, a spinning thread keeps another from running."""
 
 
 @frozen
@@ -32,7 +32,7 @@ class Incoming:
 
 
 def from_socket(stream: socket.socket) -> Iterator[Incoming]:
-    """Yield records until the stream ends; RemoteError when no later record can be found."""
+    """Yield records until the stream ends; RemoteError if no later record can be found."""
     reader = records.RecordReader()
     while data := _receive(stream):
         for record in reader.feed(data):
@@ -46,15 +46,14 @@ def _receive(stream: socket.socket) -> bytes:
         return b""
 
 
-def native_worker(stream: socket.socket, memory: memoryview, device: Device) -> NativeWorker:
-    """Return the worker of a client whose shared memory has a ring; BackendError when there is no memory for it."""
-    calls = device.native_calls
-    spins = calls is not None and len(os.sched_getaffinity(0)) >= _SPINNING_TAKES_CORES
+def native_worker(stream: socket.socket, memory: memoryview, access: NativeAccess | None) -> NativeWorker:
+    """Return the worker of a client whose shared memory has a ring; BackendError if there is no memory for it."""
+    spins = access is not None and len(os.sched_getaffinity(0)) >= _SPINNING_TAKES_CORES
     ring = memory[SHARED_BYTES:]
     if spins:
         ring[ring_layout.SPIN_COUNT : ring_layout.SPIN_COUNT + 8] = _CLIENT_SPIN_COUNT.to_bytes(8, "little")
     address = ctypes.addressof(ctypes.c_char.from_buffer(ring))
-    return NativeWorker(stream.fileno(), address, calls, _SPIN_NS if spins else 0)
+    return NativeWorker(stream.fileno(), address, access, _SPIN_NS if spins else 0)
 
 
 def from_worker(worker: NativeWorker) -> Iterator[Incoming]:

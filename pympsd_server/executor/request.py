@@ -1,85 +1,106 @@
-"""One record being executed: its operands, checked, and the way its answer goes."""
+"""One record being executed: what it may use of its client, and the way its answer goes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from attrs import frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd_server.backends.interface import BackendError, Completion, Outcome
-
-if TYPE_CHECKING:
-    from pympsd_server.executor.client import Client
-    from pympsd_server.executor.client_context import ClientContext
+from pympsd_server.executor.answers import AnswerWriter
+from pympsd_server.executor.backpressure import Backpressure
+from pympsd_server.executor.client_context import ClientContext
+from pympsd_server.executor.host_memory.pinned import PinnedMemory
 
 _REASON_BYTES: Final = 1 << 16
 
 
-class Call:
+@frozen(eq=False)
+class ClientResources:
+    """What the requests of one client share."""
+
+    answers: AnswerWriter
+    backpressure: Backpressure
+    staging: memoryview
+    """The shared memory for bulk data."""
+    pinned: PinnedMemory
+    contexts: Mapping[int, ClientContext]
+    """By the owner's serials, which records name them by."""
+
+
+class Request:
     """``answered``: the operation has an answer; ``waited``: and its sender waits for it (FLAG_QUIET is not set).
 
-    Exactly one of ``succeed``, ``fail`` and ``complete`` is called, once, from any thread.
+    Exactly one of ``succeed``, ``fail`` and ``complete`` is
+    called, once, from any thread.
     """
 
-    __slots__ = ("_opcode", "_sequence", "answered", "client", "context", "flags", "operands", "tail", "waited")
+    __slots__ = ("_context", "_opcode", "_sequence", "answered", "flags", "resources", "waited")
 
-    def __init__(self, client: Client, context: ClientContext, record: records.Record, answered: bool) -> None:
-        self.client = client
-        self.context = context
+    def __init__(
+        self, resources: ClientResources, context: ClientContext | None, record: records.Record, answered: bool
+    ) -> None:
+        self.resources = resources
+        self._context = context
         self.flags = record.flags
         self.answered = answered
         self.waited = answered and not record.flags & records.FLAG_QUIET
-        self.operands: tuple[int, ...] = ()
-        self.tail = b""
         self._opcode = record.opcode
         self._sequence = record.sequence
 
+    @property
+    def context(self) -> ClientContext:
+        """The context; an operation of the process has none."""
+        assert self._context is not None
+        return self._context
+
     def succeed(self, operands: bytes = b"", tail: bytes = b"", fds: tuple[int, ...] = ()) -> None:
-        """Answer success; ``operands`` packed as the operation's answer layout says. ``fds`` stay the caller's."""
+        """Answer success; ``operands`` are packed by the operation's answer layout. ``fds`` stay the caller's."""
         if self.answered:
             answer = records.pack_answer(self._opcode, self._sequence, Result.SUCCESS, operands, tail)
-            self.client.answers.send(answer, fds)
+            self.resources.answers.send(answer, fds)
 
     def fail(self, outcome: Outcome) -> None:
-        """Answer an error, and keep it for the next waiting call when nobody waits for this one."""
-        ruined = self.context.backend.outcome.code is not Result.SUCCESS
-        if not self.waited and not ruined and outcome.code is not Result.ERROR_NOT_READY:
-            self.context.defer(outcome)
+        """Answer an error; if the sender does not wait for it, keep it for the context's next waiting call."""
+        context = self._context
+        poisoned = context is not None and context.backend.outcome.code is not Result.SUCCESS
+        if context is not None and not (self.waited or poisoned or outcome.code is Result.ERROR_NOT_READY):
+            context.defer(outcome)
         if self.answered:
-            self.client.refuse(self._opcode, self._sequence, outcome, records.FLAG_POISONED if ruined else 0)
+            flags = records.FLAG_POISONED if poisoned else 0
+            reason = outcome.reason.encode(errors="replace")[:_REASON_BYTES]
+            answer = records.pack_answer(self._opcode, self._sequence, outcome.code, b"", reason, flags)
+            self.resources.answers.send(answer)
 
     def complete(self, outcome: Outcome) -> None:
-        """Answer once the work before this call is done (a Completion of the port)."""
+        """Answer once the work before this request is done (a Completion of the port)."""
         if outcome.code is Result.SUCCESS:
             self.succeed()
         else:
             self.fail(outcome)
 
-    def waits_for(self, begin: Callable[[Completion], None]) -> None:
+    def answer_when_done(self, begin: Callable[[Completion], None]) -> None:
         """Begin something that completes later, and answer then; until then it counts as the client's work."""
-        limit = self.client.work_limit
-        limit.enter_answered()
+        backpressure = self.resources.backpressure
+        backpressure.enter_answered()
 
         def done(outcome: Outcome) -> None:
-            limit.leave_answered()
+            backpressure.leave_answered()
             self.complete(outcome)
 
         try:
             begin(done)
         except BaseException:
-            limit.leave_answered()
+            backpressure.leave_answered()
             raise
 
-    def shared(self, offset: int, count: int) -> memoryview:
+    def staging(self, offset: int, count: int) -> memoryview:
         """Return bytes of the client's shared memory; BackendError INVALID_VALUE outside of it."""
-        memory = self.client.shared
+        memory = self.resources.staging
         if offset > memory.nbytes or count > memory.nbytes - offset:
             reason = f"{count} bytes at offset {offset} of a shared memory of {memory.nbytes}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
         return memory[offset : offset + count]
-
-
-def reason_bytes(outcome: Outcome) -> bytes:
-    """Return the sentence of an error as an answer's tail holds it."""
-    return outcome.reason.encode(errors="replace")[:_REASON_BYTES]

@@ -10,7 +10,8 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, NativeCalls
+from pympsd_server.backends.interface import BackendError
+from pympsd_server.native.access import NativeAccess
 from pympsd_server.native.library import library
 from pympsd_server.native.states import ContextState, DriverCalls, KernelRow, StreamState
 
@@ -33,14 +34,14 @@ class NativeWorker:
     ``address``: where the ring begins in this process; ``spin_ns``: how long it looks for records before it sleeps.
     """
 
-    def __init__(self, socket: int, address: int, calls: NativeCalls | None, spin_ns: int) -> None:
+    def __init__(self, socket: int, address: int, access: NativeAccess | None, spin_ns: int) -> None:
         self._library = library()
-        pointer = ctypes.pointer(calls.calls) if calls is not None else _NO_CALLS
+        pointer = ctypes.pointer(access.calls) if access is not None else _NO_CALLS
         self._worker: Any = self._library.worker_open(socket, address, pointer, spin_ns)
         if not self._worker:
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, "no memory for the client's worker")
         self._record, self._length, self._code = ctypes.c_void_p(), ctypes.c_uint32(), ctypes.c_int()
-        self._calls = calls
+        self._access = access
         self._states: dict[int, ContextState] = {}
         self._things: dict[tuple[int, type, int], object] = {}
         """By serial, kind and handle: what the library has pointers to stays as long as it may look at it."""
@@ -53,8 +54,8 @@ class NativeWorker:
 
     def refused(self, code: int) -> BackendError:
         """Return the error that a taken record's code stands for."""
-        assert self._calls is not None  # nothing else has codes
-        return self._calls.refused(code)
+        assert self._access is not None  # nothing else has codes
+        return self._access.refused(code)
 
     def send(self, data: bytes) -> int:
         """Write answers without waiting; return how many bytes went, or a negative errno."""

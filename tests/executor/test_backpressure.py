@@ -7,7 +7,7 @@ from typing import Any
 from attrs import define, field
 
 from pympsd_server.backends.interface import Outcome
-from pympsd_server.executor.backpressure import HALF, LIMIT, WorkLimit
+from pympsd_server.executor.backpressure import HALF, LIMIT, Backpressure
 
 
 @define(eq=False)
@@ -33,12 +33,12 @@ class Entry:
     uncounted: int = 0
 
 
-def is_full(limit: WorkLimit) -> bool:
+def is_full(limit: Backpressure) -> bool:
     return limit._unfinished >= LIMIT
 
 
 def test_one_stream_fills_it_and_its_end_empties_it() -> None:
-    limit, entry = WorkLimit(), Entry()
+    limit, entry = Backpressure(), Entry()
     for _ in range(LIMIT):
         limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
     assert is_full(limit)
@@ -48,7 +48,7 @@ def test_one_stream_fills_it_and_its_end_empties_it() -> None:
 
 
 def test_one_operation_in_each_of_very_many_streams_fills_it() -> None:
-    limit, entries = WorkLimit(), [Entry() for _ in range(LIMIT)]
+    limit, entries = Backpressure(), [Entry() for _ in range(LIMIT)]
     for entry in entries:
         limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
     assert is_full(limit)
@@ -58,7 +58,7 @@ def test_one_operation_in_each_of_very_many_streams_fills_it() -> None:
 
 
 def test_who_asks_is_told_once_half_is_free() -> None:
-    limit, entry, told = WorkLimit(), Entry(), []
+    limit, entry, told = Backpressure(), Entry(), []
     limit.when_half_is_free(lambda: told.append("at once"))
     for _ in range(HALF):
         limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
@@ -73,7 +73,7 @@ def test_who_asks_is_told_once_half_is_free() -> None:
 
 
 def test_work_that_is_not_counted_yet_counts_for_who_asks() -> None:
-    limit, entries, told = WorkLimit(), [Entry() for _ in range(HALF)], []
+    limit, entries, told = Backpressure(), [Entry() for _ in range(HALF)], []
     for entry in entries:
         limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
     limit.when_half_is_free(lambda: told.append(True))

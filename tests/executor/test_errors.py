@@ -19,7 +19,7 @@ UNKNOWN_INSTRUCTION = HEADER + ".visible .entry f() { .reg .b32 %r<2>; frobnicat
 def test_an_unanswered_records_error_comes_with_the_next_call_once(client: RawClient) -> None:
     stranger = client.handle()
     client.send("DESTROY_STREAM", stranger)
-    client.send("FILL", 0, 0, 0, 1, 1)
+    client.send("FILL", 0, 0, 0, 1, 1, 0, 1)
     answer = client.call("ALLOCATE", 512)
     assert answer.result == Result.ERROR_INVALID_HANDLE
     assert f"{stranger:#x}" in answer.reason
@@ -148,7 +148,7 @@ def test_a_function_that_is_not_there(client: RawClient) -> None:
 
 
 def test_an_unknown_context_is_answered_when_somebody_waits(client: RawClient) -> None:
-    client.send("FILL", 0, 0, 0, 1, 1, context=99)
+    client.send("FILL", 0, 0, 0, 1, 1, 0, 1, context=99)
     answer = client.call("SYNCHRONIZE_CONTEXT", context=99)
     assert answer.result == Result.ERROR_INVALID_CONTEXT
     client.good("SYNCHRONIZE_CONTEXT")

@@ -198,7 +198,7 @@ def test_room_is_told_once_half_of_the_limit_is_free(client: RawClient) -> None:
     client.good("ROOM")
     begun(client, stream, 1)
     for _ in range(HALF):
-        client.send("FILL", stream, address, 0, 1, 1)
+        client.send("FILL", stream, address, 0, 1, 1, 0, 1)
     room = client.send("ROOM")
     assert pending(client, stream)
     assert room not in client.arrived()
@@ -212,7 +212,7 @@ def test_who_asks_for_no_room_holds_up_only_itself(executor: ExecutorOwner) -> N
     stream, address = make_stream(client), client.allocate(64)
     begun(client, stream, 1)
     for _ in range(LIMIT):
-        client.send("FILL", stream, address, 0, 1, 1)
+        client.send("FILL", stream, address, 0, 1, 1, 0, 1)
     unread = client.send("QUERY_STREAM", stream)
     begun(neighbour, 0, 1)
     neighbour.send("HOST_FUNCTION_DONE", 1)

@@ -8,6 +8,7 @@ import pytest
 
 from pympsd.vocabulary.device_facts import window_of
 from pympsd.vocabulary.results import Result
+from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import ENDLESS, RawClient
@@ -30,8 +31,8 @@ def test_bytes_go_there_and_back(client: RawClient) -> None:
 
 def test_copies_and_fills_on_the_device(client: RawClient) -> None:
     first, second = client.allocate(4096), client.allocate(4096)
-    client.send("FILL", 0, first, 0xABCD1234, 4, 1024)
-    client.send("FILL", 0, first + 4, 0x1FF, 1, 3)
+    client.send("FILL", 0, first, 0xABCD1234, 4, 1024, 0, 1)
+    client.send("FILL", 0, first + 4, 0x1FF, 1, 3, 0, 1)
     client.send("COPY_ON_DEVICE", 0, second, first, 4096)
     assert client.read(second, 4096) == (
         bytes.fromhex("3412cdab") + b"\xff\xff\xff\xab" + bytes.fromhex("3412cdab") * 1022
@@ -49,7 +50,7 @@ def test_freed_memory_is_gone(client: RawClient) -> None:
 
 def test_nothing_is_copied_for_no_bytes(client: RawClient) -> None:
     client.good("COPY_TO_DEVICE", 0, 0, 0, 0)
-    client.send("FILL", 0, 0, 7, 1, 0)
+    client.send("FILL", 0, 0, 7, 1, 0, 0, 1)
     client.good("SYNCHRONIZE_CONTEXT")
 
 
@@ -108,7 +109,7 @@ def test_a_fill_that_does_not_fit_is_told_at_the_next_call(
     client: RawClient, destination: int, width: int, count: int
 ) -> None:
     address = client.allocate(4096)
-    client.send("FILL", 0, address + destination, 0xFF, width, count)
+    client.send("FILL", 0, address + destination, 0xFF, width, count, 0, 1)
     assert client.call("SYNCHRONIZE_CONTEXT").result == VALUE
     assert client.read(address, 4096) == bytes(4096)
 
@@ -139,3 +140,71 @@ def test_memory_in_use_by_a_kernel_is_freed_after_it(client: RawClient) -> None:
     assert client.call("QUERY_STREAM", 0).result == Result.ERROR_NOT_READY
     assert client.call("FREE", address).result == VALUE
     assert freeing not in client.arrived()
+
+
+# --- rows and slices
+
+DEVICE, STAGING, PINNED = records.Space
+LINES, PITCH, SLICE = 3, 64, 512
+"""A slice of 3 rows of 8 bytes, 64 bytes apart; two slices, 512 bytes apart."""
+
+
+def block(memory: bytes, start: int = 0, pitch: int = PITCH, slice_pitch: int = SLICE) -> bytes:
+    """Return 2 slices of 3 rows of 8 bytes out of pitched memory."""
+    starts = [start + z * slice_pitch + y * pitch for z in range(2) for y in range(LINES)]
+    return b"".join(memory[each : each + 8] for each in starts)
+
+
+def test_rows_and_slices_come_from_the_shared_memory_and_return_to_it(client: RawClient) -> None:
+    address, data = client.allocate(4096), os.urandom(48)
+    client.memory[:48] = data
+    extent = (8, LINES, 2)
+    client.good("COPY_3D", 0, DEVICE, address + 16, PITCH, SLICE, STAGING, 0, 8, 24, *extent)
+    assert block(client.read(address, 4096), 16) == data
+    client.good("COPY_3D", 0, STAGING, 4096, 8, 24, DEVICE, address + 16, PITCH, SLICE, *extent)
+    assert client.memory[4096 : 4096 + 48] == data
+
+
+def test_rows_and_slices_are_copied_on_the_device_and_nothing_between_them_is(client: RawClient) -> None:
+    first, second, data = client.allocate(4096), client.allocate(4096), os.urandom(4096)
+    client.write(first, data)
+    client.good("COPY_3D", 0, DEVICE, second, 8, 24, DEVICE, first, PITCH, SLICE, 8, LINES, 2)
+    assert client.read(second, 4096) == block(data) + bytes(4096 - 48)
+
+
+def test_a_fill_of_rows_leaves_what_lies_between_them(client: RawClient) -> None:
+    address = client.allocate(4096)
+    client.send("FILL", 0, address, 0x1234, 2, 4, PITCH, LINES)
+    row = b"\x34\x12" * 4 + bytes(PITCH - 8)
+    assert client.read(address, 4096) == row * LINES + bytes(4096 - len(row) * LINES)
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        (STAGING, 0, 8, 24, STAGING, 4096, 8, 24),
+        (7, 0, 8, 24, DEVICE, 0, 8, 24),
+        (DEVICE, 0, 8, 24, 7, 0, 8, 24),
+        (DEVICE, 0, 4, 24, STAGING, 0, 8, 24),
+        (DEVICE, 4096 - 47, 8, 24, STAGING, 0, 8, 24),
+        (DEVICE, 0, 8, 24, STAGING, (16 << 20) - 47, 8, 24),
+        (DEVICE, 0, 8, 24, STAGING, 0, 2**63, 2**63),
+        (DEVICE, 0, 2**63, 2**63, STAGING, 0, 8, 24),
+        (DEVICE, 0, 8, 24, PINNED, 0, 8, 24),
+    ],
+)
+def test_a_copy_of_rows_that_cannot_be_is_an_invalid_value(client: RawClient, sides: tuple[int, ...]) -> None:
+    address = client.allocate(4096)
+    on_device = [
+        base + address if space == DEVICE else base for space, base in zip(sides[::4], sides[1::4], strict=True)
+    ]
+    operands = list(sides)
+    operands[1], operands[5] = on_device
+    answer = client.call("COPY_3D", 0, *operands, 8, LINES, 2)
+    assert answer.result == VALUE
+    assert answer.reason
+    assert client.read(address, 4096) == bytes(4096)
+
+
+def test_a_copy_without_rows_is_done_at_once(client: RawClient) -> None:
+    client.good("COPY_3D", 0, DEVICE, 0, 8, 24, STAGING, 0, 8, 24, 8, 0, 2)

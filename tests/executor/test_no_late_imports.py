@@ -25,7 +25,7 @@ def test_nothing_is_imported_after_ready(tmp_path: Path) -> None:
         client.write(address, b"a" * 1000)
         client.launch(module, STORE, struct.pack("=QI", address, 1), grid=(64, 1, 1), block=(64, 1, 1))
         assert client.read(address, 4) == struct.pack("=I", 1)
-        client.send("FILL", 0, address, 1, 4, 16)
+        client.send("FILL", 0, address, 1, 4, 16, 0, 1)
         client.launch(module, TRAPPED)
         assert client.call("SYNCHRONIZE_CONTEXT").result == Result.ERROR_LAUNCH_FAILED
         owner.receive()

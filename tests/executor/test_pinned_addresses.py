@@ -16,7 +16,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.host_memory.pinned_addresses import (
     PIECES_LIMIT,
-    PinnedRoom,
+    PinnedAddresses,
     available_bytes,
     machine_bytes,
 )
@@ -30,9 +30,9 @@ def plenty() -> int:
     return 1 << 50
 
 
-def room(machine: int = MACHINE, ordinal: int = 0) -> PinnedRoom:
+def room(machine: int = MACHINE, ordinal: int = 0) -> PinnedAddresses:
     """A room on a small machine."""
-    return PinnedRoom(ordinal, machine, plenty)
+    return PinnedAddresses(ordinal, machine, plenty)
 
 
 def refused(words: str) -> pytest.RaisesExc[BackendError]:
@@ -93,7 +93,7 @@ def test_a_refusal_says_which_limit_is_met() -> None:
     tested.take(MACHINE // 4, "b")
     with refused(f"the clients of this device have {MACHINE // 2}"):
         tested.take(PAGE, "c")
-    scarce = PinnedRoom(0, 1 << 40, lambda: PAGE)
+    scarce = PinnedAddresses(0, 1 << 40, lambda: PAGE)
     scarce.take(PAGE, "a")
     with refused(f"no {2 * PAGE} bytes of memory to spare"):
         scarce.take(2 * PAGE, "a")

@@ -18,7 +18,7 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import ExecutorSetup
-from pympsd_server.backends.interface import BackendError, Device, Module
+from pympsd_server.backends.interface import BackendError, Device, Launch, Module
 from pympsd_server.backends.selection import open_device
 from tests.backends.contract.port_user import PortUser
 
@@ -70,7 +70,7 @@ class Bench:
         """Launch and wait; return how it ended, and why when it failed."""
         loaded = self.modules[module]
         index = [function.name for function in loaded.functions].index(name)
-        self.at_work.default.launch(loaded, index, tuple(grid), tuple(block), shared, parameters)
+        self.at_work.default.launch(Launch(loaded, index, tuple(grid), tuple(block), shared, parameters))
         result = self.at_work.synchronize()
         return int(result), "" if result == Result.SUCCESS else self.at_work.context.outcome.reason
 

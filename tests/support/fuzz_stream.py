@@ -186,7 +186,12 @@ class Attack:
             case "COPY_ON_DEVICE":
                 return [stream, address, source.choice(self.addresses), size]
             case "FILL":
-                return [stream, address, source.getrandbits(32), source.choice((1, 2, 4)), size]
+                return [stream, address, source.getrandbits(32), source.choice((1, 2, 4)), size, *self._rows()]
+            case "COPY_3D":
+                sides = [
+                    self._side(source.choice((0, 0, address)), source.randrange(3), *self._rows()) for _ in range(2)
+                ]
+                return [stream, *sides[0], *sides[1], size, source.randrange(4), source.randrange(3)]
             case "LAUNCH":
                 odd = ENDLESS if self.endless else TRAPPED
                 function = odd if source.random() < 0.02 else source.choice((EMPTY, STORE, STORE))
@@ -218,6 +223,16 @@ class Attack:
             case _:
                 # Mostly of nothing that is there: what is destroyed is of no more use to the session.
                 return [fresh for _ in records.BY_NAME[name].operands]
+
+    def _rows(self) -> list[int]:
+        """A pitch and a number of rows."""
+        return self.source.choice(([0, 1], [0, 1], [64, 3], [4096, 2]))
+
+    def _side(self, address: int, space: int, pitch: int, rows: int) -> list[int]:
+        """Space, base, pitch and slice pitch of one side of a copy."""
+        source = self.source
+        bases = (address, source.randrange(1 << 20), source.choice(self.pinned) + source.randrange(64))
+        return [space, bases[space], pitch, pitch * rows]
 
     def _record(self, number: int) -> bytes:
         source = self.source

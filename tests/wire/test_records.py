@@ -10,14 +10,29 @@ from hypothesis import strategies as st
 
 from pympsd.wire import records
 from pympsd.wire.errors import RemoteError
-from pympsd.wire.records import ANSWER, BY_OPCODE, HEADER, HEADER_BYTES, OPERATIONS, Operation, Record, RecordReader
+from pympsd.wire.records import (
+    ANSWER,
+    BY_OPCODE,
+    HEADER,
+    HEADER_BYTES,
+    OPERATIONS,
+    Completion,
+    Kind,
+    Operand,
+    Operation,
+    Record,
+    RecordReader,
+    Scope,
+    Use,
+)
 
 U64 = st.integers(0, (1 << 64) - 1)
+EVENT = Operand("event", kind=Kind.EVENT)
 CODES = {"Q": U64, "q": st.integers(-(1 << 63), (1 << 63) - 1), "d": st.floats(allow_nan=False)}
 
 
-def _operands(fields: tuple[tuple[str, str], ...]) -> st.SearchStrategy[tuple[int, ...]]:
-    return st.tuples(*(CODES[code] for _, code in fields))
+def _operands(fields: tuple[Operand, ...]) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.tuples(*(CODES[operand.code] for operand in fields))
 
 
 def test_the_table_is_sound() -> None:
@@ -31,11 +46,33 @@ def test_the_table_is_sound() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_operands_are_eight_bytes_each_with_names_of_their_own(operation: Operation) -> None:
     for fields in (operation.operands, operation.answers):
-        assert all(code in CODES and struct.calcsize(f"={code}") == 8 for _, code in fields)
-        assert len({name for name, _ in fields}) == len(fields)
+        assert all(operand.code in CODES and struct.calcsize(f"={operand.code}") == 8 for operand in fields)
+        assert len({operand.name for operand in fields}) == len(fields)
     assert operation.layout.size == HEADER_BYTES + 8 * len(operation.operands)
     assert operation.answer_layout.size == 8 * len(operation.answers)
     assert operation.answered or not (operation.answers or operation.answer_tail)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_completion_scope_and_handles_fit_each_other(operation: Operation) -> None:
+    kinds = [operand.kind for operand in operation.operands if operand.kind is not None]
+    if operation.completion is Completion.QUEUED:
+        assert Kind.STREAM in kinds, "work is queued in a stream"
+    if operation.completion is Completion.AWAITED:
+        assert operation.answered, "the answer is what tells that it is done"
+        assert not operation.answers
+    if operation.scope is Scope.PROCESS:
+        assert not kinds, "handles belong to contexts"
+        assert operation.completion is Completion.AT_ONCE
+    assert operation.answered or not operation.brings_fd
+    assert sum(operand.use is Use.CREATED for operand in operation.operands) <= 1
+    assert all(operand.code == "Q" for operand in operation.operands if operand.kind is not None)
+
+
+def test_a_chapters_opcodes_lie_together() -> None:
+    assert [operation.opcode for operation in OPERATIONS] == sorted(operation.opcode for operation in OPERATIONS)
+    chapters = {operation.opcode >> 8 for operation in OPERATIONS if operation.operands[:1] == (EVENT,)}
+    assert chapters == {5}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)

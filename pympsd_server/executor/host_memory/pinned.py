@@ -1,7 +1,7 @@
 """Page-locked memory of one client: shared with it at the same address, and reached by its device's copies.
 
-It is made here and sealed, so that no client can cut it under our feet. Freed, it stays mapped on this side until
-nothing on the device can be at work on it: how long that takes the backend knows.
+It is created here and sealed, so that no client can shrink it. Freed memory stays mapped on this side until no work
+on the device can access it; the backend knows when.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from attrs import frozen
 from pympsd.channel.descriptors import explain
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Device
-from pympsd_server.executor.host_memory.pinned_addresses import PinnedRoom
+from pympsd_server.executor.host_memory.pinned_addresses import PinnedAddresses
 from pympsd_server.executor.host_memory.pinned_mapping import mapped_at
 from pympsd_server.executor.host_memory.shared import make_sealed
 
 _TRIES: Final = 8
-"""Addresses looked at where something else is mapped."""
+"""Addresses tried if something else is mapped there."""
 
 
 @frozen
-class Given:
+class Allocation:
     """A new piece: ``fd`` is for the client, and is closed once it is sent."""
 
     address: int
@@ -39,64 +39,64 @@ class Given:
 @frozen(eq=False)
 class _Piece:
     memory: memoryview
-    let_go: Callable[[], None]
-    """The backend's: gives the memory up when nothing on the device can be at work on it."""
+    unregister: Callable[[], None]
+    """The backend's callback, which releases the memory when no work on the device can access it."""
 
 
 class PinnedMemory:
-    """The pieces of one client. Used by its worker, closed by the desk."""
+    """The pieces of one client. Used by its worker, closed by the owner's thread."""
 
-    def __init__(self, device: Device, room: PinnedRoom) -> None:
+    def __init__(self, device: Device, addresses: PinnedAddresses) -> None:
         self._device = device
-        self._room = room
+        self._addresses = addresses
         self._lock = Lock()
         self._closed = False
         self._starts: list[int] = []
         self._pieces: dict[int, _Piece] = {}
 
-    def allocate(self, count: int) -> Given:
+    def allocate(self, count: int) -> Allocation:
         """Return a new piece of ``count`` bytes, zero; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         if count == 0:
             raise BackendError(Result.ERROR_INVALID_VALUE, "an allocation has at least 1 byte")
         size = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
         address, fd, memory = self._map(size)
         try:
-            let_go = self._device.reach_host(address, memory)
+            unregister = self._device.register_host_memory(address, memory)
             with self._lock:
                 closed = self._closed
                 if not closed:
                     insort(self._starts, address)
-                    self._pieces[address] = _Piece(memory, let_go)
+                    self._pieces[address] = _Piece(memory, unregister)
             if closed:
-                let_go()
+                unregister()
                 raise BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "this client is gone")
         except BaseException:
             os.close(fd)
             raise
-        return Given(address, fd)
+        return Allocation(address, fd)
 
     def _map(self, size: int) -> tuple[int, int, memoryview]:
-        room = self._room
+        addresses = self._addresses
         for _ in range(_TRIES):
-            address = room.take(size, self)
+            address = addresses.take(size, self)
             try:
                 fd = make_sealed("pympsd-pinned", size)
                 try:
-                    return address, fd, mapped_at(fd, address, size, partial(room.give, address))
+                    return address, fd, mapped_at(fd, address, size, partial(addresses.give, address))
                 except BaseException:
                     os.close(fd)
                     raise
             except OSError as error:
-                room.give(address)
+                addresses.give(address)
                 if error.errno != errno.EEXIST:
                     raise _refused(size, error) from None
-                room.skip(address)
+                addresses.skip(address)
         raise BackendError(
             Result.ERROR_OUT_OF_MEMORY, "the addresses for page-locked memory are taken in this process"
         )
 
     def view(self, address: int, count: int) -> memoryview:
-        """Return ``count`` bytes at an address; BackendError INVALID_VALUE unless a piece of the client has them."""
+        """Return ``count`` bytes at an address; BackendError INVALID_VALUE unless they are in one piece."""
         with self._lock:
             at = bisect_right(self._starts, address) - 1
             start = self._starts[at] if at >= 0 else address
@@ -107,24 +107,24 @@ class PinnedMemory:
         return piece.memory[address - start : address - start + count]
 
     def take(self, address: int) -> Callable[[], None]:
-        """Forget a piece; return what gives its memory up. BackendError INVALID_VALUE unless one begins there."""
+        """Remove a piece and return the callback that unregisters it; INVALID_VALUE unless one begins there."""
         with self._lock:
             piece = self._pieces.pop(address, None)
             if piece is None:
                 reason = f"{address:#x} is not where page-locked memory of this client begins"
                 raise BackendError(Result.ERROR_INVALID_VALUE, reason)
             self._starts.remove(address)
-        return piece.let_go
+        return piece.unregister
 
     def close(self) -> None:
-        """The client is gone, and its contexts are: give all of it up. A worker that is late gets no more."""
+        """Unregister all of it once the client's contexts are gone; later allocations fail."""
         with self._lock:
             self._closed = True
             pieces = tuple(self._pieces.values())
             self._pieces.clear()
             self._starts.clear()
         for piece in pieces:
-            piece.let_go()
+            piece.unregister()
 
 
 def _refused(size: int, error: OSError) -> BackendError:

@@ -1,4 +1,4 @@
-"""What the clients of one device may have page-locked: addresses that both sides map, and how many bytes.
+"""Address ranges and byte limits of page-locked memory for the clients of one device.
 
 Host memory belongs to everybody on the machine, and an executor is the first to go when it runs out: one client has a
 quarter of it at most, all of them together a half. What a client has freed counts until it is really gone.
@@ -30,7 +30,7 @@ _GROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def machine_bytes(own_group: Path = Path("/proc/self/cgroup"), groups: Path = _GROUPS) -> int:
-    """Return how much memory this machine has, or this process' control group may have (cgroups(7), version 2)."""
+    """Return the bytes of memory of this machine, or the limit of this process's control group (cgroups(7), v2)."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with suppress(OSError):
         paths = [line[3:] for line in own_group.read_text().splitlines() if line.startswith("0::")]
@@ -42,7 +42,7 @@ def machine_bytes(own_group: Path = Path("/proc/self/cgroup"), groups: Path = _G
 
 
 def available_bytes() -> int:
-    """Return how much of it can be had now without harm to others (proc(5), MemAvailable)."""
+    """Return the bytes of memory that are available now (proc(5), MemAvailable)."""
     try:
         with open(_MEMINFO, "rb") as file:
             for line in file:
@@ -53,14 +53,14 @@ def available_bytes() -> int:
     return machine_bytes()
 
 
-class PinnedRoom:
-    """The ranges in use, by who has them. Safe to use from several threads, and by what the collector ends."""
+class PinnedAddresses:
+    """The ranges in use, by owner. Safe for threads, and for finalizers that the garbage collector runs."""
 
     def __init__(
         self, ordinal: int, machine: int | None = None, available: Callable[[], int] = available_bytes
     ) -> None:
         """``ordinal`` is the device's and chooses the window; ``machine``: bytes of memory, as found by default."""
-        # The collector may end a mapping in the midst of our own work: its thread must get in again.
+        # A finalizer may run in a thread that holds the lock already, so the lock is reentrant.
         self._lock = RLock()
         self._base = pinned_window_of(ordinal) if ordinal < PINNED_WINDOWS else 0
         self._end = self._base + (1 << PINNED_BITS) if self._base else 0
@@ -75,13 +75,13 @@ class PinnedRoom:
         self._next = self._start_anywhere()
 
     def _start_anywhere(self) -> int:
-        # What a program still has of an executor that is gone must not be where the next one begins.
+        # A program may still map memory of an executor that has ended: the next one starts elsewhere.
         if not self._base:
             return 0
         return self._base + int.from_bytes(os.urandom(4), "little") % (1 << PINNED_BITS - 17) * GRAIN_BYTES
 
     def take(self, size: int, owner: object) -> int:
-        """Return the address of ``size`` bytes, whole pages; BackendError OUT_OF_MEMORY says which limit is met."""
+        """Reserve ``size`` bytes, whole pages; return their address. BackendError OUT_OF_MEMORY names the limit."""
         with self._lock:
             self._check(size, owner)
             address = self._find(size)
@@ -93,7 +93,7 @@ class PinnedRoom:
         return address
 
     def give(self, address: int) -> None:
-        """A range is unmapped and free."""
+        """Free a range that is no longer mapped."""
         with self._lock:
             size, owner = self._ranges.pop(address)
             self._starts.remove(address)
@@ -103,7 +103,7 @@ class PinnedRoom:
                     del counter[owner]
 
     def skip(self, address: int) -> None:
-        """Something else is mapped at an address that was given: look elsewhere from now on."""
+        """Avoid an address from now on, because something else is mapped there."""
         with self._lock:
             self._next = address + (1 << 30) if address + (1 << 30) < self._end else self._base
 
@@ -147,12 +147,12 @@ class PinnedRoom:
 
     @property
     def pieces(self) -> int:
-        """How many ranges are in use."""
+        """The number of ranges in use."""
         return len(self._ranges)
 
 
 def _spaced(size: int) -> int:
-    """Return how far from a piece's start the next one may begin."""
+    """Return the distance from the start of a piece to the earliest start of the next one."""
     return -(-(size + mmap.PAGESIZE) // GRAIN_BYTES) * GRAIN_BYTES
 
 

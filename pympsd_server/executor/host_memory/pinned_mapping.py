@@ -1,4 +1,4 @@
-"""Memory mapped at an address of our choosing, which stays for as long as anything refers to its bytes."""
+"""Memory mapped at a chosen address, for as long as its bytes are referred to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 FIXED_NOREPLACE: Final = 0x100000
-"""MAP_FIXED_NOREPLACE: at this very address, or not at all; kernels before 4.17 take it for a hint."""
+"""MAP_FIXED_NOREPLACE: at this address or not at all; kernels before 4.17 take it as a hint."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 # Python's own mmap chooses no address.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -25,7 +25,7 @@ _unmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 class _Bytes:
-    """What arrays over the mapping keep alive (NumPy, The array interface protocol)."""
+    """The owner that arrays over the mapping keep alive (NumPy, The array interface protocol)."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__array_interface__: dict[str, Any] = {

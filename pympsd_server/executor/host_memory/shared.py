@@ -1,4 +1,4 @@
-"""The shared memory for bulk data: made here and sealed, so that no client can cut it under our feet."""
+"""The shared memory for bulk data, created and sealed here, so that no client can shrink it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from attrs import frozen
 
 SHARED_BYTES: Final = 16 << 20
-# A file that shrinks kills whoever reads its mapping (SIGBUS); none of these seals can be taken off again.
+# If a file shrinks, reading its mapping raises SIGBUS; none of these seals can be removed.
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -23,7 +23,7 @@ class SharedMemory:
 
 
 def make(ring_bytes: int = 0) -> SharedMemory:
-    """Return new shared memory of SHARED_BYTES and a ring's, all zero; OSError when the system has none."""
+    """Return new shared memory of SHARED_BYTES and a ring's, all zero; OSError if the system has none."""
     size = SHARED_BYTES + ring_bytes
     fd = make_sealed("pympsd-bulk", size)
     try:
@@ -34,7 +34,7 @@ def make(ring_bytes: int = 0) -> SharedMemory:
 
 
 def make_sealed(name: str, size: int) -> int:
-    """Return the descriptor of ``size`` zero bytes whose size nobody can change; OSError when there are none."""
+    """Return the descriptor of ``size`` zero bytes whose size cannot be changed; OSError if there is no memory."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)

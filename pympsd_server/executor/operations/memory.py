@@ -1,63 +1,157 @@
-"""Records about memory: allocate, free, copy, fill."""
+"""Operations on memory: allocations, copies, fills, and page-locked memory that the client shares."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from threading import Lock
+from typing import Any, Final
 
-from pympsd.wire.records import BY_NAME
-from pympsd_server.executor.request import Call
+from pympsd.vocabulary.results import Result
+from pympsd.wire import records
+from pympsd_server.backends.interface import (
+    BackendError,
+    Completion,
+    Copy,
+    Extent,
+    Fill,
+    Outcome,
+    Region,
+    Space,
+    Stream,
+)
+from pympsd_server.executor.operations.answer import Answer
+from pympsd_server.executor.request import ClientResources, Request
 
-_ADDRESS: Final = BY_NAME["ALLOCATE"].answer_layout
-_INFO: Final = BY_NAME["MEMORY_INFO"].answer_layout
-
-
-def _allocate(call: Call) -> None:
-    (count,) = call.operands
-    call.succeed(_ADDRESS.pack(call.context.backend.allocate(count)))
-
-
-def _free(call: Call) -> None:
-    (address,) = call.operands
-    call.waits_for(lambda done: call.context.backend.free(address, done))
-
-
-def _info(call: Call) -> None:
-    call.succeed(_INFO.pack(*call.context.backend.memory_info()))
-
-
-def _copy_to_device(call: Call) -> None:
-    stream, destination, offset, count = call.operands
-    entry, source = call.context.stream(stream), call.shared(offset, count)
-    call.waits_for(lambda done: entry.backend.copy_to_device(destination, source, done))
+_ADDRESS_LIMIT: Final = 1 << 64
 
 
-def _copy_from_device(call: Call) -> None:
-    stream, source, offset, count = call.operands
-    entry, target = call.context.stream(stream), call.shared(offset, count)
-    call.waits_for(lambda done: entry.backend.copy_from_device(target, source, done))
+def _allocate(request: Request, count: int) -> Answer:
+    return Answer((request.context.backend.allocate(count),))
 
 
-def _copy_on_device(call: Call) -> None:
-    stream, destination, source, count = call.operands
-    entry = call.context.stream(stream)
-    entry.backend.copy_on_device(destination, source, count)
-    call.client.work_limit.enter(entry)
+def _free(request: Request, address: int, done: Completion) -> None:
+    request.context.backend.free(address, done)
 
 
-def _fill(call: Call) -> None:
-    stream, destination, value, width, count = call.operands
-    entry = call.context.stream(stream)
-    entry.backend.fill(destination, value, width, count)
-    call.client.work_limit.enter(entry)
+def _memory_info(request: Request) -> Answer:
+    return Answer(request.context.backend.memory_info())
 
 
-CALLS: Final[Mapping[str, Callable[[Call], None]]] = {
+# --- copies and fills
+
+
+def _linear(destination: Region, source: Region, count: int) -> Copy:
+    return Copy(destination, source, Extent(count))
+
+
+def _device(address: int) -> Region:
+    return Region(Space.DEVICE, address)
+
+
+def _copy_to_device(
+    request: Request, stream: Stream, destination: int, offset: int, count: int, done: Completion
+) -> None:
+    source = Region(Space.STAGING, host=request.staging(offset, count))
+    stream.copy(_linear(_device(destination), source, count), done)
+
+
+def _copy_from_device(
+    request: Request, stream: Stream, source: int, offset: int, count: int, done: Completion
+) -> None:
+    destination = Region(Space.STAGING, host=request.staging(offset, count))
+    stream.copy(_linear(destination, _device(source), count), done)
+
+
+def _copy_on_device(request: Request, stream: Stream, destination: int, source: int, count: int) -> None:
+    stream.copy(_linear(_device(destination), _device(source), count))
+
+
+def _copy_to_device_pinned(request: Request, stream: Stream, destination: int, source: int, count: int) -> None:
+    pinned = Region(Space.PINNED, host=request.resources.pinned.view(source, count))
+    stream.copy(_linear(_device(destination), pinned, count))
+
+
+def _copy_from_device_pinned(request: Request, stream: Stream, destination: int, source: int, count: int) -> None:
+    pinned = Region(Space.PINNED, host=request.resources.pinned.view(destination, count))
+    stream.copy(_linear(pinned, _device(source), count))
+
+
+def _copy_3d(request: Request, stream: Stream, *operands: Any) -> None:
+    *sides, width, height, depth, done = operands
+    extent = Extent(width, height, depth)
+    destination, source = (_region(request, extent, *side) for side in (sides[:4], sides[4:]))
+    if destination.space is not Space.DEVICE and source.space is not Space.DEVICE:
+        raise BackendError(Result.ERROR_INVALID_VALUE, "a copy between two regions of host memory")
+    stream.copy(Copy(destination, source, extent), done)
+
+
+def _region(request: Request, extent: Extent, space: int, base: int, pitch: int, slice_pitch: int) -> Region:
+    region = Region(Space.DEVICE, base, pitch, slice_pitch)
+    span = region.span(extent)
+    if span >= _ADDRESS_LIMIT:
+        raise BackendError(Result.ERROR_INVALID_VALUE, f"a copy that spans {span} bytes")
+    match space:
+        case records.Space.DEVICE:
+            return region
+        case records.Space.STAGING:
+            return Region(Space.STAGING, 0, pitch, slice_pitch, request.staging(base, span))
+        case records.Space.PINNED:
+            return Region(Space.PINNED, 0, pitch, slice_pitch, request.resources.pinned.view(base, span))
+    raise BackendError(Result.ERROR_INVALID_VALUE, f"there is no memory space {space}")
+
+
+def _fill(
+    request: Request, stream: Stream, destination: int, value: int, width: int, count: int, pitch: int, height: int
+) -> None:
+    region = Region(Space.DEVICE, destination, pitch)
+    stream.fill(Fill(region, value, width, Extent(width * count, height)))
+
+
+# --- page-locked memory
+
+
+def _allocate_pinned(request: Request, count: int) -> Answer:
+    given = request.resources.pinned.allocate(count)
+    return Answer((given.address,), fds=(given.fd,))
+
+
+def _free_pinned(request: Request, address: int) -> None:
+    """Free a piece, whatever has become of its context: at once to the client, in truth after its work so far."""
+    _after_all_work(request.resources, request.resources.pinned.take(address))
+
+
+def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
+    """Call ``act`` once the work that all contexts of a client have been given so far is done, or they are gone."""
+    contexts = tuple(client.contexts.values())
+    lock, left = Lock(), len(contexts) + 1
+
+    def done(outcome: Outcome) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = not left
+        if last:
+            act()
+
+    for context in contexts:
+        try:
+            context.backend.notify(done)
+        except BackendError:  # it takes no work any more, and has none
+            done(Outcome())
+    done(Outcome())
+
+
+FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "ALLOCATE": _allocate,
     "FREE": _free,
-    "MEMORY_INFO": _info,
+    "MEMORY_INFO": _memory_info,
     "COPY_TO_DEVICE": _copy_to_device,
     "COPY_FROM_DEVICE": _copy_from_device,
     "COPY_ON_DEVICE": _copy_on_device,
+    "COPY_3D": _copy_3d,
     "FILL": _fill,
+    "ALLOCATE_PINNED": _allocate_pinned,
+    "FREE_PINNED": _free_pinned,
+    "COPY_TO_DEVICE_PINNED": _copy_to_device_pinned,
+    "COPY_FROM_DEVICE_PINNED": _copy_from_device_pinned,
 }

@@ -9,7 +9,20 @@ from typing import Any
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import Context, Device, Module, Outcome, Quota, Stream
+from pympsd_server.backends.interface import (
+    Context,
+    Copy,
+    Device,
+    Extent,
+    Fill,
+    Launch,
+    Module,
+    Outcome,
+    Quota,
+    Region,
+    Space,
+    Stream,
+)
 
 SECONDS = 30.0
 """The absolute limit of every wait."""
@@ -124,6 +137,51 @@ MET:
 """
 
 
+def on_device(base: int, pitch: int = 0, slice_pitch: int = 0) -> Region:
+    """Return a region of device memory."""
+    return Region(Space.DEVICE, base, pitch, slice_pitch)
+
+
+def in_staging(host: memoryview, pitch: int = 0, slice_pitch: int = 0) -> Region:
+    """Return a region of staging memory."""
+    return Region(Space.STAGING, 0, pitch, slice_pitch, host)
+
+
+def in_pinned(host: memoryview, pitch: int = 0, slice_pitch: int = 0) -> Region:
+    """Return a region of registered host memory."""
+    return Region(Space.PINNED, 0, pitch, slice_pitch, host)
+
+
+def copy_to_device(destination: int, source: memoryview) -> Copy:
+    """Return a copy of all of a staging memory to the device."""
+    return Copy(on_device(destination), in_staging(source), Extent(source.nbytes))
+
+
+def copy_from_device(target: memoryview, source: int) -> Copy:
+    """Return a copy from the device that fills a staging memory."""
+    return Copy(in_staging(target), on_device(source), Extent(target.nbytes))
+
+
+def copy_from_pinned(destination: int, source: memoryview) -> Copy:
+    """Return a copy of registered host memory to the device."""
+    return Copy(on_device(destination), in_pinned(source), Extent(source.nbytes))
+
+
+def copy_to_pinned(target: memoryview, source: int) -> Copy:
+    """Return a copy from the device to registered host memory."""
+    return Copy(in_pinned(target), on_device(source), Extent(target.nbytes))
+
+
+def copy_on_device(destination: int, source: int, count: int) -> Copy:
+    """Return a copy inside the device."""
+    return Copy(on_device(destination), on_device(source), Extent(count))
+
+
+def fill(destination: int, value: int, element_bytes: int, count: int) -> Fill:
+    """Return a fill of ``count`` elements."""
+    return Fill(on_device(destination), value, element_bytes, Extent(element_bytes * count))
+
+
 @define
 class Told:
     """A completion that remembers."""
@@ -192,7 +250,7 @@ class PortUser:
         parameters = bytearray(layout.parameter_bytes)
         for (offset, size), value in zip(layout.parameters, values, strict=True):
             parameters[offset : offset + size] = value.to_bytes(size, "little")
-        (stream or self.default).launch(
+        launch = Launch(
             self.module,
             names.index(name),
             shape.get("grid", (1, 1, 1)),
@@ -201,11 +259,12 @@ class PortUser:
             bytes(parameters),
             shape.get("cooperative", False),
         )
+        (stream or self.default).launch(launch)
 
     def write(self, address: int, data: bytes, stream: Stream | None = None) -> Told:
         """Copy bytes to the device."""
         told = Told()
-        (stream or self.default).copy_to_device(address, memoryview(data), told)
+        (stream or self.default).copy(copy_to_device(address, memoryview(data)), told)
         return told
 
     def put(self, address: int, value: int, stream: Stream | None = None) -> None:
@@ -215,7 +274,7 @@ class PortUser:
     def read(self, address: int, count: int, stream: Stream | None = None) -> bytes:
         """Copy bytes from the device and wait for them."""
         target, told = bytearray(count), Told()
-        (stream or self.default).copy_from_device(memoryview(target), address, told)
+        (stream or self.default).copy(copy_from_device(memoryview(target), address), told)
         assert told.wait() == Result.SUCCESS
         return bytes(target)
 

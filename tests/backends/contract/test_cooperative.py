@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import Device
+from pympsd_server.backends.interface import Device, Launch
 from tests.backends.contract.port_user import PTX, Gate, PortUser, Told
 from tests.backends.contract.test_memory import refused
 
@@ -48,7 +48,7 @@ def test_blocks_that_need_much_memory_meet_too(user: PortUser) -> None:
     index = [function.name for function in module.functions].index("wide")
     assert module.functions[index].attributes["LOCAL_SIZE_BYTES"] == 65536
     parameters = struct.pack("=QI", word, 3)
-    user.default.launch(module, index, (16, 1, 1), THREADS, 0, parameters, cooperative=True)
+    user.default.launch(Launch(module, index, (16, 1, 1), THREADS, 0, parameters, cooperative=True))
     assert user.synchronize() == Result.SUCCESS
     assert user.word(word) == 3 * 16 * 1024
     if user.device.capabilities.sees_blocks:

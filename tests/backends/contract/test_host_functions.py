@@ -8,7 +8,7 @@ import pytest
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import Device, HostCall, Outcome, Stream
+from pympsd_server.backends.interface import Device, Outcome, PendingHostFunction, Stream
 from tests.backends.contract.port_user import Gate, PortUser, Told
 from tests.backends.contract.test_memory import refused
 from tests.backends.contract.test_order import told_by
@@ -19,13 +19,13 @@ class Held:
     """A call in a stream, and whether it has begun."""
 
     begun: Told = field(factory=Told)
-    call: HostCall | None = None
+    call: PendingHostFunction | None = None
 
     @classmethod
     def of(cls, stream: Stream) -> Held:
         """Put a call into a stream."""
         held = cls()
-        held.call = stream.call_host(held.begun)
+        held.call = stream.launch_host_function(held.begun)
         return held
 
     def finish(self) -> None:

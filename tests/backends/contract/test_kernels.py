@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import Device
+from pympsd_server.backends.interface import Device, Launch
 from tests.backends.contract.port_user import PTX, Gate, PortUser, Told
 from tests.backends.contract.test_memory import refused
 
@@ -97,9 +97,9 @@ def test_launches_this_kernel_does_not_take(user: PortUser) -> None:
     with refused(Result.ERROR_LAUNCH_OUT_OF_RESOURCES):
         user.launch("narrow", block=(65, 1, 1))
     with refused(VALUE):
-        user.default.launch(user.module, 0, (1, 1, 1), (1, 1, 1), 0, b"surplus!")
+        user.default.launch(Launch(user.module, 0, (1, 1, 1), (1, 1, 1), 0, b"surplus!"))
     with refused(Result.ERROR_INVALID_HANDLE):
-        user.default.launch(user.module, 99, (1, 1, 1), (1, 1, 1), 0, b"")
+        user.default.launch(Launch(user.module, 99, (1, 1, 1), (1, 1, 1), 0, b""))
 
 
 def test_a_fault_is_sticky_and_told_once(user: PortUser) -> None:

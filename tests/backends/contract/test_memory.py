@@ -10,7 +10,15 @@ from pympsd.vocabulary.device_facts import window_of
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Device
 from tests.backends.contract.conftest import DEVICE_BYTES
-from tests.backends.contract.port_user import Gate, PortUser, Told
+from tests.backends.contract.port_user import (
+    Gate,
+    PortUser,
+    Told,
+    copy_from_device,
+    copy_on_device,
+    copy_to_device,
+    fill,
+)
 
 VALUE, MEMORY = Result.ERROR_INVALID_VALUE, Result.ERROR_OUT_OF_MEMORY
 
@@ -37,7 +45,7 @@ def test_reused_memory_is_zero_again(user: PortUser) -> None:
 def test_copies_of_every_size(user: PortUser, count: int) -> None:
     data, first, second = os.urandom(count), user.context.allocate(count), user.context.allocate(count)
     user.write(first, data)
-    user.default.copy_on_device(second, first, count)
+    user.default.copy(copy_on_device(second, first, count))
     assert user.read(second, count) == data
 
 
@@ -45,28 +53,28 @@ def test_overlapping_copies_move_as_if_through_a_buffer(user: PortUser) -> None:
     data, size = os.urandom(9 << 20), 9 << 20
     address = user.context.allocate(size)
     user.write(address, data)
-    user.default.copy_on_device(address + 1000, address, size - 1000)
+    user.default.copy(copy_on_device(address + 1000, address, size - 1000))
     assert user.read(address, size) == data[:1000] + data[:-1000]
-    user.default.copy_on_device(address, address + 1000, size - 1000)
+    user.default.copy(copy_on_device(address, address + 1000, size - 1000))
     assert user.read(address, size - 1000) == data[:-1000]
 
 
 @pytest.mark.parametrize(("width", "value"), [(1, 0xAB), (2, 0xABCD), (4, 0x12345678)])
 def test_fills_of_every_width(user: PortUser, width: int, value: int) -> None:
     address = user.context.allocate(64)
-    user.default.fill(address + width, value, width, 3)
+    user.default.fill(fill(address + width, value, width, 3))
     assert user.read(address, 5 * width) == bytes(width) + value.to_bytes(width, "little") * 3 + bytes(width)
 
 
 def test_a_fill_takes_the_low_bytes_of_its_value(user: PortUser) -> None:
     address = user.context.allocate(64)
-    user.default.fill(address, 0xFFFF_FF07, 1, 2)
+    user.default.fill(fill(address, 0xFFFF_FF07, 1, 2))
     assert user.read(address, 3) == b"\7\7\0"
 
 
 def test_large_fills(user: PortUser) -> None:
     address = user.context.allocate(20 << 20)
-    user.default.fill(address, 0x01020304, 4, 5 << 20)
+    user.default.fill(fill(address, 0x01020304, 4, 5 << 20))
     assert user.read(address, 20 << 20) == bytes((4, 3, 2, 1)) * (5 << 20)
 
 
@@ -75,28 +83,28 @@ def test_calls_about_what_is_not_allocated(user: PortUser) -> None:
     stream = user.default
     for where, count in ((address + 90, 11), (address - 1, 1), (0, 1), (2**64 - 4, 8), (address, 2**62)):
         with refused(VALUE):
-            stream.fill(where, 0, 1, count)
+            stream.fill(fill(where, 0, 1, count))
         with refused(VALUE):
-            stream.copy_on_device(address, where, count)
+            stream.copy(copy_on_device(address, where, count))
         with refused(VALUE):
-            stream.copy_on_device(where, address, count)
+            stream.copy(copy_on_device(where, address, count))
     with refused(VALUE):
-        stream.copy_to_device(address + 99, memoryview(bytes(2)), Told())
+        stream.copy(copy_to_device(address + 99, memoryview(bytes(2))), Told())
     with refused(VALUE):
-        stream.copy_from_device(memoryview(bytearray(2)), address + 99, Told())
+        stream.copy(copy_from_device(memoryview(bytearray(2)), address + 99), Told())
     for width in (0, 3, 8):
         with refused(VALUE):
-            stream.fill(address, 0, width, 1)
+            stream.fill(fill(address, 0, width, 1))
     with refused(VALUE):
-        stream.fill(address + 1, 0, 2, 1)
+        stream.fill(fill(address + 1, 0, 2, 1))
     assert user.synchronize() == Result.SUCCESS
 
 
 def test_no_bytes_are_no_error(user: PortUser) -> None:
     told = Told()
-    user.default.copy_to_device(0, memoryview(b""), told)
-    user.default.fill(0, 0, 4, 0)
-    user.default.copy_on_device(0, 0, 0)
+    user.default.copy(copy_to_device(0, memoryview(b"")), told)
+    user.default.fill(fill(0, 0, 4, 0))
+    user.default.copy(copy_on_device(0, 0, 0))
     assert told.wait() == Result.SUCCESS
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Device, Stream
-from tests.backends.contract.port_user import Gate, PortUser, Told
+from pympsd_server.backends.interface import BackendError, Device, Launch, Stream
+from tests.backends.contract.port_user import Gate, PortUser, Told, fill
 from tests.backends.contract.test_memory import refused
 
 
@@ -23,7 +23,7 @@ def test_work_in_a_stream_is_done_in_order(user: PortUser) -> None:
     user.launch("store", word, 1, stream=stream)
     user.launch("until", word, 1, stream=stream)
     copied = user.write(word, b"\2\0\0\0", stream)
-    stream.fill(word + 1, 7, 1, 1)
+    stream.fill(fill(word + 1, 7, 1, 1))
     done = told_by(stream)
     assert copied.stays_silent()
     assert not stream.idle
@@ -185,7 +185,7 @@ def test_things_of_another_context_are_refused(device: Device) -> None:
     with refused(Result.ERROR_INVALID_HANDLE):
         mine.default.record(theirs.context.create_event(True))
     with refused(Result.ERROR_INVALID_HANDLE):
-        mine.default.launch(theirs.module, 0, (1, 1, 1), (1, 1, 1), 0, b"")
+        mine.default.launch(Launch(theirs.module, 0, (1, 1, 1), (1, 1, 1), 0, b""))
 
 
 @pytest.mark.parametrize("priority", [-100, -5, -3, 0, 100])

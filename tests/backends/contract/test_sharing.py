@@ -9,7 +9,7 @@ import pytest
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import Device
 from tests.backends.contract.conftest import DEVICE_BYTES
-from tests.backends.contract.port_user import Gate, PortUser
+from tests.backends.contract.port_user import Gate, PortUser, copy_on_device, fill
 from tests.backends.contract.test_memory import refused
 
 VALUE = Result.ERROR_INVALID_VALUE
@@ -34,11 +34,11 @@ def test_calls_reach_only_what_is_the_clients_own(any_device: Device) -> None:
         with refused(VALUE):
             neighbour.read(address, 4)
         with refused(VALUE):
-            neighbour.default.fill(address, 1, 4, 1)
+            neighbour.default.fill(fill(address, 1, 4, 1))
         with refused(VALUE):
-            neighbour.default.copy_on_device(own, address, 4)
+            neighbour.default.copy(copy_on_device(own, address, 4))
         with refused(VALUE):
-            neighbour.default.copy_on_device(address, own, 4)
+            neighbour.default.copy(copy_on_device(address, own, 4))
         with refused(VALUE):
             neighbour.free(address)
         assert owner.read(address, 4) == before

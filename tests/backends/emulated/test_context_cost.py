@@ -13,7 +13,7 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context_cost import context_overhead
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
-from pympsd_server.backends.interface import BackendError, Context, Outcome, Quota
+from pympsd_server.backends.interface import BackendError, Context, Launch, Outcome, Quota
 
 MIB = 1 << 20
 Open = Callable[..., EmulatedDevice]
@@ -37,7 +37,7 @@ def context(device: EmulatedDevice, client: int = 1, multiprocessors: int = 0, m
     """Make a context."""
 
     def ignore(outcome: Outcome) -> None:
-        """Nothing is ruined here."""
+        """Nothing is poisoned here."""
 
     return device.create_context(client, Quota(multiprocessors, memory_bytes, 0), ignore)
 
@@ -128,7 +128,7 @@ def test_there_is_no_cooperative_launch_where_the_attribute_says_so(open_model: 
     made = context(open_model(attributes=attributes))
     module = made.load_module(b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n")
     with pytest.raises(BackendError) as caught:
-        made.default_stream.launch(module, 0, (1, 1, 1), (1, 1, 1), 0, b"", cooperative=True)
+        made.default_stream.launch(Launch(module, 0, (1, 1, 1), (1, 1, 1), 0, b"", cooperative=True))
     assert caught.value.code == Result.ERROR_NOT_SUPPORTED
     assert describe("P100")[0].attributes["COOPERATIVE_LAUNCH"] == 1
 
@@ -138,5 +138,5 @@ def test_a_block_that_no_multiprocessor_holds_is_refused(open_model: Open) -> No
     made = context(open_model(attributes=attributes))
     module = made.load_module(b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n")
     with pytest.raises(BackendError) as caught:
-        made.default_stream.launch(module, 0, (1, 1, 1), (1024, 1, 1), 0, b"")
+        made.default_stream.launch(Launch(module, 0, (1, 1, 1), (1024, 1, 1), 0, b""))
     assert caught.value.code == Result.ERROR_LAUNCH_OUT_OF_RESOURCES

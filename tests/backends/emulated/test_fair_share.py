@@ -12,9 +12,9 @@ from pympsd_server.backends.emulated.scheduling.fair_share import (
     GREATEST_PRIORITY,
     LEAST_PRIORITY,
     TURNS_OF_NORMAL,
+    FairShare,
     Group,
-    Share,
-    Turns,
+    TimeShare,
     weight_of_priority,
 )
 
@@ -25,7 +25,7 @@ class FakeTurn:
 
     name: str
     group: Group
-    share: Share = field(factory=Share)
+    time_share: TimeShare = field(factory=TimeShare)
     blocked: bool = False
 
 
@@ -34,7 +34,7 @@ def group(level: int = 0) -> Group:
     return Group(level)
 
 
-def run(turns: Turns, count: int) -> Counter[str]:
+def run(turns: FairShare, count: int) -> Counter[str]:
     """Run slices of equal length; return who had how many."""
     had: Counter[str] = Counter()
     for _ in range(count):
@@ -46,7 +46,7 @@ def run(turns: Turns, count: int) -> Counter[str]:
 
 
 def test_contexts_share_alike_however_many_streams_they_have() -> None:
-    turns, many, single = Turns(), group(), group()
+    turns, many, single = FairShare(), group(), group()
     for number in range(5):
         turns.add(FakeTurn(f"many {number}", many))
     turns.add(FakeTurn("single", single))
@@ -56,7 +56,7 @@ def test_contexts_share_alike_however_many_streams_they_have() -> None:
 
 
 def test_below_normal_gets_little_but_something() -> None:
-    turns = Turns()
+    turns = FairShare()
     turns.add(FakeTurn("below", group(1)))
     turns.add(FakeTurn("normal", group(0)))
     had = run(turns, 170)
@@ -64,17 +64,17 @@ def test_below_normal_gets_little_but_something() -> None:
 
 
 def test_stream_priorities_halve_the_time_at_each_step() -> None:
-    turns, one = Turns(), group()
+    turns, one = FairShare(), group()
     for priority in (0, -1):
-        turns.add(FakeTurn(str(priority), one, Share(weight_of_priority(priority))))
+        turns.add(FakeTurn(str(priority), one, TimeShare(weight_of_priority(priority))))
     had = run(turns, 30)
     assert had == {"-1": 20, "0": 10}
 
 
 def test_the_higher_priority_goes_first() -> None:
-    turns, one = Turns(), group()
-    turns.add(FakeTurn("low", one, Share(weight_of_priority(0))))
-    turns.add(FakeTurn("high", one, Share(weight_of_priority(-5))))
+    turns, one = FairShare(), group()
+    turns.add(FakeTurn("low", one, TimeShare(weight_of_priority(0))))
+    turns.add(FakeTurn("high", one, TimeShare(weight_of_priority(-5))))
     assert run(turns, 1) == {"high": 1}
 
 
@@ -84,7 +84,7 @@ def test_priorities_out_of_range_are_clamped() -> None:
 
 
 def test_who_was_away_gets_no_head_start() -> None:
-    turns, old, late = Turns(), FakeTurn("old", group()), FakeTurn("late", group())
+    turns, old, late = FairShare(), FakeTurn("old", group()), FakeTurn("late", group())
     turns.add(old)
     run(turns, 1000)
     turns.add(late)
@@ -92,7 +92,7 @@ def test_who_was_away_gets_no_head_start() -> None:
 
 
 def test_a_stream_that_was_away_gets_none_either() -> None:
-    turns, one = Turns(), group()
+    turns, one = FairShare(), group()
     old = FakeTurn("old", one)
     turns.add(old)
     run(turns, 1000)
@@ -104,7 +104,7 @@ def test_a_stream_that_was_away_gets_none_either() -> None:
 
 
 def test_who_is_blocked_is_passed_over() -> None:
-    turns, one = Turns(), group()
+    turns, one = FairShare(), group()
     blocked = FakeTurn("blocked", one, blocked=True)
     turns.add(blocked)
     assert turns.next() is None
@@ -115,7 +115,7 @@ def test_who_is_blocked_is_passed_over() -> None:
 
 
 def test_a_dropped_context_runs_no_more() -> None:
-    turns, gone = Turns(), group()
+    turns, gone = FairShare(), group()
     turns.add(FakeTurn("gone", gone))
     turns.drop(gone)
     turns.drop(gone)
@@ -129,10 +129,10 @@ MILLISECOND = 1_000_000
 
 def stream(name: str, context: Group, priority: int = LEAST_PRIORITY) -> FakeTurn:
     """Return what a stream of a context has to run."""
-    return FakeTurn(name, context, Share(weight_of_priority(priority)))
+    return FakeTurn(name, context, TimeShare(weight_of_priority(priority)))
 
 
-def take(turns: Turns, nanoseconds: int = MILLISECOND) -> FakeTurn:
+def take(turns: FairShare, nanoseconds: int = MILLISECOND) -> FakeTurn:
     """Run one slice; return whose it was."""
     turn = turns.next()
     assert isinstance(turn, FakeTurn)
@@ -142,7 +142,7 @@ def take(turns: Turns, nanoseconds: int = MILLISECOND) -> FakeTurn:
 
 def test_both_ready_at_once_the_normal_default_stream_goes_before_a_high_stream_below_normal() -> None:
     for swap in (False, True):
-        turns = Turns()
+        turns = FairShare()
         both = [stream("below", group(1), GREATEST_PRIORITY), stream("normal", group(0))]
         for turn in both[::-1] if swap else both:
             turns.add(turn)
@@ -151,7 +151,7 @@ def test_both_ready_at_once_the_normal_default_stream_goes_before_a_high_stream_
 
 def test_what_the_normal_one_used_before_does_not_put_it_behind() -> None:
     """Both become ready when the device has just been busy for the normal one."""
-    turns, mine = Turns(), group(0)
+    turns, mine = FairShare(), group(0)
     turn = stream("normal", mine)
     turns.add(turn)
     take(turns, 500 * MILLISECOND)
@@ -162,7 +162,7 @@ def test_what_the_normal_one_used_before_does_not_put_it_behind() -> None:
 
 
 def test_a_normal_one_that_comes_while_one_below_runs_goes_next() -> None:
-    turns = Turns()
+    turns = FairShare()
     turns.add(stream("normal", group(0)))
     turns.add(stream("below", group(1), GREATEST_PRIORITY))
     for _ in range(TURNS_OF_NORMAL):
@@ -174,7 +174,7 @@ def test_a_normal_one_that_comes_while_one_below_runs_goes_next() -> None:
 
 
 def test_a_long_turn_below_normal_is_paid_for() -> None:
-    turns = Turns()
+    turns = FairShare()
     turns.add(stream("normal", group(0)))
     turns.add(stream("below", group(1)))
     for _ in range(TURNS_OF_NORMAL):
@@ -185,7 +185,7 @@ def test_a_long_turn_below_normal_is_paid_for() -> None:
 
 
 def test_many_below_normal_do_not_get_more_than_one_does() -> None:
-    turns = Turns()
+    turns = FairShare()
     turns.add(stream("normal", group(0)))
     for number in range(8):
         turns.add(stream(f"below {number}", group(1)))
@@ -195,7 +195,7 @@ def test_many_below_normal_do_not_get_more_than_one_does() -> None:
 
 
 def test_what_is_blocked_holds_up_nobody_below() -> None:
-    turns, blocked = Turns(), FakeTurn("normal", group(0), blocked=True)
+    turns, blocked = FairShare(), FakeTurn("normal", group(0), blocked=True)
     turns.add(blocked)
     turns.add(stream("below", group(1)))
     assert take(turns).name == "below"
@@ -213,7 +213,7 @@ steps = st.one_of(
 @given(st.lists(steps, max_size=120))
 def test_below_normal_never_overtakes_and_never_starves(script: list[tuple[str, int, int]]) -> None:
     """Contexts 0 to 2 are normal, 3 to 5 below. A run may finish its turn."""
-    turns, groups = Turns(), [group(int(number >= 3)) for number in range(6)]
+    turns, groups = FairShare(), [group(int(number >= 3)) for number in range(6)]
     since = due = 0  # the normal level's turns and time since it had reason to wait
     for what, number, more in script:
         normal, below = (any(each.ready for each in some) for some in (groups[:3], groups[3:]))
@@ -241,7 +241,7 @@ def test_below_normal_never_overtakes_and_never_starves(script: list[tuple[str, 
 
 @given(st.lists(st.integers(0, 1), min_size=2, max_size=12), st.data())
 def test_everybody_who_wants_to_run_does(levels: list[int], data: st.DataObject) -> None:
-    turns = Turns()
+    turns = FairShare()
     for number, level in enumerate(levels):
         priority = data.draw(st.integers(GREATEST_PRIORITY, LEAST_PRIORITY))
         turns.add(stream(str(number), group(level), priority))

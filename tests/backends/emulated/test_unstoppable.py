@@ -77,8 +77,8 @@ def test_a_kernel_that_begins_as_its_context_ends_runs_to_its_end(
     word, opens = stays.words(), KernelRun._open
 
     def end_first(run: KernelRun) -> None:
-        if run.context is ends.context:
-            ends.context.scheduler.ruin(ends.context, ENDED)
+        if run.owner is ends.context:
+            ends.context.scheduler.poison(ends.context, ENDED)
         opens(run)
 
     monkeypatch.setattr(KernelRun, "_open", end_first)

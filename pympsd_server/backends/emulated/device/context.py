@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Event as Flag
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
@@ -13,16 +13,12 @@ from pympsd_server.backends.emulated.device.module import EmulatedModule
 from pympsd_server.backends.emulated.device.programs import load
 from pympsd_server.backends.emulated.device.stream import EmulatedEvent, EmulatedStream
 from pympsd_server.backends.emulated.device.trace import Trace
-from pympsd_server.backends.emulated.memory.address_space import Reach
 from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
 from pympsd_server.backends.emulated.scheduling.fair_share import Group, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
-from pympsd_server.backends.emulated.scheduling.work_item import Marker, Operation
+from pympsd_server.backends.emulated.scheduling.work_item import Marker, WorkItem, WorkStream
 from pympsd_server.backends.interface import BackendError, Completion, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PATIENCE_SECONDS: Final = 2.0
 """How long the end of a context waits for kernels, on a device that cannot stop them."""
@@ -31,8 +27,6 @@ _DESTROYED = Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroy
 
 class EmulatedContext:
     """Made by EmulatedDevice. ``pending``, ``busy`` and the streams' tails are guarded by the scheduler's lock."""
-
-    native_state: Final = None
 
     def __init__(
         self,
@@ -51,30 +45,22 @@ class EmulatedContext:
         self.memory = memory
         self.placement = placement
         self.serial = serial
-        """What traces call it."""
         self.trace = trace
         self.on_fault = on_fault
         self._on_destroyed = on_destroyed
         self.cancel = Flag()
         self.when_at_rest: Callable[[], None] | None = None
-        """Called once when nothing runs any more; guarded by the scheduler's lock."""
         self._patience = None if facts.stops_kernels else PATIENCE_SECONDS
         self._abandoned = 0.0
         """When, on the monotonic clock; 0 where it was not."""
         self._is_ending = False
         self.group = Group(level)
-        self.pending: dict[Operation, None] = {}
-        """Unfinished operations, in the order they came."""
-        self.busy: dict[EmulatedStream, None] = {}
-        """Streams with unfinished operations."""
+        self.pending: dict[WorkItem, None] = {}
+        self.busy: dict[WorkStream, None] = {}
+        """Streams with unfinished items."""
         self._outcome = Outcome()
         self._modules: dict[EmulatedModule, None] = {}
         self._default = EmulatedStream(self, weight_of_priority(0), blocking=True)
-
-    @property
-    def reach(self) -> Reach:
-        """The memory that copies and fills reach."""
-        return self.memory.reach
 
     # --- memory
 
@@ -86,7 +72,7 @@ class EmulatedContext:
         return address
 
     def free(self, address: int, done: Completion) -> None:
-        """Take memory back once the work so far is done; a ruined context's goes when it is destroyed."""
+        """Take memory back once the work so far is done; a poisoned context's goes when it is destroyed."""
         if self.outcome.code is not Result.SUCCESS:
             done(self.outcome)
             return
@@ -115,7 +101,7 @@ class EmulatedContext:
         return module
 
     def unload(self, module: EmulatedModule) -> None:
-        """Release a module's memory after the work so far; a ruined context's goes when it is destroyed."""
+        """Release a module's memory after the work so far; a poisoned context's goes when it is destroyed."""
 
         def release(outcome: Outcome) -> None:
             if outcome.code is Result.SUCCESS and self._modules.pop(module, module) is None:
@@ -142,10 +128,10 @@ class EmulatedContext:
 
     def notify(self, done: Completion) -> None:
         """Call back when all work so far in all streams is done."""
-        self.notify_after(Marker(self, None, self._default.share), done)
+        self.notify_after(Marker(self, None, self._default.time_share), done)
 
     def notify_after(self, marker: Marker, done: Completion) -> None:
-        """Call back when a marker is passed; at once, with the outcome, on a context that is ruined."""
+        """Call back when a marker is passed; at once, with the outcome, on a context that is poisoned."""
         marker.callbacks.append(done)
         try:
             self.scheduler.submit(marker)
@@ -154,10 +140,10 @@ class EmulatedContext:
 
     # --- order of work; the scheduler calls these under its lock
 
-    def held_up_by(self, stream: EmulatedStream | None) -> list[Operation]:
-        """Return the unfinished operations that new work in a stream (None: all streams) comes after."""
+    def predecessors(self, stream: WorkStream | None) -> list[WorkItem]:
+        """Return the unfinished items that new work in a stream (None: all streams) comes after."""
         if stream is None:
-            tails: Iterable[Operation | None] = [each.tail for each in self.busy]
+            tails: Iterable[WorkItem | None] = [each.tail for each in self.busy]
         elif stream is self._default:
             tails = [each.tail for each in self.busy if each.blocking]
         elif stream.blocking:
@@ -166,22 +152,22 @@ class EmulatedContext:
             tails = (stream.tail,)
         return [tail for tail in tails if tail is not None]
 
-    def order(self, operation: Operation) -> list[Operation]:
-        """Put an operation at the end of its stream; return what it comes after."""
-        stream = operation.stream
-        before = self.held_up_by(stream)
-        if isinstance(operation, Marker) and operation.also_after is not None:
-            before.append(operation.also_after)
+    def order(self, item: WorkItem) -> list[WorkItem]:
+        """Put an item at the end of its stream; return what it comes after."""
+        stream = item.stream
+        before = self.predecessors(stream)
+        if isinstance(item, Marker) and item.also_after is not None:
+            before.append(item.also_after)
         if stream is not None:
-            stream.tail = operation
+            stream.tail = item
             self.busy[stream] = None
         return before
 
-    def forget(self, operation: Operation) -> None:
-        """An operation is finished."""
-        self.pending.pop(operation, None)
-        stream = operation.stream
-        if stream is not None and stream.tail is operation:
+    def remove(self, item: WorkItem) -> None:
+        """Drop a finished item."""
+        self.pending.pop(item, None)
+        stream = item.stream
+        if stream is not None and stream.tail is item:
             stream.tail = None
             self.busy.pop(stream, None)
 
@@ -189,11 +175,11 @@ class EmulatedContext:
 
     @property
     def outcome(self) -> Outcome:
-        """SUCCESS, or what ruined it."""
+        """SUCCESS, or what poisoned it."""
         return self._outcome
 
     def check(self) -> None:
-        """Raise BackendError with the sticky error of a ruined or destroyed context."""
+        """Raise BackendError with the sticky error of a poisoned or destroyed context."""
         if self._outcome.code is not Result.SUCCESS:
             raise BackendError(self._outcome.code, self._outcome.reason)
 
@@ -214,7 +200,7 @@ class EmulatedContext:
 
         BackendError LAUNCH_TIMEOUT when kernels that cannot be stopped still run after PATIENCE_SECONDS.
         """
-        self.scheduler.ruin(self, outcome)
+        self.scheduler.poison(self, outcome)
         if not self.scheduler.wait_until_at_rest(self, self._patience):
             reason = f"kernels of the context still run after {PATIENCE_SECONDS} s; this device cannot stop them"
             raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
@@ -222,7 +208,7 @@ class EmulatedContext:
     def abandon(self) -> None:
         """Stop what can be stopped and take no more work: what ``destroy``, which is to follow, does first."""
         self._abandoned = self._abandoned or time.monotonic()
-        self.scheduler.ruin(self, _DESTROYED)
+        self.scheduler.poison(self, _DESTROYED)
 
     def destroy(self) -> None:
         """Stop what runs, free everything. Returns within a few milliseconds; a second call does nothing.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Final
 
 from pympsd.vocabulary.device_facts import DeviceFacts, window_of
 from pympsd.vocabulary.results import Result
@@ -24,8 +23,6 @@ from pympsd_server.backends.interface import BackendError, Capabilities, Outcome
 
 class EmulatedDevice:
     """One device of an emulated machine. ``ordinal`` chooses its window of addresses."""
-
-    native_calls: Final = None
 
     def __init__(self, facts: DeviceFacts, ordinal: int) -> None:
         self._facts = facts
@@ -93,7 +90,7 @@ class EmulatedDevice:
         with self._lock:
             return sum(context.is_destroyed for context in self._contexts)
 
-    def reach_host(self, address: int, memory: memoryview) -> Callable[[], None]:
+    def register_host_memory(self, address: int, memory: memoryview) -> Callable[[], None]:
         """Nothing to be done: copies reach all memory of this process, and kernels no host memory at all."""
         return lambda: None
 

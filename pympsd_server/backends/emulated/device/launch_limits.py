@@ -1,17 +1,13 @@
-"""What a launch must keep to: the device's limits and the kernel's own."""
+"""The limits of a launch: the device's and the kernel's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.programs import Kernel
-from pympsd_server.backends.emulated.scheduling.placement import BlockSize
+from pympsd_server.backends.emulated.scheduling.placement import BlockSize, Placement
 from pympsd_server.backends.interface import BackendError
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.device.context import EmulatedContext
 
 _DEFAULTS = {
     "MAX_GRID_DIM_X": 2147483647,
@@ -66,13 +62,14 @@ def check_launch(
         )
 
 
-def check_room(context: EmulatedContext, size: BlockSize, blocks: int, cooperative: bool) -> None:
+def check_room(
+    attributes: Mapping[str, int], placement: Placement, size: BlockSize, blocks: int, cooperative: bool
+) -> None:
     """BackendError LAUNCH_OUT_OF_RESOURCES when no block fits a multiprocessor; for a cooperative launch
     NOT_SUPPORTED on a device that has none, COOPERATIVE_LAUNCH_TOO_LARGE when the context cannot hold all of it.
     """
-    if cooperative and not context.facts.attributes.get("COOPERATIVE_LAUNCH", 0):
+    if cooperative and not attributes.get("COOPERATIVE_LAUNCH", 0):
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "COOPERATIVE_LAUNCH of this device is 0: it has none")
-    placement = context.placement
     most = placement.capacity(size)
     if most and not (cooperative and blocks > most):
         return

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Protocol
 
+from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.emulated.device.launch_limits import limit, shared_limit
-from pympsd_server.backends.emulated.device.programs import Batch, Kernel, LoadedModule, Program
-from pympsd_server.backends.emulated.scheduling.placement import Integers32
+from pympsd_server.backends.emulated.device.programs import Kernel, LoadedModule, Program
 from pympsd_server.backends.interface import BackendError
 
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.device.context import EmulatedContext
-
 _CARVEOUT_DEFAULT = -1
+
+
+class ModuleOwner(Protocol):
+    """What a module needs of its context."""
+
+    facts: DeviceFacts
+
+    def unload(self, module: EmulatedModule) -> None:
+        """Free a module's memory after the work so far."""
 
 
 class EmulatedModule:
     """One program, linked into a client's memory."""
 
-    native_kernels: Final = None
-
-    def __init__(self, context: EmulatedContext, program: Program, loaded: LoadedModule) -> None:
-        self.context = context
+    def __init__(self, owner: ModuleOwner, program: Program, loaded: LoadedModule) -> None:
+        self.owner = owner
         self._kernels = tuple(program.kernels.values())
         self.loaded = loaded
-        attributes = context.facts.attributes
+        attributes = owner.facts.attributes
         self._functions = tuple(_function(kernel, attributes) for kernel in self._kernels)
         self._globals = tuple(
             GlobalLayout(each.name, loaded.address_of(each.name), each.size) for each in program.globals.values()
@@ -50,25 +54,9 @@ class EmulatedModule:
             raise BackendError(Result.ERROR_INVALID_HANDLE, reason)
         return self._kernels[index]
 
-    def batch(
-        self,
-        kernel: Kernel,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        parameters: bytes,
-        shared_bytes: int,
-        first_block: int,
-        sm_of_block: Integers32,
-        workspace: int = 0,
-    ) -> Batch:
-        """Return blocks ``first_block`` and following of a launch, one for each entry of ``sm_of_block``."""
-        return Batch(
-            self.loaded, kernel.name, grid, block, parameters, shared_bytes, first_block, sm_of_block, workspace
-        )
-
     def unload(self) -> None:
-        """Give its memory back once all work of the context so far is done."""
-        self.context.unload(self)
+        """Free its memory once all work of the context so far is done."""
+        self.owner.unload(self)
 
 
 def _function(kernel: Kernel, attributes: Mapping[str, int]) -> FunctionLayout:
@@ -92,6 +80,6 @@ def _function(kernel: Kernel, attributes: Mapping[str, int]) -> FunctionLayout:
 
 
 def _dynamic_shared(kernel: Kernel, attributes: Mapping[str, int]) -> int:
-    # Before anybody opts in a kernel gets what every device has, less what it declares itself.
+    # Unless it opts in to more a kernel gets what every device has, less what it declares itself.
     most = min(limit(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), shared_limit(attributes))
     return max(0, most - kernel.shared_bytes)

@@ -2,143 +2,101 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final, Protocol
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.launch_limits import check_launch, check_room
-from pympsd_server.backends.emulated.device.module import EmulatedModule
+from pympsd_server.backends.emulated.device.module import EmulatedModule, ModuleOwner
 from pympsd_server.backends.emulated.memory import transfers
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
-from pympsd_server.backends.emulated.scheduling.fair_share import Share
+from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
+from pympsd_server.backends.emulated.scheduling.fair_share import TimeShare
 from pympsd_server.backends.emulated.scheduling.kernel_run import KernelRun
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize
-from pympsd_server.backends.emulated.scheduling.work_item import HostCall, Marker, Operation, Transfer
-from pympsd_server.backends.interface import BackendError, Completion, Event, Module
+from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
+from pympsd_server.backends.emulated.scheduling.work_item import HostFunction, Marker, Transfer, WorkItem, WorkOwner
+from pympsd_server.backends.interface import BackendError, Completion, Copy, Event, Fill, Launch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pympsd_server.backends.emulated.device.context import EmulatedContext
-
-_ADDRESS_LIMIT: Final = 1 << 63
-_HERE_BYTES: Final = 16 << 20
+_OWN_THREAD_BYTES: Final = 16 << 20
 """Larger transfers would keep their caller, and with it the client's other calls, for too long."""
 
 
+class StreamOwner(WorkOwner, ModuleOwner, Protocol):
+    """What a stream needs of its context."""
+
+    memory: ContextMemory
+    scheduler: Scheduler
+
+    def predecessors(self, stream: EmulatedStream) -> list[WorkItem]:
+        """Return the unfinished items that new work in a stream comes after; under the scheduler's lock."""
+
+    def notify_after(self, marker: Marker, done: Completion) -> None:
+        """Call back when a marker is passed; at once, with the outcome, on a poisoned context."""
+
+
 class EmulatedStream:
-    """Operations in order. ``blocking`` streams and the legacy default stream wait for each other."""
+    """Work in order. ``blocking`` streams and the legacy default stream wait for each other."""
 
-    native_state: Final = None
-
-    def __init__(self, context: EmulatedContext, weight: int, blocking: bool) -> None:
+    def __init__(self, context: StreamOwner, weight: int, blocking: bool) -> None:
         self._context = context
-        self.share = Share(weight)
+        self.time_share = TimeShare(weight)
         self.blocking = blocking
-        self.tail: Operation | None = None
-        """The last operation that is not finished; guarded by the scheduler's lock."""
+        self.tail: WorkItem | None = None
 
-    def copy_to_device(self, destination: int, source: memoryview, done: Completion) -> None:
-        """Copy host bytes to device memory."""
-        self._check(destination, source.nbytes)
-        self._transfer(transfers.host_to_device(self._context.reach, destination, source), source.nbytes, done)
+    def copy(self, copy: Copy, done: Completion | None = None) -> None:
+        """Copy bytes between device memory and device or host memory."""
+        memory = self._context.memory.accessible
+        transfers.check_copy(memory, copy)
+        self._transfer(transfers.copy(memory, copy), copy.extent.bytes, done)
 
-    def copy_from_device(self, target: memoryview, source: int, done: Completion) -> None:
-        """Copy device memory to host bytes."""
-        self._check(source, target.nbytes)
-        self._transfer(transfers.device_to_host(self._context.reach, target, source), target.nbytes, done)
-
-    def copy_from_host(self, destination: int, source: memoryview) -> None:
-        """Copy to device memory from host memory of ``reach_host``."""
-        self._check(destination, source.nbytes)
-        self._transfer(transfers.host_to_device(self._context.reach, destination, source), source.nbytes)
-
-    def copy_to_host(self, target: memoryview, source: int) -> None:
-        """Copy device memory to host memory of ``reach_host``."""
-        self._check(source, target.nbytes)
-        self._transfer(transfers.device_to_host(self._context.reach, target, source), target.nbytes)
-
-    def copy_on_device(self, destination: int, source: int, count: int) -> None:
-        """Copy inside the device."""
-        self._check(destination, count)
-        self._check(source, count)
-        self._transfer(transfers.device_to_device(self._context.reach, destination, source, count), count)
-
-    def fill(self, destination: int, value: int, width: int, count: int) -> None:
-        """Set ``count`` elements of ``width`` bytes; the destination is aligned to the width."""
-        if width not in (1, 2, 4) or destination % width:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"a fill of width {width} at {destination:#x}")
-        self._check(destination, width * count)
-        pattern = (value & ((1 << 8 * width) - 1)).to_bytes(width, "little")
-        self._transfer(transfers.fill(self._context.reach, destination, pattern, count), width * count)
-
-    def _check(self, address: int, count: int) -> None:
-        if not count:
-            return
-        if not 0 < count < _ADDRESS_LIMIT or not 0 <= address < _ADDRESS_LIMIT:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"{count} bytes at {address:#x}")
-        try:
-            self._context.reach.view(address, count)
-        except IllegalAddress as error:
-            raise BackendError(Result.ERROR_INVALID_VALUE, str(error)) from None
+    def fill(self, fill: Fill) -> None:
+        """Set elements of device memory to a value."""
+        memory = self._context.memory.accessible
+        transfers.check_fill(memory, fill)
+        self._transfer(transfers.fill(memory, fill), fill.extent.bytes)
 
     def _transfer(self, pieces: Iterator[None], size: int, done: Completion | None = None) -> None:
-        operation = Transfer(self._context, self, pieces, self._context.cancel)
+        transfer = Transfer(self._context, self, pieces)
         if done is not None:
-            operation.callbacks.append(done)
+            transfer.callbacks.append(done)
         # With nothing pending in the stream the caller copies in its own thread, and never queues behind a kernel.
-        self._context.scheduler.submit(operation, here=size <= _HERE_BYTES)
+        self._context.scheduler.submit(transfer, in_own_thread=size <= _OWN_THREAD_BYTES)
 
-    def launch(
-        self,
-        module: Module,
-        function: int,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        parameters: bytes,
-        cooperative: bool = False,
-    ) -> None:
+    def launch(self, launch: Launch) -> None:
         """Run a kernel."""
-        if not isinstance(module, EmulatedModule) or module.context is not self._context:
+        module, context = launch.module, self._context
+        if not isinstance(module, EmulatedModule) or module.owner is not context:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the module is of another context")
-        kernel = module.kernel(function)
-        check_launch(self._context.facts.attributes, kernel, grid, block, shared_bytes, len(parameters))
-        size = BlockSize(block[0] * block[1] * block[2], kernel.shared_bytes + shared_bytes)
-        check_room(self._context, size, grid[0] * grid[1] * grid[2], cooperative)
-        workspace = self._context.memory.borrow_workspace() if cooperative else 0
-        run = KernelRun(
-            self._context,
-            self,
-            module,
-            kernel,
-            grid,
-            block,
-            shared_bytes,
-            parameters,
-            size,
-            cooperative,
-            workspace,
-        )
+        kernel = module.kernel(launch.function)
+        grid, block, attributes = launch.grid, launch.block, context.facts.attributes
+        check_launch(attributes, kernel, grid, block, launch.shared_bytes, len(launch.parameters))
+        size = BlockSize(block[0] * block[1] * block[2], kernel.shared_bytes + launch.shared_bytes)
+        check_room(attributes, context.placement, size, grid[0] * grid[1] * grid[2], launch.cooperative)
+        workspace = context.memory.borrow_workspace() if launch.cooperative else 0
+        run = KernelRun(context, self, module.loaded, kernel, launch, size, workspace)
         if workspace:
-            run.callbacks.append(lambda outcome: self._context.memory.return_workspace(workspace, outcome))
-        self._context.scheduler.submit(run)
+            run.callbacks.append(lambda outcome: context.memory.return_workspace(workspace, outcome))
+        context.scheduler.submit(run)
 
     def record(self, event: Event) -> None:
         """Make the event stand for this point of the stream."""
         own = self._own(event)
-        marker = Marker(self._context, self, self.share)
+        marker = self._marker()
         self._context.scheduler.submit(marker)
         own.marker = marker
 
     def wait(self, event: Event) -> None:
-        """Later work waits for the event's point."""
+        """Make later work wait for the event's point."""
         awaited = self._own(event).marker
         if awaited is None:
             self._context.check()
             return
-        marker = Marker(self._context, self, self.share)
+        marker = self._marker()
         marker.also_after = awaited
         self._context.scheduler.submit(marker)
+
+    def _marker(self) -> Marker:
+        return Marker(self._context, self, self.time_share)
 
     def _own(self, event: Event) -> EmulatedEvent:
         if not isinstance(event, EmulatedEvent) or event.context is not self._context:
@@ -147,29 +105,29 @@ class EmulatedStream:
 
     def notify(self, done: Completion) -> None:
         """Call back when all work so far is done."""
-        self._context.notify_after(Marker(self._context, self, self.share), done)
+        self._context.notify_after(self._marker(), done)
 
-    def call_host(self, begin: Completion) -> HostCall:
-        """Call back when the stream comes here; it goes on when the call is finished."""
-        call = HostCall(self._context, self, self.share)
-        call.callbacks.append(begin)
-        self._context.scheduler.submit(call)
-        return call
+    def launch_host_function(self, begin: Completion) -> HostFunction:
+        """Call ``begin`` when the stream reaches this point; later work waits until the function is finished."""
+        function = HostFunction(self._context, self, self._context.scheduler.finish_held)
+        function.callbacks.append(begin)
+        self._context.scheduler.submit(function)
+        return function
 
     @property
     def idle(self) -> bool:
         """Whether all work so far is done, and all that this stream would wait for."""
         with self._context.scheduler.lock:
-            return all(operation.finished for operation in self._context.held_up_by(self))
+            return all(item.finished for item in self._context.predecessors(self))
 
     def destroy(self) -> None:
-        """Forget the stream; the scheduler keeps its work."""
+        """Do nothing: the scheduler keeps the stream's work."""
 
 
 class EmulatedEvent:
-    """A point in a stream; ``marker`` is the operation it last recorded."""
+    """A point in a stream; ``marker`` is the item it last recorded."""
 
-    def __init__(self, context: EmulatedContext, timing: bool) -> None:
+    def __init__(self, context: StreamOwner, timing: bool) -> None:
         self.context = context
         self._timing = timing
         self.marker: Marker | None = None

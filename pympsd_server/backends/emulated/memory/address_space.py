@@ -25,7 +25,7 @@ class ReserveRefused(OSError):
     """The host refused to reserve the address range."""
 
 
-class Reach(ABC):
+class AccessibleMemory(ABC):
     """Bytes by their addresses, through `view`."""
 
     @abstractmethod
@@ -39,18 +39,8 @@ class Reach(ABC):
         source = memoryview(data).cast("B")
         self.view(address, source.nbytes)[:] = source
 
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy inside the space; the ranges may overlap."""
-        destination = np.frombuffer(self.view(target, nbytes), np.uint8)
-        destination[...] = np.frombuffer(self.view(source, nbytes), np.uint8)
 
-    def fill(self, address: int, pattern: bytes, count: int) -> None:
-        """Repeat `pattern` (1, 2 or 4 bytes) `count` times from `address`."""
-        dtype = np.dtype(f"V{len(pattern)}")
-        np.frombuffer(self.view(address, len(pattern) * count), dtype)[:] = np.frombuffer(pattern, dtype)[0]
-
-
-class AddressSpace(Reach):
+class AddressSpace(AccessibleMemory):
     """Device addresses `base` to `base + size`, backed by virtual memory that costs nothing until touched.
 
     Kernels and copies of the owner reach its allocations and nothing else. Addresses and sizes are in

@@ -14,12 +14,12 @@ from attrs import define, field
 from pympsd.vocabulary.device_facts import WINDOW_BITS, DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import ClientBudget, DeviceBudget
-from pympsd_server.backends.emulated.memory.address_space import AddressSpace, Reach, ReserveRefused
+from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace, ReserveRefused
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError
 
 
-class OwnPart(Reach):
+class OwnedMemory(AccessibleMemory):
     """The allocations of one client in a space that it shares with others."""
 
     def __init__(self, space: AddressSpace) -> None:
@@ -49,7 +49,7 @@ class ClientSpace:
 
     reserved: _Reserved
     budget: ClientBudget
-    part: OwnPart | None
+    part: OwnedMemory | None
     """None where the whole space is this client's."""
     contexts: int = field(default=0, init=False)
 
@@ -59,7 +59,7 @@ class ClientSpace:
         return self.reserved.space
 
     @property
-    def reach(self) -> Reach:
+    def accessible(self) -> AccessibleMemory:
         """What its calls reach."""
         return self.reserved.space if self.part is None else self.part
 
@@ -99,7 +99,7 @@ class ClientSpaces:
         if self._facts.isolates_address_spaces:
             return ClientSpace(self._reserve(), budget, None)
         reserved = self._shared or self._reserve()
-        return ClientSpace(reserved, budget, OwnPart(reserved.space))
+        return ClientSpace(reserved, budget, OwnedMemory(reserved.space))
 
     def _reserve(self) -> _Reserved:
         # Twice the memory, so that gaps never make memory unreachable.

@@ -7,7 +7,7 @@ from typing import Final
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import charged
 from pympsd_server.backends.emulated.device.programs import LoadedModule, Program
-from pympsd_server.backends.emulated.memory.address_space import AddressSpace, Reach
+from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
 from pympsd_server.backends.emulated.memory.client_space import ClientSpace
 from pympsd_server.backends.emulated.ptx.faults import OutOfMemory
 from pympsd_server.backends.interface import BackendError, Outcome
@@ -41,9 +41,9 @@ class ContextMemory:
         return self._client.space
 
     @property
-    def reach(self) -> Reach:
+    def accessible(self) -> AccessibleMemory:
         """What the client's calls reach of it."""
-        return self._client.reach
+        return self._client.accessible
 
     def allocate(self, count: int) -> int:
         """Return the address of ``count`` new bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
@@ -95,7 +95,7 @@ class ContextMemory:
         return address
 
     def return_workspace(self, address: int, outcome: Outcome) -> None:
-        """The launch has ended; a ruined context's workspace goes when the context is destroyed."""
+        """The launch has ended; a poisoned context's workspace goes when the context is destroyed."""
         if outcome.code is Result.SUCCESS:
             self.release(address)
 

@@ -1,54 +1,116 @@
-"""Copies and fills in pieces; each function is an iterator that does one piece of work at each step.
+"""Copies and fills in pieces: each iterator does one piece of work at each step.
 
-Addresses are looked up again piece by piece, for the memory may have been freed since the call was checked:
-IllegalAddress then ruins the context, as it does on a GPU.
+Addresses are looked up again for each piece, for the memory may have been freed since the call was checked:
+IllegalAddress then poisons the context, as it does on a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
 
-from pympsd_server.backends.emulated.memory.address_space import Reach
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory
+from pympsd_server.backends.emulated.ptx.datatypes import Array, DType
+from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
+from pympsd_server.backends.interface import BackendError, Copy, Extent, Fill, Region
 
 PIECE_BYTES: Final = 4 << 20
+_ROW_BYTES: Final = 512
+"""What a row counts for at least: short rows that lie far apart cost a page each."""
+_ADDRESS_LIMIT: Final = 1 << 63
+_BYTE: Final = np.dtype(np.uint8)
+
+Piece = tuple[int, int, int, int, int, int]
+"""Its first byte in the extent by column, row and slice; its width in bytes, its rows and its slices."""
 
 
-def host_to_device(space: Reach, destination: int, source: memoryview) -> Iterator[None]:
-    """Copy host bytes to device memory."""
-    for start, count in _pieces(source.nbytes):
-        target = np.frombuffer(space.view(destination + start, count), np.uint8)
+def check_copy(memory: AccessibleMemory, copy: Copy) -> None:
+    """Raise BackendError INVALID_VALUE unless all of both regions is accessible."""
+    _check(memory, copy.destination, copy.extent)
+    _check(memory, copy.source, copy.extent)
+
+
+def check_fill(memory: AccessibleMemory, fill: Fill) -> None:
+    """Raise BackendError INVALID_VALUE unless all of the region is accessible and aligned to the element."""
+    target, element = fill.destination, fill.element_bytes
+    if element not in (1, 2, 4) or (target.base | target.pitch | target.slice_pitch | fill.extent.width) % element:
+        raise _invalid(f"a fill of {element}-byte elements, rows of {fill.extent.width} bytes at {target.base:#x}")
+    _check(memory, target, fill.extent)
+
+
+def _check(memory: AccessibleMemory, region: Region, extent: Extent) -> None:
+    span = region.span(extent)
+    if not span:
+        return
+    if extent.height > 1 and region.pitch < extent.width:
+        raise _invalid(f"rows of {extent.width} bytes with a pitch of {region.pitch}")
+    if extent.depth > 1 and region.slice_pitch < region.span(Extent(extent.width, extent.height)):
+        raise _invalid(f"slices of {extent.height} rows with a slice pitch of {region.slice_pitch} bytes")
+    if region.host is not None:
+        if span > region.host.nbytes:
+            raise _invalid(f"{span} bytes in host memory of {region.host.nbytes}")
+        return
+    if not 0 < span < _ADDRESS_LIMIT or not 0 <= region.base < _ADDRESS_LIMIT:
+        raise _invalid(f"{span} bytes at {region.base:#x}")
+    try:
+        memory.view(region.base, span)
+    except IllegalAddress as error:
+        raise _invalid(str(error)) from None
+
+
+def _invalid(reason: str) -> BackendError:
+    return BackendError(Result.ERROR_INVALID_VALUE, reason)
+
+
+def copy(memory: AccessibleMemory, copy: Copy) -> Iterator[None]:
+    """Copy bytes; rows of one line on the device may overlap."""
+    source, destination = copy.source, copy.destination
+    pieces: Iterable[Piece] = _pieces(copy.extent)
+    if source.host is None and destination.host is None and source.base < destination.base:
+        pieces = reversed(list(pieces))
+    for piece in pieces:
         # NumPy lets other threads run during large copies; a memoryview assignment does not.
-        np.copyto(target, np.frombuffer(source[start : start + count], np.uint8))
+        _array(memory, destination, piece, _BYTE)[...] = _array(memory, source, piece, _BYTE)
         yield
 
 
-def device_to_host(space: Reach, target: memoryview, source: int) -> Iterator[None]:
-    """Copy device memory to writable host bytes."""
-    for start, count in _pieces(target.nbytes):
-        found = np.frombuffer(space.view(source + start, count), np.uint8)
-        np.copyto(np.frombuffer(target[start : start + count], np.uint8), found)
+def fill(memory: AccessibleMemory, fill: Fill) -> Iterator[None]:
+    """Set elements to the low bytes of a value."""
+    element = np.dtype(f"u{fill.element_bytes}")
+    value = fill.value & ((1 << 8 * fill.element_bytes) - 1)
+    for piece in _pieces(fill.extent):
+        _array(memory, fill.destination, piece, element)[...] = value
         yield
 
 
-def device_to_device(space: Reach, destination: int, source: int, count: int) -> Iterator[None]:
-    """Copy inside the device; the ranges may overlap."""
-    pieces = list(_pieces(count)) if destination <= source else list(_pieces(count))[::-1]
-    for start, length in pieces:
-        space.copy(destination + start, source + start, length)
-        yield
+def _pieces(extent: Extent) -> Iterator[Piece]:
+    if not extent.bytes:
+        return
+    columns = min(extent.width, PIECE_BYTES)
+    row_cost = max(columns, _ROW_BYTES)
+    rows = min(extent.height, PIECE_BYTES // row_cost)
+    slices = min(extent.depth, PIECE_BYTES // (rows * row_cost))
+    for z in range(0, extent.depth, slices):
+        for y in range(0, extent.height, rows):
+            for x in range(0, extent.width, columns):
+                yield (
+                    x,
+                    y,
+                    z,
+                    min(columns, extent.width - x),
+                    min(rows, extent.height - y),
+                    min(slices, extent.depth - z),
+                )
 
 
-def fill(space: Reach, destination: int, pattern: bytes, count: int) -> Iterator[None]:
-    """Repeat a pattern of 1, 2 or 4 bytes ``count`` times."""
-    width = len(pattern)
-    for start, length in _pieces(count * width):
-        space.fill(destination + start, pattern, length // width)
-        yield
-
-
-def _pieces(count: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, count, PIECE_BYTES):
-        yield start, min(PIECE_BYTES, count - start)
+def _array(memory: AccessibleMemory, region: Region, piece: Piece, element: DType) -> Array:
+    """Return a piece of a region as an array by slice, row and element."""
+    x, y, z, width, rows, slices = piece
+    start = z * region.slice_pitch + y * region.pitch + x
+    span = (slices - 1) * region.slice_pitch + (rows - 1) * region.pitch + width
+    held = memory.view(region.base + start, span) if region.host is None else region.host[start : start + span]
+    shape, strides = (slices, rows, width // element.itemsize), (region.slice_pitch, region.pitch, element.itemsize)
+    return np.ndarray(shape, element, held, 0, strides)

@@ -2,7 +2,7 @@
 
 A context below normal runs while nothing normal can, and besides gets one turn for every 16 of the normal level,
 and for 16 times the time of its last one: little, but something, and never ahead of a normal one that is as new.
-Within a level every context has a ``Share``, the time it has used, and so has every stream in its context, there
+Within a level every context has a ``TimeShare``, the time it has used, and so has every stream in its context, there
 multiplied by a weight. The one with the least goes next, so a weight of 16 means one sixteenth of the time as long
 as others want it too, and never none: kernels that wait for each other make progress whatever their priorities.
 """
@@ -26,7 +26,7 @@ def weight_of_priority(priority: int) -> int:
 
 
 @define(eq=False)
-class Share:
+class TimeShare:
     """How much of the compute thread somebody has used: nanoseconds times weight."""
 
     weight: int = 1
@@ -38,7 +38,7 @@ class Share:
         return self.used, self.weight
 
 
-class Turn(Protocol):
+class Runnable(Protocol):
     """What waits for the compute thread."""
 
     @property
@@ -46,8 +46,8 @@ class Turn(Protocol):
         """Whether it cannot run now: no multiprocessor has room for it."""
 
     @property
-    def share(self) -> Share:
-        """Its stream's share."""
+    def time_share(self) -> TimeShare:
+        """Its stream's time_share."""
 
     @property
     def group(self) -> Group:
@@ -59,18 +59,18 @@ class Group:
     """The turns of one context. ``level`` is its client's priority: 0 normal, anything else below."""
 
     level: int = 0
-    share: Share = field(factory=Share)
-    ready: list[Turn] = field(factory=list)
+    time_share: TimeShare = field(factory=TimeShare)
+    ready: list[Runnable] = field(factory=list)
     floor: int = 0
     """Where the last of its streams stood when it ran."""
 
-    def first(self) -> Turn | None:
+    def first(self) -> Runnable | None:
         """Return the turn that goes next in this context."""
         if len(self.ready) == 1:
             only = self.ready[0]
             return None if only.blocked else only
         able = [turn for turn in self.ready if not turn.blocked]
-        return min(able, key=lambda turn: turn.share.rank) if able else None
+        return min(able, key=lambda turn: turn.time_share.rank) if able else None
 
 
 @define(eq=False)
@@ -82,33 +82,33 @@ class _Level:
 
     def enter(self, group: Group) -> None:
         """A context has something to run again; having been away earns nobody a head start."""
-        floor = min((other.share.used for other in self.groups), default=self._floor)
-        group.share.used = max(group.share.used, floor)
+        floor = min((other.time_share.used for other in self.groups), default=self._floor)
+        group.time_share.used = max(group.time_share.used, floor)
         self.groups.append(group)
 
-    def next(self) -> Turn | None:
+    def next(self) -> Runnable | None:
         """Return what runs next at this level."""
-        for group in sorted(self.groups, key=lambda each: each.share.rank):
+        for group in sorted(self.groups, key=lambda each: each.time_share.rank):
             turn = group.first()
             if turn is not None:
-                self._floor, group.floor = group.share.used, turn.share.used
+                self._floor, group.floor = group.time_share.used, turn.time_share.used
                 return turn
         return None
 
 
-class Turns:
+class FairShare:
     """All that could run now. Not locked: its owner is."""
 
     def __init__(self) -> None:
         self._normal = _Level()
         self._below = _Level()
         self._turns_due = 0
-        """Turns that the normal level has before one below it may go first, and nanoseconds likewise."""
+        """FairShare that the normal level has before one below it may go first, and nanoseconds likewise."""
         self._time_due = 0
         self._overtaking = False
         """Whether the turn last given out went before a normal one that could have run."""
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: Runnable) -> None:
         """Something became ready."""
         group = turn.group
         if not group.ready:
@@ -116,14 +116,14 @@ class Turns:
             if level is self._below and not level.groups:
                 self._turns_due = TURNS_OF_NORMAL
             level.enter(group)
-        within = min((other.share.used for other in group.ready), default=group.floor)
-        turn.share.used = max(turn.share.used, within)
+        within = min((other.time_share.used for other in group.ready), default=group.floor)
+        turn.time_share.used = max(turn.time_share.used, within)
         group.ready.append(turn)
 
     def _level(self, group: Group) -> _Level:
         return self._below if group.level else self._normal
 
-    def remove(self, turn: Turn) -> None:
+    def remove(self, turn: Runnable) -> None:
         """It has finished."""
         group = turn.group
         group.ready.remove(turn)
@@ -137,7 +137,7 @@ class Turns:
         if group in level.groups:
             level.groups.remove(group)
 
-    def next(self) -> Turn | None:
+    def next(self) -> Runnable | None:
         """Return what runs now, or None when nothing can. It stays ready until removed."""
         self._overtaking = False
         normal = self._normal.next()
@@ -153,11 +153,11 @@ class Turns:
     def _is_due(self) -> bool:
         return self._turns_due <= 0 and self._time_due <= 0
 
-    def charge(self, turn: Turn, nanoseconds: int) -> None:
+    def charge(self, turn: Runnable, nanoseconds: int) -> None:
         """Account for the time that the turn last given out has used."""
-        turn.share.used += nanoseconds * turn.share.weight
+        turn.time_share.used += nanoseconds * turn.time_share.weight
         group = turn.group
-        group.share.used += nanoseconds
+        group.time_share.used += nanoseconds
         if group.level == 0:
             self._turns_due = max(0, self._turns_due - 1)
             self._time_due = max(0, self._time_due - nanoseconds)

@@ -9,20 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
 
 from attrs import define
 
-from pympsd_server.backends.emulated.device.module import EmulatedModule
-from pympsd_server.backends.emulated.device.programs import Batch, Kernel, preferred_blocks
+from pympsd_server.backends.emulated.device.programs import Batch, Kernel, LoadedModule, preferred_blocks
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize, Seats
-from pympsd_server.backends.emulated.scheduling.work_item import Operation
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.device.context import EmulatedContext
-    from pympsd_server.backends.emulated.device.stream import EmulatedStream
-
-Extent = tuple[int, int, int]
+from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner, WorkStream
+from pympsd_server.backends.interface import Launch
 
 
 @define(eq=False)
@@ -33,32 +26,25 @@ class _Resident:
     seats: Seats
 
 
-class KernelRun(Operation):
+class KernelRun(WorkItem):
     """A launch whose arguments have been checked."""
 
     def __init__(
         self,
-        context: EmulatedContext,
-        stream: EmulatedStream,
-        module: EmulatedModule,
+        owner: WorkOwner,
+        stream: WorkStream,
+        loaded: LoadedModule,
         kernel: Kernel,
-        grid: Extent,
-        block: Extent,
-        shared_bytes: int,
-        parameters: bytes,
+        launch: Launch,
         size: BlockSize,
-        cooperative: bool,
         workspace: int,
     ) -> None:
-        """``size`` is what a block takes; ``workspace`` the address of a cooperative launch's, which it meets by."""
-        super().__init__(context, stream, stream.share)
-        self._module, self._kernel = module, kernel
-        self._grid, self._block = grid, block
-        self._shared_bytes, self._parameters = shared_bytes, parameters
-        self._size = size
+        """``size`` is what a block takes; ``workspace`` the address by which the blocks of a cooperative one meet."""
+        super().__init__(owner, stream, stream.time_share)
+        self._loaded, self._kernel, self._launch = loaded, kernel, launch
+        self._size, self._workspace = size, workspace
         self._begun = 0
-        self._blocks = grid[0] * grid[1] * grid[2]
-        self._cooperative, self._workspace = cooperative, workspace
+        self._blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
         self._residents: deque[_Resident] = deque()
         self._fruitless = 0
         """Slices in a row that ended without a finished batch."""
@@ -71,17 +57,17 @@ class KernelRun(Operation):
     @property
     def blocked(self) -> bool:
         """Whether no block of it is resident and none fits now."""
-        return not self._residents and not self.context.placement.admits(self, self._size)
+        return not self._residents and not self.owner.placement.admits(self, self._size)
 
     @property
     def at_once(self) -> int:
-        """How many of its blocks must begin together."""
-        return self._blocks if self._cooperative else 1
+        """The number of its blocks that must begin together."""
+        return self._blocks if self._launch.cooperative else 1
 
     def step(self, seconds: float) -> bool:
-        """Run batches in turn for about so long; return whether the last block has ended."""
+        """Run batches in turn for about this time; return whether the last block has ended."""
         if not self._begun:
-            self.context.trace.add("kernels_started")
+            self.owner.trace.add("kernels_started")
         deadline = time.perf_counter() + seconds
         while True:
             if self._wants_another():
@@ -92,17 +78,17 @@ class KernelRun(Operation):
             if left <= 0:
                 return False
             # Blocks of a cooperative launch wait for each other: none keeps the others from their part of the slice.
-            part = seconds / len(self._residents) if self._cooperative else left
+            part = seconds / len(self._residents) if self._launch.cooperative else left
             self._advance(self._residents[0], min(left, part))
         if self._begun < self._blocks:
             return False
-        self.context.trace.add("kernels_finished")
+        self.owner.trace.add("kernels_finished")
         return True
 
     def _wants_another(self) -> bool:
         if self._begun == self._blocks:
             return False
-        placement = self.context.placement
+        placement = self.owner.placement
         if not self._residents:
             return placement.admits(self, self._size)
         return self._fruitless >= len(self._residents) and placement.lets_grow()
@@ -113,35 +99,37 @@ class KernelRun(Operation):
         while self._begun < wanted and (blocks := self._seat()):
             self._begun += blocks
         if self._begun:
-            self.context.placement.begun(self)
+            self.owner.placement.begun(self)
 
     def _seat(self) -> int:
-        """Make the next blocks resident; return how many."""
-        most = preferred_blocks(self._size.threads, self._kernel.local_bytes, together=self._cooperative)
-        seats = self.context.placement.seat(self._size, min(most, self._blocks - self._begun))
+        """Make the next blocks resident; return their number."""
+        most = preferred_blocks(self._size.threads, self._kernel.local_bytes, together=self._launch.cooperative)
+        seats = self.owner.placement.seat(self._size, min(most, self._blocks - self._begun))
         blocks = len(seats.sm_of_block)
         if blocks:
-            batch = self._module.batch(
-                self._kernel,
-                self._grid,
-                self._block,
-                self._parameters,
-                self._shared_bytes,
+            launch = self._launch
+            batch = Batch(
+                self._loaded,
+                self._kernel.name,
+                launch.grid,
+                launch.block,
+                launch.parameters,
+                launch.shared_bytes,
                 self._begun,
                 seats.sm_of_block,
                 self._workspace,
             )
             self._residents.append(_Resident(batch, seats))
-            context, name = self.context, self._kernel.name
-            context.trace.add_batch(context.serial, name, self._begun, blocks, context.group.level)
+            owner, name = self.owner, self._kernel.name
+            owner.trace.add_batch(owner.serial, name, self._begun, blocks, owner.group.level)
         return blocks
 
     def _advance(self, resident: _Resident, seconds: float) -> None:
-        if resident.batch.step(seconds, self.context.cancel):
+        if resident.batch.step(seconds, self.owner.cancel):
             self._residents.popleft()
-            self.context.placement.leave(resident.seats)
-            self._fruitless = self.context.placement.fruitless = 0
+            self.owner.placement.leave(resident.seats)
+            self._fruitless = self.owner.placement.fruitless = 0
         else:
             self._residents.rotate(-1)
             self._fruitless += 1
-            self.context.placement.fruitless += 1
+            self.owner.placement.fruitless += 1

@@ -1,35 +1,77 @@
-"""One piece of work on the emulated device: what it waits for, who waits for it, who is told when it is done."""
+"""One piece of work on the emulated device: what it waits for, what waits for it, its completions."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Event as Flag
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from pympsd_server.backends.emulated.device.trace import Trace
 from pympsd_server.backends.emulated.ptx.faults import Cancelled
-from pympsd_server.backends.interface import Completion
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.device.context import EmulatedContext
-    from pympsd_server.backends.emulated.device.stream import EmulatedStream
-    from pympsd_server.backends.emulated.scheduling.fair_share import Group, Share
+from pympsd_server.backends.emulated.scheduling.fair_share import Group, TimeShare
+from pympsd_server.backends.emulated.scheduling.placement import Placement
+from pympsd_server.backends.interface import Completion, Outcome
 
 
-class Operation:
+class WorkStream(Protocol):
+    """What the work in a stream is ordered by. Its fields are guarded by the scheduler's lock."""
+
+    blocking: bool
+    """Whether it and the legacy default stream wait for each other."""
+    tail: WorkItem | None
+    """The last item that is not finished."""
+    time_share: TimeShare
+
+
+class WorkOwner(Protocol):
+    """What the scheduler needs of the context that work belongs to. It calls the methods under its lock."""
+
+    cancel: Flag
+    """Set when what runs is to stop."""
+    group: Group
+    on_fault: Callable[[Outcome], None]
+    pending: dict[WorkItem, None]
+    """Unfinished items, in the order they came."""
+    placement: Placement
+    serial: int
+    """Its name in traces."""
+    trace: Trace
+    when_at_rest: Callable[[], None] | None
+    """Called once when nothing runs any more."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """SUCCESS, or the error that poisoned it."""
+
+    def check(self) -> None:
+        """Raise BackendError with the sticky error of a poisoned or destroyed context."""
+
+    def give_up(self, outcome: Outcome, faulted: bool) -> bool:
+        """Keep the error and stop kernels, after a fault of its own work in any case; return whether it is new."""
+
+    def order(self, item: WorkItem) -> list[WorkItem]:
+        """Put an item at the end of its stream; return what it comes after."""
+
+    def remove(self, item: WorkItem) -> None:
+        """Drop a finished item from its stream and from ``pending``."""
+
+
+class WorkItem:
     """Work that runs in slices once its predecessors are finished. Its fields are guarded by the scheduler's lock."""
 
     instant = False
     """Whether it is finished the moment its predecessors are."""
     held = False
-    """Whether somebody else finishes it, told by its callbacks when its predecessors are finished."""
+    """Whether it stays unfinished until `Scheduler.finish_held`; its callbacks are called when it is reached."""
 
-    def __init__(self, context: EmulatedContext, stream: EmulatedStream | None, share: Share) -> None:
-        self.context = context
+    def __init__(self, owner: WorkOwner, stream: WorkStream | None, time_share: TimeShare) -> None:
+        self.owner = owner
         self.stream = stream
-        self.share = share
+        self.time_share = time_share
         self.waiting = 0
-        self.successors: list[Operation] = []
+        """The number of unfinished predecessors."""
+        self.successors: list[WorkItem] = []
         self.callbacks: list[Completion] = []
         self.running = False
         self.finished = False
@@ -38,8 +80,8 @@ class Operation:
 
     @property
     def group(self) -> Group:
-        """The context's turns."""
-        return self.context.group
+        """The context's work that is ready."""
+        return self.owner.group
 
     @property
     def begun(self) -> bool:
@@ -52,62 +94,59 @@ class Operation:
         return False
 
     def step(self, seconds: float) -> bool:
-        """Run for about so long; return whether it is finished. Raise DeviceFault or Cancelled."""
+        """Run for about this time; return whether it is finished. Raise DeviceFault or Cancelled."""
         return True
 
     def mark_finished(self) -> None:
-        """Note the time and let go of what it held."""
+        """Note the time and release what it held."""
         self.running = False
         self.finished = True
         self.finished_at = time.perf_counter_ns()
 
 
-class Marker(Operation):
-    """A point in a stream: an event, a wait, or somebody to tell."""
+class Marker(WorkItem):
+    """A point in a stream: an event, a wait, or a notification."""
 
     instant = True
-    also_after: Operation | None = None
+    also_after: WorkItem | None = None
     """A point of another stream that it waits for too."""
 
 
-class HostCall(Operation):
-    """Holds its stream from the moment it is reached, when its callbacks are told, until it is finished."""
+class HostFunction(WorkItem):
+    """Holds its stream from the moment it is reached, when its callbacks are called, until it is finished."""
 
     held = True
 
+    def __init__(self, owner: WorkOwner, stream: WorkStream, finish: Callable[[WorkItem], None]) -> None:
+        super().__init__(owner, stream, stream.time_share)
+        self._finish = finish
+
     def finish(self) -> None:
-        """The stream goes on, unless its context has ended meanwhile."""
-        self.context.scheduler.finish_held(self)
+        """Resume the stream, unless its context has ended meanwhile."""
+        self._finish(self)
 
 
-class Transfer(Operation):
+class Transfer(WorkItem):
     """A copy or a fill, made in pieces so that the compute thread is never away for long.
 
     ``pieces`` does the work, one piece for each step of the iterator.
     """
 
-    def __init__(
-        self,
-        context: EmulatedContext,
-        stream: EmulatedStream,
-        pieces: Iterator[None],
-        cancel: Flag,
-    ) -> None:
-        super().__init__(context, stream, stream.share)
+    def __init__(self, owner: WorkOwner, stream: WorkStream, pieces: Iterator[None]) -> None:
+        super().__init__(owner, stream, stream.time_share)
         self._pieces = pieces
-        self._cancel = cancel
 
     def step(self, seconds: float) -> bool:
         """Make pieces until the time is up."""
         deadline = time.perf_counter() + seconds
         for _ in self._pieces:
-            if self._cancel.is_set():
+            if self.owner.cancel.is_set():
                 raise Cancelled
             if time.perf_counter() >= deadline:
                 return False
         return True
 
     def mark_finished(self) -> None:
-        """Let go of the host's bytes too: who gave them may be waiting for that."""
+        """Release the host's bytes too: their owner may be waiting for that."""
         super().mark_finished()
         self._pieces = iter(())

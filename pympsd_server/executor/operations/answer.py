@@ -1,0 +1,16 @@
+"""What an operation that is done at once answers."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen(eq=False)
+class Answer:
+    """Operands as the operation's answer layout names them; ``fds`` are closed once they are sent."""
+
+    operands: tuple[float, ...] = ()
+    tail: bytes = b""
+    fds: tuple[int, ...] = ()
+    created: object = None
+    """The object that the operation's new handle stands for."""

@@ -1,0 +1,42 @@
+"""Registered host memory for the contract tests."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from itertools import count
+
+from pympsd.vocabulary.device_facts import pinned_window_of
+from pympsd_server.backends.interface import Device
+from pympsd_server.executor.host_memory.pinned_mapping import mapped_at
+from pympsd_server.executor.host_memory.shared import make_sealed
+
+_NUMBER = count(1).__next__
+
+
+class PinnedMemory:
+    """Host memory registered with a device; ``gone`` is set once nothing refers to it any more."""
+
+    def __init__(self, device: Device, size: int) -> None:
+        self.gone = threading.Event()
+        self.address = pinned_window_of(9) + _NUMBER() * (1 << 30) + 3 * mmap.PAGESIZE
+        fd = make_sealed("host", size)
+        try:
+            self.bytes: memoryview | None = mapped_at(fd, self.address, size, self.gone.set)
+        finally:
+            os.close(fd)
+        self._unregister: Callable[[], None] | None = device.register_host_memory(self.address, self.bytes)
+
+    @property
+    def memory(self) -> memoryview:
+        """Its bytes."""
+        assert self.bytes is not None
+        return self.bytes
+
+    def unregister(self) -> None:
+        """Unregister it, and drop the reference."""
+        if self._unregister is not None:
+            self._unregister()
+        self._unregister = self.bytes = None
