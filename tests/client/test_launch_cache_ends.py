@@ -200,7 +200,8 @@ def test_what_is_launched_while_an_end_is_told_is_not_remembered(
 
 
 FORK = f"""
-        calls, real = [], launches.launch
+    from pympsd_client._objects import launch as launches
+    calls, real = [], launches.launch
     def launch(*arguments):
         calls.append(1)
         real(*arguments)
