@@ -139,6 +139,8 @@ cuCtxCreate(out CUcontext pctx, CUctxCreateParams *ctxCreateParams, unsigned int
 
 _MEMORY: Final = """
 cuMemAlloc(out CUdeviceptr dptr, size_t bytesize) = allocate
+cuMemAllocPitch(out CUdeviceptr dptr, out size_t pPitch, size_t WidthInBytes, size_t Height,
+    unsigned int ElementSizeBytes) = allocate_pitch
 cuMemFree(CUdeviceptr dptr) = free
 cuMemGetInfo(out size_t free, out size_t total) = info
 cuMemcpyHtoD(CUdeviceptr dstDevice, void *srcHost, size_t ByteCount)
@@ -168,6 +170,23 @@ cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hS
     = _api.memory.fill(dstDevice, us, 2, N, hStream)
 cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)
     = _api.memory.fill(dstDevice, ui, 4, N, hStream)
+cuMemsetD2D8(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height)
+    = _api.memory.fill(dstDevice, uc, 1, Width, 0, dstPitch, Height)
+cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height,
+    CUstream hStream) = _api.memory.fill(dstDevice, uc, 1, Width, hStream, dstPitch, Height)
+cuMemsetD2D16(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height)
+    = _api.memory.fill(dstDevice, us, 2, Width, 0, dstPitch, Height)
+cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height,
+    CUstream hStream) = _api.memory.fill(dstDevice, us, 2, Width, hStream, dstPitch, Height)
+cuMemsetD2D32(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height)
+    = _api.memory.fill(dstDevice, ui, 4, Width, 0, dstPitch, Height)
+cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height,
+    CUstream hStream) = _api.memory.fill(dstDevice, ui, 4, Width, hStream, dstPitch, Height)
+cuMemcpy2D(CUDA_MEMCPY2D *pCopy) = _api.region_copy.copy(pCopy, 0, True)
+cuMemcpy2DUnaligned(CUDA_MEMCPY2D *pCopy) = _api.region_copy.copy(pCopy, 0, True)
+cuMemcpy2DAsync(CUDA_MEMCPY2D *pCopy, CUstream hStream) = _api.region_copy.copy
+cuMemcpy3D(CUDA_MEMCPY3D *pCopy) = _api.region_copy.copy(pCopy, 0, True)
+cuMemcpy3DAsync(CUDA_MEMCPY3D *pCopy, CUstream hStream) = _api.region_copy.copy
 """
 
 _HOST_MEMORY: Final = """

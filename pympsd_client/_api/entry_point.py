@@ -40,6 +40,7 @@ _AS_GIVEN: Final = frozenset(
     }
 )
 """Types whose values the core takes apart."""
+_STRUCTS: Final = {"CUDA_MEMCPY2D *": structs.copy_2d, "CUDA_MEMCPY3D *": structs.copy_3d}
 _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUcontext": bindings.CUcontext,
     "CUdevice": bindings.CUdevice,
@@ -69,6 +70,7 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
         "_not_permitted": _not_permitted,
         "_number": number,
         "_process": process,
+        "_struct": _STRUCTS,
         "_text": text,
         "_this_thread": this_thread,
         "_unsigned": unsigned,
@@ -121,6 +123,8 @@ def _conversion(parameter: Parameter) -> list[str]:
         return [f"if {wrong}: {name} = _unsigned({name}, {bits})"]
     if parameter.type == "char *":
         return [f"{name} = _text({name})"]
+    if parameter.type in _STRUCTS:
+        return [f"{name} = _struct[{parameter.type!r}]({name})"]
     return [f"if type({name}) is not int: {name} = _number({name})"]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from threading import Event
 
 from attrs import frozen
@@ -19,6 +19,33 @@ from pympsd_client._command_stream.parallel_copy import in_slices, thread_count
 from pympsd_client._command_stream.staging_slots import release_when_answered, take_part
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._objects.context import Context, Opened
+
+Recorder = Callable[[int, int, int, int], bytes]
+"""Packs a piece's record from the context's serial, the sequence number, the offset of the slot and flags."""
+
+
+@frozen
+class Piece:
+    """A part of a staged copy, ``size`` bytes; ``move`` copies them into or out of the slot at an address."""
+
+    size: int
+    move: Callable[[int], object]
+    record: Recorder
+
+
+def _linear(operation: Operation, size: int, *operands: int) -> Recorder:
+    def record(serial: int, sequence: int, offset: int, flags: int) -> bytes:
+        return operation.record(serial, sequence, *operands, offset, size, flags=flags)
+
+    return record
+
+
+def _from_host(source: int, size: int, record: Recorder) -> Piece:
+    return Piece(size, lambda slot: ctypes.memmove(slot, source, size), record)
+
+
+def _to_host(target: int, size: int, record: Recorder) -> Piece:
+    return Piece(size, lambda slot: ctypes.memmove(target, slot, size), record)
 
 
 def to_device(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
@@ -32,7 +59,11 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
     limit = opened.transport.shared.limit_for(threads)
 
     def send(start: int, size: int, stop: Event | None = None) -> None:
-        _send(context, opened, stream, destination + start, source + start, _chunks(size, limit, stop), wait)
+        pieces = (
+            _from_host(source + at, length, _linear(operations.COPY_TO_DEVICE, length, stream, destination + at))
+            for at, length in _chunks(start, size, limit, stop)
+        )
+        send_pieces(context, opened, pieces, wait)
 
     if threads == 1:
         send(0, count)
@@ -40,30 +71,19 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
         in_slices(count, threads, send)
 
 
-def _send(
-    context: Context,
-    opened: Opened,
-    stream: int,
-    destination: int,
-    source: int,
-    chunks: Iterator[tuple[int, int]],
-    wait: bool,
-) -> None:
+def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait: bool) -> None:
+    """Copy pieces to the device, with ``wait`` until all have arrived. Raise CudaError."""
     transport = opened.transport
+    flags = 0 if wait else FLAG_QUIET
     sent: list[int] = []
     try:
-        for start, size in chunks:
+        for piece in pieces:
             sequence = transport.sequence()
-            offset = _filled_part(transport, context, sequence, source + start, size)
+            offset = _filled_part(transport, context, sequence, piece)
             if wait:
                 transport.expect(sequence)
                 sent.append(sequence)
-            transport.post(
-                operations.COPY_TO_DEVICE.record(
-                    opened.serial, sequence, stream, destination + start, offset, size,
-                    flags=0 if wait else FLAG_QUIET,
-                )
-            )  # fmt: skip
+            transport.post(piece.record(opened.serial, sequence, offset, flags))
         for sequence in sent:
             context.judge(opened, transport.answer(sequence))
     finally:
@@ -71,11 +91,11 @@ def _send(
             transport.forget(sequence)
 
 
-def _filled_part(transport: Transport, context: Context, sequence: int, source: int, size: int) -> int:
-    """Return the offset of a part that holds ``size`` bytes from a host address."""
-    offset = take_part(transport, sequence, size, context)
+def _filled_part(transport: Transport, context: Context, sequence: int, piece: Piece) -> int:
+    """Return the offset of a part that holds a piece's bytes."""
+    offset = take_part(transport, sequence, piece.size, context)
     try:
-        ctypes.memmove(transport.shared.address + offset, source, size)
+        piece.move(transport.shared.address + offset)
     except BaseException:  # Ctrl-C: no record will be sent for it
         transport.give_part_back(sequence)
         raise
@@ -84,12 +104,11 @@ def _filled_part(transport: Transport, context: Context, sequence: int, source: 
 
 @frozen
 class _Asked:
-    """A part on its way from the device: where it will lie in the shared memory, and where it belongs."""
+    """A piece on its way from the device: the offset in the shared memory at which it will lie."""
 
     sequence: int
     offset: int
-    target: int
-    size: int
+    piece: Piece
 
 
 def from_device(context: Context, stream: int, target: int, source: int, count: int) -> None:
@@ -102,8 +121,11 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
     limit = opened.transport.shared.limit_for(threads)
 
     def fetch(start: int, size: int, stop: Event | None = None) -> None:
-        chunks = _chunks(size, limit, stop)
-        _fetch(context, opened, stream, target + start, source + start, chunks, 4 if threads == 1 else 2)
+        pieces = (
+            _to_host(target + at, length, _linear(operations.COPY_FROM_DEVICE, length, stream, source + at))
+            for at, length in _chunks(start, size, limit, stop)
+        )
+        fetch_pieces(context, opened, pieces, 4 if threads == 1 else 2)
 
     if threads == 1:
         fetch(0, count)
@@ -111,34 +133,24 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
         in_slices(count, threads, fetch)
 
 
-def _fetch(
-    context: Context,
-    opened: Opened,
-    stream: int,
-    target: int,
-    source: int,
-    chunks: Iterator[tuple[int, int]],
-    most: int,
-) -> None:
-    """``most``: how many parts are under way at once, so that every thread has some."""
+def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], most: int) -> None:
+    """Copy pieces to the host, at most ``most`` under way at once, so that every thread has some."""
     transport = opened.transport
     asked: deque[_Asked] = deque()
     try:
-        for start, size in chunks:
+        for piece in pieces:
             if len(asked) == most:
                 _copy_out(context, opened, asked)
             sequence = transport.sequence()
-            offset = transport.shared.take(sequence, size, context, kept=True)
+            offset = transport.shared.take(sequence, piece.size, context, kept=True)
             while offset is None and asked:  # our own parts first: a thread never waits while it keeps some
                 _copy_out(context, opened, asked)
-                offset = transport.shared.take(sequence, size, context, kept=True)
+                offset = transport.shared.take(sequence, piece.size, context, kept=True)
             if offset is None:
-                offset = take_part(transport, sequence, size, context, kept=True)
-            asked.append(_Asked(sequence, offset, target + start, size))
+                offset = take_part(transport, sequence, piece.size, context, kept=True)
+            asked.append(_Asked(sequence, offset, piece))
             transport.expect(sequence)
-            transport.post(
-                operations.COPY_FROM_DEVICE.record(opened.serial, sequence, stream, source + start, offset, size)
-            )
+            transport.post(piece.record(opened.serial, sequence, offset, 0))
         while asked:
             _copy_out(context, opened, asked)
     finally:
@@ -148,10 +160,10 @@ def _fetch(
 
 
 def _copy_out(context: Context, opened: Opened, asked: deque[_Asked]) -> None:
-    """Wait for the first part that was asked for, and copy it to where it belongs."""
+    """Wait for the first piece that was asked for, and copy it to where it belongs."""
     part, transport = asked[0], opened.transport
     context.judge(opened, transport.answer(part.sequence))
-    ctypes.memmove(part.target, transport.shared.address + part.offset, part.size)
+    part.piece.move(transport.shared.address + part.offset)
     _let_go(transport, part.sequence)
     asked.popleft()
 
@@ -183,10 +195,11 @@ def upload(context: Context, operation: Operation, handle: int, data: bytes) -> 
     opened = context.usable()
     transport = opened.transport
     held = ctypes.create_string_buffer(data, len(data))
-    for start, size in _chunks(len(data), transport.shared.part_limit):
+    for start, size in _chunks(0, len(data), transport.shared.part_limit):
         sequence = transport.sequence()
-        offset = _filled_part(transport, context, sequence, ctypes.addressof(held) + start, size)
-        record = operation.record(opened.serial, sequence, handle, offset, size)
+        piece = _from_host(ctypes.addressof(held) + start, size, _linear(operation, size, handle))
+        offset = _filled_part(transport, context, sequence, piece)
+        record = piece.record(opened.serial, sequence, offset, 0)
         context.judge(opened, transport.call(sequence, record))
 
 
@@ -197,7 +210,7 @@ def between_devices(
     limit = source[0].usable().transport.shared.part_limit
     staging = ctypes.create_string_buffer(min(count, limit))
     address = ctypes.addressof(staging)
-    for offset, size in _chunks(count, limit):
+    for offset, size in _chunks(0, count, limit):
         from_device(*source, address, start + offset, size)
         to_device(*destination, to + offset, address, size, wait=True)
 
@@ -207,9 +220,9 @@ def on_device(context: Context, stream: int, destination: int, source: int, coun
     context.post(operations.COPY_ON_DEVICE, stream, destination, source, count)
 
 
-def _chunks(count: int, limit: int, stop: Event | None = None) -> Iterator[tuple[int, int]]:
-    """Yield (start, size) of the parts that ``count`` bytes are copied in; none any more once ``stop`` is set."""
-    for start in range(0, count, limit):
+def _chunks(first: int, count: int, limit: int, stop: Event | None = None) -> Iterator[tuple[int, int]]:
+    """Yield (start, size) of the chunks of ``count`` bytes from ``first``; stop when the event is set."""
+    for start in range(first, first + count, limit):
         if stop is not None and stop.is_set():
             return
-        yield start, min(limit, count - start)
+        yield start, min(limit, first + count - start)

@@ -7,13 +7,18 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.device_facts import ordinal_of
-from pympsd_client._arguments.errors import invalid_value
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context, context_on, current
 from pympsd_client._objects.handle_table import HandleTable
 from pympsd_client._objects.module import modules
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import synchronize
+
+_ELEMENT_BYTES: Final = (4, 8, 16)
+_PITCH_ALIGNMENT: Final = 512
+"""Of rows that cuMemAllocPitch gives, as on devices of compute capability 2.0 and later."""
 
 
 @frozen(eq=False)
@@ -35,6 +40,19 @@ def allocate(count: int) -> int:
         raise invalid_value("an allocation has at least 1 byte")
     (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, count))
     return allocations.add(Allocation(int(address), context)).handle
+
+
+def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, int]:
+    """Return the address of new device memory for rows, and the bytes between them, a multiple of 512.
+
+    INVALID_VALUE for elements of other than 4, 8 or 16 bytes and for an empty extent; OUT_OF_MEMORY.
+    """
+    if element_bytes not in _ELEMENT_BYTES:
+        raise invalid_value(f"the element size is 4, 8 or 16 bytes, not {element_bytes}")
+    pitch = -(-width // _PITCH_ALIGNMENT) * _PITCH_ALIGNMENT
+    if pitch * height >= 1 << 64:
+        raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{height} rows of {pitch} bytes are more than any device has")
+    return allocate(pitch * height), pitch
 
 
 def free(address: int) -> None:
@@ -103,4 +121,12 @@ def fill(
     """
     if destination % width:
         raise invalid_value(f"{destination:#x} is not aligned to the element's {width} bytes")
+    if height == 1:
+        pitch = 0
+    elif pitch % width or pitch < width * count:
+        raise invalid_value(
+            f"the pitch is {pitch} bytes; it is a multiple of the element's {width} and holds a row: {width * count}"
+        )
+    elif destination + pitch * height > 1 << 64:
+        raise invalid_value(f"{height} rows {pitch} bytes apart do not end within the address space")
     context.post(operations.FILL, stream, destination, value, width, count, pitch, height)

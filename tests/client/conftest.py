@@ -27,6 +27,7 @@ WITH_NATIVE_WORKERS: Final = frozenset(
         "test_client_modules",
         "test_client_occupancy",
         "test_client_pinned",
+        "test_client_region_copies",
         "test_client_streams",
     }
 )

@@ -44,7 +44,8 @@ def _needs_init(name: str) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if _needs_init(name)])
 def test_before_cuinit_every_call_says_so_with_none_for_each_output(name: str, fresh_process: object) -> None:
-    arguments = [b"x" if one.type == "char *" else 0 for one in SIGNATURES[name].inputs]
+    given = {"char *": b"x", "CUDA_MEMCPY2D *": None, "CUDA_MEMCPY3D *": None}
+    arguments = [given.get(one.type, 0) for one in SIGNATURES[name].inputs]
     answer = getattr(cuda, name)(*arguments)
     assert answer == (cuda.CUresult.CUDA_ERROR_NOT_INITIALIZED, *(None,) * _outputs(name))
     assert "cuInit" in last_error()
