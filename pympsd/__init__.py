@@ -1,1 +1,1 @@
-"""The control daemon of pympsd, and the words its three programs share (vocabulary, wire, devices, journal)."""
+"""The control daemon of pympsd, and what its three programs share (vocabulary, wire, devices, journal)."""

@@ -1,4 +1,4 @@
-"""The build id: a digest of the three packages' sources, so that a server refuses an executor of another build."""
+"""The build id: a digest of the three packages' sources, by which a server refuses an executor of another build."""
 
 from __future__ import annotations
 

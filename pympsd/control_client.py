@@ -1,4 +1,4 @@
-"""Say commands to the daemon and print its answers: from standard input line by line, or one from the arguments.
+"""Give the daemon commands and print its answers: the lines of standard input, or one command from the arguments.
 
 Imports almost nothing: scripts and health probes run this in loops (docs/performance.md).
 """
@@ -14,73 +14,73 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 NOT_FOUND = b"Cannot find MPS control daemon process\n"
-PATIENCE = 10.0
-"""Seconds to wait for a silent daemon; one that says it is working is waited for without a bound."""
+TIMEOUT = 10.0
+"""Seconds to wait for a silent daemon; one that is working on a command is waited for without limit."""
 REMEDY = b"; check CUDA_MPS_PIPE_DIRECTORY, or start the daemon with -d\n"
 UNREACHABLE, SILENT = 1, 2
 NO_OUTPUT = 74
-"""What was to be printed could not be (EX_IOERR of sysexits.h): 1 would say that there is no daemon."""
+"""Not all of the output could be written (EX_IOERR of sysexits.h): 1 would mean that there is no daemon."""
 REAP_SECONDS = 2.0
 """Seconds to wait for PID 1 to reap a daemon that has ended."""
 LINE_LIMIT = 1 << 17
-"""Longer lines are cut here; the daemon has a ceiling of its own below this."""
+"""Longer lines are cut here; the daemon's own limit is lower."""
 AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024
-"""So many lines, or bytes of lines, may be given before the first of them is answered."""
+"""The most lines, and bytes of lines, that are sent before the first of them is answered."""
 SILENCE = b"The MPS control daemon does not answer: it was reached and said nothing for %g s\n"
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 
 
 class _DaemonGone(Exception):
-    """The daemon closed the connection: after it said it was working on a quit that is its answer."""
+    """The daemon closed the connection: the answer to a quit that it was working on."""
 
 
 class _NoOutput(Exception):
-    """Standard output or error does not take what was to be printed; the message says which and why."""
+    """Standard output or error cannot be written to; the message says which and why."""
 
 
-def talk(words: "Sequence[str]", strict: bool = False, patience: float = PATIENCE) -> int:
-    """Give the command of ``words``, or without any the lines of standard input; return the exit status.
+def give_commands(words: "Sequence[str]", strict: bool = False, timeout: float = TIMEOUT) -> int:
+    """Give the command of ``words``, or without words the lines of standard input; return the exit status.
 
-    ``strict``: 1 when a line was refused. ``patience``: seconds to wait for a daemon that says nothing.
+    ``strict``: 1 if a line was refused. ``timeout``: seconds to wait for a silent daemon.
     """
     daemon = _Daemon()
     try:
         path = _pipe_directory() + b"/" + files.CONTROL.encode()
-        reason = daemon.connect(path, patience)
+        reason = daemon.connect(path, timeout)
         if reason:
-            _tell(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
+            _complain(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
             return UNREACHABLE
         daemon.send(frames.encode(frames.OPERATOR_HELLO))
-        refused = _give(daemon, words, patience)
+        refused = _give(daemon, words, timeout)
     except TimeoutError:
-        _tell(SILENCE % patience)
+        _complain(SILENCE % timeout)
         return SILENT
     except (_DaemonGone, BrokenPipeError, ConnectionResetError):
-        _tell(CLOSED)
+        _complain(CLOSED)
         return UNREACHABLE
-    except _NoOutput as trouble:
-        return _without_output(trouble)
+    except _NoOutput as error:
+        return _report_no_output(error)
     finally:
         daemon.close()
     return 1 if (words or strict) and refused else 0
 
 
-def say(text: str) -> int:
-    """Print a text of this program's own; return the exit status."""
+def print_text(text: str) -> int:
+    """Print a text; return the exit status."""
     try:
         _write(1, text.encode())
-    except _NoOutput as trouble:
-        return _without_output(trouble)
+    except _NoOutput as error:
+        return _report_no_output(error)
     return 0
 
 
-def _give(daemon: "_Daemon", words: "Sequence[str]", patience: float) -> bool:
-    """Give every line; return whether any was refused. Ends early when the daemon has ended by one."""
+def _give(daemon: "_Daemon", words: "Sequence[str]", timeout: float) -> bool:
+    """Send every line; return whether any was refused. Stop early if a line ended the daemon."""
     refused = False
     for lines in _source(words):
         daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line[:LINE_LIMIT]) for line in lines))
         for _ in lines:
-            answer = _answer(daemon, patience)
+            answer = _answer(daemon, timeout)
             if answer is None:
                 return refused
             refused = answer or refused
@@ -88,7 +88,7 @@ def _give(daemon: "_Daemon", words: "Sequence[str]", patience: float) -> bool:
 
 
 def _source(words: "Sequence[str]") -> "Iterator[list[bytes]]":
-    """Yield lines, several where they may be given before the first is answered."""
+    """Yield lines, in groups that may be sent before the first of each is answered."""
     if words:
         return iter([[" ".join(words).encode("utf-8", "surrogateescape")]])
     if posix.isatty(0) and posix.isatty(1):
@@ -99,7 +99,7 @@ def _source(words: "Sequence[str]") -> "Iterator[list[bytes]]":
 
 
 def _batches(chunks: "Iterator[list[bytes]]") -> "Iterator[list[bytes]]":
-    """Cut what one read gave into what may be on its way at once: it fits the socket's buffer, so no send waits."""
+    """Split the lines of each read into groups that fit the socket's buffer, so that no send waits."""
     for lines in chunks:
         batch: list[bytes] = []
         size = 0
@@ -125,14 +125,14 @@ def _chunks(fd: int) -> "Iterator[list[bytes]]":
         *whole, rest = (rest + data).split(b"\n")
         yield whole
         if len(rest) > LINE_LIMIT:
-            # Enough to be refused by; the line goes on to its end without being kept.
+            # Enough to be refused; the rest of the line is read and dropped.
             rest = rest[:LINE_LIMIT]
     if rest:
         yield [rest]
 
 
-def _answer(daemon: "_Daemon", patience: float) -> "bool | None":
-    """Print the answer to one line; return whether it was refused, None when the daemon has ended by it."""
+def _answer(daemon: "_Daemon", timeout: float) -> "bool | None":
+    """Print the answer to one line; return whether it was refused, None if it ended the daemon."""
     watched = None
     while True:
         try:
@@ -146,7 +146,7 @@ def _answer(daemon: "_Daemon", patience: float) -> "bool | None":
             if watched is not None:
                 if watched[1] >= 0:
                     posix.close(watched[1])
-                daemon.wait_at_most(patience)
+                daemon.wait_at_most(timeout)
             return body != b"\0"
         if kind == frames.OPERATOR_WORKING:
             watched = _watch(daemon.socket)
@@ -158,17 +158,17 @@ def _answer(daemon: "_Daemon", patience: float) -> "bool | None":
 
 
 class _Daemon:
-    """The connection: frames out and in. Each wait is bounded by the kernel, which is one call less than a poll."""
+    """The connection: sends and receives frames. The kernel bounds each wait, which saves the call of a poll."""
 
     def __init__(self) -> None:
         self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.close = self.socket.close
         self._unread = b""
 
-    def connect(self, path: bytes, patience: float) -> str:
-        """Connect; return in words why that cannot be. TimeoutError: the daemon has stopped taking connections."""
-        self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, _time_value(patience))
-        self.wait_at_most(patience)
+    def connect(self, path: bytes, timeout: float) -> str:
+        """Connect; return why that failed, or "". Raise TimeoutError if the daemon has stopped accepting."""
+        self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, _time_value(timeout))
+        self.wait_at_most(timeout)
         try:
             self.socket.connect(path)
         except BlockingIOError:
@@ -178,11 +178,11 @@ class _Daemon:
         return ""
 
     def wait_at_most(self, seconds: float) -> None:
-        """Bound the waits for an answer; 0: no bound."""
+        """Bound the waits for an answer; 0: no limit."""
         self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _time_value(seconds))
 
     def send(self, data: bytes) -> None:
-        """Send frames; raise TimeoutError when the daemon reads nothing."""
+        """Send frames; raise TimeoutError if the daemon reads nothing."""
         try:
             while data:
                 data = data[self.socket.send(data) :]
@@ -190,7 +190,7 @@ class _Daemon:
             raise TimeoutError from None
 
     def receive(self) -> "tuple[int, bytes]":
-        """Return the kind and body of the next frame; raise TimeoutError when the daemon says nothing."""
+        """Return the kind and body of the next frame; raise TimeoutError if the daemon is silent."""
         self._gather(frames.HEADER_BYTES)
         length, kind, _ = frames.decode_header(self._unread)
         end = frames.HEADER_BYTES + length
@@ -216,7 +216,7 @@ def _time_value(seconds: float) -> bytes:
 
 
 def _watch(daemon: "_socket.socket") -> "tuple[int, int]":
-    """Return the daemon's PID and a pidfd of it, -1 when there is none to be had (another PID namespace)."""
+    """Return the daemon's PID and a pidfd of it, -1 if that is impossible (another PID namespace)."""
     credentials = daemon.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
     pid = int.from_bytes(credentials[:4], "little")
     try:
@@ -226,14 +226,14 @@ def _watch(daemon: "_socket.socket") -> "tuple[int, int]":
 
 
 def _await_end(watched: "tuple[int, int]") -> None:
-    """Wait until the daemon's process has ended and is reaped: callers look for it in ps right after a quit."""
+    """Wait until the daemon's process has ended and is reaped: scripts look for it in ps right after a quit."""
     import select
     import time
 
     pid, pidfd = watched
     if pidfd < 0:
         return
-    select.select([pidfd], [], [], PATIENCE)
+    select.select([pidfd], [], [], TIMEOUT)
     posix.close(pidfd)
     give_up = time.monotonic() + REAP_SECONDS
     while _is_listed(pid) and time.monotonic() < give_up:
@@ -256,14 +256,14 @@ def _write(fd: int, data: bytes) -> None:
         raise _NoOutput(f"standard {'output' if fd == 1 else 'error'}: {error.strerror}") from None
 
 
-def _tell(line: bytes) -> None:
-    """Say a line on standard error, where there is room for it; the exit status says it too."""
+def _complain(line: bytes) -> None:
+    """Write a line to standard error, if that is possible; the exit status says it too."""
     try:
         posix.write(2, line)
     except OSError:
         return
 
 
-def _without_output(trouble: _NoOutput) -> int:
-    _tell(f"{trouble}: not all could be printed\n".encode())
+def _report_no_output(error: _NoOutput) -> int:
+    _complain(f"{error}: not all could be printed\n".encode())
     return NO_OUTPUT

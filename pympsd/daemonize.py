@@ -1,4 +1,4 @@
-"""Starting the daemon: what can be refused is refused before the fork; the parent returns when the child is ready."""
+"""Start the daemon: errors that can be found early are reported before the fork; the parent waits for the child."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
 from pympsd.service.replacement import CannotReplace, claim, replace
-from pympsd.service.run import Daemon, run
+from pympsd.service.run import DaemonSetup, run
 from pympsd.vocabulary import files
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import BadSetting, Settings, check_what_executors_read
+from pympsd.vocabulary.settings import BadSetting, Settings, check_executor_settings
 
 READY = b"."
-TOLD = b"!"
-"""It has ended, and has said why."""
+REPORTED = b"!"
+"""The child has ended, and has reported why."""
 SERVER_NAMES = {OWN_NAME: "pympsd-server", DROP_IN_NAME: "nvidia-cuda-mps-server"}
-"""How servers show themselves, by the name the daemon was started under."""
+"""The names of server processes, by the name that the daemon was started under."""
 
 
 def start_daemon(options: Options) -> int:
     """Start the daemon; return the exit status of this process (of the parent, in the background)."""
     foreground = options.start == "foreground"
     if not foreground:
-        # A caller that waits for the end of some pipe of its own must not wait for the daemon's.
+        # A caller that waits for the end of a pipe of its own must not wait for the daemon.
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     prepared = _prepare(options, foreground)
     if isinstance(prepared, int):
@@ -43,7 +43,7 @@ def start_daemon(options: Options) -> int:
     return _foreground(prepared, options.shown) if foreground else _background(prepared, options.shown)
 
 
-def _prepare(options: Options, foreground: bool) -> Daemon | int:
+def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
     if options.multiuser and os.geteuid() != 0:
         return _complain("-multiuser-server: only root can serve other users; start without it for your own", 1)
     try:
@@ -53,14 +53,14 @@ def _prepare(options: Options, foreground: bool) -> Daemon | int:
         if options.turn_patience is not None:
             settings = evolve(settings, turn_patience=options.turn_patience)
         settings, devices = visible_machine(settings, ask_driver)
-        check_what_executors_read(os.environ, settings.backend)
+        check_executor_settings(os.environ, settings.backend)
         if options.multiuser and not all(device.is_volta_or_newer for device in devices):
             return _complain(
                 "-multiuser-server: before Volta all clients of a server share one address space; several users can "
                 "share a server on Volta or newer devices only (CUDA_VISIBLE_DEVICES selects)",
                 1,
             )
-        # Last: whatever is wrong with this start must not cost the daemon that runs.
+        # Last: an error in this start must not end the daemon that runs.
         directory = (replace if options.replace else claim)(settings.pipe_directory)
     except AlreadyRunning:
         print("An instance of this daemon is already running")
@@ -77,7 +77,7 @@ def _prepare(options: Options, foreground: bool) -> Daemon | int:
     except (BadSetting, ValueError) as error:
         return _complain(str(error), 1)
     journal = _open_journal(settings, foreground)
-    return Daemon(
+    return DaemonSetup(
         settings,
         devices,
         directory,
@@ -96,7 +96,7 @@ def _complain(reason: str, status: int) -> int:
 def _open_journal(settings: Settings, foreground: bool) -> Journal:
     directory, dialect = settings.log_directory, Dialect(settings.log_dialect)
     try:
-        # As the pipe directory: made when only it is missing.
+        # As for the pipe directory: only the last component is created.
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory)
         control = LogFile(None if foreground else os.path.join(directory, files.CONTROL_LOG))
@@ -107,13 +107,13 @@ def _open_journal(settings: Settings, foreground: bool) -> Journal:
     return Journal(control, server, dialect)
 
 
-def _foreground(daemon: Daemon, show: Sequence[str]) -> int:
+def _foreground(daemon: DaemonSetup, show: Sequence[str]) -> int:
     sys.stdout.flush()
     show_as(show)
     return _run(daemon, ready=lambda: None)
 
 
-def _background(daemon: Daemon, show: Sequence[str]) -> int:
+def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
     sys.stdout.flush()
     reader, writer = os.pipe()
     if os.fork():
@@ -121,41 +121,41 @@ def _background(daemon: Daemon, show: Sequence[str]) -> int:
         answer = os.read(reader, 1)
         if not answer:
             sys.stderr.write("the control daemon ended before it was ready; control.log may say why\n")
-        # The child owns everything now: leave without running any cleanup of this copy.
+        # The child owns everything now: exit without running cleanup handlers of this copy.
         sys.stderr.flush()
         os._exit(0 if answer == READY else 1)
     os.close(reader)
     os.setsid()
-    _let_go_of_terminal(keep_stderr=True)
+    _release_terminal(keep_stderr=True)
     show_as(show)
 
-    untold = [writer]
+    pending = [writer]
 
-    def tell(what: bytes) -> None:
-        while untold:
-            os.write(writer, what)
-            os.close(untold.pop())
+    def notify(outcome: bytes) -> None:
+        while pending:
+            os.write(writer, outcome)
+            os.close(pending.pop())
 
     def ready() -> None:
-        _let_go_of_terminal(keep_stderr=False)
-        tell(READY)
+        _release_terminal(keep_stderr=False)
+        notify(READY)
 
-    status = _run(daemon, ready, told=lambda: tell(TOLD))
+    status = _run(daemon, ready, reported=lambda: notify(REPORTED))
     sys.stderr.flush()
     os._exit(status)
 
 
-def _run(daemon: Daemon, ready: Callable[[], None], told: Callable[[], None] = lambda: None) -> int:
+def _run(daemon: DaemonSetup, ready: Callable[[], None], reported: Callable[[], None] = lambda: None) -> int:
     try:
         return run(daemon, ready)
     except Unusable as error:
         status = _complain(str(error), 1)
         sys.stderr.flush()
-        told()
+        reported()
         return status
 
 
-def _let_go_of_terminal(*, keep_stderr: bool) -> None:
+def _release_terminal(*, keep_stderr: bool) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1) if keep_stderr else (0, 1, 2):
         os.dup2(null, fd)

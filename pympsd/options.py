@@ -1,11 +1,8 @@
-"""The command line: which of daemon, foreground daemon, version, help, or talk to a daemon. Imports almost nothing.
+"""The options of the command line. Imports nothing, for the quick command line.
 
-The launcher passes the name it was started under as ``--argv0=NAME`` first, so that the texts and the process names
-say nvidia-cuda-mps-control when it was started as that.
+The launcher passes the name it was started under as ``--argv0=NAME`` first, so that texts and process names say
+nvidia-cuda-mps-control if it was started as that.
 """
-
-import posix
-import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,15 +10,13 @@ if TYPE_CHECKING:
 
 OWN_NAME = "pympsd"
 DROP_IN_NAME = "nvidia-cuda-mps-control"
-TITLE = "CUDA MPS Control for Linux/Unix/QNX."
 READY = ("-q", "--ready-devices")
 MULTIUSER = ("-multiuser-server", "--multiuser-server", "-M")
 DIALECTS = ("documented", "r580", "json")
-BAD_USAGE = 2
 
 
 class BadOption(Exception):
-    """An option that cannot be; ``unknown``: there is none of that name."""
+    """An option is invalid; ``unknown``: there is none of that name."""
 
     def __init__(self, reason: str, unknown: bool = False) -> None:
         super().__init__(reason)
@@ -29,9 +24,9 @@ class BadOption(Exception):
 
 
 class Options:
-    """What the arguments say. ``words`` are a command given as arguments, ``shown`` what ps is to show.
+    """The arguments, read. ``words``: the command given as arguments; ``shown``: the command line that ps shows.
 
-    ``overlooked``: words beside -d or -f, which start a daemon and give no command (recorded: no-daemon).
+    ``overlooked``: words beside -d or -f, which start a daemon and take no command (recorded: no-daemon).
     """
 
     def __init__(self, arguments: "Sequence[str]") -> None:
@@ -103,66 +98,8 @@ class Options:
 
 
 def _number(text: str) -> float:
-    """Return the number of a text, -1 when it is none."""
+    """Return the number that a text holds, -1 if it holds none."""
     try:
         return float(text)
     except ValueError:
         return -1.0
-
-
-def main(arguments: "Sequence[str]") -> int:
-    """Do what the arguments say; return the exit status."""
-    _fill_standard_descriptors()
-    try:
-        options = Options(arguments)
-    except BadOption as error:
-        sys.stderr.write(f"{error}\n")
-        if not error.unknown:
-            return BAD_USAGE
-        return _say(f"Unrecognized option \n{_help(OWN_NAME)}")
-    if options.text == "h":
-        return _say(_help(options.name))
-    if options.text == "v":
-        return _say(_version())
-    if options.start:
-        from pympsd.daemonize import start_daemon
-
-        if options.overlooked:
-            words = " ".join(options.overlooked)
-            sys.stderr.write(f"{words}: overlooked, for -d and -f take no command; give it by itself\n")
-        return start_daemon(options)
-    from pympsd.control_client import talk
-
-    return talk(options.words, options.strict, options.timeout)
-
-
-def _fill_standard_descriptors() -> None:
-    """Put /dev/null where the caller closed 0, 1 or 2: the next file opened would be taken for one of them."""
-    try:
-        while (fd := posix.open("/dev/null", posix.O_RDWR)) <= 2:
-            pass
-        posix.close(fd)
-    except OSError:
-        return  # no /dev/null here: go on with what there is
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it stays to the end of the process
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-
-
-def _say(text: str) -> int:
-    from pympsd.control_client import say
-
-    return say(text)
-
-
-def _version() -> str:
-    from pympsd.version import CUDA_VERSION, VERSION
-
-    return f"{TITLE} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)\n"
-
-
-def _help(name: str) -> str:
-    from pympsd.commands.manual import usage
-
-    return f"{TITLE}\n{usage(name)}"

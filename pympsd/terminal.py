@@ -1,4 +1,4 @@
-"""Commands typed at a terminal: line editing, history, completion of names, and help (which only a terminal has)."""
+"""Commands typed at a terminal: line editing, history, completion of names, and help (at a terminal only)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HELP = ("help", "?")
 
 
 def typed_lines() -> Iterator[bytes]:
-    """Yield each line that is for the daemon; answer the others here. Ends at the end of input (Ctrl-D)."""
+    """Yield each line for the daemon, and answer help here; stop at the end of input (Ctrl-D)."""
     readline.set_completer(_complete)
     readline.set_completer_delims(" \t")
     readline.parse_and_bind("tab: complete")
@@ -34,7 +34,7 @@ def _ask() -> str | None:
         print()
         return None
     except KeyboardInterrupt:
-        # As a shell does: the line is given up, the conversation goes on.
+        # As in a shell: drop the line and continue.
         print()
         return ""
 

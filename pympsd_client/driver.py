@@ -57,4 +57,5 @@ def __dir__() -> list[str]:
     return sorted({*_FUNCTIONS, *(name for name in public if not _is_driver_function(name))})
 
 
+cuLaunchKernel = _entry_point.make(_SIGNATURES["cuLaunchKernel"])  # at once: the launch cache is made with it
 __all__ = __dir__()  # made from the rows

@@ -1,4 +1,4 @@
-"""The server's command line: the daemon passes its link; run by hand it explains itself."""
+"""The server's command line: the daemon passes its link; run by hand, the server prints an explanation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve on the link of the daemon, or say what this program is."""
+    """Serve on the daemon's link, or print what this program is."""
     if "-v" in arguments or "--version" in arguments:
         print(f"{TITLE} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)")
         return 0

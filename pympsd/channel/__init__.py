@@ -1,1 +1,1 @@
-"""Messages over Unix sockets with file descriptors beside them, as a trio program awaits them."""
+"""Messages over Unix sockets, with file descriptors, for trio programs."""

@@ -1,4 +1,4 @@
-"""File descriptors that come along with bytes (SCM_RIGHTS), closing those nobody wants, and running out of them."""
+"""File descriptors: receive them with bytes (SCM_RIGHTS), close them, and explain running out of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Final
 FD_BYTES = array("i").itemsize
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 ADVICE: Final = "raise the limit of open file descriptors to 16384 or more (ulimit -n)"
-"""What the MPS documents recommend (4.4, Known Issues)."""
+"""As the MPS documents recommend (4.4, Known Issues)."""
 PROCESS_ADVICE: Final = "raise the limit of processes and threads of the user (ulimit -u)"
 
 
 def received(controls: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
-    """Return the descriptors among the control messages of a recvmsg; the caller owns them."""
+    """Return the descriptors in the control messages of a recvmsg; the caller owns them."""
     fds = array("i")
     for level, kind, payload in controls:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -26,7 +26,7 @@ def received(controls: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
 
 
 def whole(fds: tuple[int, ...], flags: int) -> tuple[tuple[int, ...], bool]:
-    """Return the descriptors of one recvmsg and False; or, where some were lost for lack of room, none and True."""
+    """Return the descriptors of one recvmsg and False; or none and True if some were lost for lack of room."""
     if not flags & socket.MSG_CTRUNC:
         return fds, False
     close_all(fds)
@@ -40,15 +40,15 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 def explain(error: OSError) -> str:
-    """Return what an error says, and what to do where descriptors, processes or threads have run out."""
-    said = error.strerror or str(error)
+    """Return an error's message, with a remedy if descriptors, processes or threads have run out."""
+    text = error.strerror or str(error)
     if error.errno == errno.EAGAIN:
-        return f"{said}: {PROCESS_ADVICE}"
-    return f"{said}: {ADVICE}" if error.errno in EXHAUSTED else said
+        return f"{text}: {PROCESS_ADVICE}"
+    return f"{text}: {ADVICE}" if error.errno in EXHAUSTED else text
 
 
 def require_room(count: int) -> None:
-    """Raise OSError unless this process can open ``count`` more descriptors just now."""
+    """Raise OSError unless this process can open ``count`` more descriptors now."""
     opened: list[int] = []
     try:
         opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

@@ -1,4 +1,4 @@
-"""Starting a process where the system may have no room for one: whatever is short, OSError says so."""
+"""Starting a process; any shortage of resources is an OSError."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import trio
 
 
 async def open_process(arguments: list[str], **options: Any) -> trio.Process:
-    """Start a process; raise OSError: EAGAIN without a process or thread to be had, ENOMEM without memory."""
+    """Start a process; raise OSError: EAGAIN if no process or thread can be created, ENOMEM without memory."""
     try:
         return await trio.lowlevel.open_process(arguments, **options)
     except RuntimeError as error:
-        # Processes are started in a thread; Python has only words for one that cannot be.
+        # Processes are started in a thread; if it cannot be created Python gives only a message.
         if "new thread" not in str(error):
             raise
         raise BlockingIOError(errno.EAGAIN, str(error)) from None

@@ -1,1 +1,1 @@
-"""The operator's grammar: a registry of commands, one decorator each, and readers of their arguments. Pure."""
+"""The operator commands: a registry, one decorator for each command, and argument readers. Pure."""

@@ -1,4 +1,4 @@
-"""What the program says of itself: usage, the help of each command, the man page; all from the docstrings."""
+"""The program's usage, the help of each command and the man page, from the docstrings."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ USAGE: Final[dict[str, str]] = {
     "ps": "[-p PID]",
     "quit": "[-t SECONDS]",
 }
-"""The arguments of each command, as the manual writes them; a command without any is not listed."""
+"""The arguments of each command, as the manual writes them; a command without arguments is not listed."""
 
 _PATIENCE: Final = (
-    "with -d or -f: newcomers of the active user overtake a waiting user for so long (default 30, 0: never); "
+    "with -d or -f: how long newcomers of the active user may overtake a waiting user (default 30, 0: never); "
     "also PYMPSD_TURN_PATIENCE"
 )
 
@@ -51,20 +51,20 @@ OPTIONS: Final = (
     ("--terminate-by-reset", _RESET),
     ("-q, --ready-devices", "accepted; device queries are always ready"),
     ("--strict", "exit with status 1 if any command was refused"),
-    ("--timeout SECONDS", "give up on a daemon that says nothing for so long (default 10), exit status 2"),
+    ("--timeout SECONDS", "give up on a daemon that is silent for this long (default 10), exit status 2"),
     ("-v, --version", "print the version"),
     ("-h, --help", "print this"),
 )
 
 FILES: Final = (
-    ("CUDA_MPS_PIPE_DIRECTORY", "where the daemon is found; default /tmp/nvidia-mps"),
+    ("CUDA_MPS_PIPE_DIRECTORY", "where the daemon's socket is; default /tmp/nvidia-mps"),
     ("CUDA_MPS_LOG_DIRECTORY", "where control.log and server.log are; default /var/log/nvidia-mps"),
     ("CUDA_VISIBLE_DEVICES", "the devices the daemon has, by index or UUID"),
     ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "the default active thread percentage"),
     ("CUDA_MPS_CLIENT_PRIORITY", "the default client priority"),
     ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "the default pinned memory limits: 0=1G,GPU-...=512MB"),
     ("PYMPSD_BACKEND", "auto, cuda or emulated"),
-    ("PYMPSD_WORKER", "auto, native or python: who executes clients' records on a GPU"),
+    ("PYMPSD_WORKER", "auto, native or python: what executes clients' records on a GPU"),
     ("PYMPSD_DEVICE_CONNECTIONS", "hardware queues of an executor on a GPU, 1 to 32; default 32"),
     ("PYMPSD_EMULATED_DEVICES", "the emulated machine: H200, 2xH200,1xP100, or the path of a TOML file"),
 )
@@ -122,14 +122,14 @@ def _table(rows: tuple[tuple[str, str], ...]) -> str:
     return "".join(f"  {left:<34} {right}\n" for left, right in rows)
 
 
-def man_page(name: str) -> str:
+def man_page() -> str:
     """Return the manual page in roff."""
     parts = [
-        f'.TH {name.upper()} 1 "" "pympsd {VERSION}" "CUDA MPS"',
+        f'.TH PYMPSD 1 "" "pympsd {VERSION}" "CUDA MPS"',
         ".SH NAME",
-        f"{name} \\- control daemon of the CUDA Multi\\-Process Service",
+        "pympsd, nvidia-cuda-mps-control \\- control daemon of the CUDA Multi\\-Process Service",
         ".SH SYNOPSIS",
-        f".B {name}\n.RB [ \\-d | \\-f ] [ \\fIOPTION\\fR ... ] [ \\fICOMMAND\\fR ... ]",
+        ".B pympsd\n.RB [ \\-d | \\-f ] [ \\fIOPTION\\fR ... ] [ \\fICOMMAND\\fR ... ]",
         ".SH DESCRIPTION",
         _DESCRIPTION,
         ".SH OPTIONS",

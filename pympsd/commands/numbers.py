@@ -1,4 +1,4 @@
-"""Numbers as C reads them: leading digits count, the rest of the word does not (recorded: grammar.jsonl)."""
+"""Numbers as C reads them: the leading digits of a word, without the rest (recorded: grammar.jsonl)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INT_MIN, INT_MAX = -(1 << 31), (1 << 31) - 1
 
 
 def leading_integer(word: str) -> int | None:
-    """Return what strtol reads at the start of a word, held within a C int; None when it reads nothing."""
+    """Return what strtol reads at the start of a word, clamped to a C int; None if it reads nothing."""
     text = word.lstrip(" \t\r\n\v\f")
     sign = text[:1] if text[:1] in ("+", "-") else ""
     digits = len(sign)
@@ -17,13 +17,13 @@ def leading_integer(word: str) -> int | None:
         digits += 1
     if digits == len(sign):
         return None
-    # Python refuses to read numbers of thousands of digits; nothing past 20 changes a number held in an int.
+    # Python refuses to read numbers of thousands of digits; digits past the 20th cannot change a clamped number.
     value = int(f"{sign}{text[len(sign) : digits].lstrip('0')[:20] or '0'}")
     return max(INT_MIN, min(INT_MAX, value))
 
 
 def atoi(word: str | None) -> int:
-    """Return what atoi reads: 0 when there is no number, or no word."""
+    """Return what atoi reads: 0 if there is no number, or no word."""
     return (leading_integer(word) or 0) if word is not None else 0
 
 
@@ -34,7 +34,7 @@ _HEXADECIMAL = re.compile(
 
 
 def leading_float(word: str | None) -> float | None:
-    """Return what strtod reads at the start of a word; None when it reads no finite number."""
+    """Return what strtod reads at the start of a word; None if it reads no finite number."""
     text = word or ""
     if found := _HEXADECIMAL.match(text):
         try:

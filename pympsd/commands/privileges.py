@@ -1,12 +1,12 @@
-"""Who may do what: anyone may ask, the user who started the daemon and root may change things (recorded)."""
+"""Privileges: every user may query, root and the user who started the daemon may change settings (recorded)."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from pympsd.commands.answers import Answer, refusal
-from pympsd.commands.registry import Asker
+from pympsd.commands.registry import Caller
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.vocabulary.answers import Answer, refusal
 
 INSUFFICIENT: Final = (
     "Insufficient privileges for UID {uid}. Control deamon settings can only be modified by the user who started it "
@@ -14,13 +14,13 @@ INSUFFICIENT: Final = (
 )
 
 
-def is_owner(daemon: Daemon, asker: Asker) -> bool:
-    """Whether the asker is root or the user who started the daemon."""
-    return asker.uid in (0, daemon.uid)
+def is_owner(daemon: Daemon, caller: Caller) -> bool:
+    """Whether the caller is root or the user who started the daemon."""
+    return caller.uid in (0, daemon.uid)
 
 
-def may_change_settings(daemon: Daemon, asker: Asker) -> Answer | None:
-    """Return the recorded refusal for another user (its spelling is the recorded one), or None."""
-    if is_owner(daemon, asker):
+def may_change_settings(daemon: Daemon, caller: Caller) -> Answer | None:
+    """Return the recorded refusal for another user (its misspelling is recorded too), or None."""
+    if is_owner(daemon, caller):
         return None
-    return refusal(INSUFFICIENT.format(uid=asker.uid))
+    return refusal(INSUFFICIENT.format(uid=caller.uid))

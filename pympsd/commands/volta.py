@@ -1,4 +1,4 @@
-"""Commands of Volta MPS on a machine without such devices: they answer as always, and say that it has no effect."""
+"""Commands of Volta MPS on older devices: they answer as always, and note that they have no effect."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from attrs import evolve
 
-from pympsd.commands.registry import Asker, Decision, Handler
+from pympsd.commands.registry import Caller, Decision, Handler
 from pympsd.state_machine.daemon_state import Daemon
 
 
 def volta_only(what: str) -> Callable[[Handler], Handler]:
-    """Make a handler add one line for stderr where all devices are older than Volta (a refusal keeps its own)."""
+    """Make a handler add a note on stderr if all devices are older than Volta; refusals keep their own."""
 
     def make(handler: Handler) -> Handler:
         @wraps(handler)
-        def answer(daemon: Daemon, asker: Asker, **arguments: Any) -> Decision:
-            decision = handler(daemon, asker, **arguments)
+        def answer(daemon: Daemon, caller: Caller, **arguments: Any) -> Decision:
+            decision = handler(daemon, caller, **arguments)
             if decision.answer is None or decision.answer.refused or _has_volta(daemon):
                 return decision
             note = f"{what} no effect: the devices of this daemon are older than Volta (compute capability 7.0)"

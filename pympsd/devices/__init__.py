@@ -1,1 +1,1 @@
-"""Which GPUs exist: profiles, emulated machine descriptions, visible-device filtering. Pure."""
+"""The GPUs of a machine: profiles, emulated machine descriptions, visible-device filtering. Pure."""

@@ -1,4 +1,4 @@
-"""Prints the visible devices and their backend as JSON, ``{"devices": [...]}``; or ``{"error": "..."}``, status 1."""
+"""Print the visible devices and their backend as JSON, ``{"devices": [...]}``; or ``{"error": "..."}``, status 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pympsd.vocabulary.settings import Settings
 
 
 def main() -> int:
-    """Print the devices that this environment describes."""
+    """Print the devices that the environment describes."""
     try:
         settings, devices = visible_machine(Settings.from_environment(os.environ), ask_driver)
         if settings.backend == "emulated":

@@ -1,8 +1,8 @@
-"""The visible devices of this machine, from settings: what the daemon shows and hands to its servers.
+"""The visible devices of this machine, from settings, for the daemon and its servers.
 
-Which backend runs them: what PYMPSD_BACKEND says; ``auto`` is the GPUs that the driver finds, and the emulated
-machine where there is no driver, no device, or PYMPSD_EMULATED_DEVICES is set. A driver that is there and cannot be
-used is an error: nobody who has a GPU is to run on an emulated one without being told.
+PYMPSD_BACKEND selects the backend; ``auto`` means the GPUs that the driver finds, and the emulated machine if there
+is no driver, no device, or PYMPSD_EMULATED_DEVICES is set. An installed driver that does not work is an error: on a
+machine with a GPU, work must not run on an emulated one unnoticed.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from pympsd.vocabulary.settings import Settings
 
 
 class NoDriver(ValueError):
-    """The driver of this machine is missing or cannot be used, and is wanted; the message says why."""
+    """The driver is required, and missing or not working; the message says why."""
 
 
 @frozen
 class Probed:
-    """What the driver says: its devices, or why there are none."""
+    """The driver's answer: its devices, or why there are none."""
 
     devices: tuple[DeviceFacts, ...] = ()
     absent: str = ""
-    """There is no driver, or no device."""
+    """Why there is no driver, or no device."""
     unusable: str = ""
-    """There is a driver, and it does not work."""
+    """Why the installed driver does not work."""
 
 
 def visible_machine(settings: Settings, probe: Callable[[], Probed]) -> tuple[Settings, tuple[DeviceFacts, ...]]:
-    """Return the settings, their backend decided, and the visible devices in the daemon's order.
+    """Return the settings with the backend resolved, and the visible devices in the daemon's order.
 
-    ``probe`` asks the driver and is called only when its answer matters. Raise NoDriver, BadMachine, NoVisibleDevice
+    ``probe`` asks the driver and is called only if its answer matters. Raise NoDriver, BadMachine, NoVisibleDevice
     or DuplicateDevice.
     """
     backend, devices = _machine(settings, probe)

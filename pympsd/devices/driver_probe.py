@@ -1,4 +1,4 @@
-"""Asking the GPU driver which devices there are, in a short-lived child: a driver may hang or crash.
+"""Ask the GPU driver for its devices, in a short-lived child: a driver may hang or crash.
 
 The daemon never loads the driver. The child belongs to the server's backend and is started by path, as servers are.
 """
@@ -16,12 +16,12 @@ import msgspec
 from pympsd.devices.discovery import Probed
 
 SECONDS: Final = 60.0
-"""A driver that has not answered by then does not."""
+"""A driver that has not answered by then is taken for unusable."""
 _PLACE: Final = ("backends", "cuda", "driver", "probe.py")
 
 
 def ask_driver() -> Probed:
-    """Return what the driver says; whatever is wrong with the child is the driver's being unusable."""
+    """Return the driver's answer; any failure of the child means that the driver is unusable."""
     server = find_spec("pympsd_server")
     if server is None or server.origin is None:
         return Probed(unusable="the package pympsd_server, which asks it, is not installed here")
@@ -30,7 +30,7 @@ def ask_driver() -> Probed:
 
 
 def probed_by(command: list[str], seconds: float = SECONDS) -> Probed:
-    """Run a command that prints what it found as probe.py does."""
+    """Run a command that prints its result as probe.py does."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
-"""An emulated machine: a short form such as ``2xH200,1xP100``, or a TOML file's path, to device facts.
+"""Read the description of an emulated machine: a short form such as ``2xH200,1xP100``, or the path of a TOML file.
 
-The file has one ``[[device]]`` table a device (or for ``count`` like ones)::
+The file has one ``[[device]]`` table for each device (or for ``count`` equal ones)::
 
     fault_containment = "device"  # as real hardware; "client": a fatal fault stays with its context
     stops_kernels = true          # false, as real hardware: a running kernel ends by itself or with its executor
@@ -14,7 +14,7 @@ The file has one ``[[device]]`` table a device (or for ``count`` like ones)::
     multiprocessors = 132
     memory_mib = 143155
     compute_capability = "9.0"
-    compute_mode = "DEFAULT"  # or EXCLUSIVE_PROCESS, PROHIBITED: what it is until pympsd-smi changes it
+    compute_mode = "DEFAULT"  # or EXCLUSIVE_PROCESS, PROHIBITED: until pympsd-smi changes it
     unified_addressing = true # false: a device that MPS refuses
 """
 
@@ -32,11 +32,11 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 
 DEVICE_LIMIT: Final = 64
 FIGURE_LIMIT: Final = 1 << 20
-"""No figure is greater: a device's memory, in MiB, has to fit its window of addresses."""
+"""The greatest number allowed: a device's memory, in MiB, has to fit its window of addresses."""
 _COUNTS: Final = frozenset(map(str, range(1, DEVICE_LIMIT + 1)))
 CONTAINMENTS: Final = ("device", "client")
 ABILITIES: Final = ("stops_kernels", "isolates_address_spaces")
-"""What an emulated device can and a real one cannot; a machine may say that its devices cannot either."""
+"""Abilities of emulated devices that real ones lack; a description may take them away."""
 COMPUTE_MODES: Final = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 _KEYS: Final = frozenset(
     {
@@ -55,7 +55,7 @@ _KEYS: Final = frozenset(
 
 
 class BadMachine(ValueError):
-    """A machine description that cannot be; the message says what is allowed."""
+    """An invalid machine description; the message says what is allowed."""
 
 
 def describe(text: str) -> tuple[DeviceFacts, ...]:
@@ -77,7 +77,7 @@ def from_toml(text: str) -> tuple[DeviceFacts, ...]:
     """Return the devices a TOML text describes."""
     try:
         machine = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # the reader lets some of its own through: a date, a long number
+    except (ValueError, RecursionError) as error:  # tomllib raises other ValueErrors too: for a date, a long number
         raise BadMachine(f"the machine description is no TOML: {error}") from None
     tables = machine.get("device")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
@@ -105,7 +105,7 @@ def from_toml(text: str) -> tuple[DeviceFacts, ...]:
 def _read(path: str) -> str:
     try:
         return Path(path).read_text()
-    except (OSError, ValueError) as error:  # ValueError: a path that cannot be, or a file that is no text
+    except (OSError, ValueError) as error:  # ValueError: an invalid path, or a file that is not text
         raise BadMachine(str(error)) from None
 
 

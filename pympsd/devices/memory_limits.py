@@ -1,4 +1,4 @@
-"""A text of pinned device memory limits, ``0=1G,GPU-...=512MB``: the daemon's and each client's own.
+"""Read pinned device memory limits, ``0=1G,GPU-...=512MB``: the daemon's and each client's own.
 
 MPS documents, 4.2.7. A device is named by index, UUID or unique prefix of one, as in CUDA_VISIBLE_DEVICES.
 """
@@ -15,29 +15,29 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import BadLimit, PinnedMemory
 
 SHOWN: Final = 100
-"""Characters of a bad entry that are kept."""
+"""The number of characters of an invalid entry that are kept."""
 VARIABLES: Final = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIMIT")
-"""The documents call it by the second name once."""
+"""The documents use the second name once."""
 
 
 @frozen
 class BadEntry:
-    """An entry that no device can follow, and why."""
+    """An invalid entry, and why it is invalid."""
 
     entry: str
-    """Cut where it is very long."""
+    """Cut if it is very long."""
     reason: str
 
 
 def text_of(environment: Mapping[str, str]) -> str:
-    """Return the text an environment sets, empty when it sets none; the first name wins."""
+    """Return the text of an environment, empty if it has none; the first name wins."""
     return next((environment[name] for name in VARIABLES if environment.get(name)), "")
 
 
 def read(devices: Sequence[DeviceFacts], text: str, owner: str) -> tuple[dict[int, PinnedMemory], list[BadEntry]]:
-    """Return the limits by index of ``devices``, and the entries that cannot be; the last one for a device wins.
+    """Return the limits by index of ``devices``, and the invalid entries; the last one for a device wins.
 
-    Each valid entry is read, whatever the others are. ``owner`` says in words whose devices they are.
+    Each valid entry counts, whatever the others are. ``owner`` names the owner of the devices in messages.
     """
     limits: dict[int, PinnedMemory] = {}
     bad: list[BadEntry] = []
@@ -59,5 +59,5 @@ def read(devices: Sequence[DeviceFacts], text: str, owner: str) -> tuple[dict[in
 
 
 def no_such_device(devices: Sequence[DeviceFacts], word: str, owner: str) -> str:
-    """Return in words that a word names none of some devices, and which there are."""
+    """Return the message that a word names no device, with the devices that there are."""
     return f"{word} is no device of {owner}, or the beginning of several UUIDs; its devices are {listed(devices)}"

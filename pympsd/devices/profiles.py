@@ -1,8 +1,8 @@
-"""Profiles of the devices an emulated machine can be made of: H200, A100, V100 and the pre-Volta P100.
+"""Profiles of the devices of emulated machines: H200, A100, V100 and the pre-Volta P100.
 
 Figures are the vendor's published ones (CUDA C++ Programming Guide, table of compute capabilities, and the
 product pages); the H200's memory and attributes as driver 580 reports them (tests/data/corpus/recorded.json), except
-that what the emulated device does not do, such as managed memory, is 0.
+that features which the emulated device lacks, such as managed memory, are 0.
 """
 
 from __future__ import annotations

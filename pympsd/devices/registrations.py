@@ -1,10 +1,10 @@
-"""Which servers are on a device of a machine that a file describes, and what their clients hold there.
+"""The servers on each device of a machine that a file describes, and the memory that their clients hold there.
 
 A server is on a device from ``register`` to ``end``, or to its process's end: its file ``<uuid>.<any>.server`` holds
-its PID and is locked while it lives, so what a killed one leaves behind is known as such, and removed. It counts only
-as the file of that process's own user: nobody registers a process of somebody else. Beside it ``<uuid>.<any>.use``
-has a line of PID and bytes for every client, and one of -1 and bytes for what those who have gone still hold. Whoever
-looks or registers locks the folder.
+its PID and is locked while it lives, so the files of a killed server are recognized and removed. The file counts only
+if it belongs to that process's user, so that no user can register another's process. Beside it ``<uuid>.<any>.use``
+has a line of PID and bytes for each client, and one of -1 and bytes for what departed clients still hold. Reading and
+registering both lock the folder.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pympsd.devices.machine import BadMachine
 from pympsd.devices.state_folder import READ_BYTES, StateFolder, read, replace
 
 GONE: Final = -1
-"""Instead of a PID: clients that have gone, whose kernels still run."""
+"""Stands for departed clients whose kernels still run, in place of a PID."""
 _SERVER: Final = ".server"
 _USE: Final = ".use"
 
 
 class InUse(Exception):
-    """A device that a server wants for itself has another one, whose PID is ``pid``."""
+    """A device that a server needs exclusively has another server, whose PID is ``pid``."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(f"process {pid} uses it")
@@ -37,7 +37,7 @@ class InUse(Exception):
 
 @frozen
 class Registered:
-    """A server that is on a device, with (PID, bytes) of its clients there."""
+    """A server on a device, with (PID, bytes) of its clients there."""
 
     pid: int
     clients: tuple[tuple[int, int], ...]
@@ -52,7 +52,7 @@ class Registration:
     _lock: int
 
     def report(self, clients: Iterable[tuple[int, int]]) -> None:
-        """Say what clients hold, (PID, bytes) of each. Where it cannot be written the last figures stay."""
+        """Write what clients hold, (PID, bytes) of each. If that fails, the last figures stay."""
         text = "".join(f"{pid} {count}\n" for pid, count in clients)
         with contextlib.suppress(OSError):
             replace(self._folder, self._stem + _USE, text.encode())
@@ -65,12 +65,12 @@ class Registration:
         os.close(self._folder)
 
 
-def register(folder: StateFolder, uuid: str, alone: bool, patience: float | None = None) -> Registration:
-    """Enter this process as a server on a device; raise InUse when it is to be ``alone`` and is not, or OSError.
+def register(folder: StateFolder, uuid: str, alone: bool, timeout: float | None = None) -> Registration:
+    """Register this process as a server on a device; raise InUse if it has to be ``alone`` and is not, or OSError.
 
-    TimeoutError: somebody kept the folder locked for ``patience`` seconds, or as many as it has unless given.
+    TimeoutError: another process kept the folder locked for ``timeout`` seconds (default: state_folder.LOCK_SECONDS).
     """
-    with folder.locked(patience) as opened:
+    with folder.locked(timeout) as opened:
         others = _living(opened, uuid)
         if alone and others:
             raise InUse(next(iter(others.values())).pid)
@@ -81,7 +81,7 @@ def register(folder: StateFolder, uuid: str, alone: bool, patience: float | None
             os.fchmod(lock, 0o644)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(lock, b"%d\n" % os.getpid())
-            # Opened anew: a copy of the descriptor would keep the folder locked.
+            # Opened again: a copy of the descriptor would keep the folder locked.
             return Registration(os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=opened), stem, lock)
         except BaseException:
             os.close(lock)
@@ -90,9 +90,9 @@ def register(folder: StateFolder, uuid: str, alone: bool, patience: float | None
 
 
 def registered(folder: StateFolder, uuid: str) -> list[Registered]:
-    """Return the servers on a device in order of their PIDs; none where there is no folder.
+    """Return the servers on a device in order of their PIDs; none if there is no folder.
 
-    Raises BadMachine when it cannot be seen who is there.
+    Raise BadMachine if they cannot be read.
     """
     try:
         with folder.locked() as opened:
@@ -101,14 +101,14 @@ def registered(folder: StateFolder, uuid: str) -> list[Registered]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise BadMachine(f"who uses the devices cannot be seen: {folder.trouble(error)}") from None
+        raise BadMachine(f"who uses the devices cannot be seen: {folder.explain(error)}") from None
 
 
 def _living(folder: int, uuid: str) -> dict[str, Registered]:
-    """Return the servers that live, by the stem of their files' names, and remove what dead ones left."""
+    """Return the living servers by the stem of their files' names, and remove the files of dead ones."""
     names = [name for name in os.listdir(folder) if name.startswith(f"{uuid}.") and name.endswith(_SERVER)]
-    looked_at = {name.removesuffix(_SERVER): _server(folder, name) for name in names}
-    return {stem: server for stem, server in looked_at.items() if server is not None}
+    servers = {name.removesuffix(_SERVER): _server(folder, name) for name in names}
+    return {stem: server for stem, server in servers.items() if server is not None}
 
 
 def _server(folder: int, name: str) -> Registered | None:
@@ -134,9 +134,9 @@ def _server(folder: int, name: str) -> Registered | None:
 
 
 def _belongs_to(pid: int, uid: int) -> bool:
-    """Whether a process is there and a user's; raises ProcessLookupError or OverflowError when it cannot be there.
+    """Whether a process exists and belongs to a user; raise ProcessLookupError or OverflowError if it cannot exist.
 
-    The owner of /proc/PID is no answer: it is root for a process that cannot be dumped.
+    The owner of /proc/PID does not tell: it is root for a process that is not dumpable.
     """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -149,7 +149,7 @@ def _belongs_to(pid: int, uid: int) -> bool:
             os.kill(pid, 0)
         return False
     except PermissionError:
-        # It is there, and /proc hides it (hidepid): whose it is cannot be seen, so an exclusive device stays kept.
+        # It exists, but /proc hides its user (hidepid), so an exclusive device stays reserved.
         return True
 
 
@@ -163,6 +163,6 @@ def _with_use(folder: int, stem: str, server: Registered) -> Registered:
 
 
 def _remove(folder: int, name: str) -> None:
-    # In a folder like /tmp another user's file stays.
+    # In a sticky folder like /tmp another user's file stays.
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=folder)

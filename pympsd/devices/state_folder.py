@@ -1,9 +1,9 @@
-"""What a machine that a file describes remembers: the compute modes it was given, in ``<file>.state`` beside it.
+"""The state of a machine that a file describes: its compute modes, in ``<file>.state`` beside it.
 
-The description itself is never written. Servers of every user register in the folder (``registrations``), so it is as
-/tmp is: anybody makes files there, and removes only his own. Modes count only as root, or the owner of the
-description, wrote them; what somebody else put in their place is as if it were not there, and gives way to root's
-next change. A machine in short form has no folder and remembers nothing.
+The description itself is never written. Servers of every user register in the folder (``registrations``), so it has
+the permissions of /tmp: every user may create files there, and remove only their own. Modes count only if root, or
+the owner of the description, wrote them; any other file in their place is ignored, replaced at root's next change.
+A machine in short form has no folder and no state.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 
 MODES: Final = "modes"
 READ_BYTES: Final = 1 << 16
-"""No file here is longer."""
+"""The most bytes of a file here."""
 LOCK_SECONDS: Final = 5.0
-"""Who has the folder locked has it so for some microseconds."""
+"""Seconds to wait for the lock, which is usually held for some microseconds."""
 _RETRY_SECONDS: Final = 0.001
 _FOLDER_MODE: Final = 0o1777
 _REMOVALS: Final = 16
-"""How often a folder that is in the way, and comes back, is moved out of it."""
+"""How often a directory in the way of a file is moved away before that counts as an error."""
 
 
 @frozen
 class StateFolder:
-    """The folder of one machine; ``description`` is the path of its file, links followed."""
+    """The folder of one machine; ``description`` is the real path of its file."""
 
     description: str
 
     @property
     def path(self) -> str:
-        """Where it is, or would be."""
+        """The path of the folder, whether or not it exists."""
         return f"{self.description}.state"
 
     def make(self) -> None:
-        """Make it for everybody if it is not there; raises OSError. It changes the umask for a moment."""
+        """Create the folder for all users unless it exists; raise OSError. Changes the umask for a moment."""
         before = os.umask(0)
         try:
             with contextlib.suppress(FileExistsError):
@@ -55,7 +55,7 @@ class StateFolder:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """Give a descriptor of the folder; raises OSError."""
+        """Yield a descriptor of the folder; raise OSError."""
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             yield folder
@@ -63,39 +63,40 @@ class StateFolder:
             os.close(folder)
 
     @contextlib.contextmanager
-    def locked(self, patience: float | None = None) -> Iterator[int]:
-        """Give a descriptor of the folder while nobody else changes what is in it.
+    def locked(self, timeout: float | None = None) -> Iterator[int]:
+        """Yield a descriptor of the folder, locked.
 
-        Raises OSError, and TimeoutError after ``patience`` seconds, ``LOCK_SECONDS`` unless given: any user can keep
+        Raise OSError, and TimeoutError after ``timeout`` seconds (default: LOCK_SECONDS), because any user can keep
         the folder locked.
         """
         with self.opened() as folder:
-            _lock(folder, LOCK_SECONDS if patience is None else patience)
+            _lock(folder, LOCK_SECONDS if timeout is None else timeout)
             yield folder
 
-    def trouble(self, error: OSError) -> str:
-        """Say what is wrong with the folder, and what to do."""
+    def explain(self, error: OSError) -> str:
+        """Return what is wrong with the folder, and what to do."""
         if isinstance(error, TimeoutError):
             return (
                 f"{self.path}: {error.strerror}. Find that process (as root: fuser -v {self.path}, or lsof "
                 f"{self.path}), end it and try again."
             )
         if isinstance(error, IsADirectoryError):
-            return f"{self.path}/{MODES}: a folder is in its place and comes back. End who makes it and remove it."
+            remedy = "End the process that creates it and remove it."
+            return f"{self.path}/{MODES}: a folder is in its place and comes back. {remedy}"
         return f"{self.path}: {error.strerror}. Make the folder for everybody (mkdir -m 1777)."
 
     def modes(self) -> dict[str, str]:
-        """Return the compute modes that were set, by UUID; raise BadMachine when they cannot be read."""
+        """Return the compute modes that were set, by UUID; raise BadMachine if they cannot be read."""
         try:
             with self.opened() as folder:
                 return self._read_modes(folder)
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise BadMachine(self.trouble(error)) from None
+            raise BadMachine(self.explain(error)) from None
 
     def change_modes(self, changes: Mapping[str, str]) -> None:
-        """Set compute modes by UUID; those of other devices stay. Raises OSError and BadMachine."""
+        """Set compute modes by UUID; those of other devices stay. Raise OSError or BadMachine."""
         self.make()
         with self.locked() as folder:
             lines = [f"{uuid} {mode}\n" for uuid, mode in {**self._read_modes(folder), **changes}.items()]
@@ -105,7 +106,7 @@ class StateFolder:
     def _read_modes(self, folder: int) -> dict[str, str]:
         trusted = (0, os.stat(self.description).st_uid)
         try:
-            # Looked at before it is opened: what a stranger put there may not let itself be opened.
+            # Checked before it is opened: opening a file that another user put there may fail.
             found = os.stat(MODES, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode) or found.st_uid not in trusted:
                 return {}
@@ -132,12 +133,12 @@ def state_folder_of(machine: str) -> StateFolder | None:
 
 
 def resolved(machine: str) -> str:
-    """Return a description that means the same in any working folder."""
+    """Return a description that means the same in any working directory."""
     return os.path.realpath(machine) if is_file(machine) else machine
 
 
 def with_current_modes(devices: Sequence[DeviceFacts], machine: str) -> tuple[DeviceFacts, ...]:
-    """Return a machine's devices in the compute modes they are in now; raise BadMachine."""
+    """Return a machine's devices with their current compute modes; raise BadMachine."""
     folder = state_folder_of(machine)
     modes = folder.modes() if folder is not None else {}
     return tuple(
@@ -146,8 +147,8 @@ def with_current_modes(devices: Sequence[DeviceFacts], machine: str) -> tuple[De
     )
 
 
-def _lock(folder: int, patience: float) -> None:
-    give_up = time.monotonic() + patience
+def _lock(folder: int, timeout: float) -> None:
+    give_up = time.monotonic() + timeout
     while True:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,7 +160,7 @@ def _lock(folder: int, patience: float) -> None:
 
 
 def read(folder: int, name: str) -> tuple[bytes, int]:
-    """Return what a file in the folder holds, and its owner's uid. Raises OSError; anybody may have put it there."""
+    """Return a file's content and its owner's uid; raise OSError. Any user may have created the file."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         status = os.fstat(fd)
@@ -171,10 +172,7 @@ def read(folder: int, name: str) -> tuple[bytes, int]:
 
 
 def replace(folder: int, name: str, content: bytes) -> None:
-    """Put a file, readable for everybody, into the folder at once and whole, in the place of anything.
-
-    Raises OSError.
-    """
+    """Write a file, readable for all users, atomically, in place of anything of that name; raise OSError."""
     new = f"{name}.{os.urandom(8).hex()}.new"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, dir_fd=folder)
     try:
@@ -193,7 +191,7 @@ def replace(folder: int, name: str, content: bytes) -> None:
 
 
 def _move_away(folder: int, name: str) -> None:
-    """Free a name that a folder, which may hold something, has; it is removed if it is empty."""
+    """Free the name of a directory: rename it, and remove it if it is empty."""
     away = f"{name}.{os.urandom(8).hex()}.old"
     with contextlib.suppress(FileNotFoundError):
         os.rename(name, away, src_dir_fd=folder, dst_dir_fd=folder)

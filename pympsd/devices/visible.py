@@ -1,7 +1,7 @@
 """CUDA_VISIBLE_DEVICES: which devices are visible, in which order (MPS documents, 4.2.1; recorded: several-gpus).
 
-An entry is an index, a UUID or a unique prefix of one that includes ``GPU-``. Reading stops at the first entry
-that is none; what came before it stays visible.
+An entry is an index, a UUID or a unique prefix of one that includes ``GPU-``. Reading stops at the first invalid
+entry; the devices before it stay visible.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 
 
 class NoVisibleDevice(ValueError):
-    """Nothing is visible; the message says why. The daemon's exit status is CUDA_ERROR_NO_DEVICE."""
+    """No device is visible; the message says why. The daemon's exit status is CUDA_ERROR_NO_DEVICE."""
 
 
 class DuplicateDevice(ValueError):
@@ -38,18 +38,18 @@ def select(devices: Sequence[DeviceFacts], visible: str | None) -> tuple[int, ..
 
 
 def keep_one_generation(devices: Sequence[DeviceFacts], chosen: Sequence[int]) -> tuple[int, ...]:
-    """Drop the pre-Volta devices when any visible one is Volta or newer (MPS documents, 2.3.4)."""
+    """Drop the pre-Volta devices if any visible one is Volta or newer (MPS documents, 2.3.4)."""
     volta = tuple(index for index in chosen if devices[index].is_volta_or_newer)
     return volta or tuple(chosen)
 
 
 def listed(devices: Sequence[DeviceFacts]) -> str:
-    """Return the devices by index and UUID, as they may be named."""
+    """Return the indexes and UUIDs of devices, for messages."""
     return ", ".join(f"{index} ({device.uuid})" for index, device in enumerate(devices))
 
 
 def find_device(devices: Sequence[DeviceFacts], entry: str) -> int | None:
-    """Return the index of the device an index, a UUID or a unique prefix of one names; None when none or several."""
+    """Return the index of the device that an index, a UUID or a unique prefix of one names, or None."""
     if entry.isdecimal():
         # By text: Python refuses to read numbers of thousands of digits.
         indexes = {str(index): index for index in range(len(devices))}

@@ -1,7 +1,7 @@
 """Every line of the two logs: event name -> sentences (docs/log-lines.md is generated from this).
 
-The default sentences are those of the MPS documents (4.3, MPS Logging Format); where the documents give none for an
-event, what driver 580 writes (recorded sessions). A sentence is filled with the event's fields.
+The default sentences are those of the MPS documents (4.3, MPS Logging Format); where the documents have none for an
+event, those of driver 580 (recorded sessions). A sentence is formatted with the event's fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTROL_LINES: Final = {
     "daemon_setting_refused": same("{complaint}"),
     "daemon_exiting": same("Exit with status {status}"),
     "lines_lost": same("{count} log lines could not be written: {reason}"),
-    "daemon_defect": same("The control daemon met a defect of its own and goes on: {reason}"),
+    "daemon_defect": same("The control daemon met an internal error, continuing: {reason}"),
     "connection_accepted": same("Accepting connection..."),
     "connection_refused": same("Refusing a connection: {reason}"),
     "connection_type_unreadable": same("Unable to read new connection type information"),
@@ -63,7 +63,7 @@ CONTROL_LINES: Final = {
         "All clients of server {server} have ended, but it has not said so for {seconds:g} s", None
     ),
     "server_overdue": same("Server {server} does not answer: killing it"),
-    "server_misbehaved": same("Server {server} broke the conversation: {reason}"),
+    "server_misbehaved": same("Protocol violation by server {server}: {reason}"),
     "quit_timeout": same("quit command issued with timeout of {seconds}"),
 }
 
@@ -95,7 +95,7 @@ SERVER_LINES: Final = {
     "server_taken_in": Line("A new control daemon has taken the server in", None),
     "server_dismissed": Line("A new control daemon does not take the server in: {reason}", None),
     "server_forsaken": Line("No control daemon has come for {seconds:g} s", None),
-    "server_defect": same("The server met a defect of its own with client {pid} and goes on: {reason}"),
+    "server_defect": same("The server met an internal error with client {pid}, continuing: {reason}"),
     "client_requested": same(f"Received new client request for {_CLIENT}"),
     "client_connected": Line("New client {pid} connected", f"Client {_CLIENT} connected"),
     "client_worker": same(f"Creating worker thread for client {_CLIENT}"),
@@ -106,7 +106,7 @@ SERVER_LINES: Final = {
     "client_priority": same("Client Priority set to {priority}"),
     "client_refused": same("Refusing client {pid}: {reason}"),
     "shared_memory_failed": same("MPS Server failed to create/open SHM segment."),
-    "client_misbehaved": same("Client {pid} broke the conversation: {reason}"),
+    "client_misbehaved": same("Protocol violation by client {pid}: {reason}"),
     "client_devices_none": same("Invalid set of visible devices.", r580_who="Client", r580_pid="pid"),
     "client_devices_invalid": same("Invalid CUDA_VISIBLE_DEVICES.", r580_who="Client", r580_pid="pid"),
     "client_devices_entry": same(
@@ -156,8 +156,8 @@ SERVER_LINES: Final = {
     "fault_client": same("{pid}"),
     "fault_ends_server": same("A fatal GPU error on a device before Volta ends the server"),
     "client_refused_in_teardown": same(f"Server teardown in progress. Refusing to accept new client {_CLIENT}"),
-    # The documents' server makes a device's context anew when all clients a fault hit have gone; driver 580 drops
-    # it with the device's last context, and makes it anew for the next client.
+    # The documents' server recreates a device's context when all clients hit by a fault have gone; driver 580 drops
+    # it with the device's last context, and recreates it for the next client.
     "server_context_destroyed": Line("Volta MPS: Destroy server context on device {device}", None),
     "server_context_recreating": Line("Volta MPS: Creating server context on device {device}", None),
     "server_context_dropped": Line(None, "Destroy server context on device {device} ({name})"),
@@ -174,7 +174,7 @@ SERVER_LINES: Final = {
     "executor_workers": Line("Process {pid}, command stream workers: {workers}", None),
     "executor_user": Line("Process {pid} works for user {uid}", None),
     "executor_forsaken": Line(
-        "Process {pid} of device {device} is ended: nobody is left on it, and kernels of those who were still run",
+        "Ending process {pid} of device {device}: no client is left on it, but kernels of departed clients still run",
         None,
     ),
     "executor_silent": same("Process {pid} of device {device} does not answer: killing it"),

@@ -1,4 +1,4 @@
-"""A log file: opened once, appended to line by line, the same inode for the daemon's life."""
+"""A log file: appended to line by line, the same inode until it is reopened."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MODE = 0o644
 class LogFile:
     """Appends lines to a file, or (path None) to standard output. A line that cannot be written is dropped.
 
-    ``dropped`` and ``reason``: how many have been since somebody was told, and why the last one.
+    ``dropped``: the number of lines dropped since the last report; ``reason``: why the last one was.
     """
 
     def __init__(self, path: str | None) -> None:
-        """Open the file for appending, making it when missing; raise OSError when that cannot be."""
+        """Open the file for appending, creating it if missing; raise OSError if that fails."""
         self._path = path
         self._fd = _open(path) if path is not None else os.dup(1)
         self._room = select.poll()
         self._room.register(self._fd, select.POLLOUT)
         self._torn = False
-        """The last line was written in part: the next one begins on a line of its own."""
+        """The last line was written in part: the next one begins with a newline."""
         self.dropped = 0
         self.reason = ""
 
@@ -31,13 +31,13 @@ class LogFile:
         if not self._append(line):
             self.dropped += 1
 
-    def tell_of_dropped(self, line: bytes) -> None:
-        """Append a line that says how many were dropped; when it can be written they are counted no more."""
+    def report_dropped(self, line: bytes) -> None:
+        """Append a line that reports the dropped ones; if it is written, reset their count."""
         if self._append(line):
             self.dropped = 0
 
     def _append(self, line: bytes) -> bool:
-        # Standard output may be a pipe that nobody reads: it must not hold the daemon up.
+        # Standard output may be a pipe that is not read: it must not block the daemon.
         if self._path is None and not self._room.poll(0):
             self.reason = "nobody reads standard output"
             return False
@@ -48,14 +48,14 @@ class LogFile:
             self.reason = error.strerror or str(error)
             return False
         if written < len(data):
-            # The disk is full: it took the beginning only.
+            # The disk is full: only the beginning was written.
             self._torn, self.reason = True, os.strerror(errno.ENOSPC)
             return False
         self._torn = False
         return True
 
     def reopen(self) -> None:
-        """Let go of a file that was moved away and open the path anew; keep the old one when that fails."""
+        """Open the path again, after the file was moved away; keep the old file if that fails."""
         if self._path is None:
             return
         try:
@@ -66,7 +66,7 @@ class LogFile:
         self._fd = fd
 
     def close(self) -> None:
-        """Close it; later lines are dropped."""
+        """Close the file; later lines are dropped."""
         os.close(self._fd)
         self._fd = -1
 
@@ -76,7 +76,7 @@ def _open(path: str) -> int:
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, MODE)
     except FileExistsError:
-        # Somebody's file, a link or a device: it is written to as it is.
+        # A file of another user, a link or a device: its mode is not changed.
         return os.open(path, flags)
     os.fchmod(fd, MODE)
     return fd

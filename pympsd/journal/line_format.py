@@ -12,8 +12,8 @@ from pympsd.journal.dialects import Dialect, Line
 
 
 @frozen
-class Said:
-    """What somebody says: an event with its fields, at a time in seconds since the epoch."""
+class LogEntry:
+    """An event with its author, its fields and its time in seconds since the epoch."""
 
     who: str
     pid: int
@@ -22,28 +22,28 @@ class Said:
     when: float
 
 
-def rendered(said: Said, catalogued: Line, dialect: Dialect) -> bytes | None:
-    """Return the line of what was said, None when the event writes none in the dialect.
+def render(entry: LogEntry, catalogued: Line, dialect: Dialect) -> bytes | None:
+    """Return the line of an event; None if it writes none in the dialect.
 
     Raise KeyError, IndexError or ValueError for fields that do not fit the sentence.
     """
     if dialect is Dialect.JSON:
-        return _json(said)
+        return _json(entry)
     text = catalogued.sentence(dialect)
     if text is None:
         return None
-    who, pid = said.who, said.pid
+    who, pid = entry.who, entry.pid
     if dialect is Dialect.R580:
         who = catalogued.r580_who or who
-        pid = said.fields[catalogued.r580_pid] if catalogued.r580_pid else pid
-    return line(said.when, who, pid, text.format(**said.fields))
+        pid = entry.fields[catalogued.r580_pid] if catalogued.r580_pid else pid
+    return line(entry.when, who, pid, text.format(**entry.fields))
 
 
-def _json(said: Said) -> bytes:
-    moment = datetime.fromtimestamp(said.when).astimezone().isoformat(timespec="milliseconds")
-    # Bytes that are no text become the usual replacement: JSON is text.
-    fields = {name: _text(value) if isinstance(value, str) else value for name, value in said.fields.items()}
-    head = {"time": moment, "who": said.who, "pid": said.pid, "event": said.event}
+def _json(entry: LogEntry) -> bytes:
+    moment = datetime.fromtimestamp(entry.when).astimezone().isoformat(timespec="milliseconds")
+    # JSON is text: undecodable bytes become the replacement character.
+    fields = {name: _text(value) if isinstance(value, str) else value for name, value in entry.fields.items()}
+    head = {"time": moment, "who": entry.who, "pid": entry.pid, "event": entry.event}
     return json.dumps({**head, "fields": fields}).encode() + b"\n"
 
 
@@ -52,13 +52,13 @@ def _text(value: str) -> str:
 
 
 def line(when: float, who: str, pid: int, text: str) -> bytes:
-    """Return a whole line; ``when`` in seconds since the epoch. Undecodable bytes of ``text`` survive."""
+    """Return a whole line; ``when`` in seconds since the epoch. Undecodable bytes of ``text`` are preserved."""
     moment = datetime.fromtimestamp(when)
     stamp = f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d}"
     return f"[{stamp} {who} {pid:>5}] {text}\n".encode("utf-8", "surrogateescape")
 
 
 def sanitised(data: bytes, limit: int = 1024) -> str:
-    """Return foreign bytes as one harmless piece of a line: no control characters, at most ``limit`` characters."""
+    """Return foreign bytes as text for a log line: no control characters, at most ``limit`` characters."""
     text = data.decode("utf-8", "replace")
     return "".join(char if char.isprintable() else " " for char in text[:limit]).strip()

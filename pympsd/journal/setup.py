@@ -1,4 +1,4 @@
-"""The one place that configures structlog: an event name and fields in, a sentence of the catalogue out."""
+"""Configuration of structlog, only here: an event name and fields in, a sentence of the catalogue out."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from attrs import frozen
 from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES
 from pympsd.journal.dialects import Dialect, Line
 from pympsd.journal.files import LogFile
-from pympsd.journal.line_format import Said, rendered
+from pympsd.journal.line_format import LogEntry, render
 
 Fields = dict[str, str | int | float]
 
 
 @frozen
 class Journal:
-    """The daemon's two logs, in one dialect; either may be None where its file could not be opened."""
+    """The daemon's two logs, in one dialect; either is None if its file could not be opened."""
 
     control: LogFile | None
     server: LogFile | None
     dialect: Dialect = Dialect.DOCUMENTED
 
     def write_control(self, event: str, fields: dict[str, Any]) -> None:
-        """Write a control line; an answer's embedded newline starts a line of its own, as recorded."""
-        self._write(self.control, Said("Control", os.getpid(), event, fields, time.time()), CONTROL_LINES)
+        """Write a line of control.log; a newline in an answer is written as it is, as recorded."""
+        self._write(self.control, LogEntry("Control", os.getpid(), event, fields, time.time()), CONTROL_LINES)
 
     def write_server(self, who: str, pid: int, event: str, fields: dict[str, Any], when: float | None = None) -> None:
-        """Write a line for a server (``who`` Server), or for a line of the fifo (Other)."""
-        said = Said(who, pid, event, fields, time.time() if when is None else when)
-        self._write(self.server, said, SERVER_LINES)
+        """Write a line of server.log, for a server (``who`` Server) or the FIFO (Other)."""
+        entry = LogEntry(who, pid, event, fields, time.time() if when is None else when)
+        self._write(self.server, entry, SERVER_LINES)
 
-    def _write(self, file: LogFile | None, said: Said, lines: dict[str, Line]) -> None:
-        data = rendered(said, lines[said.event], self.dialect)
+    def _write(self, file: LogFile | None, entry: LogEntry, lines: dict[str, Line]) -> None:
+        data = render(entry, lines[entry.event], self.dialect)
         if file is None or data is None:
             return
         if file.dropped:
-            self._tell_of_dropped(file, said.when, lines)
+            self._report_dropped(file, entry.when, lines)
         file.write(data)
 
-    def _tell_of_dropped(self, file: LogFile, when: float, lines: dict[str, Line]) -> None:
+    def _report_dropped(self, file: LogFile, when: float, lines: dict[str, Line]) -> None:
         fields = {"count": file.dropped, "reason": file.reason}
-        told = rendered(Said("Control", os.getpid(), "lines_lost", fields, when), lines["lines_lost"], self.dialect)
-        if told is not None:
-            file.tell_of_dropped(told)
+        line = render(LogEntry("Control", os.getpid(), "lines_lost", fields, when), lines["lines_lost"], self.dialect)
+        if line is not None:
+            file.report_dropped(line)
 
     def reopen(self) -> None:
-        """Open both files anew by their paths."""
+        """Open both files again by their paths."""
         for file in (self.control, self.server):
             if file is not None:
                 file.reopen()
@@ -62,7 +62,7 @@ def control_logger(journal: Journal) -> structlog.typing.FilteringBoundLogger:
 
 
 def link_logger(send: Callable[[str, Fields, float], None]) -> structlog.typing.FilteringBoundLogger:
-    """Configure structlog for a server: events travel to the daemon, which words and writes them."""
+    """Configure structlog for a server: events are sent to the daemon, which formats and writes them."""
     return _configured(lambda event, fields: send(event, fields, time.time()))
 
 
@@ -78,6 +78,6 @@ def _configured(emit: Callable[[str, dict[str, Any]], None]) -> structlog.typing
         logger_factory=structlog.ReturnLoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    # Bound once: the lazy one would be put together anew for every line.
+    # Bound once: a lazy proxy would be assembled again for every line.
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind()
     return logger

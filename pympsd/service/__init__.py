@@ -1,1 +1,1 @@
-"""The running daemon: the only part of it that awaits, opens and forks."""
+"""The running daemon: the part that awaits, opens files and starts processes."""

@@ -1,107 +1,142 @@
-"""Where events meet the mind: feeds it, and has each instruction carried out, in order, without waiting."""
+"""The dispatcher: feeds events to the state machine and carries out its instructions in order, without waiting.
+
+The protocols describe the sessions, which import this module.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 from attrs import Factory, define, field
 
 from pympsd.channel.descriptors import explain
+from pympsd.channel.message_channel import MessageChannel
+from pympsd.commands.operator_line import answer_line
 from pympsd.journal.setup import Journal
-from pympsd.service.rate_limit import UserLines
+from pympsd.service.rate_limit import UserRateLimits
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine.daemon_state import Daemon as Mind
+from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.events import ClientGonePushed, ClientKnocked, Event, OperatorLine, TimerEnded
+from pympsd.state_machine.events import ClientConnected, ClientGonePushed, Event, OperatorLine, TimerEnded
 from pympsd.state_machine.server_lifecycle import IllegalMove
-from pympsd.vocabulary.identities import Serials
+from pympsd.state_machine.timers import Timer
+from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import Settings
 from pympsd.wire import link_messages
+from pympsd.wire.messages import GoWithoutMps, Refused
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from pympsd.service.sessions.adoption import AwaitedServer
-    from pympsd.service.sessions.client import ClientSession
-    from pympsd.service.sessions.operator import OperatorSession
-    from pympsd.service.sessions.server import ServerSession
-
 COMMAND_LINES: Final = frozenset({"command", "answer"})
-"""The lines of a command that anybody may give."""
-KNOCK_LINES: Final = frozenset(
+"""Log lines that any user may cause with a command."""
+CONNECT_LINES: Final = frozenset(
     {"client_server_exists", "client_pending", "turn_awaited", "debugger_waits", "debugger_let_go"}
 )
-"""The lines of a client that anybody may send."""
+"""Log lines that any user may cause by connecting as a client."""
+
+
+class ConnectedOperator(Protocol):
+    """An operator's session (sessions.operator)."""
+
+    channel: MessageChannel
+
+    def working(self) -> None: ...
+    def answer(self, answer: Answer) -> None: ...
+
+
+class RunningServer(Protocol):
+    """A server's session (sessions.server)."""
+
+    uid: int
+    pid: int
+    kill: Callable[[], None]
+
+    @property
+    def channel(self) -> MessageChannel: ...
+    @property
+    def takes_clients(self) -> bool: ...
+    def send(self, message: object) -> None: ...
+    def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None: ...
+    def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None: ...
+
+
+class WaitingClient(Protocol):
+    """The session of a client that is not admitted yet (sessions.client)."""
+
+    @property
+    def peer(self) -> Peer: ...
+    def grant(self, server: RunningServer, priority: int) -> None: ...
+    def dismiss(self, message: Refused | GoWithoutMps) -> None: ...
 
 
 @define
-class Hub:
-    """The running daemon's one meeting point: its mind, and who is connected."""
+class Dispatcher:
+    """The running daemon: its state and its connected sessions."""
 
-    mind: Mind
+    state: Daemon
     settings: Settings
     control_socket: str
     show_server_as: str
     journal: Journal
     log: FilteringBoundLogger
     nursery: trio.Nursery
-    spawn: Callable[[Hub, do.SpawnServer], Any]
-    operators: dict[int, OperatorSession] = field(factory=dict)
-    clients: dict[int, ClientSession] = field(factory=dict)
-    servers: dict[int, ServerSession] = field(factory=dict)
-    timers: dict[str, trio.CancelScope] = field(factory=dict)
-    """By token; of timers with the same token the last."""
+    spawn: Callable[[Dispatcher, do.SpawnServer], Any]
+    operators: dict[int, ConnectedOperator] = field(factory=dict)
+    clients: dict[int, WaitingClient] = field(factory=dict)
+    servers: dict[int, RunningServer] = field(factory=dict)
+    timers: dict[Timer, trio.CancelScope] = field(factory=dict)
+    """The latest of several equal timers."""
     serials: Serials = field(factory=Serials)
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
-    """Another daemon takes over: what is kept for it stays."""
-    awaited: dict[int, AwaitedServer] = field(factory=dict)
-    """The servers of the daemon before that have not returned yet, by PID."""
-    door: str = ""
-    """The full path of the socket that servers knock at when this daemon is gone; empty: they need not."""
-    keep: Callable[[], None] = lambda: None
-    """Keeps for another daemon what the mind knows now."""
-    _user_lines: UserLines = field(
-        default=Factory(lambda hub: UserLines(frozenset({0, hub.mind.uid})), takes_self=True), init=False
+    """Another daemon takes over: the state file stays for it."""
+    reconnect_socket: str = ""
+    """The full path of the socket where servers look for the next daemon; empty: nowhere."""
+    save: Callable[[], None] = lambda: None
+    """Saves the state for the next daemon."""
+    _rate_limits: UserRateLimits = field(
+        default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
     )
 
     def may_log(self, uid: int, *texts: str) -> bool:
-        """Whether a line (or one of each text) may be logged that a user causes; tells first what was dropped."""
-        if not self._user_lines.take(uid, texts or ("",), trio.current_time()):
+        """Return whether a user may cause a line (or one of each text); log first how many were dropped before."""
+        if not self._rate_limits.take(uid, texts or ("",), trio.current_time()):
             return False
-        dropped = self._user_lines.take_dropped(uid)
+        dropped = self._rate_limits.take_dropped(uid)
         if dropped:
             self.log.info("user_lines_dropped", count=dropped, uid=uid)
         return True
 
     def feed(self, event: Event, *, quiet: bool = False) -> None:
-        """Let the mind decide an event and carry out what it asks for; ``quiet``: without the lines of a client.
+        """Handle an event and carry out the instructions; ``quiet``: without the log lines of a client.
 
-        Raise IllegalMove for what a server must not say; a defect of ours is logged, and the daemon goes on.
+        Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
         try:
-            instructions = handle(self.mind, event)
-            # First: what is answered or begun below must not be unknown to the next daemon.
-            self.keep()
-            unsaid = KNOCK_LINES if quiet else self._over_the_allowance(event, instructions)
+            instructions = handle(self.state, event, answer_line)
+            # First: the next daemon has to know what is answered or begun below.
+            self.save()
+            omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
             for instruction in instructions:
-                if not (isinstance(instruction, do.Log) and instruction.event in unsaid):
+                if not (isinstance(instruction, do.Log) and instruction.event in omitted):
                     self._carry_out(instruction)
         except IllegalMove:
             raise
         except Exception as error:
             self.log.error("daemon_defect", reason=repr(error))
 
-    def _over_the_allowance(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
-        """Return which lines are to be left out: those of an event that its user has caused too often."""
+    def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
+        """Return the log events to omit: those of a user over its rate limit."""
         if isinstance(event, OperatorLine):
             uid, lines = event.uid, COMMAND_LINES
-        elif isinstance(event, ClientKnocked):
-            uid, lines = event.peer.uid, KNOCK_LINES
+        elif isinstance(event, ClientConnected):
+            uid, lines = event.peer.uid, CONNECT_LINES
         else:
             return frozenset()
         logs = [one for one in instructions if isinstance(one, do.Log) and one.event in lines]
@@ -124,30 +159,30 @@ class Hub:
                 self._admit(instruction)
             case do.RefuseClient(client, code, reason):
                 self._refuse(client, code, reason)
-            case do.LetGoWithoutMps(client, reason):
+            case do.ContinueWithoutMps(client, reason):
                 if client in self.clients:
-                    self.clients[client].let_go(reason)
-            case do.TellServerToLeave(server, forced):
+                    self.clients[client].dismiss(GoWithoutMps(reason))
+            case do.ShutDownServer(server, forced):
                 if server in self.servers:
-                    self.servers[server].tell_to_leave(forced)
-            case do.TellServerItsLimits(server, percentage, limits):
+                    self.servers[server].send(link_messages.ShutDown(forced))
+            case do.UpdateServerLimits(server, percentage, limits):
                 if server in self.servers:
-                    self.servers[server].tell(link_messages.LimitsChanged(percentage, limits))
+                    self.servers[server].send(link_messages.LimitsChanged(percentage, limits))
             case do.TerminateClient(server, token, pid, by_reset):
                 if server in self.servers:
-                    self.servers[server].tell(link_messages.TerminateClient(token, pid, by_reset))
+                    self.servers[server].send(link_messages.TerminateClient(token, pid, by_reset))
             case do.WatchClient(client, server, pid):
                 if server in self.servers:
                     self.servers[server].watch_by_pid(self, client, pid)
             case do.KillServer(server):
                 if server in self.servers:
                     self.servers[server].kill()
-            case do.SetTimer(token, seconds):
-                scope = self.timers[token] = trio.CancelScope()
-                self.nursery.start_soon(self._timer, token, seconds, scope)
-            case do.CancelTimer(token):
-                if token in self.timers:
-                    self.timers.pop(token).cancel()
+            case do.SetTimer(timer, seconds):
+                scope = self.timers[timer] = trio.CancelScope()
+                self.nursery.start_soon(self._timer, timer, seconds, scope)
+            case do.CancelTimer(timer):
+                if timer in self.timers:
+                    self.timers.pop(timer).cancel()
             case do.Exit(status):
                 self.status = status
                 self.done.set()
@@ -161,20 +196,20 @@ class Hub:
             client.grant(server, instruction.priority)
         except OSError as error:
             reason = f"no session can be made: {explain(error)}"
-            self._refuse(client.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
-            self.feed(ClientGonePushed(server.serial, client.client))
+            self._refuse(instruction.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
+            self.feed(ClientGonePushed(instruction.server, instruction.client))
 
     def _refuse(self, client: int, code: int, reason: str) -> None:
         session = self.clients.get(client)
         if session is not None:
             if self.may_log(session.peer.uid, reason):
                 self.log.info("client_refused", pid=session.peer.pid, uid=session.peer.uid, reason=reason)
-            session.refuse(code, reason)
+            session.dismiss(Refused(code, reason))
 
-    async def _timer(self, token: str, seconds: float, scope: trio.CancelScope) -> None:
+    async def _timer(self, timer: Timer, seconds: float, scope: trio.CancelScope) -> None:
         with scope:
             await trio.sleep(seconds)
-        if self.timers.get(token) is scope:
-            del self.timers[token]
+        if self.timers.get(timer) is scope:
+            del self.timers[timer]
         if not scope.cancelled_caught:
-            self.feed(TimerEnded(token))
+            self.feed(TimerEnded(timer))

@@ -1,6 +1,6 @@
-"""Taking the place of another daemon: of one that was killed, or, with ``--replace``, of one that runs.
+"""Replacing another daemon: one that was killed or, with ``--replace``, a running one.
 
-The latter hands its servers over and ends.
+A running daemon hands its servers over and ends.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from pympsd.service.processes.status import STATE, has_ended, stat
 from pympsd.vocabulary import files
 
 HAND_OVER: Final = signal.SIGUSR2
-"""A daemon that gets it ends at once and leaves its servers to the next one."""
-SECONDS: Final = 10.0
-"""So long it has to end."""
+"""A daemon that receives it ends at once and leaves its servers to the next one."""
+HAND_OVER_SECONDS: Final = 10.0
+"""Time for the running daemon to end."""
 LOCK_SECONDS: Final = 5.0
-"""So long its lock may be held after its end, and so long one that begins may hold it before it says its PID."""
+"""Time that a daemon may hold the lock after its end, or at its start before it has written its PID."""
 DEAD_SECONDS: Final = 1.0
-"""So long the lock of a daemon that was killed may be held: by the server that it was just starting."""
+"""Time that the lock of a killed daemon may be held, by a server that it was just starting."""
 PAUSE_SECONDS: Final = 0.02
 
 
 class CannotReplace(Exception):
-    """The daemon that runs cannot be replaced; the message says why and what to do."""
+    """The running daemon cannot be replaced; the message says why and what to do."""
 
 
-class NotNamed(CannotReplace):
-    """The pid file does not name a process: as it is for a moment when a daemon begins or ends."""
+class NoDaemonPid(CannotReplace):
+    """The pid file does not name a process, as for a moment when a daemon starts or ends."""
 
 
 def claim(given: str) -> PipeDirectory:
-    """Claim a pipe directory that no daemon has; raise what PipeDirectory.claim raises."""
+    """Claim a pipe directory that no daemon holds; raise what PipeDirectory.claim raises."""
     give_up = time.monotonic() + DEAD_SECONDS
     while (claimed := _claimed(given)) is None:
         if time.monotonic() > give_up or not _was_killed(os.path.abspath(given)):
@@ -44,14 +44,14 @@ def claim(given: str) -> PipeDirectory:
 
 
 def replace(given: str) -> PipeDirectory:
-    """Have the daemon of a pipe directory hand over, and claim the directory; without one just claim it.
+    """Have the daemon of a pipe directory, if there is one, hand over; claim the directory.
 
     Raise CannotReplace, and what PipeDirectory.claim raises.
     """
     if (claimed := _claimed_or_freed(given)) is not None:
         return claimed
     give_up = time.monotonic() + LOCK_SECONDS
-    # Whoever started the one before may not have ended, and shares its lock.
+    # The parent of the earlier daemon may still run, and shares its lock.
     while (claimed := _claimed(given)) is None:
         if time.monotonic() > give_up:
             raise CannotReplace("another daemon was quicker to take its place: see pympsd ps")
@@ -60,13 +60,13 @@ def replace(given: str) -> PipeDirectory:
 
 
 def _claimed_or_freed(given: str) -> PipeDirectory | None:
-    """Claim the directory, or have its daemon end, which takes its own time to give the lock back."""
+    """Claim the directory; or have its daemon end, which releases the lock later, and return None."""
     give_up = time.monotonic() + LOCK_SECONDS
     while (claimed := _claimed(given)) is None:
         try:
-            _have_it_hand_over(os.path.abspath(given))
+            _hand_over(os.path.abspath(given))
             break
-        except NotNamed:
+        except NoDaemonPid:
             if time.monotonic() > give_up:
                 raise
         time.sleep(PAUSE_SECONDS)
@@ -81,33 +81,33 @@ def _claimed(given: str) -> PipeDirectory | None:
 
 
 def _was_killed(folder: str) -> bool:
-    """Whether the process that the pid file names has ended; it removes the file when it ends in order."""
+    """Return whether the process named in the pid file has ended without removing the file."""
     try:
         fields = stat(_pid_in(folder))
-    except NotNamed:
+    except NoDaemonPid:
         return False
     return not fields or fields[STATE] in (b"Z", b"X")
 
 
-def _have_it_hand_over(folder: str) -> None:
+def _hand_over(folder: str) -> None:
     pid = _pid_in(folder)
     try:
         pidfd = os.pidfd_open(pid)
     except (OSError, OverflowError):
-        raise NotNamed(f"the pid file of {folder} names process {pid}, which is not there") from None
+        raise NoDaemonPid(f"the pid file of {folder} names process {pid}, which is not there") from None
     try:
-        _tell(folder, pid, pidfd)
-        if not has_ended(pidfd, SECONDS):
+        _send_hand_over(folder, pid, pidfd)
+        if not has_ended(pidfd, HAND_OVER_SECONDS):
             raise CannotReplace(
-                f"the daemon that runs, process {pid}, did not hand over within {SECONDS:.0f} s and will end when "
-                f"it goes on; kill -9 {pid} and start another: its servers and their clients go on"
+                f"the daemon that runs, process {pid}, did not hand over within {HAND_OVER_SECONDS:.0f} s and "
+                f"will end when it goes on; kill -9 {pid} and start another: its servers and their clients go on"
             )
     finally:
         os.close(pidfd)
 
 
-def _tell(folder: str, pid: int, pidfd: int) -> None:
-    """Tell the daemon to hand over; one that has ended meanwhile needs not be told."""
+def _send_hand_over(folder: str, pid: int, pidfd: int) -> None:
+    """Signal the daemon to hand over, unless it has ended meanwhile."""
     try:
         _check(folder, pid)
         signal.pidfd_send_signal(pidfd, HAND_OVER)
@@ -116,7 +116,7 @@ def _tell(folder: str, pid: int, pidfd: int) -> None:
             return
         if isinstance(error, CannotReplace):
             raise
-        raise CannotReplace(f"the daemon that runs, process {pid}, cannot be told: {error.strerror}") from None
+        raise CannotReplace(f"the daemon that runs, process {pid}, cannot be signalled: {error.strerror}") from None
 
 
 def _pid_in(folder: str) -> int:
@@ -125,11 +125,11 @@ def _pid_in(folder: str) -> int:
         with open(path, "rb") as file:
             return int(file.read(32))
     except (OSError, ValueError):
-        raise NotNamed(f"a daemon runs, but {path} does not say which: end it with pympsd quit") from None
+        raise NoDaemonPid(f"a daemon runs, but {path} does not say which: end it with pympsd quit") from None
 
 
 def _check(folder: str, pid: int) -> None:
-    """The process has to be the daemon: it holds the directory's lock, it is this user's own, and it can be told."""
+    """Check that the process is the daemon: this user's, not stopped, and holding the directory's lock."""
     uid = os.stat(f"/proc/{pid}").st_uid
     if uid != os.geteuid():
         raise CannotReplace(
@@ -137,10 +137,10 @@ def _check(folder: str, pid: int) -> None:
         )
     lock = os.stat(os.path.join(folder, files.LOCK))
     opened = f"/proc/{pid}/fd"
-    if not any(_is(os.path.join(opened, fd), lock) for fd in os.listdir(opened)):
+    if not any(_is_same_file(os.path.join(opened, fd), lock) for fd in os.listdir(opened)):
         raise CannotReplace(f"process {pid}, which the pid file of {folder} names, is not the daemon that runs")
     if _is_stopped(pid):
-        # What it is told now it would do whenever it goes on, with nobody to take its place.
+        # It would act on the signal when it is continued, with no daemon to replace it.
         raise CannotReplace(
             f"the daemon that runs, process {pid}, is stopped: continue it (kill -CONT {pid}), or kill -9 {pid} and "
             "start another: its servers and their clients go on"
@@ -152,7 +152,7 @@ def _is_stopped(pid: int) -> bool:
     return bool(fields) and fields[STATE] in (b"T", b"t")
 
 
-def _is(path: str, lock: os.stat_result) -> bool:
+def _is_same_file(path: str, lock: os.stat_result) -> bool:
     try:
         status = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""The running daemon on a page: what it opens, and the tasks of its one nursery."""
+"""The running daemon in one page: what it opens, and the tasks of its nursery."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import resource
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
@@ -15,32 +14,32 @@ from attrs import evolve, frozen
 
 from pympsd.devices.state_folder import resolved, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
-from pympsd.service.dispatcher import Hub
+from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.log_fifo import read_fifo
 from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.service.files.state_file import StateFile, device_keys
-from pympsd.service.listeners import FrontDoor
+from pympsd.service.listeners import Listener
 from pympsd.service.processes.children import spawn_server
 from pympsd.service.replacement import HAND_OVER
-from pympsd.service.sessions.adoption import all_settled, inherit
-from pympsd.state_machine.daemon_state import Daemon as Mind
+from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
+from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
-from pympsd.state_machine.persistent_state import Origin, remember
+from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.settings import Settings
 
-OBEYED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER)
-LAST_SECONDS = 1.0
-"""Operators who are owed an answer get it within this at the end."""
+HANDLED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER)
+FINAL_ANSWER_SECONDS = 1.0
+"""Time at the end to send the answers that operators wait for."""
 
 
 @frozen
-class Daemon:
-    """What was prepared before the fork."""
+class DaemonSetup:
+    """What is prepared before the fork."""
 
     settings: Settings
     devices: tuple[DeviceFacts, ...]
@@ -51,142 +50,140 @@ class Daemon:
     terminate_by_reset: bool = False
 
 
-def run(daemon: Daemon, ready: Callable[[], None]) -> int:
+def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
     """Run until quit; call ``ready`` when both sockets accept; return the exit status.
 
-    No signal that the daemon obeys ends the process any more, from here to its end.
+    From here on none of HANDLED_SIGNALS ends the process by itself.
     """
-    early = _note_signals()
+    early = _record_early_signals()
     os.umask(0o022)
     _raise_fd_limit()
-    daemon = _settle_machine(daemon)
-    # An end by a defect is no orderly one: another daemon may take the servers in.
+    setup = _resolve_machine(setup)
+    # After an internal error another daemon may adopt the servers.
     handed_over = True
     try:
-        hub = trio.run(_main, daemon, ready, early)
-        handed_over = hub.handed_over
-        return hub.status
+        dispatcher = trio.run(_main, setup, ready, early)
+        handed_over = dispatcher.handed_over
+        return dispatcher.status
     finally:
         _ignore_signals()
-        daemon.directory.leave(handed_over=handed_over)
+        setup.directory.release(handed_over=handed_over)
 
 
-def _note_signals() -> list[int]:
-    """Return the list where signals are noted while nobody reads them: before trio begins, and when it has ended."""
-    noted: list[int] = []
-    for number in OBEYED:
-        signal.signal(number, lambda number, _: noted.append(number))
-    return noted
+def _record_early_signals() -> list[int]:
+    """Return a list that collects the signals that come while trio does not run, before and after it."""
+    received: list[int] = []
+    for number in HANDLED_SIGNALS:
+        signal.signal(number, lambda number, _: received.append(number))
+    return received
 
 
 def _ignore_signals() -> None:
-    """What is left to do is done, whoever wants the end once more; nothing is started now that would inherit this."""
-    for number in OBEYED:
+    """Let no signal interrupt the cleanup; no process is started after this that would inherit it."""
+    for number in HANDLED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-async def _main(daemon: Daemon, ready: Callable[[], None], early: Sequence[int]) -> Hub:
-    # Before anybody can know of the daemon: a signal that comes first would be lost.
-    with trio.open_signal_receiver(*OBEYED) as signals:
+async def _main(setup: DaemonSetup, ready: Callable[[], None], early: Sequence[int]) -> Dispatcher:
+    # Before the daemon is visible: an earlier signal would be lost.
+    with trio.open_signal_receiver(*HANDLED_SIGNALS) as signals:
         for number in early:
             signal.raise_signal(number)
-        return await _work(daemon, ready, signals)
+        return await _work(setup, ready, signals)
 
 
-async def _work(daemon: Daemon, ready: Callable[[], None], signals: AsyncIterator[int]) -> Hub:
-    directory = daemon.directory
-    control = directory.listen(files.CONTROL)
-    privileged = directory.listen(files.CONTROL_PRIVILEGED)
+async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIterator[int]) -> Dispatcher:
+    directory = setup.directory
+    control = trio.socket.from_stdlib_socket(directory.listen(files.CONTROL))
+    privileged = trio.socket.from_stdlib_socket(directory.listen(files.CONTROL_PRIVILEGED))
     fifo = directory.open_fifo()
     directory.write_pid(os.getpid())
     async with trio.open_nursery() as nursery:
-        limits, complaints = default_limits(daemon.devices, daemon.settings.memory_limits)
-        hub = _hub(daemon, limits, nursery)
-        _log_start(hub, daemon, complaints)
-        _keep_and_inherit(hub, directory)
-        nursery.start_soon(_obey_signals, hub, signals)
-        nursery.start_soon(_listen, hub, control, True)
-        nursery.start_soon(_listen, hub, privileged, False)
-        nursery.start_soon(read_fifo, hub, fifo)
+        limits, complaints = default_limits(setup.devices, setup.settings.memory_limits)
+        dispatcher = _dispatcher(setup, limits, nursery)
+        _log_start(dispatcher, setup, complaints)
+        awaited = _save_and_inherit(dispatcher, directory)
+        nursery.start_soon(_handle_signals, dispatcher, signals)
+        nursery.start_soon(Listener(dispatcher, control, True, awaited).run)
+        nursery.start_soon(Listener(dispatcher, privileged, False, {}).run)
+        nursery.start_soon(read_fifo, dispatcher, fifo)
         os.chdir("/")
-        await all_settled(hub)
+        await all_settled(awaited.values())
         ready()
-        await hub.done.wait()
-        with trio.move_on_after(LAST_SECONDS):
-            for operator in list(hub.operators.values()):
+        await dispatcher.done.wait()
+        with trio.move_on_after(FINAL_ANSWER_SECONDS):
+            for operator in list(dispatcher.operators.values()):
                 await operator.channel.drain()
         nursery.cancel_scope.cancel()
     os.close(fifo)
-    return hub
+    return dispatcher
 
 
-def _keep_and_inherit(hub: Hub, directory: PipeDirectory) -> None:
-    """Keep what another daemon would have to know, and begin with what the one before knew."""
-    origin = Origin.of(hub.mind)
-    file = StateFile(directory.path, device_keys(hub.mind.devices), hub.log, directory.is_anothers)
-    hub.keep = lambda: file.keep(remember(hub.mind, origin))
-    inherit(hub, directory.path)
-    hub.keep()
+def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory) -> dict[int, AwaitedServer]:
+    """Restore an earlier daemon's state, and save ours from now on; return the earlier daemon's servers by PID."""
+    initial = InitialDefaults.of(dispatcher.state)
+    file = StateFile(
+        directory.path, device_keys(dispatcher.state.devices), dispatcher.log, directory.taken_by_another
+    )
+    dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
+    awaited = inherit(dispatcher, directory.path)
+    dispatcher.save()
+    return awaited
 
 
-def _hub(daemon: Daemon, limits: dict[int, PinnedMemory], nursery: trio.Nursery) -> Hub:
-    settings = daemon.settings
-    mind = Mind(
+def _dispatcher(setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: trio.Nursery) -> Dispatcher:
+    settings = setup.settings
+    state = Daemon(
         os.geteuid(),
-        daemon.devices,
+        setup.devices,
         settings.thread_percentage,
         settings.client_priority,
         limits,
-        multiuser=daemon.multiuser,
-        terminate_by_reset=daemon.terminate_by_reset,
+        multiuser=setup.multiuser,
+        terminate_by_reset=setup.terminate_by_reset,
         turn_patience=settings.turn_patience,
     )
-    return Hub(
-        mind=mind,
+    return Dispatcher(
+        state=state,
         settings=settings,
-        control_socket=os.path.join(daemon.directory.given, files.CONTROL),
-        show_server_as=daemon.show_server_as,
-        journal=daemon.journal,
-        log=control_logger(daemon.journal),
+        control_socket=os.path.join(setup.directory.given, files.CONTROL),
+        show_server_as=setup.show_server_as,
+        journal=setup.journal,
+        log=control_logger(setup.journal),
         nursery=nursery,
         spawn=spawn_server,
-        door=daemon.directory.name(files.CONTROL),
+        reconnect_socket=setup.directory.name(files.CONTROL),
     )
 
 
-def _log_start(hub: Hub, daemon: Daemon, limit_complaints: list[str]) -> None:
-    hub.log.info("daemon_starting", socket=hub.control_socket)
-    hub.log.info("daemon_connect_hint", directory=daemon.directory.given)
-    hub.log.info("daemon_version", version=CUDA_VERSION)
-    for complaint in (*daemon.settings.complaints, *limit_complaints):
-        hub.log.warning("daemon_setting_refused", complaint=complaint)
+def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: list[str]) -> None:
+    dispatcher.log.info("daemon_starting", socket=dispatcher.control_socket)
+    dispatcher.log.info("daemon_connect_hint", directory=setup.directory.given)
+    dispatcher.log.info("daemon_version", version=CUDA_VERSION)
+    for complaint in (*setup.settings.complaints, *limit_complaints):
+        dispatcher.log.warning("daemon_setting_refused", complaint=complaint)
 
 
-async def _listen(hub: Hub, listener: socket.socket, clients_too: bool) -> None:
-    with trio.socket.from_stdlib_socket(listener) as sock:
-        await FrontDoor(hub, sock, clients_too).run()
-
-
-async def _obey_signals(hub: Hub, signals: AsyncIterator[int]) -> None:
+async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -> None:
     async for number in signals:
         if number == signal.SIGHUP:
-            hub.journal.reopen()
+            dispatcher.journal.reopen()
         elif number == HAND_OVER:
-            hub.log.info("daemon_hands_over")
-            hub.handed_over = True
-            hub.done.set()
+            dispatcher.log.info("daemon_hands_over")
+            dispatcher.handed_over = True
+            dispatcher.done.set()
         else:
-            hub.feed(StopSignal())
+            dispatcher.feed(StopSignal())
 
 
-def _settle_machine(daemon: Daemon) -> Daemon:
-    """Find the machine's state from any working folder, and make room for it that every user's server can use."""
-    machine = resolved(daemon.settings.emulated_devices)
+def _resolve_machine(setup: DaemonSetup) -> DaemonSetup:
+    """Resolve the machine file's path, and make its state folder, which every user's server uses."""
+    machine = resolved(setup.settings.emulated_devices)
     folder = state_folder_of(machine)
     if folder is not None:
-        with contextlib.suppress(OSError):  # a server that cannot do without it says so
+        with contextlib.suppress(OSError):  # a server that needs it reports the error
             folder.make()
-    return evolve(daemon, settings=evolve(daemon.settings, emulated_devices=machine))
+    return evolve(setup, settings=evolve(setup.settings, emulated_devices=machine))
 
 
 def _raise_fd_limit() -> None:

@@ -15,11 +15,11 @@ NO_MACHINE = 9
 NOT_FOUND = 6
 """Exit statuses, as nvidia-smi's manual page lists them."""
 WITHOUT_PROCESSES = (Action.LIST, Action.SET_MODE)
-"""Who keeps the machine's folder locked does not hold these up for processes that they do not show."""
+"""Actions that do not show processes, and so need not wait for the lock of the machine's folder."""
 
 
 def main(arguments: list[str]) -> int:
-    """Do what is asked for; return the exit status."""
+    """Carry out the arguments; return the exit status."""
     name = "pympsd-smi"
     if arguments and arguments[0].startswith("--argv0="):
         name = os.path.basename(arguments[0].partition("=")[2])

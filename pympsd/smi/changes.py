@@ -1,4 +1,4 @@
-"""What root changes: compute modes, and a reset. Texts and exit statuses as nvidia-smi's."""
+"""The changes reserved to root: compute modes, and a reset. Texts and exit statuses are nvidia-smi's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RETIRED_WARNING: Final = "Warning: Exclusive_Thread was deprecated! Setting Exc
 
 
 def set_mode(machine: Machine, devices: Sequence[Device], word: str) -> tuple[str, int]:
-    """Set the compute mode of devices; return what to print and the exit status. Raises Refused and BadMachine."""
+    """Set the compute mode of devices; return the text to print and the exit status. Raise Refused or BadMachine."""
     said = [_RETIRED_WARNING] if word.upper() in _RETIRED else []
     mode = _mode(word)
     changes: dict[str, str] = {}
@@ -40,7 +40,7 @@ def set_mode(machine: Machine, devices: Sequence[Device], word: str) -> tuple[st
             machine.folder.change_modes(changes)
         except OSError as error:
             return (
-                f"Unable to set the compute mode: {machine.folder.trouble(error)}\n{EARLY_END}",
+                f"Unable to set the compute mode: {machine.folder.explain(error)}\n{EARLY_END}",
                 OTHER_ERROR,
             )
     return "".join(said) + ALL_DONE, 0
@@ -70,7 +70,7 @@ def _refusal(machine: Machine) -> tuple[str, int] | None:
 
 
 def reset(devices: Sequence[Device]) -> tuple[str, int]:
-    """Reset devices that nobody uses: on an emulated one nothing is left to be done then."""
+    """Reset devices that no process uses, which takes no work on emulated ones."""
     if os.geteuid() != 0:
         text = "".join(
             f"Unable to disable persistence mode for GPU {device.bus_id}: Insufficient Permissions\n"

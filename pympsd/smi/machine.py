@@ -17,7 +17,7 @@ _COMMAND_BYTES: Final = 1 << 12
 
 
 class NoSuchDevice(Exception):
-    """-i names a device that is not there."""
+    """-i names a device that does not exist."""
 
 
 @frozen
@@ -31,7 +31,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """As it was started."""
+        """The program, as it was started."""
         try:
             with open(f"/proc/{self.pid}/cmdline", "rb") as file:
                 first = file.read(_COMMAND_BYTES).partition(b"\0")[0].decode(errors="replace")
@@ -47,11 +47,11 @@ class Device:
     index: int
     facts: DeviceFacts
     processes: tuple[Process, ...]
-    """A server, its clients, the next server: each by PID. None where nobody looked for them."""
+    """Each server, followed by its clients, by PID; empty if they were not looked up."""
 
     @property
     def bus_id(self) -> str:
-        """The PCI id as nvidia-smi writes it: 0000:00.06.00 is 00000000:00:06.0; other texts are left."""
+        """The PCI id as nvidia-smi writes it: 0000:00.06.00 is 00000000:00:06.0; other texts are unchanged."""
         domain, _, rest = self.facts.pci.partition(":")
         parts = rest.split(".")
         try:
@@ -67,7 +67,7 @@ class Device:
 
     @property
     def shown_mode(self) -> str:
-        """As it is shown: Default, Prohibited or Exclusive_Process."""
+        """The mode as printed: Default, Prohibited or Exclusive_Process."""
         return "_".join(word.capitalize() for word in self.mode.split("_"))
 
     @property
@@ -83,7 +83,7 @@ class Device:
 
 @frozen
 class Machine:
-    """``text`` is what PYMPSD_EMULATED_DEVICES says."""
+    """A machine; ``text`` is the value of PYMPSD_EMULATED_DEVICES."""
 
     text: str
     devices: tuple[Device, ...]
@@ -91,7 +91,7 @@ class Machine:
 
     @classmethod
     def of(cls, text: str, with_processes: bool = True) -> Machine:
-        """Look at a machine, and unless told not to for processes on it; raise BadMachine."""
+        """Read a machine's state, by default with the processes on it; raise BadMachine."""
         folder = state_folder_of(text)
         facts = with_current_modes(describe(text), text)
         seen = folder if with_processes else None
@@ -117,11 +117,11 @@ def _processes(folder: StateFolder | None, facts: DeviceFacts) -> tuple[Process,
     for server in registered(folder, facts.uuid) if folder is not None else ():
         if facts.is_volta_or_newer:
             held = _by_process(server.clients)
-            # What clients have left behind is held by the server.
+            # Memory of departed clients is the server's.
             found.append(Process(server.pid, "C", held.pop(GONE, 0)))
             found += [Process(pid, "M+C", used) for pid, used in sorted(held.items())]
         else:
-            # Before Volta all that clients do is the server's (MPS documents, 2.3.1.1).
+            # Before Volta all clients' memory is the server's (MPS documents, 2.3.1.1).
             found.append(Process(server.pid, "C", sum(used for _, used in server.clients)))
     return tuple(found)
 

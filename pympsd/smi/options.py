@@ -1,4 +1,4 @@
-"""The command line of pympsd-smi; what it refuses it refuses as nvidia-smi 580 does (recorded)."""
+"""The command line of pympsd-smi; its refusals are those of nvidia-smi 580 (recorded)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CSV_MODIFIERS: Final = frozenset({"csv", "noheader", "nounits"})
 
 
 class Refused(Exception):
-    """What is asked for cannot be; ``text`` says so, with ``{program}`` for the program's name."""
+    """A request that is refused; ``text`` is the message, with ``{program}`` for the program's name."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -23,7 +23,7 @@ class Refused(Exception):
 
 
 class Action(Enum):
-    """What to do, by the long option that asks for it."""
+    """The action of a command line, by its long option."""
 
     SUMMARY = ""
     LIST = "--list-gpus"
@@ -38,13 +38,13 @@ class Action(Enum):
 
 @frozen
 class Request:
-    """A command line; ``ids`` None for all devices, ``value`` what belongs to the action."""
+    """A command line; ``ids`` is None for all devices, ``value`` the action's value."""
 
     action: Action = Action.SUMMARY
     ids: str | None = None
     value: str = ""
     form: frozenset[str] = frozenset()
-    """Of the modifiers csv, noheader and nounits those that are given."""
+    """The given modifiers, of csv, noheader and nounits."""
 
 
 _SHORT: Final = {
@@ -63,7 +63,7 @@ _QUERIES: Final = (Action.QUERY_GPU, Action.QUERY_APPS)
 
 
 def parse(arguments: Sequence[str]) -> Request:
-    """Read a command line; raise Refused."""
+    """Return the request of a command line; raise Refused."""
     given = _read(list(arguments))
     asked = [option for option in given if option in _ACTIONS]
     for early in (Action.HELP, Action.VERSION):
@@ -86,7 +86,7 @@ def parse(arguments: Sequence[str]) -> Request:
 
 
 def _read(arguments: list[str]) -> dict[str, tuple[str, str]]:
-    """Return for each option, by its long name, how it was written and its value; the last of its kind counts."""
+    """Return how each option was written and its value, by long name; the last of its kind counts."""
     given: dict[str, tuple[str, str]] = {}
     while arguments:
         word = arguments.pop(0)

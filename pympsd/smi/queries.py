@@ -42,14 +42,14 @@ _IN_MIB: Final = frozenset({"memory.total", "memory.used", "memory.free", "used_
 
 
 def of_devices(machine: Machine, devices: Sequence[Device], fields: str, form: frozenset[str]) -> str:
-    """Return a row a device; raise Refused for a field that is not there."""
+    """Return a row for each device; raise Refused for an unknown field."""
     known: dict[str, Callable[[Device], object]] = {**_OF_DEVICES, "count": lambda _: len(machine.devices)}
     names = _names(fields, known, _OTHER_NAMES)
     return _csv(names, ([known[name](device) for name in names] for device in devices), form)
 
 
 def of_processes(devices: Sequence[Device], fields: str, form: frozenset[str]) -> str:
-    """Return a row a process, servers before their clients; raise Refused for a field that is not there."""
+    """Return a row for each process, servers before their clients; raise Refused for an unknown field."""
     names = _names(fields, _OF_PROCESSES, _OTHER_PROCESS_NAMES)
     rows = (
         [_OF_PROCESSES[name](device, process) for name in names] for device in devices for process in device.processes

@@ -1,4 +1,4 @@
-"""-q: what is known of each device, all of it or what -d names (recorded)."""
+"""-q: the report on each device, complete or the parts that -d names (recorded)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLUMN: Final = 55
 
 
 def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
-    """Return the report; ``display`` empty for all of it. Raise Refused for what it cannot show."""
+    """Return the report; an empty ``display`` means all of it. Raise Refused for an unknown part."""
     parts = _parts(display)
     lines = [
         "",

@@ -1,4 +1,4 @@
-"""The bare table and the list, laid out as nvidia-smi 580 lays them out (recorded)."""
+"""The table and the list, in the layout of nvidia-smi 580 (recorded)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _PROCESS_HEADINGS: Final = (
 
 
 def listing(devices: Sequence[Device]) -> str:
-    """Return one line a device."""
+    """Return one line for each device."""
     return "".join(f"GPU {one.index}: {one.facts.name} (UUID: {one.facts.uuid})\n" for one in devices)
 
 
 def table(devices: Sequence[Device]) -> str:
-    """Return the table of devices and the one of processes. What an emulated device has not is N/A."""
+    """Return the tables of devices and processes. N/A stands for what an emulated device lacks."""
     lines = [time.strftime("%a %b %e %H:%M:%S %Y       "), *_device_lines(devices), "", *_process_lines(devices)]
     return "\n".join(lines) + "\n"
 
@@ -70,7 +70,7 @@ def _process_lines(devices: Sequence[Device]) -> Iterator[str]:
 
 
 def in_order(processes: Sequence[Process]) -> list[Process]:
-    """Return them by PID, as the tables have them."""
+    """Return processes in the order of the tables, by PID."""
     return sorted(processes, key=lambda process: process.pid)
 
 

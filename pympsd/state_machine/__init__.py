@@ -1,1 +1,1 @@
-"""What the daemon decides: events in, instructions out. No clock, no socket, no trio. Pure."""
+"""What the daemon decides: events in, instructions out. Pure: no clock, no sockets, no trio."""

@@ -1,4 +1,4 @@
-"""What the daemon knows: its servers with their clients and contexts, the waiting line, a pending quit."""
+"""The daemon's state: its servers with their clients and contexts, the queue, a pending quit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Client:
     namespace: int
     contexts: dict[int, Context] = field(factory=dict)
     ended: bool = False
-    """Its process has ended, and the server has yet to say that it is gone."""
+    """Its process has ended, and the server has yet to report that."""
 
 
 @define
@@ -42,39 +42,38 @@ class Server:
     uid: int
     thread_percentage: ThreadPercentage
     memory_limits: dict[int, PinnedMemory] = field(factory=dict)
-    """By device ordinal; its clients' on that device."""
+    """The limit of each client, by device ordinal."""
     pid: int = 0
     phase: Phase = Phase.SPAWNING
     forced: bool = False
     starters: list[int] = field(factory=list)
-    """Operator sessions that are answered when it is spawned."""
+    """Operator sessions to answer when it is spawned."""
     clients: dict[int, Client] = field(factory=dict)
     closed: bool = False
-    """Its user's newcomers wait: somebody of another user has waited long enough. For the log."""
+    """Its user's newcomers wait, because another user has waited long enough; kept for the log."""
     awaited: bool = False
-    """The daemon before had it, and it has not returned yet: who its clients are is not known."""
+    """The previous daemon had it, and it has not returned yet: its clients are unknown."""
     start_refusal: str = ""
-    """Why it cannot start, where that is known: it would be no use to try again."""
+    """Why it cannot start, if known: trying again would be useless."""
     proven: bool = False
-    """A client of its has made a context or left in order, or it has lived for a while."""
-
+    """A client of it has made a context or left in order, or it has lived for a while."""
     leave_timed: bool = False
-    """The timer of its leaving runs."""
+    """Its LEAVE timer runs."""
     silence_timed: bool = False
-    """The timer of its silence about clients that have ended runs."""
+    """Its SILENCE timer runs."""
 
     def become(self, phase: Phase) -> None:
-        """Move to a phase; raise IllegalMove when the table does not allow it."""
+        """Move to a phase; raise IllegalMove if the table does not allow it."""
         self.phase = server_lifecycle.move(self.phase, phase)
 
     @property
     def workers(self) -> int:
-        """How many worker threads the vendor's server would have: one a client process and one a context."""
+        """The number of worker threads of the vendor's server: one for each client process and each context."""
         return sum(1 + len(client.contexts) for client in self.clients.values())
 
     @property
-    def is_forsaken(self) -> bool:
-        """Whether it has clients, and none of their processes lives, as far as is known."""
+    def is_abandoned(self) -> bool:
+        """Whether it has clients whose processes have all ended, as far as is known."""
         return bool(self.clients) and all(client.ended for client in self.clients.values())
 
     @property
@@ -84,8 +83,8 @@ class Server:
 
 
 @define
-class Waiting:
-    """A place in the line: a client that knocked, or (client 0) an operator's wish for a server."""
+class QueueEntry:
+    """A waiting client, or (client 0) an operator's request to start a server."""
 
     ticket: int
     uid: int
@@ -93,13 +92,13 @@ class Waiting:
     peer: Peer | None = None
     command: str = ""
     namespace: int = 0
-    patient_until: int | None = None
-    """The last ticket that may still overtake this one; None: its patience is not over."""
+    last_to_overtake: int | None = None
+    """The last ticket that may still overtake this one; None: all may, until its timer ends."""
 
 
 @define
 class Debugged:
-    """A client under a debugger: it waits until the clients that were there before it (``others``) have left."""
+    """A client under a debugger, which waits until ``others``, the clients before it, have left."""
 
     client: int
     pid: int
@@ -109,34 +108,34 @@ class Debugged:
 
 @frozen
 class FailedStarts:
-    """A user's servers that ended before they had served anybody, one after the other."""
+    """The consecutive servers of a user that ended before they had served a client."""
 
     count: int
     pausing_after: int
-    """The serial of the last one while the pause before the next try lasts, else 0."""
+    """The serial of the last one during the pause before the next try, else 0."""
     unserved: int = 0
-    """The serial of the last one if its clients went with it: they may come again, so it is remembered a while."""
+    """The serial of the last one if it ended with its clients: it counts for a while, for they may connect again."""
     refusal: str = ""
-    """It was given up: why, until the pause is over, nobody of this user is let in."""
+    """Why this user's clients are refused until the pause is over; empty: they are not."""
 
 
 @frozen
 class Termination:
-    """A terminate_client under way: the operator session that waits for it, and the server that works on it."""
+    """A terminate_client under way: the operator session that waits, and the server that works on it."""
 
     session: int
     server: int
-    patience: float
+    timeout: float
     """Seconds the server has to answer."""
 
 
 @define
 class Quit:
-    """A quit under way; the operators who asked for it are answered by the daemon's end."""
+    """A quit under way; the operators that asked for it are answered by the daemon's end."""
 
     forced: bool = False
     over: bool = False
-    """Exit was given; it is given once."""
+    """Exit was issued; it is issued once."""
 
 
 @define
@@ -148,35 +147,35 @@ class Daemon:
     thread_percentage: ThreadPercentage = field(factory=ThreadPercentage)
     client_priority: ClientPriority = field(factory=ClientPriority)
     memory_limits: dict[int, PinnedMemory] = field(factory=dict)
-    """By device ordinal; what the next server starts with."""
+    """The limits that the next server starts with, by device ordinal."""
     multiuser: bool = False
-    """One server, root's, for the clients of all users."""
+    """Whether one server, root's, serves the clients of all users."""
     terminate_by_reset: bool = False
-    """Whether terminate_client may reset a device to end what cannot be stopped."""
+    """Whether terminate_client may reset a device to end a kernel that cannot be stopped."""
     turn_patience: float = 30.0
-    """Seconds after which newcomers of the active user overtake a waiting one no more; 0: they never do."""
+    """Seconds for which newcomers of the active user may overtake a waiting user; 0: they never may."""
     terminations: dict[int, Termination] = field(factory=dict)
-    """By a serial of their own: an answer that comes too late is not taken for a later one's."""
+    """By a serial of their own, so that a late answer is not taken for a later one's."""
     servers: dict[int, Server] = field(factory=dict)
-    line: list[Waiting] = field(factory=list)
-    patience_timers: set[int] = field(factory=set)
-    """The tickets of the line whose timers run."""
+    queue: list[QueueEntry] = field(factory=list)
+    turn_timers: set[int] = field(factory=set)
+    """The tickets in the queue whose TURN timers run."""
     debugged: dict[int, Debugged] = field(factory=dict)
     failed_starts: dict[int, FailedStarts] = field(factory=dict)
-    """By uid, while it is tried again."""
+    """By uid, while starts are tried again."""
     quitting: Quit | None = None
     generation: int = 0
-    """How many daemons there were before this one from whom servers came down to it."""
+    """The number of daemons before this one whose servers were handed on to it."""
     server_serials: Serials = field(factory=Serials)
     termination_serials: Serials = field(factory=Serials)
     tickets: Serials = field(factory=Serials)
 
     def serving_uid(self, uid: int) -> int:
-        """Return the uid whose server serves a user: in multi-user mode everybody counts as root."""
+        """Return the uid whose server serves a user: root's in multi-user mode."""
         return 0 if self.multiuser else uid
 
     def server_by_pid(self, pid: int) -> Server | None:
-        """Return the server of a PID."""
+        """Return the server with a PID, or None."""
         return next((server for server in self.running_servers() if server.pid == pid), None)
 
     def running_servers(self) -> list[Server]:
@@ -185,5 +184,5 @@ class Daemon:
 
     @property
     def current(self) -> Server | None:
-        """The one server there is, if any."""
+        """The one server, or None."""
         return next(iter(self.servers.values()), None)

@@ -1,26 +1,29 @@
-"""The one door of the mind: an event in, instructions out, in order."""
+"""The state machine's entry point: an event in, instructions out, in order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import singledispatch
 
-import pympsd.commands.v2  # noqa: F401 - registers the commands
-from pympsd.commands.answers import Answer, lines, refusal, termination_answer
-from pympsd.commands.registry import Asker, answer_line
-from pympsd.commands.v2.termination import TERMINATION_TIMER
-from pympsd.state_machine import admission, adoption, debuggers, events, failed_starts, shutdown, turns
-from pympsd.state_machine.daemon_state import Context, Daemon, Server, Termination
-from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, Reply, SetTimer
+from pympsd.state_machine import admission, adoption, debuggers, events, failed_starts, shutdown, terminations, turns
+from pympsd.state_machine.daemon_state import Context, Daemon
+from pympsd.state_machine.instructions import Instruction, Log, Reply, SetTimer
 from pympsd.state_machine.server_lifecycle import Phase
-from pympsd.vocabulary.results import Result
+from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.statuses import ServerStatus
 
+AnswerLine = Callable[[Daemon, events.OperatorLine], Iterator[Instruction]]
+"""Carries out an operator's command line (pympsd.commands.operator_line)."""
 
-def handle(daemon: Daemon, event: events.Event) -> list[Instruction]:
-    """Change the state by an event; return what is to be done, in order."""
-    decided = list(_decide(event, daemon))
-    return [*decided, *turns.forget_timers(daemon), *debuggers.let_go(daemon)]
+
+def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list[Instruction]:
+    """Change the state by an event; return the instructions that follow from it, in order."""
+    if isinstance(event, events.OperatorLine):
+        decided = list(answer_line(daemon, event))
+    else:
+        decided = list(_decide(event, daemon))
+    return [*decided, *turns.cancel_stale_timers(daemon), *debuggers.release(daemon)]
 
 
 @singledispatch
@@ -29,25 +32,14 @@ def _decide(event: object, daemon: Daemon) -> Iterator[Instruction]:
 
 
 @_decide.register
-def _(event: events.OperatorLine, daemon: Daemon) -> Iterator[Instruction]:
-    shown = event.line.partition(b"\0")[0].decode("utf-8", "surrogateescape").strip(" \t\r\n")
-    # A line end inside would be a line of the log's own.
-    yield Log("command", {"line": shown.replace("\r", " ").replace("\n", " ")})
-    decision = answer_line(daemon, Asker(event.session, event.uid), event.line)
-    if decision.answer is not None:
-        yield from _answer(event.session, decision.answer)
-    yield from decision.instructions
+def _(event: events.ClientConnected, daemon: Daemon) -> Iterator[Instruction]:
+    yield from admission.connect(daemon, event)
 
 
 @_decide.register
-def _(event: events.ClientKnocked, daemon: Daemon) -> Iterator[Instruction]:
-    yield from admission.knock(daemon, event)
-
-
-@_decide.register
-def _(event: events.ClientLeftTheLine, daemon: Daemon) -> Iterator[Instruction]:
-    admission.leave_the_line(daemon, event.client)
-    yield from admission.take_turns(daemon)
+def _(event: events.WaitingClientLeft, daemon: Daemon) -> Iterator[Instruction]:
+    admission.leave_queue(daemon, event.client)
+    yield from admission.serve_queue(daemon)
 
 
 @_decide.register
@@ -59,7 +51,7 @@ def _(event: events.ServerSpawned, daemon: Daemon) -> Iterator[Instruction]:
     for session in server.starters:
         yield Reply(session, lines())
     server.starters.clear()
-    yield SetTimer(f"{admission.START_TIMER} {server.serial}", admission.START_PATIENCE)
+    yield SetTimer(Timer(TimerKind.START, server.serial), admission.START_TIMEOUT)
     yield from shutdown.advance(daemon)
 
 
@@ -87,7 +79,7 @@ def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
         yield Log("server_ready", {"server": server.pid})
         yield from failed_starts.begin_probation(server)
     server.become(target)
-    yield from admission.take_turns(daemon)
+    yield from admission.serve_queue(daemon)
 
 
 @_decide.register
@@ -126,10 +118,7 @@ def _(event: events.ClientEnded, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.TerminationAnswered, daemon: Daemon) -> Iterator[Instruction]:
-    asked = daemon.terminations.get(event.token)
-    if asked is not None and asked.server == event.server:
-        yield CancelTimer(f"{TERMINATION_TIMER} {event.token}")
-        yield from _end_termination(daemon, event.token, termination_answer(event.code))
+    yield from terminations.answered(daemon, event.server, event.token, event.code)
 
 
 @_decide.register
@@ -141,10 +130,10 @@ def _(event: events.ServerExited, daemon: Daemon) -> Iterator[Instruction]:
         yield Log("server_ended", {"server": server.pid})
     else:
         yield Log("server_exited", {"server": server.pid, "status": event.status})
-    yield from _end_terminations(daemon, server)
+    yield from terminations.server_gone(daemon, server)
     death = failed_starts.Death(event.status, event.last_words)
     if server.phase is Phase.INITIALIZING:
-        yield from failed_starts.died(daemon, server, death)
+        yield from failed_starts.died_starting(daemon, server, death)
     else:
         yield from failed_starts.died_unserving(daemon, server, death)
     server.become(Phase.GONE)
@@ -170,57 +159,39 @@ def _(event: events.ServerReturned, daemon: Daemon) -> Iterator[Instruction]:
 
 
 @_decide.register
-def _(event: events.ServerLeftAlone, daemon: Daemon) -> Iterator[Instruction]:
+def _(event: events.ServerNotAdopted, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.pop(event.server, None)
     if server is not None:
         yield Log("server_left_alone", {"server": server.pid, "reason": event.reason})
-        yield from _end_terminations(daemon, server)
+        yield from terminations.server_gone(daemon, server)
         yield from _next_after(daemon)
-
-
-def _end_terminations(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    """The server that worked on them is gone."""
-    for token in [token for token, asked in daemon.terminations.items() if asked.server == server.serial]:
-        yield CancelTimer(f"{TERMINATION_TIMER} {token}")
-        yield from _end_termination(daemon, token, termination_answer(Result.ERROR_MPS_RPC_FAILURE))
-
-
-def _end_termination(daemon: Daemon, token: int, answer: Answer) -> Iterator[Instruction]:
-    asked = daemon.terminations.pop(token, None)
-    if asked is not None:
-        yield from _answer(asked.session, answer)
-
-
-def _termination_overdue(asked: Termination) -> Answer:
-    code = Result.ERROR_LAUNCH_TIMEOUT
-    why = f"the server did not answer within {asked.patience:g} s; shutdown_server -f ends it with its clients"
-    return refusal(f"{code}", diagnostic=f"terminate_client: {why}")
 
 
 @_decide.register
 def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
-    timer, _, serial = event.token.partition(" ")
-    if timer == shutdown.FORCE_TIMER:
-        yield from shutdown.force(daemon)
-    elif timer == turns.TURN_TIMER:
-        yield from admission.lose_patience(daemon, int(serial))
-    elif timer == admission.SILENCE_TIMER:
-        yield from admission.silent_too_long(daemon, int(serial))
-    elif timer == adoption.RETURN_TIMER:
-        yield from adoption.overdue(daemon, int(serial))
-    elif timer == failed_starts.RETRY_TIMER:
-        failed_starts.pause_ended(daemon, int(serial))
-        yield from admission.take_turns(daemon)
-    elif timer == failed_starts.PROBATION_TIMER:
-        failed_starts.probation_ended(daemon, int(serial))
-    elif timer == failed_starts.MEMORY_TIMER:
-        failed_starts.memory_ended(daemon, int(serial))
-    elif timer == TERMINATION_TIMER:
-        asked = daemon.terminations.get(int(serial))
-        if asked is not None:
-            yield from _end_termination(daemon, int(serial), _termination_overdue(asked))
-    else:
-        yield from admission.overdue(daemon, timer, int(serial))
+    key = event.timer.key
+    match event.timer.kind:
+        case TimerKind.START:
+            yield from admission.start_timed_out(daemon, key)
+        case TimerKind.LEAVE:
+            yield from admission.leave_timed_out(daemon, key)
+        case TimerKind.SILENCE:
+            yield from admission.silence_timed_out(daemon, key)
+        case TimerKind.RETURN:
+            yield from adoption.return_timed_out(daemon, key)
+        case TimerKind.RETRY:
+            failed_starts.pause_ended(daemon, key)
+            yield from admission.serve_queue(daemon)
+        case TimerKind.PROBATION:
+            failed_starts.probation_ended(daemon, key)
+        case TimerKind.FAILURE_EXPIRY:
+            failed_starts.failure_expired(daemon, key)
+        case TimerKind.TURN:
+            yield from admission.close_to_newcomers(daemon, key)
+        case TimerKind.TERMINATION:
+            yield from terminations.timed_out(daemon, key)
+        case TimerKind.FORCE:
+            yield from shutdown.force(daemon)
 
 
 @_decide.register
@@ -228,13 +199,6 @@ def _(event: events.StopSignal, daemon: Daemon) -> Iterator[Instruction]:
     yield from shutdown.stop_by_signal(daemon)
 
 
-def _answer(session: int, answer: Answer) -> Iterator[Instruction]:
-    for part in answer.parts:
-        if part.logged:
-            yield Log("answer", {"text": part.text})
-    yield Reply(session, answer)
-
-
 def _next_after(daemon: Daemon) -> Iterator[Instruction]:
-    yield from admission.take_turns(daemon)
+    yield from admission.serve_queue(daemon)
     yield from shutdown.advance(daemon)

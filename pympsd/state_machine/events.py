@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from pympsd.state_machine.persistent_state import Remembered
+from pympsd.state_machine.persistent_state import PersistentState
+from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.identities import Peer
 
 
@@ -18,8 +19,8 @@ class OperatorLine:
 
 
 @frozen
-class ClientKnocked:
-    """A client said hello; ``namespace`` is the inode of its PID namespace, ``traced``: it is under a debugger."""
+class ClientConnected:
+    """A client connected; ``namespace`` is the inode of its PID namespace, ``traced``: it is under a debugger."""
 
     client: int
     peer: Peer
@@ -30,15 +31,15 @@ class ClientKnocked:
 
 
 @frozen
-class ClientLeftTheLine:
-    """A client that was not admitted yet is gone."""
+class WaitingClientLeft:
+    """A client disconnected before it was admitted."""
 
     client: int
 
 
 @frozen
 class ServerSpawned:
-    """The server's process is there."""
+    """The server's process has started."""
 
     server: int
     pid: int
@@ -54,7 +55,7 @@ class SpawnFailed:
 
 @frozen
 class StatusPushed:
-    """A server says its status."""
+    """A server reported its status."""
 
     server: int
     status: str
@@ -62,7 +63,7 @@ class StatusPushed:
 
 @frozen
 class ContextPushed:
-    """A server says that a client made a context."""
+    """A server reported that a client made a context."""
 
     server: int
     client: int
@@ -73,7 +74,7 @@ class ContextPushed:
 
 @frozen
 class ContextGonePushed:
-    """A server says that a context is gone."""
+    """A server reported that a context is gone."""
 
     server: int
     client: int
@@ -82,7 +83,7 @@ class ContextGonePushed:
 
 @frozen
 class ClientGonePushed:
-    """A server says that a client process is gone."""
+    """A server reported that a client process is gone."""
 
     server: int
     client: int
@@ -90,7 +91,7 @@ class ClientGonePushed:
 
 @frozen
 class ClientEnded:
-    """The kernel says that an admitted client's process has ended; its server has not said so yet."""
+    """The kernel reported that an admitted client's process has ended; its server has yet to report it."""
 
     server: int
     client: int
@@ -98,7 +99,7 @@ class ClientEnded:
 
 @frozen
 class TerminationAnswered:
-    """A server is done with a TerminateClient, the one of this token: a CUresult number."""
+    """A server answered the TerminateClient of this token with a CUresult number."""
 
     server: int
     token: int
@@ -109,7 +110,7 @@ class TerminationAnswered:
 class ServerExited:
     """A server's process has ended; ``status`` as waitpid gives it: an exit status, or minus a signal.
 
-    None: it was no child of this daemon, and nobody can say.
+    None: it was no child of this daemon, so its status is unknown.
     """
 
     server: int
@@ -120,7 +121,7 @@ class ServerExited:
 
 @frozen
 class StartRefused:
-    """A server says why it cannot start; its end follows."""
+    """A server stated why it cannot start; its end follows."""
 
     server: int
     reason: str
@@ -128,14 +129,14 @@ class StartRefused:
 
 @frozen
 class PredecessorDied:
-    """The daemon begins in the pipe directory of another one that did not end in order."""
+    """The daemon starts in the pipe directory of another one that did not end in order."""
 
-    remembered: Remembered
+    state: PersistentState
 
 
 @frozen
 class ReturnedContext:
-    """A context as the server that returns reports it."""
+    """A context of a returning server's client."""
 
     serial: int
     number: int
@@ -144,7 +145,7 @@ class ReturnedContext:
 
 @frozen
 class ReturnedClient:
-    """A client of a server that returns."""
+    """A client of a returning server."""
 
     client: int
     pid: int
@@ -155,7 +156,7 @@ class ReturnedClient:
 
 @frozen
 class ServerReturned:
-    """A server that was awaited is back; ``leaving``: it was told to go before."""
+    """A server of the previous daemon is back; ``leaving``: it was asked to end before."""
 
     server: int
     status: str
@@ -164,8 +165,8 @@ class ServerReturned:
 
 
 @frozen
-class ServerLeftAlone:
-    """A server that was awaited cannot be taken in: it goes with its last client, and is none of this daemon's."""
+class ServerNotAdopted:
+    """A server of the previous daemon cannot be adopted: it ends with its last client, without this daemon."""
 
     server: int
     reason: str
@@ -173,20 +174,20 @@ class ServerLeftAlone:
 
 @frozen
 class TimerEnded:
-    """The time of a SetTimer is over."""
+    """A timer that was set has run out."""
 
-    token: str
+    timer: Timer
 
 
 @frozen
 class StopSignal:
-    """SIGTERM or SIGINT: shut down within a short bound."""
+    """SIGTERM or SIGINT arrived: shut down within a short time limit."""
 
 
 Event = (
     OperatorLine
-    | ClientKnocked
-    | ClientLeftTheLine
+    | ClientConnected
+    | WaitingClientLeft
     | ServerSpawned
     | SpawnFailed
     | StatusPushed
@@ -199,7 +200,7 @@ Event = (
     | StartRefused
     | PredecessorDied
     | ServerReturned
-    | ServerLeftAlone
+    | ServerNotAdopted
     | TimerEnded
     | StopSignal
 )

@@ -1,10 +1,13 @@
-"""Everything the mind can ask of the rim."""
+"""Everything the state machine can ask of the I/O layer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from attrs import field, frozen
 
-from pympsd.commands.answers import Answer
+from pympsd.state_machine.timers import Timer
+from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
 
 
@@ -18,7 +21,7 @@ class Log:
 
 @frozen
 class SpawnServer:
-    """Start a server process for a user; ``peer`` gives gid and groups where a client's are known."""
+    """Start a server process for a user; ``peer`` gives the gid and groups if a client's are known."""
 
     server: int
     uid: int
@@ -37,7 +40,7 @@ class AdmitClient:
 
 @frozen
 class WatchClient:
-    """Tell with ClientEnded when the process of a client ends that an earlier daemon admitted."""
+    """Watch the process of a client that an earlier daemon admitted; ClientEnded follows when it ends."""
 
     client: int
     server: int
@@ -46,7 +49,7 @@ class WatchClient:
 
 @frozen
 class RefuseClient:
-    """Tell a waiting client no: a CUresult and a sentence."""
+    """Refuse a waiting client, with a CUresult number and a reason."""
 
     client: int
     code: int
@@ -54,24 +57,24 @@ class RefuseClient:
 
 
 @frozen
-class LetGoWithoutMps:
-    """Tell a waiting client to go on without MPS, and why."""
+class ContinueWithoutMps:
+    """Let a waiting client continue without MPS, and give it the reason."""
 
     client: int
     reason: str
 
 
 @frozen
-class TellServerToLeave:
-    """Ask a server to leave when its last client has gone, or (forced) at once."""
+class ShutDownServer:
+    """Ask a server to end when its last client has gone, or (forced) at once."""
 
     server: int
     forced: bool
 
 
 @frozen
-class TellServerItsLimits:
-    """Give a server the limits of its later clients: a percentage, and bytes by device ordinal."""
+class UpdateServerLimits:
+    """Send a server the limits of its later clients: a percentage, and bytes by device ordinal."""
 
     server: int
     thread_percentage: float
@@ -86,12 +89,12 @@ class TerminateClient:
     token: int
     pid: int
     by_reset: bool
-    """Whether what cannot be stopped is to be ended with its device."""
+    """Whether to reset a device if a kernel on it cannot be stopped."""
 
 
 @frozen
 class KillServer:
-    """A server did not leave though forced: kill it."""
+    """Kill a server that did not end when asked to."""
 
     server: int
 
@@ -106,29 +109,29 @@ class Reply:
 
 @frozen
 class Working:
-    """Tell an operator that the command is understood and takes its time."""
+    """Tell an operator that the command is accepted and takes some time."""
 
     session: int
 
 
 @frozen
 class SetTimer:
-    """Send TimerEnded with this token after so many seconds."""
+    """Start a timer; TimerEnded follows after this number of seconds."""
 
-    token: str
+    timer: Timer
     seconds: float
 
 
 @frozen
 class CancelTimer:
-    """Forget a SetTimer: its time does not matter any more."""
+    """Cancel a timer that was started."""
 
-    token: str
+    timer: Timer
 
 
 @frozen
 class Exit:
-    """The daemon is done."""
+    """End the daemon."""
 
     status: int
 
@@ -139,9 +142,9 @@ Instruction = (
     | AdmitClient
     | WatchClient
     | RefuseClient
-    | LetGoWithoutMps
-    | TellServerToLeave
-    | TellServerItsLimits
+    | ContinueWithoutMps
+    | ShutDownServer
+    | UpdateServerLimits
     | TerminateClient
     | KillServer
     | Reply
@@ -150,3 +153,11 @@ Instruction = (
     | CancelTimer
     | Exit
 )
+
+
+def reply(session: int, answer: Answer) -> Iterator[Instruction]:
+    """Log the answer of an operator's command, and send it."""
+    for part in answer.parts:
+        if part.logged:
+            yield Log("answer", {"text": part.text})
+    yield Reply(session, answer)

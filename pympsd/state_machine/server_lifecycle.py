@@ -1,4 +1,4 @@
-"""The states of a server as the daemon sees it: one table; an illegal move raises and changes nothing."""
+"""The states of a server as the daemon sees them, in one table; an illegal move raises and changes nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Phase(Enum):
     """Where a server is in its life."""
 
     RETURNING = "returning"
-    """A daemon that died had it; it is to come back."""
+    """A server of a daemon that died, expected to return."""
     SPAWNING = "spawning"
     INITIALIZING = "initializing"
     ACTIVE = "active"
     FAULT = "fault"
     LEAVING = "leaving"
-    """Told to go: when its clients have gone, or at once."""
+    """Asked to end: when its clients have gone, or at once."""
     GONE = "gone"
 
 
@@ -31,11 +31,11 @@ MOVES: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.LEAVING: frozenset({Phase.GONE}),
     Phase.GONE: frozenset(),
 }
-"""From each phase the phases it may move to."""
+"""The phases that each phase may move to."""
 
 
 class IllegalMove(Exception):
-    """A server cannot go from one phase to another like that."""
+    """A server cannot move from its phase to the other one."""
 
 
 def move(current: Phase, target: Phase) -> Phase:

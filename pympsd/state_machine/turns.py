@@ -1,79 +1,77 @@
-"""The line of waiting users: who stands before whom, and how long newcomers of the active user may overtake.
+"""The queue of waiting users: their order, and how long newcomers of the active user may overtake.
 
-Ticket numbers are the only clock: a waiter whose patience is over draws one more, and later tickets stay behind it.
+Ticket numbers are the only clock: when an entry's time is over it draws one more, and later tickets stay behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
-from pympsd.state_machine.daemon_state import Daemon, Server, Waiting
+from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
 from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer
+from pympsd.state_machine.timers import Timer, TimerKind
 
-TURN_TIMER: Final = "turn"
 
-
-def join(daemon: Daemon, waiting: Waiting) -> Iterator[Instruction]:
-    """Somebody who is not admitted at once takes the last place of the line."""
-    others = daemon.current is not None and daemon.current.uid != waiting.uid
-    others = others or any(one.uid != waiting.uid for one in daemon.line)
-    before = _users_before(daemon, waiting.uid)
-    daemon.line.append(waiting)
+def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
+    """Append an entry that cannot be served at once to the queue."""
+    others = daemon.current is not None and daemon.current.uid != entry.uid
+    others = others or any(one.uid != entry.uid for one in daemon.queue)
+    before = _users_before(daemon, entry.uid)
+    daemon.queue.append(entry)
     if before:
-        yield _said(waiting, ", ".join(f"user {uid}" for uid in before))
+        yield _wait_line(entry, ", ".join(f"user {uid}" for uid in before))
     if not others:
-        # The next server is this user's own: nobody can overtake.
+        # The next server is this user's own: no other user can overtake.
         return
     if daemon.turn_patience <= 0:
-        waiting.patient_until = waiting.ticket
+        entry.last_to_overtake = entry.ticket
         return
-    daemon.patience_timers.add(waiting.ticket)
-    yield SetTimer(f"{TURN_TIMER} {waiting.ticket}", daemon.turn_patience)
+    daemon.turn_timers.add(entry.ticket)
+    yield SetTimer(Timer(TimerKind.TURN, entry.ticket), daemon.turn_patience)
 
 
-def lose_patience(daemon: Daemon, ticket: int) -> None:
-    """A waiter has waited long enough: whoever comes from now on does not overtake it."""
-    daemon.patience_timers.discard(ticket)
-    for waiting in daemon.line:
-        if waiting.ticket == ticket:
-            waiting.patient_until = daemon.tickets.take()
+def close_to_newcomers(daemon: Daemon, ticket: int) -> None:
+    """End the time for which newcomers may overtake an entry: tickets drawn from now on stay behind it."""
+    daemon.turn_timers.discard(ticket)
+    for entry in daemon.queue:
+        if entry.ticket == ticket:
+            entry.last_to_overtake = daemon.tickets.take()
 
 
-def forget_timers(daemon: Daemon) -> Iterator[Instruction]:
-    """Cancel the timers of those who have left the line since: thousands may come and go before one ends."""
-    if daemon.patience_timers:
-        gone = daemon.patience_timers - {waiting.ticket for waiting in daemon.line}
-        daemon.patience_timers -= gone
+def cancel_stale_timers(daemon: Daemon) -> Iterator[Instruction]:
+    """Cancel the timers of entries that have left the queue: thousands may come and go before one ends."""
+    if daemon.turn_timers:
+        gone = daemon.turn_timers - {entry.ticket for entry in daemon.queue}
+        daemon.turn_timers -= gone
         for ticket in sorted(gone):
-            yield CancelTimer(f"{TURN_TIMER} {ticket}")
+            yield CancelTimer(Timer(TimerKind.TURN, ticket))
 
 
 def is_closed_to_newcomers(daemon: Daemon, uid: int) -> bool:
-    """Whether somebody of another user waits whom a newcomer of this user may not overtake."""
-    return any(waiting.uid != uid and waiting.patient_until is not None for waiting in daemon.line)
+    """Whether an entry of another user waits that a newcomer of this user may not overtake."""
+    return any(entry.uid != uid and entry.last_to_overtake is not None for entry in daemon.queue)
 
 
-def take_admissible(daemon: Daemon, uid: int) -> list[Waiting]:
-    """Take out of the line everybody of a user who overtakes nobody that has lost patience before they came."""
+def take_admissible(daemon: Daemon, uid: int) -> list[QueueEntry]:
+    """Take a user's entries out of the queue, except those that came after another user's time was over."""
     taken, kept = [], []
     barrier: float = float("inf")
-    for waiting in daemon.line:
-        if waiting.uid == uid and (not waiting.client or waiting.ticket < barrier):
-            taken.append(waiting)
+    for entry in daemon.queue:
+        if entry.uid == uid and (not entry.client or entry.ticket < barrier):
+            taken.append(entry)
             continue
-        if waiting.uid != uid and waiting.patient_until is not None:
-            barrier = min(barrier, waiting.patient_until)
-        kept.append(waiting)
-    daemon.line = kept
+        if entry.uid != uid and entry.last_to_overtake is not None:
+            barrier = min(barrier, entry.last_to_overtake)
+        kept.append(entry)
+    daemon.queue = kept
     return taken
 
 
-def tell_of_closing(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    """Log, once, that a server takes no newcomers of its user any more, and for whose sake."""
+def log_closing(daemon: Daemon, server: Server) -> Iterator[Instruction]:
+    """Log, once, that a server admits no more newcomers of its user, and for which waiting user."""
     closed = is_closed_to_newcomers(daemon, server.uid)
     if closed and not server.closed:
-        first = next(one for one in daemon.line if one.uid != server.uid and one.patient_until is not None)
+        first = next(one for one in daemon.queue if one.uid != server.uid and one.last_to_overtake is not None)
         yield Log(
             "turn_closed",
             {"uid": first.uid, "seconds": daemon.turn_patience, "server": server.pid, "active": server.uid},
@@ -81,17 +79,17 @@ def tell_of_closing(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     server.closed = closed
 
 
-def _said(waiting: Waiting, before: str) -> Log:
-    if waiting.peer is None:
-        return Log("turn_wished", {"uid": waiting.uid, "before": before})
-    return Log("turn_awaited", {"pid": waiting.peer.pid, "uid": waiting.uid, "before": before})
+def _wait_line(entry: QueueEntry, before: str) -> Log:
+    if entry.peer is None:
+        return Log("turn_wished", {"uid": entry.uid, "before": before})
+    return Log("turn_awaited", {"pid": entry.peer.pid, "uid": entry.uid, "before": before})
 
 
 def _users_before(daemon: Daemon, uid: int) -> list[int]:
-    """Return the other users who are served before somebody that joins the line now, in order."""
+    """Return the other users that are served before an entry of this user that joins the queue now, in order."""
     users = [] if daemon.current is None else [daemon.current.uid]
-    ahead = [waiting.uid for waiting in daemon.line]
+    ahead = [entry.uid for entry in daemon.queue]
     if uid in ahead and not is_closed_to_newcomers(daemon, uid):
-        # Served together with those of its user that wait already.
+        # Served together with the entries of its user that wait already.
         ahead = ahead[: ahead.index(uid)]
     return [other for other in dict.fromkeys(users + ahead) if other != uid]

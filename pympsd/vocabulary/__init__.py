@@ -1,1 +1,1 @@
-"""Words all three programs share: identities, statuses, limits, settings, file names. Pure."""
+"""Types shared by all three programs: identities, statuses, limits, answers, settings, file names. Pure."""

@@ -1,14 +1,14 @@
-"""What is known of one device: facts that the daemon lists, servers check and clients answer from."""
+"""The facts about one device, which the daemon lists, servers check and clients answer from."""
 
 from attrs import frozen
 
 WINDOW_BASE = 0x6000_0000_0000
 WINDOW_BITS = 40
-"""Every device owns the addresses ``WINDOW_BASE + (ordinal << WINDOW_BITS)`` up to the next window (1 TiB)."""
+"""Each device owns the addresses from ``WINDOW_BASE + (ordinal << WINDOW_BITS)`` up to the next window (1 TiB)."""
 PINNED_BASE = 0x4000_0000_0000
 PINNED_BITS = 38
 """Page-locked host memory that a device's executor shares with clients lies at the same addresses in both, between
-``PINNED_BASE + (ordinal << PINNED_BITS)`` and the next such window (256 GiB), where nobody else maps anything."""
+``PINNED_BASE + (ordinal << PINNED_BITS)`` and the next such window (256 GiB), where nothing else is mapped."""
 PINNED_WINDOWS = 64
 PINNED_END = PINNED_BASE + (PINNED_WINDOWS << PINNED_BITS)
 
@@ -31,13 +31,13 @@ class DeviceFacts:
     memory_bytes: int
     attributes: dict[str, int]
     contains_faults: bool = False
-    """Whether a fatal fault stays with its context (an emulated machine may say so) instead of reaching all that
+    """Whether a fatal fault stays with its context (an option of emulated machines) instead of reaching all that
     share the device."""
     stops_kernels: bool = False
-    """Whether a running kernel can be stopped: an emulated machine's can, unless it says otherwise."""
+    """Whether a running kernel can be stopped: true on emulated machines, unless described otherwise."""
     isolates_address_spaces: bool = False
-    """Whether the clients of one executor cannot reach each other's memory: on an emulated machine, unless it says
-    otherwise, from Volta on."""
+    """Whether the clients of one executor cannot reach each other's memory: true on emulated machines
+    from Volta on, unless described otherwise."""
 
     @property
     def is_volta_or_newer(self) -> bool:
@@ -46,12 +46,12 @@ class DeviceFacts:
 
 
 def window_of(ordinal: int) -> int:
-    """Return the first address of a device's own window (ordinal as the daemon counts its visible devices)."""
+    """Return the first address of a device's window (ordinal among the daemon's visible devices)."""
     return WINDOW_BASE + (ordinal << WINDOW_BITS)
 
 
 def ordinal_of(address: int) -> int:
-    """Return the ordinal of the device whose window holds an address; negative when below every window."""
+    """Return the ordinal of the device whose window holds an address; negative if it is below every window."""
     return (address - WINDOW_BASE) >> WINDOW_BITS
 
 

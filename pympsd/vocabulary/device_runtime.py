@@ -12,12 +12,12 @@ _NAMES: Final = re.compile(r"(?:__)?cuda(?:CDP2)?[A-Z]\w*|__cuda_syscall_cnp\w+"
 
 
 def is_device_runtime(name: str) -> bool:
-    """Whether a function that an image declares or calls, and does not define, is one of the device runtime's."""
+    """Whether a function that an image uses but does not define belongs to the device runtime."""
     return _NAMES.fullmatch(name) is not None
 
 
 def refusal(name: str) -> str:
-    """What the refusal of an image that uses the device runtime says."""
+    """Return the refusal of an image that uses a device runtime function."""
     return (
         f"unsupported: {name} is a function of the device runtime (dynamic parallelism), which MPS does not support; "
         "launch the kernel from the host"

@@ -1,4 +1,4 @@
-"""Every file name under the pipe and the log directory. Imports nothing: the quick command line uses it."""
+"""The file names in the pipe and log directories. Imports nothing, for the quick command line."""
 
 DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
 DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
@@ -9,15 +9,15 @@ LOCK = "control_lock"
 LOG_FIFO = "log"
 PID = "nvidia-cuda-mps-control.pid"
 STATE = "pympsd.state"
-"""What the next daemon has to know if this one is killed; there as long as a daemon runs."""
+"""The state that the next daemon needs if this one is killed; it exists as long as a daemon runs."""
 NEW_STATE = f"{STATE}.new"
-"""What becomes the state file when it is whole."""
+"""Becomes the state file when it is complete."""
 
 CONTROL_LOG = "control.log"
 SERVER_LOG = "server.log"
 
 SOCKET_PATH_LIMIT = 107
-"""Bytes a Unix socket's path may have: sun_path less its terminating NUL (unix(7))."""
+"""The most bytes in a Unix socket's path: sun_path less its terminating NUL (unix(7))."""
 
 
 def pipe_directory(environment: "dict[str, str]") -> str:

@@ -1,4 +1,4 @@
-"""Identities: 64-bit serials. A process is never known by its PID alone, for PIDs are used again."""
+"""Identities: 64-bit serials. A process is never identified by its PID alone, because PIDs are reused."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ContextSerial = NewType("ContextSerial", int)
 """Counts the client contexts of one server from 1; ``ps`` shows it as ID."""
 
 OVERFLOW_UID = 65534
-"""What the kernel reports for a user of another user namespace (user_namespaces(7))."""
+"""The uid that the kernel reports for a user of another user namespace (user_namespaces(7))."""
 
 
 @frozen
 class Peer:
-    """Who is at the other end of a socket, as the kernel said when it connected; pid 0: not visible here.
+    """The process at the other end of a socket, as the kernel reported it on connect; pid 0: not visible here.
 
-    ``foreign``: the user is not one of this user namespace, and the uid only stands for it.
+    ``foreign``: the user belongs to another user namespace, and the uid is a placeholder.
     """
 
     pid: int
@@ -33,7 +33,7 @@ class Peer:
 
 
 class Serials:
-    """A counter of serials: never gives one twice."""
+    """A counter of serials, which returns each one once."""
 
     def __init__(self, first: int = 1) -> None:
         self._next = count(first)

@@ -1,4 +1,4 @@
-"""Limits a client's contexts run under: active thread percentage, client priority, pinned memory."""
+"""The limits of a client's contexts: active thread percentage, client priority, pinned memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from attrs import frozen
 
 _MEMORY = re.compile(r"([0-9]{1,12})([GgMm])[Bb]?")
 MOST_MEMORY = 1 << 50
-"""1 PiB: more is a slip of the keys."""
+"""1 PiB: more is a typing error."""
 PER_CONTEXT_PARTITIONING = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
-"""Set to 1 when a client process starts: each of its contexts has a percentage of its own (MPS documents, 4.2.6)."""
+"""If set to 1 when a client process starts, each of its contexts has its own percentage (MPS documents, 4.2.6)."""
 
 
 class BadLimit(ValueError):
-    """A limit that cannot be; the message says what is allowed."""
+    """An invalid limit; the message says what is allowed."""
 
 
 @frozen(order=True)
@@ -32,7 +32,7 @@ class ThreadPercentage:
     def parse(cls, text: str) -> ThreadPercentage:
         """Read a percentage from an environment variable."""
         try:
-            # C reads no underscores in a number; Python does.
+            # Unlike Python, C accepts no underscores in a number.
             number = float(text if "_" not in text else "")
         except ValueError:
             raise BadLimit(f"an active thread percentage is a number above 0, up to 100, not {text!r}") from None

@@ -1,9 +1,9 @@
-"""How many blocks of a size one multiprocessor holds: the rule that placement keeps and clients calculate with.
+"""The number of blocks that one multiprocessor holds, for placement and for the clients' occupancy functions.
 
-As CUDA's occupancy calculation: blocks, threads in whole warps, shared memory in whole granules with what the system
-keeps of it for each block, and registers where there is a register file: an emulated device has none to run out of,
-and NUM_REGS is an estimate there. Source: CUDA C++ Programming Guide, Compute Capabilities, technical specifications;
-cuda_occupancy.h for how registers are given out.
+As in CUDA's occupancy calculation: blocks, threads in whole warps, shared memory in whole granules including the part
+that the system reserves for each block, and registers on real devices: an emulated device has no register file, and
+NUM_REGS is an estimate there. Source: CUDA C++ Programming Guide, Compute Capabilities, technical specifications;
+cuda_occupancy.h for the allocation of registers.
 """
 
 from __future__ import annotations
@@ -19,23 +19,21 @@ _DEFAULTS: Final = {
 }
 _OLD_GRANULE_BYTES: Final = 256
 _GRANULE_BYTES: Final = 128
-"""Shared memory comes in these since compute capability 8.0, which is also when the system began to reserve some."""
-
-
+"""The granule of shared memory since compute capability 8.0, which is also when the system began to reserve some."""
 _REGISTER_GRANULE: Final = 256
 _PARTITIONS: Final = 4
-"""A multiprocessor's register file is in so many parts, and a warp's registers lie in one."""
+"""The number of parts of a multiprocessor's register file; a warp's registers lie in one of them."""
 REGISTERS_OF_A_WARP: Final = "REGISTERS_OF_A_WARP"
-"""In a function's attributes, besides those of CUfunction_attribute: only where registers bound its occupancy."""
+"""An additional function attribute, present only if registers limit the function's occupancy."""
 
 
 def warp_registers(registers: int) -> int:
-    """Return what the warps of a function with so many registers a thread take of the register file, each."""
+    """Return the registers that each warp of a function takes, given its registers per thread."""
     return -(-registers * WARP_THREADS // _REGISTER_GRANULE) * _REGISTER_GRANULE
 
 
 def multiprocessor_room(attributes: Mapping[str, int]) -> tuple[int, int, int]:
-    """Return what one multiprocessor has: blocks, threads, bytes of shared memory.
+    """Return the capacity of one multiprocessor: blocks, threads, bytes of shared memory.
 
     ``attributes`` are a device's, by the names of CUdevice_attribute without their prefix.
     """
@@ -44,7 +42,7 @@ def multiprocessor_room(attributes: Mapping[str, int]) -> tuple[int, int, int]:
 
 
 def block_cost(attributes: Mapping[str, int], threads: int, shared_bytes: int) -> tuple[int, int, int]:
-    """Return what one block takes of that; ``shared_bytes`` is static and dynamic shared memory together."""
+    """Return what one block takes of that; ``shared_bytes`` is its static and dynamic shared memory."""
     reserved = attributes.get("RESERVED_SHARED_MEMORY_PER_BLOCK", 0)
     granule = _GRANULE_BYTES if reserved else _OLD_GRANULE_BYTES
     taken = -(-(shared_bytes + reserved) // granule) * granule
@@ -54,9 +52,9 @@ def block_cost(attributes: Mapping[str, int], threads: int, shared_bytes: int) -
 def blocks_per_multiprocessor(
     attributes: Mapping[str, int], threads: int, shared_bytes: int, warp_registers: int = 0
 ) -> int:
-    """Return how many blocks of ``threads`` threads and ``shared_bytes`` one multiprocessor holds; 0: none fits.
+    """Return the number of blocks of ``threads`` threads and ``shared_bytes`` that one multiprocessor holds.
 
-    ``warp_registers``: what each warp takes of the register file; 0: registers do not count.
+    ``warp_registers``: the registers that each warp takes; 0: registers do not limit.
     """
     blocks, room, memory = multiprocessor_room(attributes)
     _, cost, taken = block_cost(attributes, threads, shared_bytes)

@@ -1,6 +1,6 @@
 """The CUDA result codes (CUresult numbers) that pympsd itself raises, by name.
 
-Numbers, so that the daemon need not import cuda-bindings; tests check each against CUresult.
+They are defined here because the daemon does not import cuda-bindings; tests check each against CUresult.
 """
 
 from enum import IntEnum
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Result(IntEnum):
-    """A CUresult number, named without its ``CUDA_`` prefix's enum type; the value travels on the wire."""
+    """A CUresult number, named without the ``CUDA_`` prefix; the value travels on the wire."""
 
     SUCCESS = 0
     ERROR_INVALID_VALUE = 1
@@ -65,4 +65,4 @@ STICKY: Final = frozenset(
         Result.ERROR_MPS_RPC_FAILURE,
     }
 )
-"""Results that ruin their context: every later call in it answers the same (CUDA driver API, CUresult)."""
+"""Results that poison their context: every later call in it returns the same (CUDA driver API, CUresult)."""

@@ -1,4 +1,4 @@
-"""The daemon's settings: one mapping of environment variables in, one frozen Settings out."""
+"""The daemon's settings, read from environment variables."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pympsd.vocabulary.limits import BadLimit, ClientPriority, ThreadPercentage
 BACKENDS: Final = ("auto", "cuda", "emulated")
 WORKER: Final = "PYMPSD_WORKER"
 WORKERS: Final = ("auto", "native", "python")
-"""auto: native where that helps and is there; native: or not at all; python: never."""
+"""auto: native if that helps and is available; native: required; python: never native."""
 CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
-"""How many hardware queues a context has: each takes time to make, but with the driver's 8, 16 clients run as 8."""
+"""The number of hardware queues of a context: each costs start time, but 16 clients on the driver's 8 run as 8."""
 MOST_CONNECTIONS: Final = 32
-"""CUDA has no more."""
+"""CUDA's maximum."""
 DIALECTS: Final = ("documented", "r580", "json")
-"""How log lines are worded: as the MPS documents do, as driver 580 does, or as JSON objects."""
+"""The wording of log lines: that of the MPS documents, that of driver 580, or JSON objects."""
 
 
 class BadSetting(ValueError):
-    """A setting nobody can start with; the message names the variable and what is allowed."""
+    """A setting that prevents a start; the message names the variable and what is allowed."""
 
 
 @frozen
 class Settings:
-    """How a daemon was told to run; ``complaints`` are values that were refused and fell back to defaults."""
+    """A daemon's settings; ``complaints`` are about invalid values that were replaced by defaults."""
 
     pipe_directory: str
     log_directory: str
     backend: str
-    """``auto`` until it is known what this machine has (devices/discovery.py)."""
+    """``auto`` until the machine's devices are known (devices/discovery.py)."""
     emulated_devices: str
     visible_devices: str | None
     thread_percentage: ThreadPercentage
@@ -41,13 +41,13 @@ class Settings:
     log_dialect: str = "documented"
     complaints: tuple[str, ...] = ()
     memory_limits: str = ""
-    """As given (``0=1G,GPU-...=512MB``): which devices there are is not known here."""
+    """As given (``0=1G,GPU-...=512MB``): the devices are not known here."""
     turn_patience: float = 30.0
-    """Seconds after which newcomers of the active user overtake a waiting user no more; 0: they never do."""
+    """Seconds for which newcomers of the active user may overtake a waiting user; 0: they never may."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Read settings; raise BadSetting for what cannot be started with. An empty PYMPSD_ variable is not set."""
+        """Read settings; raise BadSetting if one prevents a start. An empty PYMPSD_ variable counts as not set."""
         complaints: list[str] = []
         return cls(
             pipe_directory=files.pipe_directory(dict(environment)),
@@ -61,7 +61,7 @@ class Settings:
             client_priority=_priority(environment, complaints),
             log_dialect=_dialect(environment.get("PYMPSD_LOG_DIALECT") or "documented"),
             complaints=tuple(complaints),
-            # The documents call it by the second name once.
+            # The documents use the second name once.
             memory_limits=environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
             or environment.get("CUDA_MPS_DEVICE_MEM_LIMIT", ""),
             turn_patience=_patience(environment.get("PYMPSD_TURN_PATIENCE") or "30"),
@@ -71,14 +71,14 @@ class Settings:
 def _backend(text: str, is_described: bool) -> str:
     if text not in BACKENDS:
         raise BadSetting(f"PYMPSD_BACKEND is one of {', '.join(BACKENDS)}, not {text!r}")
-    # Who describes an emulated machine means it.
+    # A description of an emulated machine selects it.
     return "emulated" if text == "auto" and is_described else text
 
 
-def check_what_executors_read(environment: Mapping[str, str], backend: str) -> None:
-    """Raise BadSetting for what would have every executor end, one context after the other, under a daemon that runs.
+def check_executor_settings(environment: Mapping[str, str], backend: str) -> None:
+    """Raise BadSetting for a setting that would end every executor under a running daemon, one context after another.
 
-    ``backend`` is the settled one: only a GPU's executors read how many queues they have.
+    ``backend`` is the resolved one: only executors on a GPU read the number of queues.
     """
     chosen_worker(environment)
     if backend == "cuda":
@@ -86,7 +86,7 @@ def check_what_executors_read(environment: Mapping[str, str], backend: str) -> N
 
 
 def chosen_worker(environment: Mapping[str, str]) -> str:
-    """Return who executes clients' records, one of WORKERS; raise BadSetting."""
+    """Return what executes clients' records, one of WORKERS; raise BadSetting."""
     worker = environment.get(WORKER) or WORKERS[0]
     if worker not in WORKERS:
         raise BadSetting(f"{WORKER} is one of {', '.join(WORKERS)}, not {worker!r}")
@@ -94,7 +94,7 @@ def chosen_worker(environment: Mapping[str, str]) -> str:
 
 
 def chosen_connections(environment: Mapping[str, str]) -> str:
-    """Return how many hardware queues an executor on a GPU has, as it is written; raise BadSetting."""
+    """Return the number of hardware queues of an executor on a GPU, as text; raise BadSetting."""
     connections = environment.get(CONNECTIONS) or str(MOST_CONNECTIONS)
     if connections not in map(str, range(1, MOST_CONNECTIONS + 1)):
         raise BadSetting(f"{CONNECTIONS} is a number from 1 to {MOST_CONNECTIONS}, not {connections!r}")

@@ -1,13 +1,13 @@
-"""Errors of a conversation: each says which side is to blame."""
+"""Protocol errors, by the side that is at fault."""
 
 
 class ProtocolError(Exception):
-    """A conversation went against its rules."""
+    """The protocol was violated."""
 
 
 class LocalError(ProtocolError):
-    """This side did something it must not: a defect of ours."""
+    """This side violated the protocol: an internal error."""
 
 
 class RemoteError(ProtocolError):
-    """The other side sent something it must not: garbage, too much, or at the wrong time."""
+    """The other side violated the protocol: garbage, too much, or at the wrong time."""

@@ -14,7 +14,7 @@ from pympsd.wire.messages import message
 @message(64)
 @frozen
 class ExecutorSetup:
-    """What the executor is to own; an executor of another build refuses."""
+    """The device that the executor is to own; an executor of another build refuses."""
 
     build: str
     ordinal: int
@@ -22,7 +22,7 @@ class ExecutorSetup:
     backend: str
     device: DeviceFacts
     reports_memory: bool = False
-    """Whether it is to say MemoryUsed."""
+    """Whether the executor is to send MemoryUsed."""
 
 
 @message(65)
@@ -32,13 +32,13 @@ class ExecutorReady:
 
     pid: int
     workers: str = ""
-    """Who takes clients' records, ``native``, or ``python`` and why; empty where only Python can."""
+    """What reads clients' records: ``native``, or ``python`` and why; empty if only Python can."""
 
 
 @message(66)
 @frozen
 class ExecutorFailed:
-    """The device could not be opened; the executor leaves."""
+    """The device could not be opened; the executor ends."""
 
     code: int
     reason: str
@@ -47,7 +47,7 @@ class ExecutorFailed:
 @message(67)
 @frozen
 class Attach:
-    """Make a context for a client process; ``new_stream`` says that its command stream must be made too."""
+    """Create a context for a client process; with ``new_stream`` also its command stream."""
 
     request: int
     client: int
@@ -55,9 +55,9 @@ class Attach:
     new_stream: bool
     multiprocessors: int
     memory_bytes: int
-    """The most the client's contexts may hold together, the overhead of each included; 0: no limit but the device's.
+    """Limit of what the client's contexts hold together, the overhead of each included; 0: only the device's.
 
-    The figure that came with the client's first context counts for as long as it has any.
+    The figure given with the client's first context applies as long as it has any.
     """
     priority: int
 
@@ -65,21 +65,21 @@ class Attach:
 @message(68)
 @frozen
 class Attached:
-    """Comes with 2 fds, the client's end of the stream and the shared memory, when ``new_stream`` was asked."""
+    """With 2 fds, the client's end of the stream and the shared memory, if ``new_stream`` was set."""
 
     request: int
     shared_bytes: int
-    """Bulk data, at the start of the memory that comes along."""
+    """Size of the bulk data, at the start of the shared memory."""
     memory_bytes: int
     stream_priorities: tuple[int, int]
     ring_bytes: int = 0
-    """The ring of records behind the bulk data, AREA_BYTES of ring_layout; 0: records come by the socket."""
+    """Size of the ring behind the bulk data, AREA_BYTES of ring_layout; 0: records are sent by the socket."""
 
 
 @message(69)
 @frozen
 class Detach:
-    """Destroy a context and free what it held."""
+    """Destroy a context and free its resources."""
 
     request: int
     context: int
@@ -88,7 +88,7 @@ class Detach:
 @message(74)
 @frozen
 class Terminate:
-    """Stop a context's work for good: every later call in it answers this CUresult, for this reason."""
+    """Stop a context's work for good: every later call in it fails with this CUresult and reason."""
 
     request: int
     context: int
@@ -112,9 +112,9 @@ class ExecutorDone:
 
     request: int
     unfinished: int = 0
-    """To Detach and DropClient: how many contexts, of whomever, are destroyed and have kernels that still run.
+    """To Detach and DropClient: the number of destroyed contexts, of any client, whose kernels still run.
 
-    They keep what they hold until those have ended, or until the executor is replaced.
+    They keep their resources until the kernels end or the executor is replaced.
     """
 
 
@@ -131,7 +131,7 @@ class ExecutorRefused:
 @message(73)
 @frozen
 class ContextFaulted:
-    """A kernel or copy ruined its context; sticky from now on."""
+    """A kernel or copy poisoned its context; the error is sticky."""
 
     context: int
     code: int
@@ -141,7 +141,7 @@ class ContextFaulted:
 @message(78)
 @frozen
 class MemoryUsed:
-    """What clients hold on the device, in bytes by client; said when it has changed, at most a few times a second."""
+    """Device memory in bytes by client; sent when it has changed, at most a few times a second."""
 
     clients: dict[int, int]
 
@@ -149,7 +149,7 @@ class MemoryUsed:
 @message(77)
 @frozen
 class Ping:
-    """Are you well? Answered by a thread that never waits for a kernel."""
+    """A health check, answered by a thread that never waits for a kernel."""
 
     request: int
 
@@ -157,27 +157,27 @@ class Ping:
 @message(75)
 @frozen
 class AskTrace:
-    """What did the device do?"""
+    """Ask for a Trace of the device."""
 
     request: int
 
 
 @frozen
 class ContextTrace:
-    """A living context's part of the multiprocessors; ``context`` is the serial it was attached by."""
+    """A context's share of the multiprocessors; ``context`` is the serial it was attached with."""
 
     context: int
     multiprocessors: tuple[int, ...]
-    """The ids of those it may use, as its kernels read them in %smid."""
+    """The ids that it may use, as its kernels read them in %smid."""
     slots: int
-    """Blocks that can be resident on them at once, however small."""
+    """The number of blocks, however small, that can be resident on them at once."""
     resident_high_water: int
-    """The most that were."""
+    """The largest number that were resident at once."""
 
 
 @frozen
 class BatchTrace:
-    """Blocks of one kernel that began together; ``sequence`` counts all such beginnings on the device."""
+    """Blocks of one kernel that started together; ``sequence`` numbers the batches of the device."""
 
     sequence: int
     context: int
@@ -186,18 +186,18 @@ class BatchTrace:
     first_block: int
     blocks: int
     priority: int
-    """The client's, as in Attach."""
+    """The client's priority, as in Attach."""
 
 
 BATCH_TRACE_LIMIT: Final = 4096
 KERNEL_NAME_LIMIT: Final = 100
-"""So that the longest trace is well within a frame."""
+"""The longest trace fits well in a frame."""
 
 
 @message(76)
 @frozen
 class Trace:
-    """Answers AskTrace: counters, living contexts, and the latest batches, oldest first."""
+    """Answers AskTrace: counters, contexts, and the latest batches, oldest first."""
 
     request: int
     counters: dict[str, int]

@@ -1,23 +1,23 @@
-"""The frame: an 8-byte header and a body. Imports nothing, for the quick command line writes frames too.
+"""The frame: an 8-byte header and a body. Imports nothing, as the command line, which starts fast, uses it too.
 
-Header, in the machine's own byte order (both ends are on one machine): body length (4 bytes), kind (2),
-number of file descriptors that came with it (1), reserved, zero (1).
+Header, in the machine's byte order (both ends are on one machine): body length (4 bytes), kind (2), number of file
+descriptors sent with the frame (1), reserved, zero (1).
 """
 
 from sys import byteorder
 
 HEADER_BYTES = 8
 BODY_LIMIT = 1 << 20
-"""No body is longer than 1 MiB; a peer that announces more has its connection closed."""
+"""No body is longer than 1 MiB; the connection of a peer that announces more is closed."""
 
-# The operator's conversation: bodies are raw bytes, so that a command is echoed as it came.
+# The operator's conversation: bodies are raw bytes, so that a command is echoed unchanged.
 OPERATOR_HELLO = 1
 OPERATOR_LINE = 2
 OPERATOR_WORKING = 3
 OPERATOR_STDOUT = 4
 OPERATOR_STDERR = 5
 OPERATOR_DONE = 6
-"""Ends the answer to one line; the body is one byte, 0 accepted or 1 refused."""
+"""Ends the answer to one line; the body is one byte: 0 accepted, 1 refused."""
 
 FIRST_MESSAGE_KIND = 16
 """Kinds from here on are messages (messages.py)."""

@@ -1,4 +1,4 @@
-"""Frames out of a byte stream, however it was cut, with the file descriptors that came along."""
+"""Extracts frames and their file descriptors from a byte stream that arrives in any chunks."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from pympsd.wire.errors import RemoteError
 
 @frozen
 class Frame:
-    """One whole frame and the descriptors that belong to it (the receiver owns them now)."""
+    """One whole frame and its descriptors, which the receiver owns."""
 
     kind: int
     body: bytes
     fds: tuple[int, ...] = ()
     fds_lost: bool = False
-    """It brought descriptors, and the receiver had no room for them: the kernel has closed them."""
+    """It had descriptors, and the receiver had no room for them: the kernel has closed them."""
 
 
 @define
 class FrameReader:
-    """Collects bytes and descriptors, gives whole frames.
+    """Collects bytes and descriptors and returns whole frames.
 
-    ``body_limit`` in bytes; ``fds_allowed`` is how many descriptors one frame may bring (doors that strangers
-    reach: 0). The owner closes what ``take_unclaimed_fds`` returns when the conversation ends.
+    ``body_limit`` in bytes; ``fds_allowed``: the number of descriptors that one frame may have (0 on public
+    sockets). The owner closes what ``take_unclaimed_fds`` returns when the conversation ends.
     """
 
     body_limit: int = frames.BODY_LIMIT
     fds_allowed: int = 0
     _buffer: bytearray = field(factory=bytearray, init=False)
     _fds: deque[int | None] = field(factory=deque, init=False)
-    """None stands for all descriptors of one frame that were lost."""
+    """None stands for all descriptors of a frame that has lost them."""
 
     def feed(self, data: bytes, fds: tuple[int, ...] = (), lost: bool = False) -> Iterator[Frame]:
-        """Take what one receive gave; yield each frame it completes. Raise RemoteError on a broken rule.
+        """Add the result of one receive; yield each frame it completes. Raise RemoteError on a violation.
 
-        ``lost``: descriptors that came with it are not there (MSG_CTRUNC); one receive has those of one frame only.
+        ``lost``: descriptors were lost (MSG_CTRUNC); one receive has those of one frame only.
         """
         self._buffer += data
         self._fds.extend((None,) if lost else fds)
@@ -71,8 +71,8 @@ class FrameReader:
         return Frame(kind, body, fds, lost)
 
     @property
-    def in_the_middle(self) -> bool:
-        """Whether a frame has begun and not ended: an end of file now is a broken conversation."""
+    def mid_frame(self) -> bool:
+        """Whether a frame is incomplete: an end of file would then be a protocol violation."""
         return bool(self._buffer)
 
     def take_unclaimed_fds(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from pympsd.wire.versions import Versions
 @message(32)
 @frozen
 class ServerHello:
-    """The server's first word."""
+    """The server's first message."""
 
     versions: Versions
     pid: int
@@ -21,7 +21,7 @@ class ServerHello:
 @message(33)
 @frozen
 class ServerSetup:
-    """What a server works with: its user, its devices and the limits it starts with."""
+    """A server's configuration: its user, its devices and its initial limits."""
 
     uid: int
     control_socket: str
@@ -30,17 +30,17 @@ class ServerSetup:
     thread_percentage: float
     client_priority: int
     memory_limits: dict[int, int]
-    """Bytes by device ordinal: the most each client of this server may hold there."""
+    """Bytes by device ordinal: the limit of each client of this server there."""
     door: str = ""
-    """The full path of the daemon's socket, where to knock when its link ends; empty: nowhere."""
+    """The full path of the daemon's socket, to reconnect to when the link ends; empty: none."""
     machine: str = ""
-    """As PYMPSD_EMULATED_DEVICES describes it, with a path that is absolute: beside it its state is found."""
+    """PYMPSD_EMULATED_DEVICES with an absolute path; the machine's state is beside that file."""
 
 
 @message(34)
 @frozen
 class StatusChanged:
-    """The server's status, pushed whenever it changes; the daemon never asks."""
+    """The server's status, sent whenever it changes; the daemon never asks for it."""
 
     status: str
 
@@ -48,7 +48,7 @@ class StatusChanged:
 @message(35)
 @frozen
 class AdmitClient:
-    """Comes with 2 fds: the server's end of the session and a pidfd of the client (1 where none can be had)."""
+    """With 2 fds: the server's end of the session and a pidfd of the client (1 fd if no pidfd is available)."""
 
     client: int
     pid: int
@@ -58,13 +58,13 @@ class AdmitClient:
     priority: int
     environment: dict[str, str]
     namespace: int = 0
-    """The inode of its PID namespace; a server tells it to the next daemon."""
+    """The inode of its PID namespace, which a server reports to the next daemon."""
 
 
 @message(36)
 @frozen
 class ContextReported:
-    """A client has made a context."""
+    """A client has created a context."""
 
     client: int
     serial: int
@@ -76,7 +76,7 @@ class ContextReported:
 @message(37)
 @frozen
 class ContextGone:
-    """A context is gone and what it held freed."""
+    """A context is destroyed and its resources are freed."""
 
     client: int
     serial: int
@@ -93,7 +93,7 @@ class ClientGone:
 @message(39)
 @frozen
 class ShutDown:
-    """Leave: when the last client has gone, or (forced) at once."""
+    """Shut down when the last client has gone, or (forced) at once."""
 
     forced: bool
 
@@ -111,7 +111,7 @@ class LogRecord:
 @message(41)
 @frozen
 class LogDropped:
-    """The link was full and so many records were dropped."""
+    """The link was full and ``count`` records were dropped."""
 
     count: int
 
@@ -119,7 +119,7 @@ class LogDropped:
 @message(42)
 @frozen
 class LimitsChanged:
-    """The limits of the server's later clients: a percentage, and bytes by device ordinal."""
+    """New limits for the server's later clients: a percentage, and bytes by device ordinal."""
 
     thread_percentage: float
     memory_limits: dict[int, int]
@@ -128,30 +128,30 @@ class LimitsChanged:
 @message(43)
 @frozen
 class TerminateClient:
-    """End all contexts of the client process with this PID; Terminated answers, with the same token."""
+    """Terminate all contexts of the client process with this PID; answered by Terminated with the same token."""
 
     token: int
     pid: int
     by_reset: bool = False
-    """What does not stop is ended with its device, as by a fatal fault of it."""
+    """End kernels that cannot be stopped by resetting the device, as after a fatal fault."""
 
 
 @message(44)
 @frozen
 class Terminated:
-    """How a termination ended: a CUresult number."""
+    """The result of a termination: a CUresult number."""
 
     token: int
     code: int
 
 
-# --- a server whose daemon died, at the door of the next one. Builds of other versions have to read these four.
+# --- a server whose daemon died reconnects to the next one. Builds of other versions have to read these four.
 
 
 @message(45)
 @frozen
 class StartRefused:
-    """Why the server cannot start; its end follows."""
+    """Why the server cannot start; it ends after this."""
 
     reason: str
 
@@ -159,20 +159,20 @@ class StartRefused:
 @message(52)
 @frozen
 class ServerReturn:
-    """The first word on `control` of a server that an earlier daemon started; so many ReturningClient follow."""
+    """First message on ``control`` of a server that an earlier daemon started; ``clients`` ReturningClient follow."""
 
     versions: Versions
     pid: int
     status: str
     leaving: bool
-    """It was told to leave, and goes with its last client."""
+    """It was told to shut down, and ends with its last client."""
     clients: int
 
 
 @message(53)
 @frozen
 class ReturningClient:
-    """A client of a server that returns, as the daemon before described it."""
+    """A client of a returning server, as the earlier daemon described it."""
 
     client: int
     pid: int
@@ -185,13 +185,13 @@ class ReturningClient:
 
 @message(54)
 @frozen
-class ServerTakenIn:
-    """The new daemon takes the server in: all goes on as on the link before."""
+class ServerAdopted:
+    """The new daemon adopts the server: this link replaces the earlier one."""
 
 
 @message(55)
 @frozen
 class ServerDismissed:
-    """The new daemon does not take the server in: it goes with its last client, without a daemon."""
+    """The new daemon does not adopt the server: it ends with its last client, without a daemon."""
 
     reason: str

@@ -1,6 +1,6 @@
 """Every message, one frozen class each, and the codec: MessagePack bodies in frames, the kind in the header.
 
-Named by direction: hello and grants between client and daemon, session messages between client and server,
+Grouped by link: hello and grants between client and daemon, session messages between client and server,
 link messages between server and daemon (``link_messages``) and between server and executor (``executor_messages``).
 """
 
@@ -37,7 +37,7 @@ def message(kind: int) -> Any:
 
 
 def encode(value: object, fds: int = 0) -> bytes:
-    """Return the frame of a message; ``fds`` descriptors are sent beside it."""
+    """Return the frame of a message that is sent with ``fds`` descriptors."""
     kind = _KIND_OF.get(type(value))
     if kind is None:
         raise LocalError(f"{type(value).__name__} is no message")
@@ -48,7 +48,7 @@ def encode(value: object, fds: int = 0) -> bytes:
 
 
 def decode(frame: Frame) -> Any:
-    """Return the message of a frame; raise RemoteError for an unknown kind or a body that does not fit it."""
+    """Return the message in a frame; raise RemoteError for an unknown kind or a malformed body."""
     cls = _KINDS.get(frame.kind)
     if cls is None:
         raise RemoteError(f"unknown message kind {frame.kind}")
@@ -64,7 +64,7 @@ def decode(frame: Frame) -> Any:
 @message(0)
 @frozen
 class ClientHello:
-    """A client knocks. ``environment`` holds the MPS and device variables of its own that the server honours."""
+    """A client connects. ``environment`` holds those of its MPS and device variables that the server honours."""
 
     versions: Versions
     pid: int
@@ -72,13 +72,13 @@ class ClientHello:
     pid_namespace: int
     environment: dict[str, str]
     traced: bool = False
-    """It runs under a debugger."""
+    """The client runs under a debugger."""
 
 
 @message(1)
 @frozen
 class SessionGranted:
-    """Comes with 1 fd: the client's end of its session with the server."""
+    """With 1 fd: the client's end of its session with the server."""
 
     version: int
     client: int
@@ -88,7 +88,7 @@ class SessionGranted:
 @message(2)
 @frozen
 class Refused:
-    """No: a CUresult number and a sentence a person can read. Ends the conversation it answers."""
+    """A CUresult number and a sentence for the user. Ends the conversation."""
 
     code: int
     reason: str
@@ -97,7 +97,7 @@ class Refused:
 @message(3)
 @frozen
 class GoWithoutMps:
-    """The daemon lets a client under a debugger go on as if there were none, and says why."""
+    """A client under a debugger is to go on as without a daemon; why."""
 
     reason: str
 
@@ -108,13 +108,13 @@ class GoWithoutMps:
 @message(8)
 @frozen
 class SessionWelcome:
-    """The server's first word: the devices this client sees, in its own numbering."""
+    """The server's first message: the devices this client sees, in its own numbering."""
 
     server_pid: int
     driver_version: int
     devices: tuple[DeviceFacts, ...]
     ordinals: tuple[int, ...]
-    """For each device its ordinal among the daemon's devices: it says which address window is its own."""
+    """For each device its ordinal among the daemon's devices, which determines its address window."""
 
 
 @message(9)
@@ -126,30 +126,30 @@ class OpenContext:
     device: int
     flags: int = 0
     thread_percentage: float | None = None
-    """What its environment says now; heeded under per-context partitioning, and only to lower."""
+    """From the client's environment now; used under per-context partitioning, and only to lower the percentage."""
     affinity: int | None = None
-    """Execution affinity: so many SMs, rounded up, of what the context may use."""
+    """Execution affinity: the number of SMs, rounded up, of those that the context may use."""
 
 
 @message(10)
 @frozen
 class ContextOpened:
-    """Comes with 2 fds, stream and shared memory, when it is the process's first context of that executor."""
+    """With 2 fds, stream and shared memory, for the process's first context of that executor."""
 
     request: int
     context: int
     """The server's serial: names the context in records."""
     generation: int
-    """The executor's generation: handles minted for another are refused."""
+    """The executor's generation: handles minted for another generation are refused."""
     multiprocessors: int
     memory_bytes: int
-    """What cuMemGetInfo calls total: the limit where there is one."""
+    """The total that cuMemGetInfo returns: the limit if there is one."""
     stream_priorities: tuple[int, int]
     """Least and greatest, as cuCtxGetStreamPriorityRange returns them."""
     shared_bytes: int
     """Size of the shared memory for bulk data."""
     ring_bytes: int = 0
-    """Size of the ring of records behind it (ring_layout); 0: records go by the socket."""
+    """Size of the ring of records behind it (ring_layout); 0: records are sent by the socket."""
 
 
 @message(11)
@@ -164,7 +164,7 @@ class CloseContext:
 @message(12)
 @frozen
 class ContextClosed:
-    """All that the context held is freed."""
+    """Everything that the context held is freed."""
 
     request: int
 
@@ -172,7 +172,7 @@ class ContextClosed:
 @message(13)
 @frozen
 class RequestRefused:
-    """A session request failed; the session goes on."""
+    """A session request failed; the session continues."""
 
     request: int
     code: int

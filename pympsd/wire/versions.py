@@ -1,4 +1,4 @@
-"""Which versions of the conversation this build speaks, and how two sides agree on one."""
+"""The protocol versions that this build supports, and how two sides agree on one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEATURES: Final[tuple[str, ...]] = ("socket-transport",)
 
 @frozen
 class Versions:
-    """What a side says of itself in its hello."""
+    """What each side announces in its hello."""
 
     oldest: int = OLDEST
     newest: int = NEWEST
@@ -24,6 +24,6 @@ class Versions:
 
 
 def agree(ours: Versions, theirs: Versions) -> int | None:
-    """Return the newest version both speak, or None when the ranges do not meet."""
+    """Return the newest version that both support, or None if the ranges do not overlap."""
     newest = min(ours.newest, theirs.newest)
     return newest if newest >= max(ours.oldest, theirs.oldest) else None

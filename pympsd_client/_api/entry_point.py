@@ -17,7 +17,7 @@ from pympsd_client._arguments import bindings, structs
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number, text, unsigned
-from pympsd_client._command_stream.launch_cache import quickened
+from pympsd_client._command_stream.launch_cache import with_cache
 from pympsd_client._objects.process import process
 from pympsd_client._objects.thread_local import this_thread
 from pympsd_client.signatures import Calling, Parameter, Signature
@@ -85,7 +85,7 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
             [inspect.Parameter(one.name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for one in signature.inputs]
         )
     if signature.name == "cuLaunchKernel":
-        function = quickened(function, DONE, this_thread)
+        function = with_cache(function, DONE, this_thread)
     made: EntryPoint = function
     return made
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import CUresult
-from pympsd_client._objects.thread_local import this_thread
 
 SUCCESS: Final[Any] = CUresult.CUDA_SUCCESS
 DONE: Final[tuple[Any]] = (SUCCESS,)
 """What a call without outputs returns when it went well."""
 _MEMBERS: Final[dict[int, Any]] = {int(member): member for member in CUresult}
 _ROLE: Final = re.compile(r":py:obj:`~?\.?([^`]*)`")
+
+
+class _Last(threading.local):
+    message = ""
+
+
+_last: Final = _Last()
+"""The message of each thread's last failed call."""
 
 
 class CudaError(Exception):
@@ -40,7 +48,7 @@ def invalid_handle(reason: str) -> CudaError:
 
 
 def lost(reason: str) -> CudaError:
-    """Return CUDA_ERROR_MPS_RPC_FAILURE: the other side is gone, or does not speak our language."""
+    """Return CUDA_ERROR_MPS_RPC_FAILURE: the other side is gone, or breaks the protocol."""
     return CudaError(Result.ERROR_MPS_RPC_FAILURE, reason)
 
 
@@ -51,7 +59,7 @@ def result_of(code: int) -> Any:
 
 def failed(error: CudaError, outputs: int) -> tuple[Any, ...]:
     """Keep the message for `last_error`; return what a failed call returns: its result and None for each output."""
-    this_thread.message = error.reason
+    _last.message = error.reason
     return (result_of(error.code), *(None,) * outputs)
 
 
@@ -60,7 +68,7 @@ def last_error() -> str:
 
     Empty when no call of this thread has failed. A call that succeeds leaves it as it is.
     """
-    return this_thread.message
+    return _last.message
 
 
 def name_of(code: int) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Threads that run a program's host functions: in order within a stream, and no stream waits for another's."""
+"""Threads that run a program's host functions: in order within a stream, without one stream waiting for another's."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Final
 
 Job = Callable[[], None]
 IDLE_S: Final = 5.0
-"""A thread with nothing to do ends after so long."""
+"""A thread with nothing to do ends after this time."""
 
 
-class Runners:
-    """As many threads as streams have a function to run just now. They never keep a process from its end."""
+class CallbackThreads:
+    """One thread for each stream with functions to run. They never keep a process from ending."""
 
     def __init__(self) -> None:
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Begin with nothing, as a forked child does: the threads are its parent's, but for one that has forked."""
+        """Start empty, as a forked child does: only the forking thread lives on in it."""
         self._changed = Condition()
         self._jobs: dict[Hashable, deque[Job]] = {}
-        """Of each stream that has a thread, or is about to."""
+        """The jobs of each stream that has a thread, or is about to."""
         self._ready: deque[Hashable] = deque()
-        """Streams that wait for a thread."""
+        """Streams waiting for a thread."""
         self._idle = 0
 
-    def give(self, stream: Hashable, job: Job) -> None:
+    def submit(self, stream: Hashable, job: Job) -> None:
         """Run a job after the others of its stream. The job raises nothing."""
         with self._changed:
             jobs = self._jobs.get(stream)
@@ -43,7 +43,7 @@ class Runners:
                 return
         try:
             Thread(target=self._run, name="host functions", daemon=True).start()
-        except RuntimeError:  # the system gives no more threads: then in this one, whoever else may wait
+        except RuntimeError:  # the system has no more threads: run it in this one
             self._serve_next(0)
 
     def _run(self) -> None:
@@ -51,7 +51,7 @@ class Runners:
             pass
 
     def _serve_next(self, patience: float) -> bool:
-        """Run the jobs of a stream; return whether there was one before the patience was over."""
+        """Run the jobs of a stream; return False when there was none within ``patience`` seconds."""
         jobs = self._jobs
         with self._changed:
             self._idle += 1
@@ -62,7 +62,7 @@ class Runners:
             stream = self._ready.popleft()
         while (job := self._job_of(stream)) is not None:
             job()
-            if self._jobs is not jobs:  # it has forked: this is the child's only thread, and has nothing more to do
+            if self._jobs is not jobs:  # the job has forked: this is the child's only thread, with nothing more to do
                 return False
         return True
 
@@ -75,4 +75,4 @@ class Runners:
             return None
 
 
-runners: Final = Runners()
+callback_threads: Final = CallbackThreads()

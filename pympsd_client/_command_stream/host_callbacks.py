@@ -1,13 +1,14 @@
-"""Host functions on their way through one command stream: posted, announced by the executor, run, reported done.
+"""Host functions in flight on one command stream: posted, announced by the executor, run, reported as done.
 
-The executor answers HOST_FUNCTION when its stream has come to it, so somebody has to read while functions are
-pending: a thread of their own takes part as one that waits. It sleeps, and then ends, when there are none.
+The executor answers HOST_FUNCTION when its stream has come to it, so answers must be read while functions are
+pending: a listener thread waits for them. It sleeps, and then ends, when there are none.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Final
@@ -18,33 +19,33 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET, HEADER
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.callback_threads import IDLE_S, runners
-from pympsd_client._objects.thread_local import this_thread
+from pympsd_client._command_stream.answers import Poisonable, poison_if_flagged
+from pympsd_client._command_stream.callback_threads import IDLE_S, callback_threads
 
 if TYPE_CHECKING:
-    from pympsd_client._command_stream.transport import Answer, Transport
-    from pympsd_client._objects.context import Context, Opened
+    from pympsd_client._command_stream.answers import Answer
+    from pympsd_client._command_stream.transport import Transport
 
-STRIDE: Final = 1024
-"""Records that may be posted while functions are pending before the executor is asked for room.
+ROOM_CHECK_INTERVAL: Final = 1024
+"""The number of records that may be posted while functions are pending before the executor is asked for room.
 
 It stops reading when too much is unfinished, and would not see that a function is done.
 """
 
 
 @frozen(eq=False)
-class HostCall:
-    """A function for a point of a stream. ``run`` gets a CUresult number and raises nothing."""
+class PendingCallback:
+    """A function queued in a stream. ``run`` gets a CUresult number and raises nothing."""
 
-    context: Context
-    opened: Opened
+    context: Poisonable
+    serial: int
     stream: int
     run: Callable[[int], None]
     on_error: bool
     """Whether it runs when the context has met with an error too."""
 
 
-class HostCalls:
+class HostCallbacks:
     """The host functions of one command stream. Safe for threads."""
 
     def __init__(self, transport: Transport) -> None:
@@ -52,36 +53,35 @@ class HostCalls:
         self._gate: Final = Lock()
         self._gate.acquire()
         self._changed: Final = Condition()
-        self._awaited: Final[dict[int, HostCall]] = {}
+        self._pending: Final[dict[int, PendingCallback]] = {}
         """Posted and not announced, by the sequence numbers of their records, which are their tokens too."""
         self._unfinished = 0
         self._listening = False
         self._asking: Final = Lock()
         self._posted = count().__next__
 
-    def launch(self, call: HostCall) -> None:
+    def launch(self, callback: PendingCallback) -> None:
         """Post a function; raise CudaError."""
-        sequence = self._enter(call)
+        sequence = self._enter(callback)
         self._transport.expect(sequence, self._gate)
-        record = operations.HOST_FUNCTION.record(
-            call.opened.serial, sequence, call.stream, sequence, flags=FLAG_QUIET
-        )
+        serial, stream = callback.serial, callback.stream
+        record = operations.HOST_FUNCTION.record(serial, sequence, stream, sequence, flags=FLAG_QUIET)
         try:
             self._transport.post(record)
-        except CudaError:  # after Ctrl-C it stays awaited: its record may be on its way
-            self._transport.forget(sequence)
-            if self._awaited.pop(sequence, None) is not None:
+        except CudaError:  # after Ctrl-C it stays pending: its record may be on its way
+            self._transport.discard(sequence)
+            if self._pending.pop(sequence, None) is not None:
                 self._finished()
             raise
 
-    def _enter(self, call: HostCall) -> int:
+    def _enter(self, callback: PendingCallback) -> int:
         with self._changed:
             if not self._listening:
                 self._start()
             sequence = self._transport.sequence()
-            self._awaited[sequence] = call
+            self._pending[sequence] = callback
             self._unfinished += 1
-            self._transport.pace = self._keep_pace
+            self._transport.backpressure = self._wait_for_room
             self._changed.notify()
         return sequence
 
@@ -95,60 +95,58 @@ class HostCalls:
     # --- the listener
 
     def _listen(self) -> None:
-        while self._some_awaited():
+        while self._any_pending():
             try:
-                self._transport.wait(self._gate, self._some_announced)
+                self._transport.wait(self._gate, self._any_announced)
             except CudaError as error:
                 self._end(error)
                 return
             for sequence in self._transport.arrived():
                 self._announced(sequence)
 
-    def _some_awaited(self) -> bool:
+    def _any_pending(self) -> bool:
         with self._changed:
-            self._listening = self._changed.wait_for(lambda: bool(self._awaited), IDLE_S)
+            self._listening = self._changed.wait_for(lambda: bool(self._pending), IDLE_S)
             return self._listening
 
-    def _some_announced(self) -> bool:
-        return any(map(self._awaited.__contains__, self._transport.arrived()))
+    def _any_announced(self) -> bool:
+        return any(map(self._pending.__contains__, self._transport.arrived()))
 
     def _announced(self, sequence: int) -> None:
-        call = self._awaited.pop(sequence, None)
-        if call is None:  # Ctrl-C while a listener began may have left two
+        callback = self._pending.pop(sequence, None)
+        if callback is None:  # Ctrl-C while a listener began may have left two
             return
         answer = self._transport.answer(sequence)
-        self._transport.forget(sequence)
-        with contextlib.suppress(CudaError):
-            call.context.judge(call.opened, answer)
-        runners.give((call.context, call.stream), lambda: self._run(sequence, call, answer))
+        self._transport.discard(sequence)
+        poison_if_flagged(callback.context, callback.serial, answer)
+        self._submit(sequence, callback, answer)
 
     def _end(self, error: CudaError) -> None:
-        """The command stream has ended: callbacks are told, unless it is the process that ends."""
+        """Pass the command stream's end to the pending callbacks, unless this process ended it."""
         with self._changed:
             self._listening = False
-            calls = tuple(self._awaited.items())
-            self._awaited.clear()
-        for sequence, call in calls:
-            self._transport.forget(sequence)
+            pending = tuple(self._pending.items())
+            self._pending.clear()
+        for sequence, callback in pending:
+            self._transport.discard(sequence)
             if not self._transport.closed:
-                answer = (0, error.code, b"")
-                runners.give((call.context, call.stream), lambda s=sequence, c=call, a=answer: self._run(s, c, a))  # type: ignore[misc]
+                self._submit(sequence, callback, (0, error.code, b""))
 
-    # --- the runners' part
+    # --- in the callback threads
 
-    def _run(self, token: int, call: HostCall, answer: Answer) -> None:
+    def _submit(self, token: int, callback: PendingCallback, answer: Answer) -> None:
+        stream = callback.context, callback.stream
+        callback_threads.submit(stream, partial(self._run, token, callback, answer))
+
+    def _run(self, token: int, callback: PendingCallback, answer: Answer) -> None:
         _, result, _ = answer
-        if result == Result.SUCCESS or call.on_error:
-            this_thread.in_host_function = True
-            try:
-                call.run(result)
-            finally:
-                this_thread.in_host_function = False
+        if result == Result.SUCCESS or callback.on_error:
+            callback.run(result)
         if self._transport.closed:
             return
         if result == Result.SUCCESS:
-            done = operations.HOST_FUNCTION_DONE.record(call.opened.serial, self._transport.sequence(), token)
-            with contextlib.suppress(CudaError):  # the executor is gone, and the stream with it
+            done = operations.HOST_FUNCTION_DONE.record(callback.serial, self._transport.sequence(), token)
+            with suppress(CudaError):  # the executor is gone, and the stream with it
                 self._transport.post(done, urgent=True)
         self._finished()
 
@@ -156,24 +154,24 @@ class HostCalls:
         with self._changed:
             self._unfinished -= 1
             if not self._unfinished:
-                self._transport.pace = None
+                self._transport.backpressure = None
 
-    # --- pace
+    # --- backpressure
 
-    def _keep_pace(self, record: bytes) -> None:
-        """Before a record is posted: wait for room in the executor, now and then."""
-        if self._posted() < STRIDE:
+    def _wait_for_room(self, record: bytes) -> None:
+        """Before a record is posted: wait for room in the executor, once in ROOM_CHECK_INTERVAL records."""
+        if self._posted() < ROOM_CHECK_INTERVAL:
             return
         with self._asking:
-            if self._posted() < STRIDE:
+            if self._posted() < ROOM_CHECK_INTERVAL:
                 return  # another thread has asked meanwhile
             context = HEADER.unpack_from(record)[3]
             sequence = self._transport.sequence()
             self._transport.expect(sequence)
             try:
-                # Quiet: errors that wait for a call are not for this one.
+                # Quiet: leave the errors that wait for a call to the calls.
                 self._transport.post(operations.ROOM.record(context, sequence, flags=FLAG_QUIET), urgent=True)
                 self._transport.answer(sequence)
             finally:
-                self._transport.forget(sequence)
+                self._transport.discard(sequence)
             self._posted = count().__next__

@@ -1,8 +1,9 @@
-"""Launches that need no interpreter: whether this process has them, and the plans they follow (native/src).
+"""Repeated launches without the interpreter: whether this process has them, and the cache they use (native/src).
 
-A launch that was sent is remembered once it is asked for again. Whatever may make that wrong calls `forget`: a
-context that is closed, ruined or forked away, a stream destroyed, a module unloaded, a kernel's limits changed, a
-command stream that has ended, the first host function (which changes what a launch has to look at).
+The second time a launch is made, a plan for it is added: its record as it was sent, and where in it the parameters'
+values lie. Whatever may make plans wrong calls `invalidate`: a context closed, poisoned or forked away, a stream
+destroyed, a module unloaded, a kernel's limits changed, a command stream that has ended, the first host function
+(after which a launch has more to check).
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from pympsd_client.native._launches import Launcher, Writer
 
 CHOICE: Final = "PYMPSD_LAUNCHES"
-"""Of a client. auto: native where it is there; native: or no client; python: never."""
+"""auto: native launches if the extension is there; native: fail at cuInit without it; python: never."""
 _CHOICES: Final = ("auto", "native", "python")
 
 
 def _chosen() -> Any:
-    """Return the extension, None for Python's launches; raise CudaError for what cannot be had."""
+    """Return the extension, None for launches in Python; raise CudaError when the choice cannot be had."""
     choice = os.environ.get(CHOICE) or "auto"
     if choice not in _CHOICES:
         raise invalid_value(f"{CHOICE} is {choice!r}: {', '.join(_CHOICES)} are allowed")
@@ -40,33 +41,33 @@ def _chosen() -> Any:
     return _launches
 
 
-_trouble: CudaError | None = None
+_error: CudaError | None = None
 _library: Any = None
 try:
     _library = _chosen()
-except CudaError as error:  # no import fails of a setting: cuInit says it
-    _trouble = error
+except CudaError as error:  # cuInit reports it: a setting must not fail an import
+    _error = error
 _launcher: Launcher | None = None
 
 
 def check_choice() -> None:
-    """Raise INVALID_VALUE for a choice there is none of, NOT_SUPPORTED for one that cannot be had here."""
-    if _trouble is not None:
-        raise _trouble.again()
+    """Raise INVALID_VALUE for an unknown choice, NOT_SUPPORTED for one that cannot be had here."""
+    if _error is not None:
+        raise _error.again()
 
 
 def is_native() -> bool:
-    """Whether launches like an earlier one skip the interpreter, where the executor has a ring."""
+    """Return whether repeated launches skip the interpreter, provided that the executor has a ring."""
     return _library is not None
 
 
 def writer(keeper: object, address: int, *places: int) -> Writer | None:
-    """Return what puts records into a ring at an address, None where Python has to (`_ring`)."""
+    """Return the extension's writer to a ring at an address; None without the extension."""
     return None if _library is None else _library.Writer(keeper, address, *places)
 
 
-def quickened(slow: Callable[..., tuple[Any, ...]], done: tuple[Any, ...], threads: object) -> Any:
-    """Return a cuLaunchKernel that follows plans and calls ``slow`` where none fits; ``slow`` itself without C."""
+def with_cache(slow: Callable[..., tuple[Any, ...]], done: tuple[Any, ...], threads: object) -> Any:
+    """Return a cuLaunchKernel that calls ``slow`` only when no plan fits; ``slow`` itself without the extension."""
     global _launcher
     if _library is None:
         return slow
@@ -75,19 +76,19 @@ def quickened(slow: Callable[..., tuple[Any, ...]], done: tuple[Any, ...], threa
 
 
 def launcher() -> Launcher | None:
-    """Return what keeps the plans, if anything does."""
+    """Return the cache of plans; None without the extension."""
     return _launcher
 
 
-def can_follow(parameters: tuple[Any, ...], record: bytes) -> bool:
-    """Whether a plan has room for a launch with these parameters."""
+def fits_plan(parameters: tuple[Any, ...], record: bytes) -> bool:
+    """Return whether a plan has room for a launch with these parameters."""
     room = _library is not None and len(record) <= _library.MOST_BYTES
     return (
         room and len(parameters) == 2 and type(parameters[1]) is tuple and len(parameters[1]) <= _library.MOST_VALUES
     )
 
 
-def forget() -> None:
-    """Have every launch checked in Python again."""
+def invalidate() -> None:
+    """Drop all plans: every launch is checked in Python again."""
     if _launcher is not None:
-        _launcher.forget()
+        _launcher.invalidate()

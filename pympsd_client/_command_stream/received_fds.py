@@ -1,6 +1,6 @@
-"""Descriptors that come with answers: received along with the bytes, and kept until who asked takes them.
+"""Descriptors that come with answers: received along with the bytes, and kept until the caller takes them.
 
-As in `_transport`, Ctrl-C may come between any two steps: where something could be lost the steps are one chain of C
+As in `transport`, Ctrl-C may come between any two steps: where something could be lost the steps are one chain of C
 calls, and the others may be done twice.
 """
 
@@ -16,10 +16,10 @@ from typing import Any, Final
 from pympsd.channel.descriptors import FD_BYTES, received, whole
 from pympsd.wire.records import BY_NAME
 
-BRINGS: Final = BY_NAME["ALLOCATE_PINNED"].opcode
-"""The operation whose good answers bring one descriptor each."""
+BRINGS_FD: Final = BY_NAME["ALLOCATE_PINNED"].opcode
+"""The operation whose successful answers bring one descriptor each."""
 NO_ROOM: Final = -1
-"""Instead of a descriptor that this process had no room for."""
+"""In place of a descriptor that this process had no room for."""
 
 _CHUNK: Final = (65536,)
 _ROOM: Final = (socket.CMSG_SPACE(FD_BYTES),)
@@ -27,19 +27,19 @@ _DATA: Final = itemgetter(0)
 Message = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 
 
-class Brought:
-    """The descriptors of one command stream. Filled by the thread that reads it, emptied by those that asked."""
+class ReceivedFds:
+    """The descriptors of one command stream. Filled by the thread that reads it, emptied by the callers."""
 
     def __init__(self) -> None:
         self.ready = False
-        """Whether whoever reads the stream receives descriptors from now on."""
+        """Whether every thread that reads the stream receives descriptors from now on."""
         self._arrived: Final[list[Message]] = []
         self._laden: Final[list[Message]] = []
-        """Messages with a descriptor, in order; the kernel ends a message behind the bytes that one came with."""
+        """Messages with a descriptor, in order; the kernel ends a message after the bytes a descriptor came with."""
         self._claimed: Final[dict[int, Message]] = {}
-        """By the sequence number of the answer that one belongs to."""
+        """By the sequence number of the answer that the descriptor belongs to."""
         self._bodies: Final[dict[int, bytes]] = {}
-        """What those answers say."""
+        """The bodies of those answers."""
         self._wanted: Final[set[int]] = set()
 
     def receive(self, connection: socket.socket, into: bytearray, flags: int) -> None:
@@ -53,14 +53,14 @@ class Brought:
             any(map(into.extend, map(_DATA, map(self._arrived.pop, (0,)))))
 
     def claim(self, sequence: int, body: bytes) -> None:
-        """The answer with this sequence number has come, and the next descriptor is its."""
+        """Assign the next descriptor to the answer with this sequence number, which has come."""
         if sequence not in self._claimed and self._laden:
             self._bodies[sequence] = body
             any(map(self._claimed.__setitem__, (sequence,), map(self._laden.pop, (0,))))
 
     @contextmanager
     def wanted(self, sequence: int) -> Iterator[None]:
-        """While the answer is waited for, its descriptor is nobody else's."""
+        """Protect the answer's descriptor from `decline` while the caller waits for it."""
         self._wanted.add(sequence)
         try:
             yield
@@ -68,7 +68,7 @@ class Brought:
             self._wanted.discard(sequence)
 
     def take(self, sequence: int) -> int | None:
-        """Return the answer's descriptor, which is the caller's now; NO_ROOM; None when none came."""
+        """Return the answer's descriptor, which the caller owns; NO_ROOM; None when none came."""
         self._bodies.pop(sequence, None)
         message = self._claimed.pop(sequence, None)
         if message is None:
@@ -77,7 +77,7 @@ class Brought:
         return NO_ROOM if lost or not fds else fds[0]
 
     def decline(self) -> list[bytes]:
-        """Close what came for answers that nobody waits for any more; return what those answers said."""
+        """Close the descriptors of answers without a caller (Ctrl-C); return the bodies of those answers."""
         unwanted = [sequence for sequence in tuple(self._claimed) if sequence not in self._wanted]
         bodies = [self._bodies[sequence] for sequence in unwanted]
         for sequence in unwanted:

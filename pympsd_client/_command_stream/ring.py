@@ -1,4 +1,4 @@
-"""The ring of records in the memory shared with an executor (pympsd.wire.ring_layout): this process' side of it."""
+"""The ring of records in the memory shared with an executor (pympsd.wire.ring_layout): the client's side."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from pympsd.wire.ring_layout import (
 )
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._command_stream.launch_cache import writer
-from pympsd_client._command_stream.staging_memory import SharedMemory
+from pympsd_client._command_stream.staging_memory import StagingMemory
 
 _WORD: Final = 8
 _TAIL, _HEAD, _ASLEEP, _ANSWERS = (place // _WORD for place in (TAIL, HEAD, ASLEEP, ANSWERS))
 _FENCED: Final = ("x86_64", "AMD64")
-"""Here taking and releasing a lock is a full fence; elsewhere Python has none, and records go by the socket."""
+"""On these, taking and releasing a lock is a full fence; elsewhere Python has none, and records go by the socket."""
 
 
-def ring_of(shared: SharedMemory, offset: int, ring_bytes: int) -> Ring | None:
-    """Return the ring behind the bulk data, None where there is none that this process can use."""
+def ring_of(staging: StagingMemory, offset: int, ring_bytes: int) -> Ring | None:
+    """Return the ring behind the staging memory; None when there is none that this process can use."""
     if ring_bytes != AREA_BYTES or platform.machine() not in _FENCED:
         return None
-    return Ring(shared, offset)
+    return Ring(staging, offset)
 
 
 class Ring:
-    """``put`` is called by one thread at a time, under a lock that is released before ``asleep`` is read."""
+    """The writing end. Call ``put`` in one thread at a time, under a lock released before ``asleep`` is read."""
 
-    def __init__(self, shared: SharedMemory, offset: int) -> None:
-        """Use the area at an offset of the shared memory from now on: nothing was sent before."""
-        area = memoryview((ctypes.c_char * AREA_BYTES).from_address(shared.address + offset)).cast("B")
-        self._shared: Final = shared  # keeps it mapped
+    def __init__(self, staging: StagingMemory, offset: int) -> None:
+        """Send by the area at an offset of the staging memory from now on; nothing was sent before."""
+        area = memoryview((ctypes.c_char * AREA_BYTES).from_address(staging.address + offset)).cast("B")
+        self._staging: Final = staging  # keeps it mapped
         self._words: Final = area[:DATA].cast("Q")
         self._data: Final = area[DATA : DATA + RING_BYTES]
         self._spins: Final = int(self._words[SPIN_COUNT // _WORD])
         self._seen = 0
-        self.writer: Final = writer(shared, shared.address + offset, DATA, RING_BYTES, TAIL, HEAD, ASLEEP)
-        """What puts records in without Python, if anything does."""
+        self.writer: Final = writer(staging, staging.address + offset, DATA, RING_BYTES, TAIL, HEAD, ASLEEP)
+        """The extension's writer, which puts records in without Python; None without it."""
         self._words[IN_USE // _WORD] = 1
 
     def put(self, record: bytes) -> bool:
-        """Put a record in; return False when there is no room for it now. CudaError for one that never fits."""
+        """Put a record in; return False when there is no room now. Raise CudaError for one that never fits."""
         length = len(record)
         if length > RECORD_BYTES:
             raise invalid_value(f"a record of {length} bytes; {RECORD_BYTES} are allowed: use fewer parameters")
@@ -70,16 +70,16 @@ class Ring:
             first = RING_BYTES - start
             self._data[start:] = record[:first]
             self._data[: length - first] = record[first:]
-        words[_TAIL] = tail + length  # one store: until it is done the record is not there
+        words[_TAIL] = tail + length  # one store, which publishes the whole record
         return True
 
     @property
     def asleep(self) -> bool:
-        """Whether the executor waits for a byte on the socket; to be read after a fence that came after ``put``."""
+        """Whether the executor waits for a byte on the socket; read it after a fence that follows ``put``."""
         return self._words[_ASLEEP] != 0
 
     def await_answer(self) -> None:
-        """Look for a sign of an answer for as long as the executor thinks fit, a few microseconds or not at all."""
+        """Spin until an answer comes, for as long as the executor advises: a few microseconds or not at all."""
         words, seen = self._words, self._seen
         for _ in repeat(None, self._spins):
             if words[_ANSWERS] != seen:

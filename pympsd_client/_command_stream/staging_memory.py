@@ -1,4 +1,4 @@
-"""The memory shared with an executor: a mapping that keeps no descriptor, and who uses which part of it."""
+"""The memory shared with an executor: a mapping that keeps no descriptor, and the slots of it that records use."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 from attrs import evolve, frozen
 
 if TYPE_CHECKING:
-    from pympsd_client._objects.context import Context
+    from pympsd_client._command_stream.answers import Poisonable
 
 GRAIN: Final = 65536
-"""Parts begin and end at multiples of this many bytes, so that there are few of them."""
+"""Slots begin and end at multiples of this many bytes, so that there are few of them."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 _FIXED_NOREPLACE: Final = 0x100000
-"""MAP_FIXED_NOREPLACE: at this very address, or not at all; kernels before 4.17 take it for a hint."""
+"""MAP_FIXED_NOREPLACE: at exactly this address, or not at all; kernels before 4.17 take it for a hint."""
 
 # Python's own mmap keeps a duplicate of the descriptor, which a forked child could not close while a view exists.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -31,20 +31,20 @@ _unmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 @frozen
-class Part:
-    """A part of the shared memory in use by one record of a context."""
+class Slot:
+    """A range of the staging memory in use by one record of a context."""
 
     offset: int
     size: int
-    context: Context
+    context: Poisonable
     serial: int
     """The context's when the record was made: a primary context may have closed and opened again since."""
     kept: bool
-    """Whether it stays in use when the answer has come: until the bytes are copied out."""
+    """Whether it stays in use after the answer, until the bytes are copied out."""
 
 
-class SharedMemory:
-    """``size`` bytes mapped at ``address``; unmapped when nobody refers to the object any more."""
+class StagingMemory:
+    """``size`` bytes mapped at ``address``; unmapped with the last reference to the object. Safe for threads."""
 
     def __init__(self, fd: int, size: int, ring_bytes: int = 0) -> None:
         """Map a descriptor, the ring behind the bulk data too, and close it; OSError when it cannot be mapped."""
@@ -59,60 +59,60 @@ class SharedMemory:
             os.close(fd)
         self.address: int = address
         self.size: Final = size
-        self.part_limit: Final = max(size // 4 // GRAIN * GRAIN, min(size, GRAIN))
-        """The most bytes one part has: four of them keep both sides busy."""
-        self._parts: dict[int, Part] = {}
+        self.slot_limit: Final = max(size // 4 // GRAIN * GRAIN, min(size, GRAIN))
+        """The most bytes of one slot: four of them keep both sides busy."""
+        self._slots: dict[int, Slot] = {}
         self._taking = Lock()
         # Not at exit: a daemon thread may still be copying then, and the kernel unmaps anyway.
         weakref.finalize(self, _unmap, address, mapped).atexit = False
 
-    def take(self, sequence: int, count: int, context: Context, kept: bool) -> int | None:
-        """Return the offset of a free part of ``count`` bytes, now used by a record; None when there is no room."""
+    def take(self, sequence: int, count: int, context: Poisonable, kept: bool) -> int | None:
+        """Take a slot of ``count`` bytes for a record and return its offset; None when there is no room."""
         size = min(-(-count // GRAIN) * GRAIN, self.size)
         with self._taking:
             offset = 0
-            # What is taken is the only state there is, so that giving back is one atomic step.
-            for part in sorted(self._parts.values(), key=_offset):
-                if part.offset - offset >= size:
+            # The taken slots are the only state, so that freeing one is one atomic step.
+            for slot in sorted(self._slots.values(), key=_offset):
+                if slot.offset - offset >= size:
                     break
-                offset = part.offset + part.size
+                offset = slot.offset + slot.size
             if self.size - offset < size:
                 return None
-            self._parts[sequence] = Part(offset, size, context, context.serial, kept)
+            self._slots[sequence] = Slot(offset, size, context, context.serial, kept)
             return offset
 
     def limit_for(self, threads: int) -> int:
-        """Return the most bytes of a part where so many threads copy: two parts of each keep all of them busy."""
+        """Return the most bytes of a slot when several threads copy: two slots of each keep all of them busy."""
         if threads == 1:
-            return self.part_limit
+            return self.slot_limit
         return max(self.size // (2 * threads) // GRAIN * GRAIN, min(self.size, GRAIN))
 
-    def used_by(self, sequence: int) -> Part | None:
-        """Return the part that a record uses."""
-        return self._parts.get(sequence)
+    def slot_of(self, sequence: int) -> Slot | None:
+        """Return the slot that a record uses."""
+        return self._slots.get(sequence)
 
-    def keep_no_more(self, sequence: int) -> None:
-        """A kept part goes back with its answer after all."""
-        part = self._parts.get(sequence)
-        if part is not None:
-            self._parts[sequence] = evolve(part, kept=False)
+    def release_on_answer(self, sequence: int) -> None:
+        """Keep a kept slot no longer than until its answer."""
+        slot = self._slots.get(sequence)
+        if slot is not None:
+            self._slots[sequence] = evolve(slot, kept=False)
 
-    def give_back(self, sequence: int) -> Part | None:
-        """The record's part is free; return it, or None when the record had none. Doing it twice does no harm."""
-        return self._parts.pop(sequence, None)
+    def free(self, sequence: int) -> Slot | None:
+        """Free the record's slot and return it; None when the record has none, or no more."""
+        return self._slots.pop(sequence, None)
 
     @property
     def in_use(self) -> int:
-        """How many parts are in use."""
-        return len(self._parts)
+        """Return the number of slots in use."""
+        return len(self._slots)
 
 
-def _offset(part: Part) -> int:
-    return part.offset
+def _offset(slot: Slot) -> int:
+    return slot.offset
 
 
 def map_at(fd: int, address: int, size: int) -> None:
-    """Map a descriptor's first ``size`` bytes at an address, and close it; OSError, EEXIST where something is."""
+    """Map a descriptor's first ``size`` bytes at an address, and close it; OSError, EEXIST when it is taken."""
     try:
         if not 0 < size <= os.fstat(fd).st_size:
             raise OSError(errno.EINVAL, f"shared memory of {os.fstat(fd).st_size} bytes where {size} were announced")

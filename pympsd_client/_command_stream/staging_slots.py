@@ -1,4 +1,4 @@
-"""Parts of the shared memory for records: taken, waited for, given back when they are copied out."""
+"""Slots of the staging memory for records: taken, waited for, freed when they are copied out."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from pympsd_client._command_stream.answers import Poisonable
     from pympsd_client._command_stream.transport import Transport
-    from pympsd_client._objects.context import Context
 
 _ROOM_RECHECK_MS: Final = 1
-"""A part that another thread has copied out is told by no answer, and who waits may be reading answers."""
+"""No answer announces a slot that another thread has copied out, and the waiting thread may be reading answers."""
 
 
-def take_part(transport: Transport, sequence: int, count: int, context: Context, kept: bool = False) -> int:
-    """Return the offset of ``count`` bytes of shared memory for a record; wait for room.
+def take_slot(transport: Transport, sequence: int, count: int, context: Poisonable, kept: bool = False) -> int:
+    """Return the offset of a slot of ``count`` bytes for a record; wait for room.
 
-    A thread that has kept parts of its own must not wait here: it asks ``shared.take`` instead.
+    A thread that has kept slots must not wait here: it calls ``staging.take`` instead.
     """
     found: list[int] = []
 
-    def there_is_room() -> bool:
-        if not found:  # asked more than once while it waits; a part is taken once
-            offset = transport.shared.take(sequence, count, context, kept)
+    def has_room() -> bool:
+        if not found:  # called more than once during a wait; a slot is taken once
+            offset = transport.staging.take(sequence, count, context, kept)
             found.extend(() if offset is None else (offset,))
         return bool(found)
 
-    if not there_is_room():
-        waiting = -sequence  # no record has a negative number: woken for every part that is given back
+    if not has_room():
+        waiting = -sequence  # no record has a negative number: woken for every slot that is freed
         gate = Lock()
         gate.acquire()
         transport.expect(waiting, gate)
         try:
-            transport.wait(gate, there_is_room, _ROOM_RECHECK_MS)
+            transport.wait(gate, has_room, _ROOM_RECHECK_MS)
         finally:
-            transport.forget(waiting)
+            transport.discard(waiting)
     return found[0]
 
 
-def release_when_answered(transport: Transport, sequence: int) -> None:
-    """A kept part is needed no more: free now if its answer has come, else as soon as it does."""
-    transport.shared.keep_no_more(sequence)
+def release_slot(transport: Transport, sequence: int) -> None:
+    """Free a kept slot: now if its answer has come, else as soon as it does."""
+    transport.staging.release_on_answer(sequence)
     if sequence in transport.arrived():
-        transport.give_part_back(sequence)
+        transport.free_slot(sequence)

@@ -1,12 +1,11 @@
-"""The command stream of one executor over its socket: records out, answers in, for all threads, with no thread.
+"""The command stream of one executor: records out, answers in, for all threads, without a thread of its own.
 
-A thread that waits for an answer takes the lead: it reads, and hands the others theirs. When it has its own it
-wakes another waiter, which takes the lead in turn. Sending never waits without reading, so that two full buffers
-cannot hold each other up.
+A thread that waits for an answer becomes the leader: it reads, and passes the others their answers. When it has its
+own it wakes another waiter, which becomes the leader in turn. Sending never waits without reading, so that two full
+buffers cannot block each other.
 
-Ctrl-C may come between any two steps of Python. Where a byte could be lost then, received or sent, the steps are
-one chain of C calls (``any(map(...))``), between which no signal handler runs; and what handles an answer may run
-twice for it.
+Ctrl-C may come between any two steps of Python. Where a received or sent byte could be lost then, the steps are one
+chain of C calls (``any(map(...))``), between which no signal handler runs; and an answer may be handled twice.
 """
 
 from __future__ import annotations
@@ -19,58 +18,55 @@ from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from pympsd.wire.records import ANSWER, FLAG_POISONED, HEADER, HEADER_BYTES, RECORD_LIMIT
+from pympsd.wire.records import ANSWER, HEADER, HEADER_BYTES, RECORD_LIMIT
 from pympsd_client._arguments.errors import CudaError, lost
-from pympsd_client._command_stream.launch_cache import forget
-from pympsd_client._command_stream.received_fds import BRINGS, Brought
+from pympsd_client._command_stream.answers import Answer, poison_if_flagged
+from pympsd_client._command_stream.launch_cache import invalidate
+from pympsd_client._command_stream.received_fds import BRINGS_FD, ReceivedFds
 from pympsd_client._command_stream.ring import Ring
-from pympsd_client._command_stream.staging_memory import SharedMemory
+from pympsd_client._command_stream.staging_memory import StagingMemory
 
 if TYPE_CHECKING:
-    from pympsd_client._command_stream.host_callbacks import HostCalls
     from pympsd_client.native._launches import Writer
-
-Answer = tuple[int, int, bytes]
-"""Flags, result (a CUresult number), operands and tail."""
 
 _NOW: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _CHUNK: Final = (65536,)
 _RECHECK_S: Final = 1.0
-"""Waits are bounded: should a wake-up ever be missed (a second Ctrl-C inside the first one's clean-up)."""
+"""Waits are bounded, in case a wake-up is missed (a second Ctrl-C inside the first one's clean-up)."""
 _SEND_BUFFER_BYTES: Final = 4 << 20
-"""Asked for, so that a burst of launches does not wait for the executor; the kernel gives what it allows."""
+"""Requested, so that a burst of launches does not wait for the executor; the kernel may allow less."""
 _BELL: Final = b"\0"
 _ROOM_RECHECK_MS: Final = 1
-"""The executor does not say when it has taken records out of a full ring: it takes many in that time."""
+"""The executor does not announce room in a full ring; it takes many records in this time."""
 _FULL_RECHECK_MS: Final = 50
-"""While the peer takes no records another thread may stop reading answers; then this one reads them."""
+"""While the executor takes no records another thread may stop reading answers; then this one reads them."""
 
 
 class Transport:
-    """One executor's command stream and shared memory. Safe for threads.
+    """One executor's command stream and staging memory. Safe for threads.
 
-    ``on_end`` is called when the other side has gone; it returns the error of every later call.
+    ``on_end`` is called when the executor has gone; it returns the error of every later call.
     """
 
     def __init__(
         self,
         connection: socket.socket,
-        shared: SharedMemory,
+        staging: StagingMemory,
         on_end: Callable[[str], CudaError] = lost,
         ring: Ring | None = None,
     ) -> None:
         """``ring``: where records go; without one they go by the socket."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self.sequence: Final = count(1).__next__
-        self.shared: Final = shared
+        self.staging: Final = staging
         self.closed = False
-        """Whether this side has ended it, or has no part in it (a forked child)."""
-        self.host_calls: HostCalls | None = None
-        """The program's host functions, once there was one."""
-        self.pace: Callable[[bytes], None] | None = None
-        """While host functions are pending: called before each record is posted."""
-        self.brought: Brought | None = None
-        """Descriptors that come with answers, once any may come (receiving them costs every answer a microsecond)."""
+        """Whether this side has ended it, or abandoned it (a forked child)."""
+        self.host_callbacks: object = None
+        """The stream's `HostCallbacks`, once the program had a host function."""
+        self.backpressure: Callable[[bytes], None] | None = None
+        """While host functions are pending: called before each record is posted, to wait for room."""
+        self.received_fds: ReceivedFds | None = None
+        """Descriptors that come with answers, once any may come (receiving them costs each answer a microsecond)."""
         self._socket: Final = connection
         self._ring: Final = ring
         self._transmit: Final = connection.send
@@ -81,37 +77,37 @@ class Transport:
         self._unsent: Final = bytearray()
         self._answers: Final[dict[int, Answer]] = {}
         self._gates: Final[dict[int, Lock]] = {}
-        """A closed lock for each answer that is wanted: opened when it has come."""
+        """A closed lock for each expected answer: opened when it has come."""
         self._followers: Final[dict[int, Lock]] = {}
-        """The gates of the threads that are waiting just now: any of them can take the lead."""
-        self._trouble: CudaError | None = None
+        """The gates of the waiting threads: any of them can become the leader."""
+        self._error: CudaError | None = None
 
     # --- sending
 
     def post(self, record: bytes, urgent: bool = False) -> None:
         """Send a record and return; wait only while the executor takes nothing. Raise CudaError when it is gone.
 
-        ``urgent``: other work waits for this record, so it keeps to no pace.
+        ``urgent``: other work waits for this record, so it is exempt from backpressure.
         """
-        pace = self.pace
-        if pace is not None and not urgent:
-            pace(record)
+        backpressure = self.backpressure
+        if backpressure is not None and not urgent:
+            backpressure(record)
         ring = self._ring
         if ring is not None:
-            with self._sending:  # its release is the fence between the record and the look whether anybody sleeps
-                if self._trouble is not None:
-                    raise self._trouble.again()
+            with self._sending:  # its release is the fence between the record and reading ``asleep``
+                if self._error is not None:
+                    raise self._error.again()
                 while not ring.put(record):
                     self._await_room(ring)
             if ring.asleep:
                 self.ring_bell()
             return
         with self._sending:
-            if self._trouble is not None:
-                raise self._trouble.again()
+            if self._error is not None:
+                raise self._error.again()
             if not self._unsent:
                 try:
-                    # A record is far below the size that the kernel would take a part of.
+                    # A record is far below the size that the kernel would split.
                     if self._transmit(record, _NOW) == len(record):
                         return
                 except BlockingIOError:
@@ -123,8 +119,8 @@ class Transport:
 
     def _send_rest(self) -> None:
         while self._unsent:
-            if self._trouble is not None:
-                raise self._trouble.again()
+            if self._error is not None:
+                raise self._error.again()
             try:
                 sent = map(self._transmit, (bytes(self._unsent),), (_NOW,))
                 any(map(self._unsent.__delitem__, map(slice, sent)))
@@ -135,24 +131,24 @@ class Transport:
 
     @property
     def writer(self) -> Writer | None:
-        """What puts records into the ring without Python, if anything does."""
+        """The extension's writer to the ring, None without ring or extension."""
         return None if self._ring is None else self._ring.writer
 
     def ring_bell(self) -> None:
-        """Wake an executor that slept when a record had been put into the ring; raise CudaError when it is gone."""
+        """Wake an executor that slept when a record was put into the ring; raise CudaError when it is gone."""
         try:
             self._transmit(_BELL, _NOW)
-        except BlockingIOError:  # it has bells enough to hear
+        except BlockingIOError:  # unread bells fill the socket: it will wake
             pass
         except OSError as error:
             raise self._end(f"the executor is gone ({error.strerror})").again() from None
 
     def _await_room(self, ring: Ring) -> None:
-        if ring.asleep:  # a bell that was not rung: Ctrl-C came between
+        if ring.asleep:  # Ctrl-C came between a record and its bell
             self.ring_bell()
         self._read_until(0, _ROOM_RECHECK_MS)
-        if self._trouble is not None:
-            raise self._trouble.again()
+        if self._error is not None:
+            raise self._error.again()
 
     def _read_until_writable(self) -> None:
         self._read_until(select.POLLOUT, _FULL_RECHECK_MS)
@@ -173,16 +169,16 @@ class Transport:
     # --- answers
 
     def call(self, sequence: int, record: bytes) -> Answer:
-        """Send a record and return its answer; other threads' calls go on meanwhile."""
+        """Send a record and return its answer, without holding up other threads' calls."""
         self.expect(sequence)
         try:
             self.post(record)
             return self.answer(sequence)
         finally:
-            self.forget(sequence)
+            self.discard(sequence)
 
     def expect(self, sequence: int, gate: Lock | None = None) -> None:
-        """The answer of this sequence number is wanted: to be called before its record is sent.
+        """Keep the answer with this sequence number when it comes; call this before its record is sent.
 
         ``gate``: a closed lock of the caller's, which opens when the answer has come.
         """
@@ -197,33 +193,33 @@ class Transport:
         return self._answers[sequence]
 
     def arrived(self) -> tuple[int, ...]:
-        """Return the sequence numbers of the expected answers that have come and are not forgotten."""
+        """Return the sequence numbers of the expected answers that have come and are not discarded."""
         return tuple(self._answers)
 
-    def forget(self, sequence: int) -> None:
-        """The answer of this sequence number is wanted no more, whether it came or not."""
+    def discard(self, sequence: int) -> None:
+        """Expect the answer with this sequence number no more, whether it came or not."""
         self._gates.pop(sequence, None)
         self._answers.pop(sequence, None)
 
-    def give_part_back(self, sequence: int) -> None:
-        """A record's part of the shared memory is free; those who wait for room are told."""
-        if self.shared.give_back(sequence) is not None:
+    def free_slot(self, sequence: int) -> None:
+        """Free a record's slot of the staging memory and wake the threads that wait for room."""
+        if self.staging.free(sequence) is not None:
             for waiting, gate in tuple(self._gates.items()):
                 if waiting < 0:
                     _open(gate)
 
     def wait(self, gate: Lock, ready: Callable[[], bool], recheck_ms: int | None = None) -> None:
-        """Return when ``ready()``: lead, or let another thread lead and be woken through ``gate``.
+        """Return when ``ready()``: as the leader, or woken through ``gate`` by the leader.
 
-        ``recheck_ms``: how long to read before looking again, for what another thread may do and no answer tells.
+        ``recheck_ms``: how long to read before checking again, for changes that no answer announces.
         """
         if ready():
             return
         self._followers[id(gate)] = gate
         try:
             while not ready():
-                if self._trouble is not None:
-                    raise self._trouble.again()
+                if self._error is not None:
+                    raise self._error.again()
                 if self._leading.acquire(blocking=False):
                     try:
                         self._lead(ready, recheck_ms)
@@ -236,7 +232,7 @@ class Transport:
             self._wake_one()
 
     def _lead(self, ready: Callable[[], bool], recheck_ms: int | None) -> None:
-        while not ready() and self._trouble is None:
+        while not ready() and self._error is None:
             if not self._settle_received():
                 if recheck_ms is not None and not self._readable(recheck_ms):
                     continue
@@ -252,10 +248,10 @@ class Transport:
     def _receive(self, flags: int) -> None:
         before = len(self._received)
         try:
-            if self.brought is None:
+            if self.received_fds is None:
                 any(map(self._received.extend, map(self._socket.recv, _CHUNK, (flags,))))
             else:
-                self.brought.receive(self._socket, self._received, flags)
+                self.received_fds.receive(self._socket, self._received, flags)
         except BlockingIOError:
             return
         except OSError as error:
@@ -266,38 +262,37 @@ class Transport:
         self._settle_received()
 
     def _settle_received(self) -> bool:
-        """Handle whole answers; return whether there was one."""
+        """Handle complete answers; return whether there was one."""
         received = self._received
-        some = False
+        handled = False
         while len(received) >= HEADER_BYTES:
             opcode, flags, length, result, sequence = HEADER.unpack_from(received)
             if not (opcode & ANSWER and HEADER_BYTES <= length <= RECORD_LIMIT):
                 self._end("the executor sent what is no answer")
-                return some
+                return handled
             if len(received) < length:
                 break
             body = bytes(received[HEADER_BYTES:length])
-            if self.brought is not None and opcode == ANSWER | BRINGS and not result:
-                self.brought.claim(sequence, body)
+            if self.received_fds is not None and opcode == ANSWER | BRINGS_FD and not result:
+                self.received_fds.claim(sequence, body)
             self._settle(sequence, (flags, result, body))
             del received[:length]
-            some = True
-        return some
+            handled = True
+        return handled
 
     def _settle(self, sequence: int, answer: Answer) -> None:
         gate = self._gates.get(sequence)
         if gate is not None:
             self._answers[sequence] = answer
             _open(gate)
-        part = self.shared.used_by(sequence)
-        if part is not None:
-            if answer[0] & FLAG_POISONED:
-                part.context.ruin(part.serial, answer[1], answer[2].decode("utf-8", "replace"))
-            if not part.kept:
-                self.give_part_back(sequence)
+        slot = self.staging.slot_of(sequence)
+        if slot is not None:
+            poison_if_flagged(slot.context, slot.serial, answer)
+            if not slot.kept:
+                self.free_slot(sequence)
 
     def _wake_one(self) -> None:
-        """Wake a waiter to take the lead, when nobody has it (a woken one that leaves does the same)."""
+        """Wake a waiter to become the leader, if there is none (a woken thread that leaves does the same)."""
         if self._followers and not self._leading.locked():
             for gate in tuple(self._followers.values())[:1]:
                 _open(gate)
@@ -305,40 +300,40 @@ class Transport:
     # --- the end
 
     @property
-    def trouble(self) -> CudaError | None:
-        """Why nothing can be sent any more, or None."""
-        return self._trouble
+    def error(self) -> CudaError | None:
+        """The error of every later call, once the stream has ended; else None."""
+        return self._error
 
     def _end(self, reason: str) -> CudaError:
-        if self._trouble is None:
-            self._trouble = self._on_end(f"{reason}; its contexts are lost, end this process")
-        forget()  # now that no launch can be remembered any more
+        if self._error is None:
+            self._error = self._on_end(f"{reason}; its contexts are lost, end this process")
+        invalidate()  # now that no launch can be added any more
         for gate in tuple(self._followers.values()):
             _open(gate)
-        return self._trouble
+        return self._error
 
-    def lose(self, error: CudaError) -> None:
-        """Whatever the executor does, this is the error of every later call, and of those that wait now."""
-        self._trouble = self._trouble or error
+    def fail(self, error: CudaError) -> None:
+        """End the stream: fail every later call, and those that wait now, with this error."""
+        self._error = self._error or error
         self._end("")
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # a thread that still waits on it is woken
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that still waits on it
 
     def close(self) -> None:
-        """End the stream in order: nobody waits on it any more."""
+        """End the stream in order."""
         self.closed = True
-        self.lose(lost("the command stream is closed"))
+        self.fail(lost("the command stream is closed"))
         self._socket.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the copy of the socket; the parent goes on with its own."""
+        """In a forked child: close the copy of the socket; the parent keeps its own."""
         self.closed = True
-        self._trouble = lost("the command stream is the parent's")
+        self._error = lost("the command stream is the parent's")
         self._socket.close()
 
 
 def _open(gate: Lock) -> None:
     try:
         gate.release()
-    except RuntimeError:  # somebody else has just opened it
+    except RuntimeError:  # another thread has just opened it
         return

@@ -15,16 +15,16 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.framing import Frame, FrameReader
 
 FDS_LIMIT: Final = 2
-"""ContextOpened and Attached bring two: the command stream and the shared memory."""
+"""ContextOpened and Attached bring two: the command stream and the staging memory."""
 _CHUNK: Final = 65536
 
 
 class Ended(Exception):
-    """The other side closed the conversation, or broke its rules."""
+    """The other side closed the conversation, or broke the protocol."""
 
 
 class Conversation:
-    """Messages both ways over a connected stream socket, which this object owns. One thread at a time."""
+    """Messages both ways over a connected stream socket, which it owns. For one thread at a time."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket: Final = connection
@@ -32,7 +32,7 @@ class Conversation:
         self._frames: deque[Frame] = deque()
 
     def send(self, message: object) -> None:
-        """Send a message; raise Ended when nobody is there."""
+        """Send a message; raise Ended when the other side is gone."""
         try:
             self.socket.sendall(messages.encode(message))
         except OSError as error:
@@ -41,7 +41,7 @@ class Conversation:
     def receive(self, timeout: float | None = None) -> tuple[Any, tuple[int, ...]]:
         """Return the next message and its descriptors (the caller owns them); wait ``timeout`` seconds at most.
 
-        Raises Ended, TimeoutError, and OSError when this process has no room for the descriptors.
+        Raise Ended, TimeoutError, and OSError when this process has no room for the descriptors.
         """
         while not self._frames:
             self._wait(timeout)
@@ -56,7 +56,7 @@ class Conversation:
             raise Ended(f"it sent {error}") from None
 
     def _wait(self, timeout: float | None) -> None:
-        # Waiting apart from reading: Ctrl-C ends the wait and no byte or descriptor is lost.
+        # Wait apart from reading, so that Ctrl-C ends the wait and loses no byte or descriptor.
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         if not poll.poll(None if timeout is None else timeout * 1000):
@@ -76,7 +76,7 @@ class Conversation:
 
     @property
     def over(self) -> bool:
-        """Whether the other side has closed, seen without waiting and without taking anything."""
+        """Whether the other side has closed; neither waits nor reads."""
         try:
             return self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -85,7 +85,7 @@ class Conversation:
             return True
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether the other side has closed, or does so within so long."""
+        """Return whether the other side has closed, or does so within ``seconds``."""
         poll = select.poll()
         try:
             poll.register(self.socket, select.POLLRDHUP)
@@ -94,7 +94,7 @@ class Conversation:
         return bool(poll.poll(seconds * 1000))
 
     def close(self) -> None:
-        """Close the socket and every descriptor nobody took."""
+        """Close the socket and every descriptor that was not taken."""
         self.socket.close()
         close_all(self._reader.take_unclaimed_fds())
         while self._frames:
@@ -102,7 +102,7 @@ class Conversation:
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, tuple[int, ...], bool]:
-    """Receive bytes and descriptors; an executor started meanwhile must not inherit them."""
+    """Receive bytes and descriptors; those are close-on-exec, for executors started meanwhile."""
     room = socket.CMSG_SPACE(FDS_LIMIT * FD_BYTES)
     data, controls, flags, _ = connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
     return data, *whole(received(controls), flags)

@@ -1,4 +1,4 @@
-"""Which way a program goes: through a daemon, natively, or on a private executor. Pure: values in, a way out."""
+"""How a program reaches a device: through a daemon, natively, or on a private executor. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Way(Enum):
 
     DAEMON = "daemon"
     REFUSE = "refuse"
-    """There is no daemon and the program was told to accept nothing else."""
+    """There is no daemon, and the program requires one."""
     NATIVE = "native"
     PRIVATE = "private"
 
@@ -31,21 +31,21 @@ def control_socket(environment: Mapping[str, str]) -> str:
 
 
 def check_switches(environment: Mapping[str, str]) -> None:
-    """Raise INVALID_VALUE for a switch that is neither on nor off: who says ``true`` must not get ``no``."""
+    """Raise INVALID_VALUE for a switch that is neither on nor off: ``true`` must not count as off."""
     for name in _SWITCHES:
         if environment.get(name, "") not in ("", "0", "1"):
             raise invalid_value(f"{name} is {environment[name]!r}: 1 for yes, 0 or nothing for no are allowed")
 
 
 def without_daemon(environment: Mapping[str, str], native_driver: bool) -> Way:
-    """Return the way of a program that found no daemon; ``native_driver``: libcuda loads and initialises."""
+    """Return the way without a daemon; ``native_driver``: libcuda loads and initialises."""
     if environment.get(REQUIRE) == "1":
         return Way.REFUSE
     return Way.NATIVE if native_driver else Way.PRIVATE
 
 
 def hello_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a daemon and its server honour, made fit for a message."""
+    """Return the variables that a daemon and its server honour, printable."""
     return {
         printable(name): printable(value)
         for name, value in environment.items()
@@ -59,11 +59,11 @@ def command_line(raw: bytes, limit: int = 4096) -> str:
 
 
 def is_traced(status: bytes) -> bool:
-    """Whether a process runs under a debugger, from its /proc/PID/status (proc(5), TracerPid)."""
-    # At the start of a line: the process's own name, which comes first, may hold the word.
+    """Return whether a process runs under a debugger, from its /proc/PID/status (proc(5), TracerPid)."""
+    # At the start of a line: the process's name, which comes first, may contain the word.
     return status.partition(b"\nTracerPid:")[2].partition(b"\n")[0].strip() not in (b"", b"0")
 
 
 def printable(text: str) -> str:
-    """Return a text without the lone surrogates that stand for undecodable bytes: no message can carry them."""
+    """Return a text without the lone surrogates of undecodable bytes, which no message can carry."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,6 +1,6 @@
-"""Without a daemon: the native driver where there is one, else executors of our own, one a device.
+"""Without a daemon: the native driver where there is one, else private executors, one for each device.
 
-The executors are the server's, started by path over a socketpair; what follows is the same command stream.
+They are the server's executors, started by path over a socketpair, and speak the same command stream.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ from pympsd.wire.executor_messages import (
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.transport import Transport
+from pympsd_client._connect.connection import Device, Opened, open_stream
 from pympsd_client._connect.conversation import Conversation, Ended
-from pympsd_client._connect.session import adopt_stream
-from pympsd_client._objects.context import Device, Opened
 
 GENERATION: Final = 1
 _CLIENT: Final = 1
@@ -51,15 +50,15 @@ _LEAVE_TIMEOUT_S: Final = 5.0
 
 
 class PrivateExecutorWarning(RuntimeWarning):
-    """The program runs on an executor of its own, without MPS: nothing is shared with other processes."""
+    """The program runs on a private executor, without MPS: nothing is shared with other processes."""
 
 
 def native_driver() -> bool:
-    """Whether libcuda loads and initialises here: then the program runs natively."""
+    """Return whether libcuda loads and initialises here: then the program runs natively."""
     try:
         ctypes.CDLL("libcuda.so.1")
         return bool(bindings.cuInit(0)[0] == bindings.CUresult.CUDA_SUCCESS)
-    except (OSError, RuntimeError):  # RuntimeError: what cuda-bindings raises where it finds no library
+    except (OSError, RuntimeError):  # RuntimeError: cuda-bindings finds no library
         return False
 
 
@@ -119,7 +118,7 @@ class PrivateExecutors:
             self._running[device.ordinal].detach(serial)
 
     def check(self) -> None:
-        """Nothing to lose here: an executor's end is told by its own command stream."""
+        """Do nothing: the command stream itself notices an executor's end."""
 
     def close(self) -> None:
         """End the executors and reap them."""
@@ -127,13 +126,13 @@ class PrivateExecutors:
             executor.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the copies of the sockets."""
+        """In a forked child: close the copies of the sockets."""
         for executor in self._running.values():
             executor.abandon()
 
 
 class Executor:
-    """One executor process, child of this one; it leaves when its link closes. Calls are made one at a time."""
+    """An executor, a child process that ends when its link closes. Calls are made one at a time."""
 
     def __init__(self, device: Device, environment: Mapping[str, str]) -> None:
         """Start it and wait until its device is open; raise CudaError."""
@@ -201,10 +200,10 @@ class Executor:
             self._link.send(message)
             answer: Any = None
             while isinstance(answer, ContextFaulted) or getattr(answer, "request", 0) != request:
-                # A fault is told in the command stream too, which is where this process takes it from.
+                # Faults are taken from the command stream, which reports them too.
                 answer, fds = self._link.receive()
                 if isinstance(answer, Attached) and len(fds) == 2:
-                    self._transport = adopt_stream(fds, answer.shared_bytes, lost, answer.ring_bytes)
+                    self._transport = open_stream(fds, answer.shared_bytes, lost, answer.ring_bytes)
                 else:
                     close_all(fds)
         except (Ended, OSError) as error:
@@ -214,7 +213,7 @@ class Executor:
         return answer
 
     def close(self) -> None:
-        """Close the link and the command stream, wait for the process to leave, end it if it does not."""
+        """Close the link and the command stream, wait for the process to end, kill it if it does not."""
         if self._transport is not None:
             self._transport.close()
         self._link.close()
@@ -225,7 +224,7 @@ class Executor:
             self._process.wait()
 
     def abandon(self) -> None:
-        """In a forked child: the sockets' copies are closed, and the process is not ours to reap."""
+        """In a forked child: close the copies of the sockets; the parent reaps the process."""
         if self._transport is not None:
             self._transport.abandon()
         self._link.close()
@@ -233,7 +232,7 @@ class Executor:
 
 
 def _start(link: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start an executor by path, without importing its package, away from our terminal's signals."""
+    """Start an executor by path, without importing its package, away from the terminal's signals."""
     server = importlib.util.find_spec("pympsd_server")
     if server is None or server.origin is None:
         raise CudaError(Result.ERROR_NO_DEVICE, "the package pympsd_server is not installed; install pympsd whole")
@@ -241,7 +240,7 @@ def _start(link: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]
     try:
         return subprocess.Popen(
             [sys.executable, "-I", str(script), _LINK_FD, str(link)],
-            # An executor's own libcuda must not knock at a daemon's door.
+            # An executor's own libcuda must not connect to a daemon.
             env={**environment, "CUDA_MPS_PIPE_DIRECTORY": os.devnull},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             pass_fds=(link,), start_new_session=True,

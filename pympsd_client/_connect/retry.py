@@ -1,4 +1,4 @@
-"""The way in to MPS: to the daemon's door and through it, once more when the daemon dies meanwhile."""
+"""Connecting to MPS: the handshake, begun again when a daemon or server dies during it."""
 
 from __future__ import annotations
 
@@ -8,61 +8,62 @@ from collections.abc import Mapping
 from typing import Final
 
 from pympsd.vocabulary import files
-from pympsd_client._connect.session import Session, Unanswered, Unwelcomed, knock, reach
+from pympsd_client._connect.handshake import BrokenOff, NotWelcomed, connect_to_daemon, request_session
+from pympsd_client._connect.session import Session
 
-PATIENCE: Final = 2.0
+RETRY_S: Final = 2.0
 """Seconds in which another daemon may take the place of one that died, for a client that begins meanwhile."""
-LINE_PATIENCE: Final = 10.0
-"""The same for a client that had knocked at the one that died: it was waiting anyway, and a busy machine is slow."""
-IN_LINE: Final = 0.1
-"""A conversation that lasted so long was one in the line, and its end the daemon's."""
-GRANTS: Final = 6
-"""So many servers may end before their welcome; the daemon itself gives up after four and says why."""
+QUEUE_RETRY_S: Final = 10.0
+"""The same for a client that was connected to the daemon that died: it was waiting anyway."""
+QUEUED_S: Final = 0.1
+"""A conversation that lasted this long was one in the queue, and the daemon ended it by its own end."""
+GRANTS_LIMIT: Final = 6
+"""The number of servers that may end before their welcome; the daemon gives up after four and says why."""
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.25
 
 
-def arrive(environment: Mapping[str, str]) -> Session | str:
-    """Return a session, or in words why this process goes on without MPS. Raise CudaError: a refusal.
+def connect_with_retry(environment: Mapping[str, str]) -> Session | str:
+    """Return a session, or the reason why this process goes on without MPS. Raise CudaError: a refusal.
 
-    A conversation that ended before an answer is begun again: whoever waited in the line of a daemon that was killed
-    waits in the next one's. A daemon that lives and turns everybody away is asked for as long, and not for ever; nor
-    are servers that end as soon as they are granted, however long the wait for each was.
+    A conversation that ended before an answer is begun again: a client in the queue of a daemon that was killed
+    queues at the next one. When a living daemon ends every conversation, give up after a while; so too when servers
+    end as soon as they are granted, however long the wait for each was.
     """
     lost = False
     grants = 0
     turned_away_since: float | None = None
     pause = _FIRST_PAUSE
     while True:
-        door = reach(environment)
-        if isinstance(door, str) and (lost or _was_killed(environment)):
-            give_up = time.monotonic() + (LINE_PATIENCE if lost else PATIENCE)
-            while isinstance(door, str) and time.monotonic() < give_up:
+        connection = connect_to_daemon(environment)
+        if isinstance(connection, str) and (lost or _was_killed(environment)):
+            give_up = time.monotonic() + (QUEUE_RETRY_S if lost else RETRY_S)
+            while isinstance(connection, str) and time.monotonic() < give_up:
                 time.sleep(_FIRST_PAUSE)
-                door = reach(environment)
+                connection = connect_to_daemon(environment)
             turned_away_since, pause = None, _FIRST_PAUSE
-        if isinstance(door, str):
-            return door
+        if isinstance(connection, str):
+            return connection
         began = time.monotonic()
         try:
-            return knock(door, environment)
-        except Unwelcomed:
+            return request_session(connection, environment)
+        except NotWelcomed:
             lost = True
             grants += 1
-            if grants >= GRANTS:
+            if grants >= GRANTS_LIMIT:
                 raise
             turned_away_since, pause = None, _FIRST_PAUSE
-        except Unanswered:
+        except BrokenOff:
             lost = True
             now = time.monotonic()
-            if turned_away_since is None or now - began > IN_LINE:
+            if turned_away_since is None or now - began > QUEUED_S:
                 turned_away_since, pause = now, _FIRST_PAUSE
-            if now - turned_away_since > PATIENCE:
+            if now - turned_away_since > RETRY_S:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _was_killed(environment: Mapping[str, str]) -> bool:
-    """Whether a daemon left what only one that did not end in order leaves, or one that runs."""
+    """Return whether a state file exists: a daemon is running, or did not end in order."""
     return os.path.lexists(f"{files.pipe_directory(dict(environment))}/{files.STATE}")

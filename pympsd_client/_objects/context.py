@@ -6,68 +6,19 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 from threading import Lock
-from typing import Final, Protocol
+from typing import Final
 
-from attrs import frozen
-
-from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, FLAG_POISONED, GENERATION_SHIFT
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.launch_cache import forget
+from pympsd_client._command_stream.answers import Answer
+from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.operations import Operation
-from pympsd_client._command_stream.transport import Answer, Transport
+from pympsd_client._connect.connection import Connection, Device, Opened
 from pympsd_client._objects.thread_local import this_thread
 
 _count = count(FIRST_HANDLE).__next__
-
-
-@frozen(eq=False)
-class Device:
-    """A visible device: ``number`` as this client counts, ``ordinal`` as the daemon does (it names the window)."""
-
-    number: int
-    ordinal: int
-    facts: DeviceFacts
-
-
-@frozen
-class Opened:
-    """What opening a context gave: sizes in bytes; priorities least and greatest."""
-
-    serial: int
-    generation: int
-    transport: Transport
-    multiprocessors: int
-    memory_bytes: int
-    stream_priorities: tuple[int, int]
-
-
-class Connection(Protocol):
-    """The way to the devices: a session with an MPS server, or executors of our own."""
-
-    devices: tuple[Device, ...]
-    driver_version: int
-    provisions: bool
-    """Whether contexts can be kept to some of a device's SMs: only under MPS (MPS documents, 2.3.5.2)."""
-    per_context: bool
-    """Whether each context has an active thread percentage of its own."""
-
-    def open_context(self, device: Device, flags: int, affinity: int | None = None) -> Opened:
-        """Open a context, on at most ``affinity`` SMs, rounded up; raise CudaError."""
-
-    def close_context(self, device: Device, serial: int) -> None:
-        """Close it and free what it held; raise CudaError."""
-
-    def check(self) -> None:
-        """Raise CudaError when the other side has gone."""
-
-    def close(self) -> None:
-        """End it in order; never raises."""
-
-    def abandon(self) -> None:
-        """In a forked child: let go of the copies of the descriptors."""
 
 
 contexts: Final[dict[int, Context]] = {}
@@ -102,13 +53,13 @@ class Context:
                 self._sticky_error = None
 
     def close(self, connection: Connection) -> None:
-        """Close it and free what it held, unless it is closed; a ruined context can be closed like any other."""
+        """Close it and free what it held, unless it is closed; a poisoned context can be closed like any other."""
         with self._changing:
             if self.opened is not None:
                 try:
                     self.opened, self._sticky_error = None, _not_open()
                 finally:
-                    forget()
+                    invalidate()
                 self.orphans.clear()
                 for drop in when_closed:
                     drop(self)
@@ -131,8 +82,8 @@ class Context:
             raise (error or _not_open()).again()
         return opened
 
-    def ruin(self, serial: int, code: int, reason: str) -> None:
-        """A fault has ruined the context: from now on every call in it fails so, at once.
+    def poison(self, serial: int, code: int, reason: str) -> None:
+        """Poison the context after a fault: from now on every call in it fails with this error, at once.
 
         ``serial`` says which context was meant: one closed since, and opened anew, has nothing to do with it.
         """
@@ -140,7 +91,7 @@ class Context:
             try:
                 self._sticky_error = CudaError(code, reason or "an earlier fault ruined this context")
             finally:
-                forget()
+                invalidate()
 
     def after_fork(self, error: CudaError) -> None:
         """In a forked child nothing of it can be used."""
@@ -171,7 +122,7 @@ class Context:
             return body
         reason = body.decode("utf-8", "replace")
         if flags & FLAG_POISONED:
-            self.ruin(opened.serial, result, reason)
+            self.poison(opened.serial, result, reason)
         raise CudaError(result, reason)
 
     def synchronize(self) -> None:

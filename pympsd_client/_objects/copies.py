@@ -15,10 +15,11 @@ from attrs import frozen
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.operations import Operation
-from pympsd_client._command_stream.parallel_copy import in_slices, thread_count
-from pympsd_client._command_stream.staging_slots import release_when_answered, take_part
+from pympsd_client._command_stream.parallel_copy import copy_in_parallel, thread_count
+from pympsd_client._command_stream.staging_slots import release_slot, take_slot
 from pympsd_client._command_stream.transport import Transport
-from pympsd_client._objects.context import Context, Opened
+from pympsd_client._connect.connection import Opened
+from pympsd_client._objects.context import Context
 
 Recorder = Callable[[int, int, int, int], bytes]
 """Packs a piece's record from the context's serial, the sequence number, the offset of the slot and flags."""
@@ -56,7 +57,7 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
     """
     opened = context.usable()
     threads = thread_count(count)
-    limit = opened.transport.shared.limit_for(threads)
+    limit = opened.transport.staging.limit_for(threads)
 
     def send(start: int, size: int, stop: Event | None = None) -> None:
         pieces = (
@@ -68,7 +69,7 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
     if threads == 1:
         send(0, count)
     else:
-        in_slices(count, threads, send)
+        copy_in_parallel(count, threads, send)
 
 
 def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait: bool) -> None:
@@ -79,7 +80,7 @@ def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait:
     try:
         for piece in pieces:
             sequence = transport.sequence()
-            offset = _filled_part(transport, context, sequence, piece)
+            offset = _filled_slot(transport, context, sequence, piece)
             if wait:
                 transport.expect(sequence)
                 sent.append(sequence)
@@ -88,23 +89,23 @@ def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait:
             context.judge(opened, transport.answer(sequence))
     finally:
         for sequence in sent:
-            transport.forget(sequence)
+            transport.discard(sequence)
 
 
-def _filled_part(transport: Transport, context: Context, sequence: int, piece: Piece) -> int:
-    """Return the offset of a part that holds a piece's bytes."""
-    offset = take_part(transport, sequence, piece.size, context)
+def _filled_slot(transport: Transport, context: Context, sequence: int, piece: Piece) -> int:
+    """Return the offset of a slot that holds a piece's bytes."""
+    offset = take_slot(transport, sequence, piece.size, context)
     try:
-        piece.move(transport.shared.address + offset)
+        piece.move(transport.staging.address + offset)
     except BaseException:  # Ctrl-C: no record will be sent for it
-        transport.give_part_back(sequence)
+        transport.free_slot(sequence)
         raise
     return offset
 
 
 @frozen
 class _Asked:
-    """A piece on its way from the device: the offset in the shared memory at which it will lie."""
+    """A piece on its way from the device: the offset in the staging memory at which it will lie."""
 
     sequence: int
     offset: int
@@ -118,7 +119,7 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
     """
     opened = context.usable()
     threads = thread_count(count)
-    limit = opened.transport.shared.limit_for(threads)
+    limit = opened.transport.staging.limit_for(threads)
 
     def fetch(start: int, size: int, stop: Event | None = None) -> None:
         pieces = (
@@ -130,7 +131,7 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
     if threads == 1:
         fetch(0, count)
     else:
-        in_slices(count, threads, fetch)
+        copy_in_parallel(count, threads, fetch)
 
 
 def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], most: int) -> None:
@@ -142,12 +143,12 @@ def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], most
             if len(asked) == most:
                 _copy_out(context, opened, asked)
             sequence = transport.sequence()
-            offset = transport.shared.take(sequence, piece.size, context, kept=True)
-            while offset is None and asked:  # our own parts first: a thread never waits while it keeps some
+            offset = transport.staging.take(sequence, piece.size, context, kept=True)
+            while offset is None and asked:  # our own slots first: a thread never waits while it keeps some
                 _copy_out(context, opened, asked)
-                offset = transport.shared.take(sequence, piece.size, context, kept=True)
+                offset = transport.staging.take(sequence, piece.size, context, kept=True)
             if offset is None:
-                offset = take_part(transport, sequence, piece.size, context, kept=True)
+                offset = take_slot(transport, sequence, piece.size, context, kept=True)
             asked.append(_Asked(sequence, offset, piece))
             transport.expect(sequence)
             transport.post(piece.record(opened.serial, sequence, offset, 0))
@@ -155,22 +156,22 @@ def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], most
             _copy_out(context, opened, asked)
     finally:
         # After an error or Ctrl-C the executor may still write into them: they are free when it has answered.
-        for part in asked:
-            _let_go(transport, part.sequence)
+        for slot in asked:
+            _release(transport, slot.sequence)
 
 
 def _copy_out(context: Context, opened: Opened, asked: deque[_Asked]) -> None:
     """Wait for the first piece that was asked for, and copy it to where it belongs."""
-    part, transport = asked[0], opened.transport
-    context.judge(opened, transport.answer(part.sequence))
-    part.piece.move(transport.shared.address + part.offset)
-    _let_go(transport, part.sequence)
+    slot, transport = asked[0], opened.transport
+    context.judge(opened, transport.answer(slot.sequence))
+    slot.piece.move(transport.staging.address + slot.offset)
+    _release(transport, slot.sequence)
     asked.popleft()
 
 
-def _let_go(transport: Transport, sequence: int) -> None:
-    release_when_answered(transport, sequence)
-    transport.forget(sequence)
+def _release(transport: Transport, sequence: int) -> None:
+    release_slot(transport, sequence)
+    transport.discard(sequence)
 
 
 def from_pinned(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
@@ -191,14 +192,14 @@ def to_pinned(context: Context, stream: int, target: int, source: int, count: in
 
 
 def upload(context: Context, operation: Operation, handle: int, data: bytes) -> None:
-    """Send bytes in parts, each a record (handle, offset in the shared memory, bytes); return when all are taken."""
+    """Send bytes slot by slot, each a record (handle, offset in the staging memory, bytes); wait for the answers."""
     opened = context.usable()
     transport = opened.transport
     held = ctypes.create_string_buffer(data, len(data))
-    for start, size in _chunks(0, len(data), transport.shared.part_limit):
+    for start, size in _chunks(0, len(data), transport.staging.slot_limit):
         sequence = transport.sequence()
         piece = _from_host(ctypes.addressof(held) + start, size, _linear(operation, size, handle))
-        offset = _filled_part(transport, context, sequence, piece)
+        offset = _filled_slot(transport, context, sequence, piece)
         record = piece.record(opened.serial, sequence, offset, 0)
         context.judge(opened, transport.call(sequence, record))
 
@@ -207,7 +208,7 @@ def between_devices(
     destination: tuple[Context, int], source: tuple[Context, int], to: int, start: int, count: int
 ) -> None:
     """Copy device memory to another device, staged here; returns when the bytes have arrived."""
-    limit = source[0].usable().transport.shared.part_limit
+    limit = source[0].usable().transport.staging.slot_limit
     staging = ctypes.create_string_buffer(min(count, limit))
     address = ctypes.addressof(staging)
     for offset, size in _chunks(0, count, limit):

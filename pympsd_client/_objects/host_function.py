@@ -17,13 +17,14 @@ from pympsd_client._arguments.bindings import CUstream
 from pympsd_client._arguments.errors import CudaError, invalid_value, result_of
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number
-from pympsd_client._command_stream.host_callbacks import HostCall, HostCalls
-from pympsd_client._command_stream.launch_cache import forget
+from pympsd_client._command_stream.host_callbacks import HostCallbacks, PendingCallback
+from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.session import Session
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import resolve
+from pympsd_client._objects.thread_local import this_thread
 
 _HOST_FN: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _STREAM_CALLBACK: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
@@ -103,12 +104,21 @@ def _holding(kept: object, run: Callable[[int], None]) -> Callable[[int], None]:
 def _post(context: Context, stream: int, run: Callable[[int], None], *, on_error: bool) -> None:
     opened = context.usable()
     process.calls_back = True
-    forget()
-    _calls_of(opened.transport).launch(HostCall(context, opened, stream, run, on_error))
+    invalidate()
+
+    def marked(status: int) -> None:
+        this_thread.in_host_function = True
+        try:
+            run(status)
+        finally:
+            this_thread.in_host_function = False
+
+    _callbacks_of(opened.transport).launch(PendingCallback(context, opened.serial, stream, marked, on_error))
 
 
-def _calls_of(transport: Transport) -> HostCalls:
+def _callbacks_of(transport: Transport) -> HostCallbacks:
     with _making:
-        if transport.host_calls is None:
-            transport.host_calls = HostCalls(transport)
-        return transport.host_calls
+        callbacks = transport.host_callbacks
+        if not isinstance(callbacks, HostCallbacks):
+            callbacks = transport.host_callbacks = HostCallbacks(transport)
+        return callbacks

@@ -11,7 +11,7 @@ from pympsd.wire.records import FLAG_COOPERATIVE
 from pympsd_client._arguments.errors import DONE, CudaError, failed, invalid_handle, invalid_value
 from pympsd_client._arguments.kernel_parameters import code_of, flat, raw_packer, record_bytes, typed_packer
 from pympsd_client._arguments.numbers import number, unsigned
-from pympsd_client._command_stream.launch_cache import can_follow, launcher
+from pympsd_client._command_stream.launch_cache import fits_plan, launcher
 from pympsd_client._command_stream.operations import LAUNCH_BYTES, LAUNCH_OPCODE, SEQUENCE_AT
 from pympsd_client._objects.context import current
 from pympsd_client._objects.module import Function, functions
@@ -36,7 +36,7 @@ def launch(
     ``cooperative``: all its blocks are to be resident at once.
     """
     cache = launcher()
-    epoch = 0 if cache is None else cache.epoch  # what is found from here on holds until plans are forgotten
+    epoch = 0 if cache is None else cache.epoch  # what is found from here on holds until plans are invalidated
     context = function.context
     opened = context.usable()
     if context is not current():
@@ -60,11 +60,11 @@ def launch(
     )  # fmt: skip
     record = _record(function, fields, parameters, extra)
     transport.post(record)
-    if cache is not None and cache.wants and not cooperative and named != PER_THREAD:
-        _remember_launch(cache, epoch, function, shape, named, parameters, transport, record)
+    if cache is not None and cache.wants_plan and not cooperative and named != PER_THREAD:
+        _add_plan(cache, epoch, function, shape, named, parameters, transport, record)
 
 
-def _remember_launch(
+def _add_plan(
     cache: Launcher,
     epoch: int,
     function: Function,
@@ -74,11 +74,11 @@ def _remember_launch(
     transport: Transport,
     record: bytes,
 ) -> None:
-    """Have launches like one that was sent follow a plan, if they can."""
+    """Add a plan for launches like one that was sent, if it can have one."""
     writer = transport.writer
-    if writer is None or process.calls_back or type(parameters) is not tuple or not can_follow(parameters, record):
+    if writer is None or process.calls_back or type(parameters) is not tuple or not fits_plan(parameters, record):
         return
-    # The kernel was looked up before the epoch was: it may have been unloaded between.
+    # The kernel was looked up before the epoch was read: it may have been unloaded between.
     types = parameters[1]
     if types not in function.packers or functions.get(function.handle) is not function:
         return
@@ -86,13 +86,13 @@ def _remember_launch(
         (LAUNCH_BYTES + offset, code_of(ctype))
         for ctype, (offset, _) in zip(types, function.layout.parameters, strict=True)
     )
-    cache.remember(
+    cache.add_plan(
         epoch, function.handle, stream, tuple(map(int, shape)), types, function.context,
-        transport.sequence, partial(_rung, transport), writer, record, SEQUENCE_AT, values,
+        transport.sequence, partial(_ring_bell, transport), writer, record, SEQUENCE_AT, values,
     )  # fmt: skip
 
 
-def _rung(transport: Transport) -> tuple[Any, ...]:
+def _ring_bell(transport: Transport) -> tuple[Any, ...]:
     try:
         transport.ring_bell()
     except CudaError as error:

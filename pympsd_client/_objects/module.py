@@ -14,7 +14,7 @@ from pympsd_client._arguments.errors import CudaError, invalid_value, lost
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.kernel_parameters import Packer
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.launch_cache import forget
+from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._objects.context import Context, current
 from pympsd_client._objects.copies import upload
 from pympsd_client._objects.handle_table import HandleTable
@@ -64,7 +64,7 @@ class Module:
             for function in self._functions.values():
                 functions.remove(function.handle)
         finally:
-            forget()
+            invalidate()
 
 
 class Function:
@@ -104,7 +104,7 @@ class Function:
         if value != self.attributes.get(_DYNAMIC_LIMIT):
             self.attributes[_DYNAMIC_LIMIT] = value
             self.checked.clear()
-            forget()
+            invalidate()
 
     def _most_dynamic(self) -> int:
         facts = self.context.device.facts.attributes

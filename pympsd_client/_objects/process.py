@@ -11,11 +11,12 @@ from typing import Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._command_stream.launch_cache import check_choice, forget
+from pympsd_client._command_stream.launch_cache import check_choice, invalidate
+from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._connect.discovery import REQUIRE, Way, check_switches, without_daemon
 from pympsd_client._connect.private_executor import PrivateExecutors, PrivateExecutorWarning, native_driver
-from pympsd_client._connect.retry import arrive
-from pympsd_client._objects.context import Connection, Context, Device, contexts
+from pympsd_client._connect.retry import connect_with_retry
+from pympsd_client._objects.context import Context, contexts
 
 _FORKED: Final = (
     "CUDA cannot be used in a process forked after cuInit; start the child with spawn or exec, or fork before cuInit"
@@ -50,7 +51,7 @@ class Process:
         environment = dict(os.environ)
         check_choice()
         check_switches(environment)
-        answer = arrive(environment)
+        answer = connect_with_retry(environment)
         if not isinstance(answer, str):
             self._connected(answer)
             return
@@ -101,7 +102,7 @@ class Process:
         if self.native is not None or not begun:
             return
         self.forked = True
-        forget()
+        invalidate()
         connection, self.connection = self.connection, None
         for context in contexts.values():
             context.after_fork(_forked())

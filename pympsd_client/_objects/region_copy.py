@@ -112,12 +112,12 @@ def _by_the_device(context: Context, stream: int, sides: tuple[int, ...], extent
 
 
 def _to_device(context: Context, stream: int, device: Region, host: Region, extent: Extent, wait: bool) -> None:
-    limit = context.usable().transport.shared.part_limit
+    limit = context.usable().transport.staging.slot_limit
     send_pieces(context, context.usable(), _pieces(device, host, extent, limit, stream, to_host=False), wait)
 
 
 def _to_host(context: Context, stream: int, host: Region, device: Region, extent: Extent) -> None:
-    limit = context.usable().transport.shared.part_limit
+    limit = context.usable().transport.staging.slot_limit
     pieces = _pieces(device, host, extent, limit, stream, to_host=True)
     fetch_pieces(context, context.usable(), pieces, _PIECES_UNDER_WAY)
 
@@ -125,7 +125,7 @@ def _to_host(context: Context, stream: int, host: Region, device: Region, extent
 def _between_devices(
     writing: tuple[Context, int], reading: tuple[Context, int], destination: Region, source: Region, extent: Extent
 ) -> None:
-    limit = reading[0].usable().transport.shared.part_limit
+    limit = reading[0].usable().transport.staging.slot_limit
     held = ctypes.create_string_buffer(min(extent.bytes, limit))
     for corner, box in _boxes(extent, limit):
         between = _packed(True, ctypes.addressof(held), box)

@@ -14,7 +14,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.received_fds import NO_ROOM, Brought
+from pympsd_client._command_stream.received_fds import NO_ROOM, ReceivedFds
 from pympsd_client._command_stream.staging_memory import map_at, unmap
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ def share(context: Context, size: int) -> SharedPages:
     """Return ``size`` new bytes, all zero, which the executor of a context reaches; raise CudaError."""
     opened = context.usable()
     transport = opened.transport
-    brought = _descriptors_of(transport, opened.serial)
-    for body in brought.decline():
+    fds = _descriptors_of(transport, opened.serial)
+    for body in fds.decline():
         _free(transport, *_ADDRESS.unpack_from(body))
     sequence = transport.sequence()
     record = operations.ALLOCATE_PINNED.record(opened.serial, sequence, size)
-    with brought.wanted(sequence):
+    with fds.wanted(sequence):
         (address,) = _ADDRESS.unpack_from(context.judge(opened, transport.call(sequence, record)))
-        fd = brought.take(sequence)
+        fd = fds.take(sequence)
     try:
         if fd is None:
             raise lost("the executor gave page-locked memory and sent no descriptor of it")
@@ -68,31 +68,31 @@ def share(context: Context, size: int) -> SharedPages:
     return SharedPages(address, size, transport)
 
 
-def _descriptors_of(transport: Transport, serial: int) -> Brought:
-    """Return where descriptors arrive; from now on whoever reads the stream receives them."""
+def _descriptors_of(transport: Transport, serial: int) -> ReceivedFds:
+    """Return where descriptors arrive; from now on every reader of the stream receives them."""
     with _preparing:
-        if transport.brought is None:
-            transport.brought = Brought()
-        brought = transport.brought
-        if not brought.ready:
+        if transport.received_fds is None:
+            transport.received_fds = ReceivedFds()
+        fds = transport.received_fds
+        if not fds.ready:
             # Another thread may be reading without them this very moment: with this answer it begins anew.
             sequence = transport.sequence()
             transport.call(sequence, operations.MEMORY_INFO.record(serial, sequence, flags=FLAG_QUIET))
-            brought.ready = True
-    return brought
+            fds.ready = True
+    return fds
 
 
 def _free(transport: Transport, address: int) -> None:
     sequence = transport.sequence()
     transport.expect(sequence)
     try:
-        # Urgent: it is no work of a stream's, and keeps to no stream's pace.
+        # Urgent: it is no work of a stream's, and is exempt from backpressure.
         transport.post(operations.FREE_PINNED.record(_NO_CONTEXT, sequence, address), urgent=True)
         transport.answer(sequence)
     except CudaError:  # the executor has gone, and its memory with it
         return
     finally:
-        transport.forget(sequence)
+        transport.discard(sequence)
 
 
 def _not_mapped(size: int, address: int, error: OSError) -> CudaError:

@@ -10,7 +10,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import STREAM_LEGACY, Kind
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.launch_cache import forget
+from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._objects.context import Context, current
 from pympsd_client._objects.handle_table import HandleTable
 from pympsd_client._objects.thread_local import this_thread
@@ -53,7 +53,7 @@ def destroy(handle: int) -> None:
     try:
         streams.destroy(stream)
     finally:
-        forget()
+        invalidate()
 
 
 def resolve(handle: int) -> tuple[Context, int]:

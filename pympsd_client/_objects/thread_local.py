@@ -1,4 +1,4 @@
-"""What each thread has for itself: its stack of current contexts, its streams, its last error message."""
+"""What each thread has for itself: its stack of current contexts, its streams."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ class _ThreadState(threading.local):
         self.stack: list[Any] = []
         """Contexts current to this thread, the last one on top (CUDA driver API, Context Management)."""
         self.streams = ThreadStreams()
-        self.message = ""
         self.in_host_function = False
         """Whether this thread runs a host function just now, in which CUDA calls are not permitted."""
 

@@ -12,10 +12,11 @@ class Writer:
 
 class Launcher:
     epoch: Final[int]
-    wants: Final[bool]
+    misses: Final[int]
+    wants_plan: Final[bool]
     def __init__(self, slow: Callable[..., tuple[Any, ...]], done: tuple[Any, ...], threads: object, /) -> None: ...
     def cuLaunchKernel(self, *arguments: Any, **keywords: Any) -> tuple[Any, ...]: ...
-    def remember(
+    def add_plan(
         self,
         epoch: int,
         function: int,
@@ -31,4 +32,4 @@ class Launcher:
         values: tuple[tuple[int, str], ...],
         /,
     ) -> bool: ...
-    def forget(self) -> None: ...
+    def invalidate(self) -> None: ...

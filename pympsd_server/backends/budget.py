@@ -1,4 +1,4 @@
-"""How much device memory there is and how much of it a client may have: accounts in bytes, for every backend."""
+"""Accounts of device memory, in bytes: of a device, and of a client's part of it; for every backend."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 
 NOTEWORTHY_BYTES: Final = 64 << 20
-"""Less than this is not looked at when others on the device have given memory back."""
+"""Memory that others on the device have freed counts from this amount on."""
 GRANULE_BYTES: Final = 512
 """Allocations are accounted in whole granules, as the address space lays them out."""
 
 
 def charged(count: int) -> int:
-    """Return what an allocation of so many bytes is accounted as."""
+    """Return the number of bytes that an allocation of ``count`` bytes is accounted as."""
     return -(-count // GRANULE_BYTES) * GRANULE_BYTES
 
 
@@ -26,17 +26,17 @@ def charged(count: int) -> int:
 class DeviceBudget:
     """All memory of one device, in bytes; safe to use from several threads.
 
-    ``in_all`` returns what is taken of it by whomever, clients of this executor or not: asked at the start, and then
-    before anybody is refused, for others may have given some back since. None: nobody else takes any.
+    ``in_all`` returns the bytes taken in all, by clients of this executor and others: it is called at the start, and
+    before a client is refused, for others may have freed some since. None: others take none.
     """
 
     total: int
     in_all: Callable[[], int] | None = None
     used: int = field(default=0, init=False)
     on_change: Callable[[], None] | None = field(default=None, init=False)
-    """Called, from any thread, after bytes were taken or given back."""
+    """Called, from any thread, after bytes were taken or returned."""
     _others: int = field(default=0, init=False)
-    """Of the used bytes those that clients here have not taken."""
+    """The used bytes that clients of this executor have not taken."""
     _lock: Lock = field(factory=Lock, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -45,7 +45,7 @@ class DeviceBudget:
 
     def take(self, count: int) -> bool:
         """Take bytes; return whether there were enough."""
-        if not (self._take(count) or (self._others_have_given_back() and self._take(count))):
+        if not (self._take(count) or (self._others_have_freed() and self._take(count))):
             return False
         self.changed()
         return True
@@ -57,35 +57,35 @@ class DeviceBudget:
             self.used += count
         return True
 
-    def _others_have_given_back(self) -> bool:
+    def _others_have_freed(self) -> bool:
         if self.in_all is None:
             return False
         in_all = self.in_all()
         with self._lock:
-            given_back = self.used - in_all
-            # What clients are accounted with and what it takes on the device differ by a little.
-            if given_back < NOTEWORTHY_BYTES:
+            freed = self.used - in_all
+            # What clients are charged differs a little from what their memory takes on the device.
+            if freed < NOTEWORTHY_BYTES:
                 return False
-            given_back = min(given_back, self._others)
-            self._others -= given_back
-            self.used -= given_back
+            freed = min(freed, self._others)
+            self._others -= freed
+            self.used -= freed
         return True
 
     def give(self, count: int) -> None:
-        """Give bytes back."""
+        """Return bytes."""
         with self._lock:
             self.used -= count
         self.changed()
 
     def changed(self) -> None:
-        """Tell who watches."""
+        """Call ``on_change``."""
         if self.on_change is not None:
             self.on_change()
 
 
 @define(eq=False)
 class ClientBudget:
-    """A client process' part of it. ``limit`` in bytes, 0 for the device's; guarded by the client's memory lock."""
+    """The account of a client process. ``limit`` in bytes, 0: none; guarded by the memory lock of the client."""
 
     device: DeviceBudget
     limit: int
@@ -93,7 +93,7 @@ class ClientBudget:
 
     @property
     def total(self) -> int:
-        """What cuMemGetInfo calls total: the limit where there is one."""
+        """The total of cuMemGetInfo: the limit, if there is one."""
         return min(self.limit, self.device.total) if self.limit else self.device.total
 
     @property
@@ -102,7 +102,7 @@ class ClientBudget:
         return max(0, min(self.total - self.used, self.device.total - self.device.used))
 
     def take(self, count: int, what: str = "an allocation") -> None:
-        """Take bytes; BackendError OUT_OF_MEMORY says what they were for and which limit was met."""
+        """Take bytes; BackendError OUT_OF_MEMORY names their use and the limit."""
         if self.used + count > self.total:
             raise BackendError(
                 Result.ERROR_OUT_OF_MEMORY,
@@ -117,6 +117,6 @@ class ClientBudget:
         self.used += count
 
     def give(self, count: int) -> None:
-        """Give bytes back."""
+        """Return bytes."""
         self.device.give(count)
         self.used -= count

@@ -1,4 +1,1 @@
-"""The worker outside the interpreter: C that knows no Python, built where there is a compiler.
-
-Why it is made so: docs/decisions/009-native-worker.md.
-"""
+"""The native worker: C without Python, built if there is a compiler (docs/decisions/009-native-worker.md)."""

@@ -1,4 +1,4 @@
-"""Finds the native library, which setup builds where there is a compiler, and describes its functions."""
+"""Loads the native library, which setup builds if there is a compiler, and declares its functions."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 
 class NoLibrary(Exception):
-    """The native library cannot be used; the message says why."""
+    """The native library cannot be used; the message has the reason."""
 
 
 @cache
 def library() -> Any:
-    """Return the library with its functions described; raise NoLibrary. ctypes drops the GIL in each call of it."""
+    """Return the library with its functions declared; raise NoLibrary. ctypes releases the GIL in each call."""
     folder = os.path.dirname(__file__)
     found = [
         path for suffix in EXTENSION_SUFFIXES if os.path.exists(path := os.path.join(folder, f"_worker{suffix}"))
@@ -55,7 +55,7 @@ def library() -> Any:
 
 
 def _check_sizes(loaded: Any) -> None:
-    ours = (*map(ctypes.sizeof, SHARED_STATES), AREA_BYTES)
+    ours = (*map(ctypes.sizeof, SHARED_STATES.values()), AREA_BYTES)
     its = (c_uint64 * len(ours))()
     loaded.native_sizes(its)
     if tuple(its) != ours:

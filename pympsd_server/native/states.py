@@ -1,81 +1,118 @@
-"""What the native code and Python both read and write of a device's things: src/states.h, field by field."""
+"""The structures that native code and Python share; scripts/generate-docs writes src/states.h from these tables."""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import c_uint32, c_uint64
-from typing import Final
+from typing import Any, Final
 
 STREAM_EVENTS: Final = 4
-"""CUevents that a worker bounds a stream's unfinished launches by."""
+"""The number of CUevents that bound a stream's unfinished launches."""
+
+Type = tuple[str, Any]
+"""A C declaration with a placeholder for the name, and the type in ctypes."""
+Field = tuple[str, Type, str]
+"""Name, type, and the comment in the header."""
+
+U64: Final = ("uint64_t {}", c_uint64)
+U32: Final = ("uint32_t {}", c_uint32)
+ATOMIC: Final = ("_Atomic uint32_t {}", c_uint32)
+AXES: Final = ("uint32_t {}[3]", c_uint32 * 3)
+EVENTS: Final = ("uint64_t {}[STREAM_EVENTS]", c_uint64 * STREAM_EVENTS)
+ADDRESS: Final = ("void *{}", c_uint64)
+
+
+def _function(parameters: str) -> Type:
+    return (f"int (*{{}})({parameters})", c_uint64)
+
+
+def _types(fields: tuple[Field, ...]) -> list[tuple[str, Any]]:
+    return [(name, python) for name, (_, python), _ in fields]
 
 
 class StreamState(ctypes.Structure):
-    """A stream: counts of what was issued and is known to be done. The meaning of each field: src/states.h."""
+    """A stream: the work that was issued and the part of it that is known to be done."""
 
-    _fields_ = (
-        ("handle", c_uint64),
-        ("word", c_uint64),
-        ("issued", c_uint64),
-        ("settled", c_uint64),
-        ("launched", c_uint64),
-        ("last_function", c_uint64),
-        ("marked_issued", c_uint64),
-        ("seen_of_default", c_uint64),
-        ("events", c_uint64 * STREAM_EVENTS),
-        ("recorded", c_uint32),
-        ("passed", c_uint32),
-        ("since_event", c_uint32),
-        ("marked", c_uint32),
-        ("is_blocking", c_uint32),
-        ("is_default", c_uint32),
-        ("unseen", c_uint32),
-        ("reserved", c_uint32),
+    fields: Final = (
+        ("handle", U64, "CUstream"),
+        ("word", U64, "address, for host and device, of the 32-bit completion word"),
+        ("issued", U64, "operations given to the driver"),
+        ("settled", U64, "operations known to be done"),
+        ("launched", U64, "kernels among the issued operations"),
+        ("last_function", U64, "CUfunction launched last"),
+        ("marked_issued", U64, "`issued` at the last marker"),
+        ("seen_of_default", U64, "operations of the default stream that this stream waits for"),
+        ("events", EVENTS, "CUevents, recorded in turn after every 128 launches"),
+        ("recorded", U32, "events recorded"),
+        ("passed", U32, "recorded events known to be over"),
+        ("since_event", U32, "launches since the last event"),
+        ("marked", U32, "the last marker: the completion word reaches it after the work before it"),
+        ("is_blocking", U32, "waits for the default stream, which waits for it"),
+        ("is_default", U32, ""),
+        ("unseen", U32, "has work that the default stream does not wait for yet"),
+        ("reserved", U32, ""),
     )
+    _fields_ = _types(fields)
 
 
 class ContextState(ctypes.Structure):
     """A context: whether the native worker may execute its records."""
 
-    _fields_ = (
-        ("default_stream", ctypes.POINTER(StreamState)),
-        ("closed", c_uint32),
-        ("active", c_uint32),
-        ("deferred", c_uint32),
-        ("held", c_uint32),
-        ("unseen", c_uint32),
-        ("leaving", c_uint32),
+    fields: Final = (
+        ("default_stream", ("struct stream_state *{}", ctypes.POINTER(StreamState)), ""),
+        ("closed", ATOMIC, "poisoned or ended: launch nothing more"),
+        ("active", ATOMIC, "the native worker executes a record of it"),
+        ("deferred", ATOMIC, "an error is to be reported by the next call that waits"),
+        ("held", U32, "work is held for a host function: only Python keeps the order"),
+        ("unseen", U32, "streams with `unseen` set"),
+        ("leaving", U32, "destroyed streams that are not known to be done"),
     )
+    _fields_ = _types(fields)
 
 
 class KernelRow(ctypes.Structure):
-    """A function of a module, with what a launch of it may ask for."""
+    """A function of a module and the limits of its launches."""
 
-    _fields_ = (
-        ("function", c_uint64),
-        ("parameter_bytes", c_uint32),
-        ("max_threads", c_uint32),
-        ("shared_bytes", c_uint32),
-        ("dynamic_bytes", c_uint32),
+    fields: Final = (
+        ("function", U64, "CUfunction"),
+        ("parameter_bytes", U32, ""),
+        ("max_threads", U32, "of a block"),
+        ("shared_bytes", U32, "static"),
+        ("dynamic_bytes", U32, "that a launch may ask for"),
     )
+    _fields_ = _types(fields)
 
 
 class DriverCalls(ctypes.Structure):
-    """The driver's functions by address, its context, and the device's limits for launches."""
+    """The driver's functions by address, so that the native code needs neither headers nor a device to be tested."""
 
-    _fields_ = (
-        ("context", c_uint64),
-        ("set_current", c_uint64),
-        ("launch", c_uint64),
-        ("write_value", c_uint64),
-        ("record_event", c_uint64),
-        ("query_event", c_uint64),
-        ("grid_limit", c_uint32 * 3),
-        ("block_limit", c_uint32 * 3),
-        ("threads_limit", c_uint32),
-        ("shared_limit", c_uint32),
+    fields: Final = (
+        ("context", ADDRESS, "CUcontext, made current in the worker's thread"),
+        ("set_current", _function("void *context"), ""),
+        (
+            "launch",
+            _function(
+                "void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,\n"
+                "                  unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream,\n"
+                "                  void **parameters, void **extra"
+            ),
+            "",
+        ),
+        ("write_value", _function("void *stream, uint64_t address, uint32_t value, unsigned flags"), ""),
+        ("record_event", _function("void *event, void *stream"), ""),
+        ("query_event", _function("void *event"), ""),
+        ("grid_limit", AXES, ""),
+        ("block_limit", AXES, ""),
+        ("threads_limit", U32, "of a block"),
+        ("shared_limit", U32, "static and dynamic bytes of a block"),
     )
+    _fields_ = _types(fields)
 
 
-SHARED_STATES: Final = (StreamState, ContextState, KernelRow, DriverCalls)
-"""In the order in which the library tells their sizes."""
+SHARED_STATES: Final = {
+    "stream_state": StreamState,
+    "context_state": ContextState,
+    "kernel_row": KernelRow,
+    "driver_calls": DriverCalls,
+}
+"""By their names in C, in the order in which the library reports their sizes."""

@@ -1,4 +1,4 @@
-"""One client of the server: its session from welcome to end, contexts opened and closed, everything freed after."""
+"""A client's session with the server: welcome, contexts opened and closed, and everything freed at the end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Final
 import trio
 from attrs import define, field
 
-from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import explain, require_room
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select
@@ -20,78 +20,80 @@ from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
-from pympsd.wire import executor_messages as executor_says
 from pympsd.wire import messages
 from pympsd.wire.errors import RemoteError
+from pympsd.wire.executor_messages import Attach, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
-from pympsd_server.service.executors import Executor, ExecutorError, ExecutorGone
+from pympsd_server.service.containment import Containment
+from pympsd_server.service.executors import Answer, Executor, ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
-from pympsd_server.state_machine.connections import PoolExhausted, slots_of
-from pympsd_server.state_machine.executor_slots import Place
+from pympsd_server.state_machine.connections import PoolExhausted, connection_slots
+from pympsd_server.state_machine.executor_slots import ExecutorSlot
 from pympsd_server.state_machine.quotas import (
     AffinityRefused,
     client_percentage,
     client_priority,
-    context_share,
+    context_multiprocessors,
     memory_limit,
-    process_share,
+    process_multiprocessors,
 )
-from pympsd_server.state_machine.roster import Client, Context, NotHere
+from pympsd_server.state_machine.roster import Client, Context, NoSuchContext
 
 ROOM: Final = 8
-"""Descriptors that must be free when a client comes: an executor may have to be started for it."""
+"""Descriptors that must be free for a new client: an executor may have to be started for it."""
 STREAM_FDS: Final = 2
-
 FREE_SECONDS: Final = 5.0
-"""An executor has so long to free what a client held; one that is stopped does it when it goes on."""
+"""The limit for freeing what a client held; an executor that is stopped does it when it continues."""
 LOGGED_LIMITS: Final = 8
-"""Of a client's memory limits that cannot be so many are logged: the log is everybody's."""
+"""The number of a client's invalid memory limits that are logged: the log is shared."""
 
 
 @define
 class ClientSession:
-    """The server's side of a session. ``pidfd`` is -1 where the client's process is not visible here."""
+    """The server's side of a session. ``pidfd`` is -1 if the client's process is not visible here."""
 
     server: Server
+    containment: Containment
     client: Client
     channel: MessageChannel
     pidfd: int
     thread_percentage: ThreadPercentage
     memory_limits: dict[int, int]
-    """Both as they were when the client came: later changes are for later clients. Lowered by its environment."""
+    """Both as of the client's connect, lowered by its environment; later changes are for later clients."""
     ordinals: tuple[int, ...] = ()
-    """For each device the client sees, in its own numbering, the ordinal among the server's."""
-    _streams: set[tuple[Place, int]] = field(factory=set, init=False)
-    """(place, generation) of each executor this client has a stream to."""
+    """The server's ordinal of each device that the client sees, in the client's numbering."""
+    _streams: set[tuple[ExecutorSlot, int]] = field(factory=set, init=False)
+    """(slot, generation) of each executor this client has a stream to."""
     _refused: bool = field(default=False, init=False)
-    """It came while a fault was at hand: it never was a client."""
+    """It connected during a fault, so it never was a client."""
 
     @classmethod
-    def of(cls, server: Server, admitted: AdmitClient, fds: tuple[int, ...]) -> ClientSession:
-        """Take in a client that the daemon hands over with its session and its pidfd."""
-        server.default_priority(admitted.priority)
+    def of(cls, containment: Containment, admitted: AdmitClient, fds: tuple[int, ...]) -> ClientSession:
+        """Return the session of a client that the daemon hands over; ``fds``: its socket and its pidfd, if any."""
+        server = containment.server
+        server.change_default_priority(admitted.priority)
         priority = client_priority(admitted.priority, admitted.environment)
-        client = server.roster.arrive(admitted.client, admitted.pid, priority, admitted.environment, admitted.uid)
+        client = server.roster.add_client(admitted.client, admitted.pid, priority, admitted.environment, admitted.uid)
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fds[0]))
         pidfd = fds[1] if len(fds) > 1 else -1
         percentage = client_percentage(server.thread_percentage, admitted.environment)
-        return cls(server, client, MessageChannel(sock), pidfd, percentage, server.memory_limits)
+        return cls(server, containment, client, MessageChannel(sock), pidfd, percentage, server.memory_limits)
 
     async def run(self) -> None:
         """Serve the client until its session or its process ends, then free what it held."""
-        self._refused = self.server.containment.refuses(self.client)
+        self._refused = self.containment.refuses(self.client)
         if self._refused:
-            self.server.refused_in_teardown(self.client)
+            self.server.client_refused_in_teardown(self.client)
         else:
-            self.server.met_client(self.client)
+            self.server.client_connected(self.client)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.channel.run_sender)
-                nursery.start_soon(self._leave_with_process, nursery.cancel_scope)
-                await self._converse()
+                nursery.start_soon(self._end_with_process, nursery.cancel_scope)
+                await self._serve()
                 nursery.cancel_scope.cancel()
         except Exception as error:
-            # A defect of ours met by one client must not cost the others their server.
+            # A defect that one client triggers must not end the server of the others.
             self.server.log.error("server_defect", pid=self.client.pid, reason=repr(error))
         finally:
             self.channel.close()
@@ -101,25 +103,25 @@ class ClientSession:
                 with trio.CancelScope(shield=True):
                     await self._free_everything()
 
-    async def _leave_with_process(self, scope: trio.CancelScope) -> None:
-        # A forked child may hold copies of the sockets: the process's end is what counts.
+    async def _end_with_process(self, scope: trio.CancelScope) -> None:
+        # A forked child may hold copies of the sockets, so wait for the process itself.
         if self.pidfd >= 0:
             await trio.lowlevel.wait_readable(self.pidfd)
             scope.cancel()
 
-    async def _converse(self) -> None:
+    async def _serve(self) -> None:
         if self._refused:
             reason = "the MPS server handles a fatal fault: try again when the clients it reached have gone"
             self.channel.send(messages.Refused(Result.ERROR_MPS_SERVER_NOT_READY, reason))
             await self.channel.drain()
             return
         if not self._welcome():
-            # Its reason is with the client before the session ends.
+            # Deliver the reason before the session ends.
             await self.channel.drain()
             return
         try:
             while (received := await self.channel.receive_message()) is not None:
-                await self._take(received[0])
+                await self._handle(received[0])
         except RemoteError as error:
             self.server.log.error("client_misbehaved", pid=self.client.pid, reason=str(error))
 
@@ -129,13 +131,13 @@ class ClientSession:
             require_room(ROOM)
         except OSError as error:
             reason = f"the MPS server is out of file descriptors: {explain(error)}"
-            self.server.refused_client(self.client.pid, reason)
+            self.server.client_refused(self.client.pid, reason)
             self.channel.send(messages.Refused(Result.ERROR_OPERATING_SYSTEM, reason))
             return False
         try:
             self.ordinals = select(devices, self.client.environment.get("CUDA_VISIBLE_DEVICES"))
         except (NoVisibleDevice, DuplicateDevice) as error:
-            self.server.refused_devices(self.client)
+            self.server.devices_refused(self.client)
             self.channel.send(messages.Refused(Result.ERROR_NO_DEVICE, str(error)))
             return False
         refused = self._limit_memory()
@@ -147,13 +149,13 @@ class ClientSession:
         return True
 
     def _as_seen(self, device: DeviceFacts) -> DeviceFacts:
-        """Return a device as this client sees it: with the SMs its percentage leaves (MPS documents, 2.3.5.2)."""
-        return with_attributes(device, MULTIPROCESSOR_COUNT=process_share(self.thread_percentage, device))
+        """Return a device as this client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2)."""
+        return with_attributes(device, MULTIPROCESSOR_COUNT=process_multiprocessors(self.thread_percentage, device))
 
     def _limit_memory(self) -> str:
-        """Lower the memory limits by the client's environment; return why it is refused, or nothing.
+        """Lower the memory limits by the client's environment; return why it is refused, or an empty string.
 
-        An index counts as the client does: among the devices it sees. Before Volta no limit is honoured.
+        An index counts among the devices that the client sees. Before Volta limits are ignored.
         """
         visible = [self.server.devices[ordinal] for ordinal in self.ordinals]
         if not all(device.is_volta_or_newer for device in visible):
@@ -167,8 +169,8 @@ class ClientSession:
             for ordinal in self.ordinals
         }
         lenient = environment.get("PYMPSD_LENIENT_LIMITS") == "1"
-        for one in bad[:LOGGED_LIMITS]:
-            self.server.bad_limit(self.client, one.entry, one.reason, lenient)
+        for each in bad[:LOGGED_LIMITS]:
+            self.server.limit_rejected(self.client, each.entry, each.reason, lenient)
         if lenient or not bad:
             return ""
         others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
@@ -177,7 +179,7 @@ class ClientSession:
             "PYMPSD_LENIENT_LIMITS=1 to have such entries ignored"
         )
 
-    async def _take(self, message: object) -> None:
+    async def _handle(self, message: object) -> None:
         match message:
             case messages.OpenContext():
                 await self._answer(message.request, self._open(message))
@@ -191,7 +193,7 @@ class ClientSession:
             await work
         except ExecutorError as error:
             self.channel.send(messages.RequestRefused(request, error.code, error.reason))
-        except NotHere:
+        except NoSuchContext:
             reason = "this process has no such context"
             self.channel.send(messages.RequestRefused(request, Result.ERROR_INVALID_CONTEXT, reason))
 
@@ -200,41 +202,41 @@ class ClientSession:
             reason = f"there is no device {asked.device}: this client sees {len(self.ordinals)}"
             raise ExecutorError(Result.ERROR_INVALID_DEVICE, reason)
         device = self.ordinals[asked.device]
-        share = self._share(device, asked)
+        multiprocessors = self._multiprocessors(device, asked)
         try:
-            await self._open_on(device, share, asked.request)
+            await self._open_on(device, multiprocessors, asked.request)
         except ExecutorGone:
-            # It ended just now: of a fault, which says itself what this client gets, or else the next one serves.
-            await self._open_once_more(device, share, asked.request)
+            # It has just ended. If of a fault, containment has the client's error; else try the next executor.
+            await self._retry_open(device, multiprocessors, asked.request)
 
-    async def _open_once_more(self, device: int, share: int, request: int) -> None:
+    async def _retry_open(self, device: int, multiprocessors: int, request: int) -> None:
         try:
-            await self._open_on(device, share, request)
+            await self._open_on(device, multiprocessors, request)
         except ExecutorGone as error:
-            # Not its own code: that one says that this server has ended.
+            # Not the error's own code, which means that this server has ended.
             raise ExecutorError(Result.ERROR_MPS_SERVER_NOT_READY, f"{error}, twice: try again") from None
 
-    async def _open_on(self, device: int, share: int, request: int) -> None:
-        self._heed_faults(device)
-        executor = await self.server.executors.of(self.server.place_of(self.client, device))
-        self._heed_faults(device)
-        context = self._enter(executor)
+    async def _open_on(self, device: int, multiprocessors: int, request: int) -> None:
+        self._check_faults(device)
+        executor = await self.containment.executors.get_or_start(self.server.slot_of(self.client, device))
+        self._check_faults(device)
+        context = self._number(executor)
         self.server.opening.add(context.serial)
         try:
-            attached, fds = await self._attach(executor, context, share)
+            attached, fds = await self._attach(executor, context, multiprocessors)
         except BaseException:
-            # Refused, or the client has gone meanwhile: the context never was.
+            # Refused, or the client has gone meanwhile: the context was never opened.
             self.server.roster.close_context(self.client, context.serial)
-            self.server.containment.context_never_was(context)
+            self.containment.context_not_opened(context)
             raise
         finally:
             self.server.opening.discard(context.serial)
-        self.server.made_context(self.client, context)
+        self.server.context_opened(self.client, context)
         opened = messages.ContextOpened(
             request=request,
             context=context.serial,
             generation=executor.generation,
-            multiprocessors=share,
+            multiprocessors=multiprocessors,
             memory_bytes=attached.memory_bytes,
             stream_priorities=attached.stream_priorities,
             shared_bytes=attached.shared_bytes,
@@ -242,39 +244,40 @@ class ClientSession:
         )
         self.channel.send(opened, fds)
 
-    def _heed_faults(self, device: int) -> None:
-        refusal = self.server.containment.refusal(self.client, device)
+    def _check_faults(self, device: int) -> None:
+        refusal = self.containment.refusal(self.client, device)
         if refusal is not None:
             raise ExecutorError(*refusal)
 
-    def _share(self, device: int, asked: messages.OpenContext) -> int:
-        """Return the SMs of a context that is asked for: the client can only lower what its process may use."""
-        facts, environment = self.server.devices[device], self.client.environment
+    def _multiprocessors(self, device: int, asked: messages.OpenContext) -> int:
+        """Return the SMs of a requested context: the client can only lower those of its process."""
+        process, environment, facts = self.thread_percentage, self.client.environment, self.server.devices[device]
         try:
-            return context_share(self.thread_percentage, environment, facts, asked.thread_percentage, asked.affinity)
+            return context_multiprocessors(process, environment, facts, asked.thread_percentage, asked.affinity)
         except AffinityRefused as error:
             raise ExecutorError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, str(error)) from None
 
-    def _enter(self, executor: Executor) -> Context:
-        """Give a new context its number and its connections, before the executor is asked for it."""
-        slots, place = slots_of(self.client.environment), executor.place
+    def _number(self, executor: Executor) -> Context:
+        """Give a new context its number and its connections, before the executor makes it."""
+        slots = connection_slots(self.client.environment)
+        slot, generation = executor.slot, executor.generation
         try:
-            return self.server.roster.open_context(self.client, place.device, executor.generation, slots, place.user)
+            return self.server.roster.open_context(self.client, slot.device, generation, slots, slot.user)
         except PoolExhausted as error:
             self.server.log.info("connection_limit", most=error.size)
             raise ExecutorError(Result.ERROR_MPS_MAX_CLIENTS_REACHED, str(error)) from None
 
-    async def _attach(self, executor: Executor, context: Context, share: int) -> tuple[Any, tuple[int, ...]]:
-        where = (executor.place, executor.generation)
-        new_stream = where not in self._streams
-        # Noted before it is there: a client that dies during the request is dropped from the executor too.
-        self._streams.add(where)
-        attach = executor_says.Attach(
-            request=self.server.executors.next_request(),
+    async def _attach(self, executor: Executor, context: Context, multiprocessors: int) -> Answer:
+        key = (executor.slot, executor.generation)
+        new_stream = key not in self._streams
+        # Added before the stream exists: a client that dies during the request is dropped from the executor too.
+        self._streams.add(key)
+        attach = Attach(
+            request=self.containment.executors.next_request(),
             client=self.client.serial,
             context=context.serial,
             new_stream=new_stream,
-            multiprocessors=share,
+            multiprocessors=multiprocessors,
             memory_bytes=self.memory_limits.get(context.device, 0),
             priority=self.client.priority,
         )
@@ -284,20 +287,20 @@ class ClientSession:
             return await executor.ask(attach.request, attach)
         except ExecutorError as error:
             if new_stream:
-                self._streams.discard(where)
-            self.server.refused_context(self.client, context, error.code, error.reason)
+                self._streams.discard(key)
+            self.server.context_refused(self.client, context, error.code, error.reason)
             raise
 
-    async def _ask_for_stream(self, executor: Executor, attach: executor_says.Attach) -> tuple[Any, tuple[int, ...]]:
-        """Have a context made and take its command stream along: two descriptors, for which there must be room."""
+    async def _ask_for_stream(self, executor: Executor, attach: Attach) -> Answer:
+        """Have a context made together with its command stream: two descriptors, for which there must be room."""
         try:
             require_room(STREAM_FDS)
             answer, fds = await executor.ask(attach.request, attach)
             if len(fds) == STREAM_FDS:
                 return answer, fds
-            # They were lost on the way: others have come meanwhile. The executor closes the stream's other end.
-            number = self.server.executors.next_request()
-            await executor.ask(number, executor_says.DropClient(number, self.client.serial))
+            # They were lost for lack of room meanwhile. The executor closes the stream's other end.
+            number = self.containment.executors.next_request()
+            await executor.ask(number, DropClient(number, self.client.serial))
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         except OSError as error:
             reason = f"the MPS server is out of file descriptors: {explain(error)}"
@@ -305,41 +308,41 @@ class ClientSession:
 
     async def _close(self, request: int, serial: int) -> None:
         executor = await self._detach(self.server.roster.context_of(self.client, serial))
-        # Forgotten only now: its connections are free when its work has stopped.
+        # Removed only now: its connections are free when its work has stopped.
         context = self.server.roster.close_context(self.client, serial)
-        self.server.lost_context(self.client, context)
+        self.server.context_closed(self.client, context)
         if executor is not None:
-            await self.server.executors.end_if_forsaken(executor)
+            await self.containment.executors.end_if_abandoned(executor)
         self.channel.send(messages.ContextClosed(request))
 
     async def _detach(self, context: Context) -> Executor | None:
-        executor = self.server.executors.that_runs(context)
+        executor = self.containment.executors.executor_of(context)
         if executor is not None:
-            number = self.server.executors.next_request()
-            # An executor that ends meanwhile has freed it too.
+            number = self.containment.executors.next_request()
+            # An executor that ends meanwhile has freed it as well.
             with suppress(ExecutorError):
-                await executor.free(executor_says.Detach(number, context.serial))
+                await executor.free(Detach(number, context.serial))
         return executor
 
     async def _free_everything(self) -> None:
-        left = [executor for where in self._streams if (executor := self._still_there(*where)) is not None]
+        executors = [executor for key in self._streams if (executor := self._find(*key)) is not None]
         async with trio.open_nursery() as nursery:
-            # All at once: of several that are stopped each takes FREE_SECONDS.
-            for executor in left:
+            # Concurrently: each executor that is stopped takes FREE_SECONDS.
+            for executor in executors:
                 nursery.start_soon(self._drop_from, executor)
-        self.server.lost_client(self.client, met=not self._refused)
-        # Only now: of several that leave together the last one sees that nobody is there.
-        for executor in left:
-            await self.server.executors.end_if_forsaken(executor)
+        self.server.client_left(self.client, connected=not self._refused)
+        # Only now: of several clients that leave together the last one finds the executor unused.
+        for executor in executors:
+            await self.containment.executors.end_if_abandoned(executor)
 
-    def _still_there(self, place: Place, generation: int) -> Executor | None:
-        executor = self.server.executors.running(place)
+    def _find(self, slot: ExecutorSlot, generation: int) -> Executor | None:
+        executor = self.containment.executors.running(slot)
         return executor if executor is not None and executor.generation == generation else None
 
     async def _drop_from(self, executor: Executor) -> None:
-        number = self.server.executors.next_request()
+        number = self.containment.executors.next_request()
         with trio.move_on_after(FREE_SECONDS) as bound, suppress(ExecutorError):
-            await executor.free(executor_says.DropClient(number, self.client.serial))
+            await executor.free(DropClient(number, self.client.serial))
         if bound.cancelled_caught:
-            # It is stopped, or stuck: for all that is known this client's kernels still run.
+            # It is stopped or stuck: this client's kernels may still run.
             executor.unfinished += 1

@@ -1,7 +1,7 @@
-"""A fatal fault: whom it reaches is told, nobody new comes in, and when they have gone the devices are made anew.
+"""Fatal faults: tear down what one reaches, refuse new clients, and replace the executors when the reached have gone.
 
 Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded sessions several-gpus and
-faults-and-shutdown. How far a fault reaches is decided in `pympsd_server.state_machine.blast_radius`.
+faults-and-shutdown. `pympsd_server.state_machine.blast_radius` decides how far a fault reaches.
 """
 
 from __future__ import annotations
@@ -14,122 +14,123 @@ from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
-from pympsd_server.service.executors import ExecutorError
+from pympsd_server.service.executors import ExecutorError, Executors
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.blast_radius import Blast, OnDevice, blast_of, sticky_error
-from pympsd_server.state_machine.executor_slots import Place
+from pympsd_server.state_machine.executor_slots import ExecutorSlot
 from pympsd_server.state_machine.roster import Client, Context
 
 TEARDOWN_SECONDS: Final = 5.0
-"""Contexts that a fault reaches have so long to stop their work."""
+"""The limit for stopping the work of the contexts that a fault reaches."""
 
 
 @define
 class Containment:
-    """The faults that a server has at hand."""
+    """The faults that a server handles now. It observes the server, to see when the reached clients have gone."""
 
     server: Server
+    executors: Executors
     nursery: trio.Nursery
-    places: set[Place] = field(factory=set, init=False)
-    """Whose executors are to be made anew."""
+    slots: set[ExecutorSlot] = field(factory=set, init=False)
+    """Slots whose executors are to be replaced."""
     clients: set[int] = field(factory=set, init=False)
-    """Serials of the clients that a fault has reached and that have not left."""
+    """Serials of the present clients that a fault has reached."""
     contexts: dict[int, int] = field(factory=dict, init=False)
     """The sticky error of each context that was torn down, by its serial."""
     _recovering: bool = field(default=False, init=False)
 
     @property
     def active(self) -> bool:
-        """Whether a fault is at hand."""
-        return bool(self.places)
+        """Whether a fault is being handled."""
+        return bool(self.slots)
 
     def refuses(self, client: Client) -> bool:
-        """Whether a client that comes now is not taken in: its user's executors are to be made anew."""
-        return any(place.is_for(client.uid) for place in self.places)
+        """Return whether a new client is refused, because executors of its user are to be replaced."""
+        return any(slot.is_for(client.uid) for slot in self.slots)
 
-    # --- what happens
+    # --- events
 
     def context_faulted(self, serial: int, code: int, reason: str) -> None:
-        """An executor says that a context is ruined, by its own kernel or because it was terminated."""
+        """Handle a context that its executor reports poisoned, by its own kernel or by a termination."""
         found = self._find(serial)
         if code == Result.ERROR_MPS_CLIENT_TERMINATED or serial in self.contexts or found is None:
             return
         client, context = found
-        self.server.faulted(client, context, code, reason)
+        self.server.context_faulted(client, context, code, reason)
         if self.server.devices[context.device].contains_faults:
             self.server.log.info("context_inactive", pid=client.pid, context=context.number)
             return
-        self._contain(context.place, code, reason)
+        self._contain(context.slot, code, reason)
 
-    def executor_lost(self, place: Place, reason: str) -> None:
-        """The process that owns a device has ended by itself, or was killed: as a fatal fault of its device."""
-        if place in self.places or not self._anybody_at(place):
-            return  # it was to be replaced anyhow, or the next client's context starts another
-        self._contain(place, Result.ERROR_LAUNCH_FAILED, reason)
+    def executor_lost(self, slot: ExecutorSlot, reason: str) -> None:
+        """Handle the unexpected end of an executor as a fatal fault of its device."""
+        if slot in self.slots or not self._has_contexts(slot):
+            return  # it was to be replaced, or the next client's context starts another
+        self._contain(slot, Result.ERROR_LAUNCH_FAILED, reason)
 
     async def reset(self, context: Context, reason: str) -> None:
-        """End what runs for a context by ending its executor: as a fatal fault of its device.
+        """Stop a context's work by ending its executor, as a fatal fault of its device.
 
-        Nothing of it runs any more when this returns; who else the fault reaches is told meanwhile, and afterwards.
+        The work has stopped when this returns; other contexts that the fault reaches may be torn down later.
         """
-        executor = self.server.executors.that_runs(context)
+        executor = self.executors.executor_of(context)
         if executor is None:
             return
-        if context.place not in self.places:
-            self._contain(context.place, Result.ERROR_LAUNCH_FAILED, reason)
-        await self.server.executors.end(executor)
+        if context.slot not in self.slots:
+            self._contain(context.slot, Result.ERROR_LAUNCH_FAILED, reason)
+        await self.executors.end(executor)
 
-    def context_left(self, context: Context) -> None:
-        """A context is gone (the roster has forgotten it)."""
+    def context_closed(self, context: Context) -> None:
+        """Handle the end of a context, which the roster no longer has."""
         self.contexts.pop(context.serial, None)
-        if context.place in self.places and not self._anybody_at(context.place):
-            self.server.dropped_device(context.device)
+        if context.slot in self.slots and not self._has_contexts(context.slot):
+            self.server.device_dropped(context.device)
 
-    def context_never_was(self, context: Context) -> None:
-        """A context that was being opened could not be made."""
+    def context_not_opened(self, context: Context) -> None:
+        """Handle a context that could not be opened."""
         self.contexts.pop(context.serial, None)
 
     def client_left(self, client: Client) -> None:
-        """A client is gone; with the last one that a fault has reached the devices can be made anew."""
+        """Handle the end of a client: after the last one that a fault has reached, replace the executors."""
         if client.serial in self.clients:
             self.clients.discard(client.serial)
             if not self.clients:
                 self.nursery.start_soon(self._recover)
 
-    # --- what follows
+    # --- reactions
 
     def refusal(self, client: Client, device: int) -> tuple[int, str] | None:
-        """Return why a client gets no context on a device just now, as a CUresult and a sentence."""
+        """Return why a client gets no context on a device now, as a CUresult and a sentence; None if it does."""
         if client.serial in self.clients:
             code = next((self.contexts[one] for one in client.contexts if one in self.contexts), 0)
             return code or Result.ERROR_LAUNCH_FAILED, "a fatal GPU fault has reached this process: end it"
-        if self.server.place_of(client, device) in self.places:
+        if self.server.slot_of(client, device) in self.slots:
             reason = f"device {device} is being made anew after a fatal GPU fault: try again"
             return Result.ERROR_MPS_SERVER_NOT_READY, reason
         return None
 
-    def _contain(self, place: Place, code: int, reason: str) -> None:
-        blast = blast_of(place, self.server.roster.clients.values())
+    def _contain(self, slot: ExecutorSlot, code: int, reason: str) -> None:
+        blast = blast_of(slot, self.server.roster.clients.values())
         if not self.server.is_volta_or_newer:
-            # Before Volta there is one context for all, and it is the server's own.
+            # Before Volta all clients share the server's own context.
             blast = _everything(self.server)
         fresh = [client for client in blast.clients if client.serial not in self.clients]
-        self.places |= set(blast.places)
+        self.slots |= set(blast.slots)
         self.clients |= {client.serial for client in blast.clients}
         self.server.begin_fault()
         self._log(blast)
-        doomed = [context for client in fresh for context in client.contexts.values()]
-        for context in doomed:
-            self.contexts[context.serial] = sticky_error(place.device, code, context)
-        self.nursery.start_soon(self._tear_down, doomed, reason)
+        reached = [context for client in fresh for context in client.contexts.values()]
+        for context in reached:
+            self.contexts[context.serial] = sticky_error(slot.device, code, context)
+        self.nursery.start_soon(self._tear_down, reached, reason)
 
     def _log(self, blast: Blast) -> None:
         log = self.server.log
         log.error("fault_handling")
         for step in blast.steps:
             if isinstance(step, OnDevice):
-                who = {"pid": step.client.pid, "context": step.context.number}
-                log.info("fault_on_device", **who, device=step.context.device)
+                names = {"pid": step.client.pid, "context": step.context.number}
+                log.info("fault_on_device", **names, device=step.context.device)
                 continue
             log.info("fault_process", pid=step.client.pid)
             for context in step.contexts:
@@ -146,9 +147,9 @@ class Containment:
             log.info("fault_client", pid=client.pid)
 
     async def _tear_down(self, contexts: Iterable[Context], reason: str) -> None:
-        """Stop all work of the contexts; each answers with its sticky error from now on.
+        """Stop all work of the contexts and give each its sticky error.
 
-        An executor that does not stop in time what runs on it is killed: that stops it.
+        Kill an executor that does not stop its work in time.
         """
         unstopped = {context.serial: context for context in contexts}
         with trio.move_on_after(TEARDOWN_SECONDS):
@@ -156,52 +157,52 @@ class Containment:
                 for context in tuple(unstopped.values()):
                     nursery.start_soon(self._tear_one_down, context, reason, unstopped)
         for context in unstopped.values():
-            executor = self.server.executors.that_runs(context)
+            executor = self.executors.executor_of(context)
             if executor is not None:
-                await self.server.executors.end(executor)
+                await self.executors.end(executor)
         if not self.server.is_volta_or_newer:
             self.server.end_by_fault()
 
     async def _tear_one_down(self, context: Context, reason: str, unstopped: dict[int, Context]) -> None:
-        executor = self.server.executors.that_runs(context)
+        executor = self.executors.executor_of(context)
         code = self.contexts.get(context.serial)
         if executor is not None and code is not None:
-            request = self.server.executors.next_request()
+            request = self.executors.next_request()
             try:
                 await executor.ask(request, Terminate(request, context.serial, code, reason))
             except ExecutorError as error:
                 if error.code == Result.ERROR_LAUNCH_TIMEOUT:
-                    return  # its device cannot stop what runs
-                # Else the context, or its executor, has ended meanwhile: no work of it is left.
+                    return  # its device cannot stop the work
+                # Else the context or its executor has ended meanwhile, and with it the work.
         del unstopped[context.serial]
 
     async def _recover(self) -> None:
-        """Replace the executors of the devices; the server is active again when no other fault is at hand."""
+        """Replace the executors of the faulty slots; then end the fault, unless there is another one."""
         if self._recovering:
             return
         self._recovering = True
         try:
-            while self.places and not self.clients:
-                await self._make_anew(sorted(self.places))
+            while self.slots and not self.clients:
+                await self._replace(sorted(self.slots))
         finally:
             self._recovering = False
         if not self.active:
             self.server.end_fault()
 
-    async def _make_anew(self, places: list[Place]) -> None:
-        for place in places:
-            await self.server.executors.retire(place)
-            self.server.log.info("server_context_destroyed", device=place.device)
-        for place in places:
+    async def _replace(self, slots: list[ExecutorSlot]) -> None:
+        for slot in slots:
+            await self.executors.vacate(slot)
+            self.server.log.info("server_context_destroyed", device=slot.device)
+        for slot in slots:
             if self.server.leaving:
-                break  # who is still here starts what it needs
-            self.server.log.info("server_context_recreating", device=place.device)
+                break  # the remaining clients start the executors that they need
+            self.server.log.info("server_context_recreating", device=slot.device)
             try:
-                await self.server.executors.of(place)
+                await self.executors.get_or_start(slot)
             except ExecutorError as error:
-                # The next client's context tries again, and is told why.
-                self.server.log.error("server_context_failed", device=place.device, reason=error.reason)
-        self.places -= set(places)
+                # The next client's context tries again, and its refusal has the reason.
+                self.server.log.error("server_context_failed", device=slot.device, reason=error.reason)
+        self.slots -= set(slots)
 
     def _find(self, serial: int) -> tuple[Client, Context] | None:
         for client in self.server.roster.clients.values():
@@ -209,12 +210,12 @@ class Containment:
                 return client, client.contexts[serial]
         return None
 
-    def _anybody_at(self, place: Place) -> bool:
-        return any(each.serial not in self.server.opening for each in self.server.roster.contexts_at(place))
+    def _has_contexts(self, slot: ExecutorSlot) -> bool:
+        return any(each.serial not in self.server.opening for each in self.server.roster.contexts_in(slot))
 
 
 def _everything(server: Server) -> Blast:
     clients = tuple(server.roster.clients.values())
     contexts = frozenset(serial for client in clients for serial in client.contexts)
-    places = {server.place_of(client, ordinal) for client in clients for ordinal in range(len(server.devices))}
-    return Blast((), tuple(sorted(places)), clients, contexts)
+    slots = {server.slot_of(client, ordinal) for client in clients for ordinal in range(len(server.devices))}
+    return Blast((), tuple(sorted(slots)), clients, contexts)

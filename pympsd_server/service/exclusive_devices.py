@@ -1,7 +1,7 @@
-"""The devices a server takes at its start and holds to its end: checked, in the compute modes they are in now.
+"""The devices that a server checks and registers at its start, in their current compute modes, and holds to its end.
 
-A shared device whose registration somebody holds up (any user can keep the folder locked) is served nevertheless, and
-registered as soon as that is possible: until then a server that wants it for itself would not see this one.
+If registering a shared device is blocked (any user can keep the folder locked), the server serves it anyway and
+registers it as soon as possible; until then a server that needs the device exclusively does not see this one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.wire.link_messages import ServerSetup
 from pympsd_server.state_machine import start_checks
 
-AGAIN_SECONDS: Final = 0.5
-"""Between two tries to register what could not be at the start."""
+RETRY_SECONDS: Final = 0.5
+"""The interval between attempts to register a device that could not be at the start."""
 
 
 class CannotStart(Exception):
@@ -34,77 +34,77 @@ class CannotStart(Exception):
 
 
 @define
-class Holdings:
-    """What a server holds. A machine in short form, or a folder that cannot be used, keeps no record of it."""
+class RegisteredDevices:
+    """A server's devices. There is no registration in a machine in short form, or if the folder cannot be used."""
 
-    devices: tuple[DeviceFacts, ...]
+    facts: tuple[DeviceFacts, ...]
     folder: StateFolder | None = None
-    late: dict[int, str] = field(factory=dict, init=False)
-    """Devices that are not registered yet, by ordinal, each with the reason."""
+    unregistered: dict[int, str] = field(factory=dict, init=False)
+    """The reason for each device that is not registered yet, by ordinal."""
     _registrations: dict[int, Registration] = field(factory=dict, init=False)
 
     @property
     def recorded(self) -> bool:
-        """Whether anybody can see, or will, what clients hold."""
-        return bool(self._registrations or self.late)
+        """Whether the memory that clients hold is shown to other processes, or will be."""
+        return bool(self._registrations or self.unregistered)
 
-    def enter(self, device: int, registration: Registration) -> None:
-        """Hold a device."""
+    def add(self, device: int, registration: Registration) -> None:
+        """Keep the registration of a device."""
         self._registrations[device] = registration
 
     def report(self, device: int, clients: Iterable[tuple[int, int]]) -> None:
-        """Record what clients hold on a device: (PID, bytes) of each."""
+        """Record the memory that clients hold on a device: (PID, bytes) of each."""
         if device in self._registrations:
             self._registrations[device].report(clients)
 
-    async def enter_late(self, log: Any) -> None:
-        """Say which devices are not registered, and register them as soon as the folder is free."""
-        for ordinal, reason in self.late.items():
+    async def register_late(self, log: Any) -> None:
+        """Log the devices that are not registered, and register them as soon as the folder is free."""
+        for ordinal, reason in self.unregistered.items():
             log.warning("device_unregistered", device=ordinal, reason=reason)
-        while self.late:
-            await trio.sleep(AGAIN_SECONDS)
-            for ordinal in tuple(self.late):
-                if self._enter_now(ordinal):
+        while self.unregistered:
+            await trio.sleep(RETRY_SECONDS)
+            for ordinal in tuple(self.unregistered):
+                if self._register_now(ordinal):
                     log.info("device_registered", device=ordinal)
 
-    def _enter_now(self, ordinal: int) -> bool:
+    def _register_now(self, ordinal: int) -> bool:
         assert self.folder is not None
         try:
-            registration = register(self.folder, self.devices[ordinal].uuid, alone=False, patience=0.0)
+            registration = register(self.folder, self.facts[ordinal].uuid, alone=False, timeout=0.0)
         except OSError:
             return False
-        del self.late[ordinal]
-        self.enter(ordinal, registration)
+        del self.unregistered[ordinal]
+        self.add(ordinal, registration)
         return True
 
     def release(self) -> None:
-        """Let all devices go."""
+        """End all registrations."""
         while self._registrations:
             self._registrations.popitem()[1].end()
 
 
-def take_devices(setup: ServerSetup) -> Holdings:
-    """Check and take the devices of a setup; raise CannotStart, holding nothing."""
+def register_devices(setup: ServerSetup) -> RegisteredDevices:
+    """Check and register the devices of a setup; raise CannotStart, with nothing registered."""
     try:
-        devices = with_current_modes(setup.devices, setup.machine)
+        facts = with_current_modes(setup.devices, setup.machine)
     except BadMachine as error:
         raise CannotStart(str(error)) from None
-    holdings = Holdings(devices, state_folder_of(setup.machine))
-    reasons = start_checks.refusals(os.uname().sysname, struct.calcsize("P") * 8, holdings.devices)
+    devices = RegisteredDevices(facts, state_folder_of(setup.machine))
+    reasons = start_checks.refusals(os.uname().sysname, struct.calcsize("P") * 8, facts)
     if reasons:
         raise CannotStart(*reasons)
     try:
-        for ordinal in range(len(holdings.devices)):
-            _take(holdings, ordinal)
+        for ordinal in range(len(facts)):
+            _register(devices, ordinal)
     except BaseException:
-        holdings.release()
+        devices.release()
         raise
-    return holdings
+    return devices
 
 
-def _take(holdings: Holdings, ordinal: int) -> None:
-    folder, device = holdings.folder, holdings.devices[ordinal]
-    alone = start_checks.wants_exclusively(device)
+def _register(devices: RegisteredDevices, ordinal: int) -> None:
+    folder, device = devices.folder, devices.facts[ordinal]
+    alone = start_checks.is_exclusive(device)
     if folder is None:
         if alone:
             reason = "only a machine that a file describes (PYMPSD_EMULATED_DEVICES) can keep it."
@@ -112,13 +112,13 @@ def _take(holdings: Holdings, ordinal: int) -> None:
         return
     try:
         folder.make()
-        # Who holds up one device holds up all: that is waited for once.
-        patience = 0.0 if holdings.late else None
-        holdings.enter(ordinal, register(folder, device.uuid, alone, patience))
+        # What blocks one device blocks all: wait only once.
+        patience = 0.0 if devices.unregistered else None
+        devices.add(ordinal, register(folder, device.uuid, alone, patience))
     except InUse as error:
         raise CannotStart(start_checks.in_use(ordinal, device, error.pid)) from None
     except OSError as error:
         if alone:
-            raise CannotStart(start_checks.cannot_be_held(ordinal, device, folder.trouble(error))) from None
+            raise CannotStart(start_checks.cannot_be_held(ordinal, device, folder.explain(error))) from None
         if isinstance(error, TimeoutError):
-            holdings.late[ordinal] = folder.trouble(error)
+            devices.unregistered[ordinal] = folder.explain(error)

@@ -1,4 +1,4 @@
-"""The running server on a page: it registers, initialises, serves, and leaves."""
+"""The server from start to end: it registers with the daemon, initialises, serves, and exits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import trio
 from attrs import evolve
 
-from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import ADVICE
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.registrations import GONE
 from pympsd.journal.setup import link_logger
 from pympsd.process_title import show_as
@@ -23,8 +23,8 @@ from pympsd.wire.versions import Versions
 from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.containment import Containment
 from pympsd_server.service.daemon_link import DaemonLink
-from pympsd_server.service.daemon_reconnect import Door, serve_on
-from pympsd_server.service.exclusive_devices import CannotStart, Holdings, take_devices
+from pympsd_server.service.daemon_reconnect import DaemonAddress, reconnect
+from pympsd_server.service.exclusive_devices import CannotStart, RegisteredDevices, register_devices
 from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
 from pympsd_server.service.termination import terminate_client
@@ -32,11 +32,11 @@ from pympsd_server.service.termination import terminate_client
 FAILED_STATUS = 1
 """The exit status of a server that cannot start."""
 LAST_SECONDS = 1.0
-"""What is queued for the daemon at the end is sent within this."""
+"""The limit for sending what is queued for the daemon at the end."""
 
 
 def run(link_fd: int, name: str, multiuser: bool) -> int:
-    """Serve until told to leave; return the exit status."""
+    """Serve until the daemon ends the server; return the exit status."""
     os.umask(0o077)
     show_as([name, "-multiuser-server"] if multiuser else [name])
     return trio.run(_main, link_fd, name)
@@ -47,32 +47,32 @@ async def _main(link_fd: int, name: str) -> int:
     sock = trio.socket.from_stdlib_socket(socket.socket(fileno=link_fd))
     channel = MessageChannel(sock, fds_allowed=2)
     daemon = DaemonLink(channel)
-    door = Door.of(sock)
+    address = DaemonAddress.of(sock)
     log = link_logger(daemon.log)
     async with trio.open_nursery() as outer:
         outer.start_soon(daemon.run_sender, channel, daemon.sender)
         channel.send(link.ServerHello(Versions(), os.getpid()))
         log.info("server_startup")
         setup, status = await _receive_setup(channel), 0
-        # Without one the daemon is gone, or wants no server any more.
+        # Without one the daemon is gone, or no longer needs a server.
         if setup is not None:
-            door.path = setup.door
-            status = await _serve(daemon, log, setup, name, door, outer)
+            address.path = setup.door
+            status = await _serve(daemon, log, setup, name, address, outer)
         daemon.channel.finish()
         outer.cancel_scope.deadline = trio.current_time() + LAST_SECONDS
-    if not daemon.adrift:
+    if not daemon.is_disconnected:
         daemon.channel.close()
     return status
 
 
 async def _serve(
-    daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str, door: Door, senders: trio.Nursery
+    daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str, address: DaemonAddress, senders: trio.Nursery
 ) -> int:
     """Serve to the end and return the exit status."""
     log.info("server_connecting", socket=setup.control_socket)
     log.info("server_initializing")
     try:
-        holdings = take_devices(setup)
+        devices = register_devices(setup)
     except CannotStart as error:
         log.error("server_failed")
         for reason in error.reasons:
@@ -81,29 +81,29 @@ async def _serve(
         return FAILED_STATUS
     try:
         async with trio.open_nursery() as nursery:
-            server = _initialise(daemon, log, evolve(setup, devices=holdings.devices), name, nursery)
-            _record_memory(server, holdings)
-            nursery.start_soon(holdings.enter_late, log)
+            containment = _initialise(daemon, log, evolve(setup, devices=devices.facts), name, nursery)
+            _record_memory(containment, devices)
+            nursery.start_soon(devices.register_late, log)
             daemon.status(ServerStatus.ACTIVE)
-            nursery.start_soon(_obey_daemons, server, door, nursery, senders)
-            await server.done.wait()
+            nursery.start_soon(_obey_daemons, containment, address, nursery, senders)
+            await containment.server.done.wait()
             nursery.cancel_scope.cancel()
     finally:
-        holdings.release()
-    return server.status
+        devices.release()
+    return containment.server.status
 
 
-def _record_memory(server: Server, holdings: Holdings) -> None:
-    """Have what clients hold recorded, where anybody can see it."""
+def _record_memory(containment: Containment, devices: RegisteredDevices) -> None:
+    """Record the memory that clients hold in the folder that every user can read."""
 
     def record(device: int, held: dict[int, int]) -> None:
-        clients = server.roster.clients
-        there = [(clients[serial].pid, count) for serial, count in held.items() if serial in clients]
+        clients = containment.server.roster.clients
+        present = [(clients[serial].pid, count) for serial, count in held.items() if serial in clients]
         left = sum(count for serial, count in held.items() if serial not in clients)
-        holdings.report(device, [*there, (GONE, left)] if left else there)
+        devices.report(device, [*present, (GONE, left)] if left else present)
 
-    if holdings.recorded:
-        server.executors.on_memory = record
+    if devices.recorded:
+        containment.executors.on_memory = record
 
 
 async def _receive_setup(channel: MessageChannel) -> link.ServerSetup | None:
@@ -114,20 +114,22 @@ async def _receive_setup(channel: MessageChannel) -> link.ServerSetup | None:
     return received[0] if received and isinstance(received[0], link.ServerSetup) else None
 
 
-def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str, nursery: trio.Nursery) -> Server:
+def _initialise(
+    daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str, nursery: trio.Nursery
+) -> Containment:
     percentage = ThreadPercentage(setup.thread_percentage)
     server = Server(daemon, log, setup.devices, percentage, setup.memory_limits, setup.client_priority)
-    server.executors = Executors(
+    executors = Executors(
         setup.devices,
         setup.backend,
         name,
         nursery,
         log,
-        on_fault=lambda serial, code, reason: server.containment.context_faulted(serial, code, reason),
-        on_loss=lambda place, reason: server.containment.executor_lost(place, reason),
-        is_used=lambda place: bool(server.roster.contexts_at(place)),
+        is_used=lambda slot: bool(server.roster.contexts_in(slot)),
     )
-    server.containment = Containment(server, nursery)
+    containment = Containment(server, executors, nursery)
+    executors.on_fault, executors.on_loss = containment.context_faulted, containment.executor_lost
+    server.observers.append(containment)
     for ordinal, device in enumerate(setup.devices):
         log.info("server_context_creating", device=ordinal, name=device.name)
     log.info("server_version", version=CUDA_VERSION)
@@ -137,35 +139,39 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str
     for ordinal, limit in setup.memory_limits.items():
         log.info("server_memory_limit", device=ordinal, limit=limit)
     log.info("server_priority", priority=setup.client_priority)
-    server.serving()
+    server.start_serving()
     log.info("server_started")
-    return server
+    return containment
 
 
-async def _obey_daemons(server: Server, door: Door, nursery: trio.Nursery, senders: trio.Nursery) -> None:
-    """Obey the daemon, and when it has died the next one on the same pipe directory."""
+async def _obey_daemons(
+    containment: Containment, address: DaemonAddress, nursery: trio.Nursery, senders: trio.Nursery
+) -> None:
+    """Obey the daemon, and after its death the next one on the same pipe directory."""
+    server = containment.server
     while True:
-        await _obey(server, server.link.channel, nursery)
-        if not await serve_on(server, door, senders):
+        await _obey(containment, server.link.channel, nursery)
+        if not await reconnect(server, address, senders):
             return
 
 
-async def _obey(server: Server, channel: MessageChannel, nursery: trio.Nursery) -> None:
+async def _obey(containment: Containment, channel: MessageChannel, nursery: trio.Nursery) -> None:
+    server = containment.server
     try:
         while (received := await channel.receive_message()) is not None:
             message, fds = received
             if isinstance(message, link.AdmitClient) and not fds:
-                # Its session is lost with them, which it notices; the daemon is told.
-                server.refused_client(message.pid, f"there was no room for its session: {ADVICE}")
-                server.link.client_gone(message.client)
+                # Its socket is lost with the descriptors, which the client notices.
+                server.client_refused(message.pid, f"there was no room for its session: {ADVICE}")
+                server.link.client_left(message.client)
             elif isinstance(message, link.AdmitClient):
-                server.link.client_came(message)
-                nursery.start_soon(ClientSession.of(server, message, fds).run)
+                server.link.client_admitted(message)
+                nursery.start_soon(ClientSession.of(containment, message, fds).run)
             elif isinstance(message, link.ShutDown):
                 server.leave(message.forced)
             elif isinstance(message, link.LimitsChanged):
                 server.change_limits(message.thread_percentage, message.memory_limits)
             elif isinstance(message, link.TerminateClient):
-                nursery.start_soon(terminate_client, server, message)
+                nursery.start_soon(terminate_client, containment, message)
     except RemoteError:
-        pass  # a daemon that breaks the conversation is as good as gone
+        pass  # a daemon that breaks the protocol counts as gone

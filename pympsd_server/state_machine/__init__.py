@@ -1,1 +1,1 @@
-"""What a server decides: who is here, its phases, what a context may use. Pure."""
+"""What a server decides: its clients and contexts, its phases, what a context may use. Pure."""

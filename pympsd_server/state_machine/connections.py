@@ -1,4 +1,4 @@
-"""The pool of connections of a device: how many contexts it takes at once, and what each takes of it. Pure.
+"""The pool of connections of a device, which limits the contexts on it at one time. Pure.
 
 48 contexts on Volta and newer, 16 before (MPS documents, 2.3.2 and 5.2; recorded: multiuser-and-limits, G3).
 """
@@ -15,12 +15,12 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 VOLTA_SLOTS: Final = 48
 PRE_VOLTA_SLOTS: Final = 16
 DEFAULT_CONNECTIONS: Final = 2
-"""Of a client (MPS documents, 4.2.4): one slot."""
+"""The default of a client (MPS documents, 4.2.4): one slot."""
 MOST_CONNECTIONS: Final = 32
 
 
 class PoolExhausted(Exception):
-    """A device has no room for one more context; ``size`` is how many slots it has."""
+    """A device has no room for another context; ``size``: the number of its slots."""
 
     def __init__(self, size: int, slots: int, free: int) -> None:
         super().__init__(
@@ -30,22 +30,22 @@ class PoolExhausted(Exception):
         self.size = size
 
 
-def slots_of(environment: Mapping[str, str]) -> int:
-    """Return the slots each context of a client takes: one for two connections, of which it has 32 at most.
+def connection_slots(environment: Mapping[str, str]) -> int:
+    """Return the slots that each context of a client takes: one for two connections, of which there are 32 at most.
 
-    The default holds for 0 and for what is no number.
+    0 and invalid numbers mean the default.
     """
     digits = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip().removeprefix("+").lstrip("0")
     if not (digits.isascii() and digits.isdecimal()):
         return -(-DEFAULT_CONNECTIONS // 2)
-    # By length first: no number of thousands of digits is ever read.
+    # The length first: never convert thousands of digits.
     asked = MOST_CONNECTIONS if len(digits) > 2 else min(int(digits), MOST_CONNECTIONS)
     return -(-asked // 2)
 
 
 @define
 class Pool:
-    """One device's connections, and who holds how many of them."""
+    """The connections of a device and the slots that each context holds."""
 
     size: int = VOLTA_SLOTS
     _held: dict[int, int] = field(factory=dict, init=False)
@@ -58,11 +58,11 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """How many slots nobody holds."""
+        """The number of free slots."""
         return self.size - sum(self._held.values())
 
     def check(self, slots: int) -> None:
-        """Raise PoolExhausted when there is no room for a context that takes so many slots."""
+        """Raise PoolExhausted if there is no room for a context that takes ``slots``."""
         if slots > self.free:
             raise PoolExhausted(self.size, slots, self.free)
 
@@ -71,6 +71,6 @@ class Pool:
         self.check(slots)
         self._held[serial] = slots
 
-    def give_back(self, serial: int) -> None:
-        """A context is gone, or will never work again: its slots are free at once."""
+    def release(self, serial: int) -> None:
+        """Free the slots of a context, if it holds any."""
         self._held.pop(serial, None)

@@ -1,7 +1,7 @@
-"""Where contexts run: an executor's place, a device and the user it is for. Pure.
+"""Executor slots: each is a device and the user whose contexts run there, or all users. Pure.
 
-Users never share an address space (docs/decisions/006): where the clients of one executor do, each user has one of
-his own. Without -multiuser-server all clients are one user's, so there is one executor a device in any case.
+Users never share an address space (docs/decisions/006): if the clients of one executor do, each user has an executor
+of their own. Without -multiuser-server all clients are one user's, so there is one executor per device in any case.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from attrs import frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 
-EVERYBODY: Final = -1
-"""Instead of a user: the executor is for the clients of all."""
+ALL_USERS: Final = -1
+"""Instead of a user: the executor is for all clients."""
 
 
 @frozen(order=True)
-class Place:
-    """One executor at a time has it; ``device`` is the ordinal among the server's."""
+class ExecutorSlot:
+    """At most one executor at a time runs for it; ``device`` is the server's ordinal."""
 
     device: int
-    user: int = EVERYBODY
+    user: int = ALL_USERS
 
     def is_for(self, uid: int) -> bool:
-        """Whether clients of a user have their contexts here."""
-        return self.user in (EVERYBODY, uid)
+        """Return whether contexts of a user run here."""
+        return self.user in (ALL_USERS, uid)
 
 
-def place_of(uid: int, device: int, facts: DeviceFacts) -> Place:
-    """Return the place of a user's contexts on a device."""
-    return Place(device, EVERYBODY if facts.isolates_address_spaces else uid)
+def slot_of(uid: int, device: int, facts: DeviceFacts) -> ExecutorSlot:
+    """Return the slot of a user's contexts on a device."""
+    return ExecutorSlot(device, ALL_USERS if facts.isolates_address_spaces else uid)

@@ -1,4 +1,4 @@
-"""The phases of a server: one table; an illegal move raises and changes nothing."""
+"""The phases of a server, in one table; an illegal move raises and changes nothing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final
 
 
 class Phase(Enum):
-    """Where the server is in its life."""
+    """A phase of the server's life."""
 
     INITIALIZING = "initializing"
     SERVING = "serving"
     FAULT = "fault"
-    """A fatal fault is contained: no new clients until those it reached have gone."""
+    """A fatal fault is being contained: new clients are refused until the reached ones have gone."""
     LEAVING = "leaving"
-    """Told to go, or left alone by the daemon: it goes with its last client."""
+    """The server ends with its last client, on request or because the daemon is gone."""
     ENDED = "ended"
 
 
@@ -25,11 +25,11 @@ MOVES: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.LEAVING: frozenset({Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
-"""From each phase the phases it may move to."""
+"""The phases that may follow each phase."""
 
 
 class IllegalMove(Exception):
-    """The server cannot go from one phase to another like that."""
+    """The table has no such move."""
 
 
 def move(current: Phase, target: Phase) -> Phase:

@@ -1,7 +1,7 @@
-"""What a context may use: SMs out of percentages and affinity, memory, the client's priority out of settings. Pure.
+"""The quotas of a context: SMs by percentage and affinity, memory, and the client's priority. Pure.
 
-Each level only lowers what the one before allows (MPS documents, 2.3.5.2 and 4.2.5): the server's percentage, the
-client process's, with per-context partitioning the context's, the execution affinity.
+Each level only lowers the one before (MPS documents, 2.3.5.2 and 4.2.5): the server's percentage, the client
+process's, with per-context partitioning the context's, the execution affinity.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, BadLimit, ClientP
 
 STEP: Final = 2
 LEAST: Final = 8
-"""SMs are given in steps of 2 and at least 8 (recorded on an H200: mps-behaviour, Limits)."""
+"""SMs are assigned in steps of 2, at least 8 (recorded on an H200: mps-behaviour, Limits)."""
 
 
 class AffinityRefused(ValueError):
-    """An execution affinity that the context cannot have; the message says what is allowed."""
+    """An execution affinity that the context cannot have; the message has the allowed range."""
 
 
 def multiprocessors(percentage: ThreadPercentage, available: int) -> int:
-    """Return the SMs a percentage gives on a device that has ``available``: rounded down to the step."""
+    """Return the SMs of a percentage on a device that has ``available``: rounded down to the step."""
     if percentage.value >= 100:
         return available
-    # As it was written, 33.3 being 333/1000: no share is lost to binary fractions.
-    share = int(Fraction(repr(float(percentage.value))) * available // 100)
-    return min(available, max(LEAST, share - share % STEP))
+    # As written, 33.3 being 333/1000: nothing is lost to binary fractions.
+    exact = int(Fraction(repr(float(percentage.value))) * available // 100)
+    return min(available, max(LEAST, exact - exact % STEP))
 
 
-def process_share(percentage: ThreadPercentage, device: DeviceFacts) -> int:
-    """Return the SMs a process may use; before Volta there is no provisioning (MPS documents, 2.3.5.2)."""
+def process_multiprocessors(percentage: ThreadPercentage, device: DeviceFacts) -> int:
+    """Return the SMs that a process may use; before Volta all (MPS documents, 2.3.5.2)."""
     available = device.multiprocessors
     return multiprocessors(percentage, available) if device.is_volta_or_newer else available
 
 
-def affine_multiprocessors(asked: int, share: int) -> int:
-    """Return the SMs an execution affinity gives out of ``share``: rounded up to the step; raise AffinityRefused."""
-    if not 1 <= asked <= share:
+def affine_multiprocessors(asked: int, available: int) -> int:
+    """Return the SMs of an execution affinity out of ``available``: rounded up to the step; raise AffinityRefused."""
+    if not 1 <= asked <= available:
         raise AffinityRefused(
-            f"an execution affinity is 1 to {share} SMs, as many as this context may use; not {asked}"
+            f"an execution affinity is 1 to {available} SMs, as many as this context may use; not {asked}"
         )
-    return min(share, max(LEAST, asked + asked % STEP))
+    return min(available, max(LEAST, asked + asked % STEP))
 
 
-def context_share(
+def context_multiprocessors(
     process: ThreadPercentage,
     environment: Mapping[str, str],
     device: DeviceFacts,
@@ -55,18 +55,18 @@ def context_share(
 ) -> int:
     """Return the SMs of a new context, by the last two levels; raise AffinityRefused.
 
-    ``environment`` is the client's, as it was when the client came: only there is per-context partitioning enabled.
+    ``environment`` is the client's as of its connect: only that enables per-context partitioning.
     """
-    share = process_share(context_percentage(process, environment, thread_percentage), device)
+    available = process_multiprocessors(context_percentage(process, environment, thread_percentage), device)
     if affinity is None:
-        return share
+        return available
     if not device.is_volta_or_newer:
         raise AffinityRefused(f"execution affinity needs a Volta or newer device; {device.name} is older")
-    return affine_multiprocessors(affinity, share)
+    return affine_multiprocessors(affinity, available)
 
 
 def client_percentage(server: ThreadPercentage, environment: Mapping[str, str]) -> ThreadPercentage:
-    """Return a client's percentage: its environment only lowers; what is no percentage there means no limit."""
+    """Return a client's percentage: its environment only lowers it; an invalid value means no limit."""
     try:
         return min(server, ThreadPercentage.parse(environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")))
     except BadLimit:
@@ -76,7 +76,7 @@ def client_percentage(server: ThreadPercentage, environment: Mapping[str, str]) 
 def context_percentage(
     process: ThreadPercentage, environment: Mapping[str, str], asked: float | None
 ) -> ThreadPercentage:
-    """Return a context's percentage: what its process asks for it, where it may, and only lower."""
+    """Return a context's percentage: the requested one if partitioning is enabled and it is lower."""
     if asked is None or environment.get(PER_CONTEXT_PARTITIONING) != "1":
         return process
     try:
@@ -86,12 +86,12 @@ def context_percentage(
 
 
 def memory_limit(server: int, client: int) -> int:
-    """Return the bytes a client may hold on a device: the lower of two limits, 0 being none."""
+    """Return the limit of a client's memory on a device: the lower of two, 0 meaning none."""
     return min(server, client) if server and client else server or client
 
 
 def client_priority(default: int, environment: Mapping[str, str]) -> int:
-    """Return a client's priority level: its own setting wins over the default."""
+    """Return a client's priority level: its own setting, else the default."""
     try:
         return ClientPriority.parse(environment.get("CUDA_MPS_CLIENT_PRIORITY", "")).level
     except BadLimit:

@@ -1,4 +1,4 @@
-"""Who is here: client processes, their contexts, and the numbers both are known by."""
+"""The server's client processes and their contexts, by their numbers."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from attrs import define, field, frozen
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Serials
 from pympsd_server.state_machine.connections import Pool
-from pympsd_server.state_machine.executor_slots import EVERYBODY, Place
+from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
 
 
-class NotHere(KeyError):
-    """No such client or context."""
+class NoSuchContext(KeyError):
+    """The client has no such context."""
 
 
 @frozen
 class Context:
-    """A client context. ``serial`` counts the server's contexts, ``number`` the process's own, from 1."""
+    """A client context; ``serial`` counts the server's contexts, ``number`` those of the process, from 1."""
 
     serial: int
     number: int
     device: int
     client: int
     generation: int
-    """Of the executor that runs it."""
-    user: int = EVERYBODY
-    """The user whose clients that executor is for."""
+    """The generation of its executor."""
+    user: int = ALL_USERS
+    """The user of that executor's slot."""
 
     @property
-    def place(self) -> Place:
-        """Where it runs."""
-        return Place(self.device, self.user)
+    def slot(self) -> ExecutorSlot:
+        """The slot whose executor runs it."""
+        return ExecutorSlot(self.device, self.user)
 
 
 @define
@@ -43,10 +43,10 @@ class Client:
     environment: dict[str, str]
     uid: int = 0
     contexts: dict[int, Context] = field(factory=dict)
-    made: int = 0
-    """How many contexts it ever made."""
+    contexts_made: int = 0
+    """The number of contexts made so far."""
     terminated: set[int] = field(factory=set)
-    """Serials of its contexts that an operator ended; they stay until the process closes them."""
+    """Serials of contexts that an operator terminated; they stay until the process closes them."""
 
     def active_contexts(self) -> list[Context]:
         """Return the contexts that were not terminated."""
@@ -63,61 +63,61 @@ class Roster:
 
     @classmethod
     def of(cls, devices: tuple[DeviceFacts, ...]) -> Roster:
-        """Return the roster of a server that nobody has come to yet."""
+        """Return an empty roster for devices."""
         return cls(pools={ordinal: Pool.of(device) for ordinal, device in enumerate(devices)})
 
-    def arrive(self, serial: int, pid: int, priority: int, environment: dict[str, str], uid: int = 0) -> Client:
-        """Take a client in."""
+    def add_client(self, serial: int, pid: int, priority: int, environment: dict[str, str], uid: int = 0) -> Client:
+        """Add a client."""
         client = Client(serial, pid, priority, environment, uid)
         self.clients[serial] = client
         return client
 
     def open_context(
-        self, client: Client, device: int, generation: int, slots: int = 1, user: int = EVERYBODY
+        self, client: Client, device: int, generation: int, slots: int = 1, user: int = ALL_USERS
     ) -> Context:
-        """Number a new context of a client and give it its slots; raise PoolExhausted, which takes no number."""
+        """Number a new context and give it connection slots; a PoolExhausted takes no number."""
         pool = self.pools.setdefault(device, Pool())
         pool.check(slots)
-        client.made += 1
-        context = Context(self._serials.take(), client.made, device, client.serial, generation, user)
+        client.contexts_made += 1
+        context = Context(self._serials.take(), client.contexts_made, device, client.serial, generation, user)
         pool.take(context.serial, slots)
         client.contexts[context.serial] = context
         return context
 
-    def stopped(self, client: Client, context: Context) -> None:
-        """An operator has ended a context: it stays until its process closes it, but takes no connection any more."""
+    def mark_terminated(self, client: Client, context: Context) -> None:
+        """Mark a context terminated: it stays until its process closes it, but frees its connections."""
         client.terminated.add(context.serial)
-        self.pools[context.device].give_back(context.serial)
+        self.pools[context.device].release(context.serial)
 
     def context_of(self, client: Client, serial: int) -> Context:
-        """Return a client's context; raise NotHere when it has no such context."""
+        """Return a client's context; raise NoSuchContext."""
         if serial not in client.contexts:
-            raise NotHere(serial)
+            raise NoSuchContext(serial)
         return client.contexts[serial]
 
     def close_context(self, client: Client, serial: int) -> Context:
-        """Forget a context, whose slots are free now; raise NotHere when the client has no such context."""
+        """Remove and return a context, freeing its connections; raise NoSuchContext."""
         context = self.context_of(client, serial)
-        self.pools[context.device].give_back(serial)
+        self.pools[context.device].release(serial)
         return client.contexts.pop(serial)
 
-    def leave(self, serial: int) -> Client:
-        """Forget a client; its contexts, whose slots are free now, are still listed in what is returned."""
+    def remove_client(self, serial: int) -> Client:
+        """Remove and return a client, still with its contexts, whose connections are freed."""
         client = self.clients.pop(serial)
         for context in client.contexts.values():
-            self.pools[context.device].give_back(context.serial)
+            self.pools[context.device].release(context.serial)
         return client
 
-    def contexts_at(self, place: Place) -> list[Context]:
-        """Return the contexts of all clients that run at a place, also those that are being opened."""
+    def contexts_in(self, slot: ExecutorSlot) -> list[Context]:
+        """Return the contexts of all clients in a slot, including those that are being opened."""
         return [
             context
             for client in self.clients.values()
             for context in client.contexts.values()
-            if context.place == place
+            if context.slot == slot
         ]
 
     @property
     def workers(self) -> int:
-        """How many worker threads the vendor's server would have: one a client process and one a context."""
+        """The number of the vendor's worker threads: one per client process and one per context."""
         return sum(1 + len(client.contexts) for client in self.clients.values())

@@ -1,4 +1,4 @@
-"""Whether MPS can run on this platform and these devices (MPS documents, 2.3.1): what server.log says when not."""
+"""Checks whether MPS can run on this platform and these devices (MPS documents, 2.3.1), with lines for server.log."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ SUPPORTED: Final = "MPS is only supported on 64-bit Linux platforms, with an SM 
 
 
 def refusals(system: str, pointer_bits: int, devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
-    """Return why a server cannot start, sentence by sentence; none when it can.
+    """Return the reasons why a server cannot start, as sentences; none if it can.
 
-    ``system`` is what uname calls the system, ``devices`` those visible after CUDA_VISIBLE_DEVICES, without those
-    before Volta where any is newer.
+    ``system`` is uname's name of the system; ``devices`` are those that CUDA_VISIBLE_DEVICES leaves, without those
+    before Volta if any is newer.
     """
     if not platform_is_supported(system, pointer_bits):
         return SUPPORTED, f"This is {system} with pointers of {pointer_bits} bits."
     too_old = [
-        f"{called(ordinal, device)} is SM {'.'.join(map(str, device.compute_capability))}."
+        f"{_subject(ordinal, device)} is SM {'.'.join(map(str, device.compute_capability))}."
         for ordinal, device in enumerate(devices)
         if device.compute_capability < LEAST_CAPABILITY
     ]
-    others = [why for ordinal, device in enumerate(devices) for why in _unfit(ordinal, device)]
+    others = [reason for ordinal, device in enumerate(devices) for reason in _unfit(ordinal, device)]
     return (*((SUPPORTED, *too_old) if too_old else ()), *others)
 
 
 def platform_is_supported(system: str, pointer_bits: int) -> bool:
-    """Whether it is 64-bit Linux."""
+    """Return whether the platform is 64-bit Linux."""
     return system == "Linux" and pointer_bits == POINTER_BITS
 
 
-def wants_exclusively(device: DeviceFacts) -> bool:
-    """Whether only one process may use the device."""
+def is_exclusive(device: DeviceFacts) -> bool:
+    """Return whether only one process may use the device."""
     return device.attributes.get("COMPUTE_MODE") == EXCLUSIVE_PROCESS
 
 
 def in_use(ordinal: int, device: DeviceFacts, pid: int) -> str:
-    """Return that an exclusive device has a process already."""
+    """Return the sentence for an exclusive device that another process uses."""
     return (
         f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and process {pid} "
         "uses it. Start again when that has ended."
@@ -52,15 +52,15 @@ def in_use(ordinal: int, device: DeviceFacts, pid: int) -> str:
 
 
 def cannot_be_held(ordinal: int, device: DeviceFacts, why: str) -> str:
-    """Return that an exclusive device cannot be kept from other processes."""
+    """Return the sentence for an exclusive device that cannot be kept from other processes."""
     return (
         f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and cannot be kept for "
         f"one process: {why}"
     )
 
 
-def called(ordinal: int, device: DeviceFacts) -> str:
-    """Return what a sentence that begins with a device calls it."""
+def _subject(ordinal: int, device: DeviceFacts) -> str:
+    """Return a device's name for the start of a sentence."""
     return f"Device {ordinal} ({device.name}, {device.uuid})"
 
 
@@ -69,7 +69,7 @@ def _object(ordinal: int, device: DeviceFacts) -> str:
 
 
 def _unfit(ordinal: int, device: DeviceFacts) -> list[str]:
-    # What an attribute's absence means is what CUDA assumes of a 64-bit program.
+    # A missing attribute has CUDA's value for a 64-bit program.
     unfit = []
     if not device.attributes.get("UNIFIED_ADDRESSING", 1):
         unfit.append(f"MPS is only supported with unified addressing, which {_object(ordinal, device)} has not.")

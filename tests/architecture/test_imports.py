@@ -96,6 +96,11 @@ def test_pure_rooms_import_only_pure_rooms(modules: tuple[Module, ...]) -> None:
     assert _breaches(pure, "pympsd_server", ("pympsd_server.state_machine",)) == []
 
 
+def test_the_state_machine_does_not_know_the_commands(modules: tuple[Module, ...]) -> None:
+    may = ("pympsd.state_machine", "pympsd.devices", "pympsd.vocabulary")
+    assert _breaches(_of(modules, "pympsd.state_machine"), "pympsd", may) == []
+
+
 def test_what_is_pure_uses_nothing_that_touches_the_world(modules: tuple[Module, ...]) -> None:
     pure = [module for module in _of(modules, *PURE) if module.name not in TOUCHES_THE_WORLD]
     worldly = tuple(TOUCHES_THE_WORLD)

@@ -49,6 +49,7 @@ def test_the_packages_modules_on_the_path_are_few() -> None:
     _, _, imported = _imported()
     assert {name for name in imported if name.startswith("pympsd")} <= {
         "pympsd",
+        "pympsd.command_line",
         "pympsd.options",
         "pympsd.control_client",
         "pympsd.vocabulary",

@@ -1,4 +1,4 @@
-"""The account of a device's memory where others than this executor's clients take of it."""
+"""The budget of a device whose memory other processes use too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pympsd_server.backends.budget import NOTEWORTHY_BYTES, DeviceBudget
 GIB = 1 << 30
 
 
-def test_what_others_have_counts_until_they_give_it_back() -> None:
+def test_memory_of_other_processes_counts_until_they_free_it() -> None:
     others = 6 * GIB
     device = DeviceBudget(8 * GIB, lambda: others)
     assert device.used == 6 * GIB
@@ -21,7 +21,7 @@ def test_what_others_have_counts_until_they_give_it_back() -> None:
     assert device.used == GIB
 
 
-def test_others_cannot_have_given_back_more_than_they_had() -> None:
+def test_other_processes_cannot_free_more_than_they_had() -> None:
     in_all = GIB
     device = DeviceBudget(8 * GIB, lambda: in_all)
     assert device.take(7 * GIB)
@@ -31,7 +31,7 @@ def test_others_cannot_have_given_back_more_than_they_had() -> None:
     assert device.used == 8 * GIB
 
 
-def test_small_differences_are_not_looked_at_and_who_is_alone_asks_nobody() -> None:
+def test_small_differences_are_ignored_and_a_lone_budget_asks_nothing() -> None:
     device = DeviceBudget(8 * GIB, lambda: GIB)
     assert device.take(NOTEWORTHY_BYTES - 1)
     assert not device.take(7 * GIB)

@@ -1,4 +1,4 @@
-"""Descriptors that come along, and none left to take them: with real sockets and a real limit."""
+"""Received descriptors, and running out of them: with real sockets and a real limit."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from contextlib import contextmanager
 import pytest
 import trio
 
-from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import ADVICE, close_all, explain, require_room
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.wire import messages
 from pympsd.wire.messages import Refused, SessionGranted
 from pympsd_client._connect.conversation import Conversation
 
 
 def descriptors() -> set[int]:
-    """What this process has open."""
+    """Return the descriptors this process has open."""
     return {fd for fd in range(1024) if os.path.exists(f"/proc/self/fd/{fd}")}
 
 
 @contextmanager
 def room_for(count: int) -> Iterator[None]:
-    """Let this process open just so many descriptors more."""
+    """Let this process open only ``count`` more descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = descriptors()
     free = [fd for fd in range(max(used) + count + 2) if fd not in used]
@@ -37,7 +37,7 @@ def room_for(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_room_is_what_can_be_opened_and_none_is_kept() -> None:
+def test_require_room_checks_what_can_be_opened_and_keeps_nothing() -> None:
     before = descriptors()
     with room_for(3):
         require_room(3)
@@ -48,7 +48,7 @@ def test_room_is_what_can_be_opened_and_none_is_kept() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_the_documents_advice_is_given_where_it_helps(number: int) -> None:
+def test_the_documents_advice_is_given_only_for_a_lack_of_descriptors(number: int) -> None:
     assert explain(OSError(number, "None left")) == f"None left: {ADVICE}"
     assert explain(OSError(errno.EPERM, "Not allowed")) == "Not allowed"
     assert explain(OSError("without a number")) == "without a number"
@@ -58,13 +58,13 @@ WITH, WITHOUT, AGAIN = SessionGranted(1, 2, 3), Refused(1, "between"), SessionGr
 
 
 def _send(sock: socket.socket, *sent: object) -> None:
-    """Messages, those of a session with a descriptor."""
+    """Send messages, SessionGranted with a descriptor."""
     for message in sent:
         fds = [1] if isinstance(message, SessionGranted) else []
         socket.send_fds(sock, [messages.encode(message, len(fds))], fds)
 
 
-async def test_a_channel_goes_on_after_descriptors_it_had_no_room_for() -> None:
+async def test_a_channel_continues_after_losing_descriptors() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
@@ -86,7 +86,7 @@ async def test_a_channel_goes_on_after_descriptors_it_had_no_room_for() -> None:
     theirs.close()
 
 
-def test_a_client_is_told_that_it_has_no_room_and_can_go_on() -> None:
+def test_a_client_gets_an_error_for_lost_descriptors_and_can_continue() -> None:
     ours, theirs = socket.socketpair()
     conversation = Conversation(ours)
     _send(theirs, WITH, WITHOUT, AGAIN)

@@ -28,7 +28,7 @@ _ENDED_BY_FAULT: Final = "A fatal GPU error on a device before Volta ends the se
 _FAULT_STATUS: Final = 1
 _DROPPED: Final = re.compile(r"\d+ log lines were dropped")
 _DEFECT: Final = re.compile(
-    r"defect of its own|broke the conversation|Unable to read new connection|valid credentials"
+    r"met an internal error|Protocol violation|Unable to read new connection|valid credentials"
 )
 
 

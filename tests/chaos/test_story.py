@@ -74,9 +74,9 @@ def test_a_client_that_no_server_met() -> None:
 
 
 def test_defects_are_told() -> None:
-    defect = "1 The control daemon met a defect of its own and goes on: x\n"
+    defect = "1 The control daemon met an internal error, continuing: x\n"
     assert len(judge(told(START + defect + END), (), (), ())) == 1
-    assert len(judge(told(START + END, "7 Client 50 broke the conversation: x"), (), (), ())) == 1
+    assert len(judge(told(START + END, "7 Protocol violation by client 50: x"), (), (), ())) == 1
 
 
 def test_dropped_lines_leave_the_books_open() -> None:

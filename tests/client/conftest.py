@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -10,9 +12,11 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
+from pympsd_client._arguments.errors import CudaError, failed
 from pympsd_client._command_stream.launch_cache import is_native
+from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
-from pympsd_client._objects.context import Connection, contexts
+from pympsd_client._objects.context import contexts
 from pympsd_client._objects.event import events
 from pympsd_client._objects.memory import allocations
 from pympsd_client._objects.module import functions, modules
@@ -35,7 +39,7 @@ WITH_NATIVE_WORKERS: Final = frozenset(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Both kinds of workers pass the most telling tests."""
+    """Run the tests of WITH_NATIVE_WORKERS with both kinds of workers."""
     if "private" in metafunc.fixturenames:
         telling = metafunc.module.__name__.rpartition(".")[2] in WITH_NATIVE_WORKERS
         kinds = ("auto", "native") if telling else ("auto",)
@@ -59,7 +63,7 @@ def make_executor() -> Iterator[Callable[..., FakeExecutor]]:
 
 @pytest.fixture
 def executor(make_executor: Callable[..., FakeExecutor]) -> FakeExecutor:
-    """One fake executor that answers everything with success."""
+    """A fake executor that answers every record with success."""
     return make_executor()
 
 
@@ -72,6 +76,7 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
     stack = list(this_thread.stack)
     this_thread.stack.clear()
     process.connection, process.primaries = None, {}
+    process.calls_back = False
     yield process._connected
     process.connection, process.primaries = before
     process.native, process.forked = None, False
@@ -80,12 +85,32 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
         table.update(was)
     this_thread.stack[:] = stack
     this_thread.streams.handles.clear()
-    this_thread.message = ""
+    failed(CudaError(0, ""), 0)  # no message of an earlier failure
+
+
+@pytest.fixture
+def press_ctrl_c() -> Iterator[Callable[[], None]]:
+    """Interrupt the main thread as Ctrl-C does, again until it notices: just before a wait it would not."""
+    noticed = threading.Event()
+
+    def notice(*_: object) -> None:
+        if not noticed.is_set():
+            noticed.set()
+            raise KeyboardInterrupt
+
+    def press() -> None:
+        while not noticed.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            noticed.wait(0.01)
+
+    before = signal.signal(signal.SIGINT, notice)
+    yield press
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
 def private(request: pytest.FixtureRequest) -> Iterator[PrivateExecutors]:
-    """Two real devices, executors of the tests' own: started once, or once for each kind of workers."""
+    """Two emulated devices on private executors: started once for each kind of workers."""
     workers = getattr(request, "param", "auto")
     if workers == "native" and shutil.which("cc") is None:
         pytest.skip("there is no C compiler, so there are no native workers")
@@ -95,7 +120,7 @@ def private(request: pytest.FixtureRequest) -> Iterator[PrivateExecutors]:
 
 
 def started(devices: str, workers: str) -> PrivateExecutors:
-    """Return a connection whose executors all run: no test is to be the one that starts them."""
+    """Return a connection whose executors all run, so that no test has to start them."""
     chosen = {"PYMPSD_EMULATED_DEVICES": devices, "PYMPSD_BACKEND": "emulated", "PYMPSD_WORKER": workers}
     connection = PrivateExecutors(chosen)
     for device in connection.devices:

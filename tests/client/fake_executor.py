@@ -1,10 +1,14 @@
-"""A fake executor: the other end of a command stream, in a thread, with a hook for every record."""
+"""A fake executor: the other end of a command stream, by socket or ring, with a hook for every record."""
 
 from __future__ import annotations
 
+import array
+import fcntl
 import mmap
 import os
+import select
 import socket
+import termios
 import threading
 from collections.abc import Callable
 
@@ -12,11 +16,13 @@ from attrs import define, field
 
 from pympsd.vocabulary.device_facts import DeviceFacts, window_of
 from pympsd.wire import records
+from pympsd.wire.module_layout import ModuleLayout
 from pympsd.wire.records import Record
-from pympsd_client._arguments.errors import lost
+from pympsd.wire.ring_layout import AREA_BYTES, ASLEEP, DATA, HEAD, RING_BYTES, TAIL
+from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.transport import Transport
-from pympsd_client._connect.session import adopt_stream
-from pympsd_client._objects.context import Context, Device, Opened
+from pympsd_client._connect.connection import Device, Opened, open_stream
+from pympsd_client._objects.context import Context
 
 SHARED_BYTES = 1 << 20
 OPCODES = {name: operation.opcode for name, operation in records.BY_NAME.items()}
@@ -42,7 +48,7 @@ FACTS = DeviceFacts(
 
 @define(eq=False)
 class FakeExecutor:
-    """Answers what is answered: with success, or with what ``reply`` returns for a record (None: no answer yet).
+    """Answers every record that has an answer: with success, or with what ``reply`` returns (None: no answer yet).
 
     ``reply`` gets the record and returns a packed answer. Copies move bytes in and out of ``memory`` by address.
     """
@@ -50,11 +56,18 @@ class FakeExecutor:
     reply: Callable[[Record], bytes | None] | None = None
     serial: int = 1
     ordinal: int = 0
+    ring: bool = False
+    """Records come by a ring, whose reader says that it sleeps, so that a bell follows each record."""
+    on_end: Callable[[str], CudaError] = lost
+    layout: ModuleLayout = field(factory=lambda: ModuleLayout((), ()))
+    """What loading a module answers."""
     seen: list[Record] = field(factory=list)
     memory: dict[int, int] = field(factory=dict)
     stream: socket.socket = field(init=False)
     transport: Transport = field(init=False)
-    _shared: mmap.mmap = field(init=False)
+    shared: mmap.mmap = field(init=False)
+    bells: int = field(default=0, init=False)
+    _client_end: socket.socket = field(init=False)
     _thread: threading.Thread = field(init=False)
     reading: threading.Event = field(factory=threading.Event, init=False)
     """Cleared: the executor takes no records."""
@@ -62,10 +75,13 @@ class FakeExecutor:
     def __attrs_post_init__(self) -> None:
         ours, theirs = socket.socketpair()
         fd = os.memfd_create("fake", os.MFD_CLOEXEC)
-        os.ftruncate(fd, SHARED_BYTES)
-        self._shared = mmap.mmap(fd, SHARED_BYTES)
-        self.stream = ours
-        self.transport = adopt_stream((theirs.detach(), fd), SHARED_BYTES, lost)
+        ring_bytes = AREA_BYTES if self.ring else 0
+        os.ftruncate(fd, SHARED_BYTES + ring_bytes)
+        self.shared = mmap.mmap(fd, SHARED_BYTES + ring_bytes)
+        if self.ring:
+            self._set_word(ASLEEP, 1)
+        self.stream, self._client_end = ours, theirs.dup()
+        self.transport = open_stream((theirs.detach(), fd), SHARED_BYTES, self.on_end, ring_bytes)
         self.reading.set()
         self._thread = threading.Thread(target=self._run, name="fake executor")
         self._thread.start()
@@ -95,7 +111,7 @@ class FakeExecutor:
         """It is always there."""
 
     def abandon(self) -> None:
-        """Let go of the client's end."""
+        """Close the client's end."""
         self.transport.abandon()
 
     def close(self) -> None:
@@ -104,8 +120,9 @@ class FakeExecutor:
         self.transport.close()
         self.hang_up()
         self._thread.join()
+        self._client_end.close()
         self.stream.close()
-        self._shared.close()
+        self.shared.close()
 
     # --- the executor
 
@@ -126,9 +143,57 @@ class FakeExecutor:
         """Send bytes to the client."""
         self.stream.sendall(data)
 
+    # --- the client's end of the socket, as the system sees it
+
+    def limit_buffers(self, size: int) -> None:
+        """Limit the bytes that each side can send before the other receives them."""
+        for end in (self.stream, self._client_end):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+
+    def client_is_full(self) -> bool:
+        """Return whether the client's socket is full."""
+        poll = select.poll()
+        poll.register(self._client_end, select.POLLOUT)
+        return not poll.poll(0)
+
+    def unread(self) -> int:
+        """Return the number of bytes that the client has not received yet."""
+        count = array.array("i", [0])
+        fcntl.ioctl(self._client_end, termios.FIONREAD, count)
+        return count[0]
+
+    # --- the ring
+
+    def _word(self, offset: int) -> int:
+        return int.from_bytes(self.shared[SHARED_BYTES + offset : SHARED_BYTES + offset + 8], "little")
+
+    def _set_word(self, offset: int, value: int) -> None:
+        self.shared[SHARED_BYTES + offset : SHARED_BYTES + offset + 8] = value.to_bytes(8, "little")
+
+    def refuse_bells(self) -> None:
+        """Say from now on that the reader is awake."""
+        self._set_word(ASLEEP, 0)
+
+    @property
+    def ring_room(self) -> int:
+        """Return the number of free bytes of the ring."""
+        return RING_BYTES - self._word(TAIL) + self._word(HEAD)
+
+    def _take(self) -> bytes:
+        head, tail = self._word(HEAD), self._word(TAIL)
+        data, first = SHARED_BYTES + DATA, head % RING_BYTES
+        end = first + tail - head
+        taken = self.shared[data + first : data + min(end, RING_BYTES)]
+        taken += self.shared[data : data + max(0, end - RING_BYTES)]
+        self._set_word(HEAD, tail)
+        return taken
+
     def _run(self) -> None:
         reader = records.RecordReader()
         while self.reading.wait() and (data := self._receive()):
+            if self.ring:
+                self.bells += len(data)
+                data = self._take()
             for record in reader.feed(data):
                 self.seen.append(record)
                 self._execute(record)
@@ -162,8 +227,10 @@ class FakeExecutor:
             return self.answer(record, operation.answer_layout.pack(window_of(self.ordinal) + (1 << 20)))
         if operation.name == "COPY_TO_DEVICE":
             _, address, offset, count = self.operands(record)
-            self.memory.update(enumerate(self._shared[offset : offset + count], address))
+            self.memory.update(enumerate(self.shared[offset : offset + count], address))
         if operation.name == "COPY_FROM_DEVICE":
             _, address, offset, count = self.operands(record)
-            self._shared[offset : offset + count] = bytes(self.memory.get(address + i, 0) for i in range(count))
+            self.shared[offset : offset + count] = bytes(self.memory.get(address + i, 0) for i in range(count))
+        if operation.name == "LOAD_MODULE":
+            return self.answer(record, self.layout.encode())
         return self.answer(record, bytes(operation.answer_layout.size))

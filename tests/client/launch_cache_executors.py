@@ -1,8 +1,7 @@
-"""Real executors, contexts and kernels for launches of both kinds, native ones and Python's."""
+"""Real executors, contexts and kernels for launches with and without the cache."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,45 +10,67 @@ import pytest
 from attrs import define, field
 
 from pympsd_client import driver as cuda
-from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import callback_threads, host_callbacks, launch_cache
+from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
 from pympsd_client._objects import launch as launch_module
-from pympsd_client._objects.context import Connection, contexts
-from pympsd_client._objects.process import process
+from pympsd_client._objects.context import contexts
 from pympsd_client._objects.thread_local import this_thread
 from tests.client.conftest import ok, started
-from tests.client.ring_area import extension
+from tests.client.launcher_rig import extension
 from tests.client.test_client_streams import PTX
 
 
 @define(eq=False)
 class Launches:
-    """Which launches were Python's. ``native``: whether the others may be native ones."""
+    """The launches that took the slow path. ``native``: whether repeated ones skip it."""
 
     native: bool
-    in_python: list[int] = field(factory=list)
+    _before: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from now on."""
+        self._before = _misses()
+
+    @property
+    def slow(self) -> int:
+        """Return the number of launches that took the slow path."""
+        return _misses() - self._before
 
     def familiar(self, *arguments: Any) -> tuple[Any, ...]:
-        """Launch three times, so that the same launch is a native one from now on; return the arguments."""
+        """Launch three times, so that the cache has a plan for it from now on; return the arguments."""
         for _ in range(2):
             ok(cuda.cuLaunchKernel(*arguments))
         self.expect_familiar(*arguments)
         return arguments
 
     def expect_familiar(self, *arguments: Any) -> None:
-        """Launch once more; it must be a native one."""
-        before = len(self.in_python)
+        """Launch once more; it must skip the slow path."""
+        before = self.slow
         ok(cuda.cuLaunchKernel(*arguments))
-        assert (len(self.in_python) == before) == self.native
+        assert (self.slow == before) == self.native
+
+
+def _misses() -> int:
+    cache = launch_cache.launcher()
+    assert cache is not None
+    return cache.misses
+
+
+def require_cache() -> None:
+    """Skip the test when this process has no launch cache."""
+    extension()
+    if not launch_cache.is_native():
+        pytest.skip(f"{launch_cache.CHOICE} has all launches take the slow path")
 
 
 @pytest.fixture(scope="module")
 def executors() -> Iterator[PrivateExecutors]:
     """Two devices with native workers, which have a ring."""
-    extension()
-    if not launch_cache.is_native():
-        pytest.skip(f"{launch_cache.CHOICE} has all launches be Python's")
+    require_cache()
     connection = started("2xH200", "native")
     yield connection
     connection.close()
@@ -57,22 +78,14 @@ def executors() -> Iterator[PrivateExecutors]:
 
 @pytest.fixture(params=[True, False], ids=["native", "python"])
 def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Launches:
-    """Every test passes with Python's launches too."""
-    watched = Launches(request.param)
-    real = launch_module.launch
-
-    def launch(*arguments: Any) -> None:
-        watched.in_python.append(1)
-        real(*arguments)
-
-    monkeypatch.setattr(launch_module, "launch", launch)
-    monkeypatch.setattr(process, "calls_back", False)  # another test may have had a host function
+    """Every test passes without the cache too."""
+    require_cache()
     monkeypatch.setattr(callback_threads, "IDLE_S", 0.02)
     monkeypatch.setattr(host_callbacks, "IDLE_S", 0.02)
-    if not watched.native:
+    if not request.param:
         monkeypatch.setattr(launch_module, "launcher", lambda: None)
-    launch_cache.forget()
-    return watched
+    launch_cache.invalidate()
+    return Launches(request.param)
 
 
 @pytest.fixture
@@ -80,31 +93,11 @@ def devices(
     launches: Launches, executors: PrivateExecutors, fresh_process: Callable[[Connection], None]
 ) -> Iterator[PrivateExecutors]:
     """CUDA initialised on them; contexts left over are destroyed."""
-    yield from _initialised(executors, fresh_process)
-
-
-@pytest.fixture
-def mortal(launches: Launches, fresh_process: Callable[[Connection], None]) -> Iterator[PrivateExecutors]:
-    """CUDA initialised on a device of the test's own, whose executor may end."""
-    extension()
-    if not launch_cache.is_native():
-        pytest.skip(f"{launch_cache.CHOICE} has all launches be Python's")
-    connection = started("1xH200", "native")
-    try:
-        yield from _initialised(connection, fresh_process)
-    finally:
-        connection.close()
-
-
-def _initialised(
-    executors: PrivateExecutors, fresh_process: Callable[[Connection], None]
-) -> Iterator[PrivateExecutors]:
     fresh_process(executors)
     yield executors
     this_thread.streams.handles.clear()
     for context in tuple(contexts.values()):
-        with contextlib.suppress(CudaError):  # its executor may have ended
-            context.close(executors)
+        context.close(executors)
 
 
 TRAP = b".visible .entry trapped()\n{\n    trap;\n    ret;\n}\n"
@@ -127,7 +120,7 @@ class Counter:
 
     @property
     def count(self) -> int:
-        """How often it ran, all launches so far included."""
+        """Return how often it ran, all launches so far included."""
         ok(cuda.cuCtxSynchronize())
         return self._read() - self._start
 

@@ -1,4 +1,4 @@
-"""Host functions and stream callbacks: in this process, in stream order, and in nobody else's way."""
+"""Host functions and stream callbacks: in this process, in stream order, without holding up other streams."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from pympsd.wire.records import FLAG_POISONED, Record
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._command_stream import callback_threads, host_callbacks
+from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._connect.session import Session
-from pympsd_client._objects.context import Connection, Context, Device, contexts
+from pympsd_client._objects.context import Context, contexts
 from pympsd_client._objects.process import process
 from pympsd_client._objects.thread_local import this_thread
 from tests.client.conftest import ok
@@ -37,7 +38,7 @@ STREAM_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c
 
 @define(eq=False)
 class Slow:
-    """A host function that begins, and ends when it is let go."""
+    """A host function that begins, and ends when it is released."""
 
     begun: threading.Event = field(factory=threading.Event)
     free: threading.Event = field(factory=threading.Event)
@@ -49,7 +50,7 @@ class Slow:
 
 @pytest.fixture(scope="module", autouse=True)
 def _threads_leave_soon() -> Iterator[None]:
-    """Threads for host functions are gone soon after a test, whose end looks for any that are left."""
+    """Let the threads for host functions end soon after a test, which is checked for leaked threads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(callback_threads, "IDLE_S", 0.02)
         patch.setattr(host_callbacks, "IDLE_S", 0.02)
@@ -58,7 +59,7 @@ def _threads_leave_soon() -> Iterator[None]:
 
 @pytest.fixture
 def slow() -> Iterator[Slow]:
-    """A slow function, let go at the end of the test in any case."""
+    """A slow function, released at the end of the test at the latest."""
     function = Slow()
     yield function
     function.free.set()
@@ -92,7 +93,7 @@ def test_a_c_function_is_called_by_its_address(streams: list[Any]) -> None:
     assert seen == [0x1234, 0x1234, 0x1234, data.ctypes.data, None]
 
 
-def test_a_real_c_function_runs_without_python(streams: list[Any]) -> None:
+def test_a_c_function_of_a_library_runs(streams: list[Any]) -> None:
     libc = ctypes.CDLL(None)
     libc.srand(1234)
     expected = libc.rand()
@@ -110,7 +111,7 @@ def test_a_stream_callback_gets_stream_status_and_data(streams: list[Any]) -> No
     assert seen == [(int(streams[0]), 0, 77)]
 
 
-def test_a_callable_is_called_with_what_was_given(streams: list[Any]) -> None:
+def test_a_callable_is_called_with_its_data(streams: list[Any]) -> None:
     seen: list[Any] = []
     data = {"any": "object"}
     ok(cuda.cuLaunchHostFunc(streams[0], seen.append, data))
@@ -121,7 +122,7 @@ def test_a_callable_is_called_with_what_was_given(streams: list[Any]) -> None:
     assert (int(stream), status, given is data) == (int(streams[0]), R.CUDA_SUCCESS, True)
 
 
-def test_what_is_no_function_is_refused(streams: list[Any]) -> None:
+def test_an_object_that_is_no_function_is_refused(streams: list[Any]) -> None:
     for call in (
         lambda fn: cuda.cuLaunchHostFunc(streams[0], fn, 0),
         lambda fn: cuda.cuStreamAddCallback(streams[0], fn, 0, 0),
@@ -141,7 +142,7 @@ def test_what_is_no_function_is_refused(streams: list[Any]) -> None:
 # --- order
 
 
-def test_a_function_sees_the_work_before_it_and_holds_the_work_after_it(
+def test_a_function_runs_after_earlier_work_and_before_later_work(
     kernels: Kernels, streams: list[Any], slow: Slow
 ) -> None:
     stream, other = streams
@@ -159,7 +160,7 @@ def test_a_function_sees_the_work_before_it_and_holds_the_work_after_it(
     assert kernels.read(other) == 2
 
 
-def test_copies_and_functions_take_turns(kernels: Kernels, streams: list[Any]) -> None:
+def test_copies_and_functions_run_in_order(kernels: Kernels, streams: list[Any]) -> None:
     seen: list[int] = []
     back = np.zeros(1, dtype=np.uint32)
     for value in range(20):
@@ -170,7 +171,7 @@ def test_copies_and_functions_take_turns(kernels: Kernels, streams: list[Any]) -
     assert seen == list(range(20))
 
 
-def test_functions_of_a_stream_run_one_after_the_other(streams: list[Any]) -> None:
+def test_functions_of_a_stream_run_in_order(streams: list[Any]) -> None:
     seen: list[int] = []
     inside = threading.Semaphore()
 
@@ -185,7 +186,7 @@ def test_functions_of_a_stream_run_one_after_the_other(streams: list[Any]) -> No
     assert seen == list(range(300))
 
 
-def test_a_slow_function_holds_no_other_stream(streams: list[Any], slow: Slow) -> None:
+def test_a_slow_function_holds_up_no_other_stream(streams: list[Any], slow: Slow) -> None:
     ok(cuda.cuLaunchHostFunc(streams[0], slow, 0))
     assert slow.begun.wait(SECONDS)
     seen: list[int] = []
@@ -205,7 +206,7 @@ def test_functions_of_several_streams_run_at_the_same_time(streams: list[Any]) -
     assert not met.broken
 
 
-def test_the_default_stream_and_events_wait(streams: list[Any], slow: Slow) -> None:
+def test_the_default_stream_and_events_wait_for_a_function(streams: list[Any], slow: Slow) -> None:
     blocking, event = ok(cuda.cuStreamCreate(0)), ok(cuda.cuEventCreate(0))
     ok(cuda.cuLaunchHostFunc(blocking, slow, 0))
     ok(cuda.cuEventRecord(event, blocking))
@@ -253,7 +254,7 @@ def test_threads_launch_into_one_stream(streams: list[Any], context: Any) -> Non
         assert [number for one, number in seen if one == thread] == list(range(100))
 
 
-def test_much_work_may_be_queued_behind_a_slow_function(
+def test_more_work_than_the_executor_queues_may_follow_a_slow_function(
     kernels: Kernels, streams: list[Any], slow: Slow, context: Any
 ) -> None:
     ok(cuda.cuLaunchHostFunc(streams[0], slow, 0))
@@ -266,7 +267,7 @@ def test_much_work_may_be_queued_behind_a_slow_function(
 
     posting = threading.Thread(target=post)
     posting.start()
-    # Watched for a while: were the executor's limit reached, it would not read that the function is done.
+    # Watch for a while: at its limit the executor would not read that the function is done.
     posting.join(0.5)
     assert posting.is_alive()
     slow.free.set()
@@ -278,7 +279,7 @@ def test_much_work_may_be_queued_behind_a_slow_function(
 # --- what a function may not do, and what becomes of its mistakes
 
 
-def test_cuda_calls_from_inside_are_not_permitted(streams: list[Any]) -> None:
+def test_cuda_calls_in_a_function_are_not_permitted(streams: list[Any]) -> None:
     said: SimpleQueue[Any] = SimpleQueue()
     calls: tuple[Callable[[], Any], ...] = (
         lambda: cuda.cuInit(0),
@@ -304,7 +305,7 @@ def test_cuda_calls_from_inside_are_not_permitted(streams: list[Any]) -> None:
     ok(cuda.cuStreamQuery(streams[1]))
 
 
-def test_what_a_function_raises_is_reported_and_the_stream_goes_on(
+def test_an_exception_of_a_function_is_reported_and_the_stream_continues(
     streams: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[Any] = []
@@ -329,28 +330,28 @@ def test_what_a_function_raises_is_reported_and_the_stream_goes_on(
 # --- errors
 
 
-def test_a_fault_is_told_to_callbacks_and_keeps_functions_from_running(
+def test_after_a_fault_callbacks_get_its_error_and_functions_do_not_run(
     kernels: Kernels, streams: list[Any], slow: Slow
 ) -> None:
-    told: SimpleQueue[Any] = SimpleQueue()
+    heard: SimpleQueue[Any] = SimpleQueue()
     seen: list[str] = []
     ok(cuda.cuLaunchHostFunc(streams[0], slow, 0))
     assert slow.begun.wait(SECONDS)
     ok(cuda.cuLaunchHostFunc(streams[0], seen.append, "host function"))
     for number in range(3):
-        ok(cuda.cuStreamAddCallback(streams[0], lambda *arguments: told.put(arguments), number, 0))
+        ok(cuda.cuStreamAddCallback(streams[0], lambda *arguments: heard.put(arguments), number, 0))
     kernels.launch(b"store", (0x7000_0000_0000, 1), (ctypes.c_void_p, ctypes.c_uint), streams[1])
     assert cuda.cuStreamSynchronize(streams[1]) == (R.CUDA_ERROR_ILLEGAL_ADDRESS,)
     slow.free.set()
     for number in range(3):
-        stream, status, data = told.get(timeout=SECONDS)
+        stream, status, data = heard.get(timeout=SECONDS)
         assert (int(stream), status, data) == (int(streams[0]), R.CUDA_ERROR_ILLEGAL_ADDRESS, number)
     assert seen == []
     assert cuda.cuLaunchHostFunc(streams[0], print, 0) == (R.CUDA_ERROR_ILLEGAL_ADDRESS,)
     assert cuda.cuStreamAddCallback(streams[0], print, 0, 0) == (R.CUDA_ERROR_ILLEGAL_ADDRESS,)
 
 
-def test_an_earlier_error_is_not_lost_to_a_function(kernels: Kernels, streams: list[Any]) -> None:
+def test_an_earlier_error_is_not_taken_by_a_function(kernels: Kernels, streams: list[Any]) -> None:
     ok(cuda.cuMemcpyDtoDAsync(int(kernels.result), 0x6000_0000_0000 + (1 << 39), 4, streams[0]))
     ok(cuda.cuLaunchHostFunc(streams[0], len, ""))
     assert cuda.cuStreamSynchronize(streams[0]) == (R.CUDA_ERROR_INVALID_VALUE,)
@@ -358,26 +359,26 @@ def test_an_earlier_error_is_not_lost_to_a_function(kernels: Kernels, streams: l
 
 
 def test_destroying_a_context_does_not_wait_for_functions(context: Any, slow: Slow) -> None:
-    told: SimpleQueue[Any] = SimpleQueue()
+    heard: SimpleQueue[Any] = SimpleQueue()
     ok(cuda.cuLaunchHostFunc(0, slow, 0))
     assert slow.begun.wait(SECONDS)
-    ok(cuda.cuStreamAddCallback(0, lambda *arguments: told.put(arguments), 0, 0))
+    ok(cuda.cuStreamAddCallback(0, lambda *arguments: heard.put(arguments), 0, 0))
     ok(cuda.cuCtxDestroy(context))
     slow.free.set()
-    assert told.get(timeout=SECONDS)[1] == R.CUDA_ERROR_CONTEXT_IS_DESTROYED
+    assert heard.get(timeout=SECONDS)[1] == R.CUDA_ERROR_CONTEXT_IS_DESTROYED
     ok(cuda.cuCtxCreate(None, 0, 0))
-    ok(cuda.cuLaunchHostFunc(0, told.put, "again"))
+    ok(cuda.cuLaunchHostFunc(0, heard.put, "again"))
     ok(cuda.cuCtxSynchronize())
-    assert told.get(timeout=SECONDS) == "again"
+    assert heard.get(timeout=SECONDS) == "again"
 
 
-def test_a_destroyed_stream_runs_its_functions_all_the_same(streams: list[Any], slow: Slow) -> None:
-    told: SimpleQueue[Any] = SimpleQueue()
+def test_a_destroyed_stream_still_runs_its_functions(streams: list[Any], slow: Slow) -> None:
+    heard: SimpleQueue[Any] = SimpleQueue()
     ok(cuda.cuLaunchHostFunc(streams[0], slow, 0))
-    ok(cuda.cuLaunchHostFunc(streams[0], told.put, 1))
+    ok(cuda.cuLaunchHostFunc(streams[0], heard.put, 1))
     ok(cuda.cuStreamDestroy(streams[0]))
     slow.free.set()
-    assert told.get(timeout=SECONDS) == 1
+    assert heard.get(timeout=SECONDS) == 1
     ok(cuda.cuCtxSynchronize())
 
 
@@ -388,7 +389,7 @@ def test_a_destroyed_stream_runs_its_functions_all_the_same(streams: list[Any], 
 def fake(
     make_executor: Callable[..., FakeExecutor], fresh_process: Callable[[Connection], None]
 ) -> tuple[FakeExecutor, Context]:
-    """A fake executor that announces nothing by itself, and a context of it that is current."""
+    """A fake executor that announces nothing by itself, and its context, which is current."""
     executor = make_executor()
     executor.reply = lambda record: (
         None if record.opcode in (OPCODES["HOST_FUNCTION"], OPCODES["ROOM"]) else executor.succeed(record)
@@ -403,59 +404,59 @@ def records_of(executor: FakeExecutor, name: str) -> list[Record]:
     return [record for record in executor.seen if record.opcode == OPCODES[name]]
 
 
-def test_the_end_of_an_executor_is_told_to_callbacks(fake: tuple[FakeExecutor, Context]) -> None:
+def test_callbacks_get_the_error_of_an_executors_end(fake: tuple[FakeExecutor, Context]) -> None:
     executor, context = fake
-    told: SimpleQueue[Any] = SimpleQueue()
-    ok(cuda.cuLaunchHostFunc(0, told.put, "never"))
-    ok(cuda.cuStreamAddCallback(0, lambda *arguments: told.put(arguments), 0, 0))
+    heard: SimpleQueue[Any] = SimpleQueue()
+    ok(cuda.cuLaunchHostFunc(0, heard.put, "never"))
+    ok(cuda.cuStreamAddCallback(0, lambda *arguments: heard.put(arguments), 0, 0))
     context.synchronize()
     executor.hang_up()
-    assert told.get(timeout=SECONDS)[1] == R.CUDA_ERROR_MPS_RPC_FAILURE
-    assert told.empty()
-    assert cuda.cuLaunchHostFunc(0, told.put, "never") == (R.CUDA_ERROR_MPS_RPC_FAILURE,)
+    assert heard.get(timeout=SECONDS)[1] == R.CUDA_ERROR_MPS_RPC_FAILURE
+    assert heard.empty()
+    assert cuda.cuLaunchHostFunc(0, heard.put, "never") == (R.CUDA_ERROR_MPS_RPC_FAILURE,)
 
 
-def test_who_leaves_in_order_runs_no_functions_any_more(fake: tuple[FakeExecutor, Context]) -> None:
+def test_after_an_orderly_close_no_function_runs(fake: tuple[FakeExecutor, Context]) -> None:
     executor, context = fake
-    told: SimpleQueue[Any] = SimpleQueue()
-    ok(cuda.cuStreamAddCallback(0, lambda *arguments: told.put(arguments), 0, 0))
+    heard: SimpleQueue[Any] = SimpleQueue()
+    ok(cuda.cuStreamAddCallback(0, lambda *arguments: heard.put(arguments), 0, 0))
     context.synchronize()
     executor.transport.close()
     for thread in threading.enumerate():
         if thread.name.startswith("host function"):
             thread.join(SECONDS)
             assert not thread.is_alive()
-    assert told.empty()
+    assert heard.empty()
 
 
-def test_an_announcement_with_a_ruin_ruins_the_context(fake: tuple[FakeExecutor, Context]) -> None:
+def test_an_announcement_with_the_flag_poisons_the_context(fake: tuple[FakeExecutor, Context]) -> None:
     executor, context = fake
-    told: SimpleQueue[Any] = SimpleQueue()
-    ok(cuda.cuStreamAddCallback(0, lambda *arguments: told.put(arguments), 0, 0))
+    heard: SimpleQueue[Any] = SimpleQueue()
+    ok(cuda.cuStreamAddCallback(0, lambda *arguments: heard.put(arguments), 0, 0))
     context.synchronize()
     (record,) = records_of(executor, "HOST_FUNCTION")
     executor.send(executor.answer(record, result=700, reason="gone wrong", flags=FLAG_POISONED))
-    assert told.get(timeout=SECONDS)[1] == R.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert heard.get(timeout=SECONDS)[1] == R.CUDA_ERROR_ILLEGAL_ADDRESS
     assert context.sticky_error is not None
     assert records_of(executor, "HOST_FUNCTION_DONE") == []
 
 
-def test_an_announcement_that_comes_twice_runs_once(fake: tuple[FakeExecutor, Context]) -> None:
+def test_a_repeated_announcement_runs_the_function_once(fake: tuple[FakeExecutor, Context]) -> None:
     executor, context = fake
-    told: SimpleQueue[Any] = SimpleQueue()
-    ok(cuda.cuLaunchHostFunc(0, told.put, 1))
+    heard: SimpleQueue[Any] = SimpleQueue()
+    ok(cuda.cuLaunchHostFunc(0, heard.put, 1))
     context.synchronize()
     (record,) = records_of(executor, "HOST_FUNCTION")
     executor.send(executor.answer(record))
     executor.send(executor.answer(record))
-    assert told.get(timeout=SECONDS) == 1
+    assert heard.get(timeout=SECONDS) == 1
     context.synchronize()
-    assert told.empty()
+    assert heard.empty()
 
 
-def test_a_client_keeps_pace_only_while_functions_are_pending(fake: tuple[FakeExecutor, Context]) -> None:
+def test_backpressure_applies_only_while_functions_are_pending(fake: tuple[FakeExecutor, Context]) -> None:
     executor, context = fake
-    far = 3 * host_callbacks.STRIDE
+    far = 3 * host_callbacks.ROOM_CHECK_INTERVAL
     for _ in range(far):
         ok(cuda.cuMemsetD32Async(0x6000_0000_0000, 0, 1, 0))
     context.synchronize()
@@ -483,7 +484,7 @@ def test_a_client_keeps_pace_only_while_functions_are_pending(fake: tuple[FakeEx
     with ThreadPoolExecutor(1) as thread:
         posting = thread.submit(post_many)
         assert asked.wait(SECONDS)
-        assert len(records_of(executor, "FILL")) <= host_callbacks.STRIDE
+        assert len(records_of(executor, "FILL")) <= host_callbacks.ROOM_CHECK_INTERVAL
         executor.send(executor.answer(function))
         wait_until(lambda: records_of(executor, "HOST_FUNCTION_DONE"), "the end of the function")
         assert not posting.done()
@@ -491,7 +492,7 @@ def test_a_client_keeps_pace_only_while_functions_are_pending(fake: tuple[FakeEx
         executor.send(executor.answer(kept[0]))
         posting.result(SECONDS)
     assert len(_seen(executor, context, "FILL")) == far
-    wait_until(lambda: executor.transport.pace is None, "the end of the pace, which comes after the function's")
+    wait_until(lambda: executor.transport.backpressure is None, "the end of backpressure, after the function's")
 
 
 def _seen(executor: FakeExecutor, context: Context, name: str) -> list[Record]:
@@ -539,12 +540,12 @@ begun.wait()
 
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "os._exit(0)"])
-def test_a_function_that_never_ends_does_not_keep_a_process(end: str) -> None:
+def test_a_function_that_never_ends_does_not_keep_the_process_alive(end: str) -> None:
     done = _run(f"{PENDING}\nsys.stdout.flush()\n{end}", "-Wignore::RuntimeWarning")
     assert (done.stdout, done.stderr, done.returncode) == ("CUDA_SUCCESS CUDA_SUCCESS\n", "", 0)
 
 
-def test_a_child_forked_while_a_function_runs_is_told_and_ends() -> None:
+def test_a_child_forked_while_a_function_runs_gets_an_error_and_ends() -> None:
     program = f"""{PENDING}
 sys.stdout.flush()
 child = os.fork()
@@ -576,7 +577,7 @@ def test_a_function_may_fork() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("CUDA_SUCCESS CUDA_SUCCESS 1\n", "", 0)
 
 
-def test_a_process_that_forked_before_cuinit_has_functions_like_any_other() -> None:
+def test_functions_run_in_a_child_forked_before_cuinit() -> None:
     program = """
     child = os.fork()
     seen = []
@@ -602,7 +603,7 @@ def test_ctrl_c_while_a_function_runs() -> None:
         raise KeyboardInterrupt
     signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05, 1)  # again: one just before the wait is heard by the next
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 1)  # again: one just before the wait would go unnoticed
         cuda.cuCtxSynchronize()
     except KeyboardInterrupt:
         print("interrupted", name(cuda.cuStreamQuery(0)))

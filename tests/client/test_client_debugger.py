@@ -1,4 +1,4 @@
-"""Whether this process runs under a debugger, from /proc/self/status, and what the daemon's answer to that means."""
+"""Processes under a debugger: how /proc/self/status shows it, and what the daemon answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from pympsd.wire.framing import FrameReader
 from pympsd.wire.messages import ClientHello, GoWithoutMps, decode, encode
-from pympsd_client._connect import session
+from pympsd_client._connect import handshake
 from pympsd_client._connect.discovery import is_traced
 
 
@@ -29,7 +29,7 @@ def test_traced(status: bytes, traced: bool) -> None:
     assert is_traced(status) is traced
 
 
-def test_this_process_is_not() -> None:
+def test_this_process_is_not_traced() -> None:
     assert not is_traced(Path("/proc/self/status").read_bytes())
 
 
@@ -43,25 +43,25 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_the_hello_says_it_and_the_answer_is_a_reason(
+def test_the_hello_says_traced_and_the_answer_is_a_reason(
     ends: tuple[socket.socket, socket.socket], traced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, daemon = ends
-    monkeypatch.setattr(session, "_traced", lambda: traced)
+    monkeypatch.setattr(handshake, "_traced", lambda: traced)
     daemon.sendall(encode(GoWithoutMps("because")))
-    assert session.knock(client, {}) == "because"
+    assert handshake.request_session(client, {}) == "because"
     (frame,) = FrameReader(fds_allowed=0).feed(daemon.recv(65536))
     hello = decode(frame)
     assert isinstance(hello, ClientHello)
     assert (hello.pid, hello.traced) == (os.getpid(), traced)
 
 
-def test_where_mps_is_required_it_does_not_even_ask(
+def test_a_traced_process_that_requires_mps_sends_no_hello(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, daemon = ends
-    monkeypatch.setattr(session, "_traced", lambda: True)
-    reason = session.knock(client, {"PYMPSD_REQUIRE_MPS": "1"})
+    monkeypatch.setattr(handshake, "_traced", lambda: True)
+    reason = handshake.request_session(client, {"PYMPSD_REQUIRE_MPS": "1"})
     assert isinstance(reason, str)
     assert "under a debugger" in reason
     assert daemon.recv(1) == b""

@@ -1,4 +1,4 @@
-"""Which way a program goes, and what it says of itself at the door."""
+"""How a program reaches a device, and how its hello describes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pympsd_client._connect.discovery import (
         ({"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, "/run/mps/control"),
     ],
 )
-def test_the_door_is_where_the_pipe_directory_says(environment: dict[str, str], path: str) -> None:
+def test_the_control_socket_is_in_the_pipe_directory(environment: dict[str, str], path: str) -> None:
     assert control_socket(environment) == path
 
 
@@ -59,7 +59,7 @@ def test_a_switch_is_on_or_off() -> None:
         check_switches(dict.fromkeys(SWITCHES, value))
 
 
-def test_a_hello_carries_what_a_daemon_honours_and_nothing_else() -> None:
+def test_a_hello_carries_only_variables_that_a_daemon_honours() -> None:
     environment = {
         "CUDA_MPS_CLIENT_PRIORITY": "1",
         "CUDA_VISIBLE_DEVICES": "1",
@@ -73,7 +73,7 @@ def test_a_hello_carries_what_a_daemon_honours_and_nothing_else() -> None:
     }
 
 
-def test_a_hello_carries_no_byte_that_is_no_text() -> None:
+def test_a_hello_carries_no_undecodable_byte() -> None:
     assert hello_environment({"CUDA_MPS_X": "a\udcffb"}) == {"CUDA_MPS_X": "a?b"}
 
 

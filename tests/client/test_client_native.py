@@ -1,4 +1,4 @@
-"""A program that runs natively: every call is the driver's own."""
+"""A program that runs natively: every call goes to the native driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pympsd_client._objects.process import process
 
 @pytest.fixture
 def native(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Put a driver in place that notes the calls it gets; no daemon is to be found."""
+    """Install a driver that records its calls; there is no daemon."""
     calls: list[tuple[Any, ...]] = []
 
     def note(name: str) -> Any:
@@ -34,30 +34,30 @@ def native(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> list[tuple
     return calls
 
 
-def test_every_call_goes_to_the_driver_as_it_came(native: list[tuple[Any, ...]]) -> None:
+def test_every_call_goes_to_the_driver_unchanged(native: list[tuple[Any, ...]]) -> None:
     assert cuda.cuMemAlloc(bytesize=64) == (cuda.CUresult.CUDA_SUCCESS, "cuMemAlloc")
     assert cuda.cuCtxCreate(0, 1) == (cuda.CUresult.CUDA_SUCCESS, "cuCtxCreate")
     cuda.cuInit(0)
     assert native == [("cuMemAlloc", 64), ("cuCtxCreate", 0, 1), ("cuInit", 0)]
 
 
-def test_what_pympsd_does_not_have_is_there_natively(native: list[tuple[Any, ...]]) -> None:
+def test_functions_that_pympsd_lacks_exist_natively(native: list[tuple[Any, ...]]) -> None:
     assert cuda.cuGraphCreate is not None
 
 
-def test_fork_is_the_drivers_own_affair(native: list[tuple[Any, ...]]) -> None:
+def test_fork_is_left_to_the_driver(native: list[tuple[Any, ...]]) -> None:
     process.after_fork()
     assert not process.forked
 
 
-def test_a_requirement_of_mps_asks_no_driver(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_requires_mps_tries_no_driver(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
     monkeypatch.setenv("PYMPSD_REQUIRE_MPS", "1")
     monkeypatch.setattr(process_module, "native_driver", lambda: pytest.fail("asked the driver"))
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,)
 
 
-def test_no_driver_is_no_native_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_libcuda_there_is_no_native_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_library(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
@@ -66,7 +66,7 @@ def test_no_driver_is_no_native_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("result", "found"), [("CUDA_SUCCESS", True), ("CUDA_ERROR_NO_DEVICE", False)])
-def test_a_driver_counts_when_it_initialises(monkeypatch: pytest.MonkeyPatch, result: str, found: bool) -> None:
+def test_a_driver_counts_only_if_it_initialises(monkeypatch: pytest.MonkeyPatch, result: str, found: bool) -> None:
     member = getattr(cuda.CUresult, result)
     monkeypatch.setattr(private_executor.ctypes, "CDLL", lambda name: None)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Large copies by several threads: every byte once, the first error, and nobody waits for ever for room."""
+"""Large copies by several threads: every byte once, the first error, no endless wait for room."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import wait_until
 
+from pympsd.wire import records
 from pympsd.wire.records import Record
 from pympsd_client import driver as cuda
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import parallel_copy
 from pympsd_client._command_stream.staging_memory import GRAIN
-from pympsd_client._command_stream.staging_slots import take_part
+from pympsd_client._command_stream.staging_slots import take_slot
 from pympsd_client._objects import copies
 from tests.client.conftest import ok
 from tests.client.fake_executor import OPCODES, SHARED_BYTES, FakeExecutor
@@ -30,7 +32,7 @@ INVALID = (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
 @given(st.integers(1, 1 << 20), st.integers(1, 8))
 def test_slices_cover_all_bytes_once(count: int, threads: int) -> None:
     made: list[tuple[int, int]] = []
-    parallel_copy.in_slices(count, threads, lambda start, size, stop: made.append((start, size)))
+    parallel_copy.copy_in_parallel(count, threads, lambda start, size, stop: made.append((start, size)))
     assert len(made) <= threads
     position = 0
     for start, size in sorted(made):
@@ -39,11 +41,11 @@ def test_slices_cover_all_bytes_once(count: int, threads: int) -> None:
     assert position == count
 
 
-def test_as_many_threads_as_there_are_cores_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_the_cores_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, threads in ((1, 1), (2, 1), (4, 2), (7, 3), (16, 4), (128, 4)):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         assert parallel_copy.thread_count(1 << 30) == threads
-        assert parallel_copy.thread_count(parallel_copy.SLICED_BYTES - 1) == 1
+        assert parallel_copy.thread_count(parallel_copy.PARALLEL_BYTES - 1) == 1
 
 
 @pytest.mark.parametrize("first", [0, 2])
@@ -55,35 +57,35 @@ def test_the_first_error_ends_all_slices(first: int) -> None:
             failed.set()
             raise CudaError(1, "no such address")
         assert failed.wait(30)
-        assert stop.wait(30), "the others are told"
+        assert stop.wait(30), "the other threads are stopped"
 
     with pytest.raises(CudaError, match="no such address"):
-        parallel_copy.in_slices(3 * 4096, 3, copy)
+        parallel_copy.copy_in_parallel(3 * 4096, 3, copy)
 
 
-def test_where_no_thread_is_to_be_had_one_makes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_more_threads_the_caller_copies_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     made: list[int] = []
     monkeypatch.setattr(threading.Thread, "start", start)
-    parallel_copy.in_slices(5 * 4096, 4, lambda start, size, stop: made.append(size))
+    parallel_copy.copy_in_parallel(5 * 4096, 4, lambda start, size, stop: made.append(size))
     assert sum(made) == 5 * 4096
 
 
-def test_a_slice_that_no_other_thread_has_begun_is_made_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_copies_a_slice_that_its_helper_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[threading.Thread] = []
     begin = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
     made: list[int] = []
-    parallel_copy.in_slices(3 * 4096, 3, lambda start, size, stop: made.append(start))
+    parallel_copy.copy_in_parallel(3 * 4096, 3, lambda start, size, stop: made.append(start))
     for each in late:
         begin(each)
         each.join(30)
-    assert made == [0, 4096, 8192], "and by nobody twice"
+    assert made == [0, 4096, 8192], "and none twice"
 
 
-def interrupt_who_waits(thread: int, left: threading.Event) -> None:
+def interrupt_the_wait(thread: int, left: threading.Event) -> None:
     """Press Ctrl-C when this thread waits for the others, or has left."""
     give_up = time.monotonic() + 30
     while not left.is_set() and time.monotonic() < give_up:
@@ -92,9 +94,9 @@ def interrupt_who_waits(thread: int, left: threading.Event) -> None:
             return
 
 
-def test_who_is_interrupted_while_others_copy_hears_of_it_when_they_have_ended() -> None:
+def test_a_ctrl_c_during_the_wait_is_raised_after_the_helpers_have_ended() -> None:
     caller, begun, copied, left = threading.get_ident(), *(threading.Event() for _ in range(3))
-    told: list[bool] = []
+    seen: list[bool] = []
 
     def copy(start: int, size: int, stop: threading.Event) -> None:
         if not start:
@@ -103,21 +105,23 @@ def test_who_is_interrupted_while_others_copy_hears_of_it_when_they_have_ended()
         else:
             begun.set()
             assert copied.wait(30)
-            for _ in range(30):  # it hears of one that comes just before it waits by the next
-                interrupt_who_waits(caller, left)
+            for _ in range(30):  # one just before the wait would go unnoticed
+                interrupt_the_wait(caller, left)
                 if stop.wait(1) or left.is_set():
                     break
-            told.append(stop.is_set())
-            interrupt_who_waits(caller, left)  # once more: they are waited for all the same
-            told.append(not left.is_set())
+            seen.append(stop.is_set())
+            interrupt_the_wait(caller, left)  # once more: it still waits
+            seen.append(not left.is_set())
 
     with pytest.raises(KeyboardInterrupt):
-        parallel_copy.in_slices(2 * 4096, 2, copy)
+        parallel_copy.copy_in_parallel(2 * 4096, 2, copy)
     left.set()
-    assert told == [True, True]
+    assert seen == [True, True]
 
 
-def test_so_does_who_is_interrupted_just_as_the_wait_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ctrl_c_just_before_the_wait_is_raised_after_the_helpers_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wait, begun, interrupted = parallel_copy._wait, threading.Event(), threading.Event()
     ended: list[bool] = []
 
@@ -137,19 +141,19 @@ def test_so_does_who_is_interrupted_just_as_the_wait_begins(monkeypatch: pytest.
 
     monkeypatch.setattr(parallel_copy, "_wait", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
-        parallel_copy.in_slices(2 * 4096, 2, copy)
+        parallel_copy.copy_in_parallel(2 * 4096, 2, copy)
     assert ended == [True]
 
 
 @pytest.fixture(params=[2, 4])
-def sliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Have copies of any size made by several threads."""
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The number of threads that make copies of any size."""
     monkeypatch.setattr(copies, "thread_count", lambda count: request.param)
     return int(request.param)
 
 
 @pytest.mark.parametrize("size", [1, 4097, (1 << 20) + 1, 40 << 20, (53 << 20) + 12345])
-def test_sliced_copies_bring_back_what_was_sent(context: Any, sliced: int, size: int) -> None:
+def test_parallel_copies_return_the_same_bytes(context: Any, threads: int, size: int) -> None:
     sent = np.random.default_rng(size).integers(0, 256, size, np.uint8)
     back, data = np.zeros(size + 64, np.uint8), ok(cuda.cuMemAlloc(size))
     for copy in (cuda.cuMemcpyHtoD, lambda *arguments: cuda.cuMemcpyHtoDAsync(*arguments, 0)):
@@ -162,7 +166,7 @@ def test_sliced_copies_bring_back_what_was_sent(context: Any, sliced: int, size:
         assert not back[size:].any()
 
 
-def test_mistakes_of_sliced_copies_are_told(context: Any, sliced: int) -> None:
+def test_errors_of_parallel_copies_are_returned(context: Any, threads: int) -> None:
     size = 40 << 20
     data, host = ok(cuda.cuMemAlloc(size)), np.zeros(size + 1, np.uint8)
     assert cuda.cuMemcpyHtoD(data, host, size + 1) == INVALID
@@ -171,7 +175,7 @@ def test_mistakes_of_sliced_copies_are_told(context: Any, sliced: int) -> None:
     assert cuda.cuCtxSynchronize() == DONE
 
 
-def test_two_programs_threads_make_sliced_copies_side_by_side(context: Any, sliced: int) -> None:
+def test_threads_make_parallel_copies_at_the_same_time(context: Any, threads: int) -> None:
     size, handle = 24 << 20, ok(cuda.cuCtxGetCurrent())
     wrong: list[int] = []
 
@@ -195,32 +199,32 @@ def test_two_programs_threads_make_sliced_copies_side_by_side(context: Any, slic
     assert not wrong
 
 
-def test_who_waits_for_room_sees_it_without_an_answer(executor: FakeExecutor) -> None:
-    """The room that another thread gives back when it has copied out is told by no answer that anybody could read."""
+def test_a_thread_that_waits_for_room_notices_it_without_an_answer(executor: FakeExecutor) -> None:
+    """No answer announces the room that another thread frees when it has copied out."""
     context = executor.context()
     transport = context.usable().transport
     kept = [transport.sequence() for _ in range(4)]
     for sequence in kept:
-        assert transport.shared.take(sequence, SHARED_BYTES // 4, context, kept=True) is not None
+        assert transport.staging.take(sequence, SHARED_BYTES // 4, context, kept=True) is not None
     waits, found = threading.Event(), []
 
     def wait_for_room() -> None:
         waits.set()
-        found.append(take_part(transport, transport.sequence(), GRAIN, context))
+        found.append(take_slot(transport, transport.sequence(), GRAIN, context))
 
     waiter = threading.Thread(target=wait_for_room)
     waiter.start()
     assert waits.wait(10)
-    while not transport._leading.locked():
-        assert waiter.is_alive()
-    transport.shared.keep_no_more(kept[0])
-    transport.give_part_back(kept[0])
+    executor.send(records.pack_answer(OPCODES["QUERY_EVENT"], 1 << 40, 0))  # expected by no caller
+    wait_until(lambda: executor.unread() == 0)  # the waiter reads
+    transport.staging.release_on_answer(kept[0])
+    transport.free_slot(kept[0])
     waiter.join(10)
-    assert not waiter.is_alive(), "it reads, and nothing comes"
+    assert not waiter.is_alive(), "it still reads, and nothing comes"
     assert found == [0]
 
 
-def test_a_sliced_copy_leaves_no_part_in_use(executor: FakeExecutor, sliced: int) -> None:
+def test_a_parallel_copy_leaves_no_slot_in_use(executor: FakeExecutor, threads: int) -> None:
     context, size = executor.context(), 3 * SHARED_BYTES + 5
     transport = context.usable().transport
     host = np.arange(size, dtype=np.uint32).astype(np.uint8)
@@ -230,13 +234,13 @@ def test_a_sliced_copy_leaves_no_part_in_use(executor: FakeExecutor, sliced: int
     def reply(record: Record) -> bytes:
         _, address, offset, count = executor.operands(record)
         if record.opcode == OPCODES["COPY_TO_DEVICE"]:
-            moved[address] = executor._shared[offset : offset + count]
+            moved[address] = executor.shared[offset : offset + count]
         else:
-            executor._shared[offset : offset + count] = moved[address]
+            executor.shared[offset : offset + count] = moved[address]
         return executor.answer(record)
 
     executor.reply = reply
     copies.to_device(context, 0, 1 << 30, host.ctypes.data, size, wait=True)
     copies.from_device(context, 0, back.ctypes.data, 1 << 30, size)
     assert (back == host).all()
-    assert transport.shared.in_use == 0
+    assert transport.staging.in_use == 0

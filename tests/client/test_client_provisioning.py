@@ -12,8 +12,8 @@ from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._api import entry_point
+from pympsd_client._connect.connection import Device
 from pympsd_client._connect.private_executor import PrivateExecutors
-from pympsd_client._objects.context import Device
 from pympsd_client.signatures import SIGNATURES
 from tests.client.conftest import ok
 from tests.client.fake_executor import FACTS, FakeExecutor

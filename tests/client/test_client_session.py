@@ -1,4 +1,4 @@
-"""The knock at the daemon's door and the session with a server, both played by the test."""
+"""The handshake with a daemon and the session with a server, both played by the test."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from pympsd.wire.messages import (
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._connect import session as sessions_module
-from pympsd_client._connect.session import Session, knock, reach
+from pympsd_client._connect import handshake
+from pympsd_client._connect.handshake import connect_to_daemon, request_session
+from pympsd_client._connect.session import Session
 from tests.client.fake_executor import FACTS, SHARED_BYTES
 
 CONNECTION_FAILED, RPC_FAILURE, SERVER_NOT_READY, MAX_CLIENTS = 805, 806, 807, 808
@@ -65,10 +66,10 @@ class Peer:
 
 @define(eq=False)
 class FakeDaemon:
-    """Listens at ``control``; ``at_the_door`` and ``in_session`` are what it does, each in its thread."""
+    """Listens at ``control``; ``handshake`` and ``in_session`` are what it does, each in its thread."""
 
     directory: Path
-    at_the_door: Callable[[FakeDaemon, Peer], None] | None = None
+    handshake: Callable[[FakeDaemon, Peer], None] | None = None
     in_session: Callable[[Peer, object], None] | None = None
     hellos: list[ClientHello] = field(factory=list)
     fds: list[int] = field(factory=list)
@@ -77,7 +78,7 @@ class FakeDaemon:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client finds it by."""
+        """The environment of a client that finds it."""
         return {"CUDA_MPS_PIPE_DIRECTORY": str(self.directory), "CUDA_MPS_CLIENT_PRIORITY": "1"}
 
     def start(self) -> None:
@@ -104,7 +105,7 @@ class FakeDaemon:
         except OSError:
             return
         self.hellos.append(peer.receive())
-        (self.at_the_door or FakeDaemon.grant)(self, peer)
+        (self.handshake or FakeDaemon.grant)(self, peer)
 
     def grant(self, peer: Peer) -> None:
         """Grant a session and welcome the client in it."""
@@ -116,14 +117,14 @@ class FakeDaemon:
             (self.in_session or self.open_and_close)(server, request)
 
     def open_and_close(self, server: Peer, request: object) -> None:
-        """Do what a server does; every first context of a device comes with a command stream."""
+        """Serve as a server does; the first context of each device comes with a command stream."""
         if isinstance(request, OpenContext):
             server.send(opened(request), *self.stream())
         elif isinstance(request, CloseContext):
             server.send(ContextClosed(request.request))
 
     def stream(self) -> tuple[int, int]:
-        """Return what comes with a first context; the executor's end stays here."""
+        """Return the descriptors for a first context; keep the executor's end."""
         ours, theirs = socket.socketpair()
         self._own(ours)
         memory = os.memfd_create("shared", os.MFD_CLOEXEC)
@@ -148,6 +149,13 @@ def opened(request: OpenContext, context: int = 11) -> ContextOpened:
     return ContextOpened(request.request, context, 3, 66, 1 << 30, (0, -5), SHARED_BYTES)
 
 
+def connected(daemon: FakeDaemon) -> socket.socket:
+    """Return a client's connection to a daemon."""
+    connection = connect_to_daemon(daemon.environment)
+    assert not isinstance(connection, str), connection
+    return connection
+
+
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
     """A daemon that is started by the test."""
@@ -157,33 +165,31 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 
 
 @pytest.fixture
-def knocked() -> Iterator[Callable[[FakeDaemon], Session]]:
-    """Knock at a daemon's door; the session is closed after the test."""
+def session_with() -> Iterator[Callable[[FakeDaemon], Session]]:
+    """Start a daemon and request a session, which is closed after the test."""
     sessions: list[Session] = []
 
-    def through(daemon: FakeDaemon) -> Session:
+    def start(daemon: FakeDaemon) -> Session:
         daemon.start()
-        door = reach(daemon.environment)
-        assert not isinstance(door, str), door
-        sessions.append(knock(door, daemon.environment))
+        sessions.append(request_session(connected(daemon), daemon.environment))
         return sessions[-1]
 
-    yield through
+    yield start
     for session in sessions:
         session.close()
 
 
-Knocked = Callable[[FakeDaemon], Session]
+SessionWith = Callable[[FakeDaemon], Session]
 
 
-def test_a_session_shows_its_devices(daemon: FakeDaemon, knocked: Knocked) -> None:
-    session = knocked(daemon)
+def test_a_session_shows_its_devices(daemon: FakeDaemon, session_with: SessionWith) -> None:
+    session = session_with(daemon)
     assert [(device.number, device.ordinal) for device in session.devices] == [(0, 2), (1, 0)]
     assert session.driver_version == 13000
 
 
-def test_the_hello_says_who_knocks(daemon: FakeDaemon, knocked: Knocked) -> None:
-    knocked(daemon)
+def test_the_hello_describes_the_process(daemon: FakeDaemon, session_with: SessionWith) -> None:
+    session_with(daemon)
     hello = daemon.hellos[0]
     assert hello.pid == os.getpid()
     assert hello.command.startswith(Path("/proc/self/cmdline").read_bytes().partition(b"\0")[0].decode())
@@ -205,9 +211,9 @@ def opens_in_order(daemon: FakeDaemon) -> None:
     daemon.in_session = serve
 
 
-def test_contexts_of_one_device_share_a_stream(daemon: FakeDaemon, knocked: Knocked) -> None:
+def test_contexts_of_one_device_share_a_stream(daemon: FakeDaemon, session_with: SessionWith) -> None:
     opens_in_order(daemon)
-    session = knocked(daemon)
+    session = session_with(daemon)
     one, two, other = (session.open_context(session.devices[number], 0) for number in (0, 0, 1))
     assert (one.serial, two.serial, other.serial) == (11, 12, 13)
     assert one.transport is two.transport
@@ -215,7 +221,7 @@ def test_contexts_of_one_device_share_a_stream(daemon: FakeDaemon, knocked: Knoc
     assert (one.generation, one.multiprocessors, one.stream_priorities) == (3, 66, (0, -5))
 
 
-def test_a_refused_request_leaves_the_session_as_it_was(daemon: FakeDaemon, knocked: Knocked) -> None:
+def test_a_refused_request_leaves_the_session_as_it_was(daemon: FakeDaemon, session_with: SessionWith) -> None:
     def refuse_device_1(server: Peer, request: object) -> None:
         if isinstance(request, OpenContext) and request.device == 1:
             server.send(RequestRefused(request.request, MAX_CLIENTS, "48 clients are connected"))
@@ -223,7 +229,7 @@ def test_a_refused_request_leaves_the_session_as_it_was(daemon: FakeDaemon, knoc
             daemon.open_and_close(server, request)
 
     daemon.in_session = refuse_device_1
-    session = knocked(daemon)
+    session = session_with(daemon)
     with pytest.raises(CudaError, match="48 clients") as caught:
         session.open_context(session.devices[1], 0)
     assert caught.value.code == MAX_CLIENTS
@@ -231,10 +237,13 @@ def test_a_refused_request_leaves_the_session_as_it_was(daemon: FakeDaemon, knoc
     session.close_context(session.devices[0], opened_one.serial)
 
 
-def test_an_executor_that_ends_meanwhile_is_not_the_servers_end(daemon: FakeDaemon, knocked: Knocked) -> None:
+def test_an_executors_end_is_not_the_servers_end(daemon: FakeDaemon, session_with: SessionWith) -> None:
     opens_in_order(daemon)
-    session = knocked(daemon)
-    session.open_context(session.devices[0], 0).transport._end("the executor has ended")
+    session = session_with(daemon)
+    transport = session.open_context(session.devices[0], 0).transport
+    daemon.sockets[-1].shutdown(socket.SHUT_RDWR)
+    with pytest.raises(CudaError):
+        transport.post(bytes(24))
     with pytest.raises(CudaError) as caught:
         session.open_context(session.devices[0], 0)
     assert caught.value.code == Result.ERROR_LAUNCH_FAILED
@@ -242,35 +251,42 @@ def test_an_executor_that_ends_meanwhile_is_not_the_servers_end(daemon: FakeDaem
     assert session.open_context(session.devices[1], 0).serial == 13
 
 
-def test_an_answer_to_a_request_that_was_given_up_is_put_away(daemon: FakeDaemon, knocked: Knocked) -> None:
+def test_a_context_whose_request_was_interrupted_is_closed(
+    daemon: FakeDaemon, session_with: SessionWith, press_ctrl_c: Callable[[], None]
+) -> None:
     closed: list[int] = []
+    interrupted: list[OpenContext] = []
 
     def late(server: Peer, request: object) -> None:
-        if isinstance(request, OpenContext):
-            server.send(opened(OpenContext(77, request.device), 99), *daemon.stream())
+        if isinstance(request, OpenContext) and not interrupted:
+            interrupted.append(request)
+            press_ctrl_c()
+        elif isinstance(request, OpenContext):
+            server.send(opened(interrupted[0], 99), *daemon.stream())
             server.send(opened(request, 100))
         elif isinstance(request, CloseContext):
             closed.append(request.context)
             server.send(ContextClosed(request.request))
 
     daemon.in_session = late
-    session = knocked(daemon)
-    session._asked[77] = session.devices[0]  # as Ctrl-C in an earlier wait leaves it
+    session = session_with(daemon)
+    with pytest.raises(KeyboardInterrupt):
+        session.open_context(session.devices[0], 0)
     assert session.open_context(session.devices[0], 0).serial == 100
     session.close_context(session.devices[0], 100)
     assert closed == [99, 100]
 
 
-def test_a_stream_that_nobody_asked_for_ends_the_session(daemon: FakeDaemon, knocked: Knocked) -> None:
+def test_an_unexpected_command_stream_ends_the_session(daemon: FakeDaemon, session_with: SessionWith) -> None:
     daemon.in_session = lambda server, request: server.send(ContextClosed(request.request), *daemon.stream())  # type: ignore[attr-defined]
-    session = knocked(daemon)
+    session = session_with(daemon)
     with pytest.raises(CudaError, match="belong to nothing") as caught:
         session.open_context(session.devices[0], 0)
     assert caught.value.code == RPC_FAILURE
 
 
-def test_the_servers_end_is_told_for_ever(daemon: FakeDaemon, knocked: Knocked) -> None:
-    session = knocked(daemon)
+def test_after_the_servers_end_every_call_fails(daemon: FakeDaemon, session_with: SessionWith) -> None:
+    session = session_with(daemon)
     session.check()
     daemon.stop()
     for _ in range(2):
@@ -281,22 +297,22 @@ def test_the_servers_end_is_told_for_ever(daemon: FakeDaemon, knocked: Knocked) 
             session.open_context(session.devices[0], 0)
 
 
-def test_once_the_servers_end_was_told_no_context_goes_on(
-    daemon: FakeDaemon, knocked: Knocked, fresh_process: Callable[[Session], None]
+def test_the_servers_end_fails_calls_that_wait_for_an_executor(
+    daemon: FakeDaemon, session_with: SessionWith, fresh_process: Callable[[Session], None]
 ) -> None:
-    session = knocked(daemon)
+    session = session_with(daemon)
     fresh_process(session)
     assert cuda.cuCtxCreate(None, 0, 0)[0] == cuda.CUresult.CUDA_SUCCESS
-    _listener, _door, server, executor = daemon.sockets
-    told: list[tuple[cuda.CUresult, ...]] = []
+    _listener, _handshake, server, executor = daemon.sockets
+    got: list[tuple[cuda.CUresult, ...]] = []
     context = cuda.cuCtxGetCurrent()[1]
-    waiter = threading.Thread(target=lambda: told.append((*cuda.cuCtxSetCurrent(context), *cuda.cuCtxSynchronize())))
+    waiter = threading.Thread(target=lambda: got.append((*cuda.cuCtxSetCurrent(context), *cuda.cuCtxSynchronize())))
     waiter.start()
     assert executor.recv(1, socket.MSG_PEEK), "a call that waits for its executor, which lives on"
     server.shutdown(socket.SHUT_RDWR)
     assert cuda.cuDeviceGetName(64, 0)[0] == cuda.CUresult(RPC_FAILURE)
     waiter.join(30)
-    assert told == [(cuda.CUresult.CUDA_SUCCESS, cuda.CUresult(RPC_FAILURE))]
+    assert got == [(cuda.CUresult.CUDA_SUCCESS, cuda.CUresult(RPC_FAILURE))]
     assert cuda.cuCtxSynchronize() == (cuda.CUresult(RPC_FAILURE),)
 
 
@@ -304,7 +320,7 @@ def test_once_the_servers_end_was_told_no_context_goes_on(
 def test_a_refusal_is_what_cuinit_returns(
     daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    daemon.at_the_door = lambda daemon, peer: peer.send(Refused(code, "not today"))
+    daemon.handshake = lambda daemon, peer: peer.send(Refused(code, "not today"))
     daemon.start()
     for name, value in daemon.environment.items():
         monkeypatch.setenv(name, value)
@@ -314,7 +330,7 @@ def test_a_refusal_is_what_cuinit_returns(
 
 
 @pytest.mark.parametrize(
-    ("at_the_door", "reason"),
+    ("handshake", "reason"),
     [
         (lambda daemon, peer: peer.socket.shutdown(socket.SHUT_RDWR), "closed the conversation"),
         (lambda daemon, peer: peer.socket.sendall(b"\xff" * 64), "over the ceiling"),
@@ -325,48 +341,46 @@ def test_a_refusal_is_what_cuinit_returns(
     ],
 )
 def test_a_daemon_that_breaks_the_rules_is_no_connection(
-    daemon: FakeDaemon, at_the_door: Callable[[FakeDaemon, Peer], None], reason: str
+    daemon: FakeDaemon, handshake: Callable[[FakeDaemon, Peer], None], reason: str
 ) -> None:
-    daemon.at_the_door = at_the_door
+    daemon.handshake = handshake
     daemon.start()
-    door = reach(daemon.environment)
-    assert not isinstance(door, str)
     with pytest.raises(CudaError, match=reason):
-        knock(door, daemon.environment)
+        request_session(connected(daemon), daemon.environment)
 
 
 @pytest.mark.parametrize("whom", ["the daemon", "the server"])
-def test_a_long_wait_is_told_once_and_goes_on(
+def test_a_long_wait_is_warned_of_once_and_goes_on(
     daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch, whom: str
 ) -> None:
-    told: list[tuple[str, type[Warning], str]] = []
-    is_told = threading.Event()
+    shown: list[tuple[str, type[Warning], str]] = []
+    is_shown = threading.Event()
 
     def show(message: Warning | str, category: type[Warning], filename: str, *_: object) -> None:
-        told.append((str(message), category, filename))
-        is_told.set()
+        shown.append((str(message), category, filename))
+        is_shown.set()
 
-    def answer_the_one_who_complains(daemon: FakeDaemon, peer: Peer) -> None:
+    def answer_after_the_warning(daemon: FakeDaemon, peer: Peer) -> None:
         ours, theirs = socket.socketpair()
         server = Peer(daemon._own(ours))
         if whom == "the server":
-            monkeypatch.setattr(sessions_module, "WAIT_UNTOLD_S", 0.001)
+            monkeypatch.setattr(handshake, "SILENT_WAIT_S", 0.001)
             peer.send(SessionGranted(1, 7, 4321), theirs.detach())
             peer = server
         theirs.close()
-        assert is_told.wait(30)
+        assert is_shown.wait(30)
         peer.send(Refused(SERVER_NOT_READY, "not today"))
 
-    monkeypatch.setattr(sessions_module, "WAIT_UNTOLD_S", 0.001 if whom == "the daemon" else 60.0)
+    monkeypatch.setattr(handshake, "SILENT_WAIT_S", 0.001 if whom == "the daemon" else 60.0)
     for name, value in daemon.environment.items():
         monkeypatch.setenv(name, value)
-    daemon.at_the_door = answer_the_one_who_complains
+    daemon.handshake = answer_after_the_warning
     daemon.start()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", show)
         assert cuda.cuInit(0) == (cuda.CUresult(SERVER_NOT_READY),)
-    ((message, category, filename),) = told
+    ((message, category, filename),) = shown
     expected = {
         "the daemon": f"the MPS control daemon at {daemon.directory}/control: others have their turn (control.log",
         "the server": "the welcome of its MPS server (PID 4321), which is stopped or busy",
@@ -381,34 +395,31 @@ def test_a_server_that_does_not_welcome_is_no_connection(daemon: FakeDaemon) -> 
         peer.send(SessionGranted(1, 7, 4321), theirs.detach())
         ours.close()
 
-    daemon.at_the_door = grant_and_leave
+    daemon.handshake = grant_and_leave
     daemon.start()
-    door = reach(daemon.environment)
-    assert not isinstance(door, str)
     with pytest.raises(CudaError, match="the MPS server: it closed") as caught:
-        knock(door, daemon.environment)
+        request_session(connected(daemon), daemon.environment)
     assert caught.value.code == CONNECTION_FAILED
 
 
 @pytest.mark.parametrize(("uid", "who"), [(4711, "uid 4711"), (65534, "another user namespace")])
-def test_somebody_elses_daemon_is_not_trusted(
+def test_another_users_daemon_is_not_trusted(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, uid: int, who: str
 ) -> None:
-    daemon.at_the_door = lambda daemon, peer: None
+    daemon.handshake = lambda daemon, peer: None
     daemon.start()
-    door = reach(daemon.environment)
-    assert not isinstance(door, str)
-    monkeypatch.setattr(sessions_module, "_peer_uid", lambda connection: uid)
+    connection = connected(daemon)
+    monkeypatch.setattr(handshake, "_peer_uid", lambda connection: uid)
     with pytest.raises(CudaError, match=who) as caught:
-        knock(door, daemon.environment)
+        request_session(connection, daemon.environment)
     assert caught.value.code == CONNECTION_FAILED
     daemon.stop()
     assert daemon.hellos == [None]
 
 
 @pytest.mark.parametrize("path", ["/nonexistent", "/" + "x" * 200, "/dev/null"])
-def test_no_daemon_is_told_with_the_place(path: str) -> None:
-    why = reach({"CUDA_MPS_PIPE_DIRECTORY": path})
+def test_a_missing_daemon_is_reported_with_its_path(path: str) -> None:
+    why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": path})
     assert isinstance(why, str)
     assert why.startswith(f"no MPS control daemon at {path}/control (")
 
@@ -416,7 +427,7 @@ def test_no_daemon_is_told_with_the_place(path: str) -> None:
 def test_a_dead_daemons_socket_is_no_daemon(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "control"))
-    why = reach({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+    why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
     assert isinstance(why, str)
     assert "Connection refused" in why
 
@@ -425,7 +436,7 @@ def test_the_vendors_daemon_is_no_daemon_of_ours(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "control"))
         listener.listen()
-        assert isinstance(reach({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}), str)
+        assert isinstance(connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}), str)
 
 
 # --- the percentage of each context
@@ -446,9 +457,7 @@ def test_under_partitioning_the_percentage_is_read_when_the_context_is_made(
     requests: list[OpenContext] = []
     daemon.in_session = _asked(daemon, requests)
     daemon.start()
-    door = reach(daemon.environment)
-    assert not isinstance(door, str)
-    session = knock(door, {**daemon.environment, PER_CONTEXT_PARTITIONING: "1"})
+    session = request_session(connected(daemon), {**daemon.environment, PER_CONTEXT_PARTITIONING: "1"})
     for text in ("20", "33.3", "0", "-5", "101", "x", ""):
         monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", text)
         session.open_context(session.devices[0], 0)
@@ -467,10 +476,8 @@ def test_without_partitioning_a_contexts_percentage_is_its_processs(
     requests: list[OpenContext] = []
     daemon.in_session = _asked(daemon, requests)
     daemon.start()
-    door = reach(daemon.environment)
-    assert not isinstance(door, str)
     environment = {} if began_with is None else {PER_CONTEXT_PARTITIONING: began_with}
-    session = knock(door, {**daemon.environment, **environment})
+    session = request_session(connected(daemon), {**daemon.environment, **environment})
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "20")
     monkeypatch.setenv(PER_CONTEXT_PARTITIONING, "1")
     session.open_context(session.devices[0], 0)

@@ -1,4 +1,4 @@
-"""Page-locked memory at one address here and in an executor: how it arrives, what is refused, who is told."""
+"""Page-locked memory at one address here and in an executor: how it arrives, what is refused, errors."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def at(address: int, size: int = COUNT) -> np.ndarray[Any, Any]:
 
 
 def is_mapped(address: int) -> bool:
-    """Whether this process has something at an address."""
+    """Return whether something is mapped at an address."""
     msync = ctypes.CDLL(None).msync
     msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return bool(msync(address, PAGE, 1) == 0)
 
 
 class Giver:
-    """Has a fake executor give page-locked memory, of some address, of some size, with a descriptor or without."""
+    """Makes a fake executor give page-locked memory: its address, size, with a descriptor or without."""
 
     def __init__(self, executor: FakeExecutor) -> None:
         self.executor = executor
@@ -84,7 +84,7 @@ class Giver:
         return None
 
 
-def test_it_is_mapped_where_the_executor_says_and_freed_there_after_here(executor: FakeExecutor) -> None:
+def test_it_is_mapped_at_the_executors_address_and_unmapped_here_first(executor: FakeExecutor) -> None:
     giver, context = Giver(executor), executor.context()
     pages = share(context, COUNT)
     assert pages.address == giver.given[0]
@@ -96,7 +96,7 @@ def test_it_is_mapped_where_the_executor_says_and_freed_there_after_here(executo
     assert seen == [False], "it may be given out again once it is free there"
 
 
-def test_an_address_that_is_taken_is_refused_and_freed_again(executor: FakeExecutor) -> None:
+def test_a_taken_address_is_refused_and_freed_again(executor: FakeExecutor) -> None:
     giver, context = Giver(executor), executor.context()
     first = share(context, COUNT)
     giver.place = lambda: first.address + PAGE
@@ -108,7 +108,7 @@ def test_an_address_that_is_taken_is_refused_and_freed_again(executor: FakeExecu
     first.close()
 
 
-def test_what_the_executor_does_not_keep_to_is_refused_and_freed(executor: FakeExecutor) -> None:
+def test_memory_that_breaks_the_protocol_is_refused_and_freed(executor: FakeExecutor) -> None:
     giver, context = Giver(executor), executor.context()
     giver.bytes = PAGE  # a page beyond its end would kill this process
     with pytest.raises(CudaError, match="shared memory of"):
@@ -122,7 +122,7 @@ def test_what_the_executor_does_not_keep_to_is_refused_and_freed(executor: FakeE
     assert giver.freed == giver.given
 
 
-def test_a_process_out_of_descriptors_is_told_so(executor: FakeExecutor) -> None:
+def test_a_process_out_of_descriptors_gets_an_error_that_says_so(executor: FakeExecutor) -> None:
     giver, context = Giver(executor), executor.context()
     share(context, PAGE).close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -136,7 +136,7 @@ def test_a_process_out_of_descriptors_is_told_so(executor: FakeExecutor) -> None
                 kept.append(os.dup(0))
         giver.send(answer, fd)
 
-    # The other end is in this process too: were its descriptor closed, there would be room for one.
+    # The other end is in this process too: closing its descriptor would make room for one.
     giver.sends, giver.done_with = exhausted, kept.append
     try:
         with pytest.raises(CudaError, match="out of file descriptors") as caught:
@@ -177,7 +177,7 @@ def test_a_thread_that_was_reading_before_loses_no_descriptor(executor: FakeExec
     assert giver.freed == giver.given
 
 
-def test_threads_get_their_own(executor: FakeExecutor) -> None:
+def test_each_thread_gets_its_own_memory(executor: FakeExecutor) -> None:
     giver, context = Giver(executor), executor.context()
 
     def make(number: int) -> bool:
@@ -193,9 +193,7 @@ def test_threads_get_their_own(executor: FakeExecutor) -> None:
     assert sorted(giver.freed) == sorted(giver.given)
 
 
-def test_what_came_for_a_thread_that_gave_up_is_given_back(
-    executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_for_an_interrupted_call_is_freed(executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     giver, context = Giver(executor), executor.context()
     transport = context.usable().transport
     share(context, PAGE).close()
@@ -214,7 +212,7 @@ def test_what_came_for_a_thread_that_gave_up_is_given_back(
     assert len(giver.given) == 3
 
 
-def test_an_executor_that_is_gone_keeps_nobody_from_freeing(executor: FakeExecutor) -> None:
+def test_memory_of_an_executor_that_is_gone_can_be_freed(executor: FakeExecutor) -> None:
     Giver(executor)
     pages = share(executor.context(), PAGE)
     executor.hang_up()
@@ -271,7 +269,7 @@ def test_a_copy_in_another_devices_stream_is_waited_for(context: Any) -> None:
     assert cuda.cuMemcpyHtoDAsync(data, address, COUNT, stream) == DONE
     at(address)[:] = 0
     assert cuda.cuMemcpyDtoHAsync(address, data, COUNT, stream) == DONE
-    assert (at(address) == 5).all(), "nobody who waits for that stream would wait for the other device"
+    assert (at(address) == 5).all(), "waiting for that stream would not wait for the other device"
     assert cuda.cuMemFreeHost(address) == DONE
     ok((*cuda.cuCtxDestroy(elsewhere), None))
 
@@ -280,7 +278,7 @@ def test_the_source_is_read_and_the_target_written_when_the_stream_comes_to_it(
     context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (callback_threads, host_callbacks):
-        monkeypatch.setattr(module, "IDLE_S", 0.02)  # the threads are gone soon after, when leaks are looked for
+        monkeypatch.setattr(module, "IDLE_S", 0.02)  # the threads end before the check for leaks
     stream, data = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(COUNT))
     source, target = ok(cuda.cuMemAllocHost(COUNT)), ok(cuda.cuMemHostAlloc(COUNT, 1))
     at(source)[:] = 1
@@ -303,7 +301,7 @@ def test_the_source_is_read_and_the_target_written_when_the_stream_comes_to_it(
         assert cuda.cuMemFreeHost(each) == DONE
 
 
-def test_freeing_does_not_take_the_bytes_from_copies_under_way(context: Any) -> None:
+def test_freeing_does_not_disturb_copies_in_flight(context: Any) -> None:
     size = 48 << 20
     stream, data = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(size))
     for number in range(1, 6):
@@ -316,7 +314,7 @@ def test_freeing_does_not_take_the_bytes_from_copies_under_way(context: Any) -> 
         assert (back == number).all()
 
 
-def test_mistakes_are_told_and_nothing_is_copied(context: Any) -> None:
+def test_mistakes_are_refused_and_nothing_is_copied(context: Any) -> None:
     data, address = ok(cuda.cuMemAlloc(1000)), ok(cuda.cuMemAllocHost(1000))
     assert address in range(PINNED_BASE, PINNED_END)
     for call, words in (
@@ -333,7 +331,7 @@ def test_mistakes_are_told_and_nothing_is_copied(context: Any) -> None:
     assert cuda.cuMemFreeHost(address) == DONE
 
 
-def test_threads_allocate_copy_and_free_side_by_side(context: Any) -> None:
+def test_threads_allocate_copy_and_free_at_the_same_time(context: Any) -> None:
     handle = ok(cuda.cuCtxGetCurrent())
 
     def work(seed: int) -> bool:
@@ -358,17 +356,17 @@ def test_threads_allocate_copy_and_free_side_by_side(context: Any) -> None:
         assert all(threads.map(work, range(6)))
 
 
-def test_more_than_a_client_may_have_is_refused_with_the_bound(context: Any) -> None:
+def test_more_than_a_clients_limit_is_refused_with_the_limit(context: Any) -> None:
     assert int(cuda.cuMemAllocHost(1 << 45)[0]) == MEMORY
     assert "a quarter of this machine's memory" in last_error()
     address = ok(cuda.cuMemAllocHost(1))
     assert cuda.cuMemFreeHost(address) == DONE
 
 
-def test_a_ruined_contexts_memory_is_still_the_processes(context: Any) -> None:
+def test_a_poisoned_contexts_memory_stays_the_processs(context: Any) -> None:
     address = ok(cuda.cuMemAllocHost(COUNT))
     current = contexts[int(context)]
-    current.ruin(current.serial, 700, "a fault")
+    current.poison(current.serial, 700, "a fault")
     at(address)[:] = 3
     assert int(cuda.cuMemcpyHtoD(pinned_window_of(0), address, 1)[0]) == 700
     assert cuda.cuMemFreeHost(address) == DONE
@@ -376,5 +374,5 @@ def test_a_ruined_contexts_memory_is_still_the_processes(context: Any) -> None:
     assert not is_mapped(address)
 
 
-def test_nothing_waits_to_be_declined_where_nothing_came() -> None:
-    assert shared_pinned_memory.Brought().decline() == []
+def test_without_descriptors_there_is_nothing_to_decline() -> None:
+    assert shared_pinned_memory.ReceivedFds().decline() == []

@@ -307,7 +307,7 @@ def test_a_primary_context_that_was_ruined_opens_anew(devices: None) -> None:
     ok(cuda.cuDevicePrimaryCtxRetain(0))
     assert Kernels().read(2) == 0
     ok(cuda.cuCtxSynchronize())
-    assert contexts[int(ok(cuda.cuCtxGetCurrent()))].usable().transport.shared.in_use == 0
+    assert contexts[int(ok(cuda.cuCtxGetCurrent()))].usable().transport.staging.in_use == 0
     ok(cuda.cuDevicePrimaryCtxRelease(0))
 
 

@@ -1,14 +1,14 @@
-"""The command stream without an executor's help: threads, order, full buffers, ends, Ctrl-C."""
+"""The command stream with a fake executor: threads, order, full buffers, ends, Ctrl-C."""
 
 from __future__ import annotations
 
-import signal
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from attrs import evolve
+from processes import wait_until
 
 from pympsd.vocabulary.device_facts import window_of
 from pympsd.wire.records import FLAG_POISONED, HEADER, Record
@@ -16,7 +16,6 @@ from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.staging_memory import GRAIN
-from pympsd_client._command_stream.transport import Transport
 from pympsd_client._objects import copies
 from pympsd_client._objects.context import Context
 from tests.client.fake_executor import OPCODES, SHARED_BYTES, FakeExecutor
@@ -31,7 +30,7 @@ def test_a_call_brings_its_answer(executor: FakeExecutor) -> None:
     assert operations.ALLOCATE.answer.unpack(body) == (BASE + (1 << 20),)
 
 
-def test_an_error_carries_its_sentence(make_executor: MakeExecutor) -> None:
+def test_an_error_carries_its_reason(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     executor.reply = lambda record: executor.answer(record, result=INVALID_VALUE, reason="no such address")
     context = executor.context()
@@ -72,7 +71,7 @@ def test_threads_get_their_own_answers_in_whatever_order_they_come(make_executor
         assert all(threads.map(ask, range(1, 401)))
 
 
-def test_others_go_on_while_one_thread_waits(make_executor: MakeExecutor) -> None:
+def test_a_waiting_thread_does_not_hold_up_others(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     waiting: list[Record] = []
     arrived = threading.Event()
@@ -97,7 +96,7 @@ def test_others_go_on_while_one_thread_waits(make_executor: MakeExecutor) -> Non
     assert not waiter.is_alive()
 
 
-def test_a_ruined_context_fails_at_once_and_without_a_trip(make_executor: MakeExecutor) -> None:
+def test_calls_in_a_poisoned_context_fail_without_a_record(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     executor.reply = lambda record: executor.answer(
         record, result=ILLEGAL_ADDRESS, reason="kernel add read 0x10", flags=FLAG_POISONED
@@ -112,7 +111,7 @@ def test_a_ruined_context_fails_at_once_and_without_a_trip(make_executor: MakeEx
     assert len(executor.seen) == 1
 
 
-def test_a_quiet_answer_ruins_its_context_too(make_executor: MakeExecutor) -> None:
+def test_a_quiet_answer_poisons_its_context_too(make_executor: MakeExecutor) -> None:
     executor = make_executor()
 
     def reply(record: Record) -> bytes:
@@ -134,8 +133,8 @@ def _copy(context: Context, data: bytes, wait: bool) -> None:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_a_copy_goes_through_the_shared_memory_in_parts(executor: FakeExecutor, wait: bool) -> None:
-    data = bytes(range(251)) * 5000  # more than all shared memory
+def test_a_copy_larger_than_the_staging_memory_goes_through_its_slots(executor: FakeExecutor, wait: bool) -> None:
+    data = bytes(range(251)) * 5000  # more than all staging memory
     context = executor.context()
     _copy(context, data, wait)
     context.synchronize()
@@ -144,7 +143,7 @@ def test_a_copy_goes_through_the_shared_memory_in_parts(executor: FakeExecutor, 
     with HostMemory(target) as memory:
         copies.from_device(context, 0, memory.address, BASE, len(data))
     assert bytes(target) == data
-    assert executor.transport.shared.in_use == 0
+    assert executor.transport.staging.in_use == 0
 
 
 def test_a_copy_waits_for_room_while_others_hold_it(make_executor: MakeExecutor) -> None:
@@ -168,7 +167,7 @@ def test_a_copy_waits_for_room_while_others_hold_it(make_executor: MakeExecutor)
     assert full.wait(10)
     third = threading.Thread(target=_copy, args=(context, b"x" * 10, True))
     third.start()
-    context.call(operations.ALLOCATE, 1)  # the others go on
+    context.call(operations.ALLOCATE, 1)  # others are not held up
     assert third.is_alive()
     executor.send(executor.succeed(held[2]))
     third.join(10)
@@ -176,21 +175,21 @@ def test_a_copy_waits_for_room_while_others_hold_it(make_executor: MakeExecutor)
     for record in (held[0], held[1], held[3]):
         executor.send(executor.succeed(record))
     context.synchronize()
-    assert executor.transport.shared.in_use == 0
+    assert executor.transport.staging.in_use == 0
 
 
-def test_parts_are_given_out_apart_and_merge_again(executor: FakeExecutor) -> None:
-    shared, context = executor.transport.shared, executor.context()
-    offsets = [shared.take(number, GRAIN, context, kept=False) for number in range(16)]
+def test_slots_do_not_overlap_and_free_ones_merge(executor: FakeExecutor) -> None:
+    staging, context = executor.transport.staging, executor.context()
+    offsets = [staging.take(number, GRAIN, context, kept=False) for number in range(16)]
     assert sorted(offsets, key=lambda offset: offset or 0) == [GRAIN * number for number in range(16)]
-    assert shared.take(99, 1, context, kept=False) is None
+    assert staging.take(99, 1, context, kept=False) is None
     for number in (3, 4):
-        shared.give_back(number)
-        assert shared.give_back(number) is None
-    assert shared.take(99, 2 * GRAIN, context, kept=False) == 3 * GRAIN
+        staging.free(number)
+        assert staging.free(number) is None
+    assert staging.take(99, 2 * GRAIN, context, kept=False) == 3 * GRAIN
 
 
-def test_a_full_socket_holds_a_sender_up_and_loses_nothing(make_executor: MakeExecutor) -> None:
+def test_a_full_socket_blocks_a_sender_and_loses_nothing(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     context = executor.context()
     executor.reading.clear()
@@ -203,11 +202,7 @@ def test_a_full_socket_holds_a_sender_up_and_loses_nothing(make_executor: MakeEx
 
     sender = threading.Thread(target=post_many)
     sender.start()
-    # 800 KB of records are more than the socket takes; that the sender stands is seen by its socket being full.
-    while executor.transport._leading.acquire(blocking=False):
-        executor.transport._leading.release()
-        if done.is_set():
-            break
+    wait_until(executor.client_is_full)  # 800 KB of records are more than the socket takes
     assert not done.is_set()
     executor.reading.set()
     sender.join(20)
@@ -215,11 +210,10 @@ def test_a_full_socket_holds_a_sender_up_and_loses_nothing(make_executor: MakeEx
     assert [executor.operands(record)[0] for record in executor.seen[:-1]] == list(range(20000))
 
 
-def test_both_sides_full_do_not_hold_each_other_up(make_executor: MakeExecutor) -> None:
-    """The executor answers into a socket that nobody reads while the client sends: the sender reads."""
+def test_two_full_sides_do_not_block_each_other(make_executor: MakeExecutor) -> None:
+    """The executor answers while the client only sends: the sender reads."""
     executor = make_executor()
-    executor.stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    executor.transport._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    executor.limit_buffers(4096)
     context, transport = executor.context(), executor.transport
     for number in range(3000):
         sequence = transport.sequence()
@@ -228,7 +222,7 @@ def test_both_sides_full_do_not_hold_each_other_up(make_executor: MakeExecutor) 
     assert len(executor.seen) == 3001
 
 
-def test_the_end_of_the_executor_is_told_for_ever(executor: FakeExecutor) -> None:
+def test_after_the_executors_end_every_call_fails(executor: FakeExecutor) -> None:
     context = executor.context()
     executor.hang_up()
     for _ in range(2):
@@ -250,8 +244,7 @@ def test_the_end_of_the_executor_wakes_every_waiter(make_executor: MakeExecutor)
 
     with ThreadPoolExecutor(4) as threads:
         waiters = [threads.submit(wait) for _ in range(4)]
-        while len(executor.seen) < 4:
-            pass
+        wait_until(lambda: len(executor.seen) == 4)
         executor.hang_up()
         assert [waiter.result(10) for waiter in waiters] == [RPC_FAILURE] * 4
 
@@ -264,27 +257,7 @@ def test_garbage_ends_the_stream(make_executor: MakeExecutor, garbage: bytes) ->
     assert caught.value.code == RPC_FAILURE
 
 
-@pytest.fixture
-def press_ctrl_c() -> Iterator[Callable[[], None]]:
-    """Press Ctrl-C, and again until it is heard: one that comes just before a wait begins is heard by the next."""
-    heard = threading.Event()
-
-    def hear(*_: object) -> None:
-        if not heard.is_set():
-            heard.set()
-            raise KeyboardInterrupt
-
-    def press() -> None:
-        while not heard.is_set():
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            heard.wait(0.01)
-
-    before = signal.signal(signal.SIGINT, hear)
-    yield press
-    signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_in_a_wait_leaves_the_stream_whole(
+def test_ctrl_c_in_a_wait_leaves_the_stream_usable(
     make_executor: MakeExecutor, press_ctrl_c: Callable[[], None]
 ) -> None:
     executor = make_executor()
@@ -301,25 +274,25 @@ def test_ctrl_c_in_a_wait_leaves_the_stream_whole(
     context = executor.context()
     with pytest.raises(KeyboardInterrupt):
         context.synchronize()
-    executor.send(executor.answer(interrupted[0]))  # the answer nobody waits for any more
+    executor.send(executor.answer(interrupted[0]))  # no caller waits for this answer any more
     assert context.call(operations.ALLOCATE, 1)
-    assert not executor.transport._gates
-    assert not executor.transport._answers
+    assert executor.transport.arrived() == ()
 
 
-def test_ctrl_c_leaves_the_lead_to_another_thread(
+def test_after_ctrl_c_in_the_leader_another_thread_leads(
     make_executor: MakeExecutor, press_ctrl_c: Callable[[], None]
 ) -> None:
     executor = make_executor()
     kept: list[Record] = []
     executor.reply = lambda record: kept.append(record)  # type: ignore[func-returns-value]
     context = executor.context()
-    transport: Transport = executor.transport
     other_done = threading.Event()
 
     def other() -> None:
-        while not transport._leading.locked():
-            pass
+        wait_until(lambda: bool(kept))
+        unexpected = evolve(kept[0], sequence=1 << 40)
+        executor.send(executor.answer(unexpected))
+        wait_until(lambda: executor.unread() == 0)  # so the main thread reads: it is the leader
         context.call(operations.FREE, 1)
         other_done.set()
 
@@ -327,8 +300,7 @@ def test_ctrl_c_leaves_the_lead_to_another_thread(
     thread.start()
 
     def interrupt() -> None:
-        while len(kept) < 2:
-            pass
+        wait_until(lambda: len(kept) == 2)
         press_ctrl_c()
 
     interrupter = threading.Thread(target=interrupt)
@@ -355,8 +327,8 @@ def test_answers_cut_into_bytes_are_put_together(make_executor: MakeExecutor) ->
         assert operations.ALLOCATE.answer.unpack(context.call(operations.ALLOCATE, 1)) == (BASE + (1 << 20),)
 
 
-def test_a_part_is_not_given_out_again_before_its_answer(make_executor: MakeExecutor) -> None:
-    """Copies larger than the shared memory, taken by an executor that reads a part only when its answer is due."""
+def test_a_slot_is_not_reused_before_its_answer(make_executor: MakeExecutor) -> None:
+    """Copies larger than the shared memory, by an executor that reads a slot only when its answer is due."""
     executor = make_executor()
     late: list[Record] = []
 

@@ -1,4 +1,4 @@
-"""The daemon's mind on the machine that the grammar was recorded on."""
+"""The daemon's state on the machine that the grammar was recorded on."""
 
 from pathlib import Path
 

@@ -13,17 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pympsd.commands.v2
-from pympsd.commands.answers import Answer
-from pympsd.commands.registry import LINE_LIMIT, REGISTRY, Asker, answer_line, command, split
+from pympsd.commands.operator_line import LINE_LIMIT, decide_line, split
+from pympsd.commands.registry import REGISTRY, Caller, command
 from pympsd.devices.machine import describe, from_toml
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import SpawnServer
+from pympsd.vocabulary.answers import Answer
 
 CONFORMANCE: Final = Path(__file__).parent.parent / "conformance"
 RECORDED: Final = (CONFORMANCE / "one-h200.toml").read_text()
-ROOT: Final = Asker(1, 0)
+ROOT: Final = Caller(1, 0)
 FLOWS: Final = frozenset({"quit"})
-"""Their answer is the daemon's end: tests/conformance, tests/flows and tests/mind."""
+"""Their answer is the daemon's end: see tests/conformance, tests/flows and tests/state_machine."""
 
 
 def _recorded() -> list[dict[str, Any]]:
@@ -43,12 +44,12 @@ def _name(row: dict[str, Any]) -> str:
 
 @cache
 def _answers() -> list[Answer | None]:
-    """Every recorded line given in order to one mind, which is fresh wherever the recorded daemon was."""
+    """Return the answers to the recorded lines in order, by a daemon that is fresh where the recorded one was."""
     daemon = _fresh()
     answers = []
     for row in ROWS:
-        decision = answer_line(daemon, ROOT, row["stdin"].removesuffix("\n").encode())
-        # A server that is started answers when its process is there: with nothing.
+        decision = decide_line(daemon, ROOT, row["stdin"].removesuffix("\n").encode())
+        # start_server is answered when the process has started, with no output.
         starts = any(isinstance(each, SpawnServer) for each in decision.instructions)
         answers.append(Answer() if starts else decision.answer)
         if row.get("daemon_died"):
@@ -77,12 +78,12 @@ def test_a_line_is_answered_and_logged_as_recorded(index: int) -> None:
     assert answer is not None
     printed, logged = _said(answer)
     assert printed == row["stdout"]
-    # Of a few cases the recording does not say what was logged.
+    # For a few cases the recording lacks the log.
     assert logged == row.get("log", logged)
 
 
 @pytest.mark.parametrize("index", [index for index in COMPARED if index in DIFFERENT], ids=_id)
-def test_a_deliberate_difference_is_what_the_table_says(index: int) -> None:
+def test_a_deliberate_difference_is_as_listed(index: int) -> None:
     answer, name = _answers()[index], _name(ROWS[index])
     assert answer is not None
     expected = DIFFERENT[index]
@@ -98,7 +99,7 @@ def test_every_row_is_accounted_for() -> None:
     assert len(DIFFERENT) < 20
 
 
-def test_whatever_is_refused_says_so_on_stdout_or_stderr_in_one_line() -> None:
+def test_every_refusal_is_one_line_on_stdout_or_stderr() -> None:
     for index in COMPARED:
         answer = _answers()[index]
         assert answer is not None
@@ -134,14 +135,14 @@ def test_the_commands_are_those_of_the_reference() -> None:
 
 
 def test_the_manuals_spelling_of_start_server_works(recorded_daemon: Daemon) -> None:
-    decision = answer_line(recorded_daemon, ROOT, b"start_server - uid 0")
-    # The answer comes when the server's process is there.
+    decision = decide_line(recorded_daemon, ROOT, b"start_server - uid 0")
+    # The answer comes when the server's process has started.
     assert decision.answer is None
     assert decision.instructions == (SpawnServer(1, 0, None),)
 
 
 def test_a_refused_user_id_is_explained_on_stderr_only(recorded_daemon: Daemon) -> None:
-    decision = answer_line(recorded_daemon, ROOT, b"start_server -uid -1")
+    decision = decide_line(recorded_daemon, ROOT, b"start_server -uid -1")
     assert decision.answer is not None
     assert decision.answer.printed == ""
     assert decision.answer.diagnostic == "start_server: -1 is no user id; a number from 0 up is"
@@ -153,14 +154,14 @@ def test_a_refused_user_id_is_explained_on_stderr_only(recorded_daemon: Daemon) 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_answered(line: bytes) -> None:
     daemon = Daemon(0, describe("H200"))
-    decision = answer_line(daemon, ROOT, line)
+    decision = decide_line(daemon, ROOT, line)
     assert decision.answer is not None or split(line)[:1] in (["quit"], ["terminate_client"])
 
 
 @given(st.sampled_from(sorted(REGISTRY)), st.lists(st.text(max_size=10) | st.integers().map(str), max_size=4))
 def test_any_words_after_a_command_are_answered(name: str, words: list[str]) -> None:
     line = " ".join([name, *words]).encode("utf-8", "replace")
-    decision = answer_line(Daemon(0, describe("H200")), Asker(1, 1000), line)
+    decision = decide_line(Daemon(0, describe("H200")), Caller(1, 1000), line)
     assert decision.answer is not None
     assert 'Unknown command "' not in decision.answer.printed
 
@@ -175,7 +176,7 @@ def test_words_are_split_at_blanks_and_keep_their_bytes(words: list[bytes], data
 
 @given(st.binary(min_size=1, max_size=50).filter(lambda b: not set(b) & set(b" \t\r\n\0")))
 def test_an_unknown_command_is_echoed_byte_by_byte(name: bytes) -> None:
-    decision = answer_line(Daemon(0, describe("H200")), ROOT, b"  " + name + b" x y\r")
+    decision = decide_line(Daemon(0, describe("H200")), ROOT, b"  " + name + b" x y\r")
     if name.decode("utf-8", "surrogateescape") not in REGISTRY:
         assert decision.answer is not None
         echoed = decision.answer.printed.encode("utf-8", "surrogateescape")
@@ -183,17 +184,17 @@ def test_an_unknown_command_is_echoed_byte_by_byte(name: bytes) -> None:
 
 
 def test_a_line_over_the_limit_is_cut_and_never_a_command(recorded_daemon: Daemon) -> None:
-    decision = answer_line(recorded_daemon, ROOT, b"get_server_list ".ljust(LINE_LIMIT + 1, b"x"))
+    decision = decide_line(recorded_daemon, ROOT, b"get_server_list ".ljust(LINE_LIMIT + 1, b"x"))
     assert decision.answer is not None
     assert decision.answer.printed == 'Unknown command "get_server_list"\n'
-    endless = answer_line(recorded_daemon, ROOT, b"x" * (1 << 20)).answer
+    endless = decide_line(recorded_daemon, ROOT, b"x" * (1 << 20)).answer
     assert endless is not None
     assert len(endless.printed) < LINE_LIMIT + 30
 
 
 def test_a_name_cannot_be_registered_twice() -> None:
     with pytest.raises(ValueError, match="ps is registered twice"):
-        command("ps")(lambda daemon, asker: None)
+        command("ps")(lambda daemon, caller: None)
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))

@@ -1,11 +1,11 @@
-"""What the lists show when there are servers, clients and contexts; and who may do what."""
+"""The lists of servers, clients and contexts, and the privileges of users."""
 
 from __future__ import annotations
 
 import pytest
 
-import pympsd.commands.v2  # noqa: F401 - registers the commands
-from pympsd.commands.registry import Asker, answer_line
+from pympsd.commands.operator_line import decide_line
+from pympsd.commands.registry import Caller
 from pympsd.devices.machine import from_toml
 from pympsd.state_machine.daemon_state import Client, Context, Daemon, Server
 from pympsd.state_machine.server_lifecycle import Phase
@@ -17,19 +17,19 @@ UUIDS = ("GPU-7685caad-23a2-2403-a46b-a1dfeabe3819", "GPU-c194f552-d094-dc8e-63f
 @pytest.fixture
 def daemon() -> Daemon:
     """Two devices; a server 847 with a client of two contexts, one of one on the second device, one of none."""
-    mind = Daemon(0, from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS)))
+    daemon = Daemon(0, from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS)))
     server = Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)
     server.clients = {
         1: Client(1, 907, 0, "python a.py", 4026531836, {1: Context(1, 1, 0), 3: Context(3, 2, 0)}),
         2: Client(2, 920, 0, "python b.py", 4026531836, {2: Context(2, 1, 1)}),
         3: Client(3, 930, 0, "python c.py", 4026531836),
     }
-    mind.servers = {1: server}
-    return mind
+    daemon.servers = {1: server}
+    return daemon
 
 
 def _printed(daemon: Daemon, line: bytes, uid: int = 0) -> str:
-    answer = answer_line(daemon, Asker(1, uid), line).answer
+    answer = decide_line(daemon, Caller(1, uid), line).answer
     assert answer is not None
     return answer.printed
 
@@ -95,7 +95,7 @@ def test_device_query_shows_the_daemons_devices_then_the_servers(daemon: Daemon)
     ]
 
 
-def test_anyone_may_ask(daemon: Daemon) -> None:
+def test_every_user_may_query(daemon: Daemon) -> None:
     for line in (b"ps", b"get_server_list", b"get_client_list 847", b"get_server_status 847", b"device_query"):
         assert _printed(daemon, line, uid=12345) == _printed(daemon, line)
 
@@ -107,13 +107,13 @@ def test_another_user_may_not_start_or_quit(daemon: Daemon) -> None:
     )
     assert _printed(daemon, b"quit -t 1", uid=1000) == "Not enough privilege to execute quit command\n"
     assert daemon.quitting is None
-    assert daemon.line == []
+    assert daemon.queue == []
 
 
 def test_a_users_own_daemon_starts_servers_for_that_user_only() -> None:
     own = Daemon(1000, from_toml("[[device]]"))
-    refused = answer_line(own, Asker(1, 1000), b"start_server -uid 1001")
+    refused = decide_line(own, Caller(1, 1000), b"start_server -uid 1001")
     assert refused.answer is not None
     assert refused.answer.refused
     assert "can serve only that user" in refused.answer.diagnostic
-    assert answer_line(own, Asker(1, 1000), b"start_server -uid 1000").instructions
+    assert decide_line(own, Caller(1, 1000), b"start_server -uid 1000").instructions

@@ -1,4 +1,4 @@
-"""What the program says of itself is whole: every setting of the daemon, every option, every exit status."""
+"""The usage and the manual page are complete: every setting of the daemon, every option, every exit status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pympsd.vocabulary import files, settings
 
 NAME = re.compile(r"\b(?:CUDA|PYMPSD)_[A-Z_]+[A-Z]\b")
 ALIASES = {"CUDA_MPS_DEVICE_MEM_LIMIT"}
-TEXTS = {"usage": usage("pympsd"), "manual page": man_page("pympsd").replace("\\-", "-")}
+TEXTS = {"usage": usage("pympsd"), "manual page": man_page().replace("\\-", "-")}
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)

@@ -14,7 +14,7 @@ LIBC = ctypes.CDLL(None)
 LIBC.strtol.restype = ctypes.c_long
 LIBC.strtol.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p), ctypes.c_int]
 LIBC.atoi.argtypes = [ctypes.c_char_p]
-# No NUL: a command line ends there.
+# Without NUL, which ends a command line.
 WORDS = st.text("0123456789+-xe. \tabc") | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 
 
@@ -29,7 +29,7 @@ def _strtol(word: str) -> int | None:
 
 
 @given(WORDS)
-def test_a_word_reads_as_strtol_reads_it_held_in_an_int(word: str) -> None:
+def test_a_word_is_read_as_by_strtol_and_clamped_to_an_int(word: str) -> None:
     expected = _strtol(word)
     assert leading_integer(word) == (None if expected is None else max(INT_MIN, min(INT_MAX, expected)))
 
@@ -41,13 +41,13 @@ def test_leading_zeros_and_what_follows_change_nothing(value: int, zeros: int, a
 
 
 @given(WORDS)
-def test_atoi_is_the_librarys_within_an_int(word: str) -> None:
+def test_atoi_is_the_c_librarys_within_an_int(word: str) -> None:
     value = _strtol(word)
     if value is None or INT_MIN <= value <= INT_MAX:
         assert atoi(word) == int(LIBC.atoi(word.encode()))
 
 
-def test_what_no_int_holds_is_held_at_its_ends() -> None:
+def test_numbers_beyond_an_int_are_clamped() -> None:
     assert leading_integer("9" * 5000) == INT_MAX
     assert leading_integer("-" + "9" * 5000) == INT_MIN
     assert leading_integer("0" * 5000 + "7") == 7
@@ -81,7 +81,7 @@ def _strtod(word: str) -> float | None:
 @example("1_0")
 @example("infinity")
 @example("nan(7)")
-def test_a_word_reads_as_strtod_reads_it_unless_it_is_not_finite(word: str) -> None:
+def test_a_word_is_read_as_by_strtod_if_that_is_finite(word: str) -> None:
     assert leading_float(word) == _strtod(word)
 
 

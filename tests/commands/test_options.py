@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.options import BAD_USAGE, DIALECTS, MULTIUSER, READY, BadOption, Options, main
+from pympsd.command_line import BAD_USAGE, main
+from pympsd.options import DIALECTS, MULTIUSER, READY, BadOption, Options
 
 STARTS = {"-d": "background", "-f": "foreground"}
 
@@ -73,7 +74,7 @@ def test_the_first_of_version_and_help_wins() -> None:
 
 
 @pytest.mark.parametrize("words", [["--timeout=0.5"], ["--timeout", "0.5"]])
-def test_a_value_stands_after_a_blank_or_an_equals_sign(words: list[str]) -> None:
+def test_a_value_follows_a_blank_or_an_equals_sign(words: list[str]) -> None:
     assert Options(words).timeout == 0.5
 
 
@@ -85,7 +86,7 @@ def test_a_turn_patience_in_both_spellings(value: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "nan", "inf", "1e9", "30s"])
-def test_a_turn_patience_that_cannot_be_is_refused(value: str) -> None:
+def test_an_invalid_turn_patience_is_refused(value: str) -> None:
     with pytest.raises(BadOption, match="--turn-patience is a number of seconds, 0 or more, not") as caught:
         Options(["-d", f"--turn-patience={value}"])
     assert not caught.value.unknown
@@ -103,7 +104,7 @@ def test_words_are_a_command_with_its_own_options() -> None:
     assert Options(["shutdown_server", "5", "-f"]).start == ""
 
 
-def test_a_start_overlooks_words_as_recorded() -> None:
+def test_a_start_ignores_words_as_recorded() -> None:
     options = Options(["-d", "extra", "-M"])
     assert (options.start, options.multiuser, options.words) == ("background", True, [])
     assert options.overlooked == ["extra"]
@@ -128,7 +129,7 @@ def test_the_name_it_was_started_under(launcher: list[str], name: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["-x", "-D", "--no-such", "-p", "-dq", "--daemon", "-"])
-def test_an_option_there_is_none_of_is_unknown(word: str) -> None:
+def test_an_unknown_option_is_refused_as_unknown(word: str) -> None:
     with pytest.raises(BadOption, match=f"there is no option {word}") as caught:
         Options([word])
     assert caught.value.unknown

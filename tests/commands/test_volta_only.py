@@ -1,15 +1,15 @@
-"""Percentages and memory limits on a machine older than Volta: stored and printed as ever, with one line about it."""
+"""Percentages and memory limits on a machine older than Volta: stored and printed as always, with a note."""
 
 from __future__ import annotations
 
 import pytest
 
-import pympsd.commands.v2  # noqa: F401 - registers the commands
-from pympsd.commands.answers import Answer
-from pympsd.commands.registry import REGISTRY, Asker, answer_line
+from pympsd.commands.operator_line import decide_line
+from pympsd.commands.registry import REGISTRY, Caller
 from pympsd.devices.machine import from_toml
 from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.limits import ThreadPercentage
 
 OLD, NEW = '[[device]]\nprofile = "P100"', '[[device]]\nprofile = "V100"'
@@ -33,12 +33,12 @@ def machine(toml: str) -> Daemon:
 
 
 def ask(daemon: Daemon, line: str) -> Answer:
-    answer = answer_line(daemon, Asker(1, 0), line.encode()).answer
+    answer = decide_line(daemon, Caller(1, 0), line.encode()).answer
     assert answer is not None
     return answer
 
 
-def test_they_answer_as_always_and_say_that_it_has_no_effect() -> None:
+def test_commands_answer_as_always_and_note_that_they_have_no_effect() -> None:
     daemon = machine(OLD)
     for line, printed in LINES:
         answer = ask(daemon, line)
@@ -50,7 +50,7 @@ def test_they_answer_as_always_and_say_that_it_has_no_effect() -> None:
     assert str(daemon.servers[1].memory_limits[0]) == "1G"
 
 
-def test_on_volta_nothing_is_said() -> None:
+def test_there_is_no_note_on_volta() -> None:
     daemon = machine(NEW)
     for line, printed in LINES:
         answer = ask(daemon, line)
@@ -60,11 +60,11 @@ def test_on_volta_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     "line", ["set_default_active_thread_percentage 0", "set_default_device_pinned_mem_limit 0 x"]
 )
-def test_a_refusal_says_what_was_wrong_and_only_that(line: str) -> None:
+def test_a_refusal_has_no_note(line: str) -> None:
     assert ask(machine(OLD), line) == ask(machine(NEW), line)
     assert ask(machine(OLD), line).refused
 
 
-def test_the_help_of_a_command_is_still_its_own() -> None:
+def test_a_command_with_a_note_keeps_its_help() -> None:
     docstring = REGISTRY["get_default_active_thread_percentage"].handler.__doc__
     assert docstring == "Print the active thread percentage that the next server starts with."

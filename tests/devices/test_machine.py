@@ -1,4 +1,4 @@
-"""Emulated machines: the short form, the TOML form, and each way to get one wrong, named."""
+"""Emulated machines: the short form, the TOML form, and the message for each error."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_machine_is_the_same_each_time_it_is_described() -> None:
     "text",
     ["", ",", "B200", "h200", "0xH200", "65xH200", "-1xH200", "2 xH200", "xH200x", "H200,", "1.5xH200", "²xH200"],
 )
-def test_a_short_form_that_cannot_be_names_what_is_allowed(text: str) -> None:
+def test_an_invalid_short_form_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(BadMachine, match=r"none of H200, A100, V100, P100.*count up to 64.*path of a TOML file"):
         describe(text)
 
@@ -124,13 +124,13 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
         ("[[device]]\ncompute_mode = [1]", "compute_mode is one of DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS"),
     ],
 )
-def test_a_toml_text_that_cannot_be_says_what_is_wrong(lines: str, says: str) -> None:
+def test_an_invalid_toml_text_is_refused_with_the_reason(lines: str, says: str) -> None:
     with pytest.raises(BadMachine, match=says):
         from_toml(lines)
 
 
 @pytest.mark.parametrize(("line", "contained"), [("", False), ("'device'", False), ("'client'", True)])
-def test_a_machine_says_how_far_faults_reach(line: str, contained: bool) -> None:
+def test_a_machine_describes_fault_containment(line: str, contained: bool) -> None:
     said = f"fault_containment = {line}\n" if line else ""
     devices = from_toml(f"{said}[[device]]\ncount = 2\n")
     assert [device.contains_faults for device in devices] == [contained] * 2
@@ -138,7 +138,7 @@ def test_a_machine_says_how_far_faults_reach(line: str, contained: bool) -> None
 
 @pytest.mark.parametrize("ability", ABILITIES)
 @pytest.mark.parametrize(("line", "able"), [("", True), ("true", True), ("false", False)])
-def test_a_machine_says_what_its_devices_cannot(ability: str, line: str, able: bool) -> None:
+def test_a_machine_may_take_abilities_away(ability: str, line: str, able: bool) -> None:
     said = f"{ability} = {line}\n" if line else ""
     devices = from_toml(f"{said}[[device]]\ncount = 2\n")
     assert [getattr(device, ability) for device in devices] == [able] * 2
@@ -148,7 +148,7 @@ def test_a_machine_says_what_its_devices_cannot(ability: str, line: str, able: b
         from_toml(f"{ability} = 'no'\n[[device]]\n")
 
 
-def test_before_volta_address_spaces_are_shared_whatever_the_machine_says() -> None:
+def test_address_spaces_are_always_shared_before_volta() -> None:
     (device,) = from_toml('isolates_address_spaces = true\n[[device]]\nprofile = "P100"\n')
     assert (device.isolates_address_spaces, device.stops_kernels) == (False, True)
 
@@ -158,12 +158,12 @@ def test_a_machine_has_no_other_properties() -> None:
         from_toml("colour = 1\n[[device]]\n")
 
 
-def test_an_unknown_reach_of_faults_is_refused() -> None:
+def test_an_unknown_fault_containment_is_refused() -> None:
     with pytest.raises(BadMachine, match="fault_containment is one of device, client, not 'server'"):
         from_toml("fault_containment = 'server'\n[[device]]\n")
 
 
-def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_binary_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadMachine, match=r"PYMPSD_EMULATED_DEVICES=.*missing\.toml: .*No such file"):
         describe(str(tmp_path / "missing.toml"))
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
@@ -174,7 +174,7 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["nonsense", "[[device]]\nfoo = 1", "device = []"])
-def test_a_file_with_something_wrong_in_it_is_named(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "machine.toml"
     file.write_text(text)
     with pytest.raises(BadMachine, match=f"^PYMPSD_EMULATED_DEVICES={file}: ") as caught:

@@ -1,4 +1,4 @@
-"""Texts of memory limits: each valid entry is read, each other one is named; the last one for a device wins."""
+"""Texts of memory limits: valid entries are read, invalid ones are named; the last one for a device wins."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_limits_by_index_uuid_and_prefix(text: str, expected: dict[int, int]) ->
 @pytest.mark.parametrize(
     "entry", ["x", "0", "0=", "=1G", "3=1G", "-1=1G", "0=1T", "0=1.5G", "0=-1G", "0=0G", "GPU-=1G"]
 )
-def test_an_entry_that_cannot_be_is_named_and_the_others_hold(entry: str) -> None:
+def test_an_invalid_entry_is_named_and_the_others_count(entry: str) -> None:
     assert _read(f"0=1G,{entry},1=2G") == ({0: GIB, 1: 2 * GIB}, [entry])
 
 
-def test_the_reason_says_what_is_allowed() -> None:
+def test_the_reason_names_what_is_allowed() -> None:
     _, bad = read(DEVICES, "7=1G,0=1T", "this process")
     assert bad[0].reason.startswith("7 is no device of this process")
     assert f"; its devices are 0 ({IDS[0]}), 1 (" in bad[0].reason
@@ -52,7 +52,7 @@ def test_the_reason_says_what_is_allowed() -> None:
     assert "10G, 900M" in bad[1].reason
 
 
-def test_a_bad_entry_of_any_length_takes_few_words() -> None:
+def test_a_long_invalid_entry_is_cut() -> None:
     limits, (one, other) = read(DEVICES, "9" * 100_000 + ",0=" + "1" * 100_000 + "G", "this test")
     assert limits == {}
     for each in (one, other):

@@ -1,4 +1,4 @@
-"""Servers on a device: alone or not, seen while they live, forgotten with their process however it ends."""
+"""Servers on a device: exclusive or not, listed while they live, dropped when their process ends in any way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Fork = Callable[..., int]
 
 @pytest.fixture
 def folder() -> Iterator[StateFolder]:
-    """One that every user can reach (pytest's own is for root alone)."""
+    """Return a folder that every user can reach (pytest's own is root's)."""
     with tempfile.TemporaryDirectory(prefix="pympsd-test-") as directory:
         os.chmod(directory, 0o755)
         made = StateFolder(f"{directory}/node.toml")
@@ -33,7 +33,7 @@ def folder() -> Iterator[StateFolder]:
 
 @pytest.fixture
 def server(folder: StateFolder) -> Iterator[Fork]:
-    """Fork processes that register as a user and stay; they are killed after the test."""
+    """Fork processes that register as a user; they are killed after the test."""
     children: list[int] = []
 
     def fork(uid: int = 0, alone: bool = False, uuid: str = UUID) -> int:
@@ -66,7 +66,7 @@ def end(pid: int) -> None:
         pass  # ended by the test
 
 
-def test_one_who_wants_to_be_alone_is_refused_while_another_lives(folder: StateFolder, server: Fork) -> None:
+def test_an_exclusive_server_is_refused_while_another_lives(folder: StateFolder, server: Fork) -> None:
     pid = server()
     with pytest.raises(InUse) as refused:
         register(folder, UUID, alone=True)
@@ -75,19 +75,19 @@ def test_one_who_wants_to_be_alone_is_refused_while_another_lives(folder: StateF
     register(folder, UUID, alone=True).end()
 
 
-def test_servers_share_a_device_and_another_device_is_another(folder: StateFolder, server: Fork) -> None:
+def test_servers_may_share_a_device(folder: StateFolder, server: Fork) -> None:
     pids = [server(), server()]
     assert [one.pid for one in registered(folder, UUID)] == sorted(pids)
     register(folder, OTHER, alone=True).end()
 
 
-def test_an_exclusive_one_does_not_keep_out_those_who_share(folder: StateFolder, server: Fork) -> None:
-    """The mode was changed meanwhile: the device is anybody's again."""
+def test_an_exclusive_server_does_not_refuse_sharing_ones(folder: StateFolder, server: Fork) -> None:
+    """The mode was changed meanwhile, so the device may be shared again."""
     server(alone=True)
     register(folder, UUID, alone=False).end()
 
 
-def test_users_keep_one_another_out(folder: StateFolder, server: Fork) -> None:
+def test_an_exclusive_server_is_refused_for_another_users_server(folder: StateFolder, server: Fork) -> None:
     pid = server(uid=1000, alone=True)
     child = os.fork()
     if not child:
@@ -99,11 +99,11 @@ def test_users_keep_one_another_out(folder: StateFolder, server: Fork) -> None:
         os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     end(pid)
-    # What user 1000 left is not user 1001's to remove, and holds nothing.
+    # User 1001 cannot remove the files of user 1000, but they do not count.
     assert server(uid=1001, alone=True)
 
 
-def test_what_clients_hold_is_seen_and_changes_at_once(folder: StateFolder, server: Fork) -> None:
+def test_the_memory_of_clients_is_reported_at_once(folder: StateFolder, server: Fork) -> None:
     own = register(folder, UUID, alone=False)
     assert registered(folder, UUID) == [Registered(os.getpid(), ())]
     own.report([(7, 1 << 40), (8, 0)])
@@ -116,7 +116,7 @@ def test_what_clients_hold_is_seen_and_changes_at_once(folder: StateFolder, serv
     assert registered(folder, UUID) == [Registered(pid, ((1001, 100), (1002, 200)))]
 
 
-def test_an_orderly_end_and_a_killed_one_leave_nothing(folder: StateFolder, server: Fork) -> None:
+def test_ended_and_killed_servers_leave_nothing(folder: StateFolder, server: Fork) -> None:
     register(folder, UUID, alone=True).end()
     assert os.listdir(folder.path) == []
     end(server())
@@ -125,7 +125,7 @@ def test_an_orderly_end_and_a_killed_one_leave_nothing(folder: StateFolder, serv
     assert os.listdir(folder.path) == []
 
 
-def test_files_of_strangers_do_no_harm(folder: StateFolder) -> None:
+def test_files_of_other_users_are_ignored(folder: StateFolder) -> None:
     path = Path(folder.path)
     os.mkfifo(path / f"{UUID}.0.server")
     (path / f"{UUID}.1.server").symlink_to("/etc/passwd")
@@ -137,7 +137,7 @@ def test_files_of_strangers_do_no_harm(folder: StateFolder) -> None:
     own.end()
 
 
-def test_figures_that_are_none_are_left_out(folder: StateFolder) -> None:
+def test_invalid_figures_are_ignored(folder: StateFolder) -> None:
     own = register(folder, UUID, alone=True)
     (name,) = os.listdir(folder.path)
     Path(folder.path, name.replace(".server", ".use")).write_text("not a figure\n")
@@ -145,15 +145,13 @@ def test_figures_that_are_none_are_left_out(folder: StateFolder) -> None:
     own.end()
 
 
-def test_looking_where_there_is_no_folder_finds_nothing(tmp_path: Path) -> None:
+def test_no_servers_are_found_without_a_folder(tmp_path: Path) -> None:
     assert registered(StateFolder(str(tmp_path / "missing.toml")), UUID) == []
     with pytest.raises(FileNotFoundError):
         register(StateFolder(str(tmp_path / "missing.toml")), UUID, alone=True)
 
 
-def test_a_folder_that_a_user_keeps_locked_is_an_error_and_no_wait_for_ever(
-    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_folder_is_an_error_after_a_while(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_folder, "LOCK_SECONDS", 0.01)
     with folder.locked():
         with pytest.raises(TimeoutError, match="another process keeps it locked"):
@@ -167,7 +165,7 @@ def test_a_folder_that_a_user_keeps_locked_is_an_error_and_no_wait_for_ever(
 
 
 def claim(folder: StateFolder, pid: object, uid: int) -> int:
-    """Lock a registration that says a PID, as a user's; return its descriptor."""
+    """Lock a registration file of a user with a PID; return its descriptor."""
     path = Path(folder.path, f"{UUID}.zz.server")
     path.write_text(f"{pid}\n")
     os.chown(path, uid, uid)
@@ -177,15 +175,15 @@ def claim(folder: StateFolder, pid: object, uid: int) -> int:
 
 
 @pytest.mark.parametrize("pid", [1, 1 << 22, 1 << 80, 0, -1])
-def test_nobody_registers_a_process_that_is_not_his(folder: StateFolder, pid: int) -> None:
-    """1 << 22 is no process: the kernel's PIDs are smaller."""
+def test_a_user_cannot_register_another_users_process(folder: StateFolder, pid: int) -> None:
+    """1 << 22 is not a PID: the kernel's are smaller."""
     lock = claim(folder, pid, uid=1000)
     assert registered(folder, UUID) == []
     register(folder, UUID, alone=True).end()
     os.close(lock)
 
 
-def test_his_own_he_may_and_root_roots(folder: StateFolder, server: Fork) -> None:
+def test_users_and_root_can_register_their_own_processes(folder: StateFolder, server: Fork) -> None:
     his = server(uid=1000, uuid=OTHER)
     for pid, uid in ((his, 1000), (1, 0)):
         lock = claim(folder, pid, uid)
@@ -194,8 +192,8 @@ def test_his_own_he_may_and_root_roots(folder: StateFolder, server: Fork) -> Non
         assert registered(folder, UUID) == []
 
 
-def test_a_process_that_proc_hides_counts(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As user 1001 sees user 1000's where /proc is mounted with hidepid."""
+def test_a_process_hidden_by_proc_counts(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """User 1001 sees user 1000's processes like this if /proc is mounted with hidepid."""
 
     def not_mine(pid: int, number: int) -> None:
         raise PermissionError(pid)

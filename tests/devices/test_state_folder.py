@@ -1,4 +1,4 @@
-"""What a machine remembers: compute modes, whole and trusted, in a folder that every user can register in."""
+"""The state of a machine: compute modes, complete and trusted, in a folder where every user can register."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def modes(machine: Path) -> list[int]:
     return [device.attributes["COMPUTE_MODE"] for device in devices]
 
 
-def test_the_description_says_the_modes_until_they_are_changed(machine: Path, folder: StateFolder) -> None:
+def test_the_description_gives_the_modes_until_they_are_changed(machine: Path, folder: StateFolder) -> None:
     first, second = describe(str(machine))
     assert modes(machine) == [3, 0]
     folder.change_modes({second.uuid: "PROHIBITED"})
@@ -57,24 +57,24 @@ def test_the_description_says_the_modes_until_they_are_changed(machine: Path, fo
     assert machine.read_text() == TOML, "the description itself is never written"
 
 
-def test_nothing_but_the_modes_is_left_behind(folder: StateFolder) -> None:
+def test_only_the_modes_file_stays(folder: StateFolder) -> None:
     for mode in COMPUTE_MODES:
         folder.change_modes({"GPU-x": mode})
     assert os.listdir(folder.path) == [MODES]
 
 
-def test_the_folder_is_like_tmp_whatever_the_umask_and_made_once(folder: StateFolder) -> None:
+def test_the_folder_has_the_mode_of_tmp_whatever_the_umask(folder: StateFolder) -> None:
     before = os.umask(0o077)
     try:
         folder.make()
         folder.make()
-        assert os.umask(0o077) == 0o077, "the umask is as it was"
+        assert os.umask(0o077) == 0o077, "the umask is unchanged"
     finally:
         os.umask(before)
     assert stat.S_IMODE(os.stat(folder.path).st_mode) == 0o1777
 
 
-def test_the_modes_can_be_read_by_everybody(folder: StateFolder) -> None:
+def test_all_users_can_read_the_modes(folder: StateFolder) -> None:
     before = os.umask(0o077)
     try:
         folder.change_modes({"GPU-x": "DEFAULT"})
@@ -83,13 +83,13 @@ def test_the_modes_can_be_read_by_everybody(folder: StateFolder) -> None:
     assert stat.S_IMODE(os.stat(f"{folder.path}/{MODES}").st_mode) == 0o644
 
 
-def test_modes_that_a_stranger_wrote_do_not_count(machine: Path, folder: StateFolder) -> None:
+def test_modes_that_another_user_wrote_are_ignored(machine: Path, folder: StateFolder) -> None:
     first, _ = describe(str(machine))
     folder.change_modes({first.uuid: "PROHIBITED"})
     os.chown(f"{folder.path}/{MODES}", 12345, 12345)
     assert modes(machine) == [3, 0]
     os.chown(machine, 12345, 12345)
-    assert modes(machine) == [2, 0], "those of the description's owner do"
+    assert modes(machine) == [2, 0], "those of the description's owner count"
 
 
 def squat_full_folder(path: Path) -> None:
@@ -120,7 +120,7 @@ def squat_closed_file(path: Path) -> None:
     ],
     ids=["dangling link", "link", "folder", "fifo", "full folder", "socket", "closed file"],
 )
-def test_whatever_squats_in_the_place_of_the_modes_is_as_not_there(
+def test_anything_else_in_place_of_the_modes_file_is_ignored(
     machine: Path, folder: StateFolder, squat: Callable[[Path], None]
 ) -> None:
     first, _ = describe(str(machine))
@@ -132,7 +132,7 @@ def test_whatever_squats_in_the_place_of_the_modes_is_as_not_there(
     assert Path("/etc/passwd").read_text().startswith("root:"), "nothing is written through a link"
 
 
-def test_a_file_that_a_user_may_not_open_is_no_matter_unless_it_is_roots() -> None:
+def test_an_unreadable_modes_file_is_an_error_only_if_root_owns_it() -> None:
     with tempfile.TemporaryDirectory(prefix="pympsd-test-") as directory:
         os.chmod(directory, 0o755)
         machine = Path(directory, "node.toml")
@@ -148,7 +148,7 @@ def test_a_file_that_a_user_may_not_open_is_no_matter_unless_it_is_roots() -> No
 
 
 def as_user(look: Callable[[], object]) -> str:
-    """Return what a look shows user 1000, or how it fails."""
+    """Return the modes that user 1000 sees, or the error."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -166,7 +166,7 @@ def as_user(look: Callable[[], object]) -> str:
     return text
 
 
-def test_a_folder_that_comes_back_is_given_up_on_with_advice(
+def test_a_directory_that_comes_back_is_an_error_with_a_remedy(
     folder: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.make()
@@ -174,18 +174,18 @@ def test_a_folder_that_comes_back_is_given_up_on_with_advice(
     monkeypatch.setattr(state_folder, "_move_away", lambda *_: None)
     with pytest.raises(IsADirectoryError) as raised:
         folder.change_modes({"GPU-x": "DEFAULT"})
-    assert f"{folder.path}/modes: a folder is in its place" in folder.trouble(raised.value)
-    assert os.listdir(folder.path) == [MODES], "nor is a new file left"
+    assert f"{folder.path}/modes: a folder is in its place" in folder.explain(raised.value)
+    assert os.listdir(folder.path) == [MODES], "no new file is left"
 
 
-def test_a_line_that_is_no_mode_is_named(machine: Path, folder: StateFolder) -> None:
+def test_an_invalid_line_is_named(machine: Path, folder: StateFolder) -> None:
     folder.make()
     Path(folder.path, MODES).write_text("GPU-x SOMETHING\n")
     with pytest.raises(BadMachine, match=r"node\.toml\.state/modes: 'GPU-x SOMETHING' is no device and compute mode"):
         modes(machine)
 
 
-def test_links_and_relative_paths_lead_to_one_state(
+def test_links_and_relative_paths_have_one_state(
     machine: Path, folder: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = machine.with_name("link.toml")
@@ -196,7 +196,7 @@ def test_links_and_relative_paths_lead_to_one_state(
     assert resolved("node.toml") == str(machine.resolve())
 
 
-def test_a_machine_in_short_form_remembers_nothing() -> None:
+def test_a_machine_in_short_form_has_no_state() -> None:
     assert state_folder_of("2xH200") is None
     assert resolved("2xH200") == "2xH200"
     assert with_current_modes(describe("2xH200"), "2xH200") == describe("2xH200")
@@ -211,7 +211,7 @@ def opened() -> Iterator[int]:
 
 
 @given(st.binary(max_size=1000))
-def test_a_file_is_replaced_whole(opened: int, content: bytes) -> None:
+def test_a_file_is_replaced_atomically(opened: int, content: bytes) -> None:
     replace(opened, "x", content)
     assert read(opened, "x") == (content, os.geteuid())
     assert os.listdir(opened) == ["x"]

@@ -1,4 +1,4 @@
-"""Which devices are visible: the recorded selections (several-gpus.txt) and any other text."""
+"""Visible devices: the recorded selections (several-gpus.txt) and any other text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_recorded_selections(visible: str | None, chosen: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize("visible", ["9,0", ",", "", "GPU-", "-1", "abc", UUIDS[1][4:], "GPU-0", "4"])
-def test_nothing_visible_is_refused_with_what_there_is(visible: str) -> None:
+def test_an_empty_selection_is_refused_with_the_devices(visible: str) -> None:
     with pytest.raises(NoVisibleDevice, match=rf"; choose from 0 \({UUIDS[0]}\), 1 \({UUIDS[1]}\), 2 "):
         select(FOUR, visible)
 
@@ -60,7 +60,7 @@ def test_a_device_named_twice_is_refused(visible: str) -> None:
         select(FOUR, visible)
 
 
-def test_what_stands_after_the_first_invalid_entry_does_not_count() -> None:
+def test_entries_after_the_first_invalid_one_are_ignored() -> None:
     assert select(FOUR, "0,x,0") == (0,)
 
 
@@ -81,7 +81,7 @@ def test_any_text_selects_devices_or_is_refused_by_name(visible: str) -> None:
         assert set(chosen) <= set(range(4))
 
 
-def test_pre_volta_devices_go_when_any_newer_one_is_visible() -> None:
+def test_pre_volta_devices_are_dropped_if_a_newer_one_is_visible() -> None:
     mixed = describe("P100,H200,P100,V100")
     assert keep_one_generation(mixed, (0, 1, 2, 3)) == (1, 3)
     assert keep_one_generation(mixed, (3, 0)) == (3,)
@@ -118,7 +118,7 @@ def test_run_by_path_it_prints_json() -> None:
         ({"PYMPSD_BACKEND": "x"}, "PYMPSD_BACKEND is one of"),
     ],
 )
-def test_run_by_path_it_prints_what_is_wrong(environment: dict[str, str], says: str) -> None:
+def test_run_by_path_it_prints_the_error(environment: dict[str, str], says: str) -> None:
     status, answer = _print_devices(environment)
     assert status == 1
     assert says in str(answer["error"])

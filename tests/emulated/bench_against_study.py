@@ -1,4 +1,4 @@
-"""How fast the five study kernels run, ours against the study's code. Not a test.
+"""Compare the speed of the five study kernels with that of the study's code. Not a test.
 
 python -m tests.emulated.bench_against_study /path/to/ptx_study.py
 """

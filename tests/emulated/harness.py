@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.ptx import Batch, LoadedModule, Program, load_program, preferred_blocks
+from pympsd_server.backends.emulated.ptx.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.program import Program, load_program
+from pympsd_server.backends.emulated.ptx.runtime.batch import Batch, preferred_blocks
 from tests.gpu.devices import DEVICES
 
 BASE = 0x6000_0000_0000
@@ -44,7 +46,7 @@ class Device:
         return np.frombuffer(self.space.read(address, like.nbytes), like.dtype).reshape(like.shape)
 
     def load(self, ptx: str) -> LoadedModule:
-        return load_program(ptx.encode()).link(self.space)
+        return LoadedModule(load_program(ptx.encode()), self.space)
 
     def launch(
         self,

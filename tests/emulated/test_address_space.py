@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace, NotAnAllocation, ReserveRefused
-from pympsd_server.backends.emulated.ptx import IllegalAddress, OutOfMemory
+from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, OutOfMemory
 from tests.emulated.harness import BASE
 
 SIZE = 1 << 16
@@ -113,6 +113,6 @@ def test_find_returns_the_allocation_around_an_address() -> None:
         space.find(address + 100)
 
 
-def test_refused_reserve_is_said() -> None:
+def test_a_refused_reservation_raises() -> None:
     with pytest.raises(ReserveRefused, match="cannot reserve"):
         AddressSpace(BASE, 1 << 62)

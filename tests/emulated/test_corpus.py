@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from recorded_corpus import CORPUS, KERNELS, module_of, recorded
 
-from pympsd_server.backends.emulated.ptx import InvalidPtx, LoadedModule, load_program
+from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.program import load_program
 from tests.emulated.harness import Device, Never, batches
 
 # What the translator refuses by name, and the words of its refusal.
@@ -22,7 +24,7 @@ def outputs_of(name: str) -> dict[str, np.ndarray[Any, Any]]:
     entry = KERNELS[name]
     inputs = module_of("inputs")
     device = Device()
-    module = load_program((CORPUS / entry["ptx"]).read_bytes()).link(device.space, 4)
+    module = LoadedModule(load_program((CORPUS / entry["ptx"]).read_bytes()), device.space, 4)
     contents = inputs.contents(entry)
     addresses = {
         key: module.address_of(key) if key in entry.get("globals", {}) else device.put(value)

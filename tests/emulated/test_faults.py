@@ -1,4 +1,4 @@
-"""Accesses that a GPU would fault on: which code, what the message says, and that nothing was written."""
+"""Accesses that a GPU would fault on: the code, the message, and that nothing was written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.ptx import DeviceFault, IllegalAddress, MisalignedAddress
+from pympsd_server.backends.emulated.ptx.faults import DeviceFault, IllegalAddress, MisalignedAddress
 from tests.emulated.harness import BASE, HEADER, Device
 
 # Thread i stores i (as b32) at p + i * stride + offset.
@@ -40,7 +40,7 @@ def store(space: str = ".global", guard: str = "") -> str:
         (0, 2, MisalignedAddress, 716),
     ],
 )
-def test_bad_store(space: str, stride: int, offset: int, fault: type[DeviceFault], code: int) -> None:
+def test_bad_stores_fault(space: str, stride: int, offset: int, fault: type[DeviceFault], code: int) -> None:
     device = Device(1 << 20)
     before = np.full(64, 7, "u4")
     address = device.put(before)
@@ -54,7 +54,7 @@ def test_bad_store(space: str, stride: int, offset: int, fault: type[DeviceFault
     np.testing.assert_array_equal(device.get(address, before), np.arange(64))
 
 
-def test_freed_memory_is_out_of_reach() -> None:
+def test_freed_memory_is_inaccessible() -> None:
     device = Device(1 << 20)
     module = device.load(store())
     address = device.space.allocate(256)
@@ -63,7 +63,7 @@ def test_freed_memory_is_out_of_reach() -> None:
         device.launch(module, "store", 1, 1, address, 4, 0)
 
 
-def test_other_spaces_are_out_of_reach() -> None:
+def test_other_spaces_are_inaccessible() -> None:
     mine, other = Device(1 << 20), AddressSpace(BASE, 1 << 20)
     theirs = [other.allocate(4096) for _ in range(3)][-1]
     module = mine.load(store())

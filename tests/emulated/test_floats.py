@@ -17,7 +17,7 @@ SINGLE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def floats(dtype: str, count: int, seed: int) -> Array:
-    """Any bit patterns, and the telling values."""
+    """Any bit patterns, and edge values."""
     rng = np.random.default_rng(seed)
     size = np.dtype(dtype).itemsize
     bits = rng.integers(0, 2 ** (8 * size) - 1, count, dtype=f"u{size}", endpoint=True).view(dtype)
@@ -90,7 +90,7 @@ def test_flush_to_zero() -> None:
 
 
 def exactly(value: Fraction, mode: str) -> np.float32:
-    """A fraction rounded to float32 by integer arithmetic."""
+    """Return a fraction rounded to float32 by integer arithmetic."""
     if value == 0:
         return np.float32(0)
     size, scale = abs(value), -149

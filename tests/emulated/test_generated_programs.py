@@ -1,4 +1,4 @@
-"""Random integer programs, run here and by a plain interpreter that knows one thread at a time."""
+"""Random integer programs, run here and by a plain interpreter of one thread at a time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "rem.u32": lambda a, b: a % (b | 1),
 }
 DIVISIONS = ("div.u32", "rem.u32")
-"""Their divisors are made odd: what comes of a division by zero PTX leaves open."""
+"""Their divisors are made odd: PTX leaves the result of a division by zero open."""
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "lt.u32": lambda a, b: a < b,
     "ge.s32": lambda a, b: signed(a) >= signed(b),
@@ -146,7 +146,7 @@ setattr(Renderer, "if", Renderer.if_)
 
 
 class Left(Exception):
-    """The thread took the way out."""
+    """The thread took the early exit."""
 
 
 class Thread:
@@ -207,11 +207,11 @@ def interpreted(program: list[Statement]) -> np.ndarray[Any, Any]:
 
 
 WORDS = REGISTERS + SLOTS + 1
-"""What each thread leaves: its registers, its slots, and whether it took the way out."""
+"""Return the results of each thread: its registers, its slots, and whether it took the early exit."""
 
 
 def kernel(program: list[Statement], name: str = "k") -> str:
-    """Return a program as a kernel, without a module's header; its parameter is where threads leave their words."""
+    """Return a program as a kernel, without a module's header; its parameter is the address of the results."""
     renderer = Renderer()
     renderer.block(program)
     start = "".join(

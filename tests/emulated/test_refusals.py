@@ -1,4 +1,4 @@
-"""What is not supported is refused when the module is loaded, by name and line."""
+"""Unsupported instructions are refused when the module is loaded, by name and line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd_server.backends.emulated.ptx import InvalidPtx, NotPtx, UnsupportedByMps, load_program
+from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, NotPtx, UnsupportedByMps
+from pympsd_server.backends.emulated.ptx.program import load_program
 from tests.emulated.harness import HEADER
 
 

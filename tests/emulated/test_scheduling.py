@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from attrs import define
 
-from pympsd_server.backends.emulated.ptx import Batch, Cancelled, DeviceFault, LoadedModule
+from pympsd_server.backends.emulated.ptx.faults import Cancelled, DeviceFault
+from pympsd_server.backends.emulated.ptx.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.runtime.batch import Batch
 from tests.emulated.fragments import run_fragment
 from tests.emulated.harness import HEADER, Device, Never, pack
 
@@ -93,7 +95,7 @@ def test_barrier_reductions() -> None:
 
 
 def test_named_barrier_with_arrivals() -> None:
-    """Warp 0 produces and arrives, warp 1 waits for it; warp 2 has nothing to do with them."""
+    """Warp 0 produces and arrives, warp 1 waits for it; warp 2 takes no part."""
     text = """ld.param.u64 %d0, [out]; mov.u32 %r0, %tid.x; shr.u32 %r1, %r0, 5; and.b32 %r2, %r0, 31;
       mul.wide.u32 %d1, %r2, 4; mov.u64 %d2, s; add.s64 %d2, %d2, %d1; add.s64 %d0, %d0, %d1;
       setp.eq.u32 %p0, %r1, 1; @%p0 bra CONSUME; setp.eq.u32 %p1, %r1, 2; @%p1 bra DONE;
@@ -124,7 +126,7 @@ SPIN_LOCK = kernel(
 )
 
 
-def test_spin_lock_lets_everybody_in() -> None:
+def test_spin_lock_admits_every_thread() -> None:
     device = Device(1 << 20)
     out = device.put(np.zeros(2, "u4"))
     device.launch(device.load(SPIN_LOCK), "k", 4, 32, out)

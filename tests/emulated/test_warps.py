@@ -148,14 +148,14 @@ def test_partial_last_warp() -> None:
     np.testing.assert_array_equal(got, votes_of(values))
 
 
-def test_lanes_that_are_not_there_are_not_waited_for() -> None:
+def test_missing_lanes_are_not_waited_for() -> None:
     """A member mask may name them, as it may name lanes that have left."""
     values = VALUES[:40]
     got = run_fragment("setp.gt.u32 %p, %a, 500; vote.sync.ballot.b32 %d, %p, 0xffffffff;", "u4", values)
     np.testing.assert_array_equal(got, votes_of(values))
 
 
-def test_from_a_lane_that_is_not_there_comes_the_own_value() -> None:
+def test_a_shuffle_from_a_missing_lane_keeps_the_own_value() -> None:
     """PTX leaves open what comes; here it is not what happens to lie in a register."""
     got = run_fragment("shfl.sync.down.b32 %d, %a, 1, 31, 0xff;", "u4", VALUES[:8])
     np.testing.assert_array_equal(got, [*VALUES[1:8], VALUES[7]])

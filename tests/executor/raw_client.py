@@ -18,7 +18,7 @@ from pympsd.wire import records
 from pympsd.wire.executor_messages import Attached
 from pympsd.wire.module_layout import ModuleLayout
 from pympsd_client._command_stream.ring import Ring
-from pympsd_client._command_stream.staging_memory import SharedMemory
+from pympsd_client._command_stream.staging_memory import StagingMemory
 
 SECONDS = 30.0
 HEADER = ".version 7.0\n.target sm_70\n.address_size 64\n"
@@ -74,7 +74,7 @@ class RawClient:
     attached: Attached
     ring: Ring | None = None
     """Where records go, if not to the socket."""
-    brought: list[int] = field(factory=list)
+    received_fds: list[int] = field(factory=list)
     """Descriptors that came with answers and were not taken."""
     _answers: dict[int, Answer] = field(factory=dict)
     _received: bytes = b""
@@ -93,7 +93,7 @@ class RawClient:
             os.close(fds[1])
             return cls(stream, memory, context, generation, attached)
         assert attached.ring_bytes, "the executor has no native workers"
-        shared = SharedMemory(fds[1], attached.shared_bytes, attached.ring_bytes)
+        shared = StagingMemory(fds[1], attached.shared_bytes, attached.ring_bytes)
         return cls(stream, memory, context, generation, attached, Ring(shared, attached.shared_bytes))
 
     # --- records
@@ -143,7 +143,7 @@ class RawClient:
 
     def _receive(self) -> None:
         data, fds, _, _ = socket.recv_fds(self.stream, 1 << 16, 1)
-        self.brought += fds
+        self.received_fds += fds
         if not data:
             raise EOFError
         self._received += data
@@ -206,7 +206,7 @@ class RawClient:
     def allocate_pinned(self, count: int) -> tuple[int, mmap.mmap]:
         """Return the address that records name page-locked memory by, and a mapping of it, wherever."""
         (address,) = struct.unpack("=Q", self.good("ALLOCATE_PINNED", count))
-        fd = self.brought.pop(0)
+        fd = self.received_fds.pop(0)
         try:
             return address, mmap.mmap(fd, os.fstat(fd).st_size)
         finally:
@@ -218,7 +218,7 @@ class RawClient:
 
     def close(self) -> None:
         """Let go of everything."""
-        while self.brought:
-            os.close(self.brought.pop())
+        while self.received_fds:
+            os.close(self.received_fds.pop())
         self.stream.close()
         self.memory.close()

@@ -48,7 +48,7 @@ def test_memory_is_made_in_the_window_sealed_and_zero(client: RawClient, executo
     (address,) = struct.unpack("=Q", answer.body)
     assert pinned_window_of(0) <= address < address + 100_000 < pinned_window_of(1)
     assert address % PAGE == 0
-    (fd,) = client.brought
+    (fd,) = client.received_fds
     assert os.fstat(fd).st_size == -(-100_000 // PAGE) * PAGE
     for size in (0, 1 << 30):
         with pytest.raises(OSError, check=lambda error: error.errno == errno.EPERM):
@@ -263,7 +263,7 @@ def test_what_one_client_may_have_is_bounded_in_bytes_and_pieces(executor: Execu
     answer = client.call("ALLOCATE_PINNED", 1)
     assert answer.result == MEMORY
     assert str(PIECES_LIMIT) in answer.reason
-    assert client.brought == []
+    assert client.received_fds == []
     neighbour.allocate_pinned(1)
     deadline = time.monotonic() + SECONDS
     while executor.fd_count() > descriptors:  # the last one is closed when its answer is sent

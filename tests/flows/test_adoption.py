@@ -18,7 +18,7 @@ from pympsd.service.sessions.adoption import READY_SECONDS
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
-from pympsd_client._connect.retry import PATIENCE
+from pympsd_client._connect.retry import RETRY_S
 
 Make = Callable[..., ClientProcess]
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
@@ -130,7 +130,7 @@ def test_a_client_that_begins_when_an_idle_daemon_was_killed_waits_for_the_next(
     daemon.kill()
     began = time.monotonic()
     assert waits.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    assert time.monotonic() - began >= PATIENCE, "it had cause to hope"
+    assert time.monotonic() - began >= RETRY_S, "it had cause to hope"
     again(daemon)
     assert late.connect().do("add") == RIGHT
 

@@ -14,9 +14,9 @@ import pytest
 from operators import CONVERSATION, Operator, ask_all_at_once, line_frame
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, wait_until
 
-from pympsd.control_client import PATIENCE
+from pympsd.control_client import TIMEOUT
 
-PROMPT = PATIENCE
+PROMPT = TIMEOUT
 """Seconds: the command line gives up an answer that takes longer, on any machine."""
 MakeClient = Callable[..., ClientProcess]
 

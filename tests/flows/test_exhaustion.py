@@ -84,7 +84,7 @@ async def die_later(*_):
 if {at_admission}:
     client_session.ClientSession.run = die_later
 else:
-    run.take_devices = die
+    run.register_devices = die
 sys.argv = sys.argv[2:]  # from "-c -I SERVER ..."
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, killed_after, wait_until
 
-from pympsd.control_client import PATIENCE
+from pympsd.control_client import TIMEOUT
 
 MakeDaemon = Callable[..., DaemonProcess]
 MakeClient = Callable[..., ClientProcess]
@@ -333,7 +333,7 @@ def test_a_daemon_that_is_silent(make_daemon: MakeDaemon, words: list[str], back
         before.connect(path)
         began = time.monotonic()
         done = daemon.run(["--timeout", "0.5", *words], "get_server_list")
-        assert 0.4 < time.monotonic() - began < PATIENCE, "it has its own bound, not the usual one"
+        assert 0.4 < time.monotonic() - began < TIMEOUT, "it has its own bound, not the usual one"
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "The MPS control daemon does not answer: it was reached and said nothing for 0.5 s\n"
 

@@ -167,7 +167,7 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_nobody_is_left(node:
     wait_until(lambda: _held(node, server) == 0, "nothing to be left")
     log = daemon.log("server.log")
     assert (
-        f"Process {executor} of device 0 is ended: nobody is left on it, and kernels of those who were still run"
+        f"Ending process {executor} of device 0: no client is left on it, but kernels of departed clients still run"
         in log
     )
     assert _status(daemon, server) == "ACTIVE"

@@ -1,7 +1,7 @@
 """Fuzzes at length (scripts/fuzz).
 
-Unless told otherwise: 100,000 sessions at the daemon's mind, 2,000 at a live daemon, 2,000 of a client at a live
-server, 250,000 records at a live executor.
+By default: 5,000 sessions of the daemon's state machine, 2,000 with a running daemon, 2,000 of a client with a
+running server, 250,000 records to a running executor.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+from daemon_machine import fuzz_state_machine
 from fuzz_daemon import fuzz_daemon
 from fuzz_session import fuzz_session
-from fuzz_state_machine import fuzz_mind
 from fuzz_stream import fuzz_stream
 from processes import DaemonProcess, adopt_orphans
 
 
 def main() -> None:
-    """Run them all; a failure is a traceback with the session's number and the seed."""
+    """Run them all; a failure is a traceback with the seed and the session, or the steps that lead to it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--sessions", type=int, default=100_000, help="at the mind")
-    parser.add_argument("--live", type=int, default=2_000, help="at a daemon that runs")
-    parser.add_argument("--server", type=int, default=2_000, help="sessions at a server that runs")
-    parser.add_argument("--records", type=int, default=250_000, help="at an executor that runs")
+    parser.add_argument("--sessions", type=int, default=5_000, help="of the state machine")
+    parser.add_argument("--live", type=int, default=2_000, help="with a running daemon")
+    parser.add_argument("--server", type=int, default=2_000, help="sessions with a running server")
+    parser.add_argument("--records", type=int, default=250_000, help="to a running executor")
     given = parser.parse_args()
     adopt_orphans()
     began = time.monotonic()
-    events = fuzz_mind(given.seed, given.sessions)
-    print(f"mind: {given.sessions} sessions, {events} events, {time.monotonic() - began:.0f} s", flush=True)
+    fuzz_state_machine(given.seed, given.sessions)
+    print(f"state machine: {given.sessions} sessions of 40 steps, {time.monotonic() - began:.0f} s", flush=True)
     for name, count, fuzz in (
         ("daemon", given.live, lambda count: _live(lambda daemon: fuzz_daemon(daemon, given.seed, count))),
         ("server", given.server, lambda count: _live(lambda daemon: _at_a_server(daemon, given.seed, count))),

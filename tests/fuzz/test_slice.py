@@ -10,20 +10,15 @@ from pathlib import Path
 import pytest
 from fuzz_daemon import fuzz_daemon
 from fuzz_session import fuzz_session
-from fuzz_state_machine import fuzz_mind
 from fuzz_stream import fuzz_stream
 from processes import DaemonProcess, adopt_orphans
 
 SEED = 20130805
 
 
-def test_sessions_at_the_mind() -> None:
-    assert fuzz_mind(SEED, 1500) > 1500
-
-
 @pytest.fixture
 def daemon() -> Iterator[DaemonProcess]:
-    """A daemon that runs."""
+    """A running daemon."""
     adopt_orphans()
     directory = Path(tempfile.mkdtemp(prefix="pympsd-fuzz-"))
     directory.chmod(0o755)
@@ -37,14 +32,14 @@ def daemon() -> Iterator[DaemonProcess]:
     shutil.rmtree(directory)
 
 
-def test_sessions_at_a_live_daemon(daemon: DaemonProcess) -> None:
+def test_sessions_with_a_running_daemon(daemon: DaemonProcess) -> None:
     found = fuzz_daemon(daemon, SEED, 150)
     assert found.descriptors_after <= found.descriptors_before
     assert found.kib_after < 100 * 1024
     assert daemon.run([], "ps").returncode == 0
 
 
-def test_a_clients_sessions_at_a_live_server(daemon: DaemonProcess) -> None:
+def test_a_clients_sessions_with_a_running_server(daemon: DaemonProcess) -> None:
     good = daemon.client().connect()
     try:
         found = fuzz_session(daemon, good, SEED, 100)
@@ -56,7 +51,7 @@ def test_a_clients_sessions_at_a_live_server(daemon: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("workers", ["python", "native"])
-def test_records_at_a_live_executor(monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
+def test_records_to_a_running_executor(monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
     if workers == "native" and shutil.which("cc") is None:
         pytest.skip("there is no C compiler, so there are no native workers")
     monkeypatch.setenv("PYMPSD_WORKER", workers)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES
 from pympsd.journal.dialects import Dialect, Line
 from pympsd.journal.files import LogFile
-from pympsd.journal.line_format import Said, line, rendered
+from pympsd.journal.line_format import LogEntry, line, render
 from pympsd.journal.setup import Journal
 from pympsd.options import DIALECTS as OPTION_DIALECTS
 from pympsd.vocabulary.settings import DIALECTS as SETTING_DIALECTS
@@ -30,7 +30,7 @@ ALL = [
     for event in lines
     for dialect in TEXTS
 ]
-SAID = [case for case in ALL if case.values[0].sentence(case.values[2]) is not None]
+WRITTEN = [case for case in ALL if case.values[0].sentence(case.values[2]) is not None]
 NUMBERS = frozenset(("pid", "uid", "server", "status", "seconds", "device", "context", "count", "limit", "left"))
 
 
@@ -39,7 +39,7 @@ def _names(template: str) -> list[str]:
 
 
 def _fields(line: Line) -> dict[str, object]:
-    """What an event of this line carries: every field that any of its sentences names."""
+    """Return an event's fields: all that any of its sentences names."""
     names = [name for dialect in TEXTS for name in _names(line.sentence(dialect) or "")] + [line.r580_pid]
     return {name: 847 if name in NUMBERS else f"the {name}" for name in names if name is not None}
 
@@ -49,42 +49,42 @@ def _text(data: bytes | None) -> str:
     return data.decode().rstrip("\n").partition("] ")[2]
 
 
-@pytest.mark.parametrize(("line", "event", "dialect"), SAID)
-def test_every_sentence_takes_plain_fields(line: Line, event: str, dialect: Dialect) -> None:
+@pytest.mark.parametrize(("line", "event", "dialect"), WRITTEN)
+def test_every_sentence_formats_plain_fields(line: Line, event: str, dialect: Dialect) -> None:
     names = _names(line.sentence(dialect) or "")
     assert all(name.isidentifier() for name in names)
     fields = _fields(line)
-    text = _text(rendered(Said("Server", 1, event, fields, 0.0), line, dialect))
+    text = _text(render(LogEntry("Server", 1, event, fields, 0.0), line, dialect))
     for name in names:
         assert str(fields[name]) in text or hex(847) in text
     assert text.isprintable()
 
 
 @pytest.mark.parametrize(
-    ("line", "event", "dialect"), [case for case in SAID if _names(case.values[0].sentence(case.values[2]))]
+    ("line", "event", "dialect"), [case for case in WRITTEN if _names(case.values[0].sentence(case.values[2]))]
 )
-def test_a_missing_field_is_said(line: Line, event: str, dialect: Dialect) -> None:
+def test_a_missing_field_raises(line: Line, event: str, dialect: Dialect) -> None:
     with pytest.raises(KeyError):
-        rendered(Said("Server", 1, event, {}, 0.0), line, dialect)
+        render(LogEntry("Server", 1, event, {}, 0.0), line, dialect)
 
 
-@pytest.mark.parametrize(("line", "event", "dialect"), [case for case in ALL if case not in SAID])
-def test_what_a_dialect_does_not_say_writes_no_line(line: Line, event: str, dialect: Dialect) -> None:
-    assert rendered(Said("Server", 1, event, _fields(line), 0.0), line, dialect) is None
+@pytest.mark.parametrize(("line", "event", "dialect"), [case for case in ALL if case not in WRITTEN])
+def test_an_event_without_a_sentence_in_a_dialect_writes_no_line(line: Line, event: str, dialect: Dialect) -> None:
+    assert render(LogEntry("Server", 1, event, _fields(line), 0.0), line, dialect) is None
 
 
 @pytest.mark.parametrize("lines", CATALOGUES)
-def test_every_event_is_said_in_one_text_dialect_at_least(lines: dict[str, Line]) -> None:
+def test_every_event_has_a_sentence_in_at_least_one_text_dialect(lines: dict[str, Line]) -> None:
     assert all(line.documented or line.r580 for line in lines.values())
 
 
-def test_values_are_never_read_as_templates() -> None:
-    said = Said("Control", 1, "answer", {"text": "{pid} {0.__class__}"}, 0.0)
+def test_values_are_not_formatted_as_templates() -> None:
+    entry = LogEntry("Control", 1, "answer", {"text": "{pid} {0.__class__}"}, 0.0)
     for dialect in TEXTS:
-        assert _text(rendered(said, CONTROL_LINES["answer"], dialect)) == "{pid} {0.__class__}"
+        assert _text(render(entry, CONTROL_LINES["answer"], dialect)) == "{pid} {0.__class__}"
 
 
-def test_the_dialects_have_one_list() -> None:
+def test_all_lists_of_dialects_agree() -> None:
     assert tuple(Dialect) == OPTION_DIALECTS == SETTING_DIALECTS
 
 
@@ -108,9 +108,9 @@ def test_the_dialects_have_one_list() -> None:
         ),
     ],
 )
-def test_who_says_it_to_r580(expected: str, line: Line, fields: dict[str, int]) -> None:
+def test_the_author_of_a_line_in_r580(expected: str, line: Line, fields: dict[str, int]) -> None:
     who = expected.partition(" ")[0] if expected.startswith("Control") else "Server"
-    data = rendered(Said(who, 500, "any", fields, 0.0), line, Dialect.R580)
+    data = render(LogEntry(who, 500, "any", fields, 0.0), line, Dialect.R580)
     assert data is not None
     assert data.decode().partition(".000 ")[2] == f"{expected}\n"
 
@@ -121,15 +121,15 @@ def test_who_says_it_to_r580(expected: str, line: Line, fields: dict[str, int]) 
 @pytest.mark.parametrize(
     "event", [(lines, event) for lines in CATALOGUES for event in lines], ids=lambda case: case[1]
 )
-def test_json_says_every_event_with_its_fields(event: tuple[dict[str, Line], str]) -> None:
+def test_json_has_every_event_with_its_fields(event: tuple[dict[str, Line], str]) -> None:
     lines, name = event
     fields = _fields(lines[name])
-    data = rendered(Said("Server", 847, name, fields, 1375699823.347), lines[name], Dialect.JSON)
+    data = render(LogEntry("Server", 847, name, fields, 1375699823.347), lines[name], Dialect.JSON)
     assert data is not None
     assert data.count(b"\n") == 1
-    said = json.loads(data)
-    assert datetime.fromisoformat(said.pop("time")).timestamp() == 1375699823.347
-    assert said == {"who": "Server", "pid": 847, "event": name, "fields": fields}
+    written = json.loads(data)
+    assert datetime.fromisoformat(written.pop("time")).timestamp() == 1375699823.347
+    assert written == {"who": "Server", "pid": 847, "event": name, "fields": fields}
 
 
 TEXT = st.binary(max_size=50).map(lambda data: data.decode("utf-8", "surrogateescape"))
@@ -137,15 +137,15 @@ TEXT = st.binary(max_size=50).map(lambda data: data.decode("utf-8", "surrogatees
 
 @given(st.dictionaries(st.text(), TEXT | st.integers() | st.floats(allow_nan=False, allow_infinity=False)))
 def test_any_fields_are_one_line_of_json(fields: dict[str, object]) -> None:
-    data = rendered(Said("Control", 1, "answer", fields, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
+    data = render(LogEntry("Control", 1, "answer", fields, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
     assert data is not None
     assert data.count(b"\n") == 1
     assert set(json.loads(data)["fields"]) == set(fields)
 
 
-def test_bytes_that_are_no_text_are_replaced_in_json() -> None:
+def test_undecodable_bytes_are_replaced_in_json() -> None:
     fields = {"text": b"\xff name".decode("utf-8", "surrogateescape")}
-    data = rendered(Said("Control", 1, "answer", fields, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
+    data = render(LogEntry("Control", 1, "answer", fields, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
     assert data is not None
     assert json.loads(data)["fields"] == {"text": "\N{REPLACEMENT CHARACTER} name"}
 
@@ -172,7 +172,7 @@ def test_a_journal_writes_both_files_in_its_dialect(dialect: Dialect, tmp_path: 
     assert expected[dialect][1] in server
 
 
-def test_an_event_that_is_not_in_the_catalogue_is_said() -> None:
+def test_an_event_that_is_not_in_the_catalogue_raises() -> None:
     with pytest.raises(KeyError, match="no_such_event"):
         Journal(None, None).write_control("no_such_event", {})
 
@@ -264,12 +264,12 @@ EVENTS: dict[str, tuple[dict[str, Line], str, dict[str, object]]] = {
         for device in (0, 1)
     },
 }
-"""What happens when such a line is written: an event of ours with its fields."""
+"""The event, with its fields, that writes each line."""
 
 
 @pytest.fixture(params=["UTC", "Europe/Berlin", "Asia/Kolkata"])
 def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Local time in one zone or another."""
+    """Local time in several zones."""
     monkeypatch.setenv("TZ", request.param)
     time.tzset()
     yield os.environ["TZ"]
@@ -279,17 +279,17 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.mark.parametrize("example", EXAMPLES.splitlines())
 @pytest.mark.usefixtures("zone")
-def test_the_documents_lines(example: str) -> None:
+def test_the_documents_example_lines(example: str) -> None:
     head, _, text = example[1:].partition("] ")
     stamp, who, pid = head.rsplit(" ", 2)
     when = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S.%f").timestamp()
     lines, event, fields = EVENTS[text]
-    assert rendered(Said(who, int(pid), event, fields, when), lines[event], Dialect.DOCUMENTED) == (
+    assert render(LogEntry(who, int(pid), event, fields, when), lines[event], Dialect.DOCUMENTED) == (
         f"{example}\n".encode()
     )
     assert line(when, who, int(pid), text) == f"{example}\n".encode()
 
 
-def test_every_example_is_accounted_for() -> None:
+def test_every_example_has_an_event() -> None:
     texts = {example.partition("] ")[2] for example in EXAMPLES.splitlines()}
     assert texts == EVENTS.keys()

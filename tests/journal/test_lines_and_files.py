@@ -1,4 +1,4 @@
-"""A log line's form, foreign text made harmless, the files, and the two loggers."""
+"""The format of a log line, sanitised foreign text, the files, and the two loggers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ FORM = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (Control|Server|Oth
 
 
 @given(st.floats(0, 4e9), st.integers(1, 1 << 22), st.text(st.characters(exclude_categories=["Cs", "Cc"])))
-def test_a_line_has_its_form(when: float, pid: int, text: str) -> None:
+def test_a_line_has_the_documented_form(when: float, pid: int, text: str) -> None:
     match = FORM.fullmatch(line(when, "Control", pid, text))
     assert match is not None
     assert match[2] == str(pid).rjust(5).encode()
     assert match[3] == text.encode()
 
 
-def test_milliseconds_are_cut_and_short_pids_padded() -> None:
+def test_milliseconds_are_truncated_and_short_pids_padded() -> None:
     assert line(0.9999, "Other", 7, "x").endswith(b".999 Other     7] x\n")
     assert b" Server 1234567] " in line(0, "Server", 1234567, "x")
 
 
-def test_undecodable_bytes_survive() -> None:
+def test_undecodable_bytes_are_preserved() -> None:
     text = b"\xff\xfe name".decode("utf-8", "surrogateescape")
     assert line(0, "Control", 1, text).endswith(b"] \xff\xfe name\n")
 
 
 @given(st.binary(max_size=3000), st.integers(0, 2000))
-def test_foreign_bytes_become_one_harmless_piece(data: bytes, limit: int) -> None:
+def test_foreign_bytes_become_printable_text(data: bytes, limit: int) -> None:
     text = sanitised(data, limit)
     assert text.isprintable()
     assert len(text) <= limit
@@ -45,7 +45,7 @@ def test_foreign_bytes_become_one_harmless_piece(data: bytes, limit: int) -> Non
 
 
 @given(st.text(st.characters(categories=["L", "N", "P"]), max_size=100))
-def test_harmless_text_stays_as_it_is(text: str) -> None:
+def test_printable_text_is_not_changed(text: str) -> None:
     assert sanitised(text.encode()) == text
 
 
@@ -56,7 +56,7 @@ def test_line_ends_and_escapes_cannot_forge_a_line() -> None:
 # --- files
 
 
-def test_a_file_is_made_appended_to_and_keeps_its_inode(tmp_path: Path) -> None:
+def test_lines_are_appended_and_the_inode_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "control.log"
     path.write_bytes(b"before\n")
     inode = path.stat().st_ino
@@ -78,7 +78,7 @@ def test_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
     file.close()
 
 
-def test_reopen_lets_go_of_a_file_that_was_moved_away(tmp_path: Path) -> None:
+def test_reopen_closes_a_file_that_was_moved_away(tmp_path: Path) -> None:
     path = tmp_path / "control.log"
     file = LogFile(str(path))
     file.write(b"old\n")
@@ -132,7 +132,7 @@ def test_without_a_path_lines_go_to_standard_output(capfd: pytest.CaptureFixture
 
 @pytest.fixture(autouse=True)
 def _own_structlog() -> object:
-    """Give structlog's configuration back after each test."""
+    """Restore structlog's configuration after each test."""
     yield
     structlog.reset_defaults()
 
@@ -159,7 +159,7 @@ def test_a_journal_without_files_writes_nothing() -> None:
     journal.reopen()
 
 
-def test_a_server_sends_events_and_fields_as_they_were_given() -> None:
+def test_a_server_sends_events_and_fields_unchanged() -> None:
     sent: list[tuple[str, dict[str, str | int | float], float]] = []
     logger = link_logger(lambda event, fields, when: sent.append((event, fields, when)))
     logger.info("client_connected", pid=7)
@@ -168,7 +168,7 @@ def test_a_server_sends_events_and_fields_as_they_were_given() -> None:
     assert sent[0][2] <= sent[1][2]
 
 
-def test_a_wrong_event_is_a_defect_that_shows() -> None:
+def test_an_unknown_event_raises() -> None:
     journal = Journal(LogFile("/dev/null"), None)
     with pytest.raises(KeyError):
         control_logger(journal).info("no_such_event")

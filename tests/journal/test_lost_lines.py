@@ -1,4 +1,4 @@
-"""Lines that could not be written are counted, and the log says so when it can be written again."""
+"""Lines that cannot be written are counted, and reported in the log when it can be written again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_SPACE = "No space left on device"
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 @pytest.mark.parametrize("which", ["control", "server"])
-def test_a_full_disk_costs_lines_and_says_how_many(tmp_path: Path, dialect: Dialect, which: str) -> None:
+def test_lines_lost_to_a_full_disk_are_counted_and_reported(tmp_path: Path, dialect: Dialect, which: str) -> None:
     path = tmp_path / "log"
     path.symlink_to("/dev/full")
     file = LogFile(str(path))
@@ -35,15 +35,15 @@ def test_a_full_disk_costs_lines_and_says_how_many(tmp_path: Path, dialect: Dial
     file.reopen()
     write()
     write()
-    told, *rest = path.read_text().splitlines()
-    assert NO_SPACE in told
-    assert '"count": 3' in told if dialect is Dialect.JSON else "] 3 log lines could not be written: " in told
+    report, *rest = path.read_text().splitlines()
+    assert NO_SPACE in report
+    assert '"count": 3' in report if dialect is Dialect.JSON else "] 3 log lines could not be written: " in report
     assert len(rest) == 2
     assert file.dropped == 0
     file.close()
 
 
-def test_a_line_that_was_written_in_part_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partly_written_line_does_not_damage_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log"
     file = LogFile(str(path))
     file.write(b"whole\n")

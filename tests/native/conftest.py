@@ -1,4 +1,4 @@
-"""Fixtures: the native worker over a stand-in for the driver. Where there is a compiler, the worker must be there."""
+"""Fixtures: the native worker with a fake driver. If there is a compiler, there must be a native worker."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any
 import pytest
 
 from pympsd_server.native.library import NoLibrary, library
-from tests.native.fake_driver import StandIn, build
+from tests.native.fake_driver import FakeDriver, build
 from tests.native.rig import Rig
 
 
 @pytest.fixture(scope="session")
-def stand_in(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
-    """The driver, compiled once."""
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
+    """Return the fake driver, compiled once."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler, so there is no native worker to test")
     try:
         library()
     except NoLibrary as error:
         pytest.fail(f"there is a C compiler, but no native worker: {error}")
-    return StandIn(build(tmp_path_factory.mktemp("driver")))
+    return FakeDriver(build(tmp_path_factory.mktemp("driver")))
 
 
 @pytest.fixture
-def driver(stand_in: StandIn) -> Iterator[StandIn]:
-    """The driver, as new."""
-    stand_in.reset()
-    yield stand_in
-    stand_in.reset()
+def driver(fake_driver: FakeDriver) -> Iterator[FakeDriver]:
+    """Yield the fake driver, reset."""
+    fake_driver.reset()
+    yield fake_driver
+    fake_driver.reset()
 
 
 @pytest.fixture
-def make_rig(driver: StandIn) -> Iterator[Callable[..., Rig]]:
-    """Make workers that are ended with the test."""
+def make_rig(driver: FakeDriver) -> Iterator[Callable[..., Rig]]:
+    """Yield a function that makes workers; they are closed after the test."""
     made: list[Rig] = []
 
     def make(**settings: Any) -> Rig:
@@ -43,12 +43,12 @@ def make_rig(driver: StandIn) -> Iterator[Callable[..., Rig]]:
         return made[-1]
 
     yield make
-    driver.let_go()
+    driver.release_all()
     for each in made:
         each.close()
 
 
 @pytest.fixture
 def rig(make_rig: Callable[..., Rig]) -> Rig:
-    """A worker without a thread."""
+    """Return a worker without a thread."""
     return make_rig()

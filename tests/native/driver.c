@@ -1,7 +1,7 @@
-/* Stands in for the driver's functions that the native worker calls: it keeps a log of the calls, and a stream comes as
- * far as the test lets it.
+/* A fake of the driver's functions that the native worker calls: it records the calls, and streams progress as the test
+ * demands.
  *
- * A stream is a handle from FIRST_STREAM on, an event one from FIRST_EVENT on.
+ * Handles of streams start at FIRST_STREAM, those of events at FIRST_EVENT.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -23,7 +23,7 @@ struct call {
 };
 
 struct operation {
-    uint32_t *address; /* of a mark; NULL: a kernel */
+    uint32_t *address; /* of a marker; NULL: a kernel */
     uint32_t value;
 };
 
@@ -39,9 +39,9 @@ static struct {
 static struct {
     uint64_t stream, position;
 } events[EVENTS];
-static int codes[KINDS];       /* what calls of a kind are refused with */
+static int codes[KINDS];       /* the refusals, by kind */
 static int held[KINDS], inside[KINDS];
-static uint64_t to_complete;   /* the stream that queries of events complete */
+static uint64_t to_complete;   /* the stream that event queries complete */
 
 static void *grown(void *start, uint64_t *room, uint64_t needed, size_t size)
 {
@@ -50,8 +50,8 @@ static void *grown(void *start, uint64_t *room, uint64_t needed, size_t size)
     return start;
 }
 
-/* Under the lock: keep the call in the log, wait while its kind is held, return what it is refused with. */
-static int note(struct call call)
+/* With the lock held: record the call, wait while its kind is held, return its result. */
+static int record_call(struct call call)
 {
     calls = grown(calls, &call_room, call_count + 1, sizeof *calls);
     calls[call_count++] = call;
@@ -84,17 +84,17 @@ static void issue(uint64_t handle, struct operation operation)
         advance(stream, UINT64_MAX);
 }
 
-/* --- what the worker calls */
+/* --- called by the worker */
 
-int stand_in_set_current(void *context)
+int fake_set_current(void *context)
 {
     pthread_mutex_lock(&lock);
-    int code = note((struct call){.kind = SET_CURRENT, .what = (uint64_t)context});
+    int code = record_call((struct call){.kind = SET_CURRENT, .what = (uint64_t)context});
     pthread_mutex_unlock(&lock);
     return code;
 }
 
-int stand_in_launch(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+int fake_launch(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                     unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **parameters,
                     void **extra)
 {
@@ -112,17 +112,17 @@ int stand_in_launch(void *function, unsigned grid_x, unsigned grid_y, unsigned g
         memcpy(call.parameters, extra[1], call.parameter_bytes);
     }
     pthread_mutex_lock(&lock);
-    int code = note(call);
+    int code = record_call(call);
     if (!code)
         issue((uint64_t)stream, (struct operation){0});
     pthread_mutex_unlock(&lock);
     return code;
 }
 
-int stand_in_write_value(void *stream, uint64_t address, uint32_t value, unsigned flags)
+int fake_write_value(void *stream, uint64_t address, uint32_t value, unsigned flags)
 {
     pthread_mutex_lock(&lock);
-    int code = note((struct call){
+    int code = record_call((struct call){
         .kind = WRITE_VALUE, .stream = (uint64_t)stream, .what = address, .value = value, .flags = flags});
     if (!code)
         issue((uint64_t)stream, (struct operation){(uint32_t *)address, value});
@@ -130,26 +130,26 @@ int stand_in_write_value(void *stream, uint64_t address, uint32_t value, unsigne
     return code;
 }
 
-int stand_in_record_event(void *event, void *stream)
+int fake_record_event(void *event, void *stream)
 {
-    uint64_t number = (uint64_t)event - FIRST_EVENT, place = (uint64_t)stream - FIRST_STREAM;
+    uint64_t number = (uint64_t)event - FIRST_EVENT, position = (uint64_t)stream - FIRST_STREAM;
 
     pthread_mutex_lock(&lock);
-    int code = note((struct call){.kind = RECORD_EVENT, .stream = (uint64_t)stream, .what = (uint64_t)event});
+    int code = record_call((struct call){.kind = RECORD_EVENT, .stream = (uint64_t)stream, .what = (uint64_t)event});
     if (!code) {
-        events[number].stream = place;
-        events[number].position = streams[place].issued;
+        events[number].stream = position;
+        events[number].position = streams[position].issued;
     }
     pthread_mutex_unlock(&lock);
     return code;
 }
 
-int stand_in_query_event(void *event)
+int fake_query_event(void *event)
 {
     uint64_t number = (uint64_t)event - FIRST_EVENT;
 
     pthread_mutex_lock(&lock);
-    int code = note((struct call){.kind = QUERY_EVENT, .what = (uint64_t)event});
+    int code = record_call((struct call){.kind = QUERY_EVENT, .what = (uint64_t)event});
     if (!code && streams[events[number].stream].done < events[number].position)
         code = NOT_READY;
     if (to_complete)
@@ -158,9 +158,9 @@ int stand_in_query_event(void *event)
     return code;
 }
 
-/* --- what the test calls */
+/* --- called by the test */
 
-void stand_in_reset(void)
+void fake_reset(void)
 {
     uint64_t each;
 
@@ -177,7 +177,7 @@ void stand_in_reset(void)
     pthread_mutex_unlock(&lock);
 }
 
-uint64_t stand_in_call_count(void)
+uint64_t fake_call_count(void)
 {
     pthread_mutex_lock(&lock);
     uint64_t count = call_count;
@@ -185,23 +185,23 @@ uint64_t stand_in_call_count(void)
     return count;
 }
 
-void stand_in_call(uint64_t number, struct call *into)
+void fake_call(uint64_t number, struct call *into)
 {
     pthread_mutex_lock(&lock);
     *into = calls[number];
     pthread_mutex_unlock(&lock);
 }
 
-/* Let a stream do so many operations more. */
-void stand_in_advance(uint64_t stream, uint64_t count)
+/* Complete the next `count` operations of a stream. */
+void fake_advance(uint64_t stream, uint64_t count)
 {
     pthread_mutex_lock(&lock);
     advance(stream - FIRST_STREAM, count);
     pthread_mutex_unlock(&lock);
 }
 
-/* Let it do everything as soon as it is issued. */
-void stand_in_at_once(uint64_t stream)
+/* Complete all operations of a stream as soon as they are issued. */
+void fake_complete_immediately(uint64_t stream)
 {
     pthread_mutex_lock(&lock);
     streams[stream - FIRST_STREAM].at_once = 1;
@@ -209,15 +209,15 @@ void stand_in_at_once(uint64_t stream)
     pthread_mutex_unlock(&lock);
 }
 
-void stand_in_refuse(uint32_t kind, int code)
+void fake_refuse(uint32_t kind, int code)
 {
     pthread_mutex_lock(&lock);
     codes[kind] = code;
     pthread_mutex_unlock(&lock);
 }
 
-/* While a kind is held, calls of it do not return. */
-void stand_in_hold(uint32_t kind, int hold)
+/* While a kind is held, its calls do not return. */
+void fake_hold(uint32_t kind, int hold)
 {
     pthread_mutex_lock(&lock);
     held[kind] = hold;
@@ -225,8 +225,8 @@ void stand_in_hold(uint32_t kind, int hold)
     pthread_mutex_unlock(&lock);
 }
 
-/* Wait until one is held; 0 when none is in time. */
-int stand_in_wait_inside(uint32_t kind, uint64_t seconds)
+/* Wait until a call is held; return 0 if none is in time. */
+int fake_wait_inside(uint32_t kind, uint64_t seconds)
 {
     struct timespec end;
     int late = 0, is_inside;
@@ -241,17 +241,17 @@ int stand_in_wait_inside(uint32_t kind, uint64_t seconds)
     return is_inside;
 }
 
-/* Every query of an event completes this stream from now on. */
-void stand_in_complete_at_query(uint64_t stream)
+/* Make every event query complete this stream. */
+void fake_complete_at_query(uint64_t stream)
 {
     pthread_mutex_lock(&lock);
     to_complete = stream;
     pthread_mutex_unlock(&lock);
 }
 
-/* --- a client that changes records while they are read: 32-bit words at equal distances, first one value, then another */
+/* --- a client that changes records while they are read: it alternates 32-bit words at equal distances */
 
-void stand_in_flip(uint32_t *first, uint64_t stride, uint64_t count, uint32_t one, uint32_t other, const uint64_t *head,
+void fake_flip(uint32_t *first, uint64_t stride, uint64_t count, uint32_t one, uint32_t other, const uint64_t *head,
                    uint64_t end)
 {
     uint32_t value = one;

@@ -1,4 +1,4 @@
-"""The driver that the native worker calls in these tests (driver.c): what it was called with, how far streams are."""
+"""The fake driver that the native worker calls in these tests (driver.c): its calls, and the progress of streams."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Call(ctypes.Structure):
 
 @frozen
 class DriverCall:
-    """One call of the driver: ``what`` is a context, a function, an address or an event."""
+    """A call of the driver; ``what``: a context, a function, an address or an event."""
 
     kind: int
     flags: int
@@ -58,7 +58,7 @@ class DriverCall:
 
 
 def build(folder: Path) -> Path:
-    """Compile it; there is a compiler."""
+    """Compile the driver; return the library's path."""
     compiler = shutil.which("cc")
     assert compiler is not None
     built = folder / "driver.so"
@@ -67,90 +67,90 @@ def build(folder: Path) -> Path:
     return built
 
 
-class StandIn:
-    """One for all tests of a process: ``reset`` before each."""
+class FakeDriver:
+    """The driver for all tests of a process: ``reset`` it before each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._library: Any = ctypes.CDLL(str(path))
-        self._library.stand_in_call_count.restype = c_uint64
+        self._library.fake_call_count.restype = c_uint64
         self._words = (c_uint32 * (_WORD_BYTES // 4 * 64))()
         self._made = 0
 
     def reset(self) -> None:
-        """Forget all calls, streams and events; nothing is held, nothing refused."""
-        self._library.stand_in_reset()
+        """Drop all calls, streams and events; hold and refuse nothing."""
+        self._library.fake_reset()
         ctypes.memset(self._words, 0, ctypes.sizeof(self._words))
         self._made = 0
 
     def native_calls(self) -> NativeCalls:
-        """Return what a worker is opened with."""
+        """Return the native calls to open a worker with."""
         names = ("set_current", "launch", "write_value", "record_event", "query_event")
-        addresses = {name: ctypes.cast(getattr(self._library, f"stand_in_{name}"), c_void_p).value for name in names}
+        addresses = {name: ctypes.cast(getattr(self._library, f"fake_{name}"), c_void_p).value for name in names}
         calls = DriverCalls(context=CONTEXT, threads_limit=THREADS_LIMIT, shared_limit=SHARED_LIMIT, **addresses)
         calls.grid_limit[:] = [GRID_LIMIT, 65535, 65535]
         calls.block_limit[:] = [BLOCK_LIMIT, 1024, 64]
-        return NativeCalls(calls, lambda code: BackendError(Result(code), "the stand-in refused it"))
+        return NativeCalls(calls, lambda code: BackendError(Result(code), "the fake driver refused it"))
 
     def stream(self, is_default: bool = False, blocking: bool = True) -> StreamState:
-        """Return a new stream, whose work is done as far as ``advance`` says."""
+        """Return a new stream, which progresses by ``advance``."""
         number, self._made = self._made, self._made + 1
         word = ctypes.addressof(self._words) + _WORD_BYTES * number
         state = StreamState(handle=FIRST_STREAM + number, word=word, is_blocking=blocking, is_default=is_default)
         state.events[:] = [FIRST_EVENT + STREAM_EVENTS * number + each for each in range(STREAM_EVENTS)]
         return state
 
-    # --- what it was called with
+    # --- recorded calls
 
     @property
     def count(self) -> int:
-        """How many calls there were."""
-        return int(self._library.stand_in_call_count())
+        """The number of calls."""
+        return int(self._library.fake_call_count())
 
     def calls(self, kind: int | None = None) -> list[DriverCall]:
         """Return the calls of a kind, or all, in order."""
         found = []
         for number in range(self.count):
             raw = _Call()
-            self._library.stand_in_call(c_uint64(number), ctypes.byref(raw))
+            self._library.fake_call(c_uint64(number), ctypes.byref(raw))
             if kind is None or raw.kind == kind:
                 found.append(_call(raw))
         return found
 
-    # --- what it does
+    # --- behaviour
 
     def advance(self, stream: StreamState, count: int = _ALL) -> None:
-        """Let a stream do so many operations more, marks among them."""
-        self._library.stand_in_advance(c_uint64(stream.handle), c_uint64(count))
+        """Complete the next ``count`` operations of a stream, markers included."""
+        self._library.fake_advance(c_uint64(stream.handle), c_uint64(count))
 
-    def at_once(self, stream: StreamState) -> None:
-        """Let it do everything as soon as it is issued."""
-        self._library.stand_in_at_once(c_uint64(stream.handle))
+    def complete_immediately(self, stream: StreamState) -> None:
+        """Complete all operations of a stream as soon as they are issued."""
+        self._library.fake_complete_immediately(c_uint64(stream.handle))
 
     def refuse(self, kind: int, code: int) -> None:
-        """Refuse all calls of a kind with a CUresult, 0: none."""
-        self._library.stand_in_refuse(c_uint32(kind), c_int(code))
+        """Refuse all calls of a kind with a CUresult; 0: refuse none."""
+        self._library.fake_refuse(c_uint32(kind), c_int(code))
 
     def hold(self, kind: int, hold: bool = True) -> None:
-        """Let no call of a kind return."""
-        self._library.stand_in_hold(c_uint32(kind), c_int(hold))
+        """Block all calls of a kind until they are released."""
+        self._library.fake_hold(c_uint32(kind), c_int(hold))
 
-    def let_go(self) -> None:
-        """Let all calls return."""
+    def release_all(self) -> None:
+        """Release all calls."""
         for kind in range(_KINDS):
             self.hold(kind, False)
 
     def wait_until_held(self, kind: int) -> None:
-        """Return once a call of the kind does not return."""
-        assert self._library.stand_in_wait_inside(c_uint32(kind), c_uint64(_SECONDS)), "no call came"
+        """Wait until a call of the kind is held."""
+        assert self._library.fake_wait_inside(c_uint32(kind), c_uint64(_SECONDS)), "no call came"
 
     def complete_at_query(self, stream: StreamState) -> None:
-        """Complete a stream whenever an event is asked for."""
-        self._library.stand_in_complete_at_query(c_uint64(stream.handle))
+        """Complete a stream at each query of an event."""
+        self._library.fake_complete_at_query(c_uint64(stream.handle))
 
     def flip(self, first: int, stride: int, count: int, values: tuple[int, int], head: int, end: int) -> None:
-        """Change 32-bit words at equal distances to and fro until the 64-bit word at ``head`` has come to ``end``."""
-        self._library.stand_in_flip(
+        """Alternate 32-bit words at equal distances until the 64-bit word at ``head`` has reached ``end``."""
+        self._library.fake_flip(
             c_void_p(first), c_uint64(stride), c_uint64(count), *map(c_uint32, values), c_void_p(head), c_uint64(end)
         )
 

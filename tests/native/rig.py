@@ -1,7 +1,7 @@
-"""A native worker with nothing of an executor about it: its client's ends are the test's, its records go to lists.
+"""A native worker without an executor: the test is its client and receives the records that it declines.
 
-``take`` runs the worker in the test's own thread, up to a record that Python would execute; ``begin`` gives it one of
-its own.
+``take`` runs the worker in the test's own thread, up to the next record that Python would execute; ``start`` starts a
+thread for it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from attrs import define, field
 
 from pympsd.wire import records, ring_layout
 from pympsd_client._command_stream.ring import Ring
-from pympsd_client._command_stream.staging_memory import SharedMemory
+from pympsd_client._command_stream.staging_memory import StagingMemory
 from pympsd_server.executor.host_memory import shared
 from pympsd_server.native.states import ContextState, KernelRow, StreamState
-from pympsd_server.native.worker import NativeWorker, Taken
-from tests.native.fake_driver import StandIn
+from pympsd_server.native.worker import DeclinedRecord, NativeWorker
+from tests.native.fake_driver import FakeDriver
 
 SECONDS: Final = 30.0
-"""The absolute limit of every wait."""
+"""The limit of every wait."""
 SERIAL: Final = 1
 MODULE: Final = 0x3000
 FUNCTION: Final = 0xF00D
 PARAMETER_BYTES: Final = 12
 KERNELS: Final = ((FUNCTION, PARAMETER_BYTES, 1024, 1024, 4096), (FUNCTION + 1, 0, 128, 0, 0))
-"""Functions of MODULE: CUfunction, bytes of parameters, most threads, static and most dynamic shared bytes."""
+"""Functions of MODULE: CUfunction, parameter bytes, thread limit, static and maximal dynamic shared bytes."""
 
 _SOURCES: Final = Path(__file__).resolve().parents[2] / "pympsd_server" / "native" / "src"
 
 
 def source_constant(file: str, name: str) -> int:
-    """Return the number that a C source gives a name, in whatever unit."""
+    """Return the number of a constant in a C source, in its unit."""
     found = re.search(rf"\b{name}(?: =)? \(?(\d+)\b", (_SOURCES / file).read_text())
     assert found is not None, name
     return int(found[1])
@@ -48,45 +48,45 @@ def source_constant(file: str, name: str) -> int:
 
 @define(eq=False)
 class Rig:
-    """A worker, its client's two ends, and one context with a default stream and a module. Close it."""
+    """A worker, its client, and one context with a default stream and a module; to be closed."""
 
-    driver: StandIn
+    driver: FakeDriver
     spin_ns: int = 0
-    taken: Queue[Taken | None] = field(factory=Queue, init=False)
-    """What a worker with a thread leaves to Python; None at the end."""
-    on_taken: Callable[[Taken], object] = field(default=lambda taken: None, init=False)
-    """Called in that thread before."""
-    ours: socket.socket = field(init=False)
-    theirs: socket.socket = field(init=False)
+    taken: Queue[DeclinedRecord | None] = field(factory=Queue, init=False)
+    """The records that a worker with a thread declines; None at the end."""
+    on_taken: Callable[[DeclinedRecord], object] = field(default=lambda taken: None, init=False)
+    """Called in that thread before each is queued."""
+    server_end: socket.socket = field(init=False)
+    client_end: socket.socket = field(init=False)
     memory: shared.SharedMemory = field(init=False)
-    client_memory: SharedMemory = field(init=False)
+    client_memory: StagingMemory = field(init=False)
     worker: NativeWorker = field(init=False)
-    default: StreamState = field(init=False)
+    default_stream: StreamState = field(init=False)
     context: ContextState = field(init=False)
     thread: threading.Thread | None = field(default=None, init=False)
     _ring: Ring | None = field(default=None, init=False)
     _sequence: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.ours, self.theirs = socket.socketpair()
-        self.theirs.settimeout(SECONDS)
+        self.server_end, self.client_end = socket.socketpair()
+        self.client_end.settimeout(SECONDS)
         self.memory = shared.make(ring_layout.AREA_BYTES)
-        self.client_memory = SharedMemory(self.memory.fd, shared.SHARED_BYTES, ring_layout.AREA_BYTES)
+        self.client_memory = StagingMemory(self.memory.fd, shared.SHARED_BYTES, ring_layout.AREA_BYTES)
         area = self.memory.view[shared.SHARED_BYTES :]
         address = ctypes.addressof(ctypes.c_char.from_buffer(area))
-        self.worker = NativeWorker(self.ours.fileno(), address, self.driver.native_calls(), self.spin_ns)
-        self.default = self.driver.stream(is_default=True)
-        self.context = self.add_context(SERIAL, self.default)
+        self.worker = NativeWorker(self.server_end.fileno(), address, self.driver.native_calls(), self.spin_ns)
+        self.default_stream = self.driver.stream(is_default=True)
+        self.context = self.add_context(SERIAL, self.default_stream)
 
     def add_context(self, serial: int, default: StreamState) -> ContextState:
-        """Give the client a context with a default stream and the module."""
+        """Add a context with a default stream and the module."""
         state = ContextState(default_stream=ctypes.pointer(default))
         self.worker.add_context(serial, state)
         self.worker.add_module(serial, MODULE, (KernelRow * len(KERNELS))(*KERNELS))
         return state
 
     def add_stream(self, handle: int, blocking: bool = False, serial: int = SERIAL) -> StreamState:
-        """Give it a stream."""
+        """Add a stream to a context."""
         stream = self.driver.stream(blocking=blocking)
         self.worker.add_stream(serial, handle, stream)
         return stream
@@ -95,12 +95,12 @@ class Rig:
 
     @property
     def words(self) -> memoryview:
-        """The words of the ring, by number, as the client has them."""
+        """The words of the ring's header, as the client sees them."""
         return self._area[: ring_layout.DATA].cast("Q")
 
     @property
     def data(self) -> memoryview:
-        """The ring's data, as the client has them."""
+        """The ring's data, as the client sees them."""
         return self._area[ring_layout.DATA :]
 
     @property
@@ -110,7 +110,7 @@ class Rig:
 
     @property
     def ring(self) -> Ring:
-        """The client's side of the ring, in use from the first time on."""
+        """The client's side of the ring, which is in use after the first access."""
         if self._ring is None:
             self._ring = Ring(self.client_memory, shared.SHARED_BYTES)
         return self._ring
@@ -125,18 +125,18 @@ class Rig:
         return self.pack("LAUNCH", stream, MODULE, 0, *[1] * 6, 0, len(parameters), tail=parameters, **options)
 
     def put(self, *some: bytes) -> None:
-        """Send records by the ring, as the client library does."""
+        """Put records into the ring, as the client library does."""
         for record in some:
             with threading.Lock():  # the fence
                 assert self.ring.put(record), "the ring is full"
             if self.ring.asleep:
-                self.theirs.send(b"\0")
+                self.client_end.send(b"\0")
 
     def answers(self, count: int) -> list[int]:
-        """Return the sequence numbers of the next answers, all successes."""
+        """Receive ``count`` answers, all successes; return their sequence numbers."""
         data = b""
         while len(data) < count * records.HEADER_BYTES:
-            received = self.theirs.recv(count * records.HEADER_BYTES - len(data))
+            received = self.client_end.recv(count * records.HEADER_BYTES - len(data))
             assert received, "the stream has ended"
             data += received
         headers = list(records.HEADER.iter_unpack(data))
@@ -146,17 +146,17 @@ class Rig:
     @property
     def is_answered(self) -> bool:
         """Whether there is an answer to read."""
-        return bool(select.select([self.theirs], [], [], 0)[0])
+        return bool(select.select([self.client_end], [], [], 0)[0])
 
     # --- the worker
 
-    def take(self, *some: bytes) -> Taken | None:
-        """Have the worker work, in this thread, after these records."""
+    def take(self, *some: bytes) -> DeclinedRecord | None:
+        """Put records and run the worker in this thread; return the next record that it declines."""
         self.put(*some)
         return self.worker.take()
 
-    def run(self, *some: bytes) -> list[Taken]:
-        """Have it take these records, and return those that it leaves to Python."""
+    def run(self, *some: bytes) -> list[DeclinedRecord]:
+        """Put records and run the worker; return all records that it declines."""
         last = self.pack("MEMORY_INFO")
         self.put(*some, last)
         found = []
@@ -165,8 +165,8 @@ class Rig:
         assert taken is not None, "the worker has ended"
         return found
 
-    def begin(self) -> None:
-        """Give it a thread."""
+    def start(self) -> None:
+        """Start a thread for the worker."""
         self.thread = threading.Thread(target=self._work, name="rig")
         self.thread.start()
 
@@ -176,15 +176,15 @@ class Rig:
             self.taken.put(taken)
         self.taken.put(None)
 
-    def next(self) -> Taken | None:
-        """Return what its thread leaves to Python next."""
+    def next(self) -> DeclinedRecord | None:
+        """Return the next record that the worker's thread declines."""
         try:
             return self.taken.get(timeout=SECONDS)
         except Empty:
-            raise AssertionError("the worker left nothing to Python") from None
+            raise AssertionError("the worker declined nothing") from None
 
-    def pass_by(self) -> None:
-        """Return when its thread has taken all that was sent."""
+    def drain(self) -> None:
+        """Wait until the worker's thread has taken all records."""
         record = self.pack("MEMORY_INFO")
         self.put(record)
         while (taken := self.next()) is not None and taken.record != record:
@@ -192,14 +192,14 @@ class Rig:
         assert taken is not None, "the worker has ended"
 
     def close(self) -> None:
-        """End everything; the worker's thread must end by itself."""
+        """Close everything; the worker's thread must end by itself."""
         self.worker.close()
         with contextlib.suppress(OSError):
-            self.ours.shutdown(socket.SHUT_RDWR)
+            self.server_end.shutdown(socket.SHUT_RDWR)
         if self.thread is not None:
             self.thread.join(SECONDS)
             assert not self.thread.is_alive(), "the worker does not end"
         del self.worker
         self.memory.view.release()
-        self.ours.close()
-        self.theirs.close()
+        self.server_end.close()
+        self.client_end.close()

@@ -1,4 +1,4 @@
-"""Answers of the worker and of Python on one socket: each in one piece, none lost, also to who does not read."""
+"""Answers of the worker and of Python on one socket: each in one piece, none lost, even without a reader."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from attrs import define, field
 
 from pympsd.wire import records
 from pympsd_server.executor.answers import AnswerWriter
-from pympsd_server.native.worker import Taken
+from pympsd_server.native.worker import DeclinedRecord
 from tests.native.rig import SECONDS, Rig
 
 SYNCHRONIZE = records.BY_NAME["SYNCHRONIZE_STREAM"].opcode
 LARGE = records.BY_NAME["LOAD_MODULE"].opcode
 BRINGS = records.BY_NAME["ALLOCATE_PINNED"].opcode
 BY_PYTHON = 1 << 40
-"""Sequence numbers from here on are those of answers that Python gives by itself."""
+"""The first sequence number of answers that Python gives by itself."""
 
 
 @define
 class Reader:
-    """A client that reads when it is told to, and takes apart what it read; EOFError at the stream's end."""
+    """A client that reads on request and parses answers; EOFError at the stream's end."""
 
     stream: socket.socket
     answers: list[records.Record] = field(factory=list)
@@ -35,7 +35,7 @@ class Reader:
     _data: bytes = b""
 
     def read(self, count: int) -> None:
-        """Read some bytes."""
+        """Read ``count`` bytes at most."""
         data, fds, _, _ = socket.recv_fds(self.stream, count, 8)
         for fd in fds:
             os.close(fd)
@@ -45,7 +45,7 @@ class Reader:
         self._data += data
         while len(self._data) >= records.HEADER_BYTES:
             opcode, flags, length, result, sequence = records.HEADER.unpack_from(self._data)
-            assert opcode & records.ANSWER, "one answer lies in the midst of another"
+            assert opcode & records.ANSWER, "one answer lies inside another"
             assert opcode & ~records.ANSWER in (SYNCHRONIZE, LARGE, BRINGS)
             if len(self._data) < length:
                 return
@@ -59,10 +59,10 @@ def _large(sequence: int, count: int) -> bytes:
     return records.pack_answer(LARGE, sequence, 0, b"", bytes([sequence % 256]) * count)
 
 
-def _answered(writer: AnswerWriter) -> Callable[[Taken], None]:
-    """What Python does with a wait that is left to it."""
+def _answered(writer: AnswerWriter) -> Callable[[DeclinedRecord], None]:
+    """Return a callback that answers waits that are left to Python."""
 
-    def on_taken(taken: Taken) -> None:
+    def on_taken(taken: DeclinedRecord) -> None:
         opcode, _, _, _, sequence = records.HEADER.unpack_from(taken.record)
         if opcode == SYNCHRONIZE:
             writer.send(records.pack_answer(opcode, sequence, 0))
@@ -71,31 +71,31 @@ def _answered(writer: AnswerWriter) -> Callable[[Taken], None]:
 
 
 def _narrow(rig: Rig) -> AnswerWriter:
-    rig.ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
-    writer = AnswerWriter(rig.ours, rig.worker)
+    rig.server_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    writer = AnswerWriter(rig.server_end, rig.worker)
     rig.on_taken = _answered(writer)
     return writer
 
 
-def test_while_python_has_the_rest_of_an_answer_to_write_the_worker_writes_nothing(rig: Rig) -> None:
-    rig.ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+def test_the_worker_writes_nothing_while_python_has_a_partial_answer(rig: Rig) -> None:
+    rig.server_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     large = _large(BY_PYTHON, 1 << 20)
     sent = rig.worker.send(large)
     assert 0 < sent < len(large)
-    rig.theirs.recv(sent)  # so that there is room
+    rig.client_end.recv(sent)  # to make room
     record = rig.pack("SYNCHRONIZE_STREAM", 0)
-    assert rig.run(record) == [Taken(record, 0)]
+    assert rig.run(record) == [DeclinedRecord(record, 0)]
     rest = memoryview(large)[sent:]
     while rest:
         count = rig.worker.send(bytes(rest))
         rest = rest[max(count, 0) :]
-        while select.select([rig.theirs], [], [], 0)[0]:
-            rig.theirs.recv(1 << 16)
+        while select.select([rig.client_end], [], [], 0)[0]:
+            rig.client_end.recv(1 << 16)
     assert rig.run(rig.pack("SYNCHRONIZE_STREAM", 0)) == [], "now it answers again"
 
 
-def test_a_client_that_does_not_read_is_pythons_to_answer(rig: Rig) -> None:
-    rig.ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+def test_answers_to_a_client_that_does_not_read_go_to_python(rig: Rig) -> None:
+    rig.server_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     some = [rig.pack("SYNCHRONIZE_STREAM", 0) for _ in range(100)]
     left = [taken.record for taken in rig.run(*some)]
     assert 0 < len(left) < 100
@@ -103,19 +103,19 @@ def test_a_client_that_does_not_read_is_pythons_to_answer(rig: Rig) -> None:
     assert sorted(answered + [records.HEADER.unpack_from(each)[4] for each in left]) == list(range(1, 101))
 
 
-def test_a_client_that_has_gone_is_answered_by_nobody(rig: Rig) -> None:
+def test_a_client_that_has_gone_gets_no_answer(rig: Rig) -> None:
     record = rig.pack("SYNCHRONIZE_STREAM", 0)
     rig.put(record)
-    rig.theirs.close()
+    rig.client_end.close()
     assert rig.worker.take() is None
     assert rig.worker.send(b"x") < 0
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_answers_of_both_come_whole_while_the_client_reads_as_it_likes(rig: Rig, seed: int) -> None:
+def test_answers_of_both_arrive_whole_whatever_the_client_reads(rig: Rig, seed: int) -> None:
     writer, source = _narrow(rig), random.Random(seed)
-    rig.begin()
-    reader = Reader(rig.theirs)
+    rig.start()
+    reader = Reader(rig.client_end)
     waits, larges, brought = 600, 60, 20
 
     def python() -> None:
@@ -137,7 +137,7 @@ def test_answers_of_both_come_whole_while_the_client_reads_as_it_likes(rig: Rig,
             for _ in range(min(waits - sent, source.choice((1, 5, 100)))):
                 rig.put(rig.pack("SYNCHRONIZE_STREAM", 0))
                 sent += 1
-        elif select.select([rig.theirs], [], [], 0 if sent < waits else SECONDS)[0]:
+        elif select.select([rig.client_end], [], [], 0 if sent < waits else SECONDS)[0]:
             reader.read(source.choice((24, 1000, 1 << 16)))
     other.join(SECONDS)
     assert not other.is_alive()
@@ -147,9 +147,9 @@ def test_answers_of_both_come_whole_while_the_client_reads_as_it_likes(rig: Rig,
     writer.close()
 
 
-def test_an_answer_with_a_descriptor_that_goes_in_parts_stays_in_one_piece(rig: Rig) -> None:
-    """What was kept behind it goes along with it, more than the socket takes at once."""
-    rig.begin()
+def test_an_answer_with_a_descriptor_that_is_written_in_parts_stays_whole(rig: Rig) -> None:
+    """The answers queued after it are written with it, more than the socket takes at once."""
+    rig.start()
     for _ in range(20):
         _bring_with_much_behind(rig)
 
@@ -157,7 +157,7 @@ def test_an_answer_with_a_descriptor_that_goes_in_parts_stays_in_one_piece(rig: 
 def _bring_with_much_behind(rig: Rig) -> None:
     writer = _narrow(rig)
     numbers = iter(range(BY_PYTHON, BY_PYTHON + 1000))
-    reader = Reader(rig.theirs)
+    reader = Reader(rig.client_end)
     with open(os.devnull) as file:
         while writer._flusher is None:
             writer.send(_large(next(numbers), 400))

@@ -1,4 +1,4 @@
-"""Which workers a device's clients get, and that the executor says so; where there is no library too."""
+"""Which workers a device's clients get, with and without the native library."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pympsd_server.executor.native_mirror import Workers
 from pympsd_server.native import library as native
 from pympsd_server.native.library import NoLibrary
 from pympsd_server.native.states import SHARED_STATES
-from tests.native.fake_driver import StandIn
+from tests.native.fake_driver import FakeDriver
 
 REASON = "it was not built"
 
 
 @frozen
 class FakeDevice:
-    """A device whose records a native worker executes, or not."""
+    """A device with or without native calls."""
 
     native_calls: object | None
 
@@ -35,14 +35,14 @@ REAL: Any = FakeDevice(object())
 
 
 @pytest.fixture
-def there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library can be used."""
+def available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the library usable."""
     monkeypatch.setattr(native_mirror, "library", lambda: object())
 
 
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot."""
+    """Make the library unusable."""
 
     def fail() -> None:
         raise NoLibrary(REASON)
@@ -52,7 +52,7 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None, Any], Workers]:
-    """Choose for a value of the variable."""
+    """Return a function that chooses for a value of the variable."""
 
     def choose(value: str | None, device: Any) -> Workers:
         monkeypatch.delenv(WORKER, raising=False)
@@ -66,26 +66,26 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None, Any], Worke
 Choose = Callable[[str | None, Any], Workers]
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("available")
 @pytest.mark.parametrize("value", [None, "", "auto", "native"])
 def test_a_gpus_clients_get_native_workers(choose: Choose, value: str | None) -> None:
     assert choose(value, REAL) == Workers(True, "native")
 
 
-@pytest.mark.usefixtures("there")
-def test_an_emulated_devices_clients_get_them_when_asked_for(choose: Choose) -> None:
+@pytest.mark.usefixtures("available")
+def test_an_emulated_devices_clients_get_native_workers_on_request(choose: Choose) -> None:
     assert choose("native", EMULATED) == Workers(True, "")
     assert choose("auto", EMULATED) == choose(None, EMULATED) == Workers(False, "")
 
 
-@pytest.mark.usefixtures("there")
-def test_python_is_said_where_it_costs_something(choose: Choose) -> None:
+@pytest.mark.usefixtures("available")
+def test_python_workers_are_reported_where_they_are_slower(choose: Choose) -> None:
     assert choose("python", REAL) == Workers(False, "python, for PYMPSD_WORKER says so")
     assert choose("python", EMULATED) == Workers(False, "")
 
 
 @pytest.mark.usefixtures("missing")
-def test_without_the_library_python_works_and_says_why(choose: Choose) -> None:
+def test_without_the_library_python_workers_are_reported_with_the_reason(choose: Choose) -> None:
     assert choose("auto", REAL) == Workers(False, f"python, for the native one cannot be used: {REASON}")
     assert choose("auto", EMULATED) == Workers(False, "")
     assert not choose("python", REAL).native
@@ -93,22 +93,22 @@ def test_without_the_library_python_works_and_says_why(choose: Choose) -> None:
 
 @pytest.mark.usefixtures("missing")
 @pytest.mark.parametrize("device", [REAL, EMULATED], ids=["gpu", "emulated"])
-def test_what_was_asked_for_and_is_not_there_is_refused(choose: Choose, device: Any) -> None:
+def test_requested_native_workers_without_the_library_are_refused(choose: Choose, device: Any) -> None:
     with pytest.raises(BackendError, match=REASON) as caught:
         choose("native", device)
     assert caught.value.code is Result.ERROR_NOT_SUPPORTED
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("available")
 @pytest.mark.parametrize("value", ["Native", "c", "python "])
-def test_another_value_is_refused_by_name(choose: Choose, value: str) -> None:
+def test_an_invalid_value_is_refused_by_name(choose: Choose, value: str) -> None:
     with pytest.raises(BackendError, match="PYMPSD_WORKER is one of auto, native, python, not") as caught:
         choose(value, REAL)
     assert caught.value.code is Result.ERROR_NOT_SUPPORTED
     assert repr(value) in caught.value.reason
 
 
-# --- why the library cannot be used
+# --- reasons why the library cannot be used
 
 
 def _load_from(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
@@ -121,13 +121,13 @@ def test_a_library_that_was_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path:
         _load_from(monkeypatch, tmp_path)
 
 
-def test_a_library_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_that_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / f"_worker{native.EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
     with pytest.raises(NoLibrary, match="it cannot be loaded: "):
         _load_from(monkeypatch, tmp_path)
 
 
-def test_a_library_without_our_functions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: StandIn) -> None:
+def test_a_library_without_our_functions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: FakeDriver) -> None:
     (tmp_path / f"_worker{native.EXTENSION_SUFFIXES[0]}").symlink_to(driver.path)
     with pytest.raises(NoLibrary, match=r"it cannot be loaded: .*worker_open"):
         _load_from(monkeypatch, tmp_path)
@@ -137,7 +137,7 @@ def test_a_library_of_another_build(monkeypatch: pytest.MonkeyPatch) -> None:
     class Other:
         @staticmethod
         def native_sizes(sizes: Any) -> None:
-            for number, state in enumerate(SHARED_STATES):
+            for number, state in enumerate(SHARED_STATES.values()):
                 sizes[number] = ctypes.sizeof(state) + 8
 
     with pytest.raises(NoLibrary, match=r"of another build, structures of .*: install again"):

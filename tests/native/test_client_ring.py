@@ -1,4 +1,4 @@
-"""The client library's side of the ring, with a native worker on the other: threads, a full ring, ends."""
+"""The client library's side of the ring with a native worker at the other end: threads, a full ring, ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream.ring import Ring, ring_of
 from pympsd_client._command_stream.transport import Transport
 from pympsd_server.executor.host_memory.shared import SHARED_BYTES
-from pympsd_server.native.worker import Taken
-from tests.native.fake_driver import LAUNCH, WRITE_VALUE, StandIn
+from pympsd_server.native.worker import DeclinedRecord
+from tests.native.fake_driver import LAUNCH, WRITE_VALUE, FakeDriver
 from tests.native.rig import SECONDS, SERIAL, Rig
 
 THREADS, EACH = 4, 3000
@@ -26,21 +26,21 @@ LARGE = RECORD_BYTES
 
 @pytest.fixture
 def transport(rig: Rig) -> Transport:
-    """A client's."""
-    return Transport(rig.theirs, rig.client_memory, ring=rig.ring)
+    """Return a client's transport."""
+    return Transport(rig.client_end, rig.client_memory, ring=rig.ring)
 
 
-def _answer_all(rig: Rig) -> Callable[[Taken], None]:
-    def on_taken(taken: Taken) -> None:
+def _answer_all(rig: Rig) -> Callable[[DeclinedRecord], None]:
+    def on_taken(taken: DeclinedRecord) -> None:
         opcode, _, _, _, sequence = records.HEADER.unpack_from(taken.record)
         rig.worker.send(records.pack_answer(opcode, sequence, 0, b"", b"from Python"))
 
     return on_taken
 
 
-def test_each_threads_records_come_in_its_order(rig: Rig, driver: StandIn, transport: Transport) -> None:
-    driver.at_once(rig.default)
-    rig.begin()
+def test_each_threads_records_arrive_in_order(rig: Rig, driver: FakeDriver, transport: Transport) -> None:
+    driver.complete_immediately(rig.default_stream)
+    rig.start()
 
     def post(thread: int) -> None:
         for number in range(EACH):
@@ -52,18 +52,18 @@ def test_each_threads_records_come_in_its_order(rig: Rig, driver: StandIn, trans
     for thread in threads:
         thread.join(SECONDS)
         assert not thread.is_alive()
-    rig.pass_by()
+    rig.drain()
     launched = [struct.unpack("=IQ", call.parameters) for call in driver.calls(LAUNCH)]
     assert len(launched) == THREADS * EACH
     for thread in range(THREADS):
         assert [number for each, number in launched if each == thread] == list(range(EACH))
 
 
-def test_calls_of_several_threads_get_their_answers(rig: Rig, driver: StandIn, transport: Transport) -> None:
-    """Of the worker and of Python, while launches go on."""
-    driver.at_once(rig.default)
+def test_each_of_several_threads_gets_its_answers(rig: Rig, driver: FakeDriver, transport: Transport) -> None:
+    """From the worker and from Python, during launches."""
+    driver.complete_immediately(rig.default_stream)
     rig.on_taken = _answer_all(rig)
-    rig.begin()
+    rig.start()
     got: list[tuple[int, bytes]] = []
 
     def call(name: str) -> None:
@@ -83,35 +83,35 @@ def test_calls_of_several_threads_get_their_answers(rig: Rig, driver: StandIn, t
     assert sorted(got) == [(0, b"")] * 600 + [(0, b"from Python")] * 600
 
 
-def test_an_executor_that_ends_while_the_ring_is_full_is_told(rig: Rig, transport: Transport) -> None:
+def test_the_executors_end_while_the_ring_is_full_is_an_error(rig: Rig, transport: Transport) -> None:
     record = rig.pack("MEMORY_INFO").ljust(LARGE, b"\0")
     for _ in range(RING_BYTES // LARGE):
         transport.post(record)
-    said: list[CudaError] = []
+    errors: list[CudaError] = []
 
     def post() -> None:
         with pytest.raises(CudaError, match="executor") as caught:
             transport.post(record)
-        said.append(caught.value)
+        errors.append(caught.value)
 
     client = threading.Thread(target=post)
     client.start()
-    rig.ours.close()
+    rig.server_end.close()
     client.join(SECONDS)
-    assert said
+    assert errors
     with pytest.raises(CudaError, match="executor"):
         transport.post(record)
 
 
-def test_an_executor_that_has_gone_is_told_to_who_rings(rig: Rig, transport: Transport) -> None:
-    rig.words[ASLEEP // 8] = 1  # as it was when it was killed
-    rig.ours.close()
+def test_the_executors_end_is_an_error_when_ringing_the_bell(rig: Rig, transport: Transport) -> None:
+    rig.words[ASLEEP // 8] = 1  # as when the executor was killed
+    rig.server_end.close()
     with pytest.raises(CudaError, match="executor"):
         transport.post(rig.launch())
 
 
-def test_an_executor_that_ends_is_told_to_who_waits(rig: Rig, transport: Transport) -> None:
-    rig.begin()
+def test_the_executors_end_is_an_error_for_a_wait(rig: Rig, transport: Transport) -> None:
+    rig.start()
     sequence = transport.sequence()
     wait = records.pack("SYNCHRONIZE_STREAM", SERIAL, sequence, 0)
     transport.post(rig.launch())
@@ -121,52 +121,52 @@ def test_an_executor_that_ends_is_told_to_who_waits(rig: Rig, transport: Transpo
             pass
         rig.worker.close()
         rig.next()
-        rig.ours.close()
+        rig.server_end.close()
 
     ending = threading.Thread(target=end)
     ending.start()
-    # It is gone for who rings a bell or had rung one that nobody heard, has ended for who only waits.
+    # "is gone" if a bell was rung, or had been rung and not read; "has ended" for a mere wait.
     with pytest.raises(CudaError, match=r"the executor (has ended|is gone)"):
         transport.call(sequence, wait)
     ending.join(SECONDS)
     assert not ending.is_alive()
 
 
-def test_a_record_that_is_too_long_is_refused_when_the_ring_has_room_too(rig: Rig, transport: Transport) -> None:
+def test_a_record_that_is_too_long_is_refused_although_the_ring_has_room(rig: Rig, transport: Transport) -> None:
     with pytest.raises(CudaError, match=f"{RECORD_BYTES} are allowed"):
         transport.post(rig.pack("MEMORY_INFO").ljust(RECORD_BYTES + 8, b"\0"))
 
 
-# --- looking for an answer before sleeping
+# --- polling for an answer before sleeping
 
 
-def test_who_need_not_look_does_not(rig: Rig) -> None:
-    rig.ring.await_answer()  # SPIN_COUNT is 0: it returns
+def test_a_spin_count_of_0_means_no_polling(rig: Rig) -> None:
+    rig.ring.await_answer()  # it returns
 
 
-def test_who_looks_sees_that_an_answer_comes(rig: Rig) -> None:
+def test_polling_notices_an_answer(rig: Rig) -> None:
     rig.words[SPIN_COUNT // 8] = 10**12
     ring = Ring(rig.client_memory, SHARED_BYTES)
-    looking = threading.Thread(target=ring.await_answer)
-    looking.start()
+    polling = threading.Thread(target=ring.await_answer)
+    polling.start()
     rig.worker.send(b"x" * 24)
-    looking.join(SECONDS)
-    assert not looking.is_alive()
+    polling.join(SECONDS)
+    assert not polling.is_alive()
     assert rig.words[ANSWERS // 8] == 1
 
 
-def test_who_has_seen_an_answer_looks_for_the_next(rig: Rig) -> None:
+def test_polling_after_an_answer_polls_for_the_next(rig: Rig) -> None:
     rig.words[SPIN_COUNT // 8] = 2000
     ring = Ring(rig.client_memory, SHARED_BYTES)
     rig.worker.send(b"x" * 24)
-    began = time.thread_time()  # whatever else the processor does meanwhile
+    began = time.thread_time()  # independent of other work on the processor
     ring.await_answer()
     seen, began = time.thread_time() - began, time.thread_time()
     ring.await_answer()
-    assert time.thread_time() - began > seen, "it looked as often as it was told"
+    assert time.thread_time() - began > seen, "it polled SPIN_COUNT times"
 
 
-# --- whether there is one
+# --- whether the ring is used
 
 
 @pytest.mark.parametrize("announced", [0, 4096, AREA_BYTES - 8, AREA_BYTES + 4096])
@@ -176,7 +176,7 @@ def test_a_ring_of_another_layout_is_not_used(rig: Rig, announced: int) -> None:
 
 
 @pytest.mark.parametrize(("machine", "used"), [("x86_64", True), ("AMD64", True), ("aarch64", False), ("", False)])
-def test_only_a_processor_with_the_fence_uses_it(
+def test_only_a_processor_with_the_fence_uses_the_ring(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, machine: str, used: bool
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)

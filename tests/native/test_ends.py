@@ -1,4 +1,4 @@
-"""Contexts, streams and clients that go while something of them is under way: nothing is used after it was freed."""
+"""Contexts, streams and clients that end while the worker uses them: nothing is used after it was freed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from pympsd.wire import records
 from pympsd_server.native import worker as native
-from pympsd_server.native.worker import Taken
-from tests.native.fake_driver import LAUNCH, WRITE_VALUE, StandIn
+from pympsd_server.native.worker import DeclinedRecord
+from tests.native.fake_driver import LAUNCH, WRITE_VALUE, FakeDriver
 from tests.native.rig import SECONDS, SERIAL, Rig
 
 STREAM, OTHER = 0x10, 0x11
@@ -20,11 +20,11 @@ BRIEF = 0.05
 
 
 @pytest.fixture
-def lost() -> Iterator[list[object]]:
-    """What is kept for a call of the driver that does not return; let go after the test, in which it did."""
-    assert native._lost == []
-    yield native._lost
-    native._lost.clear()
+def leaked() -> Iterator[list[object]]:
+    """Yield what is kept for driver calls that do not return; release it after the test, in which they did."""
+    assert native._leaked == []
+    yield native._leaked
+    native._leaked.clear()
 
 
 def _waiting(rig: Rig, stream: int = 0) -> bytes:
@@ -37,29 +37,29 @@ def _sequence(record: bytes) -> int:
     return int(records.HEADER.unpack_from(record)[4])
 
 
-def test_who_waits_in_a_context_that_is_ruined_is_pythons_to_tell(rig: Rig, driver: StandIn) -> None:
+def test_a_wait_in_a_context_that_is_poisoned_goes_to_python(rig: Rig, driver: FakeDriver) -> None:
     record = _waiting(rig)
     rig.context.closed = 1
-    assert rig.run() == [Taken(record, 0)]
-    driver.advance(rig.default)
+    assert rig.run() == [DeclinedRecord(record, 0)]
+    driver.advance(rig.default_stream)
     assert rig.run() == []
     assert not rig.is_answered
 
 
-def test_who_waits_in_a_context_that_goes_is_pythons_to_tell(rig: Rig, driver: StandIn) -> None:
+def test_a_wait_in_a_context_that_is_dropped_goes_to_python(rig: Rig, driver: FakeDriver) -> None:
     record = _waiting(rig)
     other = rig.driver.stream(is_default=True)
     rig.add_context(SERIAL + 1, other)
     rig.worker.drop_context(SERIAL, BRIEF)
-    assert rig.run() == [Taken(record, 0)]
+    assert rig.run() == [DeclinedRecord(record, 0)]
     launch = rig.launch()
-    assert rig.run(launch) == [Taken(launch, 0)]
-    rig.worker.drop_context(SERIAL, BRIEF)  # again: it has gone
-    driver.advance(rig.default)
+    assert rig.run(launch) == [DeclinedRecord(launch, 0)]
+    rig.worker.drop_context(SERIAL, BRIEF)  # again, which has no effect
+    driver.advance(rig.default_stream)
     assert rig.run() == []
 
 
-def test_other_contexts_go_on(rig: Rig, driver: StandIn) -> None:
+def test_other_contexts_continue(rig: Rig, driver: FakeDriver) -> None:
     other = rig.driver.stream(is_default=True)
     rig.add_context(SERIAL + 1, other)
     rig.worker.drop_context(SERIAL, BRIEF)
@@ -73,43 +73,43 @@ def test_other_contexts_go_on(rig: Rig, driver: StandIn) -> None:
     assert rig.answers(1) == [99]
 
 
-def test_what_a_dropped_context_was_made_of_is_freed(rig: Rig, lost: list[object]) -> None:
+def test_the_objects_of_a_dropped_context_are_freed(rig: Rig, leaked: list[object]) -> None:
     rig.add_stream(STREAM)
     rig.worker.drop_context(SERIAL, BRIEF)
-    assert rig.worker._things == {}
+    assert rig.worker._objects == {}
     assert rig.worker._states == {}
-    assert lost == []
+    assert leaked == []
 
 
 @pytest.mark.parametrize("kind", [LAUNCH, WRITE_VALUE])
-def test_a_context_whose_call_the_driver_keeps_goes_within_a_bound(
-    rig: Rig, driver: StandIn, lost: list[object], kind: int
+def test_dropping_a_context_during_a_driver_call_is_bounded(
+    rig: Rig, driver: FakeDriver, leaked: list[object], kind: int
 ) -> None:
     assert rig.run(rig.launch()) == []
     driver.hold(kind)
-    rig.begin()
+    rig.start()
     record = rig.pack("SYNCHRONIZE_STREAM", 0)
     rig.put(rig.launch(), record)
     driver.wait_until_held(kind)
     began = time.monotonic()
     rig.worker.drop_context(SERIAL, BRIEF)
     assert BRIEF <= time.monotonic() - began < SECONDS
-    # The driver's call returns into the context, so it and all that it points to are kept.
-    assert rig.worker in lost
-    assert rig.context in lost
+    # The driver's call still uses the context, so it and everything that it points to are kept.
+    assert rig.worker in leaked
+    assert rig.context in leaked
     assert rig.context.active == 1
     driver.hold(kind, False)
-    rig.pass_by()
+    rig.drain()
     assert rig.context.active == 0
-    driver.advance(rig.default)
+    driver.advance(rig.default_stream)
     launch = rig.launch()
     rig.put(launch)
-    assert rig.next() == Taken(launch, 0), "nothing new of it is executed"
+    assert rig.next() == DeclinedRecord(launch, 0), "no new record of it is executed"
 
 
-def test_a_context_whose_call_returns_in_time_goes_then(rig: Rig, driver: StandIn, lost: list[object]) -> None:
+def test_dropping_a_context_waits_for_a_driver_call(rig: Rig, driver: FakeDriver, leaked: list[object]) -> None:
     driver.hold(LAUNCH)
-    rig.begin()
+    rig.start()
     rig.put(rig.launch())
     driver.wait_until_held(LAUNCH)
     dropper = threading.Thread(target=rig.worker.drop_context, args=(SERIAL, SECONDS))
@@ -119,14 +119,14 @@ def test_a_context_whose_call_returns_in_time_goes_then(rig: Rig, driver: StandI
     driver.hold(LAUNCH, False)
     dropper.join(SECONDS)
     assert not dropper.is_alive()
-    assert lost == []
-    rig.pass_by()
+    assert leaked == []
+    rig.drain()
 
 
-def test_contexts_go_while_their_records_are_executed(rig: Rig, lost: list[object]) -> None:
-    """A race on purpose; a sanitizer sees what a plain run may survive."""
-    rig.begin()
-    handed = 0
+def test_contexts_are_dropped_while_their_records_are_executed(rig: Rig, leaked: list[object]) -> None:
+    """A deliberate race; a sanitizer finds what a plain run may survive."""
+    rig.start()
+    declined = 0
     for serial in range(100, 600):
         default = rig.driver.stream(is_default=True)
         rig.driver._made -= 1  # one stream for all of them
@@ -142,28 +142,28 @@ def test_contexts_go_while_their_records_are_executed(rig: Rig, lost: list[objec
         while (taken := rig.next()) is not None and taken.record != record:
             assert taken.record == launch
         assert taken is not None
-        handed += 1
-    assert handed == 500, "no wait was answered, and none was lost"
-    assert lost == []
+        declined += 1
+    assert declined == 500, "no wait was answered, and none was lost"
+    assert leaked == []
 
 
 # --- streams
 
 
-def test_a_wait_for_a_stream_that_is_destroyed_is_answered_by_its_mark(rig: Rig, driver: StandIn) -> None:
+def test_a_wait_for_a_destroyed_stream_is_answered_by_its_marker(rig: Rig, driver: FakeDriver) -> None:
     stream = rig.add_stream(STREAM)
     record = _waiting(rig, STREAM)
     rig.worker.drop_stream(SERIAL, STREAM)
     late = rig.launch(STREAM)
-    assert rig.run(late) == [Taken(late, 0)]
+    assert rig.run(late) == [DeclinedRecord(late, 0)]
     settled = stream.settled
     driver.advance(stream)
     assert rig.run() == []
     assert rig.answers(1) == [_sequence(record)]
-    assert stream.settled == settled, "its state is not touched any more"
+    assert stream.settled == settled, "its state is no longer touched"
 
 
-def test_a_stream_that_took_anothers_handle_is_not_the_other(rig: Rig, driver: StandIn) -> None:
+def test_a_stream_that_reuses_a_handle_is_another_stream(rig: Rig, driver: FakeDriver) -> None:
     first = rig.add_stream(STREAM)
     record = _waiting(rig, STREAM)
     rig.worker.drop_stream(SERIAL, STREAM)
@@ -178,7 +178,7 @@ def test_a_stream_that_took_anothers_handle_is_not_the_other(rig: Rig, driver: S
     assert (second.issued, second.settled) == (1, 0)
 
 
-def test_streams_of_contexts_that_are_not_there(rig: Rig) -> None:
+def test_dropping_unknown_streams_and_modules_has_no_effect(rig: Rig) -> None:
     rig.worker.drop_stream(SERIAL + 7, STREAM)
     rig.worker.drop_stream(SERIAL, STREAM)
     rig.worker.drop_module(SERIAL + 7, STREAM)
@@ -190,44 +190,44 @@ def test_streams_of_contexts_that_are_not_there(rig: Rig) -> None:
 
 
 def test_a_client_that_hangs_up_ends_the_worker(rig: Rig) -> None:
-    rig.begin()
+    rig.start()
     launch = rig.launch()
     rig.put(launch)
-    rig.theirs.close()
+    rig.client_end.close()
     assert rig.next() is None
-    assert rig.default.launched == 1, "what it had sent was executed"
+    assert rig.default_stream.launched == 1, "what it had sent was executed"
 
 
-def test_what_a_client_sent_just_before_it_hangs_up_is_executed(rig: Rig) -> None:
-    rig.begin()
-    rig.pass_by()
+def test_records_sent_just_before_a_hang_up_are_executed(rig: Rig) -> None:
+    rig.start()
+    rig.drain()
     while not rig.ring.asleep:
         pass
     assert rig.ring.put(rig.launch())
-    rig.theirs.close()  # and this wakes the worker, no bell
+    rig.client_end.close()  # this wakes the worker, not a bell
     assert rig.next() is None
-    assert rig.default.launched == 1
+    assert rig.default_stream.launched == 1
 
 
 def test_a_client_that_hangs_up_while_it_waits_ends_the_worker(rig: Rig) -> None:
     _waiting(rig)
-    rig.begin()
-    rig.theirs.close()
+    rig.start()
+    rig.client_end.close()
     assert rig.next() is None
 
 
-def test_closing_ends_a_worker_in_the_midst_of_much_work(rig: Rig, driver: StandIn) -> None:
-    driver.at_once(rig.default)
+def test_closing_ends_a_worker_that_has_more_records(rig: Rig, driver: FakeDriver) -> None:
+    driver.complete_immediately(rig.default_stream)
     while rig.ring.put(rig.launch()):
         pass
-    rig.begin()
+    rig.start()
     rig.worker.close()
     assert rig.next() is None
 
 
-def test_a_full_stream_does_not_keep_a_worker(rig: Rig, driver: StandIn) -> None:
+def test_closing_ends_a_worker_after_a_driver_call(rig: Rig, driver: FakeDriver) -> None:
     driver.hold(LAUNCH)
-    rig.begin()
+    rig.start()
     rig.put(rig.launch())
     driver.wait_until_held(LAUNCH)
     rig.worker.close()
@@ -235,7 +235,7 @@ def test_a_full_stream_does_not_keep_a_worker(rig: Rig, driver: StandIn) -> None
     assert rig.next() is None
 
 
-def test_nothing_of_a_worker_stays(driver: StandIn) -> None:
+def test_a_closed_worker_is_freed(driver: FakeDriver) -> None:
     for _ in range(20):
         rig = Rig(driver)
         rig.add_stream(STREAM)

@@ -1,4 +1,4 @@
-"""A client that writes whatever it likes to the ring's words and records: its own stream ends, and that is all."""
+"""A client that writes arbitrary data to the ring ends its own stream and has no other effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from pympsd.wire import records
 from pympsd.wire.ring_layout import ANSWERS, ASLEEP, DATA, HEAD, IN_USE, RECORD_BYTES, RING_BYTES, SPIN_COUNT, TAIL
 from pympsd_server.executor.host_memory.shared import SHARED_BYTES
-from pympsd_server.native.worker import Taken
+from pympsd_server.native.worker import DeclinedRecord
 from tests.native.rig import SECONDS, Rig
 
 FOR_PYTHON = records.BY_NAME["IMAGE_PART"].opcode
@@ -28,18 +28,18 @@ def _header(length: int, sequence: int = 7) -> bytes:
 
 def _expect_end(rig: Rig) -> None:
     assert rig.worker.take() is None
-    assert rig.worker.take() is None, "an end is for ever"
+    assert rig.worker.take() is None, "the end is permanent"
 
 
 @pytest.mark.parametrize("tail", [RING_BYTES + 8, 2 * RING_BYTES, 1 << 63, (1 << 64) - 8, 1, 8, 16, 23])
-def test_a_tail_that_cannot_be_ends_the_stream(rig: Rig, tail: int) -> None:
+def test_an_invalid_tail_ends_the_stream(rig: Rig, tail: int) -> None:
     rig.words[IN_USE // 8] = 1
     rig.data[:HEADER_BYTES] = _header(HEADER_BYTES)
     rig.words[TAIL // 8] = tail
     _expect_end(rig)
 
 
-def test_a_tail_that_goes_back_ends_the_stream(rig: Rig) -> None:
+def test_a_tail_that_moves_back_ends_the_stream(rig: Rig) -> None:
     taken = rig.take(_header(HEADER_BYTES), _header(HEADER_BYTES))
     assert taken is not None
     rig.words[TAIL // 8] = 0
@@ -58,8 +58,8 @@ def test_a_tail_between_two_records_ends_the_stream_after_the_first(rig: Rig, ta
 
 
 @pytest.mark.parametrize("length", [0, 8, 23, 25, 28, 36, 56, RECORD_BYTES + 8, RING_BYTES, (1 << 32) - 8])
-def test_a_length_that_cannot_be_ends_the_stream(rig: Rig, length: int) -> None:
-    # 56 would be a good one, but only 48 bytes are there.
+def test_an_invalid_length_ends_the_stream(rig: Rig, length: int) -> None:
+    # 56 would be valid, but there are only 48 bytes.
     rig.words[IN_USE // 8] = 1
     rig.data[:HEADER_BYTES] = _header(length)
     rig.words[TAIL // 8] = 48 if length < RING_BYTES else RING_BYTES
@@ -67,34 +67,34 @@ def test_a_length_that_cannot_be_ends_the_stream(rig: Rig, length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 23, records.RECORD_LIMIT + 1, (1 << 32) - 1])
-def test_a_length_that_cannot_be_ends_the_socket_too(rig: Rig, length: int) -> None:
-    rig.theirs.sendall(_header(HEADER_BYTES) + _header(length))
-    assert rig.worker.take() == Taken(_header(HEADER_BYTES), 0)
+def test_an_invalid_length_on_the_socket_ends_the_stream(rig: Rig, length: int) -> None:
+    rig.client_end.sendall(_header(HEADER_BYTES) + _header(length))
+    assert rig.worker.take() == DeclinedRecord(_header(HEADER_BYTES), 0)
     _expect_end(rig)
 
 
-def test_the_socket_brings_records_in_any_pieces(rig: Rig) -> None:
+def test_records_arrive_on_the_socket_in_any_pieces(rig: Rig) -> None:
     source = random.Random(9)
     sent = [_header(HEADER_BYTES + size) + source.randbytes(size) for size in (0, 1, 8, 5000, 1 << 19, 3)]
-    rig.begin()
+    rig.start()
     data = b"".join(sent)
     while data:
         count = source.choice((1, 5, 23, 4096, 1 << 17))
-        rig.theirs.sendall(data[:count])
+        rig.client_end.sendall(data[:count])
         data = data[count:]
     for record in sent:
-        assert rig.next() == Taken(record, 0)
+        assert rig.next() == DeclinedRecord(record, 0)
 
 
 def test_the_longest_record_of_the_socket_is_taken_whole(rig: Rig) -> None:
     record = _header(records.RECORD_LIMIT).ljust(records.RECORD_LIMIT, b"x")
-    rig.begin()
-    rig.theirs.sendall(record + record)
-    assert [rig.next(), rig.next()] == [Taken(record, 0)] * 2
+    rig.start()
+    rig.client_end.sendall(record + record)
+    assert [rig.next(), rig.next()] == [DeclinedRecord(record, 0)] * 2
 
 
-def test_the_header_that_was_checked_is_the_one_that_counts(make_rig: Callable[..., Rig]) -> None:
-    """Lengths change between two good ones while the worker reads; what it took is what it believed."""
+def test_the_header_that_was_checked_is_the_one_that_is_used(make_rig: Callable[..., Rig]) -> None:
+    """Lengths change between two valid ones while the worker reads; it uses the one that it checked."""
     lengths: Counter[int] = Counter()
     for _ in range(10):
         rig = make_rig()
@@ -114,42 +114,42 @@ def _taken_while_flipped(rig: Rig) -> Iterator[int]:
         target=rig.driver.flip, args=(start + DATA + 4, 48, pairs, (48, 24), start + HEAD, end)
     )
     flipper.start()
-    place = 0
-    while place < end:
+    position = 0
+    while position < end:
         taken = rig.worker.take()
         assert taken is not None
         _, _, length, _, sequence = records.HEADER.unpack_from(taken.record)
         assert (length, sequence) == (len(taken.record), 7)
-        place += length
+        position += length
         yield length
     flipper.join(SECONDS)
     assert not flipper.is_alive()
 
 
-def test_a_client_that_says_it_uses_the_ring_and_then_not_is_heard_by_both(rig: Rig) -> None:
+def test_a_client_may_switch_between_ring_and_socket(rig: Rig) -> None:
     by_ring, by_socket = _header(HEADER_BYTES, 1), _header(HEADER_BYTES, 2)
-    assert rig.take(by_ring) == Taken(by_ring, 0)
+    assert rig.take(by_ring) == DeclinedRecord(by_ring, 0)
     rig.words[IN_USE // 8] = 0
-    rig.theirs.sendall(by_socket)
-    assert rig.worker.take() == Taken(by_socket, 0)
+    rig.client_end.sendall(by_socket)
+    assert rig.worker.take() == DeclinedRecord(by_socket, 0)
     rig.words[IN_USE // 8] = 1
-    assert rig.take(by_ring) == Taken(by_ring, 0)
+    assert rig.take(by_ring) == DeclinedRecord(by_ring, 0)
 
 
-def test_any_words_and_any_data(make_rig: Callable[..., Rig]) -> None:
-    """What matters here is that the process lives, and under a sanitizer that nothing strange was touched."""
+def test_arbitrary_words_and_data(make_rig: Callable[..., Rig]) -> None:
+    """The process must survive, and a sanitizer must find no invalid access."""
     good = make_rig()
     whole: Counter[bool] = Counter()
     for seed in range(FUZZ_SESSIONS):
         bad = Rig(good.driver)
-        bad.begin()
+        bad.start()
         _spoil(bad, random.Random(f"ring/{seed}"))
         assert good.run() == []
-        bad.theirs.close()  # whatever was written, the stream ends with this at the latest
+        bad.client_end.close()  # this ends the stream at the latest
         while (taken := bad.next()) is not None:
             whole[len(taken.record) == records.HEADER.unpack_from(taken.record)[2]] += 1
         bad.close()
-    assert whole[True] > 2 * FUZZ_SESSIONS, "some of it must have been good records"
+    assert whole[True] > 2 * FUZZ_SESSIONS, "some records must have been valid"
     assert whole[False] == 0
 
 
@@ -175,4 +175,4 @@ def _spoil(bad: Rig, source: random.Random) -> None:
             case 4:
                 words[source.choice((TAIL, HEAD)) // 8] ^= 1 << source.randrange(64)
         with contextlib.suppress(OSError):  # the worker may have ended
-            bad.theirs.send(source.randbytes(source.choice((1, 1, 24, 300))), socket.MSG_DONTWAIT)
+            bad.client_end.send(source.randbytes(source.choice((1, 1, 24, 300))), socket.MSG_DONTWAIT)

@@ -1,4 +1,4 @@
-"""An executor without memory for a client's worker or its things: the request fails, and nothing is left of it."""
+"""An executor without memory for a client's worker or context: the request fails and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def _fail(*_: object) -> None:
 
 @define(eq=False)
 class FakeContext:
-    """A context that counts."""
+    """A context that records its destruction."""
 
     native_state: Any = None
     default_stream: Any = None
     destroyed: bool = False
 
     def memory_info(self) -> tuple[int, int]:
-        """All of it."""
+        """Return free and total bytes."""
         return 1 << 30, 1 << 30
 
     def abandon(self) -> None:
-        """Takes no more work, and has none."""
+        """Take no more work."""
 
     def destroy(self) -> None:
-        """Gone."""
+        """Record the destruction."""
         self.destroyed = True
 
 
@@ -50,32 +50,32 @@ class FakeDevice:
     contexts: list[FakeContext] = field(factory=list)
 
     def create_context(self, *_: object) -> FakeContext:
-        """Make one."""
+        """Return a new fake context."""
         self.contexts.append(FakeContext())
         return self.contexts[-1]
 
 
 @define(eq=False)
-class Desk:
-    """Attachments of a fake device, and the owner that asks them."""
+class FakeOwner:
+    """The attachments of a fake device and the owner that sends them requests."""
 
     device: FakeDevice = field(factory=FakeDevice)
     attachments: Attachments = field(init=False)
-    said: list[Any] = field(factory=list)
+    sent: list[Any] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         device: Any = self.device
         self.attachments = Attachments(device, 7, self._send)
 
     def _send(self, message: object, fds: tuple[int, ...] = ()) -> None:
-        self.said.append(message)
+        self.sent.append(message)
         for fd in fds:
             os.close(fd)
 
     def ask(self, message: object) -> Any:
-        """Return what comes back."""
+        """Return the answer."""
         self.attachments.handle(message)
-        return self.said.pop()
+        return self.sent.pop()
 
 
 def _attach(context: int, new_stream: bool) -> Attach:
@@ -84,31 +84,31 @@ def _attach(context: int, new_stream: bool) -> Attach:
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch, stand_in: object) -> Desk:
-    """One with native workers."""
+def owner(monkeypatch: pytest.MonkeyPatch, fake_driver: object) -> FakeOwner:
+    """Return an owner with native workers."""
     monkeypatch.setenv(WORKER, "native")
-    return Desk()
+    return FakeOwner()
 
 
-def test_no_memory_for_a_worker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_for_a_worker(owner: FakeOwner, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(attachments, "native_worker", _fail)
-        assert desk.ask(_attach(1, True)) == ExecutorRefused(1, Result.ERROR_OUT_OF_MEMORY, "none is left")
-    assert desk.device.contexts[0].destroyed
-    assert isinstance(desk.ask(_attach(1, True)), Attached), "the next time there is"
-    assert isinstance(desk.ask(DropClient(2, 1)), ExecutorDone)
+        assert owner.ask(_attach(1, True)) == ExecutorRefused(1, Result.ERROR_OUT_OF_MEMORY, "none is left")
+    assert owner.device.contexts[0].destroyed
+    assert isinstance(owner.ask(_attach(1, True)), Attached), "the next attempt succeeds"
+    assert isinstance(owner.ask(DropClient(2, 1)), ExecutorDone)
 
 
 @pytest.mark.parametrize("new_stream", [True, False])
-def test_no_memory_for_a_context(desk: Desk, monkeypatch: pytest.MonkeyPatch, new_stream: bool) -> None:
+def test_no_memory_for_a_context(owner: FakeOwner, monkeypatch: pytest.MonkeyPatch, new_stream: bool) -> None:
     if not new_stream:
-        assert isinstance(desk.ask(_attach(1, True)), Attached)
+        assert isinstance(owner.ask(_attach(1, True)), Attached)
 
     with monkeypatch.context() as broken:
         broken.setattr("pympsd_server.executor.client.Outside", _fail)
-        assert isinstance(desk.ask(_attach(2, new_stream)), ExecutorRefused)
-    assert desk.device.contexts[-1].destroyed
+        assert isinstance(owner.ask(_attach(2, new_stream)), ExecutorRefused)
+    assert owner.device.contexts[-1].destroyed
     if not new_stream:
-        assert isinstance(desk.ask(_attach(2, False)), Attached), "the next time there is"
-        assert isinstance(desk.ask(Detach(3, 2)), ExecutorDone)
-    assert isinstance(desk.ask(DropClient(2, 1)), ExecutorDone)
+        assert isinstance(owner.ask(_attach(2, False)), Attached), "the next attempt succeeds"
+        assert isinstance(owner.ask(Detach(3, 2)), ExecutorDone)
+    assert isinstance(owner.ask(DropClient(2, 1)), ExecutorDone)

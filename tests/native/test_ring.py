@@ -1,4 +1,4 @@
-"""The ring: records come whole and in order, whatever their sizes, and a full ring holds up the client alone."""
+"""The ring: records arrive whole and in order, whatever their sizes; a full ring blocks only the client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_record_arrives_byte_for_byte(rig: Rig) -> None:
     assert (taken.record, taken.code) == (record, 0)
 
 
-def test_records_of_all_sizes_arrive_in_order_round_and_round(rig: Rig) -> None:
+def test_records_of_all_sizes_arrive_in_order_around_the_ring(rig: Rig) -> None:
     source, expected = random.Random(20130805), random.Random(20130805)
     sent = (_record(source, source.choice(SIZES)(source)) for _ in range(RECORDS))
     record = next(sent, None)
@@ -55,8 +55,8 @@ def test_records_of_all_sizes_arrive_in_order_round_and_round(rig: Rig) -> None:
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.one_of(st.integers(0, 64), st.integers(0, BODY_LIMIT // 8)), st.integers(0, 4))))
-def test_any_sizes_in_any_rhythm(rig: Rig, puts: list[tuple[int, int]]) -> None:
-    # The ring goes on from one example to the next, so that its end is met at all places.
+def test_any_sequence_of_sizes_and_takes(rig: Rig, puts: list[tuple[int, int]]) -> None:
+    # The ring is kept from one example to the next, so that records meet its end at any position.
     waiting: list[bytes] = []
     for number, (words, takes) in enumerate(puts):
         record = _record(random.Random(number), 8 * words)
@@ -76,7 +76,7 @@ def _expect(rig: Rig, record: bytes) -> None:
 
 
 @pytest.mark.parametrize("left", [8, 16, 24, 32, 1000])
-def test_a_record_that_meets_the_rings_end_comes_in_one_piece(rig: Rig, left: int) -> None:
+def test_a_record_across_the_rings_end_arrives_whole(rig: Rig, left: int) -> None:
     source = random.Random(left)
     while distance := RING_BYTES - left - rig.words[TAIL // 8]:
         filler = distance if distance <= RECORD_BYTES else min(RECORD_BYTES, distance - records.HEADER_BYTES)
@@ -113,15 +113,15 @@ def test_a_ring_can_be_filled_to_the_last_byte(rig: Rig) -> None:
             _expect(rig, record)
 
 
-def test_a_record_that_never_fits_is_refused_by_name(rig: Rig) -> None:
+def test_a_record_that_can_never_fit_is_refused(rig: Rig) -> None:
     for _ in range(4):
         assert rig.ring.put(_record(random.Random(5), BODY_LIMIT))
     with pytest.raises(CudaError, match="are allowed"):
         rig.ring.put(_record(random.Random(5), RING_BYTES))
 
 
-def test_a_full_ring_holds_up_the_client_and_nobody_else(rig: Rig) -> None:
-    transport = Transport(rig.theirs, rig.client_memory, ring=rig.ring)
+def test_a_full_ring_blocks_only_the_client(rig: Rig) -> None:
+    transport = Transport(rig.client_end, rig.client_memory, ring=rig.ring)
     record = _record(random.Random(6), 8168)
     room = RING_BYTES // len(record)
     posted: list[int] = []
@@ -139,7 +139,7 @@ def test_a_full_ring_holds_up_the_client_and_nobody_else(rig: Rig) -> None:
     assert blocked.wait(SECONDS)
     client.join(0.05)
     assert len(posted) == room
-    rig.begin()
+    rig.start()
     client.join(SECONDS)
     assert len(posted) == room + 10
     for _ in posted:
@@ -152,4 +152,4 @@ def test_answers_are_announced_before_they_can_be_read(rig: Rig) -> None:
     before = rig.words[ANSWERS // 8]
     assert rig.worker.send(b"x" * 24) == 24
     assert rig.words[ANSWERS // 8] == before + 1
-    assert select.select([rig.theirs], [], [], 0)[0]
+    assert select.select([rig.client_end], [], [], 0)[0]

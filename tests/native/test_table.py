@@ -1,4 +1,4 @@
-"""Streams, modules and contexts come and go in any order: the worker knows exactly those that are there."""
+"""Streams, modules and contexts are added and dropped in any order: the worker knows exactly those that exist."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from pympsd.wire import records
 from pympsd_server.native.states import KernelRow
-from tests.native.fake_driver import StandIn
+from tests.native.fake_driver import FakeDriver
 from tests.native.rig import MODULE, SERIAL, Rig
 
 STEPS = 3000
 
 
 @pytest.mark.parametrize("spread", [1, 16, 1 << 20, 1 << 32, 1 << 40])
-def test_streams_come_and_go(rig: Rig, driver: StandIn, spread: int) -> None:
+def test_streams_are_added_and_dropped(rig: Rig, driver: FakeDriver, spread: int) -> None:
     source = random.Random(spread)
-    driver.at_once(rig.default)
-    there = {0: rig.default}
+    driver.complete_immediately(rig.default_stream)
+    there = {0: rig.default_stream}
     handles = [spread * number for number in range(1, 400)]
     for step in range(STEPS):
         handle = source.choice(handles)
@@ -28,7 +28,7 @@ def test_streams_come_and_go(rig: Rig, driver: StandIn, spread: int) -> None:
             del there[handle]
             rig.worker.drop_stream(SERIAL, handle)
         else:
-            # Few streams of the driver are enough for many of the client's.
+            # A few streams of the driver are enough for many of the client's.
             driver._made = 1 + step % 32
             there[handle] = rig.add_stream(handle)
         if step % 50 == 0:
@@ -44,7 +44,7 @@ def _expect(rig: Rig, handles: list[int], there: set[int]) -> None:
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 3)), max_size=60))
-def test_modules_of_several_contexts(rig: Rig, driver: StandIn, moves: list[tuple[int, int]]) -> None:
+def test_modules_of_several_contexts(rig: Rig, driver: FakeDriver, moves: list[tuple[int, int]]) -> None:
     driver.reset()
     defaults = {serial: driver.stream(is_default=True) for serial in range(11, 14)}
     for serial, default in defaults.items():
@@ -64,4 +64,4 @@ def test_modules_of_several_contexts(rig: Rig, driver: StandIn, moves: list[tupl
             assert (rig.run(record) == []) == ((serial, module) in there)
     for serial in defaults:
         rig.worker.drop_context(serial, 1)
-    assert [key for key in rig.worker._things if key[0] in defaults] == []
+    assert [key for key in rig.worker._objects if key[0] in defaults] == []

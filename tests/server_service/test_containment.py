@@ -1,4 +1,4 @@
-"""Containment of fatal faults against executors that are slow, stuck or gone: bounded, one recovery at a time."""
+"""Containment of fatal faults with executors that are slow, stuck or gone: bounded, one recovery at a time."""
 
 from __future__ import annotations
 
@@ -14,77 +14,77 @@ from pympsd.wire.executor_messages import Terminate
 from pympsd_server.service.containment import TEARDOWN_SECONDS, Containment
 from pympsd_server.service.executors import ExecutorError
 from pympsd_server.service.server import Server
-from pympsd_server.state_machine.executor_slots import EVERYBODY, Place
+from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
 from pympsd_server.state_machine.phases import Phase
 from pympsd_server.state_machine.roster import Client, Context
 
-HERE = Place(0)
+SLOT = ExecutorSlot(0)
 
 
 @define
 class _Executor:
-    """Answers, never does (``stuck``), or says that it cannot stop what runs (``busy``)."""
+    """Answers, never answers (``stuck``), or reports that it cannot stop the work (``busy``)."""
 
-    place: Place = HERE
+    slot: ExecutorSlot = SLOT
     generation: int = 1
     stuck: bool = False
     busy: bool = False
-    told: list[Terminate] = field(factory=list)
+    requests: list[Terminate] = field(factory=list)
 
     async def ask(self, request: int, message: Terminate) -> None:
         if self.stuck:
             await trio.sleep_forever()
         if self.busy:
             raise ExecutorError(Result.ERROR_LAUNCH_TIMEOUT, "a kernel that never ends")
-        self.told.append(message)
+        self.requests.append(message)
 
 
 @define
 class _Executors:
-    """One executor a place; starting and ending one takes a while."""
+    """One executor per slot; starting and ending one takes a while."""
 
-    now: dict[Place, _Executor] = field(factory=dict)
-    ended: list[Place] = field(factory=list)
+    running: dict[ExecutorSlot, _Executor] = field(factory=dict)
+    ended: list[ExecutorSlot] = field(factory=list)
     started: list[int] = field(factory=list)
 
     @classmethod
     def at(cls, *executors: _Executor) -> _Executors:
-        """Return executors of devices 0, 1 ... for everybody."""
-        places = (Place(device) for device in range(len(executors)))
-        return cls({place: evolve(one, place=place) for place, one in zip(places, executors, strict=True)})
+        """Return executors of devices 0, 1 ... for all users."""
+        slots = (ExecutorSlot(device) for device in range(len(executors)))
+        return cls({slot: evolve(each, slot=slot) for slot, each in zip(slots, executors, strict=True)})
 
     @property
-    def retired(self) -> list[int]:
-        return [place.device for place in self.ended]
+    def ended_devices(self) -> list[int]:
+        return [slot.device for slot in self.ended]
 
-    def that_runs(self, context: Context) -> _Executor | None:
-        found = self.now.get(context.place)
+    def executor_of(self, context: Context) -> _Executor | None:
+        found = self.running.get(context.slot)
         return found if found is not None and found.generation == context.generation else None
 
     def next_request(self) -> int:
         return 1
 
-    async def retire(self, place: Place) -> None:
-        if place in self.now:
-            await self.end(self.now[place])
+    async def vacate(self, slot: ExecutorSlot) -> None:
+        if slot in self.running:
+            await self.end(self.running[slot])
 
     async def end(self, executor: _Executor) -> None:
-        if self.now.get(executor.place) is executor:
-            self.ended.append(executor.place)
+        if self.running.get(executor.slot) is executor:
+            self.ended.append(executor.slot)
             await trio.sleep(0.1)
-            self.now.pop(executor.place, None)
+            self.running.pop(executor.slot, None)
 
-    async def of(self, place: Place) -> _Executor:
-        if place not in self.now:
+    async def get_or_start(self, slot: ExecutorSlot) -> _Executor:
+        if slot not in self.running:
             await trio.sleep(0.3)
-            self.started.append(place.device)
-            self.now[place] = _Executor(place, generation=2)
-        return self.now[place]
+            self.started.append(slot.device)
+            self.running[slot] = _Executor(slot, generation=2)
+        return self.running[slot]
 
 
 @define
-class _Notes:
-    """The link to the daemon and the log: what was said."""
+class _Recorder:
+    """The link to the daemon, which records statuses, and a log."""
 
     statuses: list[str] = field(factory=list)
 
@@ -95,25 +95,25 @@ class _Notes:
         return lambda *arguments, **fields: None
 
 
-def _serving(nursery: trio.Nursery, executors: _Executors, devices: int) -> tuple[Server, Containment, _Notes]:
-    notes = _Notes()
-    link: Any = notes
+def _serving(nursery: trio.Nursery, executors: _Executors, devices: int) -> tuple[Server, Containment, _Recorder]:
+    recorder = _Recorder()
+    link: Any = recorder
     server = Server(link, link, describe(f"{devices}xH200"), ThreadPercentage(), {})
-    either: Any = executors
-    server.executors = either
-    server.containment = Containment(server, nursery)
+    fake_executors: Any = executors
+    containment = Containment(server, fake_executors, nursery)
+    server.observers.append(containment)
     server.phase = Phase.SERVING
-    return server, server.containment, notes
+    return server, containment, recorder
 
 
-def _client(server: Server, serial: int, *devices: int, user: int = EVERYBODY) -> Client:
-    client = server.roster.arrive(serial, 100 + serial, 0, {}, max(user, 0))
+def _client(server: Server, serial: int, *devices: int, user: int = ALL_USERS) -> Client:
+    client = server.roster.add_client(serial, 100 + serial, 0, {}, max(user, 0))
     for device in devices:
         server.roster.open_context(client, device, 1, user=user)
     return client
 
 
-async def test_an_executor_that_does_not_answer_keeps_nothing_from_the_others(autojump_clock: object) -> None:
+async def test_an_executor_that_does_not_answer_does_not_delay_the_others(autojump_clock: object) -> None:
     executors = _Executors.at(_Executor(stuck=True), _Executor())
     async with trio.open_nursery() as nursery:
         server, containment, _ = _serving(nursery, executors, 2)
@@ -123,41 +123,41 @@ async def test_an_executor_that_does_not_answer_keeps_nothing_from_the_others(au
         (serial,) = culprit.contexts
         containment.context_faulted(serial, Result.ERROR_ILLEGAL_ADDRESS, "wild")
         await trio.sleep(0.01)
-        told = {message.context: message.code for message in executors.now[Place(1)].told}
-        assert told == {2: 700, 3: 700, 4: 700}
+        codes = {message.context: message.code for message in executors.running[ExecutorSlot(1)].requests}
+        assert codes == {2: 700, 3: 700, 4: 700}
         await trio.sleep(TEARDOWN_SECONDS + 1)
-        assert executors.retired == [0]
+        assert executors.ended_devices == [0]
 
 
-async def test_an_executor_that_cannot_stop_what_runs_is_killed(autojump_clock: object) -> None:
+async def test_an_executor_that_cannot_stop_its_work_is_killed(autojump_clock: object) -> None:
     executors = _Executors.at(_Executor(), _Executor(busy=True))
     async with trio.open_nursery() as nursery:
         server, containment, _ = _serving(nursery, executors, 2)
         client = _client(server, 1, 0, 1)
         containment.context_faulted(min(client.contexts), Result.ERROR_ILLEGAL_ADDRESS, "wild")
         await trio.sleep(1)
-        assert executors.retired == [1]
+        assert executors.ended_devices == [1]
 
 
-async def test_a_fault_during_a_recovery_waits_for_it_and_spares_what_was_made_anew(autojump_clock: object) -> None:
+async def test_a_fault_during_a_recovery_waits_for_it_and_spares_the_new_executor(autojump_clock: object) -> None:
     executors = _Executors.at(_Executor(), _Executor())
     async with trio.open_nursery() as nursery:
-        server, containment, notes = _serving(nursery, executors, 2)
+        server, containment, recorder = _serving(nursery, executors, 2)
         first, second = _client(server, 1, 0), _client(server, 2, 1)
         containment.context_faulted(next(iter(first.contexts)), Result.ERROR_ILLEGAL_ADDRESS, "wild")
         await trio.sleep(0.01)
-        server.lost_client(first, met=True)
-        await trio.sleep(0.2)  # in the midst of making device 0 anew
+        server.client_left(first, connected=True)
+        await trio.sleep(0.2)  # while the executor of device 0 is being replaced
         containment.context_faulted(next(iter(second.contexts)), Result.ERROR_ILLEGAL_ADDRESS, "wild")
         await trio.sleep(0.01)
-        server.lost_client(second, met=True)
+        server.client_left(second, connected=True)
         await trio.sleep(5)
-        assert (executors.retired, executors.started) == ([0, 1], [0, 1])
-        assert notes.statuses == ["FAULT", "ACTIVE"]
+        assert (executors.ended_devices, executors.started) == ([0, 1], [0, 1])
+        assert recorder.statuses == ["FAULT", "ACTIVE"]
         assert not containment.active
 
 
-async def test_while_the_server_leaves_a_device_is_free_again_for_who_is_still_here(autojump_clock: object) -> None:
+async def test_while_the_server_is_leaving_remaining_clients_may_use_the_device_again(autojump_clock: object) -> None:
     executors = _Executors.at(_Executor(), _Executor())
     async with trio.open_nursery() as nursery:
         server, containment, _ = _serving(nursery, executors, 2)
@@ -165,59 +165,60 @@ async def test_while_the_server_leaves_a_device_is_free_again_for_who_is_still_h
         server.leave(forced=False)
         containment.context_faulted(next(iter(culprit.contexts)), Result.ERROR_ILLEGAL_ADDRESS, "wild")
         assert containment.refusal(other, 0) is not None
-        server.lost_client(culprit, met=True)
+        server.client_left(culprit, connected=True)
         await trio.sleep(1)
-        assert executors.retired == [0]
+        assert executors.ended_devices == [0]
         assert executors.started == []
         assert containment.refusal(other, 0) is None
 
 
-async def test_a_reset_ends_the_executor_at_once_and_is_a_fatal_fault_of_its_device(autojump_clock: object) -> None:
+async def test_a_reset_ends_the_executor_at_once_and_counts_as_a_fatal_fault(autojump_clock: object) -> None:
     executors = _Executors.at(_Executor(stuck=True), _Executor())
     async with trio.open_nursery() as nursery:
-        server, containment, notes = _serving(nursery, executors, 2)
+        server, containment, recorder = _serving(nursery, executors, 2)
         culprit, neighbour, elsewhere = _client(server, 1, 0), _client(server, 2, 0, 1), _client(server, 3, 1)
         (context,) = culprit.contexts.values()
         before = trio.current_time()
-        await containment.reset(context, "an operator's wish")
+        await containment.reset(context, "an operator's request")
         assert trio.current_time() - before < TEARDOWN_SECONDS
-        assert executors.retired == [0]
-        # They are told at once, in any order.
-        assert sorted((told.context, told.code) for told in executors.now[Place(1)].told) == [(3, 719), (4, 719)]
+        assert executors.ended_devices == [0]
+        # The others are torn down concurrently, in any order.
+        requests = executors.running[ExecutorSlot(1)].requests
+        assert sorted((each.context, each.code) for each in requests) == [(3, 719), (4, 719)]
         for client in (culprit, neighbour, elsewhere):
             assert containment.active
-            server.lost_client(client, met=True)
+            server.client_left(client, connected=True)
         await trio.sleep(1)
-        assert notes.statuses == ["FAULT", "ACTIVE"]
+        assert recorder.statuses == ["FAULT", "ACTIVE"]
         assert executors.started == [0, 1]
 
 
-async def test_a_reset_spares_an_executor_that_has_taken_the_place_meanwhile(autojump_clock: object) -> None:
+async def test_a_reset_spares_a_newer_executor_in_the_slot(autojump_clock: object) -> None:
     executors = _Executors.at(_Executor(generation=2))
     async with trio.open_nursery() as nursery:
         server, containment, _ = _serving(nursery, executors, 1)
         (context,) = _client(server, 1, 0).contexts.values()
-        await containment.reset(context, "an operator's wish")
-        assert executors.retired == []
+        await containment.reset(context, "an operator's request")
+        assert executors.ended_devices == []
         assert not containment.active
 
 
-async def test_a_fault_in_one_users_executor_costs_another_user_nothing(autojump_clock: object) -> None:
-    places = (Place(0, 500), Place(0, 600))
-    executors = _Executors({place: _Executor(place) for place in places})
+async def test_a_fault_in_one_users_executor_does_not_reach_another_user(autojump_clock: object) -> None:
+    slots = (ExecutorSlot(0, 500), ExecutorSlot(0, 600))
+    executors = _Executors({slot: _Executor(slot) for slot in slots})
     async with trio.open_nursery() as nursery:
-        server, containment, notes = _serving(nursery, executors, 1)
+        server, containment, recorder = _serving(nursery, executors, 1)
         sharing = "isolates_address_spaces = false\n[[device]]\n"
         server.devices = from_toml(sharing)
         culprit, other = _client(server, 1, 0, user=500), _client(server, 2, 0, user=600)
         containment.context_faulted(next(iter(culprit.contexts)), Result.ERROR_ILLEGAL_ADDRESS, "wild")
         await trio.sleep(0.01)
-        assert executors.now[places[1]].told == []
+        assert executors.running[slots[1]].requests == []
         assert (containment.refuses(culprit), containment.refuses(other)) == (True, False)
         assert containment.refusal(culprit, 0) is not None
         assert containment.refusal(other, 0) is None
-        server.lost_client(culprit, met=True)
+        server.client_left(culprit, connected=True)
         await trio.sleep(1)
-        assert executors.ended == [places[0]]
-        assert notes.statuses == ["FAULT", "ACTIVE"]
+        assert executors.ended == [slots[0]]
+        assert recorder.statuses == ["FAULT", "ACTIVE"]
         assert not containment.active

@@ -1,4 +1,4 @@
-"""A server whose daemon has died: what it remembers, at which door it knocks, and when it gives up."""
+"""A server whose daemon has died: what it reports to the next one, where it connects, and when it gives up."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import pytest
 import trio
 from attrs import define, field
 
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd_server.service import daemon_link, daemon_reconnect
 from pympsd_server.service.daemon_link import DaemonLink
-from pympsd_server.service.daemon_reconnect import Door, serve_on
+from pympsd_server.service.daemon_reconnect import DaemonAddress, reconnect
 
 SECONDS = 30
 
 
 @define
 class FakeServer:
-    """What an orphan needs of its server."""
+    """The server's part that reconnecting needs."""
 
     link: DaemonLink
     roster: SimpleNamespace = field(factory=lambda: SimpleNamespace(clients={}))
@@ -40,24 +40,24 @@ class FakeServer:
     def _to_the_link(self) -> SimpleNamespace:
         return SimpleNamespace(info=lambda event, **fields: self.link.log(event, fields, 0.0))
 
-    def orphaned(self) -> None:
-        """It goes."""
+    def leave_without_daemon(self) -> None:
+        """End at once."""
         self.ending = True
 
 
 @define
 class NextDaemon:
-    """A listening socket, and what servers say at it."""
+    """A daemon's listening socket, and what servers send to it."""
 
     path: str
     listener: trio.socket.SocketType
 
     async def accept(self) -> MessageChannel:
-        """Take the next server."""
+        """Accept the next server."""
         with trio.fail_after(SECONDS):
             return MessageChannel((await self.listener.accept())[0])
 
-    async def hear(self, channel: MessageChannel) -> object:
+    async def receive(self, channel: MessageChannel) -> object:
         """Return the next message, None at the end."""
         with trio.fail_after(SECONDS):
             received = await channel.receive_message()
@@ -65,32 +65,32 @@ class NextDaemon:
 
 
 @pytest.fixture(autouse=True)
-def _stderr_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_reconnect, "_let_go_of_stderr", lambda: None)
+def _keep_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_reconnect, "_redirect_stderr", lambda: None)
 
 
 @pytest.fixture
-async def orphan() -> AsyncIterator[FakeServer]:
+async def server() -> AsyncIterator[FakeServer]:
     """A server with a client of two contexts, one of them closed, whose daemon has died."""
     ours, theirs = socket.socketpair()
     theirs.close()
     server = FakeServer(DaemonLink(MessageChannel(trio.socket.from_stdlib_socket(ours))))
     server.link.status(ServerStatus.ACTIVE)
-    server.link.client_came(link.AdmitClient(5, 4105, 500, 500, "train", 0, {}, 99))
-    server.link.client_came(link.AdmitClient(6, 4106, 500, 500, "gone", 0, {}, 99))
-    server.link.context_made(5, 1, 1, 0)
-    server.link.context_made(5, 2, 2, 1)
-    server.link.context_gone(5, 1)
-    server.link.client_gone(6)
+    server.link.client_admitted(link.AdmitClient(5, 4105, 500, 500, "train", 0, {}, 99))
+    server.link.client_admitted(link.AdmitClient(6, 4106, 500, 500, "gone", 0, {}, 99))
+    server.link.context_opened(5, 1, 1, 0)
+    server.link.context_opened(5, 2, 2, 1)
+    server.link.context_closed(5, 1)
+    server.link.client_left(6)
     server.roster.clients[5] = "train"
     yield server
-    if not server.link.adrift:
+    if not server.link.is_disconnected:
         server.link.channel.close()
 
 
 @pytest.fixture
 async def daemon(tmp_path: Path) -> AsyncIterator[NextDaemon]:
-    """The next daemon."""
+    """Yield the next daemon."""
     listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     await listener.bind(str(tmp_path / "control"))
     listener.listen(8)
@@ -98,87 +98,87 @@ async def daemon(tmp_path: Path) -> AsyncIterator[NextDaemon]:
     listener.close()
 
 
-async def test_it_says_who_is_here_and_what_happened_meanwhile(
-    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+async def test_it_reports_its_roster_and_what_happened_meanwhile(
+    server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_link, "KEPT_RECORDS", 3)
     outcome: list[bool] = []
 
-    async def go_on() -> None:
-        outcome.append(await serve_on(orphan, Door(os.getuid(), daemon.path), nursery))
+    async def serve() -> None:
+        outcome.append(await reconnect(server, DaemonAddress(os.getuid(), daemon.path), nursery))
 
-    nursery.start_soon(go_on)
+    nursery.start_soon(serve)
     channel = await daemon.accept()
-    hello = await daemon.hear(channel)
+    hello = await daemon.receive(channel)
     assert isinstance(hello, link.ServerReturn)
     assert (hello.pid, hello.status, hello.leaving, hello.clients) == (os.getpid(), "ACTIVE", False, 1)
-    assert await daemon.hear(channel) == link.ReturningClient(5, 4105, 500, "train", 99, ((2, 2, 1),))
+    assert await daemon.receive(channel) == link.ReturningClient(5, 4105, 500, "train", 99, ((2, 2, 1),))
     for number in range(4):
-        orphan.link.log("client_disconnected", {"pid": number}, 1.0)
-    # What happens from now on is pushed, but no log: it may still be turned away.
-    orphan.link.context_made(5, 3, 3, 0)
-    assert await daemon.hear(channel) == link.ContextReported(5, 3, 3, 0)
-    channel.send(link.ServerTakenIn())
-    assert await daemon.hear(channel) == link.LogDropped(2)
-    kept = [await daemon.hear(channel) for _ in range(4)]
-    assert [said.event for said in kept if isinstance(said, link.LogRecord)] == [
+        server.link.log("client_disconnected", {"pid": number}, 1.0)
+    # Changes are pushed from now on, but no log records: the daemon may still dismiss the server.
+    server.link.context_opened(5, 3, 3, 0)
+    assert await daemon.receive(channel) == link.ContextReported(5, 3, 3, 0)
+    channel.send(link.ServerAdopted())
+    assert await daemon.receive(channel) == link.LogDropped(2)
+    kept = [await daemon.receive(channel) for _ in range(4)]
+    assert [each.event for each in kept if isinstance(each, link.LogRecord)] == [
         *["client_disconnected"] * 3,
         "server_taken_in",
     ]
     assert outcome == [True]
-    orphan.link.lose()
-    assert await daemon.hear(channel) is None
+    server.link.disconnect()
+    assert await daemon.receive(channel) is None
     channel.close()
 
 
-async def test_without_clients_it_goes_at_once(orphan: FakeServer, nursery: trio.Nursery) -> None:
-    orphan.roster.clients.clear()
-    assert not await serve_on(orphan, Door(os.getuid(), "/nonexistent/control"), nursery)
-    assert orphan.ending
+async def test_without_clients_it_ends_at_once(server: FakeServer, nursery: trio.Nursery) -> None:
+    server.roster.clients.clear()
+    assert not await reconnect(server, DaemonAddress(os.getuid(), "/nonexistent/control"), nursery)
+    assert server.ending
 
 
-async def test_one_that_is_dismissed_goes_by_itself(
-    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery
+async def test_a_dismissed_server_ends_by_itself(
+    server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery
 ) -> None:
     outcome: list[bool] = []
 
-    async def go_on() -> None:
-        outcome.append(await serve_on(orphan, Door(os.getuid(), daemon.path), nursery))
+    async def serve() -> None:
+        outcome.append(await reconnect(server, DaemonAddress(os.getuid(), daemon.path), nursery))
 
-    nursery.start_soon(go_on)
+    nursery.start_soon(serve)
     channel = await daemon.accept()
     channel.send(link.ServerDismissed("other devices"))
-    while await daemon.hear(channel) is not None:
+    while await daemon.receive(channel) is not None:
         pass
     channel.close()
     assert outcome == [False]
-    assert orphan.ending
+    assert server.ending
 
 
-async def it_knocks(orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, times: int) -> None:
-    """Have the server knock at the next daemon's door, which gives no answer, so many times."""
+async def expect_connects(server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, times: int) -> None:
+    """Accept the server's connection ``times`` times without an answer."""
     async with trio.open_nursery() as inner:
-        inner.start_soon(serve_on, orphan, Door(os.getuid(), daemon.path), nursery)
+        inner.start_soon(reconnect, server, DaemonAddress(os.getuid(), daemon.path), nursery)
         for _ in range(times):
             channel = await daemon.accept()
-            assert isinstance(await daemon.hear(channel), link.ServerReturn)
+            assert isinstance(await daemon.receive(channel), link.ServerReturn)
             channel.close()
         inner.cancel_scope.cancel()
 
 
-async def test_the_one_descriptor_that_the_lost_link_gives_back_is_enough(
-    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+async def test_the_descriptor_of_the_lost_link_is_enough(
+    server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_more(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    for takes_one in ("dup", "open", "pipe"):
-        monkeypatch.setattr(os, takes_one, no_more)
-    await it_knocks(orphan, daemon, nursery, times=1)
+    for name in ("dup", "open", "pipe"):
+        monkeypatch.setattr(os, name, no_more)
+    await expect_connects(server, daemon, nursery, times=1)
 
 
-async def test_without_any_it_tries_again(
-    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+async def test_without_a_descriptor_it_tries_again(
+    server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, tries = trio.socket.socket, 0
 
@@ -190,17 +190,17 @@ async def test_without_any_it_tries_again(
         return make(*arguments)
 
     monkeypatch.setattr(trio.socket, "socket", the_third)
-    await it_knocks(orphan, daemon, nursery, times=1)
+    await expect_connects(server, daemon, nursery, times=1)
     assert tries == 3
 
 
-def test_its_standard_error_is_let_go_of_without_a_descriptor_to_spare() -> None:
+def test_standard_error_is_redirected_without_a_spare_descriptor() -> None:
     """The server's standard output is /dev/null; its standard error was a pipe of the daemon's."""
     script = (
         "import os, resource\n"
-        "from pympsd_server.service.daemon_reconnect import _let_go_of_stderr\n"
+        "from pympsd_server.service.daemon_reconnect import _redirect_stderr\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
-        "_let_go_of_stderr()\n"
+        "_redirect_stderr()\n"
         "os.write(2, b'nobody reads this')\n"
     )
     with open(os.devnull, "wb") as null:
@@ -210,28 +210,28 @@ def test_its_standard_error_is_let_go_of_without_a_descriptor_to_spare() -> None
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-async def test_one_that_gets_no_answer_knocks_again(
-    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery
+async def test_without_an_answer_it_connects_again(
+    server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery
 ) -> None:
-    await it_knocks(orphan, daemon, nursery, times=3)
+    await expect_connects(server, daemon, nursery, times=3)
 
 
-async def test_somebody_elses_daemon_is_told_nothing(
-    orphan: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+async def test_nothing_is_reported_to_another_users_daemon(
+    server: FakeServer, daemon: NextDaemon, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon_reconnect, "GRACE", 0.1)
+    monkeypatch.setattr(daemon_reconnect, "GRACE_SECONDS", 0.1)
     outcome: list[bool] = []
 
-    async def go_on() -> None:
-        outcome.append(await serve_on(orphan, Door(os.getuid() + 1, daemon.path), nursery))
+    async def serve() -> None:
+        outcome.append(await reconnect(server, DaemonAddress(os.getuid() + 1, daemon.path), nursery))
 
     async with trio.open_nursery() as inner:
-        inner.start_soon(go_on)
+        inner.start_soon(serve)
         channel = await daemon.accept()
-        assert await daemon.hear(channel) is None
+        assert await daemon.receive(channel) is None
         channel.close()
-        assert not orphan.ending
-        # Its last client leaves, and nobody comes.
-        orphan.roster.clients.clear()
+        assert not server.ending
+        # Its last client leaves, and no daemon comes.
+        server.roster.clients.clear()
     assert outcome == [False]
-    assert orphan.ending
+    assert server.ending

@@ -1,4 +1,4 @@
-"""Executor processes as a server keeps them: started when needed, refused plainly, replaced at their end."""
+"""Executor processes of a server: started when needed, failing with a plain error, replaced after their end."""
 
 from __future__ import annotations
 
@@ -16,176 +16,178 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach, DropClient, ExecutorDone, Ping
 from pympsd_server.service import executors as executors_module
 from pympsd_server.service.executors import Executor, ExecutorError, Executors
-from pympsd_server.state_machine.executor_slots import Place
+from pympsd_server.state_machine.executor_slots import ExecutorSlot
 
 SECONDS = 60
-HERE = Place(0)
+SLOT = ExecutorSlot(0)
 
 
 @define
-class Notes:
-    """A logger that keeps what it is told."""
+class Recorder:
+    """A logger that records its calls."""
 
-    said: list[tuple[str, dict[str, object]]] = field(factory=list)
-    losses: list[tuple[Place, str]] = field(factory=list)
+    events: list[tuple[str, dict[str, object]]] = field(factory=list)
+    losses: list[tuple[ExecutorSlot, str]] = field(factory=list)
 
     def info(self, event: str, **fields: object) -> None:
-        self.said.append((event, fields))
+        self.events.append((event, fields))
 
     error = info
 
 
-def executors(nursery: trio.Nursery, backend: str, log: Notes) -> Executors:
+def executors(nursery: trio.Nursery, backend: str, log: Recorder) -> Executors:
     return Executors(
         describe("2xH200"),
         backend,
         "pympsd-server",
         nursery,
         log,
-        on_fault=lambda *_: None,
-        on_loss=lambda place, reason: log.losses.append((place, reason)),
+        on_loss=lambda slot, reason: log.losses.append((slot, reason)),
     )
 
 
-async def test_a_backend_that_is_not_there_is_a_plain_error_and_a_line_each_time() -> None:
-    log = Notes()
+async def test_a_missing_backend_is_a_plain_error_and_a_log_line_each_time() -> None:
+    log = Recorder()
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
             running = executors(nursery, "opencl", log)
             for _ in range(2):
                 with pytest.raises(ExecutorError, match="no backend 'opencl'") as caught:
-                    await running.of(HERE)
+                    await running.get_or_start(SLOT)
                 assert caught.value.code == Result.ERROR_NOT_SUPPORTED
-            assert running.running(HERE) is None
-    told = [str(fields["reason"]) for event, fields in log.said if event == "executor_not_started"]
-    assert [text.partition(": ")[0] for text in told] == ["the executor of device 0 could not be started"] * 2
-    assert all("no backend 'opencl'" in text for text in told)
+            assert running.running(SLOT) is None
+    reasons = [str(fields["reason"]) for event, fields in log.events if event == "executor_not_started"]
+    assert [text.partition(": ")[0] for text in reasons] == ["the executor of device 0 could not be started"] * 2
+    assert all("no backend 'opencl'" in text for text in reasons)
 
 
-async def test_one_executor_a_device_however_many_ask() -> None:
-    log = Notes()
+async def test_concurrent_requests_start_one_executor_per_device() -> None:
+    log = Recorder()
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
             running = executors(nursery, "emulated", log)
             found = []
 
             async def ask(device: int) -> None:
-                found.append(await running.of(Place(device)))
+                found.append(await running.get_or_start(ExecutorSlot(device)))
 
             async with trio.open_nursery() as asking:
                 for device in (0, 0, 1):
                     asking.start_soon(ask, device)
             assert len({executor.process.pid for executor in found}) == 2
-            assert [event for event, _ in log.said] == ["executor_started"] * 2
+            assert [event for event, _ in log.events] == ["executor_started"] * 2
             nursery.cancel_scope.cancel()
 
 
 async def test_an_executor_that_was_killed_is_replaced_by_the_next_generation() -> None:
-    log = Notes()
+    log = Recorder()
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
             running = executors(nursery, "emulated", log)
-            first = await running.of(HERE)
+            first = await running.get_or_start(SLOT)
             os.kill(first.process.pid, signal.SIGKILL)
             await first.process.wait()
-            while running.running(HERE) is first:
+            while running.running(SLOT) is first:
                 await trio.sleep(0)
             with pytest.raises(ExecutorError) as caught:
                 await first.ask(1, object())
             assert caught.value.code == Result.ERROR_MPS_RPC_FAILURE
-            second = await running.of(HERE)
+            second = await running.get_or_start(SLOT)
             assert (first.generation, second.generation) == (1, 2)
             nursery.cancel_scope.cancel()
-    ended = [fields["status"] for event, fields in log.said if event == "executor_ended"]
+    ended = [fields["status"] for event, fields in log.events if event == "executor_ended"]
     assert ended[0] == -signal.SIGKILL
-    assert log.losses == [(HERE, "the executor of device 0 ended with status -9")]
+    assert log.losses == [(SLOT, "the executor of device 0 ended with status -9")]
 
 
-async def test_a_retired_executor_is_no_loss_and_gone_when_that_is_said() -> None:
-    log = Notes()
+async def test_vacating_a_slot_reaps_the_executor_and_reports_no_loss() -> None:
+    log = Recorder()
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
             running = executors(nursery, "emulated", log)
-            first = await running.of(HERE)
-            await running.retire(HERE)
+            first = await running.get_or_start(SLOT)
+            await running.vacate(SLOT)
             assert first.process.returncode == -signal.SIGKILL
-            await running.retire(HERE)
-            assert (await running.of(HERE)).generation == 2
+            await running.vacate(SLOT)
+            assert (await running.get_or_start(SLOT)).generation == 2
             nursery.cancel_scope.cancel()
     assert log.losses == []
 
 
-async def test_each_user_has_an_executor_and_one_that_is_not_used_makes_room() -> None:
-    log, used, held = Notes(), {Place(0, 500)}, []
+async def test_each_user_has_an_executor_and_unused_ones_make_room() -> None:
+    log, used, held = Recorder(), {ExecutorSlot(0, 500)}, []
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
             running = executors(nursery, "emulated", log)
             running.is_used = used.__contains__
             running.on_memory = lambda device, clients: held.append((device, clients))
-            first, second = await running.of(Place(0, 500)), await running.of(Place(0, 600))
+            first, second = (
+                await running.get_or_start(ExecutorSlot(0, 500)),
+                await running.get_or_start(ExecutorSlot(0, 600)),
+            )
             assert len({executor.process.pid for executor in (first, second)}) == 2
             assert (first.generation, second.generation) == (1, 2), "no two of a device have the same"
-            elsewhere = await running.of(Place(1, 600))
-            third = await running.of(Place(0, 700))
-            assert running.running(Place(0, 600)) is None
+            elsewhere = await running.get_or_start(ExecutorSlot(1, 600))
+            third = await running.get_or_start(ExecutorSlot(0, 700))
+            assert running.running(ExecutorSlot(0, 600)) is None
             assert second.process.returncode == -signal.SIGKILL
-            alive = {Place(0, 500): first, Place(0, 700): third, Place(1, 600): elsewhere}
-            assert {place: running.running(place) for place in alive} == alive
-            assert (await running.of(Place(0, 600))).generation == 4
-            assert running.running(Place(0, 700)) is None
+            alive = {ExecutorSlot(0, 500): first, ExecutorSlot(0, 700): third, ExecutorSlot(1, 600): elsewhere}
+            assert {slot: running.running(slot) for slot in alive} == alive
+            assert (await running.get_or_start(ExecutorSlot(0, 600))).generation == 4
+            assert running.running(ExecutorSlot(0, 700)) is None
             nursery.cancel_scope.cancel()
     assert log.losses == []
-    users = {fields["pid"]: fields["uid"] for event, fields in log.said if event == "executor_user"}
+    users = {fields["pid"]: fields["uid"] for event, fields in log.events if event == "executor_user"}
     assert users[first.process.pid] == 500
 
 
-async def test_what_clients_hold_on_a_device_is_told_of_all_users_together() -> None:
-    told: list[tuple[int, dict[int, int]]] = []
+async def test_the_memory_of_all_users_clients_on_a_device_is_reported_together() -> None:
+    reports: list[tuple[int, dict[int, int]]] = []
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
-            running = executors(nursery, "emulated", Notes())
-            running.on_memory = lambda device, clients: told.append((device, clients))
+            running = executors(nursery, "emulated", Recorder())
+            running.on_memory = lambda device, clients: reports.append((device, clients))
             for client, user in ((1, 500), (2, 600)):
-                executor = await running.of(Place(0, user))
+                executor = await running.get_or_start(ExecutorSlot(0, user))
                 number = running.next_request()
                 _, fds = await executor.ask(number, Attach(number, client, client, True, 0, 0, 0))
                 for fd in fds:
                     os.close(fd)
-            while not told or told[-1][1].keys() != {1, 2}:
+            while not reports or reports[-1][1].keys() != {1, 2}:
                 await trio.sleep(0)
-            await running.retire(Place(0, 500))
-            assert told[-1][0] == 0
-            assert told[-1][1].keys() == {2}
+            await running.vacate(ExecutorSlot(0, 500))
+            assert reports[-1][0] == 0
+            assert reports[-1][1].keys() == {2}
             nursery.cancel_scope.cancel()
 
 
-async def test_an_executor_with_kernels_of_those_who_have_gone_ends_when_nobody_is_left(
+async def test_an_unused_executor_with_unfinished_kernels_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log, used = Notes(), {HERE}
+    log, used = Recorder(), {SLOT}
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
             running = executors(nursery, "emulated", log)
             running.is_used = used.__contains__
-            executor = await running.of(HERE)
+            executor = await running.get_or_start(SLOT)
 
             async def answer(self: Executor, request: int, message: object) -> tuple[object, tuple[int, ...]]:
                 return ExecutorDone(request, unfinished=1), ()
 
-            await running.end_if_forsaken(executor)
-            assert not executor.retired, "nothing of anybody runs"
+            await running.end_if_abandoned(executor)
+            assert not executor.end_expected, "no kernel is unfinished"
             with monkeypatch.context() as patch:
                 patch.setattr(Executor, "ask", answer)
                 await executor.free(DropClient(7, 1))
-            await running.end_if_forsaken(executor)
-            assert not executor.retired, "somebody else is there"
+            await running.end_if_abandoned(executor)
+            assert not executor.end_expected, "it is still used"
             used.clear()
-            await running.end_if_forsaken(executor)
+            await running.end_if_abandoned(executor)
             assert executor.gone.is_set()
-            assert (await running.of(HERE)).generation == 2
+            assert (await running.get_or_start(SLOT)).generation == 2
             nursery.cancel_scope.cancel()
     assert log.losses == []
-    assert ("executor_forsaken", {"device": 0, "pid": executor.process.pid}) in log.said
+    assert ("executor_forsaken", {"device": 0, "pid": executor.process.pid}) in log.events
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -199,15 +201,15 @@ async def test_a_wedged_executor_is_killed_and_a_stopped_one_is_not(
 
     def is_stopped(pid: int) -> bool:
         asked.set()
-        monkeypatch.setattr(f"{module}.SILENCE_SECONDS", SECONDS)  # it may be as slow as it likes when it goes on
+        monkeypatch.setattr(f"{module}.SILENCE_SECONDS", SECONDS)  # any delay is fine once it continues
         return look(pid)
 
     monkeypatch.setattr(f"{module}._stopped", is_stopped)
-    log = Notes()
+    log = Recorder()
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
             running = executors(nursery, "emulated", log)
-            first = await running.of(HERE)
+            first = await running.get_or_start(SLOT)
             if stopped:
                 suspend(first.process.pid)
             else:
@@ -220,5 +222,5 @@ async def test_a_wedged_executor_is_killed_and_a_stopped_one_is_not(
             else:
                 await first.gone.wait()
             nursery.cancel_scope.cancel()
-    assert [place for place, _ in log.losses] == ([] if stopped else [HERE])
-    assert ("executor_silent" in [event for event, _ in log.said]) is not stopped
+    assert [slot for slot, _ in log.losses] == ([] if stopped else [SLOT])
+    assert ("executor_silent" in [event for event, _ in log.events]) is not stopped

@@ -1,4 +1,4 @@
-"""terminate_client is bounded: work that cannot be stopped is answered with an error number, or ended by a reset."""
+"""terminate_client is bounded: work that cannot be stopped is answered with an error, or ended by a reset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pympsd_server.state_machine.roster import Context
 
 @define
 class _Executor:
-    """An executor that answers, or (``stuck``) never does, or says that kernels of a context still run."""
+    """An executor that answers, or (``stuck``) never does, or reports that kernels of a context still run."""
 
     stuck: bool
     running: set[int] = field(factory=set)
@@ -40,7 +40,7 @@ class _Executor:
 class _Executors:
     executor: _Executor
 
-    def that_runs(self, context: Context) -> _Executor:
+    def executor_of(self, context: Context) -> _Executor:
         return self.executor
 
     def next_request(self) -> int:
@@ -65,46 +65,12 @@ class _Log:
     error = info
 
 
-def _server(stuck: bool) -> tuple[Server, _Executor, _Link, _Log]:
-    link: Any = _Link()
-    log = _Log()
-    server = Server(link, log, describe("H200"), ThreadPercentage(), {})
-    executor = _Executor(stuck)
-    executors: Any = _Executors(executor)
-    server.executors = executors
-    client = server.roster.arrive(1, 500, 0, {})
-    server.roster.open_context(client, 0, 1)
-    return server, executor, link, log
-
-
-async def test_it_answers_success_when_all_contexts_are_stopped() -> None:
-    server, executor, link, log = _server(stuck=False)
-    await terminate_client(server, TerminateClient(7, 500))
-    assert link.answers == [(7, Result.SUCCESS)]
-    assert [asked.code for asked in executor.asked] == [Result.ERROR_MPS_CLIENT_TERMINATED]
-    assert log.said[-1] == "termination_succeeded"
-
-
-async def test_what_cannot_be_stopped_is_answered_with_an_error_within_the_bound(autojump_clock: object) -> None:
-    server, _, link, log = _server(stuck=True)
-    before = trio.current_time()
-    await terminate_client(server, TerminateClient(7, 500))
-    assert trio.current_time() - before == TERMINATION_SECONDS
-    assert link.answers == [(7, Result.ERROR_LAUNCH_TIMEOUT)]
-    assert log.said[-1] == "termination_overdue"
-
-
-async def test_a_terminated_context_is_not_terminated_again() -> None:
-    server, _, link, _ = _server(stuck=False)
-    for token in (1, 2):
-        await terminate_client(server, TerminateClient(token, 500))
-    assert link.answers == [(1, Result.SUCCESS), (2, Result.ERROR_INVALID_CONTEXT)]
-
-
 @define
 class _Containment:
-    """Keeps what was reset."""
+    """Records the contexts that were reset."""
 
+    server: Server
+    executors: _Executors
     reset_contexts: list[int] = field(factory=list)
 
     async def reset(self, context: Context, reason: str) -> None:
@@ -112,36 +78,72 @@ class _Containment:
         self.reset_contexts.append(context.serial)
 
 
-async def _terminate_with_a_kernel(by_reset: bool) -> tuple[Server, _Containment, _Link, _Log]:
-    """End a client that has two contexts, of which the second one's kernel never ends."""
-    server, executor, link, log = _server(stuck=False)
-    server.roster.open_context(server.roster.clients[1], 0, 1)
-    executor.running.add(2)
-    containment = _Containment()
-    server.containment = containment  # type: ignore[assignment]
-    await terminate_client(server, TerminateClient(7, 500, by_reset))
-    return server, containment, link, log
+def _containment(stuck: bool) -> tuple[_Containment, _Executor, _Link, _Log]:
+    link: Any = _Link()
+    log = _Log()
+    server = Server(link, log, describe("H200"), ThreadPercentage(), {})
+    executor = _Executor(stuck)
+    client = server.roster.add_client(1, 500, 0, {})
+    server.roster.open_context(client, 0, 1)
+    return _Containment(server, _Executors(executor)), executor, link, log
 
 
-async def test_without_the_option_a_kernel_that_never_ends_is_702_and_nothing_else(autojump_clock: object) -> None:
-    server, containment, link, log = await _terminate_with_a_kernel(by_reset=False)
+async def _terminate(containment: Any, asked: TerminateClient) -> None:
+    await terminate_client(containment, asked)
+
+
+async def test_success_is_answered_when_all_contexts_have_stopped() -> None:
+    containment, executor, link, log = _containment(stuck=False)
+    await _terminate(containment, TerminateClient(7, 500))
+    assert link.answers == [(7, Result.SUCCESS)]
+    assert [asked.code for asked in executor.asked] == [Result.ERROR_MPS_CLIENT_TERMINATED]
+    assert log.said[-1] == "termination_succeeded"
+
+
+async def test_work_that_cannot_be_stopped_is_answered_with_an_error_within_the_limit(autojump_clock: object) -> None:
+    containment, _, link, log = _containment(stuck=True)
+    before = trio.current_time()
+    await _terminate(containment, TerminateClient(7, 500))
+    assert trio.current_time() - before == TERMINATION_SECONDS
     assert link.answers == [(7, Result.ERROR_LAUNCH_TIMEOUT)]
-    assert containment.reset_contexts == []
-    assert [context.serial for context in server.roster.clients[1].active_contexts()] == [2]
     assert log.said[-1] == "termination_overdue"
 
 
-async def test_with_it_what_still_runs_is_ended_by_a_reset_and_the_answer_is_0(autojump_clock: object) -> None:
-    server, containment, link, log = await _terminate_with_a_kernel(by_reset=True)
+async def test_a_terminated_context_is_not_terminated_again() -> None:
+    containment, _, link, _ = _containment(stuck=False)
+    for token in (1, 2):
+        await _terminate(containment, TerminateClient(token, 500))
+    assert link.answers == [(1, Result.SUCCESS), (2, Result.ERROR_INVALID_CONTEXT)]
+
+
+async def _terminate_with_a_kernel(by_reset: bool) -> tuple[_Containment, _Link, _Log]:
+    """Terminate a client with two contexts; the kernel of the second one never ends."""
+    containment, executor, link, log = _containment(stuck=False)
+    server = containment.server
+    server.roster.open_context(server.roster.clients[1], 0, 1)
+    executor.running.add(2)
+    await _terminate(containment, TerminateClient(7, 500, by_reset))
+    return containment, link, log
+
+
+async def test_without_by_reset_a_kernel_that_never_ends_is_answered_with_702(autojump_clock: object) -> None:
+    containment, link, log = await _terminate_with_a_kernel(by_reset=False)
+    assert link.answers == [(7, Result.ERROR_LAUNCH_TIMEOUT)]
+    assert containment.reset_contexts == []
+    assert [context.serial for context in containment.server.roster.clients[1].active_contexts()] == [2]
+    assert log.said[-1] == "termination_overdue"
+
+
+async def test_with_by_reset_running_work_is_ended_and_success_is_answered(autojump_clock: object) -> None:
+    containment, link, log = await _terminate_with_a_kernel(by_reset=True)
     assert link.answers == [(7, Result.SUCCESS)]
     assert containment.reset_contexts == [2]
-    assert server.roster.clients[1].active_contexts() == []
+    assert containment.server.roster.clients[1].active_contexts() == []
     assert log.said[-3:] == ["termination_overdue", "termination_by_reset", "termination_succeeded"]
 
 
-async def test_with_it_what_stops_in_time_resets_nothing(autojump_clock: object) -> None:
-    server, _, link, _ = _server(stuck=False)
-    server.containment = _Containment()  # type: ignore[assignment]
-    await terminate_client(server, TerminateClient(7, 500, by_reset=True))
+async def test_with_by_reset_work_that_stops_in_time_causes_no_reset(autojump_clock: object) -> None:
+    containment, _, link, _ = _containment(stuck=False)
+    await _terminate(containment, TerminateClient(7, 500, by_reset=True))
     assert link.answers == [(7, Result.SUCCESS)]
-    assert server.containment.reset_contexts == []  # type: ignore[attr-defined]
+    assert containment.reset_contexts == []

@@ -1,4 +1,4 @@
-"""How far a fatal fault reaches, against the documents' example, the recorded order and a model on graphs."""
+"""How far a fatal fault reaches: the documents' example, the recorded order and a model on graphs."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.state_machine.blast_radius import Blast, OnDevice, WholeProcess, blast_of, sticky_error
-from pympsd_server.state_machine.executor_slots import Place
+from pympsd_server.state_machine.executor_slots import ExecutorSlot
 from pympsd_server.state_machine.roster import Roster
 
 GRAPHS = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=8)
-"""For each client the devices it has contexts on."""
+"""For each client the devices of its contexts."""
 
 
 def _roster(graph: list[list[int]]) -> Roster:
     roster = Roster()
     for number, devices in enumerate(graph):
-        client = roster.arrive(number + 1, 100 + number, 0, {})
+        client = roster.add_client(number + 1, 100 + number, 0, {})
         for device in devices:
             roster.open_context(client, device, 1)
     return roster
 
 
-def _told(blast: Blast) -> list[str]:
-    told = []
+def _lines(blast: Blast) -> list[str]:
+    lines = []
     for step in blast.steps:
         if isinstance(step, OnDevice):
-            told.append(f"{step.client.pid}.{step.context.number} on device {step.context.device}")
+            lines.append(f"{step.client.pid}.{step.context.number} on device {step.context.device}")
         else:
             assert isinstance(step, WholeProcess)
-            told.append(f"all of {step.client.pid}")
-            told += [f"{step.client.pid}.{context.number} of {step.client.pid}" for context in step.contexts]
-    return told
+            lines.append(f"all of {step.client.pid}")
+            lines += [f"{step.client.pid}.{context.number} of {step.client.pid}" for context in step.contexts]
+    return lines
 
 
 def test_the_documents_example_in_the_recorded_order() -> None:
-    # A on device 0 (twice, as recorded), B on 0 and 1, C on 1, D on 2; the fault is A's.
+    # A on device 0 (twice, as recorded), B on 0 and 1, C on 1, D on 2; A faults.
     roster = _roster([[0], [0, 1], [1], [2]])
     first = roster.clients[1]
     roster.open_context(first, 0, 1)
-    blast = blast_of(Place(0), roster.clients.values())
+    blast = blast_of(ExecutorSlot(0), roster.clients.values())
     assert blast.devices == (0, 1)
     assert [client.pid for client in blast.clients] == [100, 101, 102]
-    assert _told(blast) == [
+    assert _lines(blast) == [
         "100.1 on device 0",
         "100.2 on device 0",
         "101.1 on device 0",
@@ -61,33 +61,33 @@ def test_the_documents_example_in_the_recorded_order() -> None:
 
 
 def test_a_fault_on_a_device_without_clients_replaces_that_device_only() -> None:
-    blast = blast_of(Place(3), _roster([[0], [1, 2]]).clients.values())
-    assert blast == Blast((), (Place(3),), (), frozenset())
+    blast = blast_of(ExecutorSlot(3), _roster([[0], [1, 2]]).clients.values())
+    assert blast == Blast((), (ExecutorSlot(3),), (), frozenset())
     assert blast.devices == (3,)
 
 
-def test_the_culprits_device_keeps_the_error_and_the_others_get_launch_failed() -> None:
+def test_contexts_on_other_devices_get_launch_failed() -> None:
     roster = _roster([[0, 1]])
-    here, there = roster.clients[1].contexts.values()
-    assert sticky_error(0, Result.ERROR_ILLEGAL_ADDRESS, here) == Result.ERROR_ILLEGAL_ADDRESS
-    assert sticky_error(0, Result.ERROR_ILLEGAL_ADDRESS, there) == Result.ERROR_LAUNCH_FAILED
+    first, second = roster.clients[1].contexts.values()
+    assert sticky_error(0, Result.ERROR_ILLEGAL_ADDRESS, first) == Result.ERROR_ILLEGAL_ADDRESS
+    assert sticky_error(0, Result.ERROR_ILLEGAL_ADDRESS, second) == Result.ERROR_LAUNCH_FAILED
 
 
-def test_what_runs_for_another_user_on_the_same_devices_is_not_reached() -> None:
-    """Two users, each with clients on devices 0 and 1 in executors of his own; the fault is the first one's."""
+def test_another_users_contexts_on_the_same_devices_are_not_reached() -> None:
+    """Two users have clients on devices 0 and 1 in executors of their own; the first user's client faults."""
     roster = Roster()
     for serial, user in ((1, 500), (2, 600), (3, 500)):
-        client = roster.arrive(serial, 100 + serial, 0, {}, user)
+        client = roster.add_client(serial, 100 + serial, 0, {}, user)
         for device in (0, 1) if serial < 3 else (1,):
             roster.open_context(client, device, serial, user=user)
-    blast = blast_of(Place(0, 500), roster.clients.values())
-    assert blast.places == (Place(0, 500), Place(1, 500))
+    blast = blast_of(ExecutorSlot(0, 500), roster.clients.values())
+    assert blast.slots == (ExecutorSlot(0, 500), ExecutorSlot(1, 500))
     assert [client.pid for client in blast.clients] == [101, 103]
     assert blast.contexts == {1, 2, 5}
 
 
 def _reachable(graph: list[list[int]], start: int) -> set[int]:
-    """The model: spread until nothing changes."""
+    """Return the model's devices: spread until nothing changes."""
     reached, before = {start}, set[int]()
     while reached != before:
         before = set(reached)
@@ -98,11 +98,11 @@ def _reachable(graph: list[list[int]], start: int) -> set[int]:
 
 
 @given(GRAPHS, st.integers(0, 5))
-def test_it_reaches_what_is_connected_through_shared_clients_and_nothing_else(
+def test_a_fault_reaches_exactly_the_devices_connected_through_shared_clients(
     graph: list[list[int]], fault_on: int
 ) -> None:
     roster = _roster(graph)
-    blast = blast_of(Place(fault_on), roster.clients.values())
+    blast = blast_of(ExecutorSlot(fault_on), roster.clients.values())
     devices = _reachable(graph, fault_on)
     assert blast.devices == tuple(sorted(devices))
     assert {client.pid - 100 for client in blast.clients} == {
@@ -118,7 +118,7 @@ def test_it_reaches_what_is_connected_through_shared_clients_and_nothing_else(
 
 @given(GRAPHS, st.integers(0, 5))
 def test_every_context_is_named_once_by_device_and_once_by_process(graph: list[list[int]], fault_on: int) -> None:
-    blast = blast_of(Place(fault_on), _roster(graph).clients.values())
+    blast = blast_of(ExecutorSlot(fault_on), _roster(graph).clients.values())
     by_device = [step.context.serial for step in blast.steps if isinstance(step, OnDevice)]
     by_process = [each.serial for step in blast.steps if isinstance(step, WholeProcess) for each in step.contexts]
     assert sorted(by_device) == sorted(by_process) == sorted(blast.contexts)

@@ -1,4 +1,4 @@
-"""The pool of connections: never oversubscribed, a refused context takes no number, a freed slot is free at once."""
+"""The pool of connections: never oversubscribed; a refused context takes no number; slots are freed at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pympsd.devices.machine import describe
-from pympsd_server.state_machine.connections import Pool, PoolExhausted, slots_of
-from pympsd_server.state_machine.roster import Client, NotHere, Roster
+from pympsd_server.state_machine.connections import Pool, PoolExhausted, connection_slots
+from pympsd_server.state_machine.roster import Client, NoSuchContext, Roster
 
 DEVICES = describe("2xH200")
 
@@ -22,12 +22,12 @@ DEVICES = describe("2xH200")
         ("-2", 1), ("", 1), ("eight", 1), ("4.5", 1), ("٣", 1), ("9" * 10_000, 16),
     ],
 )  # fmt: skip
-def test_a_context_takes_a_slot_for_two_connections(text: str, slots: int) -> None:
-    assert slots_of({"CUDA_DEVICE_MAX_CONNECTIONS": text}) == slots
+def test_a_context_takes_one_slot_for_two_connections(text: str, slots: int) -> None:
+    assert connection_slots({"CUDA_DEVICE_MAX_CONNECTIONS": text}) == slots
 
 
 def test_the_default_is_one_slot() -> None:
-    assert slots_of({}) == 1
+    assert connection_slots({}) == 1
 
 
 @pytest.mark.parametrize(("machine", "size"), [("H200", 48), ("V100", 48), ("P100", 16)])
@@ -37,38 +37,38 @@ def test_a_pool_has_48_slots_and_16_before_volta(machine: str, size: int) -> Non
 
 
 def test_the_49th_context_is_refused_and_takes_no_number() -> None:
-    """Recorded: the 49th is refused, and the next context that there is room for has the serial 49."""
+    """Recorded: the 49th is refused, and the next context that fits has the serial 49."""
     roster = Roster.of(DEVICES)
-    one, other = roster.arrive(1, 100, 0, {}), roster.arrive(2, 200, 0, {})
+    one, other = roster.add_client(1, 100, 0, {}), roster.add_client(2, 200, 0, {})
     contexts = [roster.open_context(one, 0, 1) for _ in range(48)]
     with pytest.raises(PoolExhausted, match="1 of the device's 48 connections, and 0 are free"):
         roster.open_context(other, 0, 1)
-    assert (other.made, other.contexts) == (0, {})
+    assert (other.contexts_made, other.contexts) == (0, {})
     assert roster.open_context(other, 1, 1).serial == 49, "the other device has its own pool"
     roster.close_context(one, contexts[7].serial)
     freed = roster.open_context(other, 0, 1)
     assert (freed.serial, freed.number) == (50, 2)
 
 
-def test_a_client_that_leaves_gives_its_slots_back() -> None:
+def test_removing_a_client_frees_its_slots() -> None:
     roster = Roster.of(DEVICES)
-    client = roster.arrive(1, 100, 0, {})
+    client = roster.add_client(1, 100, 0, {})
     for _ in range(3):
         roster.open_context(client, 0, 1, 16)
-    roster.leave(1)
+    roster.remove_client(1)
     assert roster.pools[0].free == 48
 
 
-def test_slots_are_not_given_back_twice() -> None:
+def test_slots_are_not_freed_twice() -> None:
     pool = Pool()
     pool.take(7, 16)
-    for _ in range(2):  # an operator ends a context, and then its process closes it
-        pool.give_back(7)
+    for _ in range(2):  # an operator terminates a context, then its process closes it
+        pool.release(7)
     assert pool.free == 48
 
 
 @given(st.lists(st.integers(1, 16)))
-def test_what_fits_is_taken_and_no_more(asked: list[int]) -> None:
+def test_a_context_is_refused_only_without_room(asked: list[int]) -> None:
     pool = Pool()
     taken = 0
     for serial, slots in enumerate(asked):
@@ -82,13 +82,13 @@ def test_what_fits_is_taken_and_no_more(asked: list[int]) -> None:
 
 
 class Clients(RuleBasedStateMachine):
-    """Clients come, open and close contexts of any size on two devices, and leave, in any order."""
+    """Clients arrive, open and close contexts of any size on two devices, and leave, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.roster = Roster.of(DEVICES)
         self.slots: dict[int, tuple[int, int]] = {}
-        """Device and slots of each open context, by serial."""
+        """The device and the slots of each open context, by serial."""
         self.serials: list[int] = []
         self.arrivals = 0
 
@@ -101,19 +101,19 @@ class Clients(RuleBasedStateMachine):
     @rule()
     def arrive(self) -> None:
         self.arrivals += 1
-        self.roster.arrive(self.arrivals, 100 + self.arrivals, 0, {})
+        self.roster.add_client(self.arrivals, 100 + self.arrivals, 0, {})
 
     @precondition(lambda self: self.roster.clients)
     @rule(data=st.data(), device=st.integers(0, 1), slots=st.integers(1, 16))
     def open(self, data: st.DataObject, device: int, slots: int) -> None:
         client = self._some(data)
         room = 48 - self._taken(device)
-        made = client.made
+        made = client.contexts_made
         try:
             context = self.roster.open_context(client, device, 1, slots)
         except PoolExhausted:
             assert slots > room, "refused although there was room"
-            assert client.made == made
+            assert client.contexts_made == made
             return
         assert slots <= room
         self.slots[context.serial] = (device, slots)
@@ -128,13 +128,13 @@ class Clients(RuleBasedStateMachine):
                 self.roster.close_context(client, serial)
                 with_no_such_context = client
         del self.slots[serial]
-        with pytest.raises(NotHere):
+        with pytest.raises(NoSuchContext):
             self.roster.close_context(with_no_such_context, serial)
 
     @precondition(lambda self: self.roster.clients)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        client = self.roster.leave(self._some(data).serial)
+        client = self.roster.remove_client(self._some(data).serial)
         for serial in client.contexts:
             del self.slots[serial]
 

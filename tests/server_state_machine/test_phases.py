@@ -16,7 +16,7 @@ def test_only_the_tables_moves_are_made(current: Phase, target: Phase) -> None:
             move(current, target)
 
 
-def test_every_phase_is_in_the_table_and_every_one_can_end() -> None:
+def test_every_phase_is_in_the_table_and_can_end() -> None:
     assert set(MOVES) == set(Phase)
     assert all(Phase.ENDED in MOVES[phase] for phase in Phase if phase is not Phase.ENDED)
     assert not MOVES[Phase.ENDED]

@@ -1,4 +1,4 @@
-"""What a context may use, against the figures recorded on an H200 (mps-behaviour, Limits)."""
+"""The quotas of a context, against the figures recorded on an H200 (mps-behaviour, Limits)."""
 
 from fractions import Fraction
 
@@ -13,11 +13,11 @@ from pympsd_server.state_machine.quotas import (
     affine_multiprocessors,
     client_percentage,
     client_priority,
+    context_multiprocessors,
     context_percentage,
-    context_share,
     memory_limit,
     multiprocessors,
-    process_share,
+    process_multiprocessors,
 )
 
 RECORDED = {
@@ -31,14 +31,13 @@ PERCENTAGES = st.floats(min_value=0, max_value=100, exclude_min=True)
 
 
 @pytest.mark.parametrize(("percentage", "expected"), list(RECORDED.items()))
-def test_the_recorded_shares_of_132(percentage: float, expected: int) -> None:
+def test_the_recorded_percentages_of_132(percentage: float, expected: int) -> None:
     assert multiprocessors(ThreadPercentage(percentage), 132) == expected
 
 
 @given(PERCENTAGES, st.integers(1, 256))
-def test_a_share_is_never_more_than_there_is_and_at_least_8_of_that(percentage: float, available: int) -> None:
-    share = multiprocessors(ThreadPercentage(percentage), available)
-    assert min(8, available) <= share <= available
+def test_a_percentage_gives_at_least_8_and_at_most_all(percentage: float, available: int) -> None:
+    assert min(8, available) <= multiprocessors(ThreadPercentage(percentage), available) <= available
 
 
 @given(PERCENTAGES, PERCENTAGES, st.integers(1, 256))
@@ -48,15 +47,15 @@ def test_a_greater_percentage_never_gives_less(one: float, other: float, availab
 
 
 @given(st.integers(1, 10_000), st.integers(1, 256))
-def test_a_percentage_counts_as_it_is_written(hundredths: int, available: int) -> None:
-    """Not as the binary number nearest to it: no SM is lost where the product is whole."""
-    share = Fraction(hundredths, 10_000) * available // 1
-    expected = available if hundredths == 10_000 else min(available, max(8, share - share % 2))
+def test_a_percentage_counts_as_written(hundredths: int, available: int) -> None:
+    """Not as the nearest binary number: no SM is lost if the product is whole."""
+    exact = Fraction(hundredths, 10_000) * available // 1
+    expected = available if hundredths == 10_000 else min(available, max(8, exact - exact % 2))
     assert multiprocessors(ThreadPercentage(float(f"{hundredths / 100:.2f}")), available) == expected
 
 
 @given(PERCENTAGES, st.text())
-def test_a_clients_environment_only_lowers(server: float, text: str) -> None:
+def test_a_clients_environment_only_lowers_its_percentage(server: float, text: str) -> None:
     got = client_percentage(ThreadPercentage(server), {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": text})
     assert got.value <= server
 
@@ -64,12 +63,12 @@ def test_a_clients_environment_only_lowers(server: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"), [("25", 25), ("75", 50), ("0", 50), ("-1", 50), ("101", 50), ("x", 50)]
 )
-def test_what_is_no_percentage_in_a_clients_environment_means_no_limit(text: str, expected: float) -> None:
+def test_an_invalid_percentage_in_a_clients_environment_means_no_limit(text: str, expected: float) -> None:
     got = client_percentage(ThreadPercentage(50), {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": text})
     assert got == ThreadPercentage(expected)
 
 
-def test_without_a_limit_of_its_own_a_client_has_the_servers() -> None:
+def test_without_its_own_percentage_a_client_has_the_servers() -> None:
     assert client_percentage(ThreadPercentage(50), {}) == ThreadPercentage(50)
 
 
@@ -101,35 +100,35 @@ def test_the_recorded_affinities_of_104(asked: int, expected: int) -> None:
 
 
 @pytest.mark.parametrize("asked", [0, -1, 105, 131, 132, 133])
-def test_no_affinity_beyond_what_the_process_may_use(asked: int) -> None:
+def test_an_affinity_beyond_the_processs_multiprocessors_is_refused(asked: int) -> None:
     with pytest.raises(AffinityRefused, match=f"1 to 104 SMs.*not {asked}"):
         affine_multiprocessors(asked, 104)
 
 
 @given(st.integers(1, 256), st.data())
-def test_an_affinity_is_never_less_than_asked_nor_more_than_there_is(share: int, data: st.DataObject) -> None:
-    asked = data.draw(st.integers(1, share))
-    assert asked <= affine_multiprocessors(asked, share) <= min(share, max(8, asked + 1))
+def test_an_affinity_gives_at_least_what_is_asked_and_at_most_all(available: int, data: st.DataObject) -> None:
+    asked = data.draw(st.integers(1, available))
+    assert asked <= affine_multiprocessors(asked, available) <= min(available, max(8, asked + 1))
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(20, 26), (90, 104), (80, 104), (None, 104)])
 def test_the_recorded_percentages_of_contexts(asked: float | None, expected: int) -> None:
     """Client 987: under per-context partitioning 20 % and 90 % in a process that began with 80 %."""
-    assert context_share(ThreadPercentage(80), EACH, H200, asked, None) == expected
+    assert context_multiprocessors(ThreadPercentage(80), EACH, H200, asked, None) == expected
 
 
 @given(st.none() | st.floats(), st.none() | st.integers(), PERCENTAGES, st.booleans())
-def test_nothing_a_client_asks_for_gives_it_more_than_its_process_may_use(
+def test_no_request_gives_a_client_more_than_its_process_may_use(
     percentage: float | None, affinity: int | None, process: float, each: bool
 ) -> None:
-    most = process_share(ThreadPercentage(process), H200)
+    most = process_multiprocessors(ThreadPercentage(process), H200)
     try:
-        share = context_share(ThreadPercentage(process), EACH if each else {}, H200, percentage, affinity)
+        granted = context_multiprocessors(ThreadPercentage(process), EACH if each else {}, H200, percentage, affinity)
     except AffinityRefused:
         assert affinity is not None
         assert not 1 <= affinity <= most or percentage is not None
         return
-    assert 8 <= share <= most
+    assert 8 <= granted <= most
 
 
 @pytest.mark.parametrize("environment", [{}, {PER_CONTEXT_PARTITIONING: "0"}, {PER_CONTEXT_PARTITIONING: ""}])
@@ -138,22 +137,22 @@ def test_without_partitioning_a_context_has_its_processs_percentage(environment:
 
 
 @pytest.mark.parametrize("asked", [0.0, -5.0, 101.0, float("nan"), float("inf")])
-def test_what_is_no_percentage_of_a_context_means_no_limit(asked: float) -> None:
+def test_an_invalid_percentage_of_a_context_means_no_limit(asked: float) -> None:
     assert context_percentage(ThreadPercentage(80), EACH, asked) == ThreadPercentage(80)
 
 
-def test_an_affinity_is_of_what_the_context_may_use() -> None:
-    """Of the 26 SMs that a context's own 20 % leave: more is refused, as beyond the process's."""
-    assert context_share(ThreadPercentage(80), EACH, H200, 20, 25) == 26
+def test_an_affinity_is_limited_by_the_contexts_percentage() -> None:
+    """A context's own 20 % are 26 SMs: an affinity beyond them is refused."""
+    assert context_multiprocessors(ThreadPercentage(80), EACH, H200, 20, 25) == 26
     with pytest.raises(AffinityRefused, match="1 to 26"):
-        context_share(ThreadPercentage(80), EACH, H200, 20, 27)
+        context_multiprocessors(ThreadPercentage(80), EACH, H200, 20, 27)
 
 
 def test_before_volta_there_are_no_percentages_and_no_affinity() -> None:
-    assert process_share(ThreadPercentage(10), P100) == 56
-    assert context_share(ThreadPercentage(10), EACH, P100, 10, None) == 56
+    assert process_multiprocessors(ThreadPercentage(10), P100) == 56
+    assert context_multiprocessors(ThreadPercentage(10), EACH, P100, 10, None) == 56
     with pytest.raises(AffinityRefused, match="Volta or newer"):
-        context_share(ThreadPercentage(100), {}, P100, None, 8)
+        context_multiprocessors(ThreadPercentage(100), {}, P100, None, 8)
 
 
 # --- memory
@@ -163,6 +162,6 @@ def test_before_volta_there_are_no_percentages_and_no_affinity() -> None:
 def test_a_client_only_lowers_its_memory_limit(server: int, client: int) -> None:
     got = memory_limit(server, client)
     assert got in (server, client)
-    assert got or not (server or client), "0 is no limit, and only where neither is one"
+    assert got or not (server or client), "0 means no limit, and only if neither is one"
     assert not server or got <= server
     assert not client or got <= client

@@ -1,4 +1,4 @@
-"""What a server refuses to start on: platforms, old devices, no unified addressing, a prohibited device."""
+"""What a server refuses at its start: platforms, old devices, no unified addressing, prohibited devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def device(capability: str = "9.0", **attributes: int) -> DeviceFacts:
     return with_attributes(one, **attributes)
 
 
-def test_usual_devices_are_fine() -> None:
+def test_usual_devices_are_accepted() -> None:
     assert refusals(*LINUX, describe("H200,A100,V100")) == ()
     assert refusals(*LINUX, describe("2xP100")) == ()
     assert refusals(*LINUX, (device(COMPUTE_MODE=start_checks.EXCLUSIVE_PROCESS),)) == ()
@@ -42,11 +42,11 @@ def test_usual_devices_are_fine() -> None:
 )
 def test_only_64_bit_linux_is_supported(system: str, bits: int, fine: bool) -> None:
     assert start_checks.platform_is_supported(system, bits) is fine
-    said = refusals(system, bits, (H200,))
-    assert said == (() if fine else (SUPPORTED, f"This is {system} with pointers of {bits} bits."))
+    sentences = refusals(system, bits, (H200,))
+    assert sentences == (() if fine else (SUPPORTED, f"This is {system} with pointers of {bits} bits."))
 
 
-def test_the_documented_sentence_is_the_documents() -> None:
+def test_the_unsupported_sentence_is_the_documented_one() -> None:
     assert SUPPORTED == "MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU."
 
 
@@ -54,11 +54,11 @@ def test_the_documented_sentence_is_the_documents() -> None:
 def test_a_device_below_3_5_is_refused_and_named(capabilities: list[tuple[int, int]]) -> None:
     devices = [device(f"{major}.{minor}") for major, minor in capabilities]
     old = [number for number, capability in enumerate(capabilities) if capability < (3, 5)]
-    said = refusals(*LINUX, devices)
-    assert len(said) == (1 + len(old) if old else 0)
+    sentences = refusals(*LINUX, devices)
+    assert len(sentences) == (1 + len(old) if old else 0)
     if old:
-        assert said[0] == SUPPORTED
-    for number, sentence in zip(old, said[1:], strict=True):
+        assert sentences[0] == SUPPORTED
+    for number, sentence in zip(old, sentences[1:], strict=True):
         major, minor = capabilities[number]
         assert sentence == f"Device {number} (NVIDIA H200, {devices[number].uuid}) is SM {major}.{minor}."
 
@@ -72,18 +72,18 @@ def test_a_device_without_unified_addressing_is_refused() -> None:
 
 def test_a_prohibited_device_is_refused() -> None:
     (prohibited,) = from_toml('[[device]]\ncompute_mode = "PROHIBITED"')
-    (said,) = refusals(*LINUX, (prohibited,))
-    assert said.startswith(f"MPS cannot use device 0 (NVIDIA H200, {prohibited.uuid}): ")
-    assert "compute mode PROHIBITED" in said
+    (sentence,) = refusals(*LINUX, (prohibited,))
+    assert sentence.startswith(f"MPS cannot use device 0 (NVIDIA H200, {prohibited.uuid}): ")
+    assert "compute mode PROHIBITED" in sentence
 
 
-def test_every_reason_is_given_at_once() -> None:
-    said = refusals(*LINUX, (device("3.0", UNIFIED_ADDRESSING=0, COMPUTE_MODE=start_checks.PROHIBITED),))
-    for part, sentence in zip(("SM 3.5", "is SM 3.0", "unified addressing", "PROHIBITED"), said, strict=True):
+def test_all_reasons_are_given_together() -> None:
+    sentences = refusals(*LINUX, (device("3.0", UNIFIED_ADDRESSING=0, COMPUTE_MODE=start_checks.PROHIBITED),))
+    for part, sentence in zip(("SM 3.5", "is SM 3.0", "unified addressing", "PROHIBITED"), sentences, strict=True):
         assert part in sentence
 
 
-def test_what_is_checked_is_what_remains_beside_a_newer_device() -> None:
+def test_an_old_device_beside_a_newer_one_is_not_checked() -> None:
     devices = from_toml('[[device]]\n[[device]]\ncompute_capability = "3.0"')
     remaining = [devices[index] for index in keep_one_generation(devices, (0, 1))]
     assert refusals(*LINUX, remaining) == ()
@@ -92,9 +92,9 @@ def test_what_is_checked_is_what_remains_beside_a_newer_device() -> None:
 
 def test_an_exclusive_device_in_use_is_named_with_its_process() -> None:
     exclusive = device(COMPUTE_MODE=start_checks.EXCLUSIVE_PROCESS)
-    assert start_checks.wants_exclusively(exclusive)
-    assert not start_checks.wants_exclusively(H200)
-    said = start_checks.in_use(2, exclusive, 4711)
-    assert f"device 2 (NVIDIA H200, {exclusive.uuid})" in said
-    assert "process 4711" in said
+    assert start_checks.is_exclusive(exclusive)
+    assert not start_checks.is_exclusive(H200)
+    sentence = start_checks.in_use(2, exclusive, 4711)
+    assert f"device 2 (NVIDIA H200, {exclusive.uuid})" in sentence
+    assert "process 4711" in sentence
     assert "folder /x" in start_checks.cannot_be_held(2, exclusive, "the folder /x")

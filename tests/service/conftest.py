@@ -1,11 +1,10 @@
-"""A front door with a real listening socket, a real mind, and no server processes."""
+"""A running daemon with a real listening socket and a real state machine, and no server processes."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import wraps
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,43 +15,34 @@ from attrs import define, field
 from pympsd.devices.machine import describe
 from pympsd.journal.files import LogFile
 from pympsd.journal.setup import Journal, control_logger
-from pympsd.service.dispatcher import Hub
-from pympsd.service.listeners import FrontDoor
-from pympsd.state_machine.daemon_state import Daemon as Mind
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.files.state_file import StateFile, device_keys
+from pympsd.service.listeners import Listener
+from pympsd.service.sessions.adoption import AwaitedServer, inherit
+from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import SpawnServer
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
+from pympsd.vocabulary import files
 from pympsd.vocabulary.settings import Settings
 from pympsd.wire import frames
 from pympsd.wire.framing import Frame, FrameReader
 
-SECONDS = 60
-
-
-def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Give a test an absolute limit of time."""
-
-    @wraps(test)
-    async def run(*arguments: object, **keywords: object) -> None:
-        with trio.fail_after(SECONDS):
-            await test(*arguments, **keywords)
-
-    return run
-
 
 @define
 class Caller:
-    """Somebody who has connected."""
+    """A connection to the daemon."""
 
     sock: trio.socket.SocketType
     _reader: FrameReader = field(factory=lambda: FrameReader(fds_allowed=4), init=False)
     _frames: list[Frame] = field(factory=list, init=False)
 
-    async def say(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> None:
         """Send bytes."""
         while data:
             data = data[await self.sock.send(data) :]
 
-    async def hear(self) -> Frame | None:
-        """Return the next frame, None at the end."""
+    async def receive(self) -> Frame | None:
+        """Return the next frame; None at the end."""
         while not self._frames:
             try:
                 data = await self.sock.recv(65536)
@@ -64,56 +54,69 @@ class Caller:
         return self._frames.pop(0)
 
     async def ask(self, line: bytes) -> list[tuple[int, bytes]]:
-        """Give a command; return the frames of its answer."""
-        await self.say(frames.encode(frames.OPERATOR_LINE, line))
+        """Send a command; return the frames of its answer."""
+        await self.send(frames.encode(frames.OPERATOR_LINE, line))
         answer: list[tuple[int, bytes]] = []
         while not answer or answer[-1][0] != frames.OPERATOR_DONE:
-            frame = await self.hear()
+            frame = await self.receive()
             assert frame is not None, answer
             answer.append((frame.kind, frame.body))
         return answer
 
 
 @define
-class House:
-    """A hub behind one front door, and everyone who came."""
+class RunningDaemon:
+    """A dispatcher behind one listener, and the connections to it."""
 
-    hub: Hub
+    dispatcher: Dispatcher
     path: str
     log: Path
     spawned: list[SpawnServer]
+    awaited: dict[int, AwaitedServer]
     callers: list[Caller] = field(factory=list)
 
     async def connect(self) -> Caller:
-        """Come to the door."""
+        """Connect."""
         sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         await sock.connect(self.path)
         self.callers.append(Caller(sock))
         return self.callers[-1]
 
     async def operator(self) -> Caller:
-        """Come as an operator."""
+        """Connect as an operator."""
         caller = await self.connect()
-        await caller.say(frames.encode(frames.OPERATOR_HELLO))
+        await caller.send(frames.encode(frames.OPERATOR_HELLO))
         return caller
 
     async def still_answers(self) -> bool:
-        """Whether the daemon answers an operator."""
+        """Return whether the daemon answers an operator."""
         operator = await self.operator()
         return await operator.ask(b"get_server_list") == [(frames.OPERATOR_DONE, b"\0")]
 
+    def save_predecessor(self, server: PersistentServer) -> Path:
+        """Write the state file of an earlier daemon that had one server; return its path."""
+        folder = self.log.parent
+        file = StateFile(str(folder), device_keys(self.dispatcher.state.devices), self.dispatcher.log)
+        file.save(PersistentState(servers=(server,)))
+        return folder / files.STATE
+
+    def inherit(self) -> None:
+        """Restore the state of the earlier daemon, as at the start."""
+        self.awaited.update(inherit(self.dispatcher, str(self.log.parent)))
+
     def sentences(self) -> list[str]:
-        """Return what control.log says, without times."""
+        """Return the sentences of control.log, without times."""
         return [line.partition("] ")[2] for line in self.log.read_text(errors="surrogateescape").splitlines()]
 
 
 @pytest.fixture
-async def house(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[House]:
-    """A daemon without its servers."""
+async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[RunningDaemon]:
+    """A daemon without server processes."""
     journal = Journal(LogFile(str(tmp_path / "control.log")), LogFile(str(tmp_path / "server.log")))
     spawned: list[SpawnServer] = []
+    awaited: dict[int, AwaitedServer] = {}
 
-    async def spawn(_: Hub, instruction: SpawnServer) -> None:
+    async def spawn(_: Dispatcher, instruction: SpawnServer) -> None:
         spawned.append(instruction)
 
     listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -121,20 +124,24 @@ async def house(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[House]:
     listener.listen(4096)
     scope = trio.CancelScope()
     ended = trio.Event()
-    mind = Mind(os.geteuid(), describe("H200"))
+    state = Daemon(os.geteuid(), describe("H200"))
     settings = Settings.from_environment({})
-    made: list[House] = []
+    made: list[RunningDaemon] = []
 
     async def run(task_status: trio.TaskStatus[None]) -> None:
         try:
             with scope:
                 async with trio.open_nursery() as inner:
-                    hub = Hub(
-                        mind, settings, str(tmp_path / "control"), "pympsd-server", journal,
+                    dispatcher = Dispatcher(
+                        state, settings, str(tmp_path / "control"), "pympsd-server", journal,
                         control_logger(journal), inner, spawn,
                     )  # fmt: skip
-                    made.append(House(hub, str(tmp_path / "control"), tmp_path / "control.log", spawned))
-                    inner.start_soon(FrontDoor(hub, listener, True).run)
+                    made.append(
+                        RunningDaemon(
+                            dispatcher, str(tmp_path / "control"), tmp_path / "control.log", spawned, awaited
+                        )
+                    )
+                    inner.start_soon(Listener(dispatcher, listener, True, awaited).run)
                     task_status.started()
         finally:
             ended.set()

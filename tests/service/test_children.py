@@ -1,4 +1,4 @@
-"""Server processes where something is short, or a user cannot be."""
+"""Server processes without descriptors, or for an impossible user."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import sys
 import pytest
 import trio
 import trio.testing
+from time_limit import SECONDS, bounded
 
-from pympsd.service.dispatcher import Hub
+from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes import children
 from pympsd.state_machine.events import SpawnFailed
 from pympsd.state_machine.instructions import SpawnServer
-from tests.service.conftest import SECONDS, House, bounded
+from tests.service.conftest import RunningDaemon
 
-LAST_WORDS = "import sys; sys.stdin.read(); sys.exit(7)"
+EXITS_WITH_7 = "import sys; sys.stdin.read(); sys.exit(7)"
 
 
 @bounded
-async def test_without_a_descriptor_to_be_had_a_server_that_leaves_is_waited_for(
+async def test_without_descriptors_the_end_of_a_leaving_server_is_still_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-c", LAST_WORDS], stdin=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", EXITS_WITH_7], stdin=subprocess.PIPE, start_new_session=True
     )
     assert process.stdin is not None
 
@@ -48,10 +49,10 @@ async def test_without_a_descriptor_to_be_had_a_server_that_leaves_is_waited_for
 
 @bounded
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts servers of other users")
-async def test_a_user_that_cannot_be_gets_no_server(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_impossible_user_gets_no_server(daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[object] = []
-    monkeypatch.setattr(Hub, "feed", lambda _, event: fed.append(event))
-    await children.spawn_server(house.hub, SpawnServer(1, 1 << 40, None))
+    monkeypatch.setattr(Dispatcher, "feed", lambda _, event: fed.append(event))
+    await children.spawn_server(daemon.dispatcher, SpawnServer(1, 1 << 40, None))
     (failed,) = fed
     assert isinstance(failed, SpawnFailed)
     assert failed.server == 1

@@ -1,4 +1,4 @@
-"""Clients that are admitted: the daemon sees their processes' ends itself, and each costs few descriptors."""
+"""Admitted clients: the daemon itself sees their processes end, and each costs few descriptors."""
 
 from __future__ import annotations
 
@@ -13,31 +13,24 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from time_limit import bounded
 
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.service import listeners
-from pympsd.service.files.state_file import StateFile, device_keys
 from pympsd.service.sessions import server as server_session
-from pympsd.service.sessions.adoption import KnownProcess, inherit
+from pympsd.service.sessions.adoption import KnownProcess
 from pympsd.service.sessions.peers import KnownPeer
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine import events
-from pympsd.state_machine.persistent_state import Remembered, RememberedServer
+from pympsd.state_machine.persistent_state import PersistentServer
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
-from tests.service.conftest import Caller, House, bounded
+from tests.service.conftest import Caller, RunningDaemon
 
 ME = os.getpid()
-HELLO = messages.ClientHello(Versions(), 1, "told", 2, {})
-
-
-class Process:
-    """Nobody's: what a server session would kill."""
-
-    def kill(self) -> None:
-        """Do nothing."""
+HELLO = messages.ClientHello(Versions(), 1, "reported", 2, {})
 
 
 @pytest.fixture
@@ -49,8 +42,8 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def at_the_door(process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who knocks is the process, as far as its pidfd goes."""
+def client_is_process(process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every client that connects the pidfd of ``process``."""
 
     def with_pidfd(_: socket.socket, peer: Peer) -> KnownPeer:
         return KnownPeer(peer, os.pidfd_open(process.pid))
@@ -59,13 +52,13 @@ def at_the_door(process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatc
 
 
 def pidfds() -> int:
-    """Return how many pidfds this process has."""
+    """Return the number of pidfds this process has."""
     links = (Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
     return sum(path.is_symlink() and "pidfd" in os.readlink(path) for path in links)
 
 
-async def told(channel: MessageChannel) -> link.AdmitClient:
-    """Take the next client as a server does, without using what comes along."""
+async def receive_client(channel: MessageChannel) -> link.AdmitClient:
+    """Receive the next client as a server does; close its descriptors."""
     received = await channel.receive_message()
     assert received is not None
     message, fds = received
@@ -75,36 +68,36 @@ async def told(channel: MessageChannel) -> link.AdmitClient:
     return message
 
 
-async def serve(house: House) -> MessageChannel:
-    """Have a server that is ready, without a process; return its end of the link."""
-    (spawn,) = house.spawned
+async def serve(daemon: RunningDaemon) -> MessageChannel:
+    """Add a ready server without a process; return its end of the link."""
+    (spawn,) = daemon.spawned
     ours, theirs = trio.socket.socketpair()
-    session = ServerSession(spawn.server, spawn.uid, 847, Process(), MessageChannel(ours))
+    session = ServerSession(spawn.server, spawn.uid, 847, lambda: None, MessageChannel(ours))
 
     async def run() -> None:
         try:
-            await session.run(house.hub)
+            await session.run(daemon.dispatcher)
         finally:
             session.channel.close()
-        house.hub.feed(events.ServerExited(spawn.server, -9))
+        daemon.dispatcher.feed(events.ServerExited(spawn.server, -9))
 
-    house.hub.servers[spawn.server] = session
-    house.hub.nursery.start_soon(run)
-    house.hub.feed(events.ServerSpawned(spawn.server, 847))
-    house.hub.feed(events.StatusPushed(spawn.server, "ACTIVE"))
+    daemon.dispatcher.servers[spawn.server] = session
+    daemon.dispatcher.nursery.start_soon(run)
+    daemon.dispatcher.feed(events.ServerSpawned(spawn.server, 847))
+    daemon.dispatcher.feed(events.StatusPushed(spawn.server, "ACTIVE"))
     return MessageChannel(theirs, fds_allowed=2)
 
 
-async def knock(house: House) -> Caller:
-    """Come as a client."""
-    caller = await house.connect()
-    await caller.say(messages.encode(HELLO))
+async def connect_client(daemon: RunningDaemon) -> Caller:
+    """Connect as a client."""
+    caller = await daemon.connect()
+    await caller.send(messages.encode(HELLO))
     await trio.testing.wait_all_tasks_blocked()
     return caller
 
 
 async def answer(caller: Caller) -> object:
-    """Return the daemon's answer to a client, who then leaves with what came along."""
+    """Return the daemon's answer to a client; then disconnect it."""
     channel = MessageChannel(caller.sock, fds_allowed=1)
     received = await channel.receive_message()
     assert received is not None
@@ -114,41 +107,41 @@ async def answer(caller: Caller) -> object:
     return received[0]
 
 
-async def until_ended(house: House, client: int) -> None:
-    """Wait until the mind knows that a client's process has ended."""
-    (server,) = house.hub.mind.servers.values()
+async def until_ended(daemon: RunningDaemon, client: int) -> None:
+    """Wait until the state machine knows that a client's process has ended."""
+    (server,) = daemon.dispatcher.state.servers.values()
     while not server.clients[client].ended:
         await trio.lowlevel.checkpoint()
 
 
-@pytest.mark.usefixtures("at_the_door")
+@pytest.mark.usefixtures("client_is_process")
 @bounded
-async def test_the_end_of_an_admitted_clients_process_is_seen_without_its_server(
-    house: House, process: subprocess.Popen[bytes]
+async def test_the_daemon_sees_the_end_of_an_admitted_clients_process_without_its_server(
+    daemon: RunningDaemon, process: subprocess.Popen[bytes]
 ) -> None:
     before = pidfds()
-    await knock(house)
-    channel = await serve(house)
-    client = (await told(channel)).client
+    await connect_client(daemon)
+    channel = await serve(daemon)
+    client = (await receive_client(channel)).client
     await trio.testing.wait_all_tasks_blocked()
-    assert pidfds() == before + 1, "the one that was opened at the door, and no other"
-    (server,) = house.hub.mind.servers.values()
+    assert pidfds() == before + 1, "only the one that was opened on connect"
+    (server,) = daemon.dispatcher.state.servers.values()
     assert not server.clients[client].ended
     process.kill()
-    await until_ended(house, client)
+    await until_ended(daemon, client)
     await trio.testing.wait_all_tasks_blocked()
     assert pidfds() == before
     channel.close()
 
 
 @pytest.mark.parametrize("end", ["it is gone", "the server ends"])
-@pytest.mark.usefixtures("at_the_door")
+@pytest.mark.usefixtures("client_is_process")
 @bounded
-async def test_a_client_that_its_server_has_done_with_is_watched_no_more(house: House, end: str) -> None:
+async def test_a_client_that_is_gone_from_its_server_is_no_longer_watched(daemon: RunningDaemon, end: str) -> None:
     before = pidfds()
-    await knock(house)
-    channel = await serve(house)
-    client = (await told(channel)).client
+    await connect_client(daemon)
+    channel = await serve(daemon)
+    client = (await receive_client(channel)).client
     await trio.testing.wait_all_tasks_blocked()
     assert pidfds() == before + 1
     if end == "it is gone":
@@ -161,87 +154,81 @@ async def test_a_client_that_its_server_has_done_with_is_watched_no_more(house: 
         channel.close()
 
 
-@pytest.mark.usefixtures("at_the_door")
+@pytest.mark.usefixtures("client_is_process")
 @bounded
-async def test_where_descriptors_are_few_it_is_left_to_the_server(
-    house: House, monkeypatch: pytest.MonkeyPatch
+async def test_with_few_descriptors_only_the_server_reports_the_end(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_session, "share_of_descriptors", lambda _: 2)
+    monkeypatch.setattr(server_session, "fd_quota", lambda _: 2)
     before = pidfds()
-    await knock(house)
-    channel = await serve(house)
+    await connect_client(daemon)
+    channel = await serve(daemon)
     for _ in range(2):
-        await told(channel)
-        await knock(house)
-    await told(channel)
+        await receive_client(channel)
+        await connect_client(daemon)
+    await receive_client(channel)
     await trio.testing.wait_all_tasks_blocked()
-    (server,) = house.hub.mind.servers.values()
+    (server,) = daemon.dispatcher.state.servers.values()
     assert (len(server.clients), pidfds()) == (3, before + 2)
     channel.close()
 
 
 @bounded
-async def test_a_server_that_takes_no_clients_costs_only_so_many_descriptors(
-    house: House, monkeypatch: pytest.MonkeyPatch
+async def test_a_server_that_takes_no_clients_costs_a_limited_number_of_descriptors(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (64, 64))
-    await knock(house)
-    channel = await serve(house)
-    (server,) = house.hub.servers.values()
+    await connect_client(daemon)
+    channel = await serve(daemon)
+    (server,) = daemon.dispatcher.servers.values()
     server.channel.send_raw(bytes(1 << 20))  # the socket is full: the server does not read
     answers: list[object] = []
     while not answers or not isinstance(answers[-1], messages.Refused):
         assert len(answers) < 20
-        answers.append(await answer(await knock(house)))
+        answers.append(await answer(await connect_client(daemon)))
     assert answers[-1] == messages.Refused(
         805, f"no session can be made: the server of user {os.geteuid()} takes no clients: it is stopped or stuck"
     )
     assert server.channel.queued_descriptors == 16
     assert all(isinstance(answer, messages.SessionGranted) for answer in answers[:-1])
-    (known,) = house.hub.mind.servers.values()
-    assert len(known.clients) == len(answers), "with the first one, without the one that was refused"
-    assert house.sentences()[-1].startswith(f"Refusing client {ME} from user {os.geteuid()}: no session can be made")
+    (known,) = daemon.dispatcher.state.servers.values()
+    assert len(known.clients) == len(answers), "with the first one, without the refused one"
+    assert daemon.sentences()[-1].startswith(f"Refusing client {ME} from user {os.geteuid()}: no session can be made")
     channel.close()
     await trio.testing.wait_all_tasks_blocked()
 
 
-# --- of a daemon before
+# --- of an earlier daemon
 
 
-def left_behind(house: House, tmp_path: Path) -> None:
-    """A daemon has died that had one server: this process."""
-    server = RememberedServer(1, ME, 0, 100.0, {})
-    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(Remembered(servers=(server,)))
-    inherit(house.hub, str(tmp_path))
-
-
-async def returns(house: House, *pids: int) -> Caller:
-    """Come back as a server with clients of these PIDs, numbered from 1."""
-    told = [link.ReturningClient(number, pid, 0, "train", 99, ()) for number, pid in enumerate(pids, 1)]
-    caller = await house.connect()
-    hello = link.ServerReturn(Versions(), ME, "ACTIVE", False, len(told))
-    await caller.say(b"".join(map(messages.encode, (hello, *told))))
-    assert await caller.hear() is not None
+async def returns(daemon: RunningDaemon, *pids: int) -> Caller:
+    """Return as a server with clients of these PIDs, numbered from 1."""
+    clients = [link.ReturningClient(number, pid, 0, "train", 99, ()) for number, pid in enumerate(pids, 1)]
+    caller = await daemon.connect()
+    hello = link.ServerReturn(Versions(), ME, "ACTIVE", False, len(clients))
+    await caller.send(b"".join(map(messages.encode, (hello, *clients))))
+    assert await caller.receive() is not None
     return caller
 
 
 @bounded
 async def test_the_clients_of_a_server_that_returns_are_watched_by_their_pids(
-    house: House, tmp_path: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    daemon: RunningDaemon, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KnownProcess, "kill", lambda _: None)
-    with subprocess.Popen([sys.executable, "-c", ""]) as over:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
-    left_behind(house, tmp_path)
+    daemon.save_predecessor(PersistentServer(1, ME, 0, 100.0, {}))
+    daemon.inherit()
     before = pidfds()
-    # One that lives, one that has ended, two that no process can be.
-    await returns(house, process.pid, over.pid, 0, 1 << 40)
+    # One that lives, one that has ended, and two PIDs that no process can have.
+    await returns(daemon, process.pid, ended.pid, 0, 1 << 40)
     await trio.testing.wait_all_tasks_blocked()
-    (server,) = house.hub.mind.servers.values()
+    (server,) = daemon.dispatcher.state.servers.values()
     assert [client.ended for client in server.clients.values()] == [False, True, False, False]
     assert pidfds() == before + 1
     os.kill(process.pid, signal.SIGKILL)
-    await until_ended(house, 1)
+    await until_ended(daemon, 1)
     await trio.testing.wait_all_tasks_blocked()
     assert pidfds() == before
-    assert not any("defect" in line for line in house.sentences())
+    assert not any("internal error" in line for line in daemon.sentences())

@@ -1,4 +1,4 @@
-"""Whether another user can reach a file: what is computed is what the kernel then allows."""
+"""Whether another user can reach a file: the computed result is what the kernel then allows."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from pympsd.service.processes.file_access import unreachable_folder
 
 UID, GID, OTHER_GID = 12345, 23456, 23457
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can look at files as somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can access files as another user")
 
 
 @pytest.fixture
 def tree() -> Iterator[Path]:
-    """A folder that everybody may pass (pytest's own is root's alone)."""
+    """A folder that every user may search (pytest's own is root's)."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         yield Path(name)
 
 
 def _reachable_as(path: Path, uid: int, gid: int, groups: list[int]) -> bool:
-    # Statting a file needs every folder on the way, and nothing of the file itself.
+    # stat(1) needs search permission on the folders, and none on the file itself.
     ran = subprocess.run(
         ["/usr/bin/stat", "-L", str(path)], user=uid, group=gid, extra_groups=groups, cwd="/", capture_output=True,
         timeout=30, check=False,
@@ -36,7 +36,7 @@ def _reachable_as(path: Path, uid: int, gid: int, groups: list[int]) -> bool:
     return ran.returncode == 0
 
 
-def test_root_reaches_everything(tree: Path) -> None:
+def test_root_reaches_every_file(tree: Path) -> None:
     tree.chmod(0)
     assert unreachable_folder(str(tree / "file"), 0, frozenset()) is None
     tree.chmod(0o755)
@@ -53,7 +53,7 @@ def test_the_first_closed_folder_is_named(tree: Path) -> None:
     )
 
 
-def test_a_link_is_followed_to_the_folder_that_is_closed(tree: Path) -> None:
+def test_a_link_is_followed_to_the_closed_folder(tree: Path) -> None:
     (tree / "closed").mkdir(mode=0o700)
     (tree / "closed" / "python").write_text("")
     (tree / "open").mkdir(mode=0o755)
@@ -62,7 +62,7 @@ def test_a_link_is_followed_to_the_folder_that_is_closed(tree: Path) -> None:
 
 
 @as_root
-def test_an_own_folder_without_the_owners_bit_is_closed_to_its_owner(tree: Path) -> None:
+def test_a_folder_without_the_owners_bit_is_closed_to_its_owner(tree: Path) -> None:
     folder = tree / "odd"
     folder.mkdir()
     os.chown(folder, UID, GID)
@@ -82,7 +82,7 @@ OWNERS = st.sampled_from([(0, 0), (UID, GID), (0, GID), (0, OTHER_GID), (UID, 0)
     link=st.sampled_from([None, "file", "folder", "chain"]),
     groups=st.sampled_from([[], [GID], [OTHER_GID]]),
 )
-def test_what_is_computed_is_what_the_kernel_allows(
+def test_the_result_is_what_the_kernel_allows(
     folders: list[tuple[int, tuple[int, int]]], link: str | None, groups: list[int]
 ) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""The front door with real sockets: strangers of every kind, and it goes on answering."""
+"""The listener with real sockets: callers of every kind, and it continues to answer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 from attrs import evolve
+from time_limit import bounded
 
 from pympsd.service import listeners, rate_limit
 from pympsd.service.sessions.peers import credentials
@@ -18,18 +19,17 @@ from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame
 from pympsd.wire.link_messages import ShutDown
 from pympsd.wire.versions import Versions
-from tests.service.conftest import bounded
 
 if TYPE_CHECKING:
-    from tests.service.conftest import House
+    from tests.service.conftest import RunningDaemon
 
 UNREADABLE = "Unable to read new connection type information"
-HELLO = messages.ClientHello(Versions(), 1, "told", 2, {})
+HELLO = messages.ClientHello(Versions(), 1, "reported", 2, {})
 
 
 @bounded
-async def test_an_operator_is_answered_and_the_log_tells_it(house: House) -> None:
-    operator = await house.operator()
+async def test_an_operator_is_answered_and_logged(daemon: RunningDaemon) -> None:
+    operator = await daemon.operator()
     assert await operator.ask(b"ps") == [
         (frames.OPERATOR_STDOUT, b"Server not found\n"),
         (frames.OPERATOR_DONE, b"\1"),
@@ -37,8 +37,8 @@ async def test_an_operator_is_answered_and_the_log_tells_it(house: House) -> Non
     kinds = [kind for kind, _ in await operator.ask(b"foo \xff")]
     assert kinds == [frames.OPERATOR_STDOUT, frames.OPERATOR_STDERR, frames.OPERATOR_DONE]
     operator.sock.shutdown(socket.SHUT_WR)
-    assert await operator.hear() is None
-    assert house.sentences() == [
+    assert await operator.receive() is None
+    assert daemon.sentences() == [
         "Accepting connection...",
         "NEW UI",
         "Cmd:ps",
@@ -68,55 +68,55 @@ async def test_an_operator_is_answered_and_the_log_tells_it(house: House) -> Non
     ],
 )  # fmt: skip
 @bounded
-async def test_garbage_is_logged_and_closed(house: House, garbage: bytes) -> None:
-    caller = await house.connect()
-    await caller.say(garbage)
-    assert await caller.hear() is None
-    assert house.sentences() == ["Accepting connection...", UNREADABLE]
-    assert await house.still_answers()
+async def test_garbage_is_logged_and_closed(daemon: RunningDaemon, garbage: bytes) -> None:
+    caller = await daemon.connect()
+    await caller.send(garbage)
+    assert await caller.receive() is None
+    assert daemon.sentences() == ["Accepting connection...", UNREADABLE]
+    assert await daemon.still_answers()
 
 
 @bounded
-async def test_half_a_frame_and_away(house: House) -> None:
-    caller = await house.connect()
-    await caller.say(frames.encode(frames.OPERATOR_HELLO)[:5])
+async def test_half_a_frame_then_disconnect(daemon: RunningDaemon) -> None:
+    caller = await daemon.connect()
+    await caller.send(frames.encode(frames.OPERATOR_HELLO)[:5])
     caller.sock.shutdown(socket.SHUT_WR)
-    assert await caller.hear() is None
-    assert house.sentences()[-1] == UNREADABLE
-    assert await house.still_answers()
+    assert await caller.receive() is None
+    assert daemon.sentences()[-1] == UNREADABLE
+    assert await daemon.still_answers()
 
 
 @bounded
-async def test_one_who_comes_and_goes_is_no_error(house: House) -> None:
-    caller = await house.connect()
+async def test_a_connection_closed_without_a_hello_is_not_an_error(daemon: RunningDaemon) -> None:
+    caller = await daemon.connect()
     caller.sock.shutdown(socket.SHUT_WR)
-    assert await caller.hear() is None
-    assert house.sentences() == ["Accepting connection..."]
+    assert await caller.receive() is None
+    assert daemon.sentences() == ["Accepting connection..."]
 
 
 @bounded
-async def test_silence_is_closed_at_the_deadline(house: House, autojump_clock: object) -> None:
-    caller = await house.connect()
-    await caller.say(b"\1")
-    assert await caller.hear() is None
-    assert house.sentences()[-1] == UNREADABLE
+async def test_a_silent_connection_is_closed_at_the_deadline(daemon: RunningDaemon, autojump_clock: object) -> None:
+    caller = await daemon.connect()
+    await caller.send(b"\1")
+    assert await caller.receive() is None
+    assert daemon.sentences()[-1] == UNREADABLE
 
 
 @bounded
-async def test_silent_callers_hold_nobody_up(house: House, autojump_clock: object) -> None:
+async def test_silent_callers_do_not_block_others(daemon: RunningDaemon, autojump_clock: object) -> None:
     for _ in range(200):
-        await house.connect()
+        await daemon.connect()
     with trio.fail_after(5):
-        assert await house.still_answers()
-    assert house.sentences().count("Accepting connection...") == 201
+        assert await daemon.still_answers()
+    assert daemon.sentences().count("Accepting connection...") == 201
 
 
 @bounded
-async def test_200_operators_at_once_are_all_answered(house: House) -> None:
+async def test_200_operators_at_once_are_all_answered(daemon: RunningDaemon) -> None:
     answers = []
 
     async def ask() -> None:
-        operator = await house.operator()
+        operator = await daemon.operator()
         answers.append(await operator.ask(b"get_server_status 7"))
 
     async with trio.open_nursery() as nursery:
@@ -126,17 +126,17 @@ async def test_200_operators_at_once_are_all_answered(house: House) -> None:
 
 
 @bounded
-async def test_too_many_of_one_user_are_turned_away_and_room_comes_back(
-    house: House, monkeypatch: pytest.MonkeyPatch
+async def test_a_users_connections_over_the_limit_are_refused_until_one_closes(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listeners, "CONNECTIONS_PER_USER", 1)
-    operator = await house.operator()
+    operator = await daemon.operator()
     await operator.ask(b"get_server_list")
-    assert await (await house.connect()).hear() is None
-    assert house.sentences()[-1] == f"Refusing a connection: user {os.geteuid()} has 1 connections open"
+    assert await (await daemon.connect()).receive() is None
+    assert daemon.sentences()[-1] == f"Refusing a connection: user {os.geteuid()} has 1 connections open"
     operator.sock.shutdown(socket.SHUT_WR)
-    assert await operator.hear() is None
-    assert await house.still_answers()
+    assert await operator.receive() is None
+    assert await daemon.still_answers()
 
 
 @pytest.mark.parametrize(("descriptors", "most"), [(32, 16), (1024, 256), (16384, 4096), (1 << 20, 4096), (-1, 4096)])
@@ -144,50 +144,50 @@ def test_one_users_connections_leave_descriptors_for_others(
     monkeypatch: pytest.MonkeyPatch, descriptors: int, most: int
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (descriptors, descriptors))
-    assert listeners.most_connections() == most
+    assert listeners.connection_limit() == most
 
 
 @bounded
-async def test_with_few_descriptors_one_user_is_turned_away_sooner(
-    house: House, monkeypatch: pytest.MonkeyPatch
+async def test_with_few_descriptors_the_limit_of_connections_is_lower(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (64, 64))
     for _ in range(16):
-        operator = await house.operator()
+        operator = await daemon.operator()
         await operator.ask(b"get_server_list")
-    assert await (await house.connect()).hear() is None
-    assert house.sentences()[-1] == f"Refusing a connection: user {os.geteuid()} has 16 connections open"
+    assert await (await daemon.connect()).receive() is None
+    assert daemon.sentences()[-1] == f"Refusing a connection: user {os.geteuid()} has 16 connections open"
 
 
 @bounded
-async def test_a_user_cannot_fill_the_log(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_user_cannot_fill_the_log(daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=10001))
     monkeypatch.setattr(rate_limit, "LINES_PER_SECOND", 30)
     now = 1000.0
     monkeypatch.setattr("trio.current_time", lambda: now)
-    operator = await house.operator()
+    operator = await daemon.operator()
     for _ in range(50):
-        # Answered all the same: two lines each, and the second a long one.
+        # Still answered: two log lines each, the second a long one.
         kinds = [kind for kind, _ in await operator.ask(b"x" * 300)]
         assert kinds == [frames.OPERATOR_STDOUT, frames.OPERATOR_STDERR, frames.OPERATOR_DONE]
     for garbage in [frames.encode(999)] * 5:
-        caller = await house.connect()
-        await caller.say(garbage)
-        assert await caller.hear() is None
-    said = house.sentences()
-    assert said[:2] == ["Accepting connection...", "NEW UI"]
-    assert (len(said), said.count("Cmd:" + 300 * "x")) == (16, 7)
+        caller = await daemon.connect()
+        await caller.send(garbage)
+        assert await caller.receive() is None
+    lines = daemon.sentences()
+    assert lines[:2] == ["Accepting connection...", "NEW UI"]
+    assert (len(lines), lines.count("Cmd:" + 300 * "x")) == (16, 7)
     now += 2
-    await (await house.operator()).ask(b"get_server_list")
-    assert house.sentences()[16:18] == [
+    await (await daemon.operator()).ask(b"get_server_list")
+    assert daemon.sentences()[16:18] == [
         "96 log lines that user 10001 caused were dropped: too many at once",
         "Accepting connection...",
     ]
 
 
 @bounded
-async def test_a_strangers_descriptors_are_not_kept(house: House) -> None:
-    caller = await house.connect()
+async def test_descriptors_sent_by_a_caller_are_closed(daemon: RunningDaemon) -> None:
+    caller = await daemon.connect()
     reader, writer = os.pipe()
     with socket.socket(fileno=os.dup(caller.sock.fileno())) as plain:
         socket.send_fds(plain, [frames.encode(frames.OPERATOR_HELLO)], [writer] * 100)
@@ -199,87 +199,87 @@ async def test_a_strangers_descriptors_are_not_kept(house: House) -> None:
 
 @pytest.mark.parametrize("bad", [frames.encode(999), b"\xff" * 8, frames.encode(frames.OPERATOR_LINE, b"x", 1)])
 @bounded
-async def test_an_operator_who_breaks_the_conversation_is_closed(house: House, bad: bytes) -> None:
-    operator = await house.operator()
+async def test_an_operator_that_violates_the_protocol_is_disconnected(daemon: RunningDaemon, bad: bytes) -> None:
+    operator = await daemon.operator()
     await operator.ask(b"get_server_list")
-    await operator.say(bad)
-    assert await operator.hear() is None
-    assert house.hub.operators == {}
-    assert house.sentences()[-2:] == ["UI closed", UNREADABLE]
-    assert await house.still_answers()
+    await operator.send(bad)
+    assert await operator.receive() is None
+    assert daemon.dispatcher.operators == {}
+    assert daemon.sentences()[-2:] == ["UI closed", UNREADABLE]
+    assert await daemon.still_answers()
 
 
 @bounded
-async def test_an_operators_line_of_any_length_is_answered(house: House) -> None:
-    operator = await house.operator()
+async def test_an_operators_line_of_any_length_is_answered(daemon: RunningDaemon) -> None:
+    operator = await daemon.operator()
     answer = await operator.ask(b"x" * frames.BODY_LIMIT)
     assert [kind for kind, _ in answer] == [frames.OPERATOR_STDOUT, frames.OPERATOR_STDERR, frames.OPERATOR_DONE]
-    assert await house.still_answers()
+    assert await daemon.still_answers()
 
 
 @bounded
-async def test_an_operator_who_does_not_read_holds_nobody_up(house: House) -> None:
-    operator = await house.operator()
+async def test_an_operator_that_does_not_read_does_not_block_others(daemon: RunningDaemon) -> None:
+    operator = await daemon.operator()
     lines = frames.encode(frames.OPERATOR_LINE, b"x" * 60_000) * 1000
-    # Lines are read one answer at a time, and the queue of answers is bounded: then this one is cut off.
+    # One line is read per answer, and the queue of answers is bounded: at its limit the operator is cut off.
     with pytest.raises(OSError, match=r"Broken pipe|reset"):
-        await operator.say(lines)
-    assert await house.still_answers()
+        await operator.send(lines)
+    assert await daemon.still_answers()
 
 
 @bounded
-async def test_a_client_waits_and_is_known_by_what_the_kernel_says(house: House) -> None:
-    caller = await house.connect()
-    await caller.say(messages.encode(HELLO))
+async def test_a_waiting_client_is_identified_by_the_kernel(daemon: RunningDaemon) -> None:
+    caller = await daemon.connect()
+    await caller.send(messages.encode(HELLO))
     await trio.testing.wait_all_tasks_blocked(0.01)
-    while not house.spawned:
+    while not daemon.spawned:
         await trio.lowlevel.checkpoint()
-    (spawn,) = house.spawned
+    (spawn,) = daemon.spawned
     assert spawn.peer is not None
     assert (spawn.uid, spawn.peer.pid) == (os.geteuid(), os.getpid())
-    (waiting,) = house.hub.mind.line
+    (waiting,) = daemon.dispatcher.state.queue
     assert waiting.command.startswith(Path("/proc/self/cmdline").read_bytes().partition(b"\0")[0].decode())
-    assert house.sentences()[-1].endswith("Server is not ready, push client to pending list")
+    assert daemon.sentences()[-1].endswith("Server is not ready, push client to pending list")
 
 
-@pytest.mark.parametrize("word", [b"", b"\xff" * 8, frames.encode(999), messages.encode(HELLO)])
+@pytest.mark.parametrize("data", [b"", b"\xff" * 8, frames.encode(999), messages.encode(HELLO)])
 @bounded
-async def test_a_waiting_client_that_goes_or_speaks_leaves_the_line(house: House, word: bytes) -> None:
-    caller = await house.connect()
-    await caller.say(messages.encode(HELLO))
-    while not house.hub.mind.line:
+async def test_a_waiting_client_that_disconnects_or_sends_is_removed(daemon: RunningDaemon, data: bytes) -> None:
+    caller = await daemon.connect()
+    await caller.send(messages.encode(HELLO))
+    while not daemon.dispatcher.state.queue:
         await trio.lowlevel.checkpoint()
-    await caller.say(word)
+    await caller.send(data)
     caller.sock.shutdown(socket.SHUT_WR)
-    assert await caller.hear() is None
-    assert house.hub.mind.line == []
-    assert house.hub.clients == {}
-    assert await house.still_answers()
+    assert await caller.receive() is None
+    assert daemon.dispatcher.state.queue == []
+    assert daemon.dispatcher.clients == {}
+    assert await daemon.still_answers()
 
 
 @bounded
-async def test_a_client_of_another_version_is_told(house: House) -> None:
-    caller = await house.connect()
-    await caller.say(messages.encode(messages.ClientHello(Versions(7, 9), 1, "c", 2, {})))
-    frame = await caller.hear()
+async def test_a_client_of_another_version_is_refused_with_both_versions(daemon: RunningDaemon) -> None:
+    caller = await daemon.connect()
+    await caller.send(messages.encode(messages.ClientHello(Versions(7, 9), 1, "c", 2, {})))
+    frame = await caller.receive()
     assert isinstance(frame, Frame)
     refused = messages.decode(frame)
     assert refused == messages.Refused(805, "this client speaks versions 7 to 9, the daemon 1 to 1")
-    assert await caller.hear() is None
+    assert await caller.receive() is None
 
 
 @bounded
-async def test_without_descriptors_a_caller_is_turned_away_and_the_door_stays_open(
-    house: House, monkeypatch: pytest.MonkeyPatch
+async def test_without_descriptors_a_caller_is_refused_and_the_listener_goes_on(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_more(_: int) -> int:
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patched:
         patched.setattr(listeners.os, "dup", no_more)
-        assert await (await house.connect()).hear() is None
-    assert house.sentences()[-1] == (
+        assert await (await daemon.connect()).receive() is None
+    assert daemon.sentences()[-1] == (
         "Refusing a connection: Too many open files: raise the limit of open file descriptors to 16384 or more "
         "(ulimit -n)"
     )
-    assert await house.still_answers()
+    assert await daemon.still_answers()

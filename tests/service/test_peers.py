@@ -1,4 +1,4 @@
-"""Who is at the other end: credentials, groups and a pidfd of a real child."""
+"""The peer of a connection: credentials, groups and a pidfd of a real child."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pympsd.service.sessions import peers
 from pympsd.service.sessions.peers import command_of, credentials, namespace_of, with_pidfd
 from pympsd.vocabulary.identities import Peer
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
 CALL = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1)"
 
 
 @pytest.fixture
 def listener(tmp_path: Path) -> Iterator[socket.socket]:
-    """A listening socket that everybody reaches."""
+    """A listening socket that every user can reach."""
     where = socket.socket(socket.AF_UNIX)
-    where.bind(f"\0pympsd-test-{os.getpid()}-{tmp_path.name}")  # abstract: no folder to pass
+    where.bind(f"\0pympsd-test-{os.getpid()}-{tmp_path.name}")  # abstract: no folder on the way
     where.listen()
     where.settimeout(20)
     yield where
@@ -43,14 +43,14 @@ def _end(child: subprocess.Popen[bytes], sock: socket.socket) -> None:
 
 
 @as_root
-def test_a_peer_is_who_the_kernel_says(listener: socket.socket) -> None:
+def test_the_kernel_identifies_a_peer(listener: socket.socket) -> None:
     child, sock = _caller(listener, user=12345, group=23456, extra_groups=[23456, 34567])
     assert credentials(sock) == Peer(child.pid, 12345, 23456, (23456, 34567))
     _end(child, sock)
 
 
 @as_root
-def test_more_groups_than_the_call_takes_are_all_found(listener: socket.socket) -> None:
+def test_more_groups_than_getsockopt_returns_are_all_found(listener: socket.socket) -> None:
     many = list(range(50_000, 50_400))
     child, sock = _caller(listener, user=12345, group=23456, extra_groups=many)
     assert sorted(credentials(sock).groups) == many
@@ -71,7 +71,7 @@ def test_a_pidfd_shows_the_peers_end(listener: socket.socket) -> None:
     assert known.pidfd == -1
 
 
-def test_before_linux_6_5_a_peer_that_is_not_visible_here_has_no_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_linux_6_5_a_peer_without_a_visible_pid_has_no_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)  # no option
     one, other = socket.socketpair()
     known = with_pidfd(one, Peer(0, 1, 1))
@@ -81,17 +81,17 @@ def test_before_linux_6_5_a_peer_that_is_not_visible_here_has_no_pidfd(monkeypat
     other.close()
 
 
-def test_a_command_is_one_line_of_what_the_kernel_shows() -> None:
+def test_a_command_line_comes_from_the_kernel_as_one_line() -> None:
     program = "import sys; print(flush=True); sys.stdin.read()"
     arguments = [sys.executable, "-c", program, "a b", "c\nd"]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
-        child.stdout.readline()  # it runs: before, its arguments are not there yet
-        shown = command_of(child.pid, "told")
+        child.stdout.readline()  # wait for exec: before it, its arguments are not there
+        shown = command_of(child.pid, "reported")
     assert shown.endswith(f"{program} a b c d")
 
 
-def test_what_cannot_be_read_is_as_told() -> None:
-    assert command_of(1 << 30, "told\nof itself") == "told of itself"
+def test_what_cannot_be_read_is_as_reported() -> None:
+    assert command_of(1 << 30, "reported\nby itself") == "reported by itself"
     assert namespace_of(1 << 30, 77) == 77
     assert namespace_of(os.getpid(), 77) == os.stat("/proc/self/ns/pid").st_ino

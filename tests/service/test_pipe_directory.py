@@ -1,4 +1,4 @@
-"""The pipe directory: its files and modes, what a dead daemon left, and each way it cannot be used."""
+"""The pipe directory: its files and modes, the remains of a dead daemon, and each way it cannot be used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pympsd.vocabulary import files
 
 @pytest.fixture
 def umask() -> Iterator[None]:
-    """A umask that would spoil every mode."""
+    """A umask that would change every mode."""
     before = os.umask(0o077)
     yield
     os.umask(before)
@@ -47,12 +47,12 @@ def test_the_files_have_the_modes_of_the_reference(tmp_path: Path) -> None:
     for listener in listeners:
         listener.close()
     os.close(fifo)
-    directory.leave()
+    directory.release()
     assert {path.name for path in where.iterdir()} == {"control", "control_privileged", "control_lock"}
 
 
-def _furnish(directory: PipeDirectory, pid: int) -> None:
-    """Make what a daemon of this PID makes, and half of a state file."""
+def _populate(directory: PipeDirectory, pid: int) -> None:
+    """Create what a daemon of this PID creates, and an unfinished state file."""
     os.close(directory.open_fifo())
     directory.write_pid(pid)
     for name in (files.STATE, files.NEW_STATE):
@@ -60,38 +60,38 @@ def _furnish(directory: PipeDirectory, pid: int) -> None:
 
 
 @pytest.mark.parametrize("handed_over", [True, False])
-def test_what_is_kept_for_the_next_stays_only_for_one_that_takes_over(tmp_path: Path, handed_over: bool) -> None:
+def test_the_state_file_stays_only_for_a_daemon_that_takes_over(tmp_path: Path, handed_over: bool) -> None:
     directory = PipeDirectory.claim(str(tmp_path))
-    _furnish(directory, os.getpid())
-    directory.leave(handed_over=handed_over)
+    _populate(directory, os.getpid())
+    directory.release(handed_over=handed_over)
     assert set(os.listdir(tmp_path)) == {files.LOCK, *((files.STATE,) if handed_over else ())}
 
 
 @pytest.mark.parametrize("removed", ["the directory", "the lock", "the lock, twice"])
-def test_a_directory_that_another_daemon_has_taken_is_left_as_it_is(tmp_path: Path, removed: str) -> None:
+def test_a_directory_taken_by_another_daemon_is_not_changed(tmp_path: Path, removed: str) -> None:
     first = PipeDirectory.claim(str(tmp_path / "pipe"))
-    _furnish(first, os.getpid())
-    assert not first.is_anothers()
+    _populate(first, os.getpid())
+    assert not first.taken_by_another()
     if removed == "the directory":
         shutil.rmtree(first.path)
     else:
         os.unlink(first.name(files.LOCK))
     second = PipeDirectory.claim(first.path)
-    _furnish(second, 1)
+    _populate(second, 1)
     if removed == "the lock, twice":
         os.unlink(second.name(files.LOCK))
     there = set(os.listdir(first.path))
     assert {files.PID, files.LOG_FIFO, files.STATE} < there
-    assert first.is_anothers()
-    first.leave()
+    assert first.taken_by_another()
+    first.release()
     assert set(os.listdir(first.path)) == there
-    second.leave(handed_over=True)
+    second.release(handed_over=True)
 
 
 @pytest.mark.parametrize("pid_file", ["names it", "is gone", "is empty", "is a fifo"])
-def test_one_that_only_lost_its_lock_cleans_up(tmp_path: Path, pid_file: str) -> None:
+def test_a_daemon_that_only_lost_its_lock_file_cleans_up(tmp_path: Path, pid_file: str) -> None:
     directory = PipeDirectory.claim(str(tmp_path))
-    _furnish(directory, os.getpid())
+    _populate(directory, os.getpid())
     os.unlink(directory.name(files.LOCK))
     pid_path = Path(directory.name(files.PID))
     if pid_file != "names it":
@@ -100,21 +100,21 @@ def test_one_that_only_lost_its_lock_cleans_up(tmp_path: Path, pid_file: str) ->
         pid_path.touch()
     elif pid_file == "is a fifo":
         os.mkfifo(pid_path)
-    assert not directory.is_anothers()
-    directory.leave()
+    assert not directory.taken_by_another()
+    directory.release()
     assert os.listdir(tmp_path) == []
 
 
-def test_a_second_claim_finds_the_first_until_it_leaves(tmp_path: Path) -> None:
+def test_a_second_claim_fails_until_the_first_is_released(tmp_path: Path) -> None:
     first = PipeDirectory.claim(str(tmp_path))
     with pytest.raises(AlreadyRunning):
         PipeDirectory.claim(str(tmp_path))
-    first.leave()
-    PipeDirectory.claim(str(tmp_path)).leave()
+    first.release()
+    PipeDirectory.claim(str(tmp_path)).release()
     assert (tmp_path / files.LOCK).exists()
 
 
-def test_what_a_dead_daemon_left_is_replaced(tmp_path: Path) -> None:
+def test_the_files_of_a_dead_daemon_are_replaced(tmp_path: Path) -> None:
     for name in (files.CONTROL, files.CONTROL_PRIVILEGED):
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(tmp_path / name))
@@ -130,7 +130,7 @@ def test_what_a_dead_daemon_left_is_replaced(tmp_path: Path) -> None:
     assert stat.S_ISFIFO((tmp_path / files.LOG_FIFO).stat().st_mode)
     listener.close()
     os.close(fifo)
-    directory.leave()
+    directory.release()
 
 
 def test_the_fifo_never_ends(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_fifo_never_ends(tmp_path: Path) -> None:
     with pytest.raises(BlockingIOError):
         os.read(fifo, 1)
     os.close(fifo)
-    directory.leave()
+    directory.release()
 
 
 def _path_of(tmp_path: Path, length: int) -> str:
@@ -157,7 +157,7 @@ def test_a_path_too_long_for_a_socket_says_how_long_it_may_be(tmp_path: Path) ->
         PipeDirectory.claim(_path_of(tmp_path, room + 1))
     longest = PipeDirectory.claim(_path_of(tmp_path, room))
     longest.listen(files.CONTROL_PRIVILEGED).close()
-    longest.leave()
+    longest.release()
 
 
 def test_bytes_count_not_characters(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     assert caught.value.directory == str(tmp_path / "pipe")
 
 
-def test_only_the_last_folder_is_made(tmp_path: Path) -> None:
+def test_only_the_last_folder_is_created(tmp_path: Path) -> None:
     with pytest.raises(Unusable, match="No such file"):
         PipeDirectory.claim(str(tmp_path / "missing" / "pipe"))
     assert list(tmp_path.iterdir()) == []
@@ -189,11 +189,11 @@ def test_a_folder_where_a_file_goes_is_named(tmp_path: Path, name: str) -> None:
             files.PID: lambda: directory.write_pid(1),
         }[name]()
     (tmp_path / name).rmdir()
-    directory.leave()
+    directory.release()
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    # Whoever owns the folder could have root open another file to everyone.
+    # The folder's owner could otherwise make root open another file to every user.
     secret = tmp_path / "secret"
     secret.write_text("x")
     secret.chmod(0o600)
@@ -215,11 +215,11 @@ def test_a_pid_file_that_is_a_link_is_replaced_not_followed(tmp_path: Path) -> N
     directory.write_pid(8)
     assert secret.read_text() == "x"
     assert (pipe / files.PID).read_text() == "8"
-    directory.leave()
+    directory.release()
 
 
-def test_a_relative_path_keeps_its_name_and_finds_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_kept_as_given_and_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     directory = PipeDirectory.claim("pipe")
     assert (directory.given, directory.path) == ("pipe", str(tmp_path / "pipe"))
-    directory.leave()
+    directory.release()

@@ -1,4 +1,4 @@
-"""What is refused before a daemon begins, on a machine with a GPU, here a made-up one."""
+"""What is refused before a daemon starts, on a machine with a (here: fake) GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_on_a_gpu_what_no_executor_could_start_with_is_refused(
     monkeypatch.setenv("PYMPSD_BACKEND", backend)
     monkeypatch.setenv(variable, value)
     monkeypatch.setattr(daemonize, "ask_driver", lambda: Probed(describe("H200")))
-    monkeypatch.setattr(daemonize, "_open_journal", lambda *_: pytest.fail("it would have begun"))
+    monkeypatch.setattr(daemonize, "_open_journal", lambda *_: pytest.fail("the daemon would have started"))
     assert daemonize.start_daemon(Options(["-f"])) == 1
     assert capsys.readouterr().err.startswith(f"{variable} is ")
-    assert not (tmp_path / "pipe").exists(), "whatever is wrong with a start must not cost the daemon that runs"
+    assert not (tmp_path / "pipe").exists(), "a failed start must not end the running daemon"

@@ -1,4 +1,4 @@
-"""What a session's leader left: killed when it is the session it was, and its user's."""
+"""Remaining processes of a session: killed if the session is still the same and they are its user's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ signal.pause()
 
 @frozen
 class Left:
-    """A leader that has ended, reaped, and the process it left, which is stopped."""
+    """A leader that has ended and been reaped, and the stopped process it left."""
 
     leader: int
     started: int
@@ -51,7 +51,7 @@ def left(request: pytest.FixtureRequest) -> Iterator[Left]:
             os.kill(member, signal.SIGKILL)
 
 
-def test_what_is_left_is_killed_though_it_is_stopped(left: Left) -> None:
+def test_a_remaining_process_is_killed_even_if_stopped(left: Left) -> None:
     assert kill_session(left.leader, os.getuid(), left.started) == [left.member]
     wait_until(lambda: not alive(left.member), "its end")
 
@@ -62,7 +62,7 @@ def test_another_users_process_is_left_alone(left: Left) -> None:
     assert alive(left.member)
 
 
-def test_a_number_that_is_in_use_again_harms_nobody() -> None:
+def test_no_process_is_killed_if_the_session_id_is_in_use_again() -> None:
     words = [sys.executable, "-c", LEADER]
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as leader:
         assert leader.stdout is not None

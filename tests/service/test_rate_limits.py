@@ -1,4 +1,4 @@
-"""How many log lines clients at the door, and servers, may cause; what is over is counted and told."""
+"""The number of log lines that connecting clients and servers may cause; lines over the limit are counted."""
 
 from __future__ import annotations
 
@@ -8,119 +8,121 @@ from pathlib import Path
 import pytest
 import trio.testing
 from attrs import define, evolve
+from time_limit import bounded
 
 from pympsd.journal.dialects import Dialect
 from pympsd.journal.setup import control_logger
 from pympsd.service import listeners, rate_limit
-from pympsd.service.files.state_file import StateFile, device_keys
-from pympsd.service.rate_limit import Allowance
+from pympsd.service.rate_limit import RateLimit
 from pympsd.service.sessions import server as server_session
-from pympsd.service.sessions.adoption import KnownProcess, inherit
+from pympsd.service.sessions.adoption import KnownProcess
 from pympsd.service.sessions.peers import credentials
-from pympsd.state_machine.persistent_state import Remembered, RememberedServer
+from pympsd.state_machine.persistent_state import PersistentServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
-from tests.service.conftest import Caller, House, bounded
+from tests.service.conftest import Caller, RunningDaemon
 
 ME = os.getpid()
 USER = 10001
 ALLOWED = 30
-HELLO = messages.ClientHello(Versions(), 1, "told", 2, {})
+HELLO = messages.ClientHello(Versions(), 1, "reported", 2, {})
 
 
 @define
 class Clock:
-    """What the allowances take for the time; timers have the real one."""
+    """The time that rate limits see; timers see the real one."""
 
     now: float = 1000.0
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock that stands still; everybody who connects is USER, with an allowance of ALLOWED."""
+    """Stop the clock; make every connecting user USER, with a limit of ALLOWED."""
     clock = Clock()
-    take = Allowance.take
-    monkeypatch.setattr(Allowance, "take", lambda self, count, _: take(self, count, clock.now))
+    take = RateLimit.take
+    monkeypatch.setattr(RateLimit, "take", lambda self, count, _: take(self, count, clock.now))
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=USER))
     monkeypatch.setattr(rate_limit, "LINES_PER_SECOND", ALLOWED)
     return clock
 
 
-def speak(house: House, dialect: Dialect) -> None:
-    """Have the logs written in a dialect."""
-    house.hub.journal = evolve(house.hub.journal, dialect=dialect)
-    house.hub.log = control_logger(house.hub.journal)
+def set_dialect(daemon: RunningDaemon, dialect: Dialect) -> None:
+    """Write the logs in a dialect."""
+    daemon.dispatcher.journal = evolve(daemon.dispatcher.journal, dialect=dialect)
+    daemon.dispatcher.log = control_logger(daemon.dispatcher.journal)
 
 
-async def knock(house: House, hello: object) -> None:
-    """Say hello, wait until the daemon is through with it, and hang up."""
-    caller = await house.connect()
-    await caller.say(messages.encode(hello))
+async def connect_client(daemon: RunningDaemon, hello: object) -> None:
+    """Send a hello, wait until the daemon has handled it, and disconnect."""
+    caller = await daemon.connect()
+    await caller.send(messages.encode(hello))
     await trio.testing.wait_all_tasks_blocked()
     caller.sock.close()
     await trio.testing.wait_all_tasks_blocked()
 
 
 CASES = {
-    "who wait": (HELLO, "NEW CLIENT "),
-    "who are refused": (HELLO, "Refusing client "),
+    "waiting": (HELLO, "NEW CLIENT "),
+    "refused": (HELLO, "Refusing client "),
     "under a debugger": (evolve(HELLO, traced=True), "Client "),
-    "who say they are servers": (link.ServerReturn(Versions(), 7, "ACTIVE", False, 0), "Refusing process "),
+    "claiming to be servers": (link.ServerReturn(Versions(), 7, "ACTIVE", False, 0), "Refusing process "),
 }
 
 
 @pytest.mark.parametrize("dialect", [Dialect.DOCUMENTED, Dialect.R580])
 @pytest.mark.parametrize("who", CASES)
 @bounded
-async def test_clients_in_a_loop_cannot_fill_the_log(house: House, clock: Clock, who: str, dialect: Dialect) -> None:
+async def test_clients_in_a_loop_cannot_fill_the_log(
+    daemon: RunningDaemon, clock: Clock, who: str, dialect: Dialect
+) -> None:
     hello, beginning = CASES[who]
-    speak(house, dialect)
-    if who == "who are refused":
-        house.hub.mind.uid = 500
+    set_dialect(daemon, dialect)
+    if who == "refused":
+        daemon.dispatcher.state.uid = 500
     # Two lines each, the second of them (as the dialect has it or not) the client's.
-    spoken = dialect is Dialect.DOCUMENTED or beginning in ("NEW CLIENT ", "Refusing client ")
+    logged = dialect is Dialect.DOCUMENTED or beginning in ("NEW CLIENT ", "Refusing client ")
     for _ in range(3 * ALLOWED):
-        await knock(house, hello)
-    said = house.sentences()
-    assert said.count("Accepting connection...") == ALLOWED // 2
-    assert sum(text.startswith(beginning) for text in said) == (ALLOWED // 2 if spoken else 0)
+        await connect_client(daemon, hello)
+    lines = daemon.sentences()
+    assert lines.count("Accepting connection...") == ALLOWED // 2
+    assert sum(text.startswith(beginning) for text in lines) == (ALLOWED // 2 if logged else 0)
     clock.now += 2
-    await knock(house, hello)
-    told, accepted, *rest = house.sentences()[len(said) :]
-    assert told == f"{5 * ALLOWED} log lines that user {USER} caused were dropped: too many at once"
+    await connect_client(daemon, hello)
+    dropped, accepted, *rest = daemon.sentences()[len(lines) :]
+    assert dropped == f"{5 * ALLOWED} log lines that user {USER} caused were dropped: too many at once"
     assert accepted == "Accepting connection..."
-    assert [text.startswith(beginning) for text in rest] == [True] * spoken
+    assert [text.startswith(beginning) for text in rest] == [True] * logged
 
 
 @bounded
-async def test_what_is_not_logged_is_done_all_the_same(house: House, clock: Clock) -> None:
-    callers = [await house.connect() for _ in range(2 * ALLOWED)]
+async def test_events_that_are_not_logged_are_still_handled(daemon: RunningDaemon, clock: Clock) -> None:
+    callers = [await daemon.connect() for _ in range(2 * ALLOWED)]
     for caller in callers:
-        await caller.say(messages.encode(HELLO))
+        await caller.send(messages.encode(HELLO))
     await trio.testing.wait_all_tasks_blocked()
-    assert len(house.hub.mind.line) == 2 * ALLOWED
-    assert len(house.spawned) == 1
-    house.hub._refuse(house.hub.mind.line[0].client, 805, "a reason")
-    frame = await callers[0].hear()
+    assert len(daemon.dispatcher.state.queue) == 2 * ALLOWED
+    assert len(daemon.spawned) == 1
+    daemon.dispatcher._refuse(daemon.dispatcher.state.queue[0].client, 805, "a reason")
+    frame = await callers[0].receive()
     assert frame is not None
     assert messages.decode(frame) == messages.Refused(805, "a reason")
-    assert not any("a reason" in text for text in house.sentences())
+    assert not any("a reason" in text for text in daemon.sentences())
 
 
 @bounded
-async def test_others_have_their_own(house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_user_has_a_limit(daemon: RunningDaemon, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(ALLOWED):
-        await knock(house, HELLO)
-    before = len(house.sentences())
+        await connect_client(daemon, HELLO)
+    before = len(daemon.sentences())
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=USER + 1))
-    await knock(house, HELLO)
-    assert [text.partition(" ")[0] for text in house.sentences()[before:]][:2] == ["Accepting", "NEW"]
+    await connect_client(daemon, HELLO)
+    assert [text.partition(" ")[0] for text in daemon.sentences()[before:]][:2] == ["Accepting", "NEW"]
 
 
 @bounded
-async def test_connections_turned_away_have_theirs(
-    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
+async def test_lines_about_refused_connections_are_limited_too(
+    daemon: RunningDaemon, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_more(_: int) -> int:
         raise OSError(24, "Too many open files")
@@ -129,66 +131,65 @@ async def test_connections_turned_away_have_theirs(
     with monkeypatch.context() as patched:
         patched.setattr(listeners.os, "dup", no_more)
         for _ in range(2 * ALLOWED):
-            assert await (await house.connect()).hear() is None
-    assert len(house.sentences()) == ALLOWED
+            assert await (await daemon.connect()).receive() is None
+    assert len(daemon.sentences()) == ALLOWED
     clock.now += 2
-    assert await house.still_answers()
-    assert house.sentences()[ALLOWED].startswith(f"{ALLOWED} log lines that user {USER} caused were dropped")
+    assert await daemon.still_answers()
+    assert daemon.sentences()[ALLOWED].startswith(f"{ALLOWED} log lines that user {USER} caused were dropped")
 
 
 # --- servers
 
 
-async def server_of(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Caller, Path]:
-    """Come as a server that a daemon before had, with one client; return its link and server.log."""
+async def server_of(daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Caller, Path]:
+    """Connect as a server of an earlier daemon, with one client; return its link and the path of server.log."""
     monkeypatch.setattr(server_session, "LOG_RECORDS_PER_SECOND", ALLOWED)
     monkeypatch.setattr(listeners, "credentials", credentials)
     # The test process plays the server.
     monkeypatch.setattr(KnownProcess, "kill", lambda _: None)
-    server = RememberedServer(1, ME, 0, 100.0, {})
-    StateFile(str(tmp_path), device_keys(house.hub.mind.devices), house.hub.log).keep(Remembered(servers=(server,)))
-    inherit(house.hub, str(tmp_path))
-    caller = await house.connect()
+    daemon.save_predecessor(PersistentServer(1, ME, 0, 100.0, {}))
+    daemon.inherit()
+    caller = await daemon.connect()
     hello = link.ServerReturn(Versions(), ME, "ACTIVE", False, 1)
     client = link.ReturningClient(5, 4105, 0, "train", 99, ())
-    await caller.say(messages.encode(hello) + messages.encode(client))
-    assert await caller.hear() is not None
+    await caller.send(messages.encode(hello) + messages.encode(client))
+    assert await caller.receive() is not None
     return caller, tmp_path / "server.log"
 
 
 @pytest.mark.parametrize("dialect", [Dialect.DOCUMENTED, Dialect.R580])
 @bounded
 async def test_a_server_cannot_fill_the_logs_with_contexts(
-    house: House, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dialect: Dialect
+    daemon: RunningDaemon, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dialect: Dialect
 ) -> None:
-    caller, log = await server_of(house, tmp_path, monkeypatch)
-    speak(house, dialect)
+    caller, log = await server_of(daemon, tmp_path, monkeypatch)
+    set_dialect(daemon, dialect)
     for serial in range(1, 3 * ALLOWED + 1):
         made = messages.encode(link.ContextReported(5, serial, 1, 0))
-        await caller.say(made + messages.encode(link.ContextGone(5, serial)))
+        await caller.send(made + messages.encode(link.ContextGone(5, serial)))
     await trio.testing.wait_all_tasks_blocked()
-    assert sum(text.startswith("NEW CLIENT") for text in house.sentences()) == ALLOWED
+    assert sum(text.startswith("NEW CLIENT") for text in daemon.sentences()) == ALLOWED
     assert log.read_text() == ""
     clock.now += 2
-    await caller.say(messages.encode(link.ContextReported(5, 1000, 1, 0)))
+    await caller.send(messages.encode(link.ContextReported(5, 1000, 1, 0)))
     await trio.testing.wait_all_tasks_blocked()
-    assert sum(text.startswith("NEW CLIENT") for text in house.sentences()) == ALLOWED + 1
+    assert sum(text.startswith("NEW CLIENT") for text in daemon.sentences()) == ALLOWED + 1
     assert log.read_text().endswith(f"] {2 * ALLOWED} log lines were dropped: too many at once\n")
-    (server,) = house.hub.mind.servers.values()
+    (server,) = daemon.dispatcher.state.servers.values()
     assert list(server.clients[5].contexts) == [1000]
 
 
 @bounded
-async def test_long_lines_of_a_server_count_as_several_and_what_was_dropped_last_is_told_at_its_end(
-    house: House, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_long_lines_of_a_server_count_as_several_and_dropped_ones_are_logged_at_its_end(
+    daemon: RunningDaemon, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caller, log = await server_of(house, tmp_path, monkeypatch)
+    caller, log = await server_of(daemon, tmp_path, monkeypatch)
     reason = "x" * (rate_limit.LINE_BYTES * 4 + 1)
     for _ in range(ALLOWED):
-        await caller.say(messages.encode(link.LogRecord("context_refused_reason", {"reason": reason}, 0.0)))
+        await caller.send(messages.encode(link.LogRecord("context_refused_reason", {"reason": reason}, 0.0)))
     await trio.testing.wait_all_tasks_blocked()
     assert log.read_text().count(reason) == ALLOWED // 5
     caller.sock.close()
     await trio.testing.wait_all_tasks_blocked()
-    told = log.read_text().splitlines()[-1]
-    assert told.endswith(f"] {ALLOWED - ALLOWED // 5} log lines were dropped: too many at once")
+    last = log.read_text().splitlines()[-1]
+    assert last.endswith(f"] {ALLOWED - ALLOWED // 5} log lines were dropped: too many at once")

@@ -1,4 +1,4 @@
-"""--replace where the daemon ends just then by itself, or has only begun, or is stopped."""
+"""--replace when the daemon ends at that moment, has only just started, or is stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GONE = str((1 << 22) + 1)
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that holds a pipe directory, and which the pid file names."""
+    """A process that holds a pipe directory and is named by its pid file."""
     words = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -42,7 +42,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("reaped", [True, False])
-def test_a_daemon_that_ends_before_it_is_checked_is_gone(
+def test_a_daemon_that_ends_before_the_check_counts_as_gone(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reaped: bool
 ) -> None:
     check = replacement._check
@@ -55,10 +55,10 @@ def test_a_daemon_that_ends_before_it_is_checked_is_gone(
         check(folder, pid)
 
     monkeypatch.setattr(replacement, "_check", ends_first)
-    replace(str(tmp_path)).leave()
+    replace(str(tmp_path)).release()
 
 
-def test_one_that_ends_after_the_check_is_gone_too(
+def test_a_daemon_that_ends_after_the_check_counts_as_gone(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = replacement._check
@@ -69,10 +69,10 @@ def test_one_that_ends_after_the_check_is_gone_too(
         holder.wait()
 
     monkeypatch.setattr(replacement, "_check", ends_then)
-    replace(str(tmp_path)).leave()
+    replace(str(tmp_path)).release()
 
 
-def test_one_that_lives_and_is_not_the_daemon_is_left_alone(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_process_that_is_not_the_daemon_is_not_signalled(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
     (tmp_path / files.PID).write_text(str(os.getppid()))
     with pytest.raises(CannotReplace, match="is not the daemon that runs"):
         replace(str(tmp_path))
@@ -80,7 +80,7 @@ def test_one_that_lives_and_is_not_the_daemon_is_left_alone(holder: subprocess.P
 
 
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_text(""), lambda path: path.write_text(GONE)])
-def test_one_that_has_not_said_its_pid_yet_is_asked_again(
+def test_a_pid_file_that_is_not_written_yet_is_read_again(
     holder: subprocess.Popen[bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -88,22 +88,22 @@ def test_one_that_has_not_said_its_pid_yet_is_asked_again(
 ) -> None:
     spoil(tmp_path / files.PID)
     monkeypatch.setattr(replacement.time, "sleep", lambda _: (tmp_path / files.PID).write_text(str(holder.pid)))
-    replace(str(tmp_path)).leave()
+    replace(str(tmp_path)).release()
     assert holder.wait() == -replacement.HAND_OVER
 
 
-def test_one_that_ends_after_it_removed_its_pid_file_is_gone(
+def test_a_daemon_that_ends_after_removing_its_pid_file_counts_as_gone(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / files.PID).unlink()
     monkeypatch.setattr(replacement.time, "sleep", lambda _: (holder.kill(), holder.wait()))
-    replace(str(tmp_path)).leave()
+    replace(str(tmp_path)).release()
 
 
 @pytest.mark.parametrize(
     ("text", "reason"), [("", "does not say which"), (GONE, f"process {GONE}, which is not there")]
 )
-def test_one_that_never_says_its_pid_is_given_up(
+def test_a_pid_file_that_is_never_written_is_an_error(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
     monkeypatch.setattr(replacement, "LOCK_SECONDS", 0)
@@ -113,22 +113,22 @@ def test_one_that_never_says_its_pid_is_given_up(
     assert holder.poll() is None
 
 
-def test_one_that_is_stopped_is_not_told(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_stopped_daemon_is_not_signalled(holder: subprocess.Popen[bytes], tmp_path: Path) -> None:
     holder.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
     with pytest.raises(CannotReplace, match=f"process {holder.pid}, is stopped: continue it"):
         replace(str(tmp_path))
-    # It would obey when it goes on.
+    # A pending signal would take effect on SIGCONT.
     status = Path(f"/proc/{holder.pid}/status").read_text()
     (pending,) = (line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd"))
     assert int(pending, 16) == 0
 
 
-def test_one_that_does_not_end_in_time_is_said_to_end_later(
+def test_a_daemon_that_does_not_end_in_time_is_reported_to_end_later(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replacement, "SECONDS", 0.0)
-    monkeypatch.setattr(replacement, "HAND_OVER", signal.SIGURG)  # which it does not notice
+    monkeypatch.setattr(replacement, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(replacement, "HAND_OVER", signal.SIGURG)  # which it ignores
     with pytest.raises(CannotReplace, match="and will end when it goes on; kill -9"):
         replace(str(tmp_path))
 
@@ -136,10 +136,10 @@ def test_one_that_does_not_end_in_time_is_said_to_end_later(
 # --- without --replace
 
 
-def test_the_lock_of_a_daemon_that_was_killed_is_waited_for(
+def test_the_lock_of_a_killed_daemon_is_awaited(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server that it was just starting has it too, up to its own program's begin."""
+    """A server that it was just starting shares the lock until it calls exec."""
     (tmp_path / files.PID).write_text(GONE)
     waits: list[float] = []
 
@@ -149,12 +149,12 @@ def test_the_lock_of_a_daemon_that_was_killed_is_waited_for(
         holder.wait()
 
     monkeypatch.setattr(replacement.time, "sleep", goes)
-    claim(str(tmp_path)).leave()
+    claim(str(tmp_path)).release()
     assert len(waits) == 1
 
 
 @pytest.mark.parametrize(("pid", "patience"), [(GONE, DEAD_SECONDS), ("", 0.0), ("1", 0.0)])
-def test_a_lock_that_stays_is_another_daemons(
+def test_a_lock_that_stays_held_belongs_to_a_running_daemon(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: str, patience: float
 ) -> None:
     (tmp_path / files.PID).write_text(pid)

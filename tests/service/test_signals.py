@@ -1,4 +1,4 @@
-"""Signals at the first and at the last moments of the daemon: none of them ends it without its cleanup."""
+"""Signals at the start and at the end of the daemon: none of them ends it without cleanup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pympsd.service import run as running
 from pympsd.service.files.pipe_directory import PipeDirectory
 
 when, numbers = sys.argv[1], [int(number) for number in sys.argv[2:]]
-run, settle, work, leave = running.run, running._settle_machine, running._work, PipeDirectory.leave
+run, resolve, work, release = running.run, running._resolve_machine, running._work, PipeDirectory.release
 
 def come(kill=os.kill, me=os.getpid()):
     for number in numbers:
@@ -34,18 +34,18 @@ def ready():
 def begins(daemon):
     if when == "begins":
         come()
-    return settle(daemon)
+    return resolve(daemon)
 
 async def works(*arguments):
-    hub = await work(*arguments)
+    dispatcher = await work(*arguments)
     if when == "has worked":
         come()
-    return hub
+    return dispatcher
 
-def leaves(directory, **how):
+def releases(directory, **how):
     if when == "leaves":
         come()
-    leave(directory, **how)
+    release(directory, **how)
     come()
 
 class Last:
@@ -53,7 +53,7 @@ class Last:
         come()
 
 daemonize.run = lambda daemon, _: run(daemon, ready)
-running._settle_machine, running._work, PipeDirectory.leave = begins, works, leaves
+running._resolve_machine, running._work, PipeDirectory.release = begins, works, releases
 if when == "is gone":
     last = Last()
 sys.exit(daemonize.start_daemon(Options(["-f"])))
@@ -64,7 +64,7 @@ HANDED_OVER = [signal.SIGUSR2]
 
 
 def _ended(tmp_path: Path, when: str, signals: list[signal.Signals]) -> set[str]:
-    """Let the signals come at a moment; return which files are left."""
+    """Send the signals at a moment; return the names of the remaining files."""
     environment = {
         "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "pipe"),
         "CUDA_MPS_LOG_DIRECTORY": str(tmp_path / "log"),
@@ -86,10 +86,10 @@ def _ended(tmp_path: Path, when: str, signals: list[signal.Signals]) -> set[str]
     [[signal.SIGTERM], [signal.SIGINT], [signal.SIGHUP, signal.SIGTERM], HANDED_OVER],
     ids=lambda signals: " ".join(signal.Signals(number).name for number in signals),
 )
-def test_a_daemon_that_begins_obeys_signals(tmp_path: Path, when: str, signals: list[signal.Signals]) -> None:
+def test_a_starting_daemon_handles_signals(tmp_path: Path, when: str, signals: list[signal.Signals]) -> None:
     assert _ended(tmp_path, when, signals) == ({files.STATE} if signals == HANDED_OVER else set())
 
 
 @pytest.mark.parametrize("when", ["has worked", "leaves", "is gone"])
-def test_a_daemon_that_ends_is_not_kept_from_cleaning_up(tmp_path: Path, when: str) -> None:
+def test_signals_do_not_interrupt_the_cleanup(tmp_path: Path, when: str) -> None:
     assert _ended(tmp_path, when, ALL) == set()

@@ -1,4 +1,4 @@
-"""The state file: its mode, that it is replaced in one piece, and everything that is not believed."""
+"""The state file: its mode, its atomic replacement, and every state that is refused."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from attrs import define, evolve, field
 
 from pympsd.devices.machine import describe
 from pympsd.service.files import state_file
-from pympsd.service.files.state_file import NotOurs, StateFile, device_keys, read
+from pympsd.service.files.state_file import StateFile, StateRefused, device_keys, read
 from pympsd.service.processes.status import started_at
-from pympsd.state_machine.persistent_state import NOTHING, Remembered, RememberedServer
+from pympsd.state_machine.persistent_state import EMPTY_STATE, PersistentServer, PersistentState
 from pympsd.vocabulary import files
 
 DEVICES = device_keys(describe("2xH200"))
-KNOWN = Remembered(
+KNOWN = PersistentState(
     generation=1,
     thread_percentage=40.0,
     client_priority=1,
     memory_limits={1: 2 << 30},
     wishes=(500,),
-    servers=(RememberedServer(3, os.getpid(), 500, 30.0, {0: 1 << 30}),),
+    servers=(PersistentServer(3, os.getpid(), 500, 30.0, {0: 1 << 30}),),
 )
 
 
 @define
 class Log:
-    """Remembers complaints."""
+    """Records errors."""
 
     errors: list[tuple[str, dict[str, Any]]] = field(factory=list)
 
     def error(self, event: str, **fields: object) -> None:
-        """Remember one."""
+        """Record one."""
         self.errors.append((event, fields))
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> StateFile:
-    """A file that holds what is known."""
+def saved(tmp_path: Path) -> StateFile:
+    """A file that holds KNOWN."""
     file = StateFile(str(tmp_path), DEVICES, Log())
-    file.keep(KNOWN)
+    file.save(KNOWN)
     return file
 
 
-def test_what_is_kept_is_read_again(kept: StateFile) -> None:
-    found = read(kept.folder)
+def test_the_saved_state_is_read_back(saved: StateFile) -> None:
+    found = read(saved.folder)
     assert found is not None
     assert found.remembered == KNOWN
     assert found.devices == DEVICES
@@ -62,68 +62,68 @@ def test_what_is_kept_is_read_again(kept: StateFile) -> None:
     assert started_at(os.getpid()) > 0
 
 
-def test_only_its_owner_may_read_it(kept: StateFile) -> None:
-    status = os.lstat(os.path.join(kept.folder, files.STATE))
+def test_only_the_owner_may_read_it(saved: StateFile) -> None:
+    status = os.lstat(os.path.join(saved.folder, files.STATE))
     assert stat.S_IMODE(status.st_mode) == 0o600
     assert stat.S_ISREG(status.st_mode)
-    assert os.listdir(kept.folder) == [files.STATE]
+    assert os.listdir(saved.folder) == [files.STATE]
 
 
-def test_it_is_replaced_in_one_piece_and_only_when_it_changes(kept: StateFile) -> None:
-    path = Path(kept.folder) / files.STATE
+def test_it_is_replaced_atomically_and_only_if_it_changes(saved: StateFile) -> None:
+    path = Path(saved.folder) / files.STATE
     with path.open("rb") as reader:
         first = path.stat().st_ino
-        kept.keep(evolve(KNOWN))
+        saved.save(evolve(KNOWN))
         assert path.stat().st_ino == first
-        kept.keep(evolve(KNOWN, wishes=()))
-        # Whoever reads the one before reads all of it.
+        saved.save(evolve(KNOWN, wishes=()))
+        # A reader of the earlier file reads all of it.
         assert json.loads(reader.read())["remembered"]["wishes"] == [500]
     assert json.loads(path.read_bytes())["remembered"]["wishes"] == []
 
 
-def test_it_is_there_even_without_anything_to_know(kept: StateFile) -> None:
-    kept.keep(NOTHING)
-    assert os.listdir(kept.folder) == [files.STATE]
-    found = read(kept.folder)
+def test_it_exists_even_if_there_is_nothing_to_save(saved: StateFile) -> None:
+    saved.save(EMPTY_STATE)
+    assert os.listdir(saved.folder) == [files.STATE]
+    found = read(saved.folder)
     assert found is not None
-    assert (found.remembered, found.started) == (NOTHING, {})
+    assert (found.remembered, found.started) == (EMPTY_STATE, {})
 
 
-def test_what_an_interrupted_write_left_is_no_hindrance(kept: StateFile, tmp_path: Path) -> None:
+def test_the_remains_of_an_interrupted_write_are_replaced(saved: StateFile, tmp_path: Path) -> None:
     (tmp_path / f"{files.STATE}.new").symlink_to(tmp_path / "elsewhere")
-    kept.keep(evolve(KNOWN, wishes=()))
-    assert os.listdir(kept.folder) == [files.STATE]
+    saved.save(evolve(KNOWN, wishes=()))
+    assert os.listdir(saved.folder) == [files.STATE]
 
 
-def test_a_failure_is_told_once_and_tried_again(tmp_path: Path) -> None:
+def test_a_failure_is_logged_once_and_retried(tmp_path: Path) -> None:
     file = StateFile(str(tmp_path / "gone"), DEVICES, log := Log())
-    file.keep(KNOWN)
-    file.keep(evolve(KNOWN, wishes=()))
+    file.save(KNOWN)
+    file.save(evolve(KNOWN, wishes=()))
     assert log.errors == [("state_not_kept", {"reason": "No such file or directory"})]
     (tmp_path / "gone").mkdir()
-    file.keep(evolve(KNOWN, wishes=()))
+    file.save(evolve(KNOWN, wishes=()))
     assert os.listdir(file.folder) == [files.STATE]
 
 
-def test_one_that_somebody_removed_comes_back(kept: StateFile) -> None:
-    os.unlink(os.path.join(kept.folder, files.STATE))
-    kept.keep(KNOWN)
-    found = read(kept.folder)
+def test_a_removed_file_is_written_again(saved: StateFile) -> None:
+    os.unlink(os.path.join(saved.folder, files.STATE))
+    saved.save(KNOWN)
+    found = read(saved.folder)
     assert found is not None
     assert found.remembered == KNOWN
 
 
-def test_in_a_folder_that_another_daemon_has_taken_nothing_is_changed(kept: StateFile, tmp_path: Path) -> None:
+def test_in_a_folder_taken_by_another_daemon_nothing_is_changed(saved: StateFile, tmp_path: Path) -> None:
     before = (tmp_path / files.STATE).read_bytes()
-    first = StateFile(kept.folder, DEVICES, log := Log(), lambda: True)
-    first.keep(NOTHING)
+    first = StateFile(saved.folder, DEVICES, log := Log(), lambda: True)
+    first.save(EMPTY_STATE)
     assert (tmp_path / files.STATE).read_bytes() == before
     assert log.errors == [("state_not_kept", {"reason": "another daemon has taken the pipe directory"})]
 
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """No file gets longer than 100 bytes: one that pytest writes its own output to neither."""
+    """Limit every file to 100 bytes, including those that pytest writes its output to."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
@@ -132,11 +132,11 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_where_there_is_no_room_nothing_is_left_of_the_try(kept: StateFile) -> None:
+def test_without_room_a_failed_write_leaves_nothing_behind(saved: StateFile) -> None:
     with full_disk():
-        kept.keep(NOTHING)
-    assert kept.log.errors == [("state_not_kept", {"reason": "File too large"})]
-    assert os.listdir(kept.folder) == [files.STATE]
+        saved.save(EMPTY_STATE)
+    assert saved.log.errors == [("state_not_kept", {"reason": "File too large"})]
+    assert os.listdir(saved.folder) == [files.STATE]
 
 
 def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -168,37 +168,37 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "no regular file"),
     ],
 )
-def test_what_is_not_its_own_is_not_believed(kept: StateFile, spoil: Callable[[Path], object], reason: str) -> None:
-    spoil(Path(kept.folder) / files.STATE)
-    with pytest.raises(NotOurs, match=reason):
-        read(kept.folder)
+def test_a_file_that_is_not_ours_is_refused(saved: StateFile, spoil: Callable[[Path], object], reason: str) -> None:
+    spoil(Path(saved.folder) / files.STATE)
+    with pytest.raises(StateRefused, match=reason):
+        read(saved.folder)
 
 
-def test_while_its_writer_runs_it_is_not_believed(kept: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_its_writer_runs_it_is_refused(saved: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_file, "DYING_SECONDS", 0)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as writer:
         written = [writer.pid, started_at(writer.pid)]
-        _edit(Path(kept.folder) / files.STATE, lambda state: state.update(writer=written))
-        with pytest.raises(NotOurs, match=f"process {writer.pid}, still runs"):
-            read(kept.folder)
+        _edit(Path(saved.folder) / files.STATE, lambda state: state.update(writer=written))
+        with pytest.raises(StateRefused, match=f"process {writer.pid}, still runs"):
+            read(saved.folder)
         os.kill(writer.pid, signal.SIGKILL)
         os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
-        assert read(kept.folder) is not None, "one that nobody has reaped yet runs no more"
+        assert read(saved.folder) is not None, "a zombie no longer runs"
         writer.wait()
-    assert read(kept.folder) is not None
+    assert read(saved.folder) is not None
 
 
-def test_a_later_process_of_its_writers_pid_is_not_its_writer(kept: StateFile) -> None:
-    _edit(Path(kept.folder) / files.STATE, lambda state: state.update(writer=[os.getppid(), 5]))
-    assert read(kept.folder) is not None
+def test_a_later_process_with_the_writers_pid_is_not_the_writer(saved: StateFile) -> None:
+    _edit(Path(saved.folder) / files.STATE, lambda state: state.update(writer=[os.getppid(), 5]))
+    assert read(saved.folder) is not None
 
 
-def test_one_of_an_earlier_version_does_not_say_its_writer(kept: StateFile) -> None:
-    _edit(Path(kept.folder) / files.STATE, lambda state: state.pop("writer"))
-    assert read(kept.folder) is not None
+def test_a_file_of_an_earlier_version_has_no_writer(saved: StateFile) -> None:
+    _edit(Path(saved.folder) / files.STATE, lambda state: state.pop("writer"))
+    assert read(saved.folder) is not None
 
 
-def test_a_process_that_is_gone_has_no_start() -> None:
+def test_a_process_that_is_gone_has_no_start_time() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     assert started_at(process.pid) == -1

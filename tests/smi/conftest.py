@@ -1,4 +1,4 @@
-"""A node whose description says all that matters, in a folder that every user can reach."""
+"""A node with a complete description, in a folder that every user can reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pympsd-smi as a command: what it prints and changes on a node of four devices, beside what nvidia-smi prints."""
+"""pympsd-smi as a command: its output and changes on a node of four devices, compared with nvidia-smi's output."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_compute_modes_as_recorded(node: Node) -> None:
     assert printed(node, "-q", "-d", "bogus", status=2) == "Failed to parse --display/-d flags\n"
 
 
-def test_all_that_is_known(node: Node) -> None:
+def test_the_complete_report(node: Node) -> None:
     text = printed(node, "-i", "2", "-q")
     for line in (
         "    Product Name                                       : NVIDIA H200",
@@ -131,7 +131,7 @@ def test_processes_as_recorded(node: Node) -> None:
         own.end()
 
 
-def test_what_clients_have_left_behind_is_the_servers(node: Node) -> None:
+def test_memory_of_departed_clients_is_the_servers(node: Node) -> None:
     folder = StateFolder(str(node.machine))
     folder.make()
     own = register(folder, UUIDS[3], alone=False)
@@ -143,7 +143,7 @@ def test_what_clients_have_left_behind_is_the_servers(node: Node) -> None:
         own.end()
 
 
-def test_before_volta_all_is_the_servers(node: Node) -> None:
+def test_before_volta_all_memory_is_the_servers(node: Node) -> None:
     node.machine.write_text(f'[[device]]\nprofile = "P100"\nuuid = "{UUIDS[0]}"\n')
     folder = StateFolder(str(node.machine))
     folder.make()
@@ -175,7 +175,7 @@ def test_modes_are_set_by_name_and_number(node: Node) -> None:
     assert modes(node) == ["Default", "Default", "Exclusive_Process", "Default"]
 
 
-def test_a_mode_that_is_set_already_is_said_as_recorded(node: Node) -> None:
+def test_a_mode_that_is_already_set_is_reported_as_recorded(node: Node) -> None:
     said = f"Compute mode is already set to DEFAULT for GPU {BUS[0]}.\nAll done.\n"
     assert printed(node, "-i", "0", "-c", "0") == said
     user = node.smi("-i", "0", "-c", "0", uid=1000)
@@ -207,7 +207,7 @@ def test_a_user_sees_what_root_set(node: Node) -> None:
     assert done.stdout == "compute_mode\nProhibited\n"
 
 
-def test_a_folder_that_is_kept_locked_is_said_and_nothing_is_reset(node: Node) -> None:
+def test_a_locked_folder_is_reported_and_nothing_is_reset(node: Node) -> None:
     folder = StateFolder(str(node.machine))
     folder.make()
     with folder.locked():
@@ -218,7 +218,7 @@ def test_a_folder_that_is_kept_locked_is_said_and_nothing_is_reset(node: Node) -
         done = node.smi("-c", "3")
         assert done.returncode == 255
         assert "keeps it locked. Find that process" in done.stdout
-        assert printed(node, "-L").count("\n") == 4, "who shows no processes does not look for them"
+        assert printed(node, "-L").count("\n") == 4, "without processes to show, it does not look for them"
     assert modes(node) == ["Default"] * 4
 
 
@@ -274,17 +274,17 @@ def smi(machine: str, *arguments: str, program: str = SMI) -> subprocess.Complet
     )
 
 
-def test_a_machine_in_short_form_keeps_no_mode_and_says_so() -> None:
+def test_a_mode_of_a_machine_in_short_form_is_refused() -> None:
     done = smi("2xH200", "-c", "3")
     assert done.returncode == 3
     assert "PYMPSD_EMULATED_DEVICES=2xH200 is a machine in short form" in done.stdout
     assert "describe it in a TOML file" in done.stdout
-    assert smi("2xH200", "-c", "DEFAULT").returncode == 0, "the mode it has is no change"
+    assert smi("2xH200", "-c", "DEFAULT").returncode == 0, "setting the current mode is no change"
     assert smi("2xH200", "--query-gpu=count", "--format=csv,noheader").stdout == "2\n2\n"
-    assert smi("", "-L").stdout.count("\n") == 1, "one H200 unless described"
+    assert smi("", "-L").stdout.count("\n") == 1, "one H200 by default"
 
 
-def test_a_machine_that_cannot_be_is_said_once() -> None:
+def test_an_invalid_machine_is_reported_once() -> None:
     done = smi("9xNothing", "-L")
     assert (done.returncode, done.stdout) == (9, "")
     assert done.stderr.startswith("pympsd-smi: PYMPSD_EMULATED_DEVICES=9xNothing:")
@@ -300,7 +300,7 @@ def test_it_answers_under_the_vendors_name(tmp_path: Path) -> None:
     assert "PYMPSD-SMI version" in smi("H200", "--version", program=str(link)).stdout
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", f"{SMI} | true"],
         env={"PYMPSD_EMULATED_DEVICES": "64xH200", "PATH": os.environ["PATH"]},
@@ -310,7 +310,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_it_starts_without_what_only_daemons_need() -> None:
+def test_it_does_not_import_what_only_daemons_need() -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-X", "importtime", "-m", "pympsd.smi", "-L"],
         env={},

@@ -1,4 +1,4 @@
-"""The daemon was killed and another one begins: what it is told, whom it awaits, and what it does without them."""
+"""A daemon after one that was killed: the state it starts with, the servers it awaits, and its way without them."""
 
 from __future__ import annotations
 
@@ -6,33 +6,41 @@ import pytest
 from attrs import evolve
 
 from pympsd.state_machine import events
-from pympsd.state_machine.adoption import RETURN_PATIENCE, first_serial
+from pympsd.state_machine.adoption import RETURN_TIMEOUT, first_serial
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import (
     AdmitClient,
     Exit,
     KillServer,
     Reply,
+    ShutDownServer,
     SpawnServer,
-    TellServerItsLimits,
-    TellServerToLeave,
+    UpdateServerLimits,
     WatchClient,
     Working,
 )
-from pympsd.state_machine.persistent_state import NOTHING, Origin, Remembered, RememberedServer, check, remember
+from pympsd.state_machine.persistent_state import (
+    EMPTY_STATE,
+    InitialDefaults,
+    PersistentServer,
+    PersistentState,
+    check,
+    snapshot,
+)
+from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from tests.state_machine.conftest import DEVICES, Story
 
 A, B = 500, 600
 SERVER, PID = 1, 847
 CLIENT = events.ReturnedClient(7, 4107, "train", 99, (events.ReturnedContext(3, 1, 1),))
-TIMER = f"return {SERVER}"
+TIMER = Timer(TimerKind.RETURN, SERVER)
 
 
-def left(**more: object) -> Remembered:
-    """What a daemon left whose one server was user A's."""
-    server = RememberedServer(SERVER, PID, A, 60.0, {1: 1 << 30})
-    return evolve(Remembered(generation=2, servers=(server,)), **more)
+def left(**more: object) -> PersistentState:
+    """Return the state of a daemon whose one server was user A's."""
+    server = PersistentServer(SERVER, PID, A, 60.0, {1: 1 << 30})
+    return evolve(PersistentState(generation=2, servers=(server,)), **more)
 
 
 def printed(story: Story, line: str) -> str:
@@ -43,7 +51,7 @@ def printed(story: Story, line: str) -> str:
 
 
 def returns(story: Story, status: str = "ACTIVE", *clients: events.ReturnedClient, leaving: bool = False):  # type: ignore[no-untyped-def]
-    """The server comes back."""
+    """Let the server come back."""
     return story.feed(events.ServerReturned(SERVER, status, leaving, clients))
 
 
@@ -62,16 +70,16 @@ def test_the_server_is_awaited_for_a_while(heir: Story) -> None:
 
 
 @pytest.mark.parametrize("uid", [A, B])
-def test_nobody_gets_a_server_meanwhile(heir: Story, uid: int) -> None:
-    assert heir.knocks(1, uid) == []
+def test_no_other_server_is_started_meanwhile(heir: Story, uid: int) -> None:
+    assert heir.connects(1, uid) == []
     assert [type(one).__name__ for one in heir.says(f"start_server -uid {uid}")] == ["Reply"]
 
 
-def test_it_comes_back_with_its_clients_and_takes_in_who_waited(heir: Story) -> None:
-    heir.knocks(1, A)
-    told = returns(heir, "ACTIVE", CLIENT)
+def test_a_server_returns_with_its_clients_and_admits_waiting_ones(heir: Story) -> None:
+    heir.connects(1, A)
+    instructions = returns(heir, "ACTIVE", CLIENT)
     watch, admit = WatchClient(7, SERVER, 4107), AdmitClient(1, SERVER, PID, 0)
-    assert told == [TellServerItsLimits(SERVER, 60.0, {1: 1 << 30}), watch, admit]
+    assert instructions == [UpdateServerLimits(SERVER, 60.0, {1: 1 << 30}), watch, admit]
     assert printed(heir, f"get_client_list {PID}") == "4107\n101\n"
     pid, serial, server, _, namespace, command = printed(heir, "ps").splitlines()[1].split()
     assert (pid, serial, server, namespace, command) == ("4107", "3", str(PID), "99", "train")
@@ -81,104 +89,104 @@ def test_it_comes_back_with_its_clients_and_takes_in_who_waited(heir: Story) -> 
     assert heir.feed(events.ClientGonePushed(SERVER, 7)) == []
 
 
-def test_it_keeps_those_of_others_waiting_as_before(heir: Story) -> None:
-    heir.knocks(1, B)
+def test_a_returned_server_keeps_clients_of_other_users_waiting(heir: Story) -> None:
+    heir.connects(1, B)
     assert AdmitClient not in map(type, returns(heir, "ACTIVE", CLIENT))
-    assert heir.feed(events.ClientGonePushed(SERVER, 7)) == [TellServerToLeave(SERVER, forced=False)]
+    assert heir.feed(events.ClientGonePushed(SERVER, 7)) == [ShutDownServer(SERVER, forced=False)]
 
 
-def test_one_that_was_leaving_goes_on_leaving(heir: Story) -> None:
-    heir.knocks(1, A)
+def test_a_returned_server_that_was_leaving_continues_to_leave(heir: Story) -> None:
+    heir.connects(1, A)
     assert AdmitClient not in map(type, returns(heir, "ACTIVE", CLIENT, leaving=True))
     (spawn,) = heir.feed(events.ServerExited(SERVER, None))
     assert isinstance(spawn, SpawnServer)
     assert spawn.server == first_serial(3)
 
 
-def test_one_with_a_fault_at_hand_still_has_it(heir: Story) -> None:
+def test_a_returned_server_keeps_its_fault(heir: Story) -> None:
     returns(heir, "FAULT", CLIENT)
     assert printed(heir, f"get_server_status {PID}") == "FAULT\n"
 
 
-def test_one_that_does_not_come_back_is_killed_and_the_line_goes_on(heir: Story) -> None:
-    heir.knocks(1, A)
+def test_a_server_that_does_not_return_is_killed_and_the_queue_moves_on(heir: Story) -> None:
+    heir.connects(1, A)
     heir.take_log()
     assert heir.feed(events.TimerEnded(TIMER)) == [KillServer(SERVER)]
     (spawn,) = heir.feed(events.ServerExited(SERVER, None))
     assert isinstance(spawn, SpawnServer)
     assert heir.take_log() == [
-        f"Server {PID} has not returned within {RETURN_PATIENCE:g} s: killing it",
+        f"Server {PID} has not returned within {RETURN_TIMEOUT:g} s: killing it",
         f"Server {PID} has ended; another daemon started it: its exit status is unknown",
     ]
 
 
-def test_one_that_cannot_be_taken_in_is_none_of_its_own(heir: Story) -> None:
-    heir.knocks(1, A)
-    (spawn,) = heir.feed(events.ServerLeftAlone(SERVER, "other devices"))
+def test_a_server_that_is_not_adopted_is_no_longer_known(heir: Story) -> None:
+    heir.connects(1, A)
+    (spawn,) = heir.feed(events.ServerNotAdopted(SERVER, "other devices"))
     assert isinstance(spawn, SpawnServer)
     assert heir.feed(events.ServerExited(SERVER, None)) == []
 
 
-def test_limits_set_meanwhile_are_told_when_it_is_back(heir: Story) -> None:
+def test_limits_set_meanwhile_are_sent_to_a_returned_server(heir: Story) -> None:
     heir.says(f"set_active_thread_percentage {PID} 25")
-    assert returns(heir)[0] == TellServerItsLimits(SERVER, 25.0, {1: 1 << 30})
+    assert returns(heir)[0] == UpdateServerLimits(SERVER, 25.0, {1: 1 << 30})
 
 
-def test_shut_down_before_it_is_back(heir: Story) -> None:
-    assert TellServerToLeave(SERVER, forced=False) in heir.says(f"shutdown_server {PID}")
-    # It is not killed for being slow to leave: it may have clients.
-    assert heir.feed(events.TimerEnded(f"leave {SERVER}")) == []
+def test_shutdown_of_an_awaited_server(heir: Story) -> None:
+    assert ShutDownServer(SERVER, forced=False) in heir.says(f"shutdown_server {PID}")
+    # It is not killed for leaving slowly, because it may have clients.
+    assert heir.feed(events.TimerEnded(Timer(TimerKind.LEAVE, SERVER))) == []
     returns(heir, "ACTIVE", CLIENT)
-    assert heir.feed(events.TimerEnded(f"leave {SERVER}")) == []
+    assert heir.feed(events.TimerEnded(Timer(TimerKind.LEAVE, SERVER))) == []
     heir.feed(events.ClientGonePushed(SERVER, 7))
-    assert heir.feed(events.TimerEnded(f"leave {SERVER}")) == [KillServer(SERVER)]
+    assert heir.feed(events.TimerEnded(Timer(TimerKind.LEAVE, SERVER))) == [KillServer(SERVER)]
 
 
 @pytest.mark.parametrize("line", ["quit", "quit -t 0"])
-def test_quit_before_it_is_back(heir: Story, line: str) -> None:
-    told = heir.says(line)
-    assert told[0] == Working(1)
-    assert TellServerToLeave(SERVER, forced=False) in told
+def test_quit_while_a_server_is_awaited(heir: Story, line: str) -> None:
+    instructions = heir.says(line)
+    assert instructions[0] == Working(1)
+    assert ShutDownServer(SERVER, forced=False) in instructions
     if line == "quit":
         assert heir.feed(events.TimerEnded(TIMER)) == [KillServer(SERVER)]
     else:
-        assert heir.feed(events.TimerEnded("force")) == [TellServerToLeave(SERVER, forced=True)]
-        assert heir.feed(events.TimerEnded(f"leave {SERVER}")) == [KillServer(SERVER)]
+        assert heir.feed(events.TimerEnded(Timer(TimerKind.FORCE))) == [ShutDownServer(SERVER, forced=True)]
+        assert heir.feed(events.TimerEnded(Timer(TimerKind.LEAVE, SERVER))) == [KillServer(SERVER)]
     assert heir.feed(events.ServerExited(SERVER, None)) == [Exit(0)]
 
 
-def test_a_debugger_waits_for_clients_that_are_not_known_yet(heir: Story) -> None:
-    assert heir.knocks(1, A, traced=True) == []
+def test_a_debugged_client_waits_for_an_awaited_servers_clients(heir: Story) -> None:
+    assert heir.connects(1, A, traced=True) == []
     returns(heir, "ACTIVE", CLIENT)
     assert 1 in heir.daemon.debugged
-    assert [type(one).__name__ for one in heir.feed(events.ClientGonePushed(SERVER, 7))] == ["LetGoWithoutMps"]
+    assert [type(one).__name__ for one in heir.feed(events.ClientGonePushed(SERVER, 7))] == ["ContinueWithoutMps"]
 
 
-def test_what_commands_have_set_holds_and_nothing_else_does(story: Story) -> None:
-    origin = Origin.of(story.daemon)
-    assert remember(story.daemon, origin) == NOTHING
+def test_only_values_set_by_commands_persist(story: Story) -> None:
+    initial = InitialDefaults.of(story.daemon)
+    assert snapshot(story.daemon, initial) == EMPTY_STATE
     story.says("set_default_active_thread_percentage 40")
     story.says("set_default_device_pinned_mem_limit 1 2G")
-    remembered = remember(story.daemon, origin)
-    assert remembered == Remembered(thread_percentage=40.0, memory_limits={1: 2 << 30})
+    remembered = snapshot(story.daemon, initial)
+    assert remembered == PersistentState(thread_percentage=40.0, memory_limits={1: 2 << 30})
     heir = Story(Daemon(0, DEVICES, ThreadPercentage(90.0), ClientPriority(1)))
-    own = Origin.of(heir.daemon)
+    own = InitialDefaults.of(heir.daemon)
     heir.feed(events.PredecessorDied(remembered))
     daemon = heir.daemon
     assert (daemon.thread_percentage.value, daemon.client_priority.level) == (40.0, 1)
     assert daemon.memory_limits == {1: PinnedMemory(2 << 30)}
-    # And once more, to the one after.
-    assert remember(daemon, own) == remembered
+    # It persists for the daemon after that, too.
+    assert snapshot(daemon, own) == remembered
 
 
-def test_a_wish_for_a_server_is_not_lost(story: Story) -> None:
-    origin = Origin.of(story.daemon)
+def test_a_start_request_persists(story: Story) -> None:
+    initial = InitialDefaults.of(story.daemon)
     (spawn,) = story.says(f"start_server -uid {A}")
     assert isinstance(spawn, SpawnServer)
     story.feed(events.ServerSpawned(spawn.server, PID))
-    remembered = remember(story.daemon, origin)
+    remembered = snapshot(story.daemon, initial)
     assert remembered.wishes == (A,)
-    # Its process, which was not ready, has left.
+    # Its process, which was not ready, has ended.
     (again,) = Story(Daemon(0, DEVICES)).feed(events.PredecessorDied(evolve(remembered, servers=())))
     assert isinstance(again, SpawnServer)
     assert again.uid == A
@@ -192,12 +200,12 @@ def test_a_wish_for_a_server_is_not_lost(story: Story) -> None:
         left(generation=-1),
         left(memory_limits={9: 5}),
         left(memory_limits={0: -5}),
-        left(servers=(RememberedServer(1, 0, A, 60.0, {}),)),
-        left(servers=(RememberedServer(1, PID, A, 101.0, {}),)),
-        left(servers=(RememberedServer(1, PID, A, 60.0, {2: 5}),)),
+        left(servers=(PersistentServer(1, 0, A, 60.0, {}),)),
+        left(servers=(PersistentServer(1, PID, A, 101.0, {}),)),
+        left(servers=(PersistentServer(1, PID, A, 60.0, {2: 5}),)),
     ],
 )
-def test_what_no_daemon_can_have_known_is_refused(bad: Remembered) -> None:
+def test_an_impossible_state_is_refused(bad: PersistentState) -> None:
     check(left(), len(DEVICES))
     with pytest.raises(ValueError, match=r"."):
         check(bad, len(DEVICES))

@@ -1,4 +1,4 @@
-"""Servers that end before they are ready: tried again with a growing pause, then given up; a stated cause at once."""
+"""Servers that end before they are ready: tried again after growing pauses, then given up; a stated cause at once."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import pytest
 
 from pympsd.state_machine import events
 from pympsd.state_machine.instructions import Instruction, RefuseClient, SetTimer, SpawnServer
+from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.results import Result
 from tests.state_machine.conftest import Story
 
 
 def dies(story: Story, server: int) -> list[Instruction]:
-    """A server is spawned and ends before it is ready."""
+    """Let a server be spawned and end before it is ready."""
     story.feed(events.ServerSpawned(server, 800 + server))
     return story.feed(events.ServerExited(server, 1, "ImportError: no module"))
 
 
 def pause_ends(story: Story, server: int) -> list[Instruction]:
-    return story.feed(events.TimerEnded(f"retry {server}"))
+    return story.feed(events.TimerEnded(Timer(TimerKind.RETRY, server)))
 
 
-def spawned_for(told: list[Instruction]) -> list[int]:
-    return [one.uid for one in told if isinstance(one, SpawnServer)]
+def spawned_for(instructions: list[Instruction]) -> list[int]:
+    return [one.uid for one in instructions if isinstance(one, SpawnServer)]
 
 
-def refused(told: list[Instruction]) -> list[int]:
-    return [one.client for one in told if isinstance(one, RefuseClient)]
+def refused(instructions: list[Instruction]) -> list[int]:
+    return [one.client for one in instructions if isinstance(one, RefuseClient)]
 
 
-def test_it_is_tried_four_times_with_a_growing_pause_and_then_refused(story: Story) -> None:
-    story.knocks(1, 500)
+def test_four_starts_with_growing_pauses_then_a_refusal(story: Story) -> None:
+    story.connects(1, 500)
     for server, seconds in ((1, 0.1), (2, 0.5), (3, 2.0)):
-        assert dies(story, server) == [SetTimer(f"retry {server}", seconds)]
+        assert dies(story, server) == [SetTimer(Timer(TimerKind.RETRY, server), seconds)]
         assert story.take_log()[-1] == (
             "the MPS server of user 500 ended with status 1 before it was ready: ImportError: no module: "
             f"trying again in {seconds:g} s"
@@ -48,30 +49,30 @@ def test_it_is_tried_four_times_with_a_growing_pause_and_then_refused(story: Sto
     assert story.daemon.failed_starts == {}
 
 
-def test_who_comes_after_that_begins_anew(story: Story) -> None:
-    story.knocks(1, 500)
+def test_a_client_after_the_refusal_begins_a_new_count(story: Story) -> None:
+    story.connects(1, 500)
     for server in (1, 2, 3):
         dies(story, server)
         pause_ends(story, server)
     dies(story, 4)
-    assert spawned_for(story.knocks(2, 500)) == [500]
-    assert dies(story, 5) == [SetTimer("retry 5", 0.1)]
+    assert spawned_for(story.connects(2, 500)) == [500]
+    assert dies(story, 5) == [SetTimer(Timer(TimerKind.RETRY, 5), 0.1)]
 
 
-def test_a_server_that_starts_after_all_serves_and_the_failures_are_forgotten(story: Story) -> None:
-    story.knocks(1, 500)
+def test_a_server_that_serves_clears_the_count(story: Story) -> None:
+    story.connects(1, 500)
     dies(story, 1)
     pause_ends(story, 1)
     (admitted,) = story.is_ready(2, 847)
     assert admitted.client == 1  # type: ignore[union-attr]
     story.feed(events.ContextPushed(2, 1, 1, 1, 0))
     story.feed(events.ServerExited(2, -9))
-    story.knocks(2, 500)
-    assert dies(story, 3) == [SetTimer("retry 3", 0.1)]
+    story.connects(2, 500)
+    assert dies(story, 3) == [SetTimer(Timer(TimerKind.RETRY, 3), 0.1)]
 
 
-def test_a_stated_cause_is_not_tried_again(story: Story) -> None:
-    story.knocks(1, 500)
+def test_a_start_with_a_stated_cause_is_not_repeated(story: Story) -> None:
+    story.connects(1, 500)
     story.feed(events.ServerSpawned(1, 847))
     story.feed(events.StartRefused(1, "device 0 is in use"))
     (refusal,) = story.feed(events.ServerExited(1, 1))
@@ -82,49 +83,49 @@ def test_a_stated_cause_is_not_tried_again(story: Story) -> None:
     )
 
 
-def test_nor_is_one_that_was_not_ready_in_time(story: Story) -> None:
-    story.knocks(1, 500)
+def test_a_start_that_timed_out_is_not_repeated(story: Story) -> None:
+    story.connects(1, 500)
     story.feed(events.ServerSpawned(1, 847))
-    story.feed(events.TimerEnded("start 1"))
+    story.feed(events.TimerEnded(Timer(TimerKind.START, 1)))
     (refusal,) = story.feed(events.ServerExited(1, -9))
     assert isinstance(refusal, RefuseClient)
     assert "it was not ready within 60 s" in refusal.reason
 
 
-def test_during_a_pause_nobody_is_served_but_when_it_is_given_up_the_next_user_is(story: Story) -> None:
-    story.knocks(1, 500)
+def test_the_next_user_is_served_after_the_refusal_and_not_during_a_pause(story: Story) -> None:
+    story.connects(1, 500)
     dies(story, 1)
-    assert story.knocks(2, 600) == []
-    assert story.knocks(3, 500) == []
+    assert story.connects(2, 600) == []
+    assert story.connects(3, 500) == []
     for server in (1, 2):
         assert spawned_for(pause_ends(story, server)) == [500]
         dies(story, server + 1)
     pause_ends(story, 3)
-    told = dies(story, 4)
-    assert refused(told) == [1, 3]
-    assert spawned_for(told) == [600]
+    instructions = dies(story, 4)
+    assert refused(instructions) == [1, 3]
+    assert spawned_for(instructions) == [600]
 
 
-def test_a_pause_for_somebody_who_has_left_holds_nobody_up(story: Story) -> None:
-    story.knocks(1, 500)
+def test_a_pause_ends_without_a_start_if_its_client_has_left(story: Story) -> None:
+    story.connects(1, 500)
     dies(story, 1)
-    story.knocks(2, 600)
-    assert spawned_for(story.feed(events.ClientLeftTheLine(1))) == [600]
+    story.connects(2, 600)
+    assert spawned_for(story.feed(events.WaitingClientLeft(1))) == [600]
     assert pause_ends(story, 1) == []
     assert story.daemon.failed_starts == {}
 
 
-def test_a_wish_is_tried_again_and_given_up_too(story: Story) -> None:
+def test_a_start_request_is_retried_and_given_up_too(story: Story) -> None:
     story.says("start_server -uid 500")
     for server in (1, 2, 3):
         dies(story, server)
         assert spawned_for(pause_ends(story, server)) == [500]
     assert dies(story, 4) == []
-    assert story.daemon.line == []
+    assert story.daemon.queue == []
 
 
-def test_a_timer_of_another_pause_ends_none(story: Story) -> None:
-    story.knocks(1, 500)
+def test_the_timer_of_an_earlier_pause_does_nothing(story: Story) -> None:
+    story.connects(1, 500)
     dies(story, 1)
     assert pause_ends(story, 7) == []
     assert spawned_for(pause_ends(story, 1)) == [500]
@@ -132,11 +133,11 @@ def test_a_timer_of_another_pause_ends_none(story: Story) -> None:
 
 @pytest.mark.parametrize("line", ["quit", "quit -t 5"])
 def test_a_quit_in_a_pause_refuses_at_once_and_exits(story: Story, line: str) -> None:
-    story.knocks(1, 500)
+    story.connects(1, 500)
     dies(story, 1)
-    told = story.says(line)
-    assert refused(told) == [1]
-    assert type(told[-1]).__name__ == "Exit"
+    instructions = story.says(line)
+    assert refused(instructions) == [1]
+    assert type(instructions[-1]).__name__ == "Exit"
     assert pause_ends(story, 1) == []
 
 
@@ -144,21 +145,21 @@ def test_a_quit_in_a_pause_refuses_at_once_and_exits(story: Story, line: str) ->
 
 
 def crashes(story: Story, server: int) -> list[Instruction]:
-    """A server gets ready and ends when it gets its first client."""
+    """Let a server become ready and end with its first client."""
     admitted = story.is_ready(server, 800 + server)
     assert [type(one).__name__ for one in admitted] == ["AdmitClient"]
     return story.feed(events.ServerExited(server, -11, "Segmentation fault"))
 
 
 def crash_loop(story: Story) -> RefuseClient:
-    """Clients of user 500 come again and again; return how they are refused."""
-    story.knocks(1, 500)
+    """Let clients of user 500 connect again and again; return how they are refused."""
+    story.connects(1, 500)
     for server, seconds in ((1, 0.1), (2, 0.5), (3, 2.0)):
-        assert crashes(story, server) == [SetTimer(f"retry {server}", seconds)]
-        assert story.knocks(server + 1, 500) == []
+        assert crashes(story, server) == [SetTimer(Timer(TimerKind.RETRY, server), seconds)]
+        assert story.connects(server + 1, 500) == []
         assert spawned_for(pause_ends(story, server)) == [500]
-    assert crashes(story, 4) == [SetTimer("retry 4", 5.0)]
-    (refusal,) = story.knocks(5, 500)
+    assert crashes(story, 4) == [SetTimer(Timer(TimerKind.RETRY, 4), 5.0)]
+    (refusal,) = story.connects(5, 500)
     assert isinstance(refusal, RefuseClient)
     return refusal
 
@@ -172,53 +173,57 @@ def test_a_server_that_ends_with_its_first_client_is_tried_four_times(story: Sto
     )
 
 
-def test_others_are_served_meanwhile_and_after_a_while_it_begins_anew(story: Story) -> None:
+def test_other_users_are_served_during_a_refusal_which_ends_after_a_while(story: Story) -> None:
     crash_loop(story)
-    assert spawned_for(story.knocks(6, 600)) == [600]
+    assert spawned_for(story.connects(6, 600)) == [600]
     story.is_ready(5, 847)
     story.feed(events.ContextPushed(5, 6, 1, 1, 0))
     story.feed(events.ServerExited(5, -9))
-    assert refused(story.knocks(7, 500)) == [7]
+    assert refused(story.connects(7, 500)) == [7]
     assert pause_ends(story, 4) == []
     assert 500 not in story.daemon.failed_starts
-    assert spawned_for(story.knocks(8, 500)) == [500]
+    assert spawned_for(story.connects(8, 500)) == [500]
 
 
-def test_clients_that_come_after_the_pause_are_counted_all_the_same(story: Story) -> None:
+def test_failures_after_the_pause_count_too(story: Story) -> None:
     for server in (1, 2, 3, 4):
-        assert spawned_for(story.knocks(server, 500)) == [500]
+        assert spawned_for(story.connects(server, 500)) == [500]
         crashes(story, server)
         if server < 4:
             assert pause_ends(story, server) == []
-    assert refused(story.knocks(5, 500)) == [5]
+    assert refused(story.connects(5, 500)) == [5]
 
 
-def test_it_is_forgotten_after_a_while(story: Story) -> None:
-    story.knocks(1, 500)
+def test_a_failure_is_dropped_after_a_while(story: Story) -> None:
+    story.connects(1, 500)
     crashes(story, 1)
     pause_ends(story, 1)
-    assert ("memory 1", 10.0) in story.watches
-    story.feed(events.TimerEnded("memory 1"))
+    assert (Timer(TimerKind.FAILURE_EXPIRY, 1), 10.0) in story.watches
+    story.feed(events.TimerEnded(Timer(TimerKind.FAILURE_EXPIRY, 1)))
     assert story.daemon.failed_starts == {}
 
 
 @pytest.mark.parametrize(
     "served",
-    [events.ContextPushed(1, 1, 1, 1, 0), events.ClientGonePushed(1, 1), events.TimerEnded("probation 1")],
+    [
+        events.ContextPushed(1, 1, 1, 1, 0),
+        events.ClientGonePushed(1, 1),
+        events.TimerEnded(Timer(TimerKind.PROBATION, 1)),
+    ],
     ids=["a context", "an orderly end", "a while"],
 )
-def test_one_that_has_served_is_no_failure(story: Story, served: events.Event) -> None:
-    story.knocks(1, 500)
+def test_a_server_that_has_served_is_no_failure(story: Story, served: events.Event) -> None:
+    story.connects(1, 500)
     story.is_ready(1, 847)
-    story.knocks(2, 500)
+    story.connects(2, 500)
     story.feed(served)
     assert story.feed(events.ServerExited(1, -9)) == []
-    assert spawned_for(story.knocks(3, 500)) == [500]
+    assert spawned_for(story.connects(3, 500)) == [500]
 
 
-def test_nor_is_one_that_was_told_to_leave(story: Story) -> None:
-    story.knocks(1, 500)
+def test_a_server_that_was_shut_down_is_no_failure(story: Story) -> None:
+    story.connects(1, 500)
     story.is_ready(1, 847)
     story.says("shutdown_server 847 -f")
     assert story.feed(events.ServerExited(1, 0)) == []
-    assert spawned_for(story.knocks(2, 500)) == [500]
+    assert spawned_for(story.connects(2, 500)) == [500]

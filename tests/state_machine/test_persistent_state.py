@@ -1,34 +1,34 @@
-"""What a daemon can have known, and what is damaged: one number out of bounds must not end the next daemon."""
+"""Possible and damaged states: one number out of bounds must not end the next daemon."""
 
 from __future__ import annotations
 
 import pytest
 from attrs import evolve
 
-from pympsd.state_machine.persistent_state import Remembered, RememberedServer, check
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState, check
 from pympsd.vocabulary.limits import MOST_MEMORY
 
 DEVICES = 2
-SERVER = RememberedServer(3, 847, 500, 60.0, {1: 1 << 30})
-OTHER = RememberedServer(4, 848, 0, 100.0, {})
-KNOWN = Remembered(2, 40.0, 1, {0: 2 << 30}, (600,), (SERVER, OTHER))
-LARGEST = Remembered(
+SERVER = PersistentServer(3, 847, 500, 60.0, {1: 1 << 30})
+OTHER = PersistentServer(4, 848, 0, 100.0, {})
+KNOWN = PersistentState(2, 40.0, 1, {0: 2 << 30}, (600,), (SERVER, OTHER))
+LARGEST = PersistentState(
     (1 << 22) - 1,
     100.0,
     1,
     {1: MOST_MEMORY},
     ((1 << 32) - 2,),
-    (RememberedServer((1 << 63) - 1, (1 << 31) - 1, (1 << 32) - 2, 100.0, {1: MOST_MEMORY}),),
+    (PersistentServer((1 << 63) - 1, (1 << 31) - 1, (1 << 32) - 2, 100.0, {1: MOST_MEMORY}),),
 )
 
 
-def with_server(**change: object) -> Remembered:
-    """What is known, but for the first server."""
+def with_server(**change: object) -> PersistentState:
+    """Return a state with a changed first server."""
     return evolve(KNOWN, servers=(evolve(SERVER, **change), OTHER))
 
 
-@pytest.mark.parametrize("known", [Remembered(), KNOWN, LARGEST])
-def test_what_can_be_is_believed(known: Remembered) -> None:
+@pytest.mark.parametrize("known", [PersistentState(), KNOWN, LARGEST])
+def test_a_possible_state_is_accepted(known: PersistentState) -> None:
     check(known, DEVICES)
 
 
@@ -47,6 +47,6 @@ def test_what_can_be_is_believed(known: Remembered) -> None:
         with_server(thread_percentage=0.0),
     ],
 )
-def test_what_cannot_be_is_damaged(damaged: Remembered) -> None:
+def test_a_damaged_state_is_refused(damaged: PersistentState) -> None:
     with pytest.raises(ValueError, match=r"there is no|two servers|percentage|priority"):
         check(damaged, DEVICES)

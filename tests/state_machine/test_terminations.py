@@ -1,4 +1,4 @@
-"""terminate_client in the mind: each is answered once, within a bound, by the server that works on it."""
+"""terminate_client: each is answered once, within a time limit, by the server that works on it."""
 
 from __future__ import annotations
 
@@ -6,79 +6,80 @@ import pytest
 
 from pympsd.state_machine import events
 from pympsd.state_machine.instructions import Instruction, Reply, SetTimer, TerminateClient
+from pympsd.state_machine.timers import Timer, TimerKind
 from tests.state_machine.conftest import Story
 
 
 @pytest.fixture
 def busy(story: Story) -> Story:
     """A server, 847, with a client, 101."""
-    story.knocks(1, 500)
+    story.connects(1, 500)
     story.is_ready(1, 847)
     return story
 
 
 def asked(story: Story, session: int = 1) -> TerminateClient:
-    """Ask for a termination; return what the server is told."""
-    told = story.says("terminate_client 847 101", session=session)
-    (found,) = [one for one in told if isinstance(one, TerminateClient)]
-    assert SetTimer(f"termination {found.token}", 15.0) in told
+    """Ask for a termination; return the instruction for the server."""
+    instructions = story.says("terminate_client 847 101", session=session)
+    (found,) = [one for one in instructions if isinstance(one, TerminateClient)]
+    assert SetTimer(Timer(TimerKind.TERMINATION, found.token), 15.0) in instructions
     return found
 
 
-def printed(told: list[Instruction]) -> list[tuple[int, str]]:
-    return [(one.session, one.answer.printed) for one in told if isinstance(one, Reply)]
+def printed(instructions: list[Instruction]) -> list[tuple[int, str]]:
+    return [(one.session, one.answer.printed) for one in instructions if isinstance(one, Reply)]
 
 
-def test_a_server_that_does_not_answer_in_time_is_a_timeout(busy: Story) -> None:
-    told = asked(busy)
-    (reply,) = busy.feed(events.TimerEnded(f"termination {told.token}"))
+def test_a_server_that_does_not_answer_in_time_gives_702(busy: Story) -> None:
+    request = asked(busy)
+    (reply,) = busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, request.token)))
     assert isinstance(reply, Reply)
     assert (reply.answer.printed, reply.answer.refused) == ("702\n", True)
     assert "the server did not answer within 15 s" in reply.answer.diagnostic
     assert busy.take_log()[-1] == "702"
 
 
-def test_by_reset_the_server_is_told_so_and_has_longer(busy: Story) -> None:
+def test_termination_by_reset_is_sent_and_has_a_longer_timeout(busy: Story) -> None:
     assert not asked(busy).by_reset
     busy.daemon.terminate_by_reset = True
-    told = busy.says("terminate_client 847 101", session=2)
-    (found,) = [one for one in told if isinstance(one, TerminateClient)]
+    instructions = busy.says("terminate_client 847 101", session=2)
+    (found,) = [one for one in instructions if isinstance(one, TerminateClient)]
     assert found.by_reset
-    assert SetTimer(f"termination {found.token}", 30.0) in told
-    (reply,) = busy.feed(events.TimerEnded(f"termination {found.token}"))
+    assert SetTimer(Timer(TimerKind.TERMINATION, found.token), 30.0) in instructions
+    (reply,) = busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, found.token)))
     assert isinstance(reply, Reply)
     assert "the server did not answer within 30 s" in reply.answer.diagnostic
     assert printed(busy.feed(events.TerminationAnswered(1, found.token, 0))) == []
 
 
-def test_702_says_what_an_operator_can_do(busy: Story) -> None:
+def test_702_names_a_remedy(busy: Story) -> None:
     (reply,) = busy.feed(events.TerminationAnswered(1, asked(busy).token, 702))
     assert isinstance(reply, Reply)
     assert (reply.answer.printed, reply.answer.refused) == ("702\n", True)
     assert "--terminate-by-reset" in reply.answer.diagnostic
 
 
-def test_its_late_answer_is_not_taken_for_that_of_the_next(busy: Story) -> None:
+def test_a_late_answer_is_not_taken_for_that_of_the_next_termination(busy: Story) -> None:
     first = asked(busy)
-    busy.feed(events.TimerEnded(f"termination {first.token}"))
+    busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, first.token)))
     second = asked(busy)
     assert busy.feed(events.TerminationAnswered(1, first.token, 0)) == []
     assert printed(busy.feed(events.TerminationAnswered(1, second.token, 201))) == [(1, "201\n")]
 
 
 def test_an_answer_in_time_ends_the_timer(busy: Story) -> None:
-    told = asked(busy)
-    assert printed(busy.feed(events.TerminationAnswered(1, told.token, 0))) == [(1, "0\n")]
-    assert busy.cancelled == [f"termination {told.token}"]
-    assert busy.feed(events.TimerEnded(f"termination {told.token}")) == []
+    request = asked(busy)
+    assert printed(busy.feed(events.TerminationAnswered(1, request.token, 0))) == [(1, "0\n")]
+    assert busy.cancelled == [Timer(TimerKind.TERMINATION, request.token)]
+    assert busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, request.token))) == []
 
 
-def test_the_end_of_the_server_ends_all_of_its(busy: Story) -> None:
+def test_the_servers_end_answers_all_its_terminations(busy: Story) -> None:
     tokens = [asked(busy, session).token for session in (1, 2)]
     assert printed(busy.feed(events.ServerExited(1, -9))) == [(1, "806\n"), (2, "806\n")]
-    assert busy.cancelled == [f"termination {token}" for token in tokens]
+    assert busy.cancelled == [Timer(TimerKind.TERMINATION, token) for token in tokens]
 
 
 def test_another_server_cannot_answer(busy: Story) -> None:
-    told = asked(busy)
-    assert busy.feed(events.TerminationAnswered(9, told.token, 0)) == []
+    request = asked(busy)
+    assert busy.feed(events.TerminationAnswered(9, request.token, 0)) == []

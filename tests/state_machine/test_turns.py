@@ -1,4 +1,4 @@
-"""Turns between users, event by event: order of arrival, how long newcomers overtake, what the log says of it."""
+"""Turns between users, event by event: order of arrival, how long newcomers may overtake, and the log lines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from pympsd.state_machine.instructions import (
     Instruction,
     RefuseClient,
     Reply,
+    ShutDownServer,
     SpawnServer,
-    TellServerToLeave,
     Working,
 )
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import DEVICES, Story
 
@@ -28,92 +29,92 @@ if TYPE_CHECKING:
 A, B, C = 500, 600, 700
 
 
-def admitted(told: list[Instruction]) -> list[int]:
+def admitted(instructions: list[Instruction]) -> list[int]:
     """Return the serials of the clients that are admitted."""
-    return [one.client for one in told if isinstance(one, AdmitClient)]
+    return [one.client for one in instructions if isinstance(one, AdmitClient)]
 
 
-def turn_timers(story: Story) -> list[str]:
-    """Return the tokens of the patience timers set so far."""
-    return [token for token, _ in story.watches if token.startswith("turn ")]
+def turn_timers(story: Story) -> list[Timer]:
+    """Return the timers of queue entries set so far."""
+    return [timer for timer, _ in story.watches if timer.kind is TimerKind.TURN]
 
 
-def loses_patience(story: Story, number: int = -1) -> list[Instruction]:
-    """The timer of a waiter ends, the last one that was set unless told."""
+def turn_timer_ends(story: Story, number: int = -1) -> list[Instruction]:
+    """Let a turn timer end, by default the last one that was set."""
     return story.feed(events.TimerEnded(turn_timers(story)[number]))
 
 
 @pytest.fixture
 def busy(story: Story) -> Story:
     """User A's server 847 with its client 1, and B's client 2 waiting."""
-    story.knocks(1, A)
+    story.connects(1, A)
     story.is_ready(1, 847)
-    story.knocks(2, B)
+    story.connects(2, B)
     story.take_log()
     return story
 
 
-def test_the_patience_of_a_waiter_is_a_timer(busy: Story) -> None:
-    assert busy.watches[-1] == ("turn 2", 30.0)
-    assert turn_timers(busy) == ["turn 2"], "nobody can overtake the first client"
+def test_a_waiting_client_has_a_turn_timer(busy: Story) -> None:
+    assert busy.watches[-1] == (Timer(TimerKind.TURN, 2), 30.0)
+    assert turn_timers(busy) == [Timer(TimerKind.TURN, 2)], "the first client cannot be overtaken"
 
 
-def test_newcomers_overtake_until_the_waiter_has_lost_patience(busy: Story) -> None:
-    assert admitted(busy.knocks(3, A)) == [3]
-    assert loses_patience(busy) == []
-    assert busy.knocks(4, A) == []
+def test_newcomers_overtake_until_the_turn_timer_ends(busy: Story) -> None:
+    assert admitted(busy.connects(3, A)) == [3]
+    assert turn_timer_ends(busy) == []
+    assert busy.connects(4, A) == []
     assert busy.take_log() == [
         "NEW CLIENT 103 from user 500: Server already exists",
         "User 600 has waited 30 s: server 847 takes no new clients of user 500",
         "NEW CLIENT 104 from user 500: Server is not ready, push client to pending list",
         "Client 104 of user 500 waits for its turn after user 600",
     ]
-    # Those who were admitted go on, and with the last of them the turn passes.
+    # The admitted clients continue, and the turn passes with the last of them.
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
-    assert busy.feed(events.ClientGonePushed(1, 3)) == [TellServerToLeave(1, False)]
+    assert busy.feed(events.ClientGonePushed(1, 3)) == [ShutDownServer(1, False)]
     (spawn,) = busy.feed(events.ServerExited(1, 0))
     assert isinstance(spawn, SpawnServer)
     assert spawn.uid == B
     assert admitted(busy.is_ready(2, 848)) == [2]
-    assert busy.feed(events.ClientGonePushed(2, 2)) == [TellServerToLeave(2, False)]
+    assert busy.feed(events.ClientGonePushed(2, 2)) == [ShutDownServer(2, False)]
     busy.feed(events.ServerExited(2, 0))
     assert admitted(busy.is_ready(3, 849)) == [4]
 
 
-def test_without_patience_newcomers_never_overtake() -> None:
+def test_with_a_turn_patience_of_0_newcomers_never_overtake() -> None:
     story = Story(Daemon(0, DEVICES, turn_patience=0))
-    story.knocks(1, A)
+    story.connects(1, A)
     story.is_ready(1, 847)
     story.take_log()
-    story.knocks(2, B)
-    assert story.knocks(3, A) == []
-    assert story.watches == [("start 1", 60.0)]
+    story.connects(2, B)
+    assert story.connects(3, A) == []
+    assert story.watches == [(Timer(TimerKind.START, 1), 60.0)]
     assert story.take_log()[1:3] == [
         "Client 102 of user 600 waits for its turn after user 500",
         "User 600 has waited 0 s: server 847 takes no new clients of user 500",
     ]
 
 
-def test_without_patience_those_who_came_first_are_still_admitted_first() -> None:
+def test_with_a_turn_patience_of_0_clients_are_admitted_in_order() -> None:
     story = Story(Daemon(0, DEVICES, turn_patience=0))
     for client, uid in ((1, A), (2, A), (3, B), (4, A)):
-        story.knocks(client, uid)
+        story.connects(client, uid)
     assert admitted(story.is_ready(1, 847)) == [1, 2]
 
 
-def test_patience_in_whole_and_in_parts_of_seconds_is_said() -> None:
+def test_whole_and_fractional_turn_patience_is_logged() -> None:
     story = Story(Daemon(0, DEVICES, turn_patience=0.25))
-    story.knocks(1, A)
+    story.connects(1, A)
     story.is_ready(1, 847)
-    story.knocks(2, B)
-    loses_patience(story)
+    story.connects(2, B)
+    turn_timer_ends(story)
     assert story.take_log()[-1] == "User 600 has waited 0.25 s: server 847 takes no new clients of user 500"
 
 
-def test_closing_is_said_once_a_server(busy: Story) -> None:
-    busy.knocks(3, C)
-    loses_patience(busy, 0)
-    loses_patience(busy, 1)
+def test_closing_is_logged_once_for_a_server(busy: Story) -> None:
+    busy.connects(3, C)
+    turn_timer_ends(busy, 0)
+    turn_timer_ends(busy, 1)
     assert [line for line in busy.take_log() if "takes no new clients" in line] == [
         "User 600 has waited 30 s: server 847 takes no new clients of user 500"
     ]
@@ -123,33 +124,33 @@ def test_closing_is_said_once_a_server(busy: Story) -> None:
     assert busy.take_log()[-1] == "User 700 has waited 30 s: server 848 takes no new clients of user 600"
 
 
-def test_when_the_impatient_waiter_dies_the_server_is_open_again(busy: Story) -> None:
-    loses_patience(busy)
-    assert busy.knocks(3, A) == []
-    assert admitted(busy.feed(events.ClientLeftTheLine(2))) == [3]
-    assert admitted(busy.knocks(4, A)) == [4]
-    busy.knocks(5, B)
-    loses_patience(busy)
+def test_the_server_admits_newcomers_again_when_the_waiting_client_leaves(busy: Story) -> None:
+    turn_timer_ends(busy)
+    assert busy.connects(3, A) == []
+    assert admitted(busy.feed(events.WaitingClientLeft(2))) == [3]
+    assert admitted(busy.connects(4, A)) == [4]
+    busy.connects(5, B)
+    turn_timer_ends(busy)
     assert busy.take_log()[-1].startswith("User 600 has waited 30 s: server 847")
 
 
-def test_a_late_newcomer_waits_its_own_turn_and_loses_patience_itself(busy: Story) -> None:
-    loses_patience(busy)
-    busy.knocks(3, A)
-    assert turn_timers(busy) == ["turn 2", "turn 4"]
+def test_a_late_newcomer_waits_with_a_turn_timer_of_its_own(busy: Story) -> None:
+    turn_timer_ends(busy)
+    busy.connects(3, A)
+    assert turn_timers(busy) == [Timer(TimerKind.TURN, 2), Timer(TimerKind.TURN, 4)]
     busy.feed(events.ClientGonePushed(1, 1))
     busy.feed(events.ServerExited(1, 0))
     busy.is_ready(2, 848)
-    assert admitted(busy.knocks(4, B)) == [4]
-    busy.feed(events.TimerEnded("turn 4"))
-    assert admitted(busy.knocks(5, B)) == []
+    assert admitted(busy.connects(4, B)) == [4]
+    busy.feed(events.TimerEnded(Timer(TimerKind.TURN, 4)))
+    assert admitted(busy.connects(5, B)) == []
 
 
-def test_who_came_before_a_waiter_lost_patience_is_served_with_its_users_first(busy: Story) -> None:
-    busy.knocks(3, C)
-    busy.knocks(4, B)
-    loses_patience(busy, 1)
-    busy.knocks(5, B)
+def test_a_client_from_before_the_turn_timers_end_is_served_with_its_users_first(busy: Story) -> None:
+    busy.connects(3, C)
+    busy.connects(4, B)
+    turn_timer_ends(busy, 1)
+    busy.connects(5, B)
     busy.feed(events.ClientGonePushed(1, 1))
     busy.feed(events.ServerExited(1, 0))
     # 4 was there when C had patience; 5 was not, and stays behind it.
@@ -160,9 +161,9 @@ def test_who_came_before_a_waiter_lost_patience_is_served_with_its_users_first(b
     assert admitted(busy.is_ready(3, 849)) == [3]
 
 
-def test_the_log_names_everybody_who_comes_before(busy: Story) -> None:
+def test_the_log_names_all_users_that_are_served_before(busy: Story) -> None:
     for client, uid in ((3, C), (4, A), (5, C), (6, B)):
-        busy.knocks(client, uid)
+        busy.connects(client, uid)
     assert [line for line in busy.take_log() if "waits for its turn" in line] == [
         "Client 103 of user 700 waits for its turn after user 500, user 600",
         # 105 is served with 103, and 106 with 102.
@@ -171,66 +172,66 @@ def test_the_log_names_everybody_who_comes_before(busy: Story) -> None:
     ]
 
 
-def test_nothing_is_said_to_wait_for_its_own_server(story: Story) -> None:
-    story.knocks(1, A)
-    story.knocks(2, A)
+def test_waiting_for_ones_own_server_is_not_logged(story: Story) -> None:
+    story.connects(1, A)
+    story.connects(2, A)
     story.is_ready(1, 847)
     assert not [line for line in story.take_log() if "waits for its turn" in line]
 
 
-def test_the_timer_of_a_waiter_that_left_is_cancelled(busy: Story) -> None:
+def test_the_timer_of_a_client_that_left_is_cancelled(busy: Story) -> None:
     for client in range(3, 100):
-        busy.knocks(client, C)
-        busy.feed(events.ClientLeftTheLine(client))
+        busy.connects(client, C)
+        busy.feed(events.WaitingClientLeft(client))
     assert busy.cancelled == turn_timers(busy)[1:]
-    assert busy.daemon.patience_timers == {2}
-    # One that had ended already, before it could be cancelled, harms nobody.
+    assert busy.daemon.turn_timers == {2}
+    # A timer that ended before it could be cancelled does nothing.
     assert busy.feed(events.TimerEnded(busy.cancelled[0])) == []
-    assert admitted(busy.knocks(100, A)) == [100]
+    assert admitted(busy.connects(100, A)) == [100]
 
 
-def test_the_timer_of_an_admitted_waiter_is_cancelled(busy: Story) -> None:
+def test_the_timer_of_an_admitted_client_is_cancelled(busy: Story) -> None:
     busy.feed(events.ClientGonePushed(1, 1))
     busy.feed(events.ServerExited(1, 0))
     busy.is_ready(2, 848)
-    assert busy.cancelled == ["turn 2"]
+    assert busy.cancelled == [Timer(TimerKind.TURN, 2)]
 
 
-# --- wishes
+# --- start requests
 
 
-def test_a_wish_for_the_active_user_changes_nothing(busy: Story) -> None:
-    loses_patience(busy)
-    before = list(busy.daemon.line)
-    assert [type(told) for told in busy.says(f"start_server -uid {A}")] == [Reply]
-    assert busy.daemon.line == before
+def test_a_start_request_for_the_active_user_changes_nothing(busy: Story) -> None:
+    turn_timer_ends(busy)
+    before = list(busy.daemon.queue)
+    assert [type(one) for one in busy.says(f"start_server -uid {A}")] == [Reply]
+    assert busy.daemon.queue == before
 
 
-def test_a_wish_for_another_user_is_granted_in_its_turn(busy: Story) -> None:
-    assert [type(told) for told in busy.says(f"start_server -uid {C}")] == [Reply]
+def test_a_start_request_for_another_user_is_served_in_order(busy: Story) -> None:
+    assert [type(one) for one in busy.says(f"start_server -uid {C}")] == [Reply]
     assert busy.take_log()[-1] == "A server for user 700 waits for its turn after user 500, user 600"
-    assert [type(told) for told in busy.says(f"start_server -uid {C}")] == [Reply]
-    assert sum(waiting.uid == C for waiting in busy.daemon.line) == 1
+    assert [type(one) for one in busy.says(f"start_server -uid {C}")] == [Reply]
+    assert sum(entry.uid == C for entry in busy.daemon.queue) == 1
     busy.feed(events.ClientGonePushed(1, 1))
     busy.feed(events.ServerExited(1, 0))
     busy.is_ready(2, 848)
-    assert busy.feed(events.ClientGonePushed(2, 2)) == [TellServerToLeave(2, False)]
+    assert busy.feed(events.ClientGonePushed(2, 2)) == [ShutDownServer(2, False)]
     assert busy.feed(events.ServerExited(2, 0)) == [SpawnServer(3, C, None)]
     assert busy.is_ready(3, 849) == []
-    assert busy.daemon.line == []
+    assert busy.daemon.queue == []
 
 
-def test_a_wish_loses_patience_like_a_client(busy: Story) -> None:
-    busy.feed(events.ClientLeftTheLine(2))
+def test_a_start_request_has_a_turn_timer_like_a_client(busy: Story) -> None:
+    busy.feed(events.WaitingClientLeft(2))
     busy.says(f"start_server -uid {C}")
-    assert admitted(busy.knocks(3, A)) == [3]
-    loses_patience(busy)
-    assert admitted(busy.knocks(4, A)) == []
+    assert admitted(busy.connects(3, A)) == [3]
+    turn_timer_ends(busy)
+    assert admitted(busy.connects(4, A)) == []
 
 
-def test_a_wish_outlives_the_client_that_waited_before_it(busy: Story) -> None:
+def test_a_start_request_stays_when_an_earlier_client_leaves(busy: Story) -> None:
     busy.says(f"start_server -uid {B}")
-    busy.feed(events.ClientLeftTheLine(2))
+    busy.feed(events.WaitingClientLeft(2))
     busy.feed(events.ClientGonePushed(1, 1))
     assert busy.feed(events.ServerExited(1, 0)) == [SpawnServer(2, B, None)]
 
@@ -239,49 +240,49 @@ def test_a_wish_outlives_the_client_that_waited_before_it(busy: Story) -> None:
 
 
 def test_shutdown_server_passes_the_turn_when_its_clients_have_left(busy: Story) -> None:
-    assert [type(told) for told in busy.says("shutdown_server 847")] == [Reply, TellServerToLeave]
-    assert busy.knocks(3, A) == [], "a server that was told to leave admits nobody"
+    assert [type(one) for one in busy.says("shutdown_server 847")] == [Reply, ShutDownServer]
+    assert busy.connects(3, A) == [], "a server that is shutting down admits no clients"
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
     assert busy.feed(events.ServerExited(1, 0)) == [SpawnServer(2, B, Peer(102, B, B, (B,)))]
     assert admitted(busy.is_ready(2, 848)) == [2]
 
 
-def test_shutdown_server_of_the_only_user_in_the_line_starts_it_again(story: Story) -> None:
-    story.knocks(1, A)
+def test_shutdown_server_starts_another_for_the_first_user_in_the_queue(story: Story) -> None:
+    story.connects(1, A)
     story.is_ready(1, 847)
     story.says("shutdown_server 847 -f")
-    story.knocks(2, A)
-    story.knocks(3, B)
+    story.connects(2, A)
+    story.connects(3, B)
     assert story.feed(events.ServerExited(1, 0)) == [SpawnServer(2, A, Peer(102, A, A, (A,)))]
 
 
 @pytest.mark.parametrize(
     "end", [lambda story: story.says("quit"), lambda story: story.feed(events.StopSignal())], ids=["quit", "signal"]
 )
-def test_the_end_refuses_the_whole_line_and_debuggers_too(
+def test_the_daemons_end_refuses_the_whole_queue_and_debugged_clients(
     busy: Story, end: Callable[[Story], list[Instruction]]
 ) -> None:
     for client, uid in ((3, C), (4, B)):
-        busy.knocks(client, uid)
+        busy.connects(client, uid)
     busy.says(f"start_server -uid {C}")
-    busy.knocks(5, A, traced=True)
-    told = end(busy)
-    refused = [one for one in told if isinstance(one, RefuseClient)]
+    busy.connects(5, A, traced=True)
+    instructions = end(busy)
+    refused = [one for one in instructions if isinstance(one, RefuseClient)]
     assert [(one.client, one.code) for one in refused] == [(client, 805) for client in (2, 3, 4, 5)]
-    assert sorted(busy.cancelled) == sorted(turn_timers(busy))
+    assert set(busy.cancelled) == set(turn_timers(busy))
     busy.feed(events.ClientGonePushed(1, 1))
     assert busy.feed(events.ServerExited(1, 0)) == [Exit(0)]
-    assert [type(told) for told in busy.says("quit")] == [Working]
+    assert [type(one) for one in busy.says("quit")] == [Working]
 
 
-def test_in_multiuser_mode_nobody_takes_turns() -> None:
+def test_there_are_no_turns_in_multiuser_mode() -> None:
     story = Story(Daemon(0, DEVICES, multiuser=True, turn_patience=0))
     for client, uid in ((1, A), (2, B)):
-        story.knocks(client, uid)
+        story.connects(client, uid)
     assert admitted(story.is_ready(1, 847)) == [1, 2]
-    assert admitted(story.knocks(3, C)) == [3]
+    assert admitted(story.connects(3, C)) == [3]
     assert turn_timers(story) == []
-    assert [type(told) for told in story.says(f"start_server -uid {B}")] == [Reply]
+    assert [type(one) for one in story.says(f"start_server -uid {B}")] == [Reply]
     assert story.take_log() == [
         "NEW CLIENT 101 from user 0: Server is not ready, push client to pending list",
         "NEW CLIENT 102 from user 0: Server is not ready, push client to pending list",

@@ -70,7 +70,7 @@ class Program:
         return _said(cuda.cuInit(0))
 
     def do_patience(self, seconds: str) -> str:
-        retry.PATIENCE = retry.LINE_PATIENCE = float(seconds)
+        retry.RETRY_S = retry.QUEUE_RETRY_S = float(seconds)
         return seconds
 
     def do_pid(self) -> str:

@@ -11,7 +11,7 @@ from attrs import frozen
 from fuzz_lines import Lines, conversation
 from processes import DaemonProcess, alive, wait_until
 
-from pympsd.commands.registry import split
+from pympsd.commands.operator_line import split
 
 AT_ONCE = 8
 
@@ -106,7 +106,7 @@ def fuzz_daemon(daemon: DaemonProcess, seed: int, sessions: int) -> Found:
     wait_until(lambda: _quiet(daemon) and descriptors(daemon.pid) <= before, quiet)
     # In bytes: a command is logged as it came.
     log = (daemon.directory / "log" / "control.log").read_bytes()
-    assert b"defect of its own" not in log
+    assert b"met an internal error" not in log
     return Found(
         log.count(b"] Cmd:"),
         log.count(b"] Unable to read new connection type information"),

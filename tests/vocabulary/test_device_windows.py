@@ -1,4 +1,4 @@
-"""Every device owns a window of addresses: no two overlap, and an address says which device it is on."""
+"""Each device owns a window of addresses: no two overlap, and an address gives its device."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ ORDINALS = st.integers(0, 63)
 
 
 @given(ORDINALS, st.integers(0, (1 << WINDOW_BITS) - 1))
-def test_an_address_says_its_device(ordinal: int, offset: int) -> None:
+def test_an_address_gives_its_device(ordinal: int, offset: int) -> None:
     assert ordinal_of(window_of(ordinal) + offset) == ordinal
 
 
@@ -23,8 +23,8 @@ def test_an_address_below_every_window_has_no_device(address: int) -> None:
     assert ordinal_of(address) < 0
 
 
-def test_the_windows_of_32_devices_are_addresses_a_process_can_have() -> None:
-    # More than any host has; an emulated machine may have 64, whose addresses are nobody's but the emulator's.
+def test_the_windows_of_32_devices_are_user_space_addresses() -> None:
+    # More than any host has; an emulated machine may have 64, whose addresses are the emulator's own.
     assert window_of(32) == 1 << 47
 
 

@@ -1,4 +1,4 @@
-"""Limits: what can be is kept, what cannot be is refused with what is allowed."""
+"""Limits: valid ones are kept, invalid ones are refused with what is allowed."""
 
 import pytest
 from hypothesis import given
@@ -72,7 +72,7 @@ def test_a_memory_limit_shows_exactly_what_it_is(limit: PinnedMemory) -> None:
     assert str(limit).endswith("M" if limit.value % (1 << 30) else "G")
 
 
-def test_only_a_bare_zero_takes_a_limit_away() -> None:
+def test_only_a_bare_zero_removes_a_limit() -> None:
     assert PinnedMemory.parse("0") is None
     assert str(PinnedMemory(1025 << 20)) == "1025M"
 
@@ -81,13 +81,13 @@ def test_only_a_bare_zero_takes_a_limit_away() -> None:
     "text",
     ["", "G", "0G", "0M", "00", "-1G", "+1G", "1.5G", "1T", "1K", "1024", "abc", "1 G", "1GBB", "1_0G", "1G\n"],
 )
-def test_a_memory_limit_that_cannot_be_is_refused(text: str) -> None:
+def test_an_invalid_memory_limit_is_refused(text: str) -> None:
     with pytest.raises(BadLimit, match="a whole number from 1 and G or M"):
         PinnedMemory.parse(text)
 
 
 @given(st.integers(min_value=(MOST_MEMORY >> 30) + 1))
-def test_a_memory_limit_over_the_most_is_refused(number: int) -> None:
+def test_a_memory_limit_above_the_maximum_is_refused(number: int) -> None:
     with pytest.raises(BadLimit, match="at most 1048576G"):
         PinnedMemory.parse(f"{number}G")
 

@@ -17,11 +17,11 @@ def test_directories_come_from_the_environment_or_are_the_documented_ones() -> N
     assert (files.pipe_directory({}), files.log_directory({})) == ("/tmp/nvidia-mps", "/var/log/nvidia-mps")
 
 
-def test_serials_count_from_1_and_never_twice() -> None:
+def test_serials_count_from_1_without_repetition() -> None:
     serials = Serials()
     assert [serials.take() for _ in range(1000)] == list(range(1, 1001))
 
 
-def test_statuses_are_what_operators_see() -> None:
+def test_statuses_are_printed_by_name() -> None:
     assert [str(status) for status in ServerStatus] == ["INITIALIZING", "ACTIVE", "FAULT"]
     assert [str(status) for status in ClientStatus] == ["ACTIVE", "INACTIVE"]

@@ -1,4 +1,4 @@
-"""Blocks per multiprocessor, against what CUDA's occupancy calculation says for the same blocks."""
+"""Blocks per multiprocessor, compared with CUDA's occupancy calculation."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_blocks_of_known_models(model: str, threads: int, shared_bytes: int, blo
         (255, 1024, 0),  # 8 warps only
         (255, 128, 2),
         (16, 32, 32),  # blocks bound it
-        # What cuOccupancyMaxActiveBlocksPerMultiprocessor says of a kernel with 80 registers on an H200, driver 580.
+        # cuOccupancyMaxActiveBlocksPerMultiprocessor of a kernel with 80 registers on an H200, driver 580.
         *zip(repeat(80), (32, 64, 96, 128, 256, 512, 1024), (24, 12, 8, 6, 3, 1, 0), strict=False),
     ],
 )
-def test_registers_bound_it_where_they_count(registers: int, threads: int, blocks: int) -> None:
+def test_registers_limit_the_occupancy_if_they_count(registers: int, threads: int, blocks: int) -> None:
     h200 = PROFILES["H200"].attributes
     assert blocks_per_multiprocessor(h200, threads, 0, warp_registers(registers)) == blocks
 
@@ -61,7 +61,7 @@ def test_a_block_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize("model", sorted(PROFILES))
 @pytest.mark.parametrize(("threads", "shared_bytes"), [(1, 0), (96, 5000), (1000, 100), (33, 40000)])
-def test_so_many_fit_and_not_one_more(model: str, threads: int, shared_bytes: int) -> None:
+def test_the_number_of_blocks_fits_and_one_more_does_not(model: str, threads: int, shared_bytes: int) -> None:
     attributes = PROFILES[model].attributes
     most = blocks_per_multiprocessor(attributes, threads, shared_bytes)
     pairs = list(zip(multiprocessor_room(attributes), block_cost(attributes, threads, shared_bytes), strict=True))

@@ -1,4 +1,4 @@
-"""Settings out of an environment: every variable, its default, its complaint."""
+"""Settings from an environment: every variable, its default, its complaint."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from pympsd.vocabulary.settings import (
     WORKER,
     BadSetting,
     Settings,
-    check_what_executors_read,
+    check_executor_settings,
     chosen_connections,
     chosen_worker,
 )
@@ -62,25 +62,25 @@ def test_every_variable_is_read() -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("0", 0.0), ("0.5", 0.5), ("", 30.0), ("999999999", 999999999.0)])
-def test_the_patience_of_turns(text: str, seconds: float) -> None:
+def test_the_turn_patience(text: str, seconds: float) -> None:
     assert Settings.from_environment({"PYMPSD_TURN_PATIENCE": text}).turn_patience == seconds
     assert Settings.from_environment({}).turn_patience == 30.0
 
 
 @pytest.mark.parametrize("text", ["-1", "x", "30s", "nan", "inf", "1e9", " "])
-def test_a_patience_that_cannot_be_is_refused(text: str) -> None:
+def test_an_invalid_turn_patience_is_refused(text: str) -> None:
     with pytest.raises(BadSetting, match="PYMPSD_TURN_PATIENCE is a number of seconds, 0 or more, not"):
         Settings.from_environment({"PYMPSD_TURN_PATIENCE": text})
 
 
 @pytest.mark.parametrize("variable", [WORKER, CONNECTIONS])
 @pytest.mark.parametrize("text", ["x", "0", "33", "64", "-1", "8 ", "08", "Native", "native ", "\N{SUPERSCRIPT TWO}"])
-def test_what_no_executor_could_start_with_is_refused_by_name(variable: str, text: str) -> None:
+def test_settings_that_no_executor_can_start_with_are_refused_by_name(variable: str, text: str) -> None:
     with pytest.raises(BadSetting, match=f"{variable} is (one of auto, native, python|a number from 1 to 32), not"):
-        check_what_executors_read({variable: text}, "cuda")
+        check_executor_settings({variable: text}, "cuda")
 
 
-def test_what_executors_can_start_with_is_taken() -> None:
+def test_settings_that_executors_can_start_with_are_accepted() -> None:
     assert chosen_worker({}) == chosen_worker({WORKER: ""}) == "auto"
     assert chosen_connections({}) == chosen_connections({CONNECTIONS: ""}) == "32"
     for worker in ("auto", "native", "python"):
@@ -88,34 +88,34 @@ def test_what_executors_can_start_with_is_taken() -> None:
     for connections in ("1", "8", "32"):
         assert chosen_connections({CONNECTIONS: connections}) == connections
     for backend in ("cuda", "emulated"):
-        check_what_executors_read({WORKER: "native", CONNECTIONS: "8"}, backend)
+        check_executor_settings({WORKER: "native", CONNECTIONS: "8"}, backend)
 
 
-def test_only_what_is_read_is_refused() -> None:
-    check_what_executors_read({CONNECTIONS: "64"}, "emulated")
+def test_only_settings_that_are_read_are_refused() -> None:
+    check_executor_settings({CONNECTIONS: "64"}, "emulated")
     with pytest.raises(BadSetting, match=WORKER):
-        check_what_executors_read({WORKER: "x"}, "emulated")
-    nobodys = {WORKER: "x", CONNECTIONS: "64"}
-    assert Settings.from_environment(nobodys) == Settings.from_environment({}), "who starts no executor reads neither"
+        check_executor_settings({WORKER: "x"}, "emulated")
+    unread = {WORKER: "x", CONNECTIONS: "64"}
+    assert Settings.from_environment(unread) == Settings.from_environment({}), "without an executor neither is read"
 
 
-def test_an_empty_variable_of_ours_is_not_set() -> None:
+def test_an_empty_pympsd_variable_counts_as_not_set() -> None:
     ours = ("BACKEND", "WORKER", "DEVICE_CONNECTIONS", "EMULATED_DEVICES", "LOG_DIALECT", "TURN_PATIENCE")
     assert Settings.from_environment({f"PYMPSD_{name}": "" for name in ours}) == Settings.from_environment({})
 
 
 @pytest.mark.parametrize("text", DIALECTS)
-def test_every_log_dialect_is_taken(text: str) -> None:
+def test_every_log_dialect_is_accepted(text: str) -> None:
     assert Settings.from_environment({"PYMPSD_LOG_DIALECT": text}).log_dialect == text
 
 
 @pytest.mark.parametrize("environment", [{}, {"PYMPSD_LOG_DIALECT": ""}])
-def test_the_log_dialect_is_the_documents_unless_told(environment: dict[str, str]) -> None:
+def test_the_default_log_dialect_is_documented(environment: dict[str, str]) -> None:
     assert Settings.from_environment(environment).log_dialect == "documented"
 
 
 @pytest.mark.parametrize("text", ["R580", "json ", "580", "text"])
-def test_a_log_dialect_that_is_none_is_refused_with_what_there_is(text: str) -> None:
+def test_an_unknown_log_dialect_is_refused_with_the_known_ones(text: str) -> None:
     with pytest.raises(BadSetting, match="PYMPSD_LOG_DIALECT is one of documented, r580, json, not"):
         Settings.from_environment({"PYMPSD_LOG_DIALECT": text})
 
@@ -128,14 +128,14 @@ def test_empty_directories_mean_the_defaults_and_an_empty_selection_stays() -> N
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "101", "100.01", "abc", "", "nan", "inf", "-inf", "12abc", "1_0"])
-def test_a_percentage_that_cannot_be_is_complained_of_and_the_default_stays(text: str) -> None:
+def test_an_invalid_percentage_gives_a_complaint_and_the_default(text: str) -> None:
     settings = Settings.from_environment({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": text})
     assert settings.complaints == (PERCENTAGE_COMPLAINT,)
     assert settings.thread_percentage == ThreadPercentage(100.0)
 
 
 @pytest.mark.parametrize("text", ["2", "-1", "abc", "", "0.5", "10", "\N{ARABIC-INDIC DIGIT ZERO}"])
-def test_a_priority_that_cannot_be_is_complained_of_and_the_default_stays(text: str) -> None:
+def test_an_invalid_priority_gives_a_complaint_and_the_default(text: str) -> None:
     settings = Settings.from_environment({"CUDA_MPS_CLIENT_PRIORITY": text})
     assert settings.complaints == (PRIORITY_COMPLAINT,)
     assert settings.client_priority == ClientPriority(0)
@@ -146,7 +146,7 @@ def test_both_complaints_are_kept() -> None:
     assert Settings.from_environment(both).complaints == (PERCENTAGE_COMPLAINT, PRIORITY_COMPLAINT)
 
 
-def test_auto_is_emulated_where_a_machine_is_described_and_open_else() -> None:
+def test_auto_becomes_emulated_if_a_machine_is_described() -> None:
     described = {"PYMPSD_EMULATED_DEVICES": "2xH200"}
     for auto in ({}, {"PYMPSD_BACKEND": "auto"}):
         assert Settings.from_environment(auto).backend == "auto"

@@ -1,4 +1,4 @@
-"""Frames survive any chunking, with their descriptors; what breaks a rule is the other side's fault."""
+"""Frames and their descriptors survive any chunking; a violation is a RemoteError."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _cut(data: bytes, cuts: list[int]) -> Iterator[tuple[int, bytes]]:
 
 
 @given(st.lists(CONTENTS, min_size=1, max_size=8), st.lists(st.integers(0, 4000), max_size=20))
-def test_frames_cut_anywhere_come_out_whole_with_their_own_descriptors(
+def test_frames_in_any_chunks_are_read_whole_with_their_own_descriptors(
     contents: list[tuple[int, bytes, int]], cuts: list[int]
 ) -> None:
     stream, starts, expected, fd = b"", [], [], 100
@@ -39,26 +39,26 @@ def test_frames_cut_anywhere_come_out_whole_with_their_own_descriptors(
     reader = FrameReader(fds_allowed=3)
     got: list[Frame] = []
     for start, data in _cut(stream, cuts):
-        # The kernel hands descriptors over with the first byte they were sent beside.
+        # The kernel delivers descriptors with the first byte they were sent with.
         came = tuple(n for at, fds in starts if start <= at < start + len(data) for n in fds)
         got.extend(reader.feed(data, came))
     assert got == expected
-    assert not reader.in_the_middle
+    assert not reader.mid_frame
     assert reader.take_unclaimed_fds() == ()
 
 
 @given(st.binary(max_size=100), st.integers(1, 107))
-def test_a_frame_that_has_begun_is_in_the_middle_until_its_last_byte(body: bytes, cut: int) -> None:
+def test_a_reader_is_mid_frame_until_the_last_byte(body: bytes, cut: int) -> None:
     data = frames.encode(20, body)
     cut = min(cut, len(data) - 1)
     reader = FrameReader()
     assert list(reader.feed(data[:cut])) == []
-    assert reader.in_the_middle
+    assert reader.mid_frame
     assert list(reader.feed(data[cut:])) == [Frame(20, body)]
-    assert not reader.in_the_middle
+    assert not reader.mid_frame
 
 
-def test_a_body_of_the_ceiling_passes_and_one_byte_more_does_not() -> None:
+def test_a_body_may_have_the_maximum_length_and_no_more() -> None:
     assert list(FrameReader(body_limit=10).feed(frames.encode(1, b"x" * 10))) == [Frame(1, b"x" * 10)]
     with pytest.raises(RemoteError, match="11 bytes is over the ceiling of 10"):
         list(FrameReader(body_limit=10).feed(frames.encode(1, b"x" * 11)))
@@ -90,7 +90,7 @@ def test_a_frame_may_not_state_descriptors_that_did_not_come() -> None:
         list(FrameReader(fds_allowed=2).feed(frames.encode(1, b"", 2), (7,)))
 
 
-def test_a_frame_whose_descriptors_were_lost_says_so_and_the_others_keep_theirs() -> None:
+def test_a_frame_reports_lost_descriptors_and_the_others_keep_theirs() -> None:
     reader = FrameReader(fds_allowed=2)
     first, second, third = (frames.encode(1, name, 2) for name in (b"a", b"b", b"c"))
     got = list(reader.feed(first, (7, 8)))
@@ -106,7 +106,7 @@ def test_a_frame_whose_descriptors_were_lost_says_so_and_the_others_keep_theirs(
     assert reader.take_unclaimed_fds() == ()
 
 
-def test_lost_descriptors_make_up_for_no_others() -> None:
+def test_lost_descriptors_do_not_excuse_missing_ones() -> None:
     reader = FrameReader(fds_allowed=2)
     list(reader.feed(b"", (7,)))
     with pytest.raises(RemoteError, match="states 2 file descriptors and brought 1"):
@@ -114,18 +114,18 @@ def test_lost_descriptors_make_up_for_no_others() -> None:
     assert reader.take_unclaimed_fds() == (7,)
 
 
-def test_unclaimed_descriptors_are_given_back_once() -> None:
+def test_unclaimed_descriptors_are_returned_once() -> None:
     reader = FrameReader(fds_allowed=2)
     assert [frame.fds for frame in reader.feed(frames.encode(1, b"", 1), (7, 8))] == [(7,)]
     assert reader.take_unclaimed_fds() == (8,)
     assert reader.take_unclaimed_fds() == ()
 
 
-def test_frames_before_a_broken_one_still_come_out() -> None:
+def test_frames_before_a_malformed_one_are_still_read() -> None:
     got = []
     with pytest.raises(RemoteError):
         got.extend(FrameReader(body_limit=4).feed(frames.encode(1, b"ok") + frames.encode(2, b"too long")))
-    # list.extend keeps what a generator gave before it raised.
+    # list.extend keeps what a generator yielded before it raised.
     assert got == [Frame(1, b"ok")]
 
 
@@ -147,7 +147,7 @@ def test_a_header_reads_back(kind: int, body: bytes, fds: int) -> None:
     assert data[frames.HEADER_BYTES :] == body
 
 
-def test_random_bytes_of_a_megabyte_do_not_take_long() -> None:
+def test_a_megabyte_in_small_chunks_is_read_quickly() -> None:
     data = frames.encode(1, os.urandom(frames.BODY_LIMIT))
     reader = FrameReader()
     got = [frame for start in range(0, len(data), 997) for frame in reader.feed(data[start : start + 997])]

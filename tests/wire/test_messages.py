@@ -1,4 +1,4 @@
-"""Every message travels whole; what does not fit its class is the other side's fault, and nothing else happens."""
+"""Every message is decoded as it was encoded; a body that does not fit its class is only a RemoteError."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 def _values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
-    """Build values of an annotation: what messages are made of, and no more."""
+    """Build values of an annotation; supports only the types that messages use."""
     if attrs.has(kind):
         hints = typing.get_type_hints(kind)
         return st.builds(kind, **{field.name: _values(hints[field.name]) for field in attrs.fields(kind)})
@@ -43,7 +43,7 @@ def _values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
     }[kind]
 
 
-def test_the_modules_of_messages_are_all_here() -> None:
+def test_all_modules_of_messages_are_tested() -> None:
     for module in (messages, link_messages, executor_messages):
         named = {value for value in vars(module).values() if isinstance(value, type) and value in messages._KIND_OF}
         assert named, module.__name__
@@ -51,7 +51,7 @@ def test_the_modules_of_messages_are_all_here() -> None:
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 @given(data=st.data())
-def test_a_message_travels_whole(cls: type, data: st.DataObject) -> None:
+def test_a_message_is_decoded_as_it_was_encoded(cls: type, data: st.DataObject) -> None:
     value = data.draw(_values(cls))
     fds = data.draw(st.integers(0, 3))
     encoded = messages.encode(value, fds)
@@ -63,7 +63,7 @@ def test_a_message_travels_whole(cls: type, data: st.DataObject) -> None:
 
 
 def _comparable(value: object) -> object:
-    # A field that takes an int or a float may see 1.0 come back for 1: equal, and that is what counts.
+    # A field of int or float may come back as 1.0 for 1, which is equal.
     return attrs.asdict(value)  # type: ignore[call-overload, arg-type]  # every message is an attrs class
 
 
@@ -73,25 +73,25 @@ def test_messages_are_frozen(cls: type) -> None:
     assert cls.__setattr__ is not object.__setattr__
 
 
-def test_kinds_are_unique_and_clear_of_the_operators() -> None:
+def test_kinds_are_unique_and_above_the_operators() -> None:
     kinds = list(messages._KIND_OF.values())
     assert len(set(kinds)) == len(kinds)
     assert min(kinds) >= frames.FIRST_MESSAGE_KIND > frames.OPERATOR_DONE
 
 
-def test_a_kind_cannot_be_given_twice() -> None:
+def test_a_kind_cannot_be_registered_twice() -> None:
     with pytest.raises(LocalError, match="message kind 0 is taken by ClientHello"):
         messages.message(0)(type("Another", (), {}))
 
 
 @given(st.integers(0, 0xFFFF).filter(lambda kind: kind not in messages._KINDS), st.binary(max_size=100))
-def test_an_unknown_kind_is_the_other_sides_fault(kind: int, body: bytes) -> None:
+def test_an_unknown_kind_is_a_remote_error(kind: int, body: bytes) -> None:
     with pytest.raises(RemoteError, match=f"unknown message kind {kind}"):
         messages.decode(Frame(kind, body))
 
 
 @given(st.sampled_from(CLASSES), st.binary(max_size=200))
-def test_any_body_is_a_message_or_the_other_sides_fault(cls: type, body: bytes) -> None:
+def test_any_body_is_a_message_or_a_remote_error(cls: type, body: bytes) -> None:
     _expect_message_or_remote_error(cls, body)
 
 
@@ -103,7 +103,7 @@ def test_any_body_is_a_message_or_the_other_sides_fault(cls: type, body: bytes) 
         max_leaves=10,
     ),
 )
-def test_any_packed_value_is_a_message_or_the_other_sides_fault(cls: type, value: object) -> None:
+def test_any_packed_value_is_a_message_or_a_remote_error(cls: type, value: object) -> None:
     _expect_message_or_remote_error(cls, msgspec.msgpack.encode(value))
 
 
@@ -116,8 +116,8 @@ def _expect_message_or_remote_error(cls: type, body: bytes) -> None:
         assert type(decoded) is cls
 
 
-def test_deep_nesting_is_the_other_sides_fault() -> None:
-    # One array in the other, deeper than any stack: a field of no class, which the codec has to skip.
+def test_deep_nesting_is_a_remote_error() -> None:
+    # Nested arrays, deeper than any stack, in an unknown field, which the codec has to skip.
     body = b"\x81\xa1x" + b"\x91" * 500_000 + b"\xc0"
     with pytest.raises(RemoteError, match="malformed"):
         messages.decode(Frame(messages._KIND_OF[messages.ClientHello], body))
@@ -129,7 +129,7 @@ def test_a_wrong_field_is_named() -> None:
         messages.decode(Frame(messages._KIND_OF[messages.SessionGranted], body))
 
 
-def test_what_is_no_message_or_too_long_is_our_own_fault() -> None:
+def test_encoding_a_non_message_or_one_too_long_is_a_local_error() -> None:
     with pytest.raises(LocalError, match="int is no message"):
         messages.encode(5)
     with pytest.raises(LocalError, match="over the ceiling"):

@@ -1,4 +1,4 @@
-"""What loading a module answers: it travels whole, and what does not fit is the other side's fault."""
+"""A module layout is decoded as it was encoded; a malformed one is a RemoteError."""
 
 import pytest
 from hypothesis import given
@@ -25,18 +25,18 @@ LAYOUTS = st.builds(
 
 
 @given(LAYOUTS)
-def test_a_layout_travels_whole(layout: ModuleLayout) -> None:
+def test_a_layout_is_decoded_as_it_was_encoded(layout: ModuleLayout) -> None:
     assert ModuleLayout.decode(layout.encode()) == layout
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_are_a_layout_or_the_other_sides_fault(data: bytes) -> None:
+def test_any_bytes_are_a_remote_error(data: bytes) -> None:
     with pytest.raises(RemoteError, match="a malformed module layout"):
         ModuleLayout.decode(data)
 
 
 @given(LAYOUTS, st.integers(0, 200))
-def test_a_layout_cut_short_is_the_other_sides_fault(layout: ModuleLayout, cut: int) -> None:
+def test_a_truncated_layout_is_a_remote_error(layout: ModuleLayout, cut: int) -> None:
     whole = layout.encode()
     with pytest.raises(RemoteError, match="a malformed module layout"):
         ModuleLayout.decode(whole[: min(cut, len(whole) - 1)])

@@ -1,4 +1,4 @@
-"""Two sides agree on the newest version both speak, or on none."""
+"""Two sides agree on the newest version that both support, or on none."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,11 +17,11 @@ def test_the_newest_common_version_is_agreed_on(ours: Versions, theirs: Versions
 
 
 @given(st.integers(), st.integers())
-def test_a_range_that_ends_before_it_begins_agrees_with_nobody_outside_it(oldest: int, newest: int) -> None:
+def test_an_empty_range_agrees_on_no_version_outside_it(oldest: int, newest: int) -> None:
     agreed = agree(Versions(), Versions(oldest, newest))
     assert agreed is None or (OLDEST <= agreed <= NEWEST and oldest <= agreed <= newest)
 
 
-def test_this_build_agrees_with_itself_and_says_which_it_is() -> None:
+def test_this_build_agrees_with_itself_and_names_itself() -> None:
     assert agree(Versions(), Versions()) == NEWEST
     assert Versions().build == VERSION

@@ -1,22 +1,22 @@
-"""Commands about clients: which are there, on which server and device."""
+"""Commands that list clients, by server and device."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from pympsd.commands.answers import Answer, Part, lines, refusal
 from pympsd.commands.arguments import after_option, loose_pid, optional_pid
-from pympsd.commands.registry import Asker, Decision, command
+from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine.daemon_state import Client, Daemon, Server
+from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 
 PS_ROW: Final = "{:<10}{:<10}{:<15}{:<26}{:<15}{}"
-"""The recorded columns of ps; only the heading pads its last one, to 15."""
+"""The recorded columns of ps; only the heading pads the last one, to 15."""
 UUID_SHOWN: Final = 22
-"""ps cuts the UUID to so many characters."""
+"""The number of characters of the UUID that ps shows."""
 
 
 @command("get_client_list", pid=loose_pid)
-def get_client_list(daemon: Daemon, asker: Asker, pid: int) -> Decision:
+def get_client_list(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """List the PIDs of the client processes connected to the server PID, one a line."""
     server = daemon.server_by_pid(pid)
     if server is None:
@@ -25,7 +25,7 @@ def get_client_list(daemon: Daemon, asker: Asker, pid: int) -> Decision:
 
 
 @command("get_device_client_list", pid=optional_pid)
-def get_device_client_list(daemon: Daemon, asker: Asker, pid: int | None) -> Decision:
+def get_device_client_list(daemon: Daemon, caller: Caller, pid: int | None) -> Decision:
     """List the devices in use and, under each, its client contexts as PID.CONTEXT; of the server PID or of all."""
     if pid is not None and daemon.server_by_pid(pid) is None:
         return Decision(refusal(f"Server {pid} not found"))
@@ -48,11 +48,11 @@ def _device_clients(daemon: Daemon, server: Server) -> list[str]:
 
 
 @command("ps", pid=after_option("-p"))
-def ps(daemon: Daemon, asker: Asker, pid: int | None) -> Decision:
+def ps(daemon: Daemon, caller: Caller, pid: int | None) -> Decision:
     """Show the client processes that have a context; with -p PID those of one server."""
     if pid is not None and daemon.server_by_pid(pid) is None:
         text = f"Server {pid} not found"
-        # Recorded: the line twice, then an empty one that is not logged.
+        # Recorded: the line twice, then an empty line that is not logged.
         return Decision(Answer((Part(text), Part(text), Part("", logged=False)), refused=True))
     servers = [server for server in daemon.running_servers() if pid in (None, server.pid)]
     if not servers:

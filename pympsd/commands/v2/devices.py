@@ -1,15 +1,15 @@
-"""device_query: the devices that the daemon and each server have."""
+"""device_query: the devices of the daemon and of each server."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from pympsd.commands.answers import lines, refusal
 from pympsd.commands.arguments import flag
 from pympsd.commands.numbers import leading_integer
-from pympsd.commands.registry import Asker, Decision, command
+from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.vocabulary.answers import lines, refusal
 
 HEADING: Final = ("Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes")
 TABLE_ROW: Final = "{:<16}{:<15}{:<42}{:<34}{}"
@@ -21,7 +21,7 @@ def _first_number(words: Sequence[str]) -> int | None:
 
 
 @command("device_query", pid=_first_number, csv=flag("--csv"))
-def device_query(daemon: Daemon, asker: Asker, pid: int | None, csv: bool) -> Decision:
+def device_query(daemon: Daemon, caller: Caller, pid: int | None, csv: bool) -> Decision:
     """Show the devices of the daemon and of its servers, or of the server PID; --csv as comma-separated values."""
     if pid is not None and daemon.server_by_pid(pid) is None:
         return Decision(refusal(f"Server {pid} not found"))
@@ -29,7 +29,7 @@ def device_query(daemon: Daemon, asker: Asker, pid: int | None, csv: bool) -> De
     shown = ["Default", *rows]
     for server in daemon.running_servers():
         if pid in (None, server.pid):
-            # Recorded: the heading of a server begins with the newline that sets it off.
+            # Recorded: the heading of a server begins with a newline.
             shown += [f"\nServer {server.pid}", *rows]
     return Decision(lines(*shown))
 

@@ -1,7 +1,7 @@
-"""Commands about pinned device memory limits: the defaults of the next server, and each server's own.
+"""Commands for pinned device memory limits: the defaults of the next server, and each server's own.
 
-What the vendor stores although it cannot be (``1T``, ``abc``, a device that is not there) is refused here, on
-standard error; standard output stays as recorded, empty.
+Invalid values that the vendor stores (``1T``, ``abc``, an unknown device) are refused here, on standard error;
+standard output stays as recorded, empty.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from pympsd.commands.answers import Answer, Part, lines, refusal
 from pympsd.commands.numbers import atoi
 from pympsd.commands.privileges import may_change_settings
-from pympsd.commands.registry import Asker, Decision, command
+from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.volta import volta_only
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, tell_limits
+from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, limits_update
+from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.vocabulary.limits import BadLimit, PinnedMemory
 
 
 @frozen
 class _Setting:
-    """The words of a set command: which device, which limit."""
+    """The device and limit of a set command, as given."""
 
     device: str
     value: str
@@ -56,11 +56,11 @@ def _server_device(words: Sequence[str]) -> tuple[int, str] | Answer:
 
 
 def _unknown(error: UnknownDevice, *before: Part) -> Answer:
-    bad_format = () if error.well_formed else (_silent(f"Invalid device identifier format: {error.word}"),)
+    bad_format = () if error.well_formed else (_logged(f"Invalid device identifier format: {error.word}"),)
     return Answer((*before, *bad_format), diagnostic=str(error), refused=True)
 
 
-def _silent(text: str) -> Part:
+def _logged(text: str) -> Part:
     return Part(text, printed=False)
 
 
@@ -81,44 +81,44 @@ def _set(daemon: Daemon, limits: dict[int, PinnedMemory], setting: _Setting, *be
 
 @command("set_default_device_pinned_mem_limit", setting=_default_setting)
 @volta_only("device memory limits have")
-def set_default(daemon: Daemon, asker: Asker, setting: _Setting) -> Decision:
+def set_default(daemon: Daemon, caller: Caller, setting: _Setting) -> Decision:
     """Set how much memory of DEVICE (ordinal or UUID) each client of the next server may hold: 10G, 900M, 0: all."""
-    if (denied := may_change_settings(daemon, asker)) is not None:
+    if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
-    said = _silent(f"set_default_device_pinned_mem_limit {setting.device} {setting.value}.")
-    return Decision(_set(daemon, daemon.memory_limits, setting, said))
+    logged = _logged(f"set_default_device_pinned_mem_limit {setting.device} {setting.value}.")
+    return Decision(_set(daemon, daemon.memory_limits, setting, logged))
 
 
 @command("get_default_device_pinned_mem_limit", device=_default_device)
 @volta_only("device memory limits have")
-def get_default(daemon: Daemon, asker: Asker, device: str) -> Decision:
+def get_default(daemon: Daemon, caller: Caller, device: str) -> Decision:
     """Print how much memory of DEVICE each client of the next server may hold; nothing when there is no limit."""
     try:
         limit = daemon.memory_limits.get(device_named(daemon.devices, device))
     except UnknownDevice as error:
         return Decision(_unknown(error))
     if limit is None:
-        return Decision(Answer((_silent("No default pinned memory limit set for the device!"),)))
+        return Decision(Answer((_logged("No default pinned memory limit set for the device!"),)))
     return Decision(lines(str(limit)))
 
 
 @command("set_device_pinned_mem_limit", given=_server_setting)
 @volta_only("device memory limits have")
-def set_of_server(daemon: Daemon, asker: Asker, given: tuple[int, _Setting]) -> Decision:
+def set_of_server(daemon: Daemon, caller: Caller, given: tuple[int, _Setting]) -> Decision:
     """Set how much memory of DEVICE each later client of the server PID may hold: 10G, 900M, 0: all."""
-    if (denied := may_change_settings(daemon, asker)) is not None:
+    if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     pid, setting = given
     server = daemon.server_by_pid(pid)
     if server is None:
         return Decision(refusal(f"Server {pid} not found"))
     answer = _set(daemon, server.memory_limits, setting)
-    return Decision(answer, () if answer.refused else (tell_limits(server),))
+    return Decision(answer, () if answer.refused else (limits_update(server),))
 
 
 @command("get_device_pinned_mem_limit", given=_server_device)
 @volta_only("device memory limits have")
-def get_of_server(daemon: Daemon, asker: Asker, given: tuple[int, str]) -> Decision:
+def get_of_server(daemon: Daemon, caller: Caller, given: tuple[int, str]) -> Decision:
     """Print how much memory of DEVICE each later client of the server PID may hold; nothing when not limited."""
     pid, device = given
     server = daemon.server_by_pid(pid)

@@ -1,27 +1,27 @@
-"""Commands about the active thread percentage: the default of the next server, and each server's own."""
+"""Commands for the active thread percentage: the default of the next server, and each server's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pympsd.commands.answers import Answer, Part, lines, refusal
 from pympsd.commands.arguments import loose_pid
 from pympsd.commands.numbers import leading_float
 from pympsd.commands.privileges import may_change_settings
-from pympsd.commands.registry import Asker, Decision, command
+from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.volta import volta_only
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.limit_resolution import tell_limits
+from pympsd.state_machine.limit_resolution import limits_update
+from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.vocabulary.limits import BadLimit, ThreadPercentage
 
 INVALID = "Invalid percentage, expected between (0.0, 100.0]"
 
 
-def percentage_at(place: int) -> Callable[[Sequence[str]], ThreadPercentage | None]:
-    """Read the percentage at a place of the words; None when there is none that can be."""
+def percentage_at(position: int) -> Callable[[Sequence[str]], ThreadPercentage | None]:
+    """Make a reader of the percentage at a position of the words; None if it is missing or invalid."""
 
     def read(words: Sequence[str]) -> ThreadPercentage | None:
-        number = leading_float(words[place]) if len(words) > place else None
+        number = leading_float(words[position]) if len(words) > position else None
         try:
             return ThreadPercentage(number) if number is not None else None
         except BadLimit:
@@ -31,16 +31,16 @@ def percentage_at(place: int) -> Callable[[Sequence[str]], ThreadPercentage | No
 
 
 def _refused(in_force: ThreadPercentage) -> Answer:
-    """Recorded: the complaint is logged only, the value that stays in force is printed."""
+    """Return a refusal; recorded: the complaint is only logged, and the value that stays in force is printed."""
     parts = (Part(INVALID, printed=False), Part(str(in_force)))
     return Answer(parts, diagnostic=f"{INVALID}; it stays {in_force}", refused=True)
 
 
 @command("set_default_active_thread_percentage", percentage=percentage_at(0))
 @volta_only("active thread percentages have")
-def set_default(daemon: Daemon, asker: Asker, percentage: ThreadPercentage | None) -> Decision:
+def set_default(daemon: Daemon, caller: Caller, percentage: ThreadPercentage | None) -> Decision:
     """Set the active thread percentage that the next server starts with: above 0, up to 100."""
-    if (denied := may_change_settings(daemon, asker)) is not None:
+    if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     if percentage is None:
         return Decision(_refused(daemon.thread_percentage))
@@ -50,16 +50,16 @@ def set_default(daemon: Daemon, asker: Asker, percentage: ThreadPercentage | Non
 
 @command("get_default_active_thread_percentage")
 @volta_only("active thread percentages have")
-def get_default(daemon: Daemon, asker: Asker) -> Decision:
+def get_default(daemon: Daemon, caller: Caller) -> Decision:
     """Print the active thread percentage that the next server starts with."""
     return Decision(lines(str(daemon.thread_percentage)))
 
 
 @command("set_active_thread_percentage", pid=loose_pid, percentage=percentage_at(1))
 @volta_only("active thread percentages have")
-def set_of_server(daemon: Daemon, asker: Asker, pid: int, percentage: ThreadPercentage | None) -> Decision:
+def set_of_server(daemon: Daemon, caller: Caller, pid: int, percentage: ThreadPercentage | None) -> Decision:
     """Set the active thread percentage of the later clients of the server PID."""
-    if (denied := may_change_settings(daemon, asker)) is not None:
+    if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     server = daemon.server_by_pid(pid)
     if server is None:
@@ -67,12 +67,12 @@ def set_of_server(daemon: Daemon, asker: Asker, pid: int, percentage: ThreadPerc
     if percentage is None:
         return Decision(_refused(server.thread_percentage))
     server.thread_percentage = percentage
-    return Decision(lines(str(percentage)), (tell_limits(server),))
+    return Decision(lines(str(percentage)), (limits_update(server),))
 
 
 @command("get_active_thread_percentage", pid=loose_pid)
 @volta_only("active thread percentages have")
-def get_of_server(daemon: Daemon, asker: Asker, pid: int) -> Decision:
+def get_of_server(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the active thread percentage of the later clients of the server PID."""
     server = daemon.server_by_pid(pid)
     return Decision(lines(str(server.thread_percentage)) if server else refusal(f"Server {pid} not found"))

@@ -1,14 +1,14 @@
-"""Commands about the client priority: the default of the next connection, also of a running server's."""
+"""Commands for the client priority: the default of later connections, those to a running server included."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pympsd.commands.answers import Answer, lines, refusal
 from pympsd.commands.numbers import leading_integer
 from pympsd.commands.privileges import may_change_settings
-from pympsd.commands.registry import Asker, Decision, command
+from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.vocabulary.limits import BadLimit, ClientPriority
 
 ALLOWED = "a client priority is 0 (normal) or 1 (below normal)"
@@ -19,12 +19,12 @@ def _level(words: Sequence[str]) -> int | None:
 
 
 @command("set_default_client_priority", level=_level)
-def set_default_client_priority(daemon: Daemon, asker: Asker, level: int | None) -> Decision:
+def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | None) -> Decision:
     """Set the priority of later clients: 0 normal, 1 below normal."""
-    if (denied := may_change_settings(daemon, asker)) is not None:
+    if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     if level is None:
-        # Recorded: nothing is printed. The vendor takes it for 0; here it changes nothing.
+        # Recorded: nothing is printed. The vendor reads it as 0; here it changes nothing.
         return Decision(Answer(diagnostic=f"{ALLOWED}; it stays {daemon.client_priority}", refused=True))
     try:
         daemon.client_priority = ClientPriority(level)
@@ -34,6 +34,6 @@ def set_default_client_priority(daemon: Daemon, asker: Asker, level: int | None)
 
 
 @command("get_default_client_priority")
-def get_default_client_priority(daemon: Daemon, asker: Asker) -> Decision:
+def get_default_client_priority(daemon: Daemon, caller: Caller) -> Decision:
     """Print the priority of later clients."""
     return Decision(lines(str(daemon.client_priority)))

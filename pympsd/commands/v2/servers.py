@@ -1,47 +1,47 @@
-"""Commands about servers: their list, their status, starting one."""
+"""Commands that list servers, show their status and start one."""
 
 from __future__ import annotations
 
-from pympsd.commands.answers import lines, refusal
 from pympsd.commands.arguments import required_pid, user_id
 from pympsd.commands.privileges import INSUFFICIENT, may_change_settings
-from pympsd.commands.registry import Asker, Decision, command
-from pympsd.state_machine.admission import wish_for_server
+from pympsd.commands.registry import Caller, Decision, command
+from pympsd.state_machine.admission import request_server
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import SpawnServer
+from pympsd.vocabulary.answers import lines, refusal
 
 
 @command("get_server_list")
-def get_server_list(daemon: Daemon, asker: Asker) -> Decision:
+def get_server_list(daemon: Daemon, caller: Caller) -> Decision:
     """List the PIDs of all server instances, one a line."""
     return Decision(lines(*(str(server.pid) for server in daemon.running_servers())))
 
 
 @command("get_server_status", pid=required_pid)
-def get_server_status(daemon: Daemon, asker: Asker, pid: int) -> Decision:
+def get_server_status(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the status of the server PID: INITIALIZING, ACTIVE or FAULT."""
     server = daemon.server_by_pid(pid)
     return Decision(lines(server.status) if server else refusal(f"Server {pid} not found"))
 
 
 @command("start_server", uid=user_id)
-def start_server(daemon: Daemon, asker: Asker, uid: int) -> Decision:
-    """Start a server for the user UID (start_server -uid UID), or queue the wish while another user's is active."""
-    refused = may_change_settings(daemon, asker)
+def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
+    """Start a server for the user UID (start_server -uid UID), or queue that while another user's is active."""
+    refused = may_change_settings(daemon, caller)
     if refused is None and daemon.uid not in (0, uid):
-        # Recorded: the daemon's own user is told so, root is told nothing.
-        told = () if asker.uid == 0 else (INSUFFICIENT.format(uid=asker.uid),)
+        # Recorded: root gets no line.
+        texts = () if caller.uid == 0 else (INSUFFICIENT.format(uid=caller.uid),)
         refused = refusal(
-            *told, diagnostic=f"start_server: this daemon is run by user {daemon.uid} and can serve only that user"
+            *texts, diagnostic=f"start_server: this daemon is run by user {daemon.uid} and can serve only that user"
         )
     if refused is None and daemon.quitting is not None:
         refused = refusal(diagnostic="start_server: the daemon is quitting")
     if refused is not None:
         return Decision(refused)
-    instructions = tuple(wish_for_server(daemon, uid))
+    instructions = tuple(request_server(daemon, uid))
     started = [each.server for each in instructions if isinstance(each, SpawnServer)]
     if not started:
         return Decision(lines(), instructions)
-    # Answered when the process is there: the next command is often get_server_list.
-    daemon.servers[started[0]].starters.append(asker.session)
+    # Answered when the process has started: the next command is often get_server_list.
+    daemon.servers[started[0]].starters.append(caller.session)
     return Decision(None, instructions)

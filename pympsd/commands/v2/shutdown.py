@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pympsd.commands.answers import lines, refusal
 from pympsd.commands.arguments import flag, loose_pid
 from pympsd.commands.numbers import leading_integer
 from pympsd.commands.privileges import is_owner, may_change_settings
-from pympsd.commands.registry import Asker, Decision, command
-from pympsd.state_machine.admission import drop_wish, tell_to_leave
+from pympsd.commands.registry import Caller, Decision, command
+from pympsd.state_machine.admission import drop_start_request, shut_down_server
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.shutdown import begin_quit
+from pympsd.vocabulary.answers import lines, refusal
 
 
 def _timeout(words: Sequence[str]) -> int | None:
@@ -20,20 +20,20 @@ def _timeout(words: Sequence[str]) -> int | None:
 
 
 @command("quit", timeout=_timeout)
-def quit_daemon(daemon: Daemon, asker: Asker, timeout: int | None) -> Decision:
-    """Stop the servers when their clients have gone, then the daemon; with -t SECONDS by force after so long."""
-    if not is_owner(daemon, asker):
+def quit_daemon(daemon: Daemon, caller: Caller, timeout: int | None) -> Decision:
+    """Stop the servers when their clients have gone, then the daemon; with -t SECONDS by force after that time."""
+    if not is_owner(daemon, caller):
         return Decision(refusal("Not enough privilege to execute quit command"))
-    return Decision(None, tuple(begin_quit(daemon, asker.session, timeout)))
+    return Decision(None, tuple(begin_quit(daemon, caller.session, timeout)))
 
 
 @command("shutdown_server", pid=loose_pid, forced=flag("-f"))
-def shutdown_server(daemon: Daemon, asker: Asker, pid: int, forced: bool) -> Decision:
+def shutdown_server(daemon: Daemon, caller: Caller, pid: int, forced: bool) -> Decision:
     """Stop the server PID when its clients have gone; with -f at once, their work lost."""
-    if (denied := may_change_settings(daemon, asker)) is not None:
+    if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     server = daemon.server_by_pid(pid)
     if server is None:
         return Decision(refusal(f"Server {pid} not found"))
-    drop_wish(daemon, server)
-    return Decision(lines(), tuple(tell_to_leave(server, forced=forced)))
+    drop_start_request(daemon, server)
+    return Decision(lines(), tuple(shut_down_server(server, forced=forced)))

@@ -1,4 +1,4 @@
-"""The log fifo: anybody may write to it, so its lines are cleaned, rate-limited and marked Other."""
+"""The log FIFO: any user may write to it, so its lines are sanitised, rate-limited and marked Other."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from typing import Final
 import trio
 
 from pympsd.journal.line_format import sanitised
-from pympsd.service.dispatcher import Hub
-from pympsd.service.rate_limit import Allowance
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.rate_limit import RateLimit
 
 LINES_PER_SECOND: Final = 100
 UNKNOWN_PID: Final = 0
-"""A fifo does not say who wrote."""
+"""A FIFO does not say which process wrote."""
 
 
-async def read_fifo(hub: Hub, fd: int) -> None:
-    """Log what is written to the fifo, for ever."""
+async def read_fifo(dispatcher: Dispatcher, fd: int) -> None:
+    """Log what is written to the FIFO, for ever."""
     rest = b""
-    allowance = Allowance(LINES_PER_SECOND)
+    limit = RateLimit(LINES_PER_SECOND)
     while True:
         await trio.lowlevel.wait_readable(fd)
         try:
             data = os.read(fd, 65536)
         except BlockingIOError:
-            continue  # somebody else read it: the fifo is anybody's
+            continue  # another process read it: any user may open the FIFO
         *lines, rest = (rest + data).split(b"\n")
         rest = rest[-4096:]
-        allowed = allowance.take(len(lines), trio.current_time())
+        allowed = limit.take(len(lines), trio.current_time())
         for line in lines[:allowed]:
-            hub.journal.write_server("Other", UNKNOWN_PID, "fifo_line", {"text": sanitised(line)})
+            dispatcher.journal.write_server("Other", UNKNOWN_PID, "fifo_line", {"text": sanitised(line)})
         if len(lines) > allowed:
-            hub.journal.write_server("Other", UNKNOWN_PID, "records_dropped", {"count": len(lines) - allowed})
-            # Writers wait in the fifo meanwhile; nobody else does.
-            await trio.sleep_until(allowance.renewed_at())
+            dropped = {"count": len(lines) - allowed}
+            dispatcher.journal.write_server("Other", UNKNOWN_PID, "records_dropped", dropped)
+            # Meanwhile only writers to the FIFO wait.
+            await trio.sleep_until(limit.resets_at())

@@ -1,4 +1,4 @@
-"""The pipe directory: its lock, pid file, sockets and fifo, with the modes of the reference; stale files cleared."""
+"""The pipe directory: lock, pid file, sockets and FIFO, with the modes of the reference; replaces stale files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PID_MODE = 0o666
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-"""A link in its place is not followed: its owner would have root's daemon open another file to everyone."""
+"""A symbolic link is not followed: with it a user could make root's daemon open another file to all users."""
 
 
 class Unusable(Exception):
@@ -41,14 +41,14 @@ class PipeDirectory:
     """A claimed pipe directory: the lock is held until the process ends."""
 
     given: str
-    """As the environment named it: logs and answers show it like that."""
+    """The path as the environment gives it, for logs and answers."""
     path: str
     _lock: int
     _fds: list[int] = field(factory=list, init=False)
 
     @classmethod
     def claim(cls, given: str) -> PipeDirectory:
-        """Make the directory when only it is missing, and take its lock; raise Unusable or AlreadyRunning."""
+        """Lock the directory, creating it if its parent exists; raise Unusable or AlreadyRunning."""
         path = os.path.abspath(given)
         longest = os.path.join(path, files.CONTROL_PRIVILEGED)
         if len(os.fsencode(longest)) > files.SOCKET_PATH_LIMIT:
@@ -67,7 +67,7 @@ class PipeDirectory:
         except OSError:
             os.close(lock)
             raise AlreadyRunning(given) from None
-        # A lock left by another user's daemon cannot be changed; it could be opened, so it serves.
+        # The mode of a lock left by another user's daemon cannot be changed; it could be opened, which is enough.
         with contextlib.suppress(PermissionError):
             os.fchmod(lock, MODES[files.LOCK])
         return cls(given, path, lock)
@@ -77,25 +77,25 @@ class PipeDirectory:
         return os.path.join(self.path, file)
 
     def listen(self, file: str) -> socket.socket:
-        """Bind a listening socket, in place of one a dead daemon left."""
-        with self._making(file), contextlib.ExitStack() as until_it_is_made:
-            listener = until_it_is_made.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        """Return a listening socket; replace one that a dead daemon left."""
+        with self._creating(file), contextlib.ExitStack() as on_error:
+            listener = on_error.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             listener.bind(self.name(file))
             _set_mode(self.name(file))
             listener.listen(BACKLOG)
-            until_it_is_made.pop_all()
+            on_error.pop_all()
             return listener
 
     def open_fifo(self) -> int:
-        """Make the log fifo and open it, for reading and writing, so that it never ends."""
-        with self._making(files.LOG_FIFO):
+        """Create the log FIFO and open it for reading and writing, so that it has no end of file."""
+        with self._creating(files.LOG_FIFO):
             os.mkfifo(self.name(files.LOG_FIFO))
             _set_mode(self.name(files.LOG_FIFO))
             return os.open(self.name(files.LOG_FIFO), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def write_pid(self, pid: int) -> None:
-        """Write the pid file: decimal, without a newline."""
-        with self._making(files.PID):
+        """Write the pid file, in decimal without a newline."""
+        with self._creating(files.PID):
             fd = os.open(self.name(files.PID), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PID_MODE)
             try:
                 os.fchmod(fd, PID_MODE)
@@ -103,27 +103,27 @@ class PipeDirectory:
             finally:
                 os.close(fd)
 
-    def is_anothers(self) -> bool:
-        """Whether another daemon has taken the directory: somebody removed it, or only its lock, under this one."""
+    def taken_by_another(self) -> bool:
+        """Return whether another daemon has taken the directory, after it or its lock file was removed."""
         try:
-            there, held = os.stat(self.name(files.LOCK)), os.fstat(self._lock)
+            present, held = os.stat(self.name(files.LOCK)), os.fstat(self._lock)
         except OSError:
-            return self._names_another()
-        return (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino)
+            return self._pid_file_names_another()
+        return (present.st_dev, present.st_ino) != (held.st_dev, held.st_ino)
 
-    def leave(self, *, handed_over: bool = False) -> None:
-        """Remove the pid file and the fifo, as the vendor's daemon does; the others stay. Give the lock back.
+    def release(self, *, handed_over: bool = False) -> None:
+        """Remove the pid file and the FIFO, as the vendor's daemon does, and the state file; release the lock.
 
-        Handed over: what is kept for the next daemon stays too. Where another daemon has taken the directory, all of
-        it is that one's and stays.
+        ``handed_over``: leave the state file for the next daemon. Change nothing if another daemon has taken the
+        directory.
         """
-        if not self.is_anothers():
+        if not self.taken_by_another():
             for file in (files.PID, files.LOG_FIFO, files.NEW_STATE, *(() if handed_over else (files.STATE,))):
                 self._remove(file)
         os.close(self._lock)
 
-    def _names_another(self) -> bool:
-        """Whether the pid file is there and names another process."""
+    def _pid_file_names_another(self) -> bool:
+        """Return whether the pid file exists and names another process."""
         try:
             fd = os.open(self.name(files.PID), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -133,8 +133,8 @@ class PipeDirectory:
         return False
 
     @contextlib.contextmanager
-    def _making(self, file: str) -> Iterator[None]:
-        """Make a file in place of one a dead daemon left; raise Unusable where the directory does not take it."""
+    def _creating(self, file: str) -> Iterator[None]:
+        """Replace a file that a dead daemon left; raise Unusable if it cannot be created."""
         try:
             self._remove(file)
             yield

@@ -1,7 +1,7 @@
-"""The state file: what the next daemon has to know if this one is killed. Mode 0600, replaced in one piece.
+"""The state file: what the next daemon has to know if this one is killed. Mode 0600, replaced atomically.
 
-It says which processes are this daemon's servers, so it is believed only when it is the daemon's own: a regular file
-of its user that nobody else may read or write, written since the machine was started.
+It names the processes that are the daemon's servers, so it is believed only if it is the daemon's own: a regular file
+of its user, not readable or writable by others, written since the machine was started.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from attrs import define, field, frozen
 
 from pympsd.service.processes.status import has_ended, started_at
-from pympsd.state_machine.persistent_state import Remembered, check
+from pympsd.state_machine.persistent_state import PersistentState, check
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
 
@@ -26,46 +26,46 @@ FORMAT: Final = 1
 MODE: Final = 0o600
 MOST_BYTES: Final = 1 << 20
 DYING_SECONDS: Final = 1.0
-"""A daemon that was killed has given its lock back a little before it has ended."""
+"""A killed daemon releases its lock shortly before it has ended."""
 
 
-class NotOurs(ValueError):
-    """What lies there cannot be used; the message says why."""
+class StateRefused(ValueError):
+    """The state file cannot be used; the message says why."""
 
 
 @frozen
-class Kept:
-    """What the file holds."""
+class SavedState:
+    """The contents of the file."""
 
     format: int
     boot: str
     """The kernel's boot_id: PIDs and start times of another boot mean nothing."""
     pid_namespace: int
     devices: tuple[str, ...]
-    """Each device by what must not change under a server that runs on."""
+    """For each device what must not change while a server keeps running."""
     started: dict[int, int]
-    """When each server's process started, by PID, in clock ticks since boot (proc(5), stat, field 22)."""
-    remembered: Remembered
+    """The start time of each server's process by PID, in clock ticks since boot (proc(5), stat, field 22)."""
+    remembered: PersistentState
     writer: tuple[int, int] = (0, 0)
-    """The daemon: its PID, and when its process started."""
+    """The daemon's PID and start time."""
 
 
 def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
-    """Return what tells devices, in their order, from others."""
+    """Return a text for each device that tells it from others, in order."""
     return tuple(
         f"{facts.uuid} {facts.name} {facts.multiprocessors} SMs {facts.memory_bytes} bytes" for facts in devices
     )
 
 
-def read(folder: str) -> Kept | None:
-    """Return what a daemon left in a pipe directory, None when nothing is there; raise NotOurs."""
+def read(folder: str) -> SavedState | None:
+    """Return what a daemon left in a pipe directory; None if there is no file. Raise StateRefused."""
     path = os.path.join(folder, files.STATE)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise NotOurs(error.strerror) from None
+        raise StateRefused(error.strerror) from None
     try:
         _check_owner(os.fstat(fd))
         return _checked(os.read(fd, MOST_BYTES + 1))
@@ -75,32 +75,32 @@ def read(folder: str) -> Kept | None:
 
 def _check_owner(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise NotOurs("it is no regular file")
+        raise StateRefused("it is no regular file")
     if status.st_uid != os.geteuid():
-        raise NotOurs(f"it belongs to user {status.st_uid}, not to {os.geteuid()}")
+        raise StateRefused(f"it belongs to user {status.st_uid}, not to {os.geteuid()}")
     if status.st_mode & 0o077 or status.st_nlink != 1:
-        raise NotOurs("others than its owner may have changed it")
+        raise StateRefused("others than its owner may have changed it")
 
 
-def _checked(data: bytes) -> Kept:
+def _checked(data: bytes) -> SavedState:
     if len(data) > MOST_BYTES:
-        raise NotOurs(f"it is longer than {MOST_BYTES} bytes")
+        raise StateRefused(f"it is longer than {MOST_BYTES} bytes")
     try:
-        kept = msgspec.json.decode(data, type=Kept)
-        check(kept.remembered, len(kept.devices))
+        saved = msgspec.json.decode(data, type=SavedState)
+        check(saved.remembered, len(saved.devices))
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
-        raise NotOurs(f"it is damaged: {error}") from None
-    if kept.format != FORMAT:
-        raise NotOurs(f"it has format {kept.format}, not {FORMAT}")
-    if (kept.boot, kept.pid_namespace) != (_boot(), _pid_namespace()):
-        raise NotOurs("it was written before this machine, or this container, was started")
-    if _runs(*kept.writer):
-        raise NotOurs(f"the daemon that wrote it, process {kept.writer[0]}, still runs: its lock was removed")
-    return kept
+        raise StateRefused(f"it is damaged: {error}") from None
+    if saved.format != FORMAT:
+        raise StateRefused(f"it has format {saved.format}, not {FORMAT}")
+    if (saved.boot, saved.pid_namespace) != (_boot(), _pid_namespace()):
+        raise StateRefused("it was written before this machine, or this container, was started")
+    if _runs(*saved.writer):
+        raise StateRefused(f"the daemon that wrote it, process {saved.writer[0]}, still runs: its lock was removed")
+    return saved
 
 
 def _runs(pid: int, started: int) -> bool:
-    """Whether another daemon, to which its servers still belong, goes on."""
+    """Return whether the daemon that wrote the file, which still owns its servers, is running."""
     try:
         pidfd = os.pidfd_open(pid)
     except (OSError, OverflowError):
@@ -121,24 +121,24 @@ def _pid_namespace() -> int:
 
 @define
 class StateFile:
-    """Keeps the file of a daemon that runs up to date.
+    """Keeps the file of the running daemon up to date.
 
-    It is there even while there is nothing to know: by it a client sees that its daemon has not ended in order.
+    It exists even if there is nothing to save: it shows clients that their daemon has not ended in order.
     """
 
     folder: str
     devices: tuple[str, ...]
     log: Any
-    is_anothers: Callable[[], bool] = lambda: False
-    """Whether the folder is another daemon's by now."""
-    _written: Remembered | None = None
+    taken_by_another: Callable[[], bool] = lambda: False
+    """Returns whether another daemon has taken the folder."""
+    _written: PersistentState | None = None
     _started: dict[int, int] = field(factory=dict)
     _failed: bool = False
 
-    def keep(self, remembered: Remembered) -> None:
-        """Replace the file when it should hold something else, or somebody removed it; a failure is logged.
+    def save(self, remembered: PersistentState) -> None:
+        """Replace the file if its content has changed or it was removed; log a failure once.
 
-        Called at every event, so a failure is tried again.
+        Called at every event, so a failure is retried.
         """
         if remembered == self._written and os.path.lexists(self._path(files.STATE)):
             return
@@ -151,17 +151,17 @@ class StateFile:
             return
         self._written, self._failed = remembered, False
 
-    def _replace(self, remembered: Remembered) -> None:
-        if self.is_anothers():
+    def _replace(self, remembered: PersistentState) -> None:
+        if self.taken_by_another():
             raise FileExistsError(errno.EEXIST, "another daemon has taken the pipe directory")
         self._started = {
             server.pid: self._started.get(server.pid) or started_at(server.pid) for server in remembered.servers
         }
         writer = os.getpid(), started_at(os.getpid())
-        kept = Kept(FORMAT, _boot(), _pid_namespace(), self.devices, self._started, remembered, writer)
+        saved = SavedState(FORMAT, _boot(), _pid_namespace(), self.devices, self._started, remembered, writer)
         self._remove(files.NEW_STATE)
         try:
-            self._write(msgspec.json.encode(kept))
+            self._write(msgspec.json.encode(saved))
             os.rename(self._path(files.NEW_STATE), self._path(files.STATE))
         except OSError:
             self._remove(files.NEW_STATE)

@@ -1,1 +1,1 @@
-"""Processes: servers as children, what the kernel says about a process, what another user can reach."""
+"""Processes: servers as children, process status from the kernel, file access of other users."""

@@ -1,4 +1,4 @@
-"""Server processes: spawned as their user, watched, reaped."""
+"""Server processes: spawn them as their user, watch them, reap them."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from typing import Any, Final
 
 import trio
 
-from pympsd.channel.awaited import MessageChannel
 from pympsd.channel.descriptors import explain
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.processes import open_process
 from pympsd.journal.line_format import sanitised
-from pympsd.service.dispatcher import Hub
+from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.file_access import unreachable_folder
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.vocabulary.identities import Peer
 
-PASSED_ON: Final = (
+PASSED_ENVIRONMENT: Final = (
     *("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"),
     *("PYMPSD_WORKER", "PYMPSD_DEVICE_CONNECTIONS"),
     *("LD_LIBRARY_PATH", "PATH", "TZ", "LANG"),
 )
-"""What of the daemon's environment a server gets: its user can read it. LD_LIBRARY_PATH: where the driver's library
-is found by that alone, as in some containers, the executors need it too."""
+"""The part of the daemon's environment that a server gets; its user can read it. LD_LIBRARY_PATH: in some containers
+the driver's library is found only by it, and the executors need it too."""
 LEAVE_SECONDS: Final = 5.0
-"""A server that has closed its link has so long to end."""
+"""Time for a server to end after it has closed its link."""
 DRAIN_SECONDS: Final = 0.5
-"""What it wrote last is read for so long (an executor of its may hold the pipe a little longer)."""
-LOOK_SECONDS: Final = 0.05
-"""Without a descriptor for it, a server's end is looked for so often."""
-LAST_WORDS: Final = 64 * 1024
+"""Time to read its last output (one of its executors may hold the pipe a little longer)."""
+POLL_SECONDS: Final = 0.05
+"""Interval of the checks for a server's end if no descriptor is available for it."""
+STDERR_LIMIT: Final = 64 * 1024
 """Bytes of a server's standard error that are logged."""
 
 
@@ -46,44 +46,44 @@ class CannotSpawn(Exception):
     """The server's process cannot be started; the message says why and what to do."""
 
 
-async def spawn_server(hub: Hub, instruction: SpawnServer) -> None:
-    """Start a server, tell the mind, and stay until it has ended and is reaped."""
+async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None:
+    """Start a server, run its session, and reap it; feed the events of its start and end."""
     try:
-        ours, process = await _spawn(hub, instruction)
-    except (OSError, CannotSpawn, ValueError, OverflowError) as error:  # the last two: no uid the system knows
+        ours, process = await _spawn(dispatcher, instruction)
+    except (OSError, CannotSpawn, ValueError, OverflowError) as error:  # the last two: an impossible uid
         reason = explain(error) if isinstance(error, OSError) else str(error)
-        hub.feed(SpawnFailed(instruction.server, reason))
+        dispatcher.feed(SpawnFailed(instruction.server, reason))
         return
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours))
-    session = ServerSession(instruction.server, instruction.uid, process.pid, process, channel)
-    hub.servers[instruction.server] = session
-    hub.feed(ServerSpawned(instruction.server, process.pid))
+    session = ServerSession(instruction.server, instruction.uid, process.pid, process.kill, channel)
+    dispatcher.servers[instruction.server] = session
+    dispatcher.feed(ServerSpawned(instruction.server, process.pid))
     async with trio.open_nursery() as nursery:
-        last_words: list[str] = []
-        nursery.start_soon(_log_last_words, hub, process, last_words)
-        await session.run(hub)
+        last_line: list[str] = []
+        nursery.start_soon(_log_stderr, dispatcher, process, last_line)
+        await session.run(dispatcher)
         status = await _reap(process)
         nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
     channel.close()
-    del hub.servers[instruction.server]
-    hub.feed(ServerExited(instruction.server, status, last_words[-1] if last_words else ""))
+    del dispatcher.servers[instruction.server]
+    dispatcher.feed(ServerExited(instruction.server, status, last_line[-1] if last_line else ""))
 
 
-async def _spawn(hub: Hub, instruction: SpawnServer) -> tuple[socket.socket, trio.Process]:
-    """Return our end of the link, and the process; raise OSError and CannotSpawn."""
+async def _spawn(dispatcher: Dispatcher, instruction: SpawnServer) -> tuple[socket.socket, trio.Process]:
+    """Return our end of the link and the process; raise OSError or CannotSpawn."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         try:
-            return ours, await _start(hub, instruction, theirs.fileno())
+            return ours, await _start(dispatcher, instruction, theirs.fileno())
         except BaseException:
             ours.close()
             raise
 
 
-async def _start(hub: Hub, instruction: SpawnServer, link: int) -> trio.Process:
+async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) -> trio.Process:
     main = _server_main()
-    arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", hub.show_server_as]
-    if hub.mind.multiuser:
+    arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", dispatcher.show_server_as]
+    if dispatcher.state.multiuser:
         arguments.append("--multiuser-server")
     return await open_process(
         arguments,
@@ -91,7 +91,7 @@ async def _start(hub: Hub, instruction: SpawnServer, link: int) -> trio.Process:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         pass_fds=(link,),
-        env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
+        env={name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ},
         cwd="/",
         start_new_session=True,
         **_as_user(instruction, main),
@@ -130,10 +130,10 @@ def _groups(uid: int, peer: Peer | None) -> tuple[int, tuple[int, ...]]:
 
 
 async def _reap(process: trio.Process) -> int:
-    """Wait for a process whose link has ended; one that does not go by itself is killed, and what it left too."""
+    """Reap a process whose link has ended; kill it if it does not end by itself, and its process group."""
     with contextlib.suppress(OSError), trio.move_on_after(LEAVE_SECONDS):
         await _ended(process.pid)
-    # Not reaped yet, so the number is still its group's: an executor that is stopped would not see the end.
+    # Not reaped yet, so the group ID is still its own. A stopped executor would not notice the end.
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     return await process.wait()
@@ -144,7 +144,7 @@ async def _ended(pid: int) -> None:
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
-        await _looked_for(pid)
+        await _poll_ended(pid)
         return
     try:
         await trio.lowlevel.wait_readable(pidfd)
@@ -152,20 +152,20 @@ async def _ended(pid: int) -> None:
         os.close(pidfd)
 
 
-async def _looked_for(pid: int) -> None:
-    """Wait for a child's end where no descriptor is to be had."""
+async def _poll_ended(pid: int) -> None:
+    """Wait for a child's end without a descriptor."""
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        await trio.sleep(LOOK_SECONDS)
+        await trio.sleep(POLL_SECONDS)
 
 
-async def _log_last_words(hub: Hub, process: trio.Process, last: list[str]) -> None:
-    """Log what a server, or an executor of its, writes to its standard error; put the latest line in ``last``."""
-    assert process.stderr is not None  # it was asked for
-    said = 0
+async def _log_stderr(dispatcher: Dispatcher, process: trio.Process, last: list[str]) -> None:
+    """Log what a server and its executors write to standard error; put the latest line in ``last``."""
+    assert process.stderr is not None  # it is a pipe
+    size = 0
     async with process.stderr as stream:
         async for data in stream:
-            said += len(data)
-            if said <= LAST_WORDS:
+            size += len(data)
+            if size <= STDERR_LIMIT:
                 for text in filter(None, (sanitised(part) for part in bytes(data).splitlines())):
-                    hub.journal.write_server("Other", process.pid, "fifo_line", {"text": text})
+                    dispatcher.journal.write_server("Other", process.pid, "fifo_line", {"text": text})
                     last[:] = [text]

@@ -1,4 +1,4 @@
-"""Whether another user can reach a file: checked before a server is spawned, so that the error names the folder."""
+"""Check whether another user can reach a file, before a server is spawned, so that the error names the folder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def unreachable_folder(path: str, uid: int, gids: frozenset[int]) -> str | None:
-    """Return the first folder on the way to a file that the user may not pass, or None. Links are followed."""
+    """Return the first folder on the path to a file that the user may not search, or None. Follow symbolic links."""
     if uid == 0:
         return None
     for folder in _folders(Path(os.path.abspath(path))):
-        if not _may_pass(os.stat(folder), uid, gids):
+        if not _may_search(os.stat(folder), uid, gids):
             return str(folder)
     return None
 
@@ -33,7 +33,7 @@ def _target(link: Path) -> Path:
     return Path(os.path.normpath(link.parent / os.readlink(link)))
 
 
-def _may_pass(status: os.stat_result, uid: int, gids: frozenset[int]) -> bool:
+def _may_search(status: os.stat_result, uid: int, gids: frozenset[int]) -> bool:
     if status.st_uid == uid:
         return bool(status.st_mode & stat.S_IXUSR)
     if status.st_gid in gids:

@@ -1,4 +1,4 @@
-"""The processes of a session (setsid(2)): what a server leaves that was not this daemon's child."""
+"""The processes of a session (setsid(2)): those left by a server that was not this daemon's child."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pympsd.service.processes.status import SESSION, STARTED, stat
 
 
 def kill_session(leader: int, uid: int, started: int) -> list[int]:
-    """Kill what a session's leader, which has ended, left of its user's; return the PIDs.
+    """Kill the remaining processes of a user in a session whose leader has ended; return their PIDs.
 
-    ``started``: the leader's start time. While a member lives no other session gets its number; without members the
-    number may be in use again, by a leader that started at another time.
+    ``started``: the leader's start time. While a member lives no other session gets its ID; without members the ID
+    may be in use again, by a leader with another start time.
     """
     killed = []
     for pid in _members(leader, uid, started):
@@ -24,8 +24,8 @@ def kill_session(leader: int, uid: int, started: int) -> list[int]:
         except OSError:
             continue
         try:
-            # Once more, now that it is held: the number may have become another process's.
-            if _is_member(pid, leader, uid) and not _is_taken(leader, started):
+            # Checked again with the pidfd open: the PID may have become another process's.
+            if _is_member(pid, leader, uid) and not _is_reused(leader, started):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 killed.append(pid)
         except OSError:
@@ -36,7 +36,7 @@ def kill_session(leader: int, uid: int, started: int) -> list[int]:
 
 
 def _members(leader: int, uid: int, started: int) -> Iterator[int]:
-    if _is_taken(leader, started):
+    if _is_reused(leader, started):
         return
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != leader and _is_member(int(name), leader, uid):
@@ -48,14 +48,14 @@ def _is_member(pid: int, leader: int, uid: int) -> bool:
     return len(fields) > STARTED and int(fields[SESSION]) == leader and _uid(pid) == uid
 
 
-def _is_taken(leader: int, started: int) -> bool:
-    """Whether a later process has the number of a session's leader."""
+def _is_reused(leader: int, started: int) -> bool:
+    """Return whether a later process has the PID of a session's leader."""
     fields = stat(leader)
     return len(fields) > STARTED and int(fields[STARTED]) != started
 
 
 def _uid(pid: int) -> int:
-    """Return a process's real uid, -1 when it is gone; the owner of its folder is root if it cannot be dumped."""
+    """Return a process's real uid; -1 if it is gone. (/proc/PID belongs to root if the process is not dumpable.)"""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
             if line.startswith(b"Uid:"):

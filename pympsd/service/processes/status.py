@@ -1,4 +1,4 @@
-"""What the kernel says of a process, whoever its parent is: its state, when it started, whether it has ended."""
+"""The kernel's view of any process: its state, its start time, whether it has ended."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Final
 STATE: Final = 0
 SESSION: Final = 3
 STARTED: Final = 19
-"""Where these are in what ``stat`` returns."""
+"""Indexes into the result of ``stat``."""
 
 
 def stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat behind the name (proc(5), from the third on); none when it is not there."""
-    # The second field, the name in parentheses, may hold anything: count from its end.
+    """Return the fields of /proc/PID/stat (proc(5)) from the third on; none if the process does not exist."""
+    # The second field, the name in parentheses, may contain any characters: split after its end.
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return []
 
 
 def started_at(pid: int) -> int:
-    """Return when a process started, in clock ticks since boot; -1 when it is not there."""
+    """Return a process's start time in clock ticks since boot; -1 if it does not exist."""
     fields = stat(pid)
     return int(fields[STARTED]) if len(fields) > STARTED else -1
 
 
 def has_ended(pidfd: int, seconds: float = 0) -> bool:
-    """Whether a process has ended, or ends within so many seconds."""
+    """Return whether a process has ended or ends within ``seconds``."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))

@@ -1,1 +1,1 @@
-"""The daemon's conversations: with clients, with operators, and with servers."""
+"""The daemon's sessions with clients, operators and servers."""

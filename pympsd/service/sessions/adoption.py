@@ -1,14 +1,14 @@
-"""Servers of a daemon that was killed: awaited, believed only when the state file names them, and taken in.
+"""Adoption of the servers of an earlier daemon: awaited, believed only if the state file names them.
 
-They are no children of this daemon: a pidfd shows their end and kills them, and nobody can say their exit status.
-As PID 1 of a container there is nothing to take in: nothing survives it.
+They are not children of this daemon: a pidfd shows their end and kills them, and their exit status is unknown.
+There is nothing to adopt after a daemon that was PID 1 of a container: nothing survives it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -16,16 +16,16 @@ import trio
 from attrs import define, field
 
 from pympsd.channel import descriptors
-from pympsd.channel.awaited import MessageChannel
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.line_format import sanitised
-from pympsd.service.dispatcher import Hub
-from pympsd.service.files.state_file import Kept, NotOurs, device_keys, read
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.files.state_file import SavedState, StateRefused, device_keys, read
 from pympsd.service.processes.process_sessions import kill_session
 from pympsd.service.processes.status import has_ended, started_at
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
 from pympsd.state_machine import events
 from pympsd.state_machine.adoption import first_serial
-from pympsd.state_machine.persistent_state import Remembered, RememberedServer
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.statuses import ServerStatus
@@ -34,34 +34,34 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.versions import Versions, agree
 
 LEAVE_SECONDS: Final = 5.0
-"""A server that has closed its link has so long to end."""
-LAST_PUSHES_SECONDS: Final = 1.0
-"""What a server that has ended said last is read within this."""
+"""Time for a server to end after it has closed its link."""
+LAST_MESSAGES_SECONDS: Final = 1.0
+"""Time to read the last messages of a server that has ended."""
 MOST_CLIENTS: Final = 1 << 14
 READY_SECONDS: Final = 2.0
-"""A start waits so long for the servers, so that what is asked after it is answered with them."""
+"""Time that a start waits for the servers, so that answers to the first commands include them."""
 
 
 @define
 class KnownProcess:
-    """A process that is no child of this one; owns the pidfd."""
+    """A process that is not a child of this one; owns its pidfd."""
 
     pidfd: int
     gone: trio.Event = field(factory=trio.Event, init=False)
 
     def kill(self) -> None:
-        """Kill it, unless it has ended."""
+        """Kill the process unless it has ended."""
         if not self.gone.is_set():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Whether the process has ended."""
         return self.gone.is_set() or has_ended(self.pidfd)
 
     async def watch(self) -> None:
-        """Wait for its end, tell who waits too, and close the pidfd."""
+        """Wait for the end of the process, set ``gone``, and close the pidfd."""
         try:
             await trio.lowlevel.wait_readable(self.pidfd)
         finally:
@@ -71,59 +71,56 @@ class KnownProcess:
 
 @define
 class AwaitedServer:
-    """A server of the daemon before. ``stranger``: why it cannot be taken in, if it cannot."""
+    """A server of the earlier daemon; ``obstacle``: why it cannot be adopted, or empty."""
 
     session: ServerSession
     process: KnownProcess
-    stranger: str
+    obstacle: str
     started: int
     """When its process started, in clock ticks since boot."""
     settled: trio.Event = field(factory=trio.Event, init=False)
-    """It is back, or will not come back."""
+    """It has returned, or will not."""
     _serving: trio.Event | None = field(default=None, init=False)
-    """Set at the end of its conversation."""
+    """Set at the end of its session."""
 
-    async def watch(self, hub: Hub) -> None:
-        """See to its end, from the start of this daemon on."""
+    async def watch(self, dispatcher: Dispatcher) -> None:
+        """Wait for its end and clean up after it."""
         await self.process.watch()
-        # Init may have reaped it: no process group of its is sure to be its own any more.
+        # Init may have reaped it: its process group ID may be in use again.
         kill_session(self.session.pid, self.session.uid, self.started)
         if self._serving is not None:
-            with trio.move_on_after(LAST_PUSHES_SECONDS):
+            with trio.move_on_after(LAST_MESSAGES_SECONDS):
                 await self._serving.wait()
-        self.settle(hub)
-        hub.servers.pop(self.session.serial, None)
-        hub.feed(events.ServerExited(self.session.serial, None))
-
-    def settle(self, hub: Hub) -> None:
-        """It is awaited no more."""
-        hub.awaited.pop(self.session.pid, None)
         self.settled.set()
+        dispatcher.servers.pop(self.session.serial, None)
+        dispatcher.feed(events.ServerExited(self.session.serial, None))
 
-    def take_in(self, hub: Hub, hello: link.ServerReturn, channel: MessageChannel, told: Sequence[object]) -> None:
-        """Believe what it reports; raise RemoteError for what cannot be."""
-        clients = tuple(_checked(hub, self.session.uid, client) for client in told)
+    def adopt(
+        self, dispatcher: Dispatcher, hello: link.ServerReturn, channel: MessageChannel, reports: Sequence[object]
+    ) -> None:
+        """Adopt it with the clients it reports; raise RemoteError for an impossible report."""
+        clients = tuple(_checked(dispatcher, self.session.uid, client) for client in reports)
         contexts = sum(len(client.contexts) for client in clients)
         if contexts > MOST_CONTEXTS or len({client.client for client in clients}) < len(clients):
             raise RemoteError(f"it reports {contexts} contexts of {len(clients)} clients")
         if hello.status not in set(ServerStatus):
             raise RemoteError(f"{hello.status!r} is no server status")
-        self.settle(hub)
+        self.settled.set()
         self._serving = trio.Event()
-        self.session.take_in(channel, contexts)
-        hub.feed(events.ServerReturned(self.session.serial, hello.status, hello.leaving, clients))
+        self.session.adopt(channel, contexts)
+        dispatcher.feed(events.ServerReturned(self.session.serial, hello.status, hello.leaving, clients))
 
-    def leave_alone(self, hub: Hub, reason: str) -> None:
-        """Let it go on without a daemon."""
-        self.settle(hub)
-        hub.servers.pop(self.session.serial, None)
-        hub.feed(events.ServerLeftAlone(self.session.serial, reason))
+    def abandon(self, dispatcher: Dispatcher, reason: str) -> None:
+        """Leave it to go on without a daemon."""
+        self.settled.set()
+        dispatcher.servers.pop(self.session.serial, None)
+        dispatcher.feed(events.ServerNotAdopted(self.session.serial, reason))
 
-    async def serve(self, hub: Hub, channel: MessageChannel) -> None:
-        """Converse with it until its end; one that ends the conversation and stays is killed."""
-        assert self._serving is not None  # it was taken in
+    async def serve(self, dispatcher: Dispatcher, channel: MessageChannel) -> None:
+        """Handle its messages until it ends; kill it if it closes its link and stays."""
+        assert self._serving is not None  # it was adopted
         try:
-            await self.session.run(hub)
+            await self.session.run(dispatcher)
         finally:
             self._serving.set()
         with trio.move_on_after(LEAVE_SECONDS):
@@ -131,94 +128,104 @@ class AwaitedServer:
         self.session.kill()
 
 
-def inherit(hub: Hub, folder: str) -> None:
-    """Begin with what a daemon left that did not end in order, if one did."""
+def inherit(dispatcher: Dispatcher, folder: str) -> dict[int, AwaitedServer]:
+    """Restore the state of a daemon that did not end in order, if there is one; return its servers by PID."""
     try:
-        kept = read(folder)
-    except NotOurs as refused:
-        hub.log.warning("state_refused", path=os.path.join(folder, files.STATE), reason=str(refused))
-        return
-    if kept is None:
-        return
-    stranger = "" if kept.devices == device_keys(hub.mind.devices) else "the devices of this daemon are others"
-    awaited = [server for each in kept.remembered.servers if (server := _awaited(hub, kept, each, stranger))]
-    hub.feed(events.PredecessorDied(_still_true(kept, awaited, stranger)))
+        saved = read(folder)
+    except StateRefused as error:
+        dispatcher.log.warning("state_refused", path=os.path.join(folder, files.STATE), reason=str(error))
+        return {}
+    if saved is None:
+        return {}
+    obstacle = (
+        "" if saved.devices == device_keys(dispatcher.state.devices) else "the devices of this daemon are others"
+    )
+    awaited = [server for each in saved.remembered.servers if (server := _awaited(dispatcher, saved, each, obstacle))]
+    dispatcher.feed(events.PredecessorDied(_still_valid(saved, awaited, obstacle)))
     if awaited:
-        hub.serials = Serials(first_serial(hub.mind.generation))
+        dispatcher.serials = Serials(first_serial(dispatcher.state.generation))
     for server in awaited:
-        hub.awaited[server.session.pid] = server
-        hub.servers[server.session.serial] = server.session
-        hub.nursery.start_soon(server.watch, hub)
+        dispatcher.servers[server.session.serial] = server.session
+        dispatcher.nursery.start_soon(server.watch, dispatcher)
+    return {server.session.pid: server for server in awaited}
 
 
-async def all_settled(hub: Hub) -> None:
-    """Wait a while for the awaited servers."""
+async def all_settled(awaited: Iterable[AwaitedServer]) -> None:
+    """Wait up to READY_SECONDS for the awaited servers."""
     with trio.move_on_after(READY_SECONDS):
-        for server in list(hub.awaited.values()):
+        for server in awaited:
             await server.settled.wait()
 
 
-def _awaited(hub: Hub, kept: Kept, server: RememberedServer, stranger: str) -> AwaitedServer | None:
-    """Return a server that is still the process it was, None where it is not, or cannot be watched."""
+def _awaited(
+    dispatcher: Dispatcher, saved: SavedState, server: PersistentServer, obstacle: str
+) -> AwaitedServer | None:
+    """Return a server that is still the same process; None if it is not, or cannot be watched."""
     try:
         process = KnownProcess(os.pidfd_open(server.pid))
     except ProcessLookupError:
         return None
     except OSError as error:
-        if started_at(server.pid) == kept.started.get(server.pid):
-            hub.log.warning("server_left_alone", server=server.pid, reason=descriptors.explain(error))
+        if started_at(server.pid) == saved.started.get(server.pid):
+            dispatcher.log.warning("server_left_alone", server=server.pid, reason=descriptors.explain(error))
         return None
-    # Now that it is held: a later process of this PID cannot be taken for it.
-    if process.ended or started_at(server.pid) != kept.started.get(server.pid):
+    # Checked with the pidfd open: no later process of this PID can be mistaken for it.
+    if process.ended or started_at(server.pid) != saved.started.get(server.pid):
         os.close(process.pidfd)
         return None
-    session = ServerSession(server.serial, server.uid, server.pid, process)
-    return AwaitedServer(session, process, stranger, kept.started[server.pid])
+    session = ServerSession(server.serial, server.uid, server.pid, process.kill)
+    return AwaitedServer(session, process, obstacle, saved.started[server.pid])
 
 
-def _still_true(kept: Kept, awaited: Sequence[AwaitedServer], stranger: str) -> Remembered:
-    there = {server.session.serial for server in awaited}
-    left = kept.remembered
-    return Remembered(
-        generation=left.generation,
-        thread_percentage=left.thread_percentage,
-        client_priority=left.client_priority,
-        # By ordinal: of other devices they say nothing.
-        memory_limits=None if stranger else left.memory_limits,
-        wishes=left.wishes,
-        servers=tuple(server for server in left.servers if server.serial in there),
+def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], obstacle: str) -> PersistentState:
+    serials = {server.session.serial for server in awaited}
+    state = saved.remembered
+    return PersistentState(
+        generation=state.generation,
+        thread_percentage=state.thread_percentage,
+        client_priority=state.client_priority,
+        # By ordinal: meaningless for other devices.
+        memory_limits=None if obstacle else state.memory_limits,
+        wishes=state.wishes,
+        servers=tuple(server for server in state.servers if server.serial in serials),
     )
 
 
-async def hear(hub: Hub, hello: link.ServerReturn, channel: MessageChannel, peer: Peer) -> AwaitedServer | None:
-    """Hear a process out that says it is a server; return it when it is one of ours and taken in."""
-    server = hub.awaited.get(peer.pid)
-    reason = _not_ours(server, hello, peer)
+async def receive_return(
+    dispatcher: Dispatcher,
+    awaited: Mapping[int, AwaitedServer],
+    hello: link.ServerReturn,
+    channel: MessageChannel,
+    peer: Peer,
+) -> AwaitedServer | None:
+    """Receive the report of a process that says it is a server; return the server if it is adopted."""
+    server = awaited.get(peer.pid)
+    reason = _refusal(server, hello, peer)
     if server is None or reason:
-        if hub.may_log(peer.uid, reason):
-            hub.log.warning("server_return_refused", pid=peer.pid, uid=peer.uid, reason=reason)
+        if dispatcher.may_log(peer.uid, reason):
+            dispatcher.log.warning("server_return_refused", pid=peer.pid, uid=peer.uid, reason=reason)
         channel.send(link.ServerDismissed(reason))
         return None
     if agree(Versions(), hello.versions) is None:
         theirs = hello.versions
-        server.stranger = f"it speaks versions {theirs.oldest} to {theirs.newest}"
-    if server.stranger:
-        channel.send(link.ServerDismissed(server.stranger))
-        server.leave_alone(hub, server.stranger)
+        server.obstacle = f"it speaks versions {theirs.oldest} to {theirs.newest}"
+    if server.obstacle:
+        channel.send(link.ServerDismissed(server.obstacle))
+        server.abandon(dispatcher, server.obstacle)
         return None
     try:
-        told = await _receive_clients(channel, hello.clients)
-        server.take_in(hub, hello, channel, told)
+        reports = await _receive_clients(channel, hello.clients)
+        server.adopt(dispatcher, hello, channel, reports)
     except RemoteError as error:
-        hub.log.error("server_misbehaved", server=peer.pid, reason=str(error))
+        dispatcher.log.error("server_misbehaved", server=peer.pid, reason=str(error))
         server.session.kill()
         return None
     return server
 
 
-def _not_ours(server: AwaitedServer | None, hello: link.ServerReturn, peer: Peer) -> str:
-    """Return why this process is none of the servers awaited, or nothing."""
-    if server is None:
+def _refusal(server: AwaitedServer | None, hello: link.ServerReturn, peer: Peer) -> str:
+    """Return why this process is not an awaited server; empty if it is."""
+    if server is None or server.settled.is_set():
         return "the last daemon of this directory had no such server"
     if peer.uid != server.session.uid:
         return f"the server of that process was user {server.session.uid}'s"
@@ -230,26 +237,26 @@ def _not_ours(server: AwaitedServer | None, hello: link.ServerReturn, peer: Peer
 async def _receive_clients(channel: MessageChannel, count: int) -> list[object]:
     if not 0 <= count <= MOST_CLIENTS:
         raise RemoteError(f"it reports {count} clients")
-    told: list[object] = []
-    while len(told) < count:
+    reports: list[object] = []
+    while len(reports) < count:
         received = await channel.receive_message()
         if received is None:
             raise RemoteError("it ended its report in the middle")
-        told.append(received[0])
-    return told
+        reports.append(received[0])
+    return reports
 
 
-def _checked(hub: Hub, uid: int, told: object) -> events.ReturnedClient:
-    if not isinstance(told, link.ReturningClient):
-        raise RemoteError(f"{type(told).__name__} where its clients were due")
-    # Serials of now, above all that there were before, are for others.
-    if not 0 < told.client < first_serial(hub.mind.generation) or told.pid < 0:
-        raise RemoteError(f"it cannot have a client {told.client} with PID {told.pid}")
-    if uid not in (0, told.uid):
-        raise RemoteError(f"a server of user {uid} cannot have a client of user {told.uid}")
-    for serial, number, device in told.contexts:
-        if serial < 1 or number < 1 or not 0 <= device < len(hub.mind.devices):
+def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.ReturnedClient:
+    if not isinstance(report, link.ReturningClient):
+        raise RemoteError(f"{type(report).__name__} where its clients were due")
+    # This daemon's serials begin above all earlier ones.
+    if not 0 < report.client < first_serial(dispatcher.state.generation) or report.pid < 0:
+        raise RemoteError(f"it cannot have a client {report.client} with PID {report.pid}")
+    if uid not in (0, report.uid):
+        raise RemoteError(f"a server of user {uid} cannot have a client of user {report.uid}")
+    for serial, number, device in report.contexts:
+        if serial < 1 or number < 1 or not 0 <= device < len(dispatcher.state.devices):
             raise RemoteError(f"it cannot have a context {number} on device {device}")
-    contexts = tuple(events.ReturnedContext(*context) for context in told.contexts)
-    command = sanitised(told.command.encode())
-    return events.ReturnedClient(told.client, told.pid, command, told.namespace, contexts)
+    contexts = tuple(events.ReturnedContext(*context) for context in report.contexts)
+    command = sanitised(report.command.encode())
+    return events.ReturnedClient(report.client, report.pid, command, report.namespace, contexts)

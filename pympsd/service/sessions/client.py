@@ -1,4 +1,4 @@
-"""One client at the door: it waits for its turn and leaves with a session, with a refusal, or without MPS."""
+"""One connecting client: it waits until it gets a session, is refused, or goes on without MPS."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import contextlib
 import errno
 import os
 import socket
+from collections.abc import Awaitable, Callable
 
 import trio
 from attrs import define, field
 
-from pympsd.channel.awaited import MessageChannel
-from pympsd.service.dispatcher import Hub
+from pympsd.channel.message_channel import MessageChannel
+from pympsd.service.dispatcher import Dispatcher, RunningServer
 from pympsd.service.sessions.peers import KnownPeer, command_of, namespace_of
-from pympsd.service.sessions.server import ServerSession
-from pympsd.state_machine.events import ClientKnocked, ClientLeftTheLine
+from pympsd.state_machine.events import ClientConnected, WaitingClientLeft
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.results import Result
 from pympsd.wire.errors import RemoteError
@@ -33,42 +33,42 @@ class ClientSession:
     hello: ClientHello
     command: str = ""
     _settled: trio.Event = field(factory=trio.Event, init=False)
-    _server: ServerSession | None = field(default=None, init=False)
-    """Whose client it has become."""
+    _server: RunningServer | None = field(default=None, init=False)
+    """The server it was admitted to."""
 
     @property
     def peer(self) -> Peer:
-        """Who it is."""
+        """The process that connected."""
         return self.known.peer
 
-    async def run(self, hub: Hub) -> None:
-        """Wait for the turn; notice when the client is gone meanwhile."""
+    async def run(self, dispatcher: Dispatcher) -> None:
+        """Wait until the client is admitted or refused, or is gone."""
         self.command = command_of(self.peer.pid, self.hello.command)
         if agree(Versions(), self.hello.versions) is None:
             theirs = self.hello.versions
             reason = (
                 f"this client speaks versions {theirs.oldest} to {theirs.newest}, the daemon {OLDEST} to {NEWEST}"
             )
-            self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
+            self.dismiss(Refused(Result.ERROR_MPS_CONNECTION_FAILED, reason))
             return
-        hub.clients[self.client] = self
+        dispatcher.clients[self.client] = self
         try:
             namespace = namespace_of(self.peer.pid, self.hello.pid_namespace)
             environment, traced = self.hello.environment, self.hello.traced
-            hub.feed(ClientKnocked(self.client, self.peer, self.command, namespace, environment, traced))
+            dispatcher.feed(ClientConnected(self.client, self.peer, self.command, namespace, environment, traced))
             if not self._settled.is_set():
-                await self._wait_in_line()
+                await self._wait_in_queue()
             if not self._settled.is_set():
-                hub.feed(ClientLeftTheLine(self.client))
+                dispatcher.feed(WaitingClientLeft(self.client))
             if self._server is not None:
-                self._server.watch(hub, self.client, self._take_pidfd())
+                self._server.watch(dispatcher, self.client, self._take_pidfd())
         finally:
-            del hub.clients[self.client]
+            del dispatcher.clients[self.client]
 
-    def grant(self, server: ServerSession, priority: int) -> None:
+    def grant(self, server: RunningServer, priority: int) -> None:
         """Give the client one end of a new session and the server the other.
 
-        Raise OSError without descriptors, and when too many of them wait for a server that does not take them.
+        Raise OSError if descriptors run out, or if too many are queued for a server that does not take them.
         """
         if not server.takes_clients:
             raise OSError(errno.EBUSY, f"the server of user {server.uid} takes no clients: it is stopped or stuck")
@@ -95,32 +95,27 @@ class ClientSession:
         self._server = server
         self._settled.set()
 
-    def refuse(self, code: int, reason: str) -> None:
-        """Tell the client no."""
-        self.channel.send(Refused(code, reason))
-        self._settled.set()
-
-    def let_go(self, reason: str) -> None:
-        """Tell the client to go on without MPS."""
-        self.channel.send(GoWithoutMps(reason))
+    def dismiss(self, message: Refused | GoWithoutMps) -> None:
+        """Send the client an answer other than a session."""
+        self.channel.send(message)
         self._settled.set()
 
     def _take_pidfd(self) -> int:
-        """Return the pidfd, which is the caller's from now on; -1 where there is none."""
+        """Return the pidfd, which the caller now owns; -1 if there is none."""
         pidfd, self.known.pidfd = self.known.pidfd, -1
         return pidfd
 
-    async def _wait_in_line(self) -> None:
+    async def _wait_in_queue(self) -> None:
         async with trio.open_nursery() as nursery:
             for wait in (self._settled.wait, self._hung_up, self._died):
                 nursery.start_soon(self._first, wait, nursery.cancel_scope)
 
-    async def _first(self, wait: object, scope: trio.CancelScope) -> None:
-        await wait()  # type: ignore[operator]  # one of the three below, all without arguments
+    async def _first(self, wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+        await wait()
         scope.cancel()
 
     async def _hung_up(self) -> None:
-        # Nothing is expected of a waiting client: an end of file, or any word, ends the waiting.
+        # A waiting client has nothing to send: an end of file, or any data, ends the wait.
         with contextlib.suppress(RemoteError):
             await self.channel.receive()
 

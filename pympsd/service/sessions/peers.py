@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection: credentials, groups and a pidfd, taken once, at the door."""
+"""The peer of a connection: credentials, groups and a pidfd, taken once, when it connects."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pympsd.vocabulary.identities import OVERFLOW_UID, Peer
 _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
 _GROUPS_ROOM = 1024
-"""The most that getsockopt takes in Python: 256 groups."""
+"""The largest buffer that getsockopt takes in Python: 256 groups."""
 COMMAND_BYTES = 4096
-"""More of a command line nobody shows."""
+"""The rest of a longer command line is cut."""
 _CREDENTIALS = struct.Struct("=iII")
 
 
 @define
 class KnownPeer:
-    """A peer with a pidfd of it (-1 where none can be had); the owner closes the pidfd."""
+    """A peer with its pidfd (-1 if none is available); the owner closes the pidfd."""
 
     peer: Peer
     pidfd: int
@@ -38,13 +38,13 @@ class KnownPeer:
 
 
 def credentials(sock: socket.socket) -> Peer:
-    """Return who connected, as the kernel noted it; raise OSError when it cannot be read."""
+    """Return the peer as the kernel recorded it; raise OSError if that cannot be read."""
     pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return Peer(pid, uid, gid, _groups(sock, pid), uid == OVERFLOW_UID and not _shares_our_users(pid))
+    return Peer(pid, uid, gid, _groups(sock, pid), uid == OVERFLOW_UID and not _in_our_user_namespace(pid))
 
 
 def user_of(sock: trio.socket.SocketType) -> int | None:
-    """Return the uid of who connected, which costs no descriptor; None when it cannot be read."""
+    """Return the peer's uid, without using a descriptor; None if it cannot be read."""
     try:
         packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:
@@ -52,8 +52,8 @@ def user_of(sock: trio.socket.SocketType) -> int | None:
     return int(_CREDENTIALS.unpack(packed)[1])
 
 
-def _shares_our_users(pid: int) -> bool:
-    # The overflow uid is a user's own number too (nobody): then it comes from our own user namespace.
+def _in_our_user_namespace(pid: int) -> bool:
+    # The overflow uid is also a real user's number (nobody): then the peer is in our own user namespace.
     try:
         return os.stat(f"/proc/{pid}/ns/user").st_ino == os.stat("/proc/self/ns/user").st_ino
     except OSError:
@@ -66,17 +66,17 @@ def _groups(sock: socket.socket, pid: int) -> tuple[int, ...]:
     except OSError as error:
         if error.errno != errno.ERANGE:
             raise
-        # More groups than fit: the process itself says them.
+        # More groups than fit in the buffer.
         status = Path(f"/proc/{pid}/status").read_bytes()
-        # At the start of a line: the process's own name, which comes first, may hold the word.
+        # At the start of a line: the process's name, which comes first, may contain the word.
         return tuple(map(int, status.partition(b"\nGroups:")[2].partition(b"\n")[0].split()))
     return struct.unpack(f"={len(packed) // 4}I", packed)
 
 
 def with_pidfd(sock: socket.socket, peer: Peer) -> KnownPeer:
-    """Return the peer with a pidfd: the kernel's own where it has one (Linux 6.5), else opened by PID.
+    """Return the peer with a pidfd: from the kernel (SO_PEERPIDFD, Linux 6.5), else opened by PID.
 
-    The kernel's is of a process in another PID namespace too, which has no PID here.
+    The kernel's also works for a process in another PID namespace, which has no PID here.
     """
     try:
         return KnownPeer(peer, sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
@@ -90,19 +90,19 @@ def with_pidfd(sock: socket.socket, peer: Peer) -> KnownPeer:
         return KnownPeer(peer, -1)
 
 
-def command_of(pid: int, told: str) -> str:
-    """Return a process's command line for ps, in one line; what it told of itself where it cannot be read."""
+def command_of(pid: int, reported: str) -> str:
+    """Return a process's command line for ps, as one line; ``reported`` if it cannot be read."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
             data = file.read(COMMAND_BYTES)
     except OSError:
         data = b""
-    return sanitised((data.rstrip(b"\0") or told.encode()).replace(b"\0", b" "))
+    return sanitised((data.rstrip(b"\0") or reported.encode()).replace(b"\0", b" "))
 
 
-def namespace_of(pid: int, told: int) -> int:
-    """Return the inode of a process's PID namespace; what it told of itself where it cannot be read."""
+def namespace_of(pid: int, reported: int) -> int:
+    """Return the inode of a process's PID namespace; ``reported`` if it cannot be read."""
     try:
         return os.stat(f"/proc/{pid}/ns/pid").st_ino
     except OSError:
-        return told
+        return reported

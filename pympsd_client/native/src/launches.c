@@ -1,10 +1,10 @@
-/* cuLaunchKernel for launches that are like an earlier one: the same kernel, stream, shape and types of parameters.
+/* The launch cache: cuLaunchKernel for repeated launches, with the same kernel, stream, shape and types of parameters.
  *
- * Python checks the first ones and has them remembered as plans: the record as it was sent, and where in it the
- * sequence number and the parameters' values lie. A call that a plan fits copies the record into the ring with new
- * values; every other call is Python's (pympsd_client/_objects/launch.py), which knows all the rules. Whatever may make a plan
- * wrong has all of them forgotten (pympsd_client/_command_stream/launch_cache.py). The GIL is the only lock: between the look whether a plan
- * holds and the record's being in the ring no Python code runs. */
+ * Python checks the first ones and adds them as plans: the record as it was sent, and where in it the sequence number
+ * and the parameters' values lie. A call that a plan fits copies the record into the ring with new values; every other
+ * call takes the slow path (pympsd_client/_objects/launch.py), which knows all the rules. Whatever may make a plan wrong
+ * invalidates all of them (pympsd_client/_command_stream/launch_cache.py). The GIL is the only lock: from the check
+ * that a plan is valid until the record is in the ring no Python code runs. */
 
 #include "plans.h"
 #include "values.h"
@@ -17,9 +17,9 @@ enum { ARGUMENTS = 11, SLOTS = 1024 };
 
 typedef struct {
     PyObject_HEAD PyObject *slow, *done, *threads, *stack;
-    unsigned long long epoch;
-    char wants, is_empty;
-    uint32_t seen[SLOTS]; /* hashes of what no plan fitted: the second time it is worth one */
+    unsigned long long epoch, misses;
+    char wants_plan, is_empty;
+    uint32_t seen[SLOTS]; /* hashes of launches without a plan: a second one is worth it */
     Plan *plans[SLOTS];
 } Launcher;
 
@@ -42,14 +42,14 @@ static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywor
     return 0;
 }
 
-static PyObject *launcher_forget(PyObject *object, PyObject *unused) {
+static PyObject *launcher_invalidate(PyObject *object, PyObject *unused) {
     Launcher *self = (Launcher *)object;
     (void)unused;
     self->epoch++;
     if (self->is_empty)
         Py_RETURN_NONE;
     self->is_empty = 1;
-    Plan *dropped[SLOTS]; /* none is found any more when the first destructor runs */
+    Plan *dropped[SLOTS]; /* a destructor may run Python: by then no plan can be found */
     memcpy(dropped, self->plans, sizeof dropped);
     memset(self->plans, 0, sizeof self->plans);
     memset(self->seen, 0, sizeof self->seen);
@@ -61,7 +61,7 @@ static PyObject *launcher_forget(PyObject *object, PyObject *unused) {
 static void launcher_free(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     Launcher *self = (Launcher *)object;
-    Py_XDECREF(launcher_forget(object, NULL));
+    Py_XDECREF(launcher_invalidate(object, NULL));
     Py_XDECREF(self->slow);
     Py_XDECREF(self->done);
     Py_XDECREF(self->threads);
@@ -105,13 +105,13 @@ static Plan *plan_for(Launcher *self, const Key *key) {
     Plan *plan = self->plans[slot];
     if (plan != NULL && key_is(key, &plan->key))
         return plan;
-    self->wants = self->seen[slot] == hash;
+    self->wants_plan = self->seen[slot] == hash;
     self->seen[slot] = hash;
     self->is_empty = 0;
     return NULL;
 }
 
-/* Whether the plan's context is current to this thread; anything else than a list on its stack is Python's. */
+/* Whether the plan's context is current to this thread; a stack that is no list takes the slow path. */
 static int is_current(Launcher *self, const Plan *plan) {
     PyObject *stack = PyObject_GetAttr(self->threads, self->stack);
     Py_ssize_t count = stack != NULL && PyList_CheckExact(stack) ? PyList_Size(stack) : 0;
@@ -122,8 +122,8 @@ static int is_current(Launcher *self, const Plan *plan) {
 }
 
 /* 1: the record is in the ring; 0: nothing was done. */
-static int sent(Launcher *self, Plan *plan, const Call *call) {
-    unsigned char record[MOST_BYTES + 8]; /* a value takes up to 8 bytes */
+static int send_plan(Launcher *self, Plan *plan, const Call *call) {
+    unsigned char record[MOST_BYTES + 8]; /* room for a value at its end */
     if (PyTuple_Size(call->values) != plan->count)
         return 0;
     memcpy(record, plan->record, plan->length);
@@ -138,16 +138,17 @@ static int sent(Launcher *self, Plan *plan, const Call *call) {
     int counted = number != NULL && unsigned_of(number, &sequence);
     clear_ordinary();
     Py_XDECREF(number);
-    /* What was called meanwhile may have run Python: is the plan still one? */
+    /* These calls may have run Python code: is the plan still valid? */
     if (!counted || self->plans[slot_of(key_hash(&plan->key))] != plan)
         return 0;
     memcpy(record + plan->sequence_at, &sequence, sizeof sequence);
-    return writer_take(plan->writer, record, plan->length);
+    return writer_put(plan->writer, record, plan->length);
 }
 
-static PyObject *in_python(Launcher *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
+static PyObject *slow_path(Launcher *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
     Py_ssize_t named = names == NULL ? 0 : PyTuple_Size(names);
     PyObject *answer = NULL, *keywords = NULL, *tuple;
+    self->misses++;
     if (PyErr_Occurred()) /* Ctrl-C, in an object's __int__ */
         return NULL;
     if ((tuple = PyTuple_New(count)) == NULL)
@@ -177,13 +178,13 @@ static PyObject *launcher_launch(PyObject *object, PyObject *const *arguments, P
         PyErr_SetString(PyExc_TypeError, "a Launcher that was not initialised");
         return NULL;
     }
-    self->wants = 0;
+    self->wants_plan = 0;
     if (count != ARGUMENTS || names != NULL || !call_of(arguments, &call) || (plan = plan_for(self, &call.key)) == NULL)
-        return in_python(self, arguments, count, names);
+        return slow_path(self, arguments, count, names);
     plan->refs++;
-    if (!sent(self, plan, &call)) {
+    if (!send_plan(self, plan, &call)) {
         plan_drop(plan);
-        return in_python(self, arguments, count, names);
+        return slow_path(self, arguments, count, names);
     }
     PyObject *answer = atomic_load_explicit(plan->writer->asleep, memory_order_relaxed)
                            ? PyObject_CallNoArgs(plan->bell)
@@ -192,10 +193,10 @@ static PyObject *launcher_launch(PyObject *object, PyObject *const *arguments, P
     return answer;
 }
 
-static PyObject *launcher_remember(PyObject *object, PyObject *arguments) {
+static PyObject *launcher_add_plan(PyObject *object, PyObject *arguments) {
     Launcher *self = (Launcher *)object;
     unsigned long long epoch;
-    Plan *plan = plan_made(arguments, &epoch);
+    Plan *plan = plan_new(arguments, &epoch);
     if (plan == NULL)
         return NULL;
     if (epoch != self->epoch) {
@@ -214,7 +215,7 @@ static PyObject *launcher_remember(PyObject *object, PyObject *arguments) {
     "cuLaunchKernel($self, /, f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, "      \
     "hStream, kernelParams, extra)\n--\n\n"
 
-/* The method of a Launcher is pickled as a name of the module that programs import. */
+/* Pickle a Launcher's method as a name of the module that programs import. */
 static PyObject *launcher_reduce(PyObject *object, PyObject *unused) {
     PyObject *importlib = PyImport_ImportModule("importlib"), *answer = NULL;
     (void)object;
@@ -230,24 +231,28 @@ static PyObject *launcher_reduce(PyObject *object, PyObject *unused) {
 
 static PyMethodDef launcher_methods[] = {
     {"cuLaunchKernel", (PyCFunction)(void (*)(void))launcher_launch, METH_FASTCALL | METH_KEYWORDS,
-     PyDoc_STR(SIGNATURE "Start a kernel and return at once; what goes wrong in it is told by a later call.\n\n"
+     PyDoc_STR(SIGNATURE "Start a kernel and return at once; its errors are reported by later calls.\n\n"
                "Parameters as ``(values, ctypes types)``, as an address or buffer of pointers, or through ``extra`` (an\n"
                "address). INVALID_VALUE for a shape or parameters that cannot be, LAUNCH_OUT_OF_RESOURCES for more\n"
-               "threads than the kernel was built for, INVALID_HANDLE, or the error that ruined the context earlier.")},
-    {"remember", launcher_remember, METH_VARARGS, PyDoc_STR("Have launches like one that was sent need no Python.")},
+               "threads than the kernel was built for, INVALID_HANDLE, or the error that poisoned the context earlier.")},
+    {"add_plan", launcher_add_plan, METH_VARARGS,
+     PyDoc_STR("Add a plan; return False when all were invalidated since ``epoch``.")},
     {"__reduce__", launcher_reduce, METH_NOARGS, NULL},
-    {"forget", launcher_forget, METH_NOARGS, PyDoc_STR("Have every launch checked in Python again.")},
+    {"invalidate", launcher_invalidate, METH_NOARGS,
+     PyDoc_STR("Drop all plans: every launch is checked in Python again.")},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef launcher_members[] = {
-    {"epoch", T_ULONGLONG, offsetof(Launcher, epoch), READONLY, "How often all plans were forgotten."},
-    {"wants", T_BOOL, offsetof(Launcher, wants), READONLY, "Whether a plan for the latest call would be of use."},
+    {"epoch", T_ULONGLONG, offsetof(Launcher, epoch), READONLY, "The number of invalidations."},
+    {"misses", T_ULONGLONG, offsetof(Launcher, misses), READONLY, "The number of calls that took the slow path."},
+    {"wants_plan", T_BOOL, offsetof(Launcher, wants_plan), READONLY,
+     "Whether the latest call missed for the second time."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot launcher_slots[] = {
-    {Py_tp_doc, "Launcher(slow, done, threads): slow launches in Python, done is returned, threads.stack has contexts."},
+    {Py_tp_doc, "Launcher(slow, done, threads): slow is the slow path, done is returned, threads.stack has contexts."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, launcher_init},
     {Py_tp_dealloc, launcher_free},

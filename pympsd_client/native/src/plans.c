@@ -61,11 +61,11 @@ static int plan_values(Plan *plan, PyObject *values, Py_ssize_t length) {
     return 1;
 }
 
-Plan *plan_made(PyObject *arguments, unsigned long long *epoch) {
+Plan *plan_new(PyObject *arguments, unsigned long long *epoch) {
     unsigned long long function, stream;
     PyObject *types, *context, *sequence, *bell, *writer, *record, *values;
     unsigned int s[SIZES], sequence_at;
-    if (!PyArg_ParseTuple(arguments, "KKK(IIIIIII)O!OOOO!SIO!:remember", epoch, &function, &stream, s, s + 1, s + 2, s + 3,
+    if (!PyArg_ParseTuple(arguments, "KKK(IIIIIII)O!OOOO!SIO!:add_plan", epoch, &function, &stream, s, s + 1, s + 2, s + 3,
                           s + 4, s + 5, s + 6, &PyTuple_Type, &types, &context, &sequence, &bell, writer_type, &writer,
                           &record, &sequence_at, &PyTuple_Type, &values))
         return NULL;
@@ -80,7 +80,7 @@ Plan *plan_made(PyObject *arguments, unsigned long long *epoch) {
         !plan_values(plan, values, length)) {
         plan_drop(plan);
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "remember: a record or a value out of bounds, or no Writer in use");
+            PyErr_SetString(PyExc_ValueError, "add_plan: a record or a value out of bounds, or no Writer in use");
         return NULL;
     }
     plan->key.function = function;

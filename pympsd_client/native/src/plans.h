@@ -1,4 +1,4 @@
-/* A plan: a LAUNCH record as it was sent, what calls are like it, and where their own values go. */
+/* A plan: a LAUNCH record as it was sent, which launches it fits, and where in the record their values go. */
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 enum { SIZES = 7, MOST_VALUES = 128, MOST_BYTES = 2048 };
 
-/* What calls have in common that follow one plan. */
+/* What the launches of one plan have in common. */
 typedef struct {
     uint64_t function, stream;
     uint32_t sizes[SIZES];
@@ -34,10 +34,10 @@ uint32_t key_hash(const Key *key);
 
 int key_is(const Key *key, const Key *other);
 
-/* From the arguments of Launcher.remember; NULL with an error set where they are wrong. One reference is the caller's. */
-Plan *plan_made(PyObject *arguments, unsigned long long *epoch);
+/* A new reference from the arguments of Launcher.add_plan; NULL with an error set when they are wrong. */
+Plan *plan_new(PyObject *arguments, unsigned long long *epoch);
 
-/* Give up a reference; NULL is none. */
+/* Drop a reference; NULL does nothing. */
 void plan_drop(Plan *plan);
 
 extern PyTypeObject *writer_type;

@@ -1,4 +1,4 @@
-/* Python as all of this sees it: the stable interface of 3.11, so one build does for every later version. */
+/* Python by the stable interface of 3.11, so that one build serves every later version. */
 
 #pragma once
 
@@ -7,5 +7,5 @@
 #include <Python.h>
 
 #ifdef Py_GIL_DISABLED
-#error "the GIL is what keeps threads apart here: without it launches are Python's"
+#error "the GIL is the only lock here: without it launches are Python's"
 #endif

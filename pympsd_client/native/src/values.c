@@ -41,7 +41,7 @@ static int signed_into(unsigned char *place, PyObject *number, int bytes) {
     }
     if (bytes < 8 && (value < -(1ll << (8 * bytes - 1)) || value >= 1ll << (8 * bytes - 1)))
         return 0;
-    memcpy(place, &value, (size_t)bytes); /* little-endian, as every host of a GPU is; checked when the module loads */
+    memcpy(place, &value, (size_t)bytes); /* little-endian, as every host of a GPU is; PyInit checks it */
     return 1;
 }
 

@@ -25,7 +25,7 @@ static int writer_init(PyObject *object, PyObject *arguments, PyObject *keywords
     return 0;
 }
 
-int writer_take(Writer *self, const unsigned char *record, size_t length) {
+int writer_put(Writer *self, const unsigned char *record, size_t length) {
     uint64_t tail = atomic_load_explicit(self->tail, memory_order_relaxed);
     uint64_t used = tail - atomic_load_explicit(self->head, memory_order_acquire);
     if (used > self->size || length > self->size - used)
@@ -40,7 +40,7 @@ int writer_take(Writer *self, const unsigned char *record, size_t length) {
     return 1;
 }
 
-static PyObject *writer_put(PyObject *object, PyObject *record) {
+static PyObject *put(PyObject *object, PyObject *record) {
     char *bytes;
     Py_ssize_t length;
     if (((Writer *)object)->keeper == NULL) {
@@ -49,7 +49,7 @@ static PyObject *writer_put(PyObject *object, PyObject *record) {
     }
     if (PyBytes_AsStringAndSize(record, &bytes, &length) < 0)
         return NULL;
-    return PyBool_FromLong(writer_take((Writer *)object, (unsigned char *)bytes, (size_t)length));
+    return PyBool_FromLong(writer_put((Writer *)object, (unsigned char *)bytes, (size_t)length));
 }
 
 static void writer_free(PyObject *object) {
@@ -60,7 +60,7 @@ static void writer_free(PyObject *object) {
 }
 
 static PyMethodDef writer_methods[] = {
-    {"put", writer_put, METH_O, PyDoc_STR("put(record)\n--\n\nPut a record in; return False when there is no room now.")},
+    {"put", put, METH_O, PyDoc_STR("put(record)\n--\n\nPut a record in; return False when there is no room now.")},
     {NULL, NULL, 0, NULL},
 };
 

@@ -16,6 +16,6 @@ typedef struct {
 
 extern PyType_Spec writer_spec;
 
-/* Returns whether there was room. What the executor reads of it is there before the position that says so; the fence
- * comes between that and the caller's look whether the executor sleeps. */
-int writer_take(Writer *self, const unsigned char *record, size_t length);
+/* Returns whether there was room. The record is stored before the tail that publishes it; a full fence comes before
+ * the caller reads whether the executor sleeps. */
+int writer_put(Writer *self, const unsigned char *record, size_t length);

@@ -5,11 +5,11 @@
 
 #include "records.h"
 
-/* Where launches run into the driver's full queue all threads fall to a third of their rate, so each stream's
- * unfinished launches are bounded: docs/decisions/004-what-the-gpu-decided.md. */
+/* When launches fill the driver's queue, all threads drop to a third of their rate; therefore the unfinished launches
+ * of each stream are bounded: docs/decisions/004-what-the-gpu-decided.md. */
 enum { LAUNCHES_AN_EVENT = 128, PARAMETER_BYTES = 1 << 15, SUCCESS = 0, NOT_READY = 600 };
 
-/* By force so many more go to the driver: it holds 1,024 and would then block the worker in the call. */
+/* The limit of forced launches since the last event: the driver queues 1,024, then blocks the worker in the call. */
 enum { LAUNCHES_BY_FORCE = 384 };
 
 /* CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE of cuda.h. */
@@ -17,25 +17,25 @@ enum { LAUNCHES_BY_FORCE = 384 };
 #define EXTRA_BUFFER ((void *)1)
 #define EXTRA_SIZE ((void *)2)
 
-int lane_open(struct lane *lane, const struct driver_calls *calls)
+int fast_path_open(struct fast_path *path, const struct driver_calls *calls)
 {
-    memset(lane, 0, sizeof *lane);
-    lane->calls = calls;
-    return pthread_mutex_init(&lane->lock, NULL) ? -1 : 0;
+    memset(path, 0, sizeof *path);
+    path->calls = calls;
+    return pthread_mutex_init(&path->lock, NULL) ? -1 : 0;
 }
 
-void lane_close(struct lane *lane)
+void fast_path_close(struct fast_path *path)
 {
     uint32_t position = 0;
-    struct lane_context *context;
+    struct fast_path_context *context;
 
-    while ((context = table_next(&lane->contexts, &position)))
-        lane_free_context(context);
-    table_free(&lane->contexts);
-    pthread_mutex_destroy(&lane->lock);
+    while ((context = table_next(&path->contexts, &position)))
+        fast_path_free_context(context);
+    table_free(&path->contexts);
+    pthread_mutex_destroy(&path->lock);
 }
 
-/* --- marks */
+/* --- stream markers */
 
 static int reached(uint64_t word, uint32_t mark)
 {
@@ -49,10 +49,10 @@ static int is_settled(struct stream_state *stream)
     return stream->settled == stream->issued;
 }
 
-/* A mark among many launches costs their stream 40 us, for the device drains: only who waits has one written. */
-static int mark(struct lane *lane, struct stream_state *stream)
+/* A marker between launches costs the stream 40 us, because the device drains: it is written only for a wait. */
+static int mark(struct fast_path *path, struct stream_state *stream)
 {
-    int code = lane->calls->write_value((void *)stream->handle, stream->word, stream->marked + 1, 0);
+    int code = path->calls->write_value((void *)stream->handle, stream->word, stream->marked + 1, 0);
 
     if (!code) {
         stream->marked++;
@@ -70,9 +70,9 @@ int wait_is_over(struct wait *wait)
     return 1;
 }
 
-/* --- order between streams, where it is plain */
+/* --- order between streams, as far as it needs no driver call */
 
-static int is_joined(struct context_state *context, struct stream_state *stream)
+static int is_ordered(struct context_state *context, struct stream_state *stream)
 {
     struct stream_state *first = context->default_stream;
 
@@ -86,7 +86,7 @@ static int is_joined(struct context_state *context, struct stream_state *stream)
     return 1;
 }
 
-static void note(struct context_state *context, struct stream_state *stream)
+static void note_unseen(struct context_state *context, struct stream_state *stream)
 {
     if (stream->is_blocking && !stream->is_default && !stream->unseen) {
         stream->unseen = 1;
@@ -103,7 +103,8 @@ static int fits(const struct driver_calls *calls, const struct launch_record *la
     int axis;
 
     for (axis = 0; axis < 3; axis++) {
-        if (!grid[axis] || grid[axis] > calls->grid_limit[axis] || !block[axis] || block[axis] > calls->block_limit[axis])
+        if (!grid[axis] || grid[axis] > calls->grid_limit[axis] || !block[axis] ||
+            block[axis] > calls->block_limit[axis])
             return 0;
         threads *= block[axis];
     }
@@ -113,13 +114,13 @@ static int fits(const struct driver_calls *calls, const struct launch_record *la
            launch->shared_bytes + kernel->shared_bytes <= calls->shared_limit;
 }
 
-static int has_room(struct lane *lane, struct stream_state *stream, int *code)
+static int has_room(struct fast_path *path, struct stream_state *stream, int *code)
 {
     int passed;
 
     if (stream->recorded - stream->passed < STREAM_EVENTS)
         return 1;
-    passed = lane->calls->query_event((void *)stream->events[stream->passed % STREAM_EVENTS]);
+    passed = path->calls->query_event((void *)stream->events[stream->passed % STREAM_EVENTS]);
     if (passed == SUCCESS)
         stream->passed++;
     else if (passed != NOT_READY)
@@ -127,13 +128,13 @@ static int has_room(struct lane *lane, struct stream_state *stream, int *code)
     return passed == SUCCESS;
 }
 
-static int count(struct lane *lane, struct stream_state *stream)
+static int record_event(struct fast_path *path, struct stream_state *stream)
 {
     int code;
 
     if (stream->since_event < LAUNCHES_AN_EVENT || stream->recorded - stream->passed == STREAM_EVENTS)
-        return SUCCESS; /* with all of them on their way, launches were forced */
-    code = lane->calls->record_event((void *)stream->events[stream->recorded % STREAM_EVENTS], (void *)stream->handle);
+        return SUCCESS; /* no free event: launches were forced */
+    code = path->calls->record_event((void *)stream->events[stream->recorded % STREAM_EVENTS], (void *)stream->handle);
     if (code == SUCCESS) {
         stream->recorded++;
         stream->since_event = 0;
@@ -141,166 +142,172 @@ static int count(struct lane *lane, struct stream_state *stream)
     return code;
 }
 
-static enum lane_result launch(struct lane *lane, struct context_state *context, struct stream_state *stream,
-                               const struct kernel_row *kernel, const struct launch_record *record, int force, int *code)
+static enum fast_path_result launch(struct fast_path *path, struct context_state *context, struct stream_state *stream,
+                                    const struct kernel_row *kernel, const struct launch_record *record, int force,
+                                    int *code)
 {
     size_t parameter_bytes = kernel->parameter_bytes;
     void *extra[] = {EXTRA_BUFFER, (void *)(record + 1), EXTRA_SIZE, &parameter_bytes, EXTRA_END};
 
-    if (!is_joined(context, stream))
-        return LANE_PASS;
-    if (!has_room(lane, stream, code) && (*code || !force || stream->since_event >= LAUNCHES_BY_FORCE))
-        return *code ? LANE_FAILED : LANE_FULL;
-    *code = lane->calls->launch((void *)kernel->function, record->grid_x, record->grid_y, record->grid_z, record->block_x,
-                                record->block_y, record->block_z, record->shared_bytes, (void *)stream->handle, NULL,
-                                parameter_bytes ? extra : NULL);
+    if (!is_ordered(context, stream))
+        return FAST_PATH_PASS;
+    if (!has_room(path, stream, code) && (*code || !force || stream->since_event >= LAUNCHES_BY_FORCE))
+        return *code ? FAST_PATH_FAILED : FAST_PATH_FULL;
+    *code = path->calls->launch((void *)kernel->function, record->grid_x, record->grid_y, record->grid_z,
+                                record->block_x, record->block_y, record->block_z, record->shared_bytes,
+                                (void *)stream->handle, NULL, parameter_bytes ? extra : NULL);
     if (*code)
-        return LANE_FAILED;
+        return FAST_PATH_FAILED;
     stream->issued++;
     stream->launched++;
     stream->last_function = kernel->function;
-    note(context, stream);
+    note_unseen(context, stream);
     stream->since_event++;
-    *code = count(lane, stream);
-    return *code ? LANE_FAILED : LANE_DONE;
+    *code = record_event(path, stream);
+    return *code ? FAST_PATH_FAILED : FAST_PATH_DONE;
 }
 
 /* --- waiting */
 
-static enum lane_result wait_for(struct lane *lane, struct lane_context *context, struct stream_state *stream,
-                                 struct wait *wait, int *code)
+static enum fast_path_result wait_for(struct fast_path *path, struct fast_path_context *context,
+                                      struct stream_state *stream, struct wait *wait, int *code)
 {
     if (is_settled(stream))
-        return LANE_ANSWER;
-    if (stream->marked_issued != stream->issued && (*code = mark(lane, stream)))
-        return LANE_FAILED;
+        return FAST_PATH_ANSWER;
+    if (stream->marked_issued != stream->issued && (*code = mark(path, stream)))
+        return FAST_PATH_FAILED;
     wait->context = context;
     wait->stream = stream;
     wait->word = (volatile uint32_t *)stream->word;
     wait->mark = stream->marked;
-    return LANE_PENDING;
+    return FAST_PATH_PENDING;
 }
 
-static enum lane_result synchronize_context(struct lane *lane, struct lane_context *context, struct wait *wait, int *code)
+static enum fast_path_result synchronize_context(struct fast_path *path, struct fast_path_context *context,
+                                                 struct wait *wait, int *code)
 {
     uint32_t position = 0;
     struct stream_state *stream, *busy = NULL;
 
     if (context->state->leaving)
-        return LANE_PASS;
+        return FAST_PATH_PASS;
     while ((stream = table_next(&context->streams, &position)))
         if (!is_settled(stream)) {
             if (busy)
-                return LANE_PASS;
+                return FAST_PATH_PASS;
             busy = stream;
         }
-    return busy ? wait_for(lane, context, busy, wait, code) : LANE_ANSWER;
+    return busy ? wait_for(path, context, busy, wait, code) : FAST_PATH_ANSWER;
 }
 
 /* --- records */
 
-static enum lane_result execute(struct lane *lane, struct lane_context *context, const uint8_t *record, uint32_t length,
-                                int force, struct wait *wait, int *code)
+static enum fast_path_result execute(struct fast_path *path, struct fast_path_context *context, const uint8_t *record,
+                                     uint32_t length, int force, struct wait *wait, int *code)
 {
     const struct record_header *header = (const struct record_header *)record;
     const struct launch_record *launched = (const struct launch_record *)record;
-    struct lane_module *module;
+    const struct kernel_row *kernel;
+    struct fast_path_module *module;
     struct stream_state *stream;
     uint64_t handle;
 
     if (header->opcode == OP_SYNCHRONIZE_CONTEXT)
-        return length == sizeof *header ? synchronize_context(lane, context, wait, code) : LANE_PASS;
+        return length == sizeof *header ? synchronize_context(path, context, wait, code) : FAST_PATH_PASS;
     if (length < sizeof *header + sizeof handle)
-        return LANE_PASS;
-    memcpy(&handle, record + sizeof *header, sizeof handle); /* the stream is the first operand of all of these */
+        return FAST_PATH_PASS;
+    memcpy(&handle, record + sizeof *header, sizeof handle); /* each record's first operand */
     stream = table_get(&context->streams, handle);
     if (!stream)
-        return LANE_PASS;
+        return FAST_PATH_PASS;
     if (header->opcode == OP_LAUNCH) {
         if (length < sizeof *launched || length != sizeof *launched + ((launched->parameter_bytes + 7) & ~7ull))
-            return LANE_PASS;
+            return FAST_PATH_PASS;
         module = table_get(&context->modules, launched->module);
-        if (!module || launched->function >= module->count || !fits(lane->calls, launched, &module->rows[launched->function]))
-            return LANE_PASS;
-        return launch(lane, context->state, stream, &module->rows[launched->function], launched, force, code);
+        if (!module || launched->function >= module->count)
+            return FAST_PATH_PASS;
+        kernel = &module->rows[launched->function];
+        if (!fits(path->calls, launched, kernel))
+            return FAST_PATH_PASS;
+        return launch(path, context->state, stream, kernel, launched, force, code);
     }
-    if (length != sizeof *header + sizeof handle || !is_joined(context->state, stream))
-        return LANE_PASS;
+    if (length != sizeof *header + sizeof handle || !is_ordered(context->state, stream))
+        return FAST_PATH_PASS;
     if (header->opcode == OP_SYNCHRONIZE_STREAM)
-        return wait_for(lane, context, stream, wait, code);
-    return is_settled(stream) ? LANE_ANSWER : LANE_PASS; /* QUERY_STREAM */
+        return wait_for(path, context, stream, wait, code);
+    return is_settled(stream) ? FAST_PATH_ANSWER : FAST_PATH_PASS; /* QUERY_STREAM */
 }
 
-static int enter(struct lane *lane)
+static int set_current(struct fast_path *path)
 {
-    if (!lane->entered)
-        lane->entered = !lane->calls->set_current(lane->calls->context);
-    return lane->entered;
+    if (!path->is_current)
+        path->is_current = !path->calls->set_current(path->calls->context);
+    return path->is_current;
 }
 
-enum lane_result lane_execute(struct lane *lane, const uint8_t *record, uint32_t length, int force, struct wait *wait,
-                              int *code)
+enum fast_path_result fast_path_execute(struct fast_path *path, const uint8_t *record, uint32_t length, int force,
+                                        struct wait *wait, int *code)
 {
     const struct record_header *header = (const struct record_header *)record;
     int waits = header->opcode != OP_LAUNCH;
-    struct lane_context *context;
-    enum lane_result result = LANE_PASS;
+    struct fast_path_context *context;
+    enum fast_path_result result = FAST_PATH_PASS;
 
-    if (!lane->calls || header->flags || !is_native(header->opcode))
-        return LANE_PASS;
-    pthread_mutex_lock(&lane->lock);
-    context = table_get(&lane->contexts, header->context);
+    if (!path->calls || header->flags || !is_native(header->opcode))
+        return FAST_PATH_PASS;
+    pthread_mutex_lock(&path->lock);
+    context = table_get(&path->contexts, header->context);
     if (context)
-        atomic_store(&context->state->active, 1); /* sequentially consistent: before the look at `closed` */
-    pthread_mutex_unlock(&lane->lock);
+        atomic_store(&context->state->active, 1); /* sequentially consistent: before reading `closed` */
+    pthread_mutex_unlock(&path->lock);
     if (!context)
-        return LANE_PASS;
+        return FAST_PATH_PASS;
     if (!atomic_load(&context->state->closed) && !context->state->held &&
-        !(waits && atomic_load(&context->state->deferred)) && enter(lane))
-        result = execute(lane, context, record, length, force, wait, code);
-    if (result != LANE_PENDING) /* a wait that nobody has noted yet would outlive its context */
-        lane_leave(context);
+        !(waits && atomic_load(&context->state->deferred)) && set_current(path))
+        result = execute(path, context, record, length, force, wait, code);
+    if (result != FAST_PATH_PENDING) /* else the wait could outlive its context before it is stored */
+        fast_path_leave(context);
     return result;
 }
 
-void lane_leave(struct lane_context *context)
+void fast_path_leave(struct fast_path_context *context)
 {
     atomic_store(&context->state->active, 0);
 }
 
-/* --- what there is */
+/* --- contexts, streams and modules */
 
-int lane_add_context(struct lane *lane, uint64_t serial, struct context_state *state)
+int fast_path_add_context(struct fast_path *path, uint64_t serial, struct context_state *state)
 {
-    struct lane_context *context = calloc(1, sizeof *context);
+    struct fast_path_context *context = calloc(1, sizeof *context);
     int result = -1;
 
     if (!context)
         return -1;
     context->state = state;
-    pthread_mutex_lock(&lane->lock);
+    pthread_mutex_lock(&path->lock);
     if (!table_put(&context->streams, 0, state->default_stream))
-        result = table_put(&lane->contexts, serial, context);
-    pthread_mutex_unlock(&lane->lock);
+        result = table_put(&path->contexts, serial, context);
+    pthread_mutex_unlock(&path->lock);
     if (result)
-        lane_free_context(context);
+        fast_path_free_context(context);
     return result;
 }
 
-struct lane_context *lane_take_context(struct lane *lane, uint64_t serial)
+struct fast_path_context *fast_path_take_context(struct fast_path *path, uint64_t serial)
 {
-    struct lane_context *context;
+    struct fast_path_context *context;
 
-    pthread_mutex_lock(&lane->lock);
-    context = table_take(&lane->contexts, serial);
-    pthread_mutex_unlock(&lane->lock);
+    pthread_mutex_lock(&path->lock);
+    context = table_take(&path->contexts, serial);
+    pthread_mutex_unlock(&path->lock);
     return context;
 }
 
-void lane_free_context(struct lane_context *context)
+void fast_path_free_context(struct fast_path_context *context)
 {
     uint32_t position = 0;
-    struct lane_module *module;
+    struct fast_path_module *module;
 
     while ((module = table_next(&context->modules, &position)))
         free(module);
@@ -309,59 +316,60 @@ void lane_free_context(struct lane_context *context)
     free(context);
 }
 
-int lane_add_stream(struct lane *lane, uint64_t serial, uint64_t handle, struct stream_state *state)
+int fast_path_add_stream(struct fast_path *path, uint64_t serial, uint64_t handle, struct stream_state *state)
 {
-    struct lane_context *context;
+    struct fast_path_context *context;
     int result = -1;
 
-    pthread_mutex_lock(&lane->lock);
-    context = table_get(&lane->contexts, serial);
+    pthread_mutex_lock(&path->lock);
+    context = table_get(&path->contexts, serial);
     if (context)
         result = table_put(&context->streams, handle, state);
-    pthread_mutex_unlock(&lane->lock);
+    pthread_mutex_unlock(&path->lock);
     return result;
 }
 
-struct stream_state *lane_take_stream(struct lane *lane, uint64_t serial, uint64_t handle)
+struct stream_state *fast_path_take_stream(struct fast_path *path, uint64_t serial, uint64_t handle)
 {
-    struct lane_context *context;
+    struct fast_path_context *context;
     struct stream_state *stream = NULL;
 
-    pthread_mutex_lock(&lane->lock);
-    context = table_get(&lane->contexts, serial);
+    pthread_mutex_lock(&path->lock);
+    context = table_get(&path->contexts, serial);
     if (context)
         stream = table_take(&context->streams, handle);
-    pthread_mutex_unlock(&lane->lock);
+    pthread_mutex_unlock(&path->lock);
     return stream;
 }
 
-int lane_add_module(struct lane *lane, uint64_t serial, uint64_t handle, struct kernel_row *rows, uint32_t count)
+int fast_path_add_module(struct fast_path *path, uint64_t serial, uint64_t handle, struct kernel_row *rows,
+                         uint32_t count)
 {
-    struct lane_module *module = malloc(sizeof *module);
-    struct lane_context *context;
+    struct fast_path_module *module = malloc(sizeof *module);
+    struct fast_path_context *context;
     int result = -1;
 
     if (!module)
         return -1;
     module->rows = rows;
     module->count = count;
-    pthread_mutex_lock(&lane->lock);
-    context = table_get(&lane->contexts, serial);
+    pthread_mutex_lock(&path->lock);
+    context = table_get(&path->contexts, serial);
     if (context)
         result = table_put(&context->modules, handle, module);
-    pthread_mutex_unlock(&lane->lock);
+    pthread_mutex_unlock(&path->lock);
     if (result)
         free(module);
     return result;
 }
 
-void lane_drop_module(struct lane *lane, uint64_t serial, uint64_t handle)
+void fast_path_drop_module(struct fast_path *path, uint64_t serial, uint64_t handle)
 {
-    struct lane_context *context;
+    struct fast_path_context *context;
 
-    pthread_mutex_lock(&lane->lock);
-    context = table_get(&lane->contexts, serial);
+    pthread_mutex_lock(&path->lock);
+    context = table_get(&path->contexts, serial);
     if (context)
         free(table_take(&context->modules, handle));
-    pthread_mutex_unlock(&lane->lock);
+    pthread_mutex_unlock(&path->lock);
 }

@@ -1,10 +1,10 @@
-/* The records that are executed outside the interpreter: launches, and waiting for streams that are in plain order.
+/* The records that are executed without the interpreter: launches, and waits for streams that need no ordering.
  *
- * Whatever is not plain (an error to tell, work that waits for the host, streams that wait for each other, handles
- * that are not known) is passed on to Python, which knows all the rules.
+ * Everything else (an error to report, work that waits for the host, streams that wait for each other, unknown
+ * handles) is passed on to Python, which implements all the rules.
  */
-#ifndef PYMPSD_LANE_H
-#define PYMPSD_LANE_H
+#ifndef PYMPSD_FAST_PATH_H
+#define PYMPSD_FAST_PATH_H
 
 #include <pthread.h>
 #include <stdint.h>
@@ -12,58 +12,60 @@
 #include "states.h"
 #include "table.h"
 
-enum lane_result {
-    LANE_PASS,    /* it is Python's to execute */
-    LANE_DONE,    /* it is done and has no answer */
-    LANE_ANSWER,  /* it is done: answer success */
-    LANE_PENDING, /* answer once *wait is over */
-    LANE_FULL,    /* the stream has enough unfinished work: try again later, or by force */
-    LANE_FAILED   /* the driver refused it with *code */
+enum fast_path_result {
+    FAST_PATH_PASS,    /* Python has to execute it */
+    FAST_PATH_DONE,    /* done; it has no answer */
+    FAST_PATH_ANSWER,  /* done: answer success */
+    FAST_PATH_PENDING, /* answer when *wait is over */
+    FAST_PATH_FULL,    /* too much unfinished work in the stream: retry later, or with `force` */
+    FAST_PATH_FAILED   /* the driver refused it with *code */
 };
 
-struct lane_module {
+struct fast_path_module {
     struct kernel_row *rows;
     uint32_t count;
 };
 
-struct lane_context {
+struct fast_path_context {
     struct context_state *state;
-    struct table streams; /* stream_state by handle, the default stream's is 0 */
-    struct table modules; /* lane_module by handle */
+    struct table streams; /* stream_state by handle; 0: the default stream */
+    struct table modules; /* fast_path_module by handle */
 };
 
-struct lane {
-    const struct driver_calls *calls; /* NULL: everything is Python's */
-    int entered;
-    pthread_mutex_t lock;  /* the tables'; not held while the driver works */
-    struct table contexts; /* lane_context by serial */
+struct fast_path {
+    const struct driver_calls *calls; /* NULL: Python executes everything */
+    int is_current;                   /* the driver's context is, in the worker's thread */
+    pthread_mutex_t lock;             /* protects the tables; not held during driver calls */
+    struct table contexts;            /* fast_path_context by serial */
 };
 
-/* A mark in a stream that an answer waits for. */
+/* A marker in a stream that an answer waits for. */
 struct wait {
-    struct lane_context *context; /* NULL: it has gone */
-    struct stream_state *stream;  /* NULL: it has gone */
-    volatile uint32_t *word;
-    uint32_t mark;
+    struct fast_path_context *context; /* NULL: dropped meanwhile */
+    struct stream_state *stream;       /* NULL: dropped meanwhile */
+    volatile uint32_t *word;           /* the stream's completion word */
+    uint32_t mark;                     /* the value that it has to reach */
 };
 
-int lane_open(struct lane *lane, const struct driver_calls *calls);
-void lane_close(struct lane *lane);
-enum lane_result lane_execute(struct lane *lane, const uint8_t *record, uint32_t length, int force, struct wait *wait,
-                              int *code);
+int fast_path_open(struct fast_path *path, const struct driver_calls *calls);
+void fast_path_close(struct fast_path *path);
+enum fast_path_result fast_path_execute(struct fast_path *path, const uint8_t *record, uint32_t length, int force,
+                                        struct wait *wait, int *code);
 
-/* After LANE_PENDING the context is still active, until this: so that it cannot go before the wait is noted. */
-void lane_leave(struct lane_context *context);
+/* Mark the context inactive. After FAST_PATH_PENDING it stays active until this call, so that it cannot be dropped
+ * before the wait is stored. */
+void fast_path_leave(struct fast_path_context *context);
 
-/* Whether a wait is over; then what its stream did until the mark counts as done. */
+/* Return whether a wait is over; if so, count the stream's work up to the marker as done. */
 int wait_is_over(struct wait *wait);
 
-int lane_add_context(struct lane *lane, uint64_t serial, struct context_state *state);
-struct lane_context *lane_take_context(struct lane *lane, uint64_t serial); /* the caller frees it */
-void lane_free_context(struct lane_context *context);
-int lane_add_stream(struct lane *lane, uint64_t serial, uint64_t handle, struct stream_state *state);
-struct stream_state *lane_take_stream(struct lane *lane, uint64_t serial, uint64_t handle);
-int lane_add_module(struct lane *lane, uint64_t serial, uint64_t handle, struct kernel_row *rows, uint32_t count);
-void lane_drop_module(struct lane *lane, uint64_t serial, uint64_t handle);
+int fast_path_add_context(struct fast_path *path, uint64_t serial, struct context_state *state);
+struct fast_path_context *fast_path_take_context(struct fast_path *path, uint64_t serial); /* the caller frees it */
+void fast_path_free_context(struct fast_path_context *context);
+int fast_path_add_stream(struct fast_path *path, uint64_t serial, uint64_t handle, struct stream_state *state);
+struct stream_state *fast_path_take_stream(struct fast_path *path, uint64_t serial, uint64_t handle);
+int fast_path_add_module(struct fast_path *path, uint64_t serial, uint64_t handle, struct kernel_row *rows,
+                         uint32_t count);
+void fast_path_drop_module(struct fast_path *path, uint64_t serial, uint64_t handle);
 
 #endif

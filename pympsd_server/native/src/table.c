@@ -2,11 +2,11 @@
 
 #include <stdlib.h>
 
-static char gone;
-#define TABLE_GONE ((void *)&gone)
+static char removed;
+#define TABLE_REMOVED ((void *)&removed)
 enum { FIRST_SIZE = 16 };
 
-static uint32_t place(uint64_t key, uint32_t size)
+static uint32_t first_slot(uint64_t key, uint32_t size)
 {
     return (uint32_t)((key * 0x9E3779B97F4A7C15u) >> 32) & (size - 1);
 }
@@ -17,8 +17,8 @@ static struct slot *find(const struct table *table, uint64_t key)
 
     if (!table->size)
         return NULL;
-    for (at = place(key, table->size); table->slots[at].value; at = (at + 1) & (table->size - 1))
-        if (table->slots[at].key == key && table->slots[at].value != TABLE_GONE)
+    for (at = first_slot(key, table->size); table->slots[at].value; at = (at + 1) & (table->size - 1))
+        if (table->slots[at].key == key && table->slots[at].value != TABLE_REMOVED)
             return &table->slots[at];
     return NULL;
 }
@@ -31,7 +31,7 @@ void *table_get(const struct table *table, uint64_t key)
 
 static void enter(struct table *table, uint64_t key, void *value)
 {
-    uint32_t at = place(key, table->size);
+    uint32_t at = first_slot(key, table->size);
 
     while (table->slots[at].value)
         at = (at + 1) & (table->size - 1);
@@ -54,7 +54,7 @@ static int rebuild(struct table *table)
     if (!larger.slots)
         return -1;
     for (at = 0; at < table->size; at++)
-        if (table->slots[at].value && table->slots[at].value != TABLE_GONE)
+        if (table->slots[at].value && table->slots[at].value != TABLE_REMOVED)
             enter(&larger, table->slots[at].key, table->slots[at].value);
     free(table->slots);
     *table = larger;
@@ -81,7 +81,7 @@ void *table_take(struct table *table, uint64_t key)
     void *value = slot ? slot->value : NULL;
 
     if (slot)
-        slot->value = TABLE_GONE;
+        slot->value = TABLE_REMOVED;
     return value;
 }
 
@@ -89,7 +89,7 @@ void *table_next(const struct table *table, uint32_t *position)
 {
     while (*position < table->size) {
         void *value = table->slots[(*position)++].value;
-        if (value && value != TABLE_GONE)
+        if (value && value != TABLE_REMOVED)
             return value;
     }
     return NULL;

@@ -1,4 +1,4 @@
-/* Numbers to pointers: a table with open addressing that grows. */
+/* A hash table from numbers to pointers, with open addressing; it grows. */
 #ifndef PYMPSD_TABLE_H
 #define PYMPSD_TABLE_H
 
@@ -7,17 +7,17 @@
 struct table {
     struct slot {
         uint64_t key;
-        void *value; /* NULL: free, TABLE_GONE: was taken out */
+        void *value; /* NULL: free, TABLE_REMOVED: removed */
     } *slots;
     uint32_t size; /* a power of two, or 0 */
-    uint32_t used; /* slots that are not free, those taken out among them */
+    uint32_t used; /* slots that are not free, including removed ones */
 };
 
 void *table_get(const struct table *table, uint64_t key);
 int table_put(struct table *table, uint64_t key, void *value); /* -1: no memory */
 void *table_take(struct table *table, uint64_t key);
 
-/* The next value at or after *position, which is moved behind it; NULL at the end. */
+/* Return the next value at or after *position, and advance *position past it; NULL at the end. */
 void *table_next(const struct table *table, uint32_t *position);
 void table_free(struct table *table);
 

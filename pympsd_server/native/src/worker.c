@@ -12,15 +12,15 @@ enum { PENDING_LIMIT = 1024, PENDING_BYTES = 32 };
 
 #define MICROSECOND 1000ll
 #define MILLISECOND 1000000ll
-#define SLACK_NS 1000            /* a pause of 20 us must not become one of 70 */
-#define FULL_PATIENCE (20 * MILLISECOND) /* then a launch goes to the driver all the same, which has room for some */
+#define SLACK_NS 1000 /* timer slack: else a pause of 20 us takes 70 */
+#define FULL_PATIENCE (20 * MILLISECOND) /* then a launch is forced: the driver has room for some more */
 #define FULL_PAUSE (20 * MICROSECOND)
-#define BRISK (500 * MICROSECOND) /* after so long without an end of work, look at longer intervals */
-#define LONG (50 * MILLISECOND)
-#define BRISK_PAUSE (20 * MICROSECOND)
+#define SHORT_WAIT (500 * MICROSECOND) /* pauses grow when no work has ended for this long, */
+#define LONG_WAIT (50 * MILLISECOND)   /* and again after this */
+#define SHORT_WAIT_PAUSE (20 * MICROSECOND)
 #define PAUSE (50 * MICROSECOND)
-#define LONG_PAUSE (500 * MICROSECOND)
-#define IDLE (1000 * MILLISECOND) /* sleeps are bounded, should a wake-up ever be missed */
+#define LONG_WAIT_PAUSE (500 * MICROSECOND)
+#define IDLE_SLEEP (1000 * MILLISECOND) /* bounded, in case a wake-up is missed */
 
 struct pending {
     uint8_t record[PENDING_BYTES];
@@ -29,22 +29,22 @@ struct pending {
 };
 
 struct worker {
-    struct inlet inlet;
-    struct lane lane;
+    struct record_source source;
+    struct fast_path fast_path;
     int64_t spin_ns;
-    int64_t latest; /* when something happened last, if no record was taken since */
-    int is_busy;    /* one was: the clock is not read for each */
+    int64_t last_active; /* time of the last progress, unless is_busy */
+    int is_busy;         /* a record was taken since: the clock is not read for each */
     atomic_int closed;
     int has_slack;
-    int is_full;  /* inlet.record waits for room in its stream since then */
+    int is_full; /* source.record waits for room in its stream, since full_since */
     int64_t full_since;
-    int flushing; /* inlet.record is handed over after all that is pending */
+    int flushing; /* source.record is returned to Python after all pending ones */
     struct pending *pending;
     uint32_t pending_count;
-    pthread_mutex_t waits; /* of the pending, against contexts and streams that go */
+    pthread_mutex_t waits; /* protects `pending` against dropped contexts and streams */
     pthread_mutex_t sending;
-    int unsent; /* Python has a part of an answer to write */
-    struct pending handed; /* the record that was handed over from the pending */
+    int unsent; /* Python has to write the rest of an answer */
+    struct pending returned; /* the pending record that Python was given last */
 };
 
 static int64_t now(void)
@@ -79,7 +79,8 @@ struct worker *worker_open(int socket, uint8_t *area, const struct driver_calls 
     worker->pending = calloc(PENDING_LIMIT, sizeof *worker->pending);
     pthread_mutex_init(&worker->waits, NULL);
     pthread_mutex_init(&worker->sending, NULL);
-    if (inlet_open(&worker->inlet, socket, area) || lane_open(&worker->lane, calls) || !worker->pending) {
+    if (record_source_open(&worker->source, socket, area) || fast_path_open(&worker->fast_path, calls) ||
+        !worker->pending) {
         worker_free(worker);
         return NULL;
     }
@@ -88,8 +89,8 @@ struct worker *worker_open(int socket, uint8_t *area, const struct driver_calls 
 
 void worker_free(struct worker *worker)
 {
-    lane_close(&worker->lane);
-    inlet_close(&worker->inlet);
+    fast_path_close(&worker->fast_path);
+    record_source_close(&worker->source);
     pthread_mutex_destroy(&worker->waits);
     pthread_mutex_destroy(&worker->sending);
     free(worker->pending);
@@ -107,8 +108,8 @@ static int64_t write_out(struct worker *worker, const uint8_t *data, uint64_t co
 {
     int64_t sent;
 
-    inlet_tell_answer(&worker->inlet); /* before: who watches begins to read while this is written */
-    sent = send(worker->inlet.socket, data, count, MSG_DONTWAIT | MSG_NOSIGNAL);
+    record_source_count_answer(&worker->source); /* first: a polling client starts to read meanwhile */
+    sent = send(worker->source.socket, data, count, MSG_DONTWAIT | MSG_NOSIGNAL);
     return sent < 0 ? -errno : sent;
 }
 
@@ -126,7 +127,7 @@ int64_t worker_send(struct worker *worker, const uint8_t *data, uint64_t count)
 void worker_lock_sending(struct worker *worker)
 {
     pthread_mutex_lock(&worker->sending);
-    inlet_tell_answer(&worker->inlet);
+    record_source_count_answer(&worker->source);
 }
 
 void worker_unlock_sending(struct worker *worker, int unsent)
@@ -135,7 +136,7 @@ void worker_unlock_sending(struct worker *worker, int unsent)
     pthread_mutex_unlock(&worker->sending);
 }
 
-/* Whether a record was answered with success; if not, Python has to. */
+/* Answer a record with success; return whether that was possible, else Python has to answer. */
 static int answer(struct worker *worker, const uint8_t *record)
 {
     struct record_header header = *(const struct record_header *)record;
@@ -149,51 +150,51 @@ static int answer(struct worker *worker, const uint8_t *record)
     if (!worker->unsent)
         sent = write_out(worker, (uint8_t *)&header, sizeof header);
     pthread_mutex_unlock(&worker->sending);
-    return sent != -EAGAIN; /* so short a message goes whole or not at all; a socket that has ended takes all */
+    return sent != -EAGAIN; /* so short a write is never partial; other errors: the client has gone */
 }
 
-/* --- what waits for the end of work */
+/* --- pending waits */
 
-static int hand_over(struct worker *worker, uint32_t index)
+static int return_pending(struct worker *worker, uint32_t index)
 {
-    worker->handed = worker->pending[index];
+    worker->returned = worker->pending[index];
     worker->pending[index] = worker->pending[--worker->pending_count];
     return 1;
 }
 
-/* Answer what is over; 1 when `handed` is Python's: its context has gone or ends, or `all` are to be handed over. */
+/* Answer the waits that are over; return 1 if Python has to execute `returned`: its context ends, or `all` is set. */
 static int settle_pending(struct worker *worker, int all)
 {
     uint32_t index = 0;
-    int handed = 0;
+    int returned = 0;
 
     pthread_mutex_lock(&worker->waits);
-    while (index < worker->pending_count && !handed) {
+    while (index < worker->pending_count && !returned) {
         struct pending *pending = &worker->pending[index];
         if (all || !pending->wait.context || atomic_load(&pending->wait.context->state->closed))
-            handed = hand_over(worker, index);
+            returned = return_pending(worker, index);
         else if (!wait_is_over(&pending->wait))
             index++;
         else if (answer(worker, pending->record)) {
             worker->pending[index] = worker->pending[--worker->pending_count];
-            worker->latest = now();
+            worker->last_active = now();
         } else
-            handed = hand_over(worker, index);
+            returned = return_pending(worker, index);
     }
     pthread_mutex_unlock(&worker->waits);
-    return handed;
+    return returned;
 }
 
 static int keep_pending(struct worker *worker, const struct wait *wait)
 {
     struct pending *pending;
 
-    if (worker->pending_count == PENDING_LIMIT || worker->inlet.length > PENDING_BYTES)
+    if (worker->pending_count == PENDING_LIMIT || worker->source.length > PENDING_BYTES)
         return 0;
     pthread_mutex_lock(&worker->waits);
     pending = &worker->pending[worker->pending_count++];
-    memcpy(pending->record, worker->inlet.record, worker->inlet.length);
-    pending->length = worker->inlet.length;
+    memcpy(pending->record, worker->source.record, worker->source.length);
+    pending->length = worker->source.length;
     pending->wait = *wait;
     pthread_mutex_unlock(&worker->waits);
     return 1;
@@ -208,53 +209,53 @@ static int give(const uint8_t *from, uint32_t count, const uint8_t **record, uin
     return 1;
 }
 
-/* Execute inlet.record: 1 when it is Python's. */
+/* Execute source.record; return 1 if Python has to. */
 static int execute(struct worker *worker, int *code)
 {
     struct wait wait;
     int force = worker->is_full && now() - worker->full_since > FULL_PATIENCE;
 
-    switch (lane_execute(&worker->lane, worker->inlet.record, worker->inlet.length, force, &wait, code)) {
-    case LANE_DONE:
+    switch (fast_path_execute(&worker->fast_path, worker->source.record, worker->source.length, force, &wait, code)) {
+    case FAST_PATH_DONE:
         worker->is_full = 0;
         return 0;
-    case LANE_ANSWER:
-        return !answer(worker, worker->inlet.record);
-    case LANE_PENDING: {
+    case FAST_PATH_ANSWER:
+        return !answer(worker, worker->source.record);
+    case FAST_PATH_PENDING: {
         int is_kept = keep_pending(worker, &wait);
-        lane_leave(wait.context);
+        fast_path_leave(wait.context);
         return !is_kept;
     }
-    case LANE_FULL:
+    case FAST_PATH_FULL:
         if (!worker->is_full)
             worker->full_since = now();
         worker->is_full = 1;
         return 0;
-    default: /* LANE_PASS, LANE_FAILED */
+    default: /* FAST_PATH_PASS, FAST_PATH_FAILED */
         worker->is_full = 0;
-        worker->flushing = worker->pending_count && may_be_slow(((const struct record_header *)worker->inlet.record)->opcode);
+        worker->flushing = worker->pending_count && may_be_slow(((const struct record_header *)worker->source.record)->opcode);
         return 1;
     }
 }
 
-static void rest(struct worker *worker)
+static void wait_for_records(struct worker *worker)
 {
-    int64_t moment = now(), fruitless;
+    int64_t moment = now(), idle;
 
     if (worker->is_busy)
-        worker->latest = moment;
+        worker->last_active = moment;
     worker->is_busy = 0;
-    fruitless = moment - worker->latest;
-    if (fruitless < worker->spin_ns) {
+    idle = moment - worker->last_active;
+    if (idle < worker->spin_ns) {
         relax();
         return;
     }
     if (!worker->pending_count)
-        inlet_sleep(&worker->inlet, IDLE);
-    else if (fruitless < LONG)
-        inlet_sleep(&worker->inlet, fruitless < BRISK ? BRISK_PAUSE : PAUSE);
+        record_source_sleep(&worker->source, IDLE_SLEEP);
+    else if (idle < LONG_WAIT)
+        record_source_sleep(&worker->source, idle < SHORT_WAIT ? SHORT_WAIT_PAUSE : PAUSE);
     else
-        inlet_sleep(&worker->inlet, LONG_PAUSE);
+        record_source_sleep(&worker->source, LONG_WAIT_PAUSE);
 }
 
 int worker_take(struct worker *worker, const uint8_t **record, uint32_t *length, int *code)
@@ -267,38 +268,38 @@ int worker_take(struct worker *worker, const uint8_t **record, uint32_t *length,
 
         *code = 0;
         if (worker->pending_count && settle_pending(worker, worker->flushing))
-            return give(worker->handed.record, worker->handed.length, record, length);
+            return give(worker->returned.record, worker->returned.length, record, length);
         if (worker->flushing) {
             worker->flushing = 0;
-            return give(worker->inlet.record, worker->inlet.length, record, length);
+            return give(worker->source.record, worker->source.length, record, length);
         }
-        taken = worker->is_full ? INLET_RECORD : inlet_take(&worker->inlet);
-        if (taken == INLET_RECORD) {
+        taken = worker->is_full ? SOURCE_RECORD : record_source_take(&worker->source);
+        if (taken == SOURCE_RECORD) {
             int was_full = worker->is_full;
             if (execute(worker, code) && !worker->flushing)
-                return give(worker->inlet.record, worker->inlet.length, record, length);
+                return give(worker->source.record, worker->source.length, record, length);
             if (worker->is_full && was_full)
-                pause_for(now() - worker->full_since < LONG ? FULL_PAUSE : LONG_PAUSE);
+                pause_for(now() - worker->full_since < LONG_WAIT ? FULL_PAUSE : LONG_WAIT_PAUSE);
             else
                 worker->is_busy = 1;
-        } else if (taken == INLET_NOTHING)
-            rest(worker);
+        } else if (taken == SOURCE_EMPTY)
+            wait_for_records(worker);
         else
             break;
     }
     return 0;
 }
 
-/* --- what there is */
+/* --- contexts, streams and modules */
 
 int worker_add_context(struct worker *worker, uint64_t serial, struct context_state *state)
 {
-    return lane_add_context(&worker->lane, serial, state);
+    return fast_path_add_context(&worker->fast_path, serial, state);
 }
 
 int worker_drop_context(struct worker *worker, uint64_t serial, int64_t nanoseconds)
 {
-    struct lane_context *context = lane_take_context(&worker->lane, serial);
+    struct fast_path_context *context = fast_path_take_context(&worker->fast_path, serial);
     int64_t end = now() + nanoseconds;
     uint32_t index;
 
@@ -306,7 +307,7 @@ int worker_drop_context(struct worker *worker, uint64_t serial, int64_t nanoseco
         return 0;
     while (atomic_load(&context->state->active)) {
         if (now() > end)
-            return -1; /* not freed: the driver's call returns into it */
+            return -1; /* not freed: the driver's call will use it */
         pause_for(FULL_PAUSE);
     }
     pthread_mutex_lock(&worker->waits);
@@ -316,35 +317,35 @@ int worker_drop_context(struct worker *worker, uint64_t serial, int64_t nanoseco
             worker->pending[index].wait.stream = NULL;
         }
     pthread_mutex_unlock(&worker->waits);
-    lane_free_context(context);
+    fast_path_free_context(context);
     return 0;
 }
 
 int worker_add_stream(struct worker *worker, uint64_t serial, uint64_t handle, struct stream_state *state)
 {
-    return lane_add_stream(&worker->lane, serial, handle, state);
+    return fast_path_add_stream(&worker->fast_path, serial, handle, state);
 }
 
 void worker_drop_stream(struct worker *worker, uint64_t serial, uint64_t handle)
 {
-    struct stream_state *stream = lane_take_stream(&worker->lane, serial, handle);
+    struct stream_state *stream = fast_path_take_stream(&worker->fast_path, serial, handle);
     uint32_t index;
 
     pthread_mutex_lock(&worker->waits);
     for (index = 0; stream && index < worker->pending_count; index++)
         if (worker->pending[index].wait.stream == stream)
-            worker->pending[index].wait.stream = NULL; /* its word stays, and comes to the mark */
+            worker->pending[index].wait.stream = NULL; /* its completion word stays valid */
     pthread_mutex_unlock(&worker->waits);
 }
 
 int worker_add_module(struct worker *worker, uint64_t serial, uint64_t handle, struct kernel_row *rows, uint32_t count)
 {
-    return lane_add_module(&worker->lane, serial, handle, rows, count);
+    return fast_path_add_module(&worker->fast_path, serial, handle, rows, count);
 }
 
 void worker_drop_module(struct worker *worker, uint64_t serial, uint64_t handle)
 {
-    lane_drop_module(&worker->lane, serial, handle);
+    fast_path_drop_module(&worker->fast_path, serial, handle);
 }
 
 void native_sizes(uint64_t sizes[5])

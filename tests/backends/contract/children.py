@@ -1,4 +1,4 @@
-"""Running one test in a child process, whose reports come back."""
+"""Running one test in a child process, which sends its reports back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _protocol(item: pytest.Item) -> list[pytest.TestReport]:
 def _forked(item: pytest.Item, prepare: Callable[[], None]) -> list[pytest.TestReport]:
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        # Threads of the test runner's are no concern of the child's: it runs one test and leaves.
+        # The test runner's threads do not matter in the child: it runs one test and exits.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:

@@ -39,7 +39,7 @@ def _open(backend: str, model: str) -> Device:
         from pympsd_server.backends.cuda.objects.device import CudaDevice
 
         assert isinstance(opened, CudaDevice)
-        # Others may use the GPU meanwhile: what they take of it, and give back, is not these tests' to count.
+        # Other processes may use the GPU meanwhile: the memory they allocate and free must not count.
         opened.budget = DeviceBudget(DEVICE_BYTES)
     return opened
 
@@ -54,7 +54,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 @pytest.fixture(params=[(backend, model) for backend in BACKENDS for model in _FACTS[backend]], ids="-".join)
 def any_device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    """Devices of 8 GiB from before and after Volta: what they can do, their capabilities say."""
+    """Devices of 8 GiB from before and after Volta; their capabilities differ."""
     opened = _open(*request.param)
     yield opened
     opened.close()
@@ -66,16 +66,16 @@ def user(device: Device) -> PortUser:
     return PortUser.on(device)
 
 
-# --- what a backend cannot do it states, and is not asked for
+# --- tests of what a backend states that it cannot do are left out
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark."""
-    config.addinivalue_line("markers", "needs(*capabilities): asked only of devices that state them")
+    config.addinivalue_line("markers", "needs(*capabilities): run only on devices that state them")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the devices of a backend do not state."""
+    """Leave out tests of capabilities that a device does not state."""
     left_out = [item for item in items if not _needs(item) <= _stated(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -108,7 +108,7 @@ def _capabilities(backend: str, model: str) -> Capabilities:
 
 def _chosen(item: pytest.Item) -> tuple[str, str] | None:
     if HERE not in item.path.parents or not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
-        return None  # the hooks below are asked about every test there is
+        return None  # the hooks below are called for every test of the session
     parameters: dict[str, Any] = item.callspec.params
     if "device" in parameters:
         backend = parameters["device"]
@@ -121,7 +121,7 @@ def _chosen(item: pytest.Item) -> tuple[str, str] | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test on a real GPU in a child, where the driver has opened what it keeps open."""
+    """Run a test on a real GPU in a child process, whose driver has opened the files that it keeps open."""
     chosen = _chosen(item)
     if chosen is None or chosen[0] != "cuda":
         return None

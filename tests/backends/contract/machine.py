@@ -1,4 +1,4 @@
-"""Whether there is a GPU here: asked of the same child that the daemon asks."""
+"""Detection of a GPU on this machine, by the child process that the daemon uses."""
 
 from __future__ import annotations
 

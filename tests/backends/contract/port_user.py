@@ -1,4 +1,4 @@
-"""A user of the port for the contract tests: waits with limits, and kernels to wait for."""
+"""A user of the port for the contract tests: bounded waits, and kernels to wait for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pympsd_server.backends.interface import (
 SECONDS = 30.0
 """The absolute limit of every wait."""
 SOON = 0.05
-"""How long something is watched that must not happen."""
+"""The time for which a test watches that something does not happen."""
 PTX = b"""
 .version 7.0
 .target sm_70
@@ -47,7 +47,7 @@ AGAIN:
     st.global.u32 [%rd1], %r1;
     ret;
 }
-// Spins until the word is what is given: how a test holds a stream, and lets it go with a copy.
+// Spins until the word is what is given: how a test holds a stream, and releases it with a copy.
 .visible .entry until(.param .u64 where, .param .u32 value) {
     .reg .b32 %r<3>; .reg .b64 %rd<2>; .reg .pred %p<2>;
     ld.param.u64 %rd1, [where]; ld.param.u32 %r1, [value];
@@ -86,7 +86,7 @@ LAST:
     st.volatile.global.u32 [%rd1], %r4;
     ret;
 }
-// Every block writes the multiprocessor it is on, and what it finds in the environment registers.
+// Every block writes the multiprocessor it is on.
 .visible .entry where_am_i(.param .u64 where) {
     .reg .b32 %r<4>; .reg .b64 %rd<5>;
     ld.param.u64 %rd1, [where];
@@ -95,7 +95,7 @@ LAST:
     st.global.u32 [%rd3], %r2;
     ret;
 }
-// Blocks meet so many times as cooperative groups do it: a count whose sign flips when all have come.
+// Blocks meet this number of times as cooperative groups do it: a count whose sign flips when all have arrived.
 .visible .entry meet(.param .u64 where, .param .u32 rounds) {
     .reg .b32 %r<12>; .reg .b64 %rd<6>; .reg .pred %p<5>;
     ld.param.u64 %rd1, [where]; ld.param.u32 %r9, [rounds];
@@ -183,8 +183,8 @@ def fill(destination: int, value: int, element_bytes: int, count: int) -> Fill:
 
 
 @define
-class Told:
-    """A completion that remembers."""
+class Notified:
+    """A completion that records its outcome."""
 
     _flag: Flag = field(factory=Flag)
     _outcomes: list[Outcome] = field(factory=list)
@@ -194,23 +194,23 @@ class Told:
         self._flag.set()
 
     def wait(self) -> Result:
-        """Return the result it was told, once."""
+        """Wait for the one call, and return its result."""
         assert self._flag.wait(SECONDS), "no completion came"
         assert len(self._outcomes) == 1
         return self._outcomes[0].code
 
     @property
     def reason(self) -> str:
-        """The sentence it was told."""
+        """The reason in its outcome."""
         return self._outcomes[0].reason
 
     @property
-    def told(self) -> bool:
-        """Whether it was called already."""
+    def called(self) -> bool:
+        """Whether it was called."""
         return self._flag.is_set()
 
     def stays_silent(self) -> bool:
-        """Whether nothing comes for a little while."""
+        """Return whether it is not called for a little while."""
         return not self._flag.wait(SOON)
 
 
@@ -220,13 +220,13 @@ class PortUser:
 
     device: Device
     context: Context
-    fault: Told
+    fault: Notified
     _module: Module | None = None
 
     @classmethod
     def on(cls, device: Device, client: int = 1, **quota: int) -> PortUser:
-        """Make a context for a client."""
-        fault = Told()
+        """Return a user with a new context of a client."""
+        fault = Notified()
         limits = Quota(quota.get("multiprocessors", 0), quota.get("memory_bytes", 0), quota.get("priority", 0))
         context = device.create_context(client, limits, fault, quota.get("serial", 0))
         return cls(device, context, fault)
@@ -261,11 +261,11 @@ class PortUser:
         )
         (stream or self.default).launch(launch)
 
-    def write(self, address: int, data: bytes, stream: Stream | None = None) -> Told:
+    def write(self, address: int, data: bytes, stream: Stream | None = None) -> Notified:
         """Copy bytes to the device."""
-        told = Told()
-        (stream or self.default).copy(copy_to_device(address, memoryview(data)), told)
-        return told
+        notified = Notified()
+        (stream or self.default).copy(copy_to_device(address, memoryview(data)), notified)
+        return notified
 
     def put(self, address: int, value: int, stream: Stream | None = None) -> None:
         """Write a word and wait for it."""
@@ -273,9 +273,9 @@ class PortUser:
 
     def read(self, address: int, count: int, stream: Stream | None = None) -> bytes:
         """Copy bytes from the device and wait for them."""
-        target, told = bytearray(count), Told()
-        (stream or self.default).copy(copy_from_device(memoryview(target), address), told)
-        assert told.wait() == Result.SUCCESS
+        target, notified = bytearray(count), Notified()
+        (stream or self.default).copy(copy_from_device(memoryview(target), address), notified)
+        assert notified.wait() == Result.SUCCESS
         return bytes(target)
 
     def word(self, address: int, stream: Stream | None = None) -> int:
@@ -284,19 +284,19 @@ class PortUser:
 
     def synchronize(self) -> Result:
         """Wait for everything."""
-        told = Told()
-        self.context.notify(told)
-        return told.wait()
+        notified = Notified()
+        self.context.notify(notified)
+        return notified.wait()
 
     def words(self, count: int = 1) -> int:
         """Return the address of words, all zero."""
         return self.context.allocate(4 * count)
 
-    def free(self, address: int) -> Told:
+    def free(self, address: int) -> Notified:
         """Free memory."""
-        told = Told()
-        self.context.free(address, told)
-        return told
+        notified = Notified()
+        self.context.free(address, notified)
+        return notified
 
 
 @define(eq=False)
@@ -315,5 +315,5 @@ class Gate:
         return gate
 
     def open(self) -> None:
-        """Let the stream go on."""
+        """Release the stream."""
         self.user.put(self._word, 1, self._side)

@@ -16,7 +16,7 @@ ENDED = Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "an operator's wish")
 MIB = 1 << 20
 
 
-class Held:
+class RunningKernel:
     """A context with a kernel that runs until another context of its client lets it end; memory of both counts."""
 
     def __init__(self, device: Device) -> None:
@@ -37,7 +37,7 @@ class Held:
 
 
 def unfinished(device: Device, count: int) -> None:
-    """Wait until so many contexts are unfinished."""
+    """Wait until this number of contexts are unfinished."""
     changed = threading.Event()
     device.watch_memory(changed.set)
     while device.unfinished != count:
@@ -55,57 +55,57 @@ def is_stopped(context: Context) -> bool:
 
 
 def test_terminating_stops_the_kernel_or_says_that_it_runs(any_device: Device) -> None:
-    held = Held(any_device)
+    running = RunningKernel(any_device)
     if any_device.capabilities.stops_kernels:
-        held.user.context.terminate(ENDED)
+        running.user.context.terminate(ENDED)
     else:
         for _ in range(2):
             with pytest.raises(BackendError) as caught:
-                held.user.context.terminate(ENDED)
+                running.user.context.terminate(ENDED)
             assert caught.value.code == Result.ERROR_LAUNCH_TIMEOUT
     with refused(Result.ERROR_MPS_CLIENT_TERMINATED):
-        held.user.launch("empty")
-    held.let_end()
+        running.user.launch("empty")
+    running.let_end()
     # Now, or in a moment, nothing of it runs.
-    wait_until(lambda: is_stopped(held.user.context), "the kernel's end")
-    assert held.user.synchronize() == Result.ERROR_MPS_CLIENT_TERMINATED
-    if any_device.capabilities.sees_blocks:  # what a driver was given runs
-        assert held.same.word(held.result) == 0, "what waited behind it was dropped"
+    wait_until(lambda: is_stopped(running.user.context), "the kernel's end")
+    assert running.user.synchronize() == Result.ERROR_MPS_CLIENT_TERMINATED
+    if any_device.capabilities.sees_blocks:  # a driver runs all that it was given
+        assert running.same.word(running.result) == 0, "what waited behind it was dropped"
 
 
 def test_a_destroyed_context_keeps_its_memory_until_its_kernel_has_ended(any_device: Device) -> None:
-    held, other = Held(any_device), PortUser.on(any_device, client=2)
-    other.words()  # what its first allocation takes besides
+    running, other = RunningKernel(any_device), PortUser.on(any_device, client=2)
+    other.words()  # its first allocation takes memory besides
     (free, _), used = other.context.memory_info(), any_device.memory_used[1]
-    held.user.context.destroy()
+    running.user.context.destroy()
     if not any_device.capabilities.stops_kernels:
         assert any_device.unfinished == 1
         assert (other.context.memory_info()[0], any_device.memory_used[1]) == (free, used)
-        held.user.context.destroy()
+        running.user.context.destroy()
         assert any_device.unfinished == 1
-        held.let_end()
+        running.let_end()
     unfinished(any_device, 0)
     assert other.context.memory_info()[0] > free + 64 * MIB
     assert any_device.memory_used[1] < used - 64 * MIB
-    if any_device.capabilities.sees_blocks:  # what a driver was given runs
-        assert held.same.word(held.result) == 0, "what waited behind it was dropped"
+    if any_device.capabilities.sees_blocks:  # a driver runs all that it was given
+        assert running.same.word(running.result) == 0, "what waited behind it was dropped"
 
 
-def test_of_a_client_that_has_gone_all_is_kept_until_then(any_device: Device) -> None:
+def test_memory_of_a_departed_client_is_kept_until_its_kernel_has_ended(any_device: Device) -> None:
     other = PortUser.on(any_device, client=2)
-    assert other.module  # loaded before: a device may have to wait for kernels with that
-    held = Held(any_device)
-    held.user.context.destroy()
-    held.same.context.destroy()
+    assert other.module  # loaded before: loading may wait for running kernels
+    running = RunningKernel(any_device)
+    running.user.context.destroy()
+    running.same.context.destroy()
     assert (1 in any_device.memory_used) is not any_device.capabilities.stops_kernels
     assert any_device.unfinished == (not any_device.capabilities.stops_kernels)
     other.launch("empty")
     assert other.synchronize() == Result.SUCCESS
 
 
-def test_a_device_closes_whatever_those_who_have_gone_left(any_device: Device) -> None:
-    held = Held(any_device)
-    held.user.context.destroy()
+def test_a_device_closes_while_destroyed_contexts_are_unfinished(any_device: Device) -> None:
+    running = RunningKernel(any_device)
+    running.user.context.destroy()
     any_device.close()
     with refused(Result.ERROR_DEINITIALIZED):
         PortUser.on(any_device)

@@ -8,7 +8,7 @@ import pytest
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import Device, Launch
-from tests.backends.contract.port_user import PTX, Gate, PortUser, Told
+from tests.backends.contract.port_user import PTX, Gate, Notified, PortUser
 from tests.backends.contract.test_memory import refused
 
 TOO_LARGE = Result.ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
@@ -40,7 +40,7 @@ def test_blocks_meet_again_and_again(user: PortUser, blocks: int, threads: int) 
 
 
 def test_blocks_that_need_much_memory_meet_too(user: PortUser) -> None:
-    """They do not fit one batch of the emulated device; they must be resident together all the same."""
+    """They do not fit one batch of the emulated device; they must be resident together nevertheless."""
     wide = PTX.replace(b"meet(.param", b"wide(.param").replace(
         b".reg .b32 %r<12>;", b".local .align 8 .b8 frame[65536]; .reg .b32 %r<12>;"
     )
@@ -69,27 +69,27 @@ def test_no_block_begins_before_there_is_room_for_all(device: Device) -> None:
     gate, word = Gate.closed(user, user.context.create_stream(True, 0)), user.words()
     stream = user.context.create_stream(True, 0)
     user.launch("meet", word, 1, grid=(4, 1, 1), block=THREADS, stream=stream, cooperative=True)
-    told = Told()
-    stream.notify(told)
-    assert told.stays_silent()
+    notified = Notified()
+    stream.notify(notified)
+    assert notified.stays_silent()
     assert "meet" not in {batch.kernel for batch in device.batch_traces}
     gate.open()
-    assert told.wait() == Result.SUCCESS
+    assert notified.wait() == Result.SUCCESS
     assert user.word(word) == 4 * 1024
 
 
 @pytest.mark.needs("passes_waiting_kernels")
-def test_it_is_not_waited_for_by_what_it_waits_for(device: Device) -> None:
+def test_a_waiting_cooperative_launch_does_not_block_what_it_waits_for(device: Device) -> None:
     """It waits for a kernel that waits for one that has not begun; that one must not wait for it."""
     user = PortUser.on(device, multiprocessors=2)
     words, streams = user.words(2), [user.context.create_stream(True, 0) for _ in range(3)]
     user.launch("until", words, 1, stream=streams[0])
     user.launch("meet", words + 4, 1, grid=(4, 1, 1), block=THREADS, stream=streams[1], cooperative=True)
-    told = Told()
-    streams[1].notify(told)
-    assert told.stays_silent()
+    notified = Notified()
+    streams[1].notify(notified)
+    assert notified.stays_silent()
     user.launch("store", words, 1, stream=streams[2])
-    assert told.wait() == Result.SUCCESS
+    assert notified.wait() == Result.SUCCESS
 
 
 def test_without_a_cooperative_launch_there_is_no_workspace(user: PortUser) -> None:

@@ -9,13 +9,13 @@ import pytest
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import Device, Launch
-from tests.backends.contract.port_user import PTX, Gate, PortUser, Told
+from tests.backends.contract.port_user import PTX, Gate, Notified, PortUser
 from tests.backends.contract.test_memory import refused
 
 VALUE = Result.ERROR_INVALID_VALUE
 
 
-def test_a_module_says_what_it_holds(user: PortUser) -> None:
+def test_a_module_lists_its_functions_and_globals(user: PortUser) -> None:
     functions = {function.name: function for function in user.module.functions}
     assert functions["store"].parameters == ((0, 8), (8, 4))
     assert functions["store"].parameter_bytes == 12
@@ -36,7 +36,7 @@ def test_a_module_says_what_it_holds(user: PortUser) -> None:
         (PTX + b".entry (", Result.ERROR_INVALID_PTX),
     ],
 )
-def test_images_that_cannot_be_loaded(user: PortUser, image: bytes, code: Result) -> None:
+def test_bad_images_are_refused(user: PortUser, image: bytes, code: Result) -> None:
     with refused(code):
         user.context.load_module(image)
     assert user.module.functions
@@ -62,12 +62,12 @@ def test_every_thread_runs_once(user: PortUser, count: int) -> None:
 
 
 @pytest.mark.parametrize("blocks", [2, 64, 2000])
-def test_blocks_that_wait_for_each_other_get_there(user: PortUser, blocks: int) -> None:
+def test_blocks_that_wait_for_each_other_finish(user: PortUser, blocks: int) -> None:
     user.launch("gather", user.words(), grid=(blocks, 1, 1), block=(64, 1, 1))
     assert user.synchronize() == Result.SUCCESS
 
 
-def test_kernels_of_two_streams_that_wait_for_each_other_get_there(user: PortUser) -> None:
+def test_kernels_of_two_streams_that_wait_for_each_other_finish(user: PortUser) -> None:
     words = user.words(2)
     first, second = user.context.create_stream(True, -5), user.context.create_stream(True, 0)
     user.launch("until", words, 1, stream=first)
@@ -87,13 +87,13 @@ def test_kernels_of_two_streams_that_wait_for_each_other_get_there(user: PortUse
         ({"shared": 300_000}, VALUE),
     ],
 )
-def test_launches_no_device_takes(user: PortUser, shape: dict[str, Any], code: Result) -> None:
+def test_launches_beyond_all_devices_limits_are_refused(user: PortUser, shape: dict[str, Any], code: Result) -> None:
     with refused(code):
         user.launch("empty", **shape)
     assert user.synchronize() == Result.SUCCESS
 
 
-def test_launches_this_kernel_does_not_take(user: PortUser) -> None:
+def test_launches_beyond_the_kernels_limits_are_refused(user: PortUser) -> None:
     with refused(Result.ERROR_LAUNCH_OUT_OF_RESOURCES):
         user.launch("narrow", block=(65, 1, 1))
     with refused(VALUE):
@@ -102,7 +102,7 @@ def test_launches_this_kernel_does_not_take(user: PortUser) -> None:
         user.default.launch(Launch(user.module, 99, (1, 1, 1), (1, 1, 1), 0, b""))
 
 
-def test_a_fault_is_sticky_and_told_once(user: PortUser) -> None:
+def test_a_fault_is_sticky_and_notified_once(user: PortUser) -> None:
     word = user.words()
     user.launch("trapped")
     assert user.synchronize() == Result.ERROR_LAUNCH_FAILED
@@ -127,16 +127,16 @@ def test_a_store_outside_is_an_illegal_address(user: PortUser) -> None:
     assert user.synchronize() == Result.ERROR_ILLEGAL_ADDRESS
 
 
-def test_a_misaligned_store_is_one(user: PortUser) -> None:
+def test_a_misaligned_store_is_a_misaligned_address(user: PortUser) -> None:
     user.launch("store", user.words(2) + 1, 1)
     assert user.synchronize() == Result.ERROR_MISALIGNED_ADDRESS
 
 
-def test_work_behind_a_fault_is_dropped_and_told(user: PortUser) -> None:
+def test_work_after_a_fault_is_dropped_and_completed(user: PortUser) -> None:
     word, gate = user.words(), Gate.closed(user)
     user.launch("trapped")
     user.launch("store", word, 1)
-    copied, done = user.write(word, b"1234"), Told()
+    copied, done = user.write(word, b"1234"), Notified()
     user.default.notify(done)
     gate.open()
     assert copied.wait() == done.wait() == Result.ERROR_LAUNCH_FAILED
@@ -151,11 +151,11 @@ def test_a_fault_stays_with_its_context(device: Device) -> None:
     for user, word in zip((same_client, other), words, strict=True):
         user.launch("store", word, 8)
         assert user.word(word) == 8
-        assert not user.fault.told
+        assert not user.fault.called
 
 
 @pytest.mark.needs("stops_kernels")
-def test_an_endless_kernel_does_not_hold_other_contexts(device: Device) -> None:
+def test_an_endless_kernel_does_not_block_other_contexts(device: Device) -> None:
     hog, users = PortUser.on(device, client=1), [PortUser.on(device, client=client) for client in (2, 3)]
     hog.launch("endless", grid=(10_000, 1, 1), block=(1024, 1, 1))
     for user in users:
@@ -180,13 +180,13 @@ def test_a_context_is_destroyed_while_its_kernel_runs(device: Device) -> None:
     assert other.synchronize() == Result.SUCCESS
 
 
-def test_a_device_closes_whatever_runs(device: Device) -> None:
+def test_a_device_closes_while_a_kernel_runs(device: Device) -> None:
     user = PortUser.on(device)
     user.launch("endless")
-    told = Told()
-    user.default.notify(told)
+    notified = Notified()
+    user.default.notify(notified)
     device.close()
-    assert told.wait() == Result.ERROR_CONTEXT_IS_DESTROYED
+    assert notified.wait() == Result.ERROR_CONTEXT_IS_DESTROYED
     with refused(Result.ERROR_DEINITIALIZED):
         PortUser.on(device)
 
@@ -198,7 +198,7 @@ def test_a_context_keeps_to_its_multiprocessors(device: Device) -> None:
     assert user.synchronize() == Result.SUCCESS
     assert device.trace["resident_blocks_high_water"] == 60
     user.launch("endless", grid=(1000, 1, 1), block=(1024, 1, 1))
-    waiting = Told()
+    waiting = Notified()
     user.default.notify(waiting)
     assert waiting.stays_silent()
     assert device.trace["resident_blocks_high_water"] == 60  # 4 of 1,024 threads fit two multiprocessors
@@ -221,7 +221,7 @@ def test_allocating_beside_a_running_kernel_does_not_disturb_it(user: PortUser) 
         assert user.free(address).wait() == Result.SUCCESS
     gate = Gate.closed(user, user.context.create_stream(True, 0))
     kept = [user.context.allocate(1 + number % 5000) for number in range(1000)]
-    assert not user.fault.told
+    assert not user.fault.called
     gate.open()
     assert user.synchronize() == Result.SUCCESS
     for address in kept:

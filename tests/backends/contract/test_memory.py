@@ -12,8 +12,8 @@ from pympsd_server.backends.interface import BackendError, Device
 from tests.backends.contract.conftest import DEVICE_BYTES
 from tests.backends.contract.port_user import (
     Gate,
+    Notified,
     PortUser,
-    Told,
     copy_from_device,
     copy_on_device,
     copy_to_device,
@@ -78,7 +78,7 @@ def test_large_fills(user: PortUser) -> None:
     assert user.read(address, 20 << 20) == bytes((4, 3, 2, 1)) * (5 << 20)
 
 
-def test_calls_about_what_is_not_allocated(user: PortUser) -> None:
+def test_addresses_outside_the_allocations_are_refused(user: PortUser) -> None:
     address = user.context.allocate(100)
     stream = user.default
     for where, count in ((address + 90, 11), (address - 1, 1), (0, 1), (2**64 - 4, 8), (address, 2**62)):
@@ -89,9 +89,9 @@ def test_calls_about_what_is_not_allocated(user: PortUser) -> None:
         with refused(VALUE):
             stream.copy(copy_on_device(where, address, count))
     with refused(VALUE):
-        stream.copy(copy_to_device(address + 99, memoryview(bytes(2))), Told())
+        stream.copy(copy_to_device(address + 99, memoryview(bytes(2))), Notified())
     with refused(VALUE):
-        stream.copy(copy_from_device(memoryview(bytearray(2)), address + 99), Told())
+        stream.copy(copy_from_device(memoryview(bytearray(2)), address + 99), Notified())
     for width in (0, 3, 8):
         with refused(VALUE):
             stream.fill(fill(address, 0, width, 1))
@@ -100,22 +100,22 @@ def test_calls_about_what_is_not_allocated(user: PortUser) -> None:
     assert user.synchronize() == Result.SUCCESS
 
 
-def test_no_bytes_are_no_error(user: PortUser) -> None:
-    told = Told()
-    user.default.copy(copy_to_device(0, memoryview(b"")), told)
+def test_empty_copies_and_fills_are_no_error(user: PortUser) -> None:
+    notified = Notified()
+    user.default.copy(copy_to_device(0, memoryview(b"")), notified)
     user.default.fill(fill(0, 0, 4, 0))
     user.default.copy(copy_on_device(0, 0, 0))
-    assert told.wait() == Result.SUCCESS
+    assert notified.wait() == Result.SUCCESS
 
 
-def test_freeing(user: PortUser) -> None:
+def test_memory_is_freed_once(user: PortUser) -> None:
     before, address = user.context.memory_info(), user.context.allocate(1 << 20)
     with refused(VALUE):
-        user.context.free(address + 512, Told())
+        user.context.free(address + 512, Notified())
     assert user.free(address).wait() == Result.SUCCESS
     assert user.context.memory_info() == before
     with refused(VALUE):
-        user.context.free(address, Told())
+        user.context.free(address, Notified())
 
 
 def test_memory_is_freed_after_the_work_that_may_use_it(user: PortUser) -> None:
@@ -124,13 +124,13 @@ def test_memory_is_freed_after_the_work_that_may_use_it(user: PortUser) -> None:
     freed = user.free(address)
     assert freed.stays_silent()
     with refused(VALUE):
-        user.context.free(address, Told())
+        user.context.free(address, Notified())
     gate.open()
     assert freed.wait() == Result.SUCCESS
     assert kept - user.context.memory_info()[0] < 1 << 20
 
 
-def test_allocations_that_cannot_be(user: PortUser) -> None:
+def test_impossible_allocations_are_refused(user: PortUser) -> None:
     with refused(VALUE):
         user.context.allocate(0)
     for count in (DEVICE_BYTES, 1 << 62, 2**64 - 1):
@@ -138,7 +138,7 @@ def test_allocations_that_cannot_be(user: PortUser) -> None:
             user.context.allocate(count)
 
 
-def test_all_of_the_device_can_be_had_in_any_order(user: PortUser) -> None:
+def test_fragmented_memory_can_be_allocated_at_once(user: PortUser) -> None:
     part = user.context.memory_info()[0] // 64 // 512 * 512
     addresses = [user.context.allocate(part) for _ in range(64)]
     for address in addresses[::2]:
@@ -160,7 +160,7 @@ def test_contexts_share_the_devices_memory(device: Device) -> None:
     assert second.context.allocate(6 << 30)
 
 
-def test_a_limit_covers_all_that_a_context_holds(device: Device) -> None:
+def test_a_limit_covers_all_memory_of_a_context(device: Device) -> None:
     user = PortUser.on(device, memory_bytes=1 << 30)
     free, total = user.context.memory_info()
     assert total == 1 << 30

@@ -1,4 +1,4 @@
-"""What each client holds, and that every change of it is told."""
+"""The memory used by each client, and the notification of every change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pympsd_server.backends.interface import Device
 from tests.backends.contract.port_user import SECONDS, PortUser
 
 
-def test_what_a_client_holds_is_its_allocations_and_its_contexts(any_device: Device) -> None:
+def test_memory_used_is_a_clients_allocations_and_contexts(any_device: Device) -> None:
     assert dict(any_device.memory_used) == {}
     first = PortUser.on(any_device, client=1)
     alone = any_device.memory_used[1]
@@ -25,21 +25,21 @@ def test_what_a_client_holds_is_its_allocations_and_its_contexts(any_device: Dev
     assert dict(any_device.memory_used) == {}
 
 
-def test_every_change_is_told(any_device: Device) -> None:
+def test_every_change_is_notified(any_device: Device) -> None:
     changed = Flag()
     any_device.watch_memory(changed.set)
 
-    def told() -> bool:
+    def was_notified() -> bool:
         was = changed.wait(SECONDS)
         changed.clear()
         return was
 
     user = PortUser.on(any_device, client=1)
-    assert told()
+    assert was_notified()
     address = user.context.allocate(64)
-    assert told()
+    assert was_notified()
     user.free(address)
-    assert told()
+    assert was_notified()
     user.context.destroy()
-    assert told()
+    assert was_notified()
     assert dict(any_device.memory_used) == {}

@@ -6,15 +6,15 @@ import pytest
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Device, Launch, Stream
-from tests.backends.contract.port_user import Gate, PortUser, Told, fill
+from tests.backends.contract.port_user import Gate, Notified, PortUser, fill
 from tests.backends.contract.test_memory import refused
 
 
-def told_by(stream: Stream) -> Told:
-    """Ask to be told when the work so far is done."""
-    told = Told()
-    stream.notify(told)
-    return told
+def notification_of(stream: Stream) -> Notified:
+    """Return the notification that the work so far is done."""
+    notified = Notified()
+    stream.notify(notified)
+    return notified
 
 
 def test_work_in_a_stream_is_done_in_order(user: PortUser) -> None:
@@ -24,7 +24,7 @@ def test_work_in_a_stream_is_done_in_order(user: PortUser) -> None:
     user.launch("until", word, 1, stream=stream)
     copied = user.write(word, b"\2\0\0\0", stream)
     stream.fill(fill(word + 1, 7, 1, 1))
-    done = told_by(stream)
+    done = notification_of(stream)
     assert copied.stays_silent()
     assert not stream.idle
     gate.open()
@@ -33,25 +33,25 @@ def test_work_in_a_stream_is_done_in_order(user: PortUser) -> None:
     assert stream.idle
 
 
-def test_an_idle_stream_tells_at_once(user: PortUser) -> None:
-    assert told_by(user.default).told
-    assert told_by(user.context.create_stream(False, 0)).told
+def test_an_idle_stream_notifies_at_once(user: PortUser) -> None:
+    assert notification_of(user.default).called
+    assert notification_of(user.context.create_stream(False, 0)).called
 
 
 def test_streams_do_not_wait_for_each_other(user: PortUser) -> None:
     first, second = (user.context.create_stream(False, 0) for _ in range(2))
     gate = Gate.closed(user, first)
     user.launch("empty", stream=second)
-    assert told_by(second).wait() == Result.SUCCESS
+    assert notification_of(second).wait() == Result.SUCCESS
     assert not first.idle
     gate.open()
-    assert told_by(first).wait() == Result.SUCCESS
+    assert notification_of(first).wait() == Result.SUCCESS
 
 
 def test_the_default_stream_waits_for_blocking_streams(user: PortUser) -> None:
     gate = Gate.closed(user, user.context.create_stream(False, 0))
     user.launch("empty")
-    done = told_by(user.default)
+    done = notification_of(user.default)
     assert done.stays_silent()
     assert not user.default.idle
     gate.open()
@@ -62,7 +62,7 @@ def test_blocking_streams_wait_for_the_default_stream(user: PortUser) -> None:
     stream = user.context.create_stream(False, 0)
     gate = Gate.closed(user)
     user.launch("empty", stream=stream)
-    done = told_by(stream)
+    done = notification_of(stream)
     assert done.stays_silent()
     assert not stream.idle
     gate.open()
@@ -71,11 +71,11 @@ def test_blocking_streams_wait_for_the_default_stream(user: PortUser) -> None:
 
 def test_non_blocking_streams_and_the_default_stream_do_not_wait_for_each_other(user: PortUser) -> None:
     free, default_gate = user.context.create_stream(True, 0), Gate.closed(user)
-    assert told_by(free).wait() == Result.SUCCESS
+    assert notification_of(free).wait() == Result.SUCCESS
     default_gate.open()
-    assert told_by(user.default).wait() == Result.SUCCESS
+    assert notification_of(user.default).wait() == Result.SUCCESS
     free_gate = Gate.closed(user, free)
-    assert told_by(user.default).wait() == Result.SUCCESS
+    assert notification_of(user.default).wait() == Result.SUCCESS
     free_gate.open()
     assert user.synchronize() == Result.SUCCESS
 
@@ -85,7 +85,7 @@ def test_the_default_stream_waits_for_a_blocking_stream_that_was_destroyed(user:
     gate = Gate.closed(user, stream)
     user.launch("store", word, 5, stream=stream)
     stream.destroy()
-    done = told_by(user.default)
+    done = notification_of(user.default)
     assert done.stays_silent()
     gate.open()
     assert done.wait() == Result.SUCCESS
@@ -102,9 +102,9 @@ def test_contexts_do_not_wait_for_each_other(device: Device) -> None:
     assert first.synchronize() == Result.SUCCESS
 
 
-def test_a_context_is_done_when_all_its_streams_are(user: PortUser) -> None:
+def test_a_context_notifies_when_all_its_streams_are_done(user: PortUser) -> None:
     gates = [Gate.closed(user, user.context.create_stream(True, 0)) for _ in range(2)]
-    done = Told()
+    done = Notified()
     user.context.notify(done)
     gates[0].open()
     assert done.stays_silent()
@@ -118,11 +118,11 @@ def test_an_event_is_done_with_the_work_before_it(user: PortUser) -> None:
     gate = Gate.closed(user, stream)
     stream.record(event)
     assert not event.done
-    told = Told()
-    event.notify(told)
+    notified = Notified()
+    event.notify(notified)
     later = Gate.closed(user, stream)
     gate.open()
-    assert told.wait() == Result.SUCCESS
+    assert notified.wait() == Result.SUCCESS
     assert event.done
     later.open()
     assert user.synchronize() == Result.SUCCESS
@@ -136,13 +136,13 @@ def test_a_stream_waits_for_an_event_of_another(user: PortUser) -> None:
     first.record(event)
     second.wait(event)
     user.launch("until", word, 3, stream=second)
-    done = told_by(second)
+    done = notification_of(second)
     assert done.stays_silent()
     gate.open()
     assert done.wait() == Result.SUCCESS
 
 
-def test_waiting_means_what_the_event_last_recorded_then(user: PortUser) -> None:
+def test_a_wait_is_for_the_last_record_before_it(user: PortUser) -> None:
     first, second = (user.context.create_stream(True, 0) for _ in range(2))
     event = user.context.create_event(False)
     second.wait(event)  # never recorded
@@ -152,7 +152,7 @@ def test_waiting_means_what_the_event_last_recorded_then(user: PortUser) -> None
     second.wait(event)
     late = Gate.closed(user, first)
     first.record(event)
-    done = told_by(second)
+    done = notification_of(second)
     early.open()
     assert done.wait() == Result.SUCCESS
     assert not event.done
@@ -170,7 +170,7 @@ def test_time_between_events(user: PortUser) -> None:
     stream.record(plain)
     with refused(Result.ERROR_NOT_READY):
         end.milliseconds_since(start)
-    assert told_by(stream).stays_silent()
+    assert notification_of(stream).stays_silent()
     gate.open()
     assert user.synchronize() == Result.SUCCESS
     assert 40 < end.milliseconds_since(start) < 30_000
@@ -180,7 +180,7 @@ def test_time_between_events(user: PortUser) -> None:
             other.milliseconds_since(start)
 
 
-def test_things_of_another_context_are_refused(device: Device) -> None:
+def test_objects_of_another_context_are_refused(device: Device) -> None:
     mine, theirs = PortUser.on(device, client=1), PortUser.on(device, client=1)
     with refused(Result.ERROR_INVALID_HANDLE):
         mine.default.record(theirs.context.create_event(True))
@@ -194,10 +194,10 @@ def test_priorities_are_accepted(user: PortUser, priority: int) -> None:
     assert least >= greatest
     stream = user.context.create_stream(True, priority)
     user.launch("empty", stream=stream)
-    assert told_by(stream).wait() == Result.SUCCESS
+    assert notification_of(stream).wait() == Result.SUCCESS
 
 
-def test_a_low_priority_is_never_shut_out(device: Device) -> None:
+def test_a_low_priority_is_never_starved(device: Device) -> None:
     high, low = PortUser.on(device, client=1), PortUser.on(device, client=2, priority=1)
     word = high.words()
     assert low.module  # loading it may wait for kernels
@@ -206,12 +206,12 @@ def test_a_low_priority_is_never_shut_out(device: Device) -> None:
     low.launch("empty")
     assert low.synchronize() == Result.SUCCESS
     side = high.context.create_stream(True, 0)
-    assert told_by(side).wait() == Result.SUCCESS
+    assert notification_of(side).wait() == Result.SUCCESS
     gate.open()
     assert high.synchronize() == Result.SUCCESS
 
 
-def test_much_work_at_once(user: PortUser) -> None:
+def test_many_launches_in_many_streams(user: PortUser) -> None:
     streams, words = [user.context.create_stream(False, 0) for _ in range(8)], user.words(8)
     gate = Gate.closed(user)
     for value in range(1, 51):
@@ -222,10 +222,10 @@ def test_much_work_at_once(user: PortUser) -> None:
     assert user.read(words, 32) == b"\x32\0\0\0" * 8
 
 
-def test_a_destroyed_context_tells_those_who_wait(user: PortUser) -> None:
+def test_a_destroyed_context_calls_pending_completions(user: PortUser) -> None:
     user.launch("endless")
-    told = told_by(user.default)
+    notified = notification_of(user.default)
     user.context.destroy()
-    assert told.wait() == Result.ERROR_CONTEXT_IS_DESTROYED
+    assert notified.wait() == Result.ERROR_CONTEXT_IS_DESTROYED
     with pytest.raises(BackendError):
         user.context.allocate(1)

@@ -16,7 +16,7 @@ from tests.backends.contract.port_user import SECONDS, Gate, PortUser, copy_from
 
 VALUE = Result.ERROR_INVALID_VALUE
 SIZE = (36 << 20) + 5 * mmap.PAGESIZE
-"""More than one part that a real device registers at once."""
+"""More than a real device registers in one part."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def host(device: Device) -> Iterator[PinnedMemory]:
     made.unregister()
 
 
-def test_bytes_go_there_and_back(user: PortUser, host: PinnedMemory) -> None:
+def test_bytes_copied_in_and_out_are_equal(user: PortUser, host: PinnedMemory) -> None:
     data = os.urandom(SIZE)
     host.memory[:] = data
     address = user.context.allocate(SIZE)
@@ -40,7 +40,7 @@ def test_bytes_go_there_and_back(user: PortUser, host: PinnedMemory) -> None:
     assert user.read(address, 4096) == data[:4096]
 
 
-def test_copies_come_when_their_stream_does(user: PortUser, host: PinnedMemory) -> None:
+def test_copies_keep_to_the_order_of_their_stream(user: PortUser, host: PinnedMemory) -> None:
     stream, address = user.context.create_stream(True, 0), user.context.allocate(4096)
     user.write(address, b"0" * 4096).wait()
     gate = Gate.closed(user, stream)
@@ -56,7 +56,7 @@ def test_copies_come_when_their_stream_does(user: PortUser, host: PinnedMemory) 
     assert host.memory[8192:12288] == b"b" * 4096
 
 
-def test_calls_about_what_is_not_allocated(user: PortUser, host: PinnedMemory) -> None:
+def test_addresses_outside_the_allocations_are_refused(user: PortUser, host: PinnedMemory) -> None:
     address = user.context.allocate(100)
     for where, size in ((address + 90, 11), (address - 1, 1), (0, 1), (host.address, 1), (2**64 - 4, 8)):
         for call in (
@@ -85,7 +85,7 @@ def test_unregistered_memory_stays_for_the_work_that_uses_it(device: Device, use
     assert host.gone.wait(SECONDS)
 
 
-def test_memory_of_a_destroyed_context_goes(device: Device) -> None:
+def test_memory_used_by_a_destroyed_context_is_released(device: Device) -> None:
     user, host = PortUser.on(device), PinnedMemory(device, 20 << 20)
     stream, address = user.context.create_stream(True, 0), user.context.allocate(20 << 20)
     for _ in range(5):
@@ -99,7 +99,7 @@ def test_memory_of_a_destroyed_context_goes(device: Device) -> None:
 
 
 @pytest.mark.needs("maps_host_memory")
-def test_kernels_reach_it_by_its_address(user: PortUser, host: PinnedMemory) -> None:
+def test_kernels_access_it_by_its_address(user: PortUser, host: PinnedMemory) -> None:
     for offset in (0, 4096, (16 << 20) - 4, 16 << 20, SIZE - 4):
         user.launch("store", host.address + offset, 0x1234ABCD)
         assert user.synchronize() == Result.SUCCESS

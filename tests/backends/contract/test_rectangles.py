@@ -1,4 +1,4 @@
-"""Copies and fills of rows with a pitch, and of slices: what they change is what a NumPy model changes."""
+"""Copies and fills of rows with a pitch, and of slices, against a NumPy model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import Copy, Device, Extent, Fill, Region
 from tests.backends.contract.pinned_memory import PinnedMemory
-from tests.backends.contract.port_user import Gate, PortUser, Told, in_pinned, in_staging, on_device
+from tests.backends.contract.port_user import Gate, Notified, PortUser, in_pinned, in_staging, on_device
 from tests.backends.contract.test_memory import refused
 
 VALUE = Result.ERROR_INVALID_VALUE
@@ -42,7 +42,7 @@ def pinned(device: Device) -> Iterator[tuple[PinnedMemory, PinnedMemory]]:
 
 @define
 class Layout:
-    """Where one side of a copy is in its memory of SIZE bytes."""
+    """The place of one side of a copy in its memory of SIZE bytes."""
 
     offset: int
     pitch: int
@@ -104,10 +104,10 @@ Layouts = tuple[Layout, Layout]
 
 
 def copy_and_compare(user: PortUser, source: Side, target: Side, layouts: Layouts, extent: Extent) -> None:
-    """Copy an extent, and compare all bytes of both memories with what they should be."""
+    """Copy an extent, and compare all bytes of both memories with the expected ones."""
     before, expected = source.read(), target.read()
     layouts[1].select(expected, extent)[...] = layouts[0].select(before, extent)
-    done = Told()
+    done = Notified()
     copy = Copy(target.region(layouts[1], extent), source.region(layouts[0], extent), extent)
     user.default.copy(copy, done)
     assert done.wait() == Result.SUCCESS
@@ -191,7 +191,7 @@ def test_any_fill_is_that_of_a_model(user: PortUser, element_bytes: int, data: s
 
 
 def test_large_rectangles(user: PortUser) -> None:
-    """More than one piece of whatever a backend copies at once, in rows and in slices."""
+    """Rows and slices of more than one piece, however a backend cuts them."""
     first, second = user.context.allocate(48 << 20), user.context.allocate(24 << 20)
     data = os.urandom(24 << 20)
     assert user.write(second, data).wait() == Result.SUCCESS
@@ -201,7 +201,7 @@ def test_large_rectangles(user: PortUser) -> None:
         (Extent(1000, 100, 200), (1024, 1024 * 101), (1000, 1000 * 100)),
     ):
         user.default.copy(Copy(on_device(first, *wide), on_device(second, *packed), extent))
-        back, done = bytearray(extent.bytes), Told()
+        back, done = bytearray(extent.bytes), Notified()
         user.default.copy(Copy(in_staging(memoryview(back), *packed), on_device(first, *wide), extent), done)
         assert done.wait() == Result.SUCCESS
         assert back == data[: extent.bytes]
@@ -217,7 +217,7 @@ def test_an_empty_extent_does_nothing_but_completes(user: PortUser, extent: Exte
         Copy(on_device(0), in_staging(host), extent),
         Copy(in_staging(host), on_device(0), extent),
     ):
-        done = Told()
+        done = Notified()
         user.default.copy(copy, done)
         assert done.wait() == Result.SUCCESS
     user.default.fill(Fill(on_device(0), 1, 1, extent))
@@ -255,7 +255,7 @@ def test_copies_of_what_is_not_allocated_or_overlaps_are_refused(user: PortUser,
     for good in (on_device(other, 16, 64), in_staging(host, 16, 64)):
         for copy in (Copy(bad, good, EXTENT), Copy(good, bad, EXTENT)):
             with refused(VALUE):
-                user.default.copy(copy, Told())
+                user.default.copy(copy, Notified())
     assert user.synchronize() == Result.SUCCESS
     assert user.read(other, 200) == user.read(address, 200) == bytes(200)
 
@@ -270,7 +270,7 @@ def test_a_host_pitch_below_the_width_is_refused(
         Copy(make(host, 9), on_device(address, 10), Extent(10, 4)),
     ):
         with refused(VALUE):
-            user.default.copy(copy, Told())
+            user.default.copy(copy, Notified())
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_rectangles_keep_to_the_order_of_their_stream(
     gate = Gate.closed(user, stream)
     stream.copy(Copy(on_device(address, 16), in_pinned(source[:36], 32), Extent(4, 2)))
     stream.fill(Fill(on_device(address + 2, 16), 7, 1, Extent(1, 2)))
-    done = Told()
+    done = Notified()
     stream.copy(Copy(in_pinned(target[:8], 4), on_device(address, 16), Extent(4, 2)), done)
     source[:36] = b"abcd" * 9
     assert done.stays_silent()

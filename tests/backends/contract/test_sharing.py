@@ -1,4 +1,4 @@
-"""What clients of one device share and what they do not, as its capabilities say."""
+"""The resources that clients of one device share, as its capabilities say."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def test_contexts_of_a_client_share_its_memory(any_device: Device) -> None:
     assert same.word(address) == 9
 
 
-def test_calls_reach_only_what_is_the_clients_own(any_device: Device) -> None:
+def test_calls_access_only_the_clients_own_allocations(any_device: Device) -> None:
     owner, neighbour = (PortUser.on(any_device, client=client) for client in (1, 2))
     own = neighbour.context.allocate(64)
-    owner.context.allocate(1 << 20)  # so that the neighbour has nothing at the addresses that follow
+    owner.context.allocate(1 << 20)  # so that the neighbour has no allocation at the addresses that follow
     (counter,) = owner.module.globals
     for address in (owner.context.allocate(64), counter.address):
         before = owner.read(address, 4)
@@ -45,9 +45,9 @@ def test_calls_reach_only_what_is_the_clients_own(any_device: Device) -> None:
     assert neighbour.word(neighbour.module.globals[0].address) == 5
 
 
-def test_kernels_reach_a_neighbours_memory_where_spaces_are_not_isolated(any_device: Device) -> None:
+def test_kernels_access_a_neighbours_memory_if_spaces_are_not_isolated(any_device: Device) -> None:
     owner, neighbour = (PortUser.on(any_device, client=client) for client in (1, 2))
-    # Different allocations, so that the neighbour has nothing at this address itself.
+    # Different allocations, so that the neighbour has no allocation at this address itself.
     neighbour.words()
     owner.context.allocate(1 << 20)
     address, own = owner.words(2), neighbour.words(64)
@@ -65,11 +65,11 @@ def test_kernels_reach_a_neighbours_memory_where_spaces_are_not_isolated(any_dev
     owner.put(address + 4, 7)
     assert neighbour.synchronize() == Result.SUCCESS
     assert neighbour.word(own) == 1
-    assert not owner.fault.told
+    assert not owner.fault.called
 
 
 @pytest.mark.needs("contains_faults")
-def test_an_address_that_is_nobodys_is_a_fault_of_one_client(any_device: Device) -> None:
+def test_an_unallocated_address_is_a_fault_of_one_client(any_device: Device) -> None:
     owner, neighbour = (PortUser.on(any_device, client=client) for client in (1, 2))
     neighbour.launch("store", 0x1234_5678_0000, 1)
     assert neighbour.synchronize() == Result.ERROR_ILLEGAL_ADDRESS
@@ -77,7 +77,7 @@ def test_an_address_that_is_nobodys_is_a_fault_of_one_client(any_device: Device)
 
 
 @pytest.mark.needs("stops_kernels")
-def test_a_client_that_goes_frees_its_memory_and_no_other(any_device: Device) -> None:
+def test_the_end_of_a_client_frees_its_memory_and_no_other(any_device: Device) -> None:
     stays, goes = (PortUser.on(any_device, client=client) for client in (1, 2))
     address = stays.words()
     stays.put(address, 3)
@@ -95,7 +95,7 @@ def test_a_client_that_goes_frees_its_memory_and_no_other(any_device: Device) ->
     assert PortUser.on(any_device, client=3).words()
 
 
-def test_limits_hold_where_the_device_can_limit(any_device: Device) -> None:
+def test_limits_hold_if_the_device_can_limit(any_device: Device) -> None:
     can, (everything,) = any_device.capabilities, [PortUser.on(any_device, client=2, serial=1)]
     user = PortUser.on(any_device, multiprocessors=2, memory_bytes=1 << 30, serial=2)
     all_traced, traced = any_device.context_traces
@@ -105,7 +105,7 @@ def test_limits_hold_where_the_device_can_limit(any_device: Device) -> None:
     assert everything.context.memory_info()[1] == DEVICE_BYTES
 
 
-def test_kernels_read_where_they_are(any_device: Device) -> None:
+def test_kernels_read_their_multiprocessor(any_device: Device) -> None:
     users = [PortUser.on(any_device, client=client, multiprocessors=5) for client in (1, 2)]
     seen = []
     for user in users:

@@ -1,4 +1,4 @@
-"""A CudaDevice on a made-up driver, for what no test with a GPU can bring about."""
+"""A CudaDevice on a fake driver, for situations that no test with a GPU can bring about."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import Outcome, Quota
-from tests.backends.cuda.fake_driver import MEMORY_BYTES, MadeUpDriver
+from tests.backends.cuda.fake_driver import MEMORY_BYTES, FakeDriver
 
 ROOM: Final = "pympsd_server.backends.cuda."
 FACTS: Final = DeviceFacts(
-    "a made-up GPU",
+    "a fake GPU",
     "GPU-00000000-0000-0000-0000-000000000000",
     "0",
     (9, 0),
@@ -27,24 +27,25 @@ FACTS: Final = DeviceFacts(
         "MAX_THREADS_PER_BLOCK": 1024,
         "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 1 << 17,
         "MAX_BLOCKS_PER_MULTIPROCESSOR": 32,
+        "MAX_PITCH": (1 << 31) - 1,
     },
 )
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeUpDriver]:
-    """The made-up driver, in place of the real one in the whole room; nothing may touch memory that is not mapped."""
-    made_up = MadeUpDriver()
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    """The fake driver, in place of the real one in the whole backend; no work may touch memory that is not mapped."""
+    fake = FakeDriver()
     for name in sorted(sys.modules):
         if name.startswith(ROOM) and hasattr(sys.modules[name], "cu"):
-            monkeypatch.setattr(sys.modules[name], "cu", made_up)
-    yield made_up
-    assert made_up.faults == []
+            monkeypatch.setattr(sys.modules[name], "cu", fake)
+    yield fake
+    assert fake.faults == []
 
 
 @pytest.fixture
-def device(driver: MadeUpDriver) -> Iterator[CudaDevice]:
-    """A device on it; at the end everything may run, and its threads end."""
+def device(driver: FakeDriver) -> Iterator[CudaDevice]:
+    """A device on it; at the end all work runs, and its threads end."""
     opened = CudaDevice(FACTS, 0)
     yield opened
     driver.codes.clear()
@@ -55,13 +56,13 @@ def device(driver: MadeUpDriver) -> Iterator[CudaDevice]:
 
 @pytest.fixture
 def faults() -> list[Outcome]:
-    """What the contexts of ``make_context`` were ruined by."""
+    """The errors that poisoned the contexts of ``make_context``."""
     return []
 
 
 @pytest.fixture
 def make_context(device: CudaDevice, faults: list[Outcome]) -> Callable[..., CudaContext]:
-    """Make a context of a client: ``make_context(1)``, ``make_context(1, memory_bytes=64 << 20)``."""
+    """Create a context of a client: ``make_context(1)``, ``make_context(1, memory_bytes=64 << 20)``."""
 
     def make(client: int, memory_bytes: int = 0) -> CudaContext:
         return device.create_context(client, Quota(0, memory_bytes, 1), faults.append)

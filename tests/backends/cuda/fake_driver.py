@@ -1,7 +1,7 @@
-"""A made-up ``cuda.bindings.driver``: no device, memory by mapped pages, streams whose work waits.
+"""A fake ``cuda.bindings.driver``: no device, memory by mapped pages, streams whose work waits.
 
-What is put in a stream is done at once, unless the stream is stalled (a long kernel) or waits for an event. Calls can
-be refused with a code, and a hook can run inside of one, in the thread that makes it, before it does anything.
+Work of a stream is done at once, unless the stream is stalled (a long kernel) or waits for an event. Calls can be
+refused with a code, and a hook can run at the beginning of one, in the thread that makes it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VARIABLE_BYTES: Final = 64
 
 
 class Refused(Exception):
-    """Raised inside of a call (by a hook, too): the driver answers with this code."""
+    """Raised inside of a call (by a hook, too): the driver returns this code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -37,16 +37,16 @@ class Refused(Exception):
 
 
 @define(eq=False)
-class MadeUpEvent:
-    """How often it was recorded, and which of these is passed."""
+class FakeEvent:
+    """The number of recordings, and the latest that is passed."""
 
     recorded: int = 0
     passed: int = 0
 
 
 @define(eq=False)
-class MadeUpStream:
-    """Work that is not done, each with what it waits for."""
+class FakeStream:
+    """Work that is not done, each with its condition."""
 
     stalled: bool = False
     work: deque[tuple[Callable[[], bool], Callable[[], None]]] = field(factory=deque)
@@ -54,7 +54,7 @@ class MadeUpStream:
     done: int = 0
 
     def advance(self) -> bool:
-        """Do the first of its work if it may be done; return whether it was."""
+        """Do the first of its work if it is ready; return whether it was."""
         if self.stalled or not self.work or not self.work[0][0]():
             return False
         self.work.popleft()[1]()
@@ -63,10 +63,10 @@ class MadeUpStream:
 
 
 def _call(method: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
-    """Make a method a call of the driver: it returns (code, values ...)."""
+    """Make a method a call of the driver, which returns (code, values ...)."""
 
     @wraps(method)
-    def answered(driver: MadeUpDriver, *arguments: Any) -> tuple[Any, ...]:
+    def answered(driver: FakeDriver, *arguments: Any) -> tuple[Any, ...]:
         try:
             driver.before(method.__name__, arguments)
             with driver.changed:
@@ -81,30 +81,30 @@ def _call(method: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     return answered
 
 
-class MadeUpDriver:
-    """Stands for the module. What is no call comes from the real one: its types, its numbers."""
+class FakeDriver:
+    """Stands for the module. Types and numbers are those of the real one."""
 
     def __init__(self) -> None:
         self.changed = Condition(RLock())
-        """Held while a call does what it does; notified after each."""
+        """Held during a call; notified after each."""
         self.codes: dict[str, int] = {}
-        """By call: the code that it is refused with."""
+        """By call: the code that it returns."""
         self.hooks: dict[str, Callable[..., object]] = {}
-        """By call: what runs first, with its arguments and without a lock. It may raise Refused."""
+        """By call: called first, with its arguments and without a lock. It may raise Refused."""
         self.calls: dict[str, int] = {}
-        """How often each was made."""
-        self.streams: dict[int, MadeUpStream] = {}
-        self.events: dict[int, MadeUpEvent] = {}
+        """The number of calls, by name."""
+        self.streams: dict[int, FakeStream] = {}
+        self.events: dict[int, FakeEvent] = {}
         self.physical: dict[int, int] = {}
-        """Device memory that was made, by handle."""
+        """Sizes of device memory, by handle."""
         self.mapped: dict[int, bytearray] = {}
         """By address; variables of modules too."""
         self.modules: dict[int, dict[str, int]] = {}
-        """Loaded ones, with the addresses of their variables that were asked for."""
+        """Loaded ones, with the addresses of the variables that were queried."""
         self.registered: dict[int, int] = {}
         """Registered host memory, with its sizes."""
         self.faults: list[str] = []
-        """What touched device memory that is not mapped."""
+        """Accesses of device memory that is not mapped."""
         self._kept: list[Any] = []
         self._numbers = itertools.count(0x10000, 16)
 
@@ -116,45 +116,45 @@ class MadeUpDriver:
     # --- for tests
 
     def stall(self, stream: Any) -> None:
-        """What is in a stream, and what comes, is not done until ``run``."""
+        """Let the work of a stream, also later work, wait for ``run``."""
         with self.changed:
             self.streams[int(stream)].stalled = True
 
     def run(self, *streams: Any) -> None:
-        """Have the work of these streams done, of all of them when none is named."""
+        """Do the work of these streams, or of all of them."""
         with self.changed:
             for handle in map(int, streams or tuple(self.streams)):
                 self.streams[handle].stalled = False
             self.advance()
 
     def waiting(self, stream: Any) -> int:
-        """How much of what was put in a stream is not done."""
+        """Return the amount of work of a stream that is not done."""
         with self.changed:
             return len(self.streams[int(stream)].work)
 
-    def until(self, reached: Callable[[], bool]) -> None:
-        """Wait until something holds, which calls of the driver bring about."""
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition holds that calls of the driver bring about."""
         give_up = time.monotonic() + SECONDS
         with self.changed:
-            while not reached():
+            while not holds():
                 assert time.monotonic() < give_up, "it never came"
                 self.changed.wait(0.01)  # some of it comes a moment after the call
 
     def bytes_at(self, address: int, count: int) -> bytes:
-        """What lies in device memory."""
+        """Return the contents of device memory."""
         with self.changed:
             memory, start = self._memory(address, count, "the test")
             return bytes(memory[start : start + count])
 
     @property
     def memory_bytes(self) -> int:
-        """Device memory that was made and not given back."""
+        """Device memory that was created and not released."""
         return sum(self.physical.values())
 
     # --- inside
 
     def before(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """A call begins; Refused when it is to be."""
+        """Count a call and run its hook; raise Refused if it has a code."""
         with self.changed:
             self.calls[name] = self.calls.get(name, 0) + 1
         # Each looked up once: the test may take it away meanwhile.
@@ -164,7 +164,7 @@ class MadeUpDriver:
             raise Refused(code)
 
     def advance(self) -> None:
-        """Do all work that may be done. The lock is held."""
+        """Do all work that is ready. The lock is held."""
         while any([stream.advance() for stream in self.streams.values()]):  # noqa: C419 - each has its turn
             pass
         self.changed.notify_all()
@@ -174,25 +174,25 @@ class MadeUpDriver:
         stream.work.append((ready, act))
         stream.put += 1
 
-    def _wait_for(self, *streams: MadeUpStream) -> None:
+    def _wait_for(self, *streams: FakeStream) -> None:
         until = [(stream, stream.put) for stream in streams]
         give_up = time.monotonic() + SECONDS
         while any(stream.done < put for stream, put in until):
             assert self.changed.wait(give_up - time.monotonic()), "a call waited for work that was never done"
 
-    def _memory(self, address: int, count: int, who: str) -> tuple[bytearray, int]:
+    def _memory(self, address: int, count: int, user: str) -> tuple[bytearray, int]:
         for start, memory in self.mapped.items():
             if start <= address and address + count <= start + len(memory):
                 return memory, address - start
-        self.faults.append(f"{who} at {address:#x}, {count} bytes")
+        self.faults.append(f"{user} at {address:#x}, {count} bytes")
         return bytearray(count), 0
 
-    def _write(self, address: int, what: bytes, who: str) -> None:
-        memory, start = self._memory(address, len(what), who)
+    def _write(self, address: int, what: bytes, user: str) -> None:
+        memory, start = self._memory(address, len(what), user)
         memory[start : start + len(what)] = what
 
-    def _read(self, address: int, count: int, who: str) -> bytes:
-        memory, start = self._memory(address, count, who)
+    def _read(self, address: int, count: int, user: str) -> bytes:
+        memory, start = self._memory(address, count, user)
         return bytes(memory[start : start + count])
 
     # --- the device
@@ -206,7 +206,7 @@ class MadeUpDriver:
 
     @_call
     def cuGetErrorString(self, code: int) -> bytes:
-        return b"made up"
+        return b"fake"
 
     @_call
     def cuDeviceGetCount(self) -> int:
@@ -329,7 +329,7 @@ class MadeUpDriver:
     @_call
     def cuStreamCreateWithPriority(self, flags: int, priority: int) -> int:
         handle = next(self._numbers)
-        self.streams[handle] = MadeUpStream()
+        self.streams[handle] = FakeStream()
         return handle
 
     @_call
@@ -348,7 +348,7 @@ class MadeUpDriver:
     @_call
     def cuEventCreate(self, flags: int) -> int:
         handle = next(self._numbers)
-        self.events[handle] = MadeUpEvent()
+        self.events[handle] = FakeEvent()
         return handle
 
     @_call
@@ -392,6 +392,56 @@ class MadeUpDriver:
         self._put(stream, lambda: self._write(address, value.to_bytes(width, "little") * count, "a fill"))
 
     @_call
+    def cuMemsetD2D8Async(self, address: int, pitch: int, value: int, width: int, height: int, stream: int) -> None:
+        self._fill_rows(address, pitch, value, 1, width, height, stream)
+
+    @_call
+    def cuMemsetD2D16Async(self, address: int, pitch: int, value: int, width: int, height: int, stream: int) -> None:
+        self._fill_rows(address, pitch, value, 2, width, height, stream)
+
+    @_call
+    def cuMemsetD2D32Async(self, address: int, pitch: int, value: int, width: int, height: int, stream: int) -> None:
+        self._fill_rows(address, pitch, value, 4, width, height, stream)
+
+    def _fill_rows(
+        self, address: int, pitch: int, value: int, element: int, width: int, height: int, stream: int
+    ) -> None:
+        assert pitch >= element * width
+        for row in range(height):
+            self._fill(address + row * pitch, value, element, width, stream)
+
+    @_call
+    def cuMemcpy3DAsync(self, parameters: Any, stream: int) -> None:
+        to, start = (self._rows(parameters, side) for side in ("dst", "src"))
+        width, on_host = int(parameters.WidthInBytes), real.CUmemorytype.CU_MEMORYTYPE_HOST
+
+        def act() -> None:
+            for target, source in zip(to, start, strict=True):
+                if parameters.srcMemoryType == on_host:
+                    row = ctypes.string_at(source, width)
+                else:
+                    row = self._read(source, width, "a copy of rows")
+                if parameters.dstMemoryType == on_host:
+                    ctypes.memmove(target, row, width)
+                else:
+                    self._write(target, row, "a copy of rows")
+
+        self._put(stream, act)
+
+    def _rows(self, parameters: Any, side: str) -> list[int]:
+        width, height, depth = int(parameters.WidthInBytes), int(parameters.Height), int(parameters.Depth)
+        pitch, slice_rows = (int(getattr(parameters, f"{side}{name}")) for name in ("Pitch", "Height"))
+        assert width
+        assert pitch >= width
+        assert depth == 1 or slice_rows >= height
+        is_host = getattr(parameters, f"{side}MemoryType") == real.CUmemorytype.CU_MEMORYTYPE_HOST
+        base = int(getattr(parameters, f"{side}Host" if is_host else f"{side}Device"))
+        rows = [base + (layer * slice_rows + row) * pitch for layer in range(depth) for row in range(height)]
+        if is_host and not any(at <= base and rows[-1] + width <= at + size for at, size in self.registered.items()):
+            self.faults.append(f"a copy of rows at {base:#x}, which are in no one registration")
+        return rows
+
+    @_call
     def cuMemcpyHtoDAsync(self, address: int, source: int, count: int, stream: int) -> None:
         self._put(stream, lambda: self._write(address, ctypes.string_at(source, count), "a copy to the device"))
 
@@ -411,50 +461,50 @@ class MadeUpDriver:
 
 
 @define(eq=False)
-class Told:
-    """A completion; what it was told, in order."""
+class Recorder:
+    """A completion that records its outcomes, in order."""
 
     outcomes: list[Outcome] = field(factory=list)
-    _told: Condition = field(factory=Condition, init=False)
+    _called: Condition = field(factory=Condition, init=False)
 
     def __call__(self, outcome: Outcome) -> None:
-        """Tell it."""
-        with self._told:
+        """Record an outcome."""
+        with self._called:
             self.outcomes.append(outcome)
-            self._told.notify_all()
+            self._called.notify_all()
 
     def wait(self, count: int = 1) -> list[Outcome]:
-        """Return what it was told, as soon as that is so many."""
-        with self._told:
-            assert self._told.wait_for(lambda: len(self.outcomes) >= count, SECONDS), f"told {self.outcomes}"
+        """Return the outcomes as soon as there are ``count``."""
+        with self._called:
+            assert self._called.wait_for(lambda: len(self.outcomes) >= count, SECONDS), f"only {self.outcomes}"
             return list(self.outcomes)
 
 
 @define(eq=False)
 class Gate:
-    """A hook that holds whoever comes to it (in threads of this name only) until it is opened."""
+    """A hook that blocks its callers (in threads of this name only) until it is opened."""
 
     thread: str = "worker"
     entered: Event = field(factory=Event)
     _open: Event = field(factory=Event)
 
     def __call__(self, *arguments: Any) -> None:
-        """Come to it."""
+        """Block."""
         if current_thread().name == self.thread:
             self.entered.set()
             assert self._open.wait(SECONDS)
 
     def wait(self) -> None:
-        """Wait until somebody is held."""
+        """Wait until a caller is blocked."""
         assert self.entered.wait(SECONDS)
 
     def open(self) -> None:
-        """Let all pass."""
+        """Release all callers."""
         self._open.set()
 
 
 class Worker(Thread):
-    """A thread named "worker" that does one thing."""
+    """A thread named "worker" that makes one call."""
 
     def __init__(self, do: Callable[[], Any]) -> None:
         super().__init__(name="worker", daemon=True)
@@ -464,14 +514,14 @@ class Worker(Thread):
         self.start()
 
     def run(self) -> None:
-        """Do it."""
+        """Make the call."""
         try:
             self._result = self._do()
         except BaseException as error:
             self._error = error
 
     def result(self) -> Any:
-        """Wait for its end; return what came of it, or raise it."""
+        """Wait for its end; return its result, or raise its exception."""
         self.join(SECONDS)
         assert not self.is_alive()
         if self._error is not None:

@@ -11,10 +11,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from pympsd_server.backends.cuda.memory.address_ranges import (
     GRANULE_BYTES,
     PAGE_BYTES,
-    Extents,
-    Gaps,
+    AddressWindow,
+    FreeRanges,
     NoRange,
-    Reach,
+    OwnedRanges,
     rounded,
 )
 
@@ -33,14 +33,14 @@ class Allocating(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.extents = Extents(BASE, SIZE)
+        self.window = AddressWindow(BASE, SIZE)
         self.held: dict[int, int] = {}
         self.mapped: dict[int, int] = {}
 
     @rule(target=allocations, count=SIZES)
     def allocate(self, count: int) -> int:
         try:
-            address, pages = self.extents.allocate(count)
+            address, pages = self.window.allocate(count)
         except NoRange:
             return 0
         assert BASE <= address < address + count <= BASE + SIZE
@@ -55,7 +55,7 @@ class Allocating(RuleBasedStateMachine):
     def free(self, address: int) -> None:
         if not address:
             return
-        pages = self.extents.free(address)
+        pages = self.window.free(address)
         del self.held[address]
         if pages.whole is not None:
             assert self.mapped.pop(pages.whole[0]) == pages.whole[1]
@@ -63,7 +63,7 @@ class Allocating(RuleBasedStateMachine):
             assert self.mapped.pop(page) == PAGE_BYTES
 
     @invariant()
-    def every_byte_is_mapped_and_no_page_is_for_nothing(self) -> None:
+    def every_byte_is_mapped_and_no_page_without_need(self) -> None:
         pieces = sorted((start, start + size) for start, size in self.mapped.items())
         assert all(end <= following for (_, end), (following, _) in pairwise(pieces))
         for address, count in self.held.items():
@@ -77,28 +77,28 @@ class Allocating(RuleBasedStateMachine):
         for address in tuple(self.held):
             self.free(address)
         assert not self.mapped
-        assert self.extents._gaps.free_ranges == [(BASE, BASE + SIZE)]
+        assert self.window._free.free_ranges == [(BASE, BASE + SIZE)]
 
 
 TestAllocating = Allocating.TestCase
 
 
 def test_small_allocations_share_a_page() -> None:
-    extents = Extents(BASE, SIZE)
-    pages = [extents.allocate(1)[1].shared for _ in range(100)]
+    window = AddressWindow(BASE, SIZE)
+    pages = [window.allocate(1)[1].shared for _ in range(100)]
     assert pages == [(BASE,)] + [()] * 99
 
 
 def test_the_rest_of_a_large_allocation_is_shared_with_small_ones() -> None:
-    extents = Extents(BASE, SIZE)
-    _, pages = extents.allocate(3 * PAGE_BYTES + 5)
+    window = AddressWindow(BASE, SIZE)
+    _, pages = window.allocate(3 * PAGE_BYTES + 5)
     assert pages.whole == (BASE, 3 * PAGE_BYTES)
     assert pages.shared == (BASE + 3 * PAGE_BYTES,)
-    assert extents.allocate(100) == (BASE + 3 * PAGE_BYTES + GRANULE_BYTES, type(pages)(None, ()))
+    assert window.allocate(100) == (BASE + 3 * PAGE_BYTES + GRANULE_BYTES, type(pages)(None, ()))
 
 
-def test_a_window_that_is_full_says_so() -> None:
-    gaps = Gaps(0, 4 * GRANULE_BYTES)
+def test_a_full_window_raises_no_range() -> None:
+    gaps = FreeRanges(0, 4 * GRANULE_BYTES)
     assert gaps.take(4 * GRANULE_BYTES) == 0
     with pytest.raises(NoRange, match="no free range of 512 bytes"):
         gaps.take(1)
@@ -107,15 +107,15 @@ def test_a_window_that_is_full_says_so() -> None:
     assert rounded(GRANULE_BYTES + 1, GRANULE_BYTES) == 2 * GRANULE_BYTES
 
 
-def test_calls_reach_single_ranges_only() -> None:
-    reach = Reach()
+def test_an_access_lies_in_one_owned_range() -> None:
+    owned = OwnedRanges()
     for start in (100, 200):  # side by side, and two
-        reach.add(start, 100)
-    assert reach.covers(100, 100)
-    assert reach.covers(150, 50)
-    assert not reach.covers(150, 51)
-    assert not reach.covers(99, 1)
-    assert not reach.covers(300, 1)
-    reach.remove(100)
-    assert not reach.covers(100, 1)
-    assert reach.covers(200, 1)
+        owned.add(start, 100)
+    assert owned.covers(100, 100)
+    assert owned.covers(150, 50)
+    assert not owned.covers(150, 51)
+    assert not owned.covers(99, 1)
+    assert not owned.covers(300, 1)
+    owned.remove(100)
+    assert not owned.covers(100, 1)
+    assert owned.covers(200, 1)

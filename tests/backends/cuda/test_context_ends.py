@@ -1,4 +1,4 @@
-"""The end of a context while its worker is in the midst of something, or while its client's other work goes on."""
+"""The end of a context while its worker is in the midst of a call, or while its client's other work runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pympsd_server.backends.cuda.objects.context import PATIENCE_SECONDS, CudaCo
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import BackendError, Outcome
 from pympsd_server.executor.attachments import Attachments
-from tests.backends.cuda.fake_driver import Gate, MadeUpDriver, Told, Worker
+from tests.backends.contract.port_user import copy_to_device, fill
+from tests.backends.cuda.fake_driver import FakeDriver, Gate, Recorder, Worker
 from tests.backends.cuda.test_module_images import cubin
 
 Make = Callable[..., CudaContext]
@@ -24,17 +25,17 @@ MIB = 1 << 20
 
 
 class Clock:
-    """Stands for the module ``time``: it goes on while somebody sleeps."""
+    """Stands for the module ``time``: it advances only by sleeping."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
     def monotonic(self) -> float:
-        """Its seconds."""
+        """Return its seconds."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Go on."""
+        """Advance it."""
         self.now += seconds
 
 
@@ -46,8 +47,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def held(driver: MadeUpDriver, device: CudaDevice) -> tuple[int, ...]:
-    """What clients have of the device."""
+def held(driver: FakeDriver, device: CudaDevice) -> tuple[int, ...]:
+    """Return what clients use of the device."""
     return (
         device.budget.used, driver.memory_bytes, len(driver.mapped), len(driver.streams), len(driver.modules),
         len(device.memory_used),
@@ -62,13 +63,13 @@ def held(driver: MadeUpDriver, device: CudaDevice) -> tuple[int, ...]:
         ("cuModuleLoadData", lambda context: context.load_module(cubin())),
     ],
 )
-def test_what_a_context_was_being_given_when_it_ended_is_given_back(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, call: str, make: Callable[[CudaContext], Any]
+def test_an_object_being_created_when_its_context_ends_is_released(
+    driver: FakeDriver, device: CudaDevice, make_context: Make, call: str, make: Callable[[CudaContext], Any]
 ) -> None:
     make_context(9)
     before, gate = held(driver, device), Gate()
     context = make_context(1)
-    for _ in range(20):  # so many that a stream more is charged
+    for _ in range(20):  # one more is charged
         context.create_stream(True, 0)
     driver.hooks[call] = gate
     worker = Worker(lambda: make(context))
@@ -81,16 +82,16 @@ def test_what_a_context_was_being_given_when_it_ended_is_given_back(
     driver.until(lambda: held(driver, device) == before)
 
 
-def test_nothing_goes_under_work_that_is_just_being_issued(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, clock: Clock
+def test_a_destroyed_context_keeps_its_memory_under_work_being_issued(
+    driver: FakeDriver, device: CudaDevice, make_context: Make, clock: Clock
 ) -> None:
     make_context(9)
     before, context, gate = held(driver, device), make_context(1), Gate()
     address, other = context.allocate(4 * MIB), context.create_stream(False, 0)
     driver.stall(other.handle)
-    other.fill(address, 1, 1, 16)
-    driver.hooks["cuStreamQuery"] = gate  # the worker asks whether the other stream is to be waited for
-    worker = Worker(lambda: context.default_stream.fill(address, 7, 1, MIB))
+    other.fill(fill(address, 1, 1, 16))
+    driver.hooks["cuStreamQuery"] = gate  # the worker queries whether to wait for the other stream
+    worker = Worker(lambda: context.default_stream.fill(fill(address, 7, 1, MIB)))
     gate.wait()
     driver.stall(context.default_stream.handle)
     driver.run(other.handle)
@@ -103,12 +104,12 @@ def test_nothing_goes_under_work_that_is_just_being_issued(
 
 
 class EndsMeanwhile:
-    """A context's lock; who takes it finds that the context has ended just before."""
+    """A context's lock; the context ends just before it is taken."""
 
     def __init__(self, context: CudaContext) -> None:
         self._context = context
-        self._lock = context.lock
-        self.acquire, self.release = context.lock.acquire, context.lock.release
+        self._lock = context.queue.lock
+        self.acquire, self.release = self._lock.acquire, self._lock.release
 
     def __enter__(self) -> bool:
         self._context.abandon()
@@ -118,65 +119,65 @@ class EndsMeanwhile:
         self._lock.release()
 
 
-def test_nothing_is_issued_by_a_call_to_the_host_that_is_finished_at_the_end(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
+def test_a_host_function_that_finishes_at_the_end_issues_nothing(
+    driver: FakeDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, begun = make_context(1), Told()
+    context, begun = make_context(1), Recorder()
     address, stream = context.allocate(4 * MIB), context.default_stream
-    call = stream.call_host(begun)
-    stream.fill(address, 1, 1, 16)
+    call = stream.launch_host_function(begun)
+    stream.fill(fill(address, 1, 1, 16))
     begun.wait()
     driver.stall(stream.handle)
     with monkeypatch.context() as patch:
-        patch.setattr(context, "lock", EndsMeanwhile(context))
+        patch.setattr(context.queue, "lock", EndsMeanwhile(context))
         call.finish()
     assert driver.waiting(stream.handle) == 0
 
 
-def test_a_destroyed_contexts_memory_stays_under_what_another_of_its_client_has_queued(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+def test_a_destroyed_contexts_memory_stays_until_queued_work_of_a_sibling_is_done(
+    driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    owner, other, victim, told = make_context(1), make_context(1), make_context(2), Told()
+    owner, other, victim, done = make_context(1), make_context(1), make_context(2), Recorder()
     address, stream = owner.allocate(4 * MIB), other.create_stream(True, 0)
     driver.stall(stream.handle)
-    stream.copy_to_device(address, memoryview(b"\xee" * 4096), told)
+    stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), done)
     owner.destroy()
     assert device.unfinished == 0
     assert victim.allocate(4 * MIB) != address
     with pytest.raises(BackendError) as caught:
-        stream.copy_to_device(address, memoryview(b"\xee" * 4096), told)
-    assert caught.value.code is Result.ERROR_INVALID_VALUE, "nothing more reaches it"
+        stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), done)
+    assert caught.value.code is Result.ERROR_INVALID_VALUE, "later requests cannot access it"
     used = device.memory_used[1]
     driver.run(stream.handle)
     driver.until(lambda: device.memory_used[1] == used - 4 * MIB)
-    assert told.wait() == [Outcome()]
+    assert done.wait() == [Outcome()]
     assert victim.allocate(4 * MIB) == address
 
 
-def test_so_it_does_under_what_a_function_of_the_client_holds(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+def test_a_destroyed_contexts_memory_stays_until_held_work_of_a_sibling_is_done(
+    driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    owner, other, begun, told = make_context(1), make_context(1), Told(), Told()
+    owner, other, begun, done = make_context(1), make_context(1), Recorder(), Recorder()
     address = owner.allocate(4 * MIB)
-    call = other.default_stream.call_host(begun)
-    other.default_stream.copy_to_device(address, memoryview(b"\xee" * 4096), told)
+    call = other.default_stream.launch_host_function(begun)
+    other.default_stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), done)
     used = device.memory_used[1] - owner.charged
     owner.destroy()
     assert device.memory_used[1] == used
     assert driver.bytes_at(address, 1) == b"\0"
     call.finish()
-    assert told.wait() == [Outcome()]
+    assert done.wait() == [Outcome()]
     driver.until(lambda: device.memory_used[1] == used - 4 * MIB)
 
 
 def test_all_contexts_of_a_client_wait_for_their_kernels_together(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, clock: Clock
+    driver: FakeDriver, device: CudaDevice, make_context: Make, clock: Clock
 ) -> None:
     contexts = [make_context(1) for _ in range(6)]
     for context in contexts:
         address = context.allocate(4096)
         driver.stall(context.default_stream.handle)
-        context.default_stream.fill(address, 1, 1, 16)
+        context.default_stream.fill(fill(address, 1, 1, 16))
     begun = clock.now
     for context in contexts:
         context.abandon()
@@ -188,8 +189,8 @@ def test_all_contexts_of_a_client_wait_for_their_kernels_together(
     driver.until(lambda: not device.memory_used)
 
 
-def test_so_the_desk_waits_once_for_a_client_of_several_contexts(
-    driver: MadeUpDriver, device: CudaDevice, clock: Clock
+def test_dropping_a_client_of_several_contexts_waits_once(
+    driver: FakeDriver, device: CudaDevice, clock: Clock
 ) -> None:
     said: list[object] = []
 
@@ -203,25 +204,25 @@ def test_so_the_desk_waits_once_for_a_client_of_several_contexts(
     for context in tuple(device._contexts):
         address = context.allocate(4096)
         driver.stall(context.default_stream.handle)
-        context.default_stream.fill(address, 1, 1, 16)
+        context.default_stream.fill(fill(address, 1, 1, 16))
     begun = clock.now
     desk.handle(DropClient(6, 1))
     assert said[-1] == ExecutorDone(6, unfinished=6)
     assert clock.now - begun < PATIENCE_SECONDS + 0.1
 
 
-def test_a_stream_goes_without_waiting_for_a_worker_that_the_driver_keeps(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+def test_a_stream_is_released_without_waiting_for_a_worker_blocked_in_the_driver(
+    driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
     context, neighbour, gate = make_context(1), make_context(2), Gate()
     address = context.allocate(4096)
     busy, left = context.create_stream(True, 0), context.create_stream(True, 0)
     left_behind = neighbour.create_stream(True, 0)
     driver.stall(left.handle)
-    left.fill(address, 1, 1, 16)
+    left.fill(fill(address, 1, 1, 16))
     left.destroy()
     driver.hooks["cuMemsetD8Async"] = gate
-    worker = Worker(lambda: busy.fill(address, 1, 1, 16))
+    worker = Worker(lambda: busy.fill(fill(address, 1, 1, 16)))
     gate.wait()
     driver.run(left.handle)
     left_behind.destroy()
@@ -232,8 +233,8 @@ def test_a_stream_goes_without_waiting_for_a_worker_that_the_driver_keeps(
     driver.until(lambda: left.handle not in driver.streams)
 
 
-def test_no_stream_goes_while_it_is_asked_for(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
+def test_no_stream_is_released_while_it_is_queried(
+    driver: FakeDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
 ) -> None:
     context, neighbour, gate = make_context(1), make_context(2), Gate()
     address, left, left_behind = (
@@ -242,7 +243,7 @@ def test_no_stream_goes_while_it_is_asked_for(
         neighbour.create_stream(True, 0),
     )
     driver.stall(left.handle)
-    left.fill(address, 1, 1, 16)
+    left.fill(fill(address, 1, 1, 16))
     left.destroy()
     driver.hooks["cuStreamQuery"] = gate
     worker = Worker(context.is_quiet)
@@ -256,65 +257,65 @@ def test_no_stream_goes_while_it_is_asked_for(
     assert faults == []
 
 
-def test_a_device_closes_while_what_was_destroyed_is_just_being_released(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, clock: Clock
+def test_a_device_closes_while_a_destroyed_context_is_being_released(
+    driver: FakeDriver, device: CudaDevice, make_context: Make, clock: Clock
 ) -> None:
     context, gate = make_context(1), Gate("janitor")
     address, stream = context.allocate(4096), context.default_stream
     driver.stall(stream.handle)
-    stream.fill(address, 1, 1, 16)
+    stream.fill(fill(address, 1, 1, 16))
     context.destroy()
     driver.hooks["cuStreamDestroy"] = gate
     driver.run()
     gate.wait()
     closing = Worker(device.close)
-    driver.until(lambda: device.closed and not device.watch._thread.is_alive())
+    driver.until(lambda: device.closed and not device.services.watcher._thread.is_alive())
     gate.open()
     closing.result()
 
 
-def test_where_a_stream_cannot_be_asked_the_device_is_ruined(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
+def test_a_stream_that_cannot_be_queried_poisons_the_device(
+    driver: FakeDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
 ) -> None:
-    context, told = make_context(1), Told()
+    context, done = make_context(1), Recorder()
     address, stream = context.allocate(4096), context.default_stream
-    call = stream.call_host(told)
+    call = stream.launch_host_function(done)
     driver.stall(stream.handle)
-    stream.notify(told)  # held: no point is asked for
+    stream.notify(done)  # held: no marker is queried
     other = context.create_stream(True, 0)
     driver.stall(other.handle)
-    other.fill(address, 1, 1, 16)
+    other.fill(fill(address, 1, 1, 16))
     driver.codes["cuStreamQuery"] = 999
-    outcomes = told.wait(2)
+    outcomes = done.wait(2)
     assert [outcome.code for outcome in outcomes] == [Result.SUCCESS, Result.ERROR_UNKNOWN]
     assert [outcome.code for outcome in faults] == [Result.ERROR_UNKNOWN]
     call.finish()
 
 
-def test_a_copy_is_queued_before_what_it_names_can_be_given_back(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+def test_a_copy_is_queued_before_its_memory_can_be_freed(
+    driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    owner, other, victim, gate, told = make_context(1), make_context(1), make_context(2), Gate(), Told()
-    address, stream, take = owner.allocate(4 * MIB), other.create_stream(True, 0), device.staging.take
+    owner, other, victim, gate, done = make_context(1), make_context(1), make_context(2), Gate(), Recorder()
+    address, stream, take = owner.allocate(4 * MIB), other.create_stream(True, 0), device.services.staging.take
 
     def take_later(*arguments: Any) -> Any:  # between the check and the queue
         gate()
         return take(*arguments)
 
-    device.staging.take = take_later  # type: ignore[method-assign]
+    device.services.staging.take = take_later  # type: ignore[method-assign]
     driver.stall(stream.handle)
-    worker = Worker(lambda: stream.copy_to_device(address, memoryview(b"\xee" * 4096), told))
+    worker = Worker(lambda: stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), done))
     gate.wait()
     owner.destroy()
     assert victim.allocate(4 * MIB) != address
     gate.open()
     worker.result()
     driver.run()
-    assert told.wait() == [Outcome()]
+    assert done.wait() == [Outcome()]
 
 
-def test_what_a_context_held_is_not_freed_by_the_thread_that_sees_everybodys_work_done(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+def test_a_contexts_resources_are_not_freed_by_the_completion_thread(
+    driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
     owner, other = make_context(1), make_context(1)
     freed_by: set[str] = set()
@@ -322,43 +323,43 @@ def test_what_a_context_held_is_not_freed_by_the_thread_that_sees_everybodys_wor
         owner.allocate(4 * MIB)
     address, stream = other.allocate(4096), other.default_stream
     driver.stall(stream.handle)
-    stream.fill(address, 1, 1, 16)
+    stream.fill(fill(address, 1, 1, 16))
     owner.destroy()
     used = device.memory_used[1]
     driver.hooks["cuMemUnmap"] = lambda *_: freed_by.add(current_thread().name)
-    other.allocate(4096)  # its worker is at work: what was given up goes after this
+    other.allocate(4096)  # its worker starts a batch: the deferred frees follow this
     driver.run(stream.handle)
     driver.until(lambda: device.memory_used[1] < used - 31 * MIB)
     assert freed_by == {"janitor"}
 
 
-def test_a_stream_that_was_left_counts_also_where_the_driver_makes_no_event(
-    driver: MadeUpDriver, make_context: Make
+def test_a_destroyed_stream_is_waited_for_when_the_driver_makes_no_event(
+    driver: FakeDriver, make_context: Make
 ) -> None:
     context = make_context(1)
-    address, left, told = context.allocate(16), context.create_stream(True, 0), Told()
+    address, left, done = context.allocate(16), context.create_stream(True, 0), Recorder()
     driver.stall(left.handle)
-    left.fill(address, 1, 1, 16)
-    context.device.events._free[False].clear()
+    left.fill(fill(address, 1, 1, 16))
+    left.services.events._free[False].clear()
     driver.codes["cuEventCreate"] = int(Result.ERROR_OUT_OF_MEMORY)
     left.destroy()
-    assert context.native_state.leaving == 1
+    assert context.queue.native_state.leaving == 1
     driver.codes.clear()
-    context.notify(told)
-    assert not told.outcomes, "the context's work is not done"
+    context.notify(done)
+    assert not done.outcomes, "the context's work is not done"
     driver.run(left.handle)
-    assert told.wait() == [Outcome()]
-    driver.until(lambda: left.handle not in driver.streams and context.native_state.leaving == 0)
+    assert done.wait() == [Outcome()]
+    driver.until(lambda: left.handle not in driver.streams and context.queue.native_state.leaving == 0)
 
 
-def test_after_an_error_that_ruined_the_device_contexts_end_without_asking_the_driver(
-    driver: MadeUpDriver, device: CudaDevice, make_context: Make
+def test_contexts_of_a_poisoned_device_end_without_driver_calls(
+    driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
     one, other = make_context(1), make_context(2)
     for context in (one, other):
         context.create_stream(True, 0)
         context.allocate(4 * MIB)
-    device.ruin(Outcome(Result.ERROR_ILLEGAL_ADDRESS, "a made-up fault"))
+    device.poison(Outcome(Result.ERROR_ILLEGAL_ADDRESS, "a fake fault"))
     for call in ("cuStreamDestroy", "cuMemUnmap", "cuStreamQuery", "cuStreamSynchronize"):
         driver.codes[call] = int(Result.ERROR_ILLEGAL_ADDRESS)
     for context in (one, other):

@@ -1,4 +1,4 @@
-"""What copies pass through is one client's at a time, charged or counted, and given back once, however they end."""
+"""The buffers of copies are one client's at a time, charged or counted, and released once, however the copies end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pympsd_server.backends.cuda.memory.scratch import SCRATCH_BYTES
 from pympsd_server.backends.cuda.objects.context import CONTEXT_BYTES, CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import BackendError, Outcome
-from tests.backends.cuda.fake_driver import MadeUpDriver, Told
+from tests.backends.contract.port_user import copy_from_device, copy_on_device, copy_to_device, fill
+from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
 MakeContext = Callable[..., CudaContext]
 MIB = 1 << 20
@@ -28,43 +29,43 @@ def refused(code: Result) -> pytest.RaisesExc[BackendError]:
 # --- overlapping copies
 
 
-def test_overlapping_copies_that_wait_share_scratch_that_their_client_is_charged(
-    driver: MadeUpDriver, device: CudaDevice, make_context: MakeContext
+def test_waiting_overlapping_copies_share_scratch_charged_to_their_client(
+    driver: FakeDriver, device: CudaDevice, make_context: MakeContext
 ) -> None:
     context = make_context(1, memory_bytes=64 * MIB)
     address, stream = context.allocate(20 * MIB), context.create_stream(True, 0)
     used, memory = device.memory_used[1], driver.memory_bytes
     driver.stall(stream.handle)
     for _ in range(20):
-        stream.copy_on_device(address + 512, address, 17 * MIB)
+        stream.copy(copy_on_device(address + 512, address, 17 * MIB))
     assert device.memory_used[1] - used == driver.memory_bytes - memory == SCRATCH_BYTES
     driver.run(stream.handle)
     driver.until(lambda: device.memory_used[1] == used and driver.memory_bytes == memory)
 
 
-def test_copies_that_are_ever_longer_share_it_too(
-    driver: MadeUpDriver, device: CudaDevice, make_context: MakeContext
+def test_copies_of_growing_length_share_scratch(
+    driver: FakeDriver, device: CudaDevice, make_context: MakeContext
 ) -> None:
     context = make_context(1)
     address, stream = context.allocate(20 * MIB), context.create_stream(True, 0)
     used = device.memory_used[1]
     driver.stall(stream.handle)
     for count in range(1000, 17 * MIB, MIB // 2):
-        stream.copy_on_device(address, address + 8, count)
+        stream.copy(copy_on_device(address, address + 8, count))
     assert device.memory_used[1] - used < 2 * SCRATCH_BYTES
     driver.run(stream.handle)
     driver.until(lambda: device.memory_used[1] == used)
 
 
-def test_an_overlapping_copy_moves_as_if_through_a_buffer(driver: MadeUpDriver, make_context: MakeContext) -> None:
+def test_an_overlapping_copy_moves_as_if_through_a_buffer(driver: FakeDriver, make_context: MakeContext) -> None:
     context, count = make_context(1), 2 * SCRATCH_BYTES + 2 * MIB
-    address, told = context.allocate(count), Told()
+    address, done = context.allocate(count), Recorder()
     content = bytes(range(256)) * (count // 256)
-    context.default_stream.copy_to_device(address, memoryview(content), told)
-    told.wait()
-    context.default_stream.copy_on_device(address + 512, address, count - 512)
+    context.default_stream.copy(copy_to_device(address, memoryview(content)), done)
+    done.wait()
+    context.default_stream.copy(copy_on_device(address + 512, address, count - 512))
     assert driver.bytes_at(address, count) == content[:512] + content[:-512]
-    context.default_stream.copy_on_device(address, address + 512, count - 512)
+    context.default_stream.copy(copy_on_device(address, address + 512, count - 512))
     assert driver.bytes_at(address, count - 512) == content[:-512]
 
 
@@ -73,22 +74,22 @@ def test_scratch_is_refused_where_the_clients_limit_is_met(device: CudaDevice, m
     address = context.allocate(20 * MIB)
     used = device.memory_used[1]
     with refused(Result.ERROR_OUT_OF_MEMORY):
-        context.default_stream.copy_on_device(address + 512, address, 17 * MIB)
+        context.default_stream.copy(copy_on_device(address + 512, address, 17 * MIB))
     assert device.memory_used[1] == used
-    context.default_stream.copy_on_device(address + 512, address, 2 * MIB)
-    context.default_stream.copy_on_device(address + 2 * MIB, address, 17 * MIB)
-    assert context.outcome.code is Result.SUCCESS, "what does not need as much goes on"
+    context.default_stream.copy(copy_on_device(address + 512, address, 2 * MIB))
+    context.default_stream.copy(copy_on_device(address + 2 * MIB, address, 17 * MIB))
+    assert context.outcome.code is Result.SUCCESS, "smaller copies are accepted"
 
 
-def test_scratch_that_the_device_has_not_is_not_charged(
-    driver: MadeUpDriver, device: CudaDevice, make_context: MakeContext
+def test_scratch_that_the_driver_refuses_is_not_charged(
+    driver: FakeDriver, device: CudaDevice, make_context: MakeContext
 ) -> None:
     context = make_context(1)
     address = context.allocate(20 * MIB)
     used = device.memory_used[1]
     driver.codes["cuMemCreate"] = OUT_OF_MEMORY
     with refused(Result.ERROR_OUT_OF_MEMORY):
-        context.default_stream.copy_on_device(address + 512, address, 17 * MIB)
+        context.default_stream.copy(copy_on_device(address + 512, address, 17 * MIB))
     assert device.memory_used[1] == used
 
 
@@ -96,29 +97,29 @@ def test_scratch_that_the_device_has_not_is_not_charged(
 
 
 @pytest.mark.parametrize("call", ["cuEventRecord", "cuMemcpyHtoDAsync"])
-def test_the_slot_of_a_copy_that_may_be_under_way_is_no_other_clients(
-    driver: MadeUpDriver, device: CudaDevice, make_context: MakeContext, call: str
+def test_the_slot_of_a_copy_that_may_be_running_is_not_reused(
+    driver: FakeDriver, device: CudaDevice, make_context: MakeContext, call: str
 ) -> None:
     context, other = make_context(1), make_context(2)
     first, second = context.allocate(4096), other.allocate(4096)
-    stream, told = context.create_stream(True, 0), Told()
+    stream, done = context.create_stream(True, 0), Recorder()
     driver.stall(stream.handle)
-    stream.fill(first, 7, 1, 4096)
+    stream.fill(fill(first, 7, 1, 4096))
     driver.codes[call] = OUT_OF_MEMORY
     with refused(Result.ERROR_OUT_OF_MEMORY):
-        stream.copy_to_device(first, memoryview(b"a" * 4096), told)
+        stream.copy(copy_to_device(first, memoryview(b"a" * 4096)), done)
     driver.codes.clear()
-    other.default_stream.copy_to_device(second, memoryview(b"b" * 4096), told)
-    assert told.wait() == [Outcome()]
+    other.default_stream.copy(copy_to_device(second, memoryview(b"b" * 4096)), done)
+    assert done.wait() == [Outcome()]
     driver.run(stream.handle)
     assert driver.bytes_at(first, 4096) == (b"a" if call == "cuEventRecord" else b"\7") * 4096
-    driver.until(lambda: not device.staging._taken)
+    driver.until(lambda: not device.services.staging._taken)
     assert context.outcome.code is Result.SUCCESS
-    assert told.outcomes == [Outcome()], "what was refused is not told as well"
+    assert done.outcomes == [Outcome()], "a refused copy is not completed too"
 
 
-def test_scratch_under_a_copy_that_may_be_under_way_stays(
-    driver: MadeUpDriver, device: CudaDevice, make_context: MakeContext
+def test_scratch_of_a_copy_that_may_be_running_stays(
+    driver: FakeDriver, device: CudaDevice, make_context: MakeContext
 ) -> None:
     context = make_context(1)
     address, stream = context.allocate(20 * MIB), context.create_stream(True, 0)
@@ -126,65 +127,65 @@ def test_scratch_under_a_copy_that_may_be_under_way_stays(
     driver.stall(stream.handle)
     driver.codes["cuEventRecord"] = OUT_OF_MEMORY
     with refused(Result.ERROR_OUT_OF_MEMORY):
-        stream.copy_on_device(address + 512, address, 17 * MIB)
+        stream.copy(copy_on_device(address + 512, address, 17 * MIB))
     driver.codes.clear()
     assert device.memory_used[1] > used
     driver.run(stream.handle)  # which touches it
     driver.until(lambda: device.memory_used[1] == used)
 
 
-def test_who_is_told_of_the_ruin_that_a_copy_meets_is_not_refused_too(
-    driver: MadeUpDriver, make_context: MakeContext
+def test_a_copy_that_poisons_the_device_completes_and_does_not_raise(
+    driver: FakeDriver, make_context: MakeContext
 ) -> None:
-    context, told = make_context(1), Told()
+    context, done = make_context(1), Recorder()
     address = context.allocate(4096)
     driver.codes["cuMemcpyHtoDAsync"] = ILLEGAL_ADDRESS
-    context.default_stream.copy_to_device(address, memoryview(b"1234"), told)
-    assert [outcome.code for outcome in told.outcomes] == [Result.ERROR_ILLEGAL_ADDRESS]
+    context.default_stream.copy(copy_to_device(address, memoryview(b"1234")), done)
+    assert [outcome.code for outcome in done.outcomes] == [Result.ERROR_ILLEGAL_ADDRESS]
     with refused(Result.ERROR_ILLEGAL_ADDRESS):
-        context.default_stream.copy_to_device(address, memoryview(b"1234"), told)
-    assert len(told.outcomes) == 1
+        context.default_stream.copy(copy_to_device(address, memoryview(b"1234")), done)
+    assert len(done.outcomes) == 1
 
 
 # --- copies that never begin
 
 
-def test_what_was_held_when_its_context_ended_gives_everything_back(
-    driver: MadeUpDriver, device: CudaDevice, make_context: MakeContext
+def test_held_copies_release_their_buffers_when_the_context_ends(
+    driver: FakeDriver, device: CudaDevice, make_context: MakeContext
 ) -> None:
     neighbour, context = make_context(1), make_context(2)
-    address, stream, told, begun = context.allocate(20 * MIB), context.create_stream(True, 0), Told(), Told()
-    call = stream.call_host(begun)
+    address, stream, done, begun = context.allocate(20 * MIB), context.create_stream(True, 0), Recorder(), Recorder()
+    call = stream.launch_host_function(begun)
     begun.wait()
-    stream.copy_to_device(address, memoryview(b"1234"), told)
-    stream.copy_from_device(memoryview(bytearray(4)), address, told)
-    stream.copy_on_device(address + 512, address, 17 * MIB)
-    assert device.staging._taken == {context.space: 8}
+    stream.copy(copy_to_device(address, memoryview(b"1234")), done)
+    stream.copy(copy_from_device(memoryview(bytearray(4)), address), done)
+    stream.copy(copy_on_device(address + 512, address, 17 * MIB))
+    assert device.services.staging._taken == {context.space: 8}
     assert context.space.budget.used > CONTEXT_BYTES + charged(20 * MIB)
     space, memory = context.space, neighbour.memory_info()[0]
     context.destroy()
-    driver.until(lambda: not device.staging._taken and not space.budget.used)
+    driver.until(lambda: not device.services.staging._taken and not space.budget.used)
     assert neighbour.memory_info()[0] > memory
-    assert [outcome.code for outcome in told.outcomes] == [Result.ERROR_CONTEXT_IS_DESTROYED] * 2
+    assert [outcome.code for outcome in done.outcomes] == [Result.ERROR_CONTEXT_IS_DESTROYED] * 2
     assert call.step is not None
-    context.release_step(call.step)  # as who came just before the end would
+    context.queue.release_step(call.step)  # as a finish just before the end would
     assert "cuMemcpyHtoDAsync" not in driver.calls
     assert "cuMemcpyDtoDAsync" not in driver.calls
 
 
-def test_a_slot_is_free_before_its_copy_is_told(
-    driver: MadeUpDriver, device: CudaDevice, make_context: MakeContext
+def test_a_slot_is_free_before_its_copy_completes(
+    driver: FakeDriver, device: CudaDevice, make_context: MakeContext
 ) -> None:
     context, taken = make_context(1), []
-    address, stream, told = context.allocate(4096), context.create_stream(True, 0), Told()
+    address, stream, done = context.allocate(4096), context.create_stream(True, 0), Recorder()
     driver.stall(stream.handle)
 
-    def done(outcome: Outcome) -> None:
-        taken.append(dict(device.staging._taken))
-        told(outcome)
+    def note_slots(outcome: Outcome) -> None:
+        taken.append(dict(device.services.staging._taken))
+        done(outcome)
 
-    stream.copy_to_device(address, memoryview(b"1234"), done)
-    assert device.staging._taken == {context.space: 4}
+    stream.copy(copy_to_device(address, memoryview(b"1234")), note_slots)
+    assert device.services.staging._taken == {context.space: 4}
     driver.run(stream.handle)
-    assert told.wait() == [Outcome()]
+    assert done.wait() == [Outcome()]
     assert taken == [{}]

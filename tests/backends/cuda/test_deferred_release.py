@@ -1,4 +1,4 @@
-"""What departed clients leave on a device that is never idle is bounded; on one that is idle it goes."""
+"""What departed clients leave on a device is bounded while it is never idle, and released when it is."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from pympsd_server.backends.cuda.memory.staging import DIRECT_BYTES
+from pympsd_server.backends.cuda.objects import context_resources
 from pympsd_server.backends.cuda.objects import device as device_file
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.cuda.objects.module_image import Cubin
-from pympsd_server.backends.cuda.reclaim import context_resources
 from pympsd_server.backends.interface import Outcome
-from tests.backends.cuda.fake_driver import MadeUpDriver, Told
+from tests.backends.contract.port_user import copy_from_device, copy_to_device, fill
+from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
 Make = Callable[..., CudaContext]
 SHARED_BYTES = 1 << 20
@@ -23,36 +24,36 @@ MODULE_BYTES = 1 << 20
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three clients' shared memory may be left, and three modules."""
+    """Let the shared memory of three clients and three modules wait."""
     monkeypatch.setattr(device_file, "SHARED_LIMIT", 3 * SHARED_BYTES)
     monkeypatch.setattr(device_file, "MODULES_LIMIT", 3 * MODULE_BYTES)
 
 
 @pytest.fixture
-def busy(driver: MadeUpDriver, make_context: Make) -> CudaContext:
+def busy(driver: FakeDriver, make_context: Make) -> CudaContext:
     """A client whose kernel runs."""
     context = make_context(99)
     address = context.allocate(4096)
     driver.stall(context.default_stream.handle)
-    context.default_stream.fill(address, 1, 1, 16)
+    context.default_stream.fill(fill(address, 1, 1, 16))
     return context
 
 
 def copies(context: CudaContext) -> bytes:
-    """Have a client copy something large from its shared memory; return what came back."""
-    shared, address, told = mmap.mmap(-1, SHARED_BYTES), context.allocate(SHARED_BYTES), Told()
+    """Let a client copy much from its shared memory; return the first bytes read back."""
+    shared, address, done = mmap.mmap(-1, SHARED_BYTES), context.allocate(SHARED_BYTES), Recorder()
     shared[:4] = b"here"
     back = mmap.mmap(-1, SHARED_BYTES)
     with memoryview(shared) as view, memoryview(back) as target:
         assert view.nbytes > DIRECT_BYTES
-        context.default_stream.copy_to_device(address, view, told)
-        context.default_stream.copy_from_device(target[: DIRECT_BYTES // 2], address, told)
-        assert told.wait(2) == [Outcome()] * 2
+        context.default_stream.copy(copy_to_device(address, view), done)
+        context.default_stream.copy(copy_from_device(target[: DIRECT_BYTES // 2], address), done)
+        assert done.wait(2) == [Outcome()] * 2
     return back[:4]
 
 
-def test_shared_memory_of_departed_clients_is_bounded_and_goes_when_the_device_is_idle(
-    driver: MadeUpDriver, busy: CudaContext, make_context: Make
+def test_shared_memory_of_departed_clients_is_bounded_and_released_on_an_idle_device(
+    driver: FakeDriver, busy: CudaContext, make_context: Make
 ) -> None:
     before = len(driver.registered)
     for client in range(10):
@@ -67,8 +68,8 @@ def test_shared_memory_of_departed_clients_is_bounded_and_goes_when_the_device_i
     assert len(driver.registered) == before + 1, "there is room again"
 
 
-def test_modules_that_wait_to_be_unloaded_are_uncounted_up_to_a_bound(
-    driver: MadeUpDriver,
+def test_modules_that_wait_to_be_unloaded_are_not_charged_up_to_a_bound(
+    driver: FakeDriver,
     device: CudaDevice,
     busy: CudaContext,
     make_context: Make,

@@ -1,4 +1,4 @@
-"""Which answers of the driver ruin the device: nothing succeeds after them, and everybody is to hear of it."""
+"""The driver errors that poison the device: no call succeeds after them, and all completions are called."""
 
 from __future__ import annotations
 
@@ -7,38 +7,39 @@ from collections.abc import Callable
 import pytest
 from cuda.bindings import driver as real
 
-from pympsd_server.backends.cuda.driver.calls import _RUINOUS
+from pympsd_server.backends.cuda.driver.calls import _POISONING
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.interface import BackendError
-from tests.backends.cuda.fake_driver import MadeUpDriver, Told
+from tests.backends.contract.port_user import fill
+from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
 
-def test_every_error_that_the_driver_says_ends_the_process_is_ruinous() -> None:
+def test_every_error_that_ends_the_process_is_poisoning() -> None:
     documents = {int(code): " ".join((code.__doc__ or "").split()) for code in real.CUresult}
     if len(set(documents.values())) == 1:
         pytest.skip("these bindings have no documentation of the codes: those before 13.2")
     said = {code for code, document in documents.items() if "process must be terminated" in document}
     assert said
-    assert said <= _RUINOUS
+    assert said <= _POISONING
 
 
-@pytest.mark.parametrize("code", sorted(_RUINOUS))
-def test_such_an_error_is_told_to_all_who_wait(
-    driver: MadeUpDriver, make_context: Callable[..., CudaContext], code: int
+@pytest.mark.parametrize("code", sorted(_POISONING))
+def test_a_poisoning_error_completes_all_work_of_all_clients(
+    driver: FakeDriver, make_context: Callable[..., CudaContext], code: int
 ) -> None:
-    context, other, told = make_context(1), make_context(2), Told()
+    context, other, done = make_context(1), make_context(2), Recorder()
     address, stream = other.allocate(16), other.default_stream
     driver.stall(stream.handle)
-    stream.fill(address, 1, 1, 16)
-    stream.notify(told)
+    stream.fill(fill(address, 1, 1, 16))
+    stream.notify(done)
     own = context.allocate(16)
     driver.codes["cuMemsetD8Async"] = code
     with pytest.raises(BackendError):
-        context.default_stream.fill(own, 1, 1, 16)
-    assert told.wait() == [other.outcome]
+        context.default_stream.fill(fill(own, 1, 1, 16))
+    assert done.wait() == [other.outcome]
     assert "cuMemsetD8Async" in other.outcome.reason
     driver.codes.clear()
     driver.run(stream.handle)
     with pytest.raises(BackendError):
         other.allocate(1)
-    assert len(told.outcomes) == 1
+    assert len(done.outcomes) == 1

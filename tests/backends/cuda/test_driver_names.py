@@ -1,4 +1,4 @@
-"""What the backend names of the driver is there and takes as many arguments; the bindings say so without a driver."""
+"""Every driver name in the backend exists and gets the right number of arguments, by the bindings' documentation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ ROOM: Final = Path(pympsd_server.__file__).parent / "backends" / "cuda"
 CALL: Final = re.compile(r"cu[A-Z]\w*")
 KIND: Final = re.compile(r"CU[a-z]\w*")
 NUMBER: Final = re.compile(r"CU_[A-Z]\w*")
+STRUCTURE: Final = re.compile(r"CUDA_[A-Z]\w*")
 DIMENSIONS: Final = 3
 """A starred argument stands for the extents of a grid or a block."""
 ATTRIBUTES: Final = ("CUdevice_attribute.CU_DEVICE_ATTRIBUTE_", "CUfunction_attribute.CU_FUNC_ATTRIBUTE_")
 
 
 def taken(name: str) -> int:
-    """Return how many arguments a call takes, by the signature that its documentation begins with."""
+    """Return the number of arguments of a call, by the signature at the start of its documentation."""
     signature = getattr(real, name).__doc__.partition("\n")[0]
     found = re.fullmatch(rf"{name}\((.*)\)", signature)
     assert found is not None, f"{name} is documented as {signature!r}"
@@ -37,7 +38,7 @@ def taken(name: str) -> int:
 
 @define
 class Names(ast.NodeVisitor):
-    """What a file names of the driver: calls, with the numbers of arguments they are given, and enum members."""
+    """The driver names in a file: calls, with the numbers of their arguments, and enum members."""
 
     calls: list[tuple[str, int, int]] = field(factory=list)
     """(name, arguments, line)."""
@@ -69,7 +70,7 @@ class Names(ast.NodeVisitor):
         return tuple(each.attr for each in held if isinstance(each, ast.Attribute))
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Note a call of the driver, and one that is handed on with its arguments behind it."""
+        """Note a call of the driver, and one that is passed with its arguments after it."""
         for name in self._called(node.func):
             self._note(name, node.args, node.lineno)
         for index, argument in enumerate(node.args):
@@ -90,7 +91,7 @@ class Names(ast.NodeVisitor):
         self.calls.append((name, count, line))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        """Note ``cu.CUkind.MEMBER``, ``kinds.MEMBER``, ``cu.NUMBER``, and whatever else is named of the driver."""
+        """Note ``cu.CUkind.MEMBER``, ``kinds.MEMBER``, ``cu.NUMBER``, and other driver names."""
         if NUMBER.fullmatch(node.attr):
             kind = ""
             if isinstance(node.value, ast.Attribute):
@@ -98,12 +99,12 @@ class Names(ast.NodeVisitor):
             elif isinstance(node.value, ast.Name):
                 kind = "".join(self._stands_for.get(node.value.id, ()))
             self.members.append((f"{kind}.{node.attr}".lstrip("."), node.lineno))
-        elif CALL.fullmatch(node.attr) or KIND.fullmatch(node.attr):
+        elif any(each.fullmatch(node.attr) for each in (CALL, KIND, STRUCTURE)):
             self.members.append((node.attr, node.lineno))
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """Note what is asked of the driver's library by name; the bindings have it without its version."""
+        """Note functions of the driver's library by name; the bindings have them without the version."""
         if isinstance(node.value, str) and CALL.fullmatch(node.value):
             self.members.append((re.sub(r"_v\d+$", "", node.value), node.lineno))
 
@@ -117,7 +118,7 @@ class Names(ast.NodeVisitor):
 
 
 def is_there(name: str) -> bool:
-    """Whether the driver has it; ``*NAME`` is an attribute of devices or of functions."""
+    """Return whether the driver has it; ``*NAME`` is an attribute of devices or of functions."""
     if name.startswith("*"):
         return any(is_there(f"{each}{name[1:]}") for each in ATTRIBUTES)
     kind, _, member = name.partition(".")
@@ -126,7 +127,7 @@ def is_there(name: str) -> bool:
 
 
 def wrong(names: Names) -> list[str]:
-    """Say what is not there, and what is called with too few arguments or too many."""
+    """Return messages about names that do not exist and calls with the wrong number of arguments."""
     said = [f"line {line}: {name} is not there" for name, line in names.members if not is_there(name)]
     return said + [
         f"line {line}: {name} takes {taken(name)} arguments, not {count}"
@@ -136,12 +137,12 @@ def wrong(names: Names) -> list[str]:
 
 
 @pytest.mark.parametrize("path", sorted(ROOM.rglob("*.py")), ids=lambda path: path.stem)
-def test_all_that_is_named_is_there_and_called_as_it_is_documented(path: Path) -> None:
+def test_all_names_exist_and_calls_have_the_documented_number_of_arguments(path: Path) -> None:
     assert wrong(Names.of(path.read_text())) == []
 
 
-def test_no_name_is_overlooked() -> None:
-    """Each that stands in a file is among those found: by how it stands there, a new way would be missed."""
+def test_no_name_is_missed() -> None:
+    """Compare the names found with a plain text search: a new way of writing them would be missed."""
     for path in ROOM.rglob("*.py"):
         text, names = path.read_text(), Names.of(path.read_text())
         standing = set(re.findall(r"\b(?:cu|driver|_driver)\.(cu[A-Z]\w*)", text))
@@ -164,11 +165,12 @@ def test_no_name_is_overlooked() -> None:
         ("cu.CUstream_flags.CU_STREAM_NONBLOCKING", "CUstream_flags.CU_STREAM_NONBLOCKING is not there"),
         ("a, kinds = 1, cu.CUevent_flags\nkinds.CU_EVENT_NONE", "CUevent_flags.CU_EVENT_NONE is not there"),
         ("cu.CUstreamflags", "CUstreamflags is not there"),
+        ("cu.CUDA_MEMCPY4D()", "CUDA_MEMCPY4D is not there"),
         ("cu.CU_MEMHOSTALLOC_MAPPED", "CU_MEMHOSTALLOC_MAPPED is not there"),
         ("facts.attributes['MAX_THREADS']", "*MAX_THREADS is not there"),
         ("library['cuEventReport_v2']", "cuEventReport is not there"),
     ],
 )
-def test_what_is_wrong_is_found(text: str, said: str) -> None:
+def test_wrong_names_and_calls_are_found(text: str, said: str) -> None:
     (found,) = wrong(Names.of(text))
     assert found.partition(": ")[2] == said

@@ -1,4 +1,4 @@
-"""What is handed to the driver is what it says it is, and all there."""
+"""Images are of the kind that they claim, and complete, before the driver gets them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_no_damage_raises_anything_else(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("place", [1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 @pytest.mark.parametrize("size", [1, (1 << 64) - 1])
-def test_places_that_no_file_has_are_damage_too(place: int, size: int) -> None:
+def test_offsets_outside_of_the_file_are_damage(place: int, size: int) -> None:
     headers, section = bytearray(cubin()), bytearray(cubin())
     struct.pack_into("<Q", headers, 40, place)
     struct.pack_into("<QQ", section, len(section) - 64 + 24, place, size)
@@ -100,7 +100,7 @@ def test_kinds_of_images() -> None:
             kind_of(neither)
 
 
-def test_a_fatbin_must_hold_what_its_header_announces() -> None:
+def test_a_fatbin_is_as_long_as_its_header_says() -> None:
     head = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 4)
     check_fatbin(head + b"1234")
     for short in (head + b"123", head[:10], struct.pack("<IHHQ", 0xBA55ED50, 1, 4, 4) + b"1234"):
@@ -108,7 +108,7 @@ def test_a_fatbin_must_hold_what_its_header_announces() -> None:
             check_fatbin(short)
 
 
-def test_what_can_be_seen_of_a_fatbin() -> None:
+def test_a_fatbins_uncompressed_cubins_are_read() -> None:
     head = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 4)
     seen = read_fatbin(head + b"\x7fELF only a beginning" + cubin() + b"entry" + cubin())
     assert seen == Cubin(("counter", "hidden"), 8 + 64)
@@ -155,7 +155,7 @@ def with_symbols(symbols: bytes, strings: bytes) -> bytes:
     return head + symbols + strings + names + b"".join(rows)
 
 
-def test_names_that_lie_over_each_other_are_refused() -> None:
+def test_overlapping_names_are_refused() -> None:
     """Each is the rest of the same long one: they would take as many times the file as there are."""
     symbols = b"".join(struct.pack("<IBBHQQ", at, 0x11, 0, 3, 0, 4) for at in range(500))
     with refused(Result.ERROR_NO_BINARY_FOR_GPU):
@@ -169,7 +169,7 @@ def test_a_name_that_several_symbols_have_is_one_variable() -> None:
     assert read_cubin(with_symbols(twice, b"\0x\0")).variables == ("x",)
 
 
-def test_a_fatbin_whose_cubins_lie_over_each_other_is_refused() -> None:
+def test_a_fatbin_with_overlapping_cubins_is_refused() -> None:
     """A beginning every 64 bytes, all with the same thousand section headers at the end."""
     count = 1000
     rows = bytes(64 * count)
@@ -181,7 +181,7 @@ def test_a_fatbin_whose_cubins_lie_over_each_other_is_refused() -> None:
         read_fatbin(b"".join(heads) + rows)
 
 
-def test_nothing_but_beginnings_is_refused() -> None:
+def test_a_file_of_headers_only_is_refused() -> None:
     with refused(Result.ERROR_INVALID_IMAGE):
         read_fatbin(b"\x7fELF" * 1000)
 
@@ -196,7 +196,7 @@ def test_a_linked_cubins_variables_are_those_of_all_its_objects(architecture: st
 
 
 @pytest.mark.parametrize("name", ["linked", "several"])
-def test_a_compilers_fatbin_is_all_there_and_its_cubins_are_seen(name: str) -> None:
+def test_a_compilers_fatbin_is_complete_and_its_cubins_are_read(name: str) -> None:
     image = (IMAGES / f"{name}.fatbin").read_bytes()
     assert kind_of(image) == "fatbin"
     check_fatbin(image)
@@ -221,19 +221,19 @@ def test_code_that_needs_the_device_runtime_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["__cuda_syscall_cnpv2LaunchDeviceV2", "cudaLaunchDevice"])
-def test_so_is_code_that_it_is_linked_into(name: str) -> None:
+def test_code_linked_with_the_device_runtime_is_refused(name: str) -> None:
     with unsupported(name):
         read_cubin(cubin(name.encode()))
     with unsupported(name):
         read_fatbin(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 4) + cubin() + cubin(name.encode()))
 
 
-def test_what_the_driver_supplies_otherwise_is_no_dynamic_parallelism() -> None:
+def test_other_functions_that_the_driver_supplies_are_accepted() -> None:
     assert read_cubin(cubin(b"vprintf")).undefined == ("vprintf",)
 
 
 class Linker(Driver):
-    """A driver whose linker says something and refuses, or makes what it is told to make."""
+    """A driver whose linker fails with a message, or returns a given image."""
 
     def __init__(self, says: str, makes: bytes = b"") -> None:
         self.says = says.encode()
@@ -256,7 +256,7 @@ class Linker(Driver):
         "error   : Undefined reference to 'cudaLaunchDevice' in 'image'",
     ],
 )
-def test_a_linkers_complaint_of_the_device_runtime_is_that_refusal(says: str) -> None:
+def test_a_linkers_error_about_the_device_runtime_becomes_that_refusal(says: str) -> None:
     with unsupported("cudaLaunchDevice"):
         loadable(Linker(says), b".version 7.0")
 
@@ -269,7 +269,7 @@ def test_a_linkers_complaint_of_the_device_runtime_is_that_refusal(says: str) ->
         "error   : Duplicate definition of function 'cudaHelper' in 'image'",
     ],
 )
-def test_any_other_complaint_is_passed_on(says: str) -> None:
+def test_any_other_linker_error_is_passed_on(says: str) -> None:
     with pytest.raises(BackendError, check=lambda error: error.reason == f"cuLinkComplete: refused: {says}"):
         loadable(Linker(says), b".version 7.0")
 
@@ -277,12 +277,12 @@ def test_any_other_complaint_is_passed_on(says: str) -> None:
 # --- a fatbin, which the driver's linker takes or not
 
 
-def test_a_fatbin_is_what_was_linked_of_it() -> None:
+def test_a_fatbin_is_loaded_as_the_linked_cubin() -> None:
     image = (IMAGES / "several.fatbin").read_bytes()
     assert loadable(Linker("", cubin()), image) == (cubin(), read_cubin(cubin()))
 
 
-def test_a_fatbin_of_which_nothing_was_linked_is_itself() -> None:
+def test_a_fatbin_that_links_to_nothing_is_loaded_as_it_is() -> None:
     image = (IMAGES / "linked.fatbin").read_bytes()
     nothing = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 190, 1, 0, 0, 64, 0, 64, 0, 0, 64, 0, 0)
     assert read_cubin(nothing) == Cubin((), 0)

@@ -1,4 +1,4 @@
-"""Page-locked memory of clients: registered in parts, copied part by part, given up whole; a driver is pretended."""
+"""Page-locked memory of clients: registered in parts, copied part by part, unregistered whole; with a fake driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES, registered_parts
-from pympsd_server.backends.cuda.memory.staging import ReachedHost
+from pympsd_server.backends.cuda.memory.staging import PinnedMemory
 from pympsd_server.backends.interface import BackendError
 
 
@@ -42,8 +42,8 @@ def test_every_part_of_a_copy_lies_in_one_registration(base: int, size: int, off
 
 
 @define
-class PretendedDriver:
-    """Keeps what is registered; refuses the registration with this number."""
+class RegisteringDriver:
+    """Records registrations; refuses the one with this number."""
 
     refuses: int = -1
     registered: dict[int, int] = field(factory=dict)
@@ -64,36 +64,36 @@ class PretendedDriver:
 
 
 def pages(size: int) -> tuple[int, memoryview]:
-    """Some memory of our own, and its address."""
+    """Return the address of some memory, and the memory."""
     memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
     return int(memory.ctypes.data), memory.data
 
 
-def test_it_is_registered_whole_and_given_up_whole() -> None:
-    driver, (address, memory) = PretendedDriver(), pages(3 * REGISTERED_BYTES)
-    reached = ReachedHost(driver, address, memory)  # type: ignore[arg-type]
-    reached.register()
+def test_all_parts_are_registered_and_unregistered() -> None:
+    driver, (address, memory) = RegisteringDriver(), pages(3 * REGISTERED_BYTES)
+    pinned = PinnedMemory(driver, address, memory)  # type: ignore[arg-type]
+    pinned.register()
     assert sum(driver.registered.values()) == 3 * REGISTERED_BYTES
     assert len(driver.registered) in (3, 4)
-    reached.release()
+    pinned.release()
     assert driver.registered == {}
 
 
 @pytest.mark.parametrize("refuses", [0, 2])
-def test_what_was_registered_before_a_refusal_is_given_up(refuses: int) -> None:
-    driver, (address, memory) = PretendedDriver(refuses), pages(4 * REGISTERED_BYTES)
-    reached = ReachedHost(driver, address, memory)  # type: ignore[arg-type]
+def test_parts_registered_before_a_refusal_are_unregistered(refuses: int) -> None:
+    driver, (address, memory) = RegisteringDriver(refuses), pages(4 * REGISTERED_BYTES)
+    pinned = PinnedMemory(driver, address, memory)  # type: ignore[arg-type]
     with pytest.raises(BackendError, match="no more"):
-        reached.register()
+        pinned.register()
     assert len(driver.registered) == refuses
-    reached.release()
+    pinned.release()
     assert driver.registered == {}
 
 
-def test_memory_that_the_system_cannot_give_is_refused_before_the_driver_is_asked() -> None:
-    driver, (address, memory) = PretendedDriver(), pages(mmap.PAGESIZE)
-    reached = ReachedHost(driver, 1 << 20, memory)  # type: ignore[arg-type]  # where nothing is mapped
+def test_memory_that_the_system_lacks_is_refused_without_a_driver_call() -> None:
+    driver, (address, memory) = RegisteringDriver(), pages(mmap.PAGESIZE)
+    pinned = PinnedMemory(driver, 1 << 20, memory)  # type: ignore[arg-type]  # where nothing is mapped
     with pytest.raises(BackendError, match="page-locked memory"):
-        reached.register()
+        pinned.register()
     assert driver.calls == 0
     assert address

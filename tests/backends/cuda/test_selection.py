@@ -1,4 +1,4 @@
-"""Which backend a machine gets: by the settings and what a driver says, here a made-up one."""
+"""The backend of a machine, by its settings and the answer of a fake driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import CONNECTIONS, Settings
 from pympsd_server.backends.cuda.driver.probe import pci_of
-from pympsd_server.backends.cuda.objects.device import settle_environment
+from pympsd_server.backends.cuda.objects.device import prepare_environment
 from pympsd_server.backends.interface import BackendError
 
 _EMULATED_ONLY = {"stops_kernels": False, "isolates_address_spaces": False}
@@ -33,12 +33,12 @@ def machine(probed: Probed, **environment: str) -> tuple[str, list[str]]:
 
 
 def never() -> Probed:
-    """Fail when the driver is asked."""
-    pytest.fail("the driver was asked though its answer does not matter")
+    """Fail when the driver is probed."""
+    pytest.fail("the driver was probed though its answer does not matter")
 
 
 @pytest.mark.parametrize("backend", ["auto", "cuda"])
-def test_gpus_are_used_where_there_are_some(backend: str) -> None:
+def test_gpus_are_used_if_there_are_any(backend: str) -> None:
     assert machine(Probed(GPUS), PYMPSD_BACKEND=backend) == ("cuda", ["a real one"] * 2)
     assert machine(Probed(GPUS), PYMPSD_BACKEND=backend, CUDA_VISIBLE_DEVICES="1") == ("cuda", ["a real one"])
 
@@ -59,7 +59,7 @@ def test_a_driver_that_does_not_work_is_an_error_never_an_emulation(backend: str
 
 
 @pytest.mark.parametrize("environment", [{"PYMPSD_BACKEND": "emulated"}, {"PYMPSD_EMULATED_DEVICES": "H200"}])
-def test_the_driver_is_not_asked_where_an_emulated_machine_is_meant(environment: dict[str, str]) -> None:
+def test_the_driver_is_not_probed_for_an_emulated_machine(environment: dict[str, str]) -> None:
     settings, _ = visible_machine(Settings.from_environment(environment), never)
     assert settings.backend == "emulated"
 
@@ -68,11 +68,11 @@ def test_the_driver_is_not_asked_where_an_emulated_machine_is_meant(environment:
 
 
 def printing(text: str, status: int = 0) -> list[str]:
-    """Return the command of a child that says something."""
+    """Return the command of a child that prints a text."""
     return [sys.executable, "-c", f"import sys; sys.stdout.write({text!r}); sys.exit({status})"]
 
 
-def test_what_the_child_says_is_read() -> None:
+def test_the_childs_answer_is_read() -> None:
     facts = {
         "name": "a real one", "uuid": GPUS[0].uuid, "pci": GPUS[0].pci, "compute_capability": [9, 0],
         "multiprocessors": 132, "memory_bytes": GPUS[0].memory_bytes, "attributes": GPUS[0].attributes,
@@ -91,30 +91,30 @@ def test_what_the_child_says_is_read() -> None:
         (["/nonexistent"], "could not be started"),
     ],
 )
-def test_whatever_is_wrong_with_the_child_is_a_driver_that_does_not_work(command: list[str], reason: str) -> None:
+def test_a_child_that_fails_means_an_unusable_driver(command: list[str], reason: str) -> None:
     assert reason in probed_by(command).unusable
 
 
-def test_a_driver_that_hangs_is_given_up() -> None:
+def test_a_driver_that_hangs_is_unusable() -> None:
     hanging = [sys.executable, "-c", "import select; select.select([], [], [])"]
     assert "has not said" in probed_by(hanging, seconds=0.2).unusable
 
 
-def test_the_probe_says_absent_without_a_library(tmp_path: Path) -> None:
+def test_the_probe_reports_absent_without_a_library(tmp_path: Path) -> None:
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     (tmp_path / "libcuda.so.1").write_text("no library")
     done = subprocess.run([sys.executable, "-I", str(PROBE)], env=environment, capture_output=True, check=True)
     assert "cannot be loaded" in json.loads(done.stdout)["absent"]
 
 
-def test_pci_ids_are_written_as_device_query_does() -> None:
+def test_pci_ids_are_written_as_by_device_query() -> None:
     assert pci_of("0000:00:06.0") == "0000:00.06.00"
     assert pci_of("00000000:C1:00.1") == "0000:c1.00.01"
 
 
 def test_an_executor_reads_no_settings_of_clients() -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5", "PATH": "/bin"}
-    settle_environment(environment)
+    prepare_environment(environment)
     assert environment == {
         "PATH": "/bin",
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
@@ -124,21 +124,21 @@ def test_an_executor_reads_no_settings_of_clients() -> None:
 
 
 @pytest.mark.parametrize("connections", ["1", "8", "32"])
-def test_an_executor_has_as_many_queues_as_its_operator_says(connections: str) -> None:
+def test_an_executor_has_the_number_of_queues_that_its_operator_set(connections: str) -> None:
     environment = {CONNECTIONS: connections, "CUDA_DEVICE_MAX_CONNECTIONS": "2"}
-    settle_environment(environment)
+    prepare_environment(environment)
     assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == connections
 
 
-def test_a_number_of_queues_that_is_empty_is_none() -> None:
+def test_an_empty_number_of_queues_is_the_default() -> None:
     environment = {CONNECTIONS: ""}
-    settle_environment(environment)
+    prepare_environment(environment)
     assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
 
 
 @pytest.mark.parametrize("connections", ["0", "33", "-1", "many"])
-def test_a_number_of_queues_that_cannot_be_is_refused(connections: str) -> None:
+def test_an_impossible_number_of_queues_is_refused(connections: str) -> None:
     with pytest.raises(BackendError) as caught:
-        settle_environment({CONNECTIONS: connections})
+        prepare_environment({CONNECTIONS: connections})
     assert caught.value.code == Result.ERROR_NOT_SUPPORTED
     assert f"{CONNECTIONS} is a number from 1 to 32, not {connections!r}" in caught.value.reason

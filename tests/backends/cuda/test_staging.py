@@ -10,50 +10,51 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import BackendError, Outcome
-from tests.backends.cuda.fake_driver import MadeUpDriver, Told
+from tests.backends.contract.port_user import copy_to_device
+from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
 MIB = 1 << 20
 PIECE = 256 << 10
 
 
 def refused(whose: str) -> pytest.RaisesExc[BackendError]:
-    """Expect OUT_OF_MEMORY for whose copies there are."""
+    """Expect OUT_OF_MEMORY for the copies of one client, or of all."""
     what = f"^{whose} that are not done"
     return pytest.raises(BackendError, match=what, check=lambda error: error.code == Result.ERROR_OUT_OF_MEMORY)
 
 
-def test_a_client_with_many_copies_under_way_leaves_the_others_theirs(
-    driver: MadeUpDriver, make_context: Callable[..., CudaContext]
+def test_a_client_with_many_copies_leaves_slots_to_the_others(
+    driver: FakeDriver, make_context: Callable[..., CudaContext]
 ) -> None:
     greedy, other = make_context(1), make_context(2)
     address, stream = greedy.allocate(MIB), greedy.create_stream(True, 0)
-    source, told = memoryview(bytes(PIECE)), Told()
+    source, done = memoryview(bytes(PIECE)), Recorder()
     driver.stall(stream.handle)
     for _ in range(32 * MIB // PIECE):
-        stream.copy_to_device(address, source, told)
+        stream.copy(copy_to_device(address, source), done)
     again = make_context(1)  # of the same client
     for each in (stream, again.default_stream):
         with refused("this client's copies"):
-            each.copy_to_device(address, source, told)
-    others = Told()
-    other.default_stream.copy_to_device(other.allocate(4), memoryview(b"1234"), others)
+            each.copy(copy_to_device(address, source), done)
+    others = Recorder()
+    other.default_stream.copy(copy_to_device(other.allocate(4), memoryview(b"1234")), others)
     assert others.wait() == [Outcome()]
     driver.run(stream.handle)
-    told.wait(32 * MIB // PIECE)
-    stream.copy_to_device(address, source, told)
-    assert set(told.wait(32 * MIB // PIECE + 1)) == {Outcome()}
+    done.wait(32 * MIB // PIECE)
+    stream.copy(copy_to_device(address, source), done)
+    assert set(done.wait(32 * MIB // PIECE + 1)) == {Outcome()}
 
 
 def test_a_single_copy_of_any_size_has_a_slot(device: CudaDevice) -> None:
-    slot = device.staging.take(40 * MIB, "client")
+    slot = device.services.staging.take(40 * MIB, "client")
     with refused("this client's copies"):
-        device.staging.take(1, "client")
-    device.staging.give(slot)
-    assert device.staging.take(1, "client").view.nbytes == 1
+        device.services.staging.take(1, "client")
+    device.services.staging.give(slot)
+    assert device.services.staging.take(1, "client").view.nbytes == 1
 
 
 def test_all_clients_together_have_a_limit(device: CudaDevice) -> None:
     with refused("copies"):
         for client in range(18):
             for _ in range(4):
-                device.staging.take(8 * MIB, client)
+                device.services.staging.take(8 * MIB, client)

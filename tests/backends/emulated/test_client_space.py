@@ -1,4 +1,4 @@
-"""Looking addresses up while they change."""
+"""Lookups of addresses while allocations change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BASE = 0x6000_0000_0000
 
 @pytest.fixture
 def _hasty() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Make threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -25,7 +25,7 @@ def _hasty() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_hasty")
-def test_a_look_up_never_sees_half_a_change() -> None:
+def test_a_lookup_never_sees_half_a_change() -> None:
     space, stop = AddressSpace(BASE, 1 << 26), threading.Event()
     held = [space.allocate(64) for _ in range(100)]
     for address in held[:50:2]:

@@ -1,4 +1,4 @@
-"""What contexts cost on the emulated device: near what was recorded on a real one, and as the model's rules are."""
+"""What contexts cost on the emulated device: near those recorded on a real one, and by the rules of the model."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_cost_grows_with_the_multiprocessors() -> None:
     assert 28 * MIB < costs[0] < 32 * MIB
 
 
-def test_a_context_that_does_not_fit_says_what_it_costs(open_model: Open) -> None:
+def test_the_refusal_of_a_context_names_its_cost(open_model: Open) -> None:
     device = open_model(memory_bytes=1 << 30)
     whole, few = (context_overhead(describe("H200")[0], count) for count in (132, 4))
     with pytest.raises(BackendError) as caught:
@@ -97,7 +97,7 @@ def test_a_context_that_does_not_fit_says_what_it_costs(open_model: Open) -> Non
     assert context(device, client=2, multiprocessors=4).memory_info()[0] == (1 << 30) - whole - few
 
 
-def test_what_was_refused_leaves_its_multiprocessors_free(open_model: Open) -> None:
+def test_a_refused_context_leaves_its_multiprocessors_free(open_model: Open) -> None:
     device = open_model()
     for _ in range(3):
         with pytest.raises(BackendError):
@@ -106,7 +106,7 @@ def test_what_was_refused_leaves_its_multiprocessors_free(open_model: Open) -> N
     assert device.context_traces[0].multiprocessors == (0, 1, 2, 3)
 
 
-def test_a_context_that_is_gone_frees_its_multiprocessors(open_model: Open) -> None:
+def test_a_destroyed_context_frees_its_multiprocessors(open_model: Open) -> None:
     device = open_model()
     first, _ = context(device, multiprocessors=100), context(device, multiprocessors=20)
     first.destroy()
@@ -123,7 +123,7 @@ def test_before_volta_contexts_are_small_and_have_no_limits(open_model: Open) ->
     assert {len(traced.multiprocessors) for traced in device.context_traces} == {56}
 
 
-def test_there_is_no_cooperative_launch_where_the_attribute_says_so(open_model: Open) -> None:
+def test_a_cooperative_launch_is_refused_if_the_attribute_is_0(open_model: Open) -> None:
     attributes = {**describe("H200")[0].attributes, "COOPERATIVE_LAUNCH": 0}
     made = context(open_model(attributes=attributes))
     module = made.load_module(b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n")

@@ -1,4 +1,4 @@
-"""Who is told of work that ended just before its context was destroyed may come late: it frees nothing of others."""
+"""Completions of work that ended just before its context was destroyed may run late: they free nothing of others."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def make(device: EmulatedDevice, client: int) -> EmulatedContext:
 
 
 @pytest.mark.parametrize("model", ["P100", "H200"], ids=["a space for all", "a space for each"])
-def test_what_a_destroyed_context_gives_back_late_may_be_another_clients_by_then(model: str) -> None:
+def test_a_late_free_of_a_destroyed_context_frees_nothing_of_others(model: str) -> None:
     device = EmulatedDevice(describe(model)[0], 0)
     try:
         neighbour = make(device, 2)
         context = make(device, 1)
         address = context.allocate(4096)
         workspace = context.memory.borrow_workspace()
-        context.memory.retire(address)
+        context.memory.defer_free(address)
         module = context.load_module(PTX)
         context.destroy()
-        # Before Volta these are the very addresses.
+        # Before Volta these are the same addresses.
         held = [neighbour.allocate(4096) for _ in range(2)]
         neighbours = neighbour.load_module(PTX)
         free = neighbour.memory_info()
-        context.memory.release(address)
+        context.memory.finish_free(address)
         context.memory.return_workspace(workspace, Outcome())
         context.memory.unlink(module.loaded)
         assert neighbour.memory_info() == free

@@ -1,4 +1,4 @@
-"""Which multiprocessors contexts get."""
+"""The choice of multiprocessors for contexts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 from pympsd_server.backends.emulated.scheduling.multiprocessors import Multiprocessors
 
 
-def test_contexts_are_apart_while_they_fit() -> None:
+def test_contexts_have_separate_multiprocessors_while_they_fit() -> None:
     device = Multiprocessors(10)
     assert device.take(4) == (0, 1, 2, 3)
     assert device.take(6) == (4, 5, 6, 7, 8, 9)
 
 
-def test_what_does_not_fit_shares_with_the_fewest() -> None:
+def test_contexts_that_do_not_fit_share_the_least_used_ones() -> None:
     device = Multiprocessors(5)
     assert [device.take(count) for count in (3, 3, 2)] == [(0, 1, 2), (0, 3, 4), (1, 2)]
     device.give((0, 3, 4))
     assert device.take(2) == (3, 4)
 
 
-def test_a_context_without_a_limit_is_in_nobodys_way() -> None:
+def test_a_context_without_a_limit_counts_as_user_of_none() -> None:
     device = Multiprocessors(4)
     for unlimited in (0, 4, 5):
         assert device.take(unlimited) == (0, 1, 2, 3)
@@ -32,7 +32,7 @@ def test_a_context_without_a_limit_is_in_nobodys_way() -> None:
 
 @given(st.integers(1, 20), st.lists(st.tuples(st.integers(0, 22), st.integers(0, 30)), max_size=40))
 def test_a_context_never_shares_more_than_it_must(count: int, steps: list[tuple[int, int]]) -> None:
-    """A step takes some, and gives back what came so many steps before when it is still there."""
+    """A step takes some, and releases those of a number of steps before if they are still taken."""
     device, held = Multiprocessors(count), []
     for wanted, age in steps:
         limited = [ids for ids in held if len(ids) < count]

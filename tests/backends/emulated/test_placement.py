@@ -1,4 +1,4 @@
-"""Where blocks live."""
+"""The placement of blocks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_block_without_shared_memory_fits_where_none_is_left() -> None:
 
 @define(eq=False)
 class FakeKernel:
-    """Looks for room for so many blocks."""
+    """A kernel that looks for room for a number of blocks."""
 
     at_once: int = 1
 
@@ -93,7 +93,7 @@ class FakeKernel:
 WARP, HALF = BlockSize(32, 0), BlockSize(1024, 0)
 
 
-def test_who_gathers_room_is_not_overtaken() -> None:
+def test_a_kernel_that_gathers_room_is_not_overtaken() -> None:
     """Kernels that overlap would never leave the room empty between them."""
     placement, together, others = Placement((0,), {}), FakeKernel(2), [FakeKernel() for _ in range(2)]
     first = placement.seat(WARP, 1)
@@ -111,7 +111,7 @@ def test_who_gathers_room_is_not_overtaken() -> None:
     assert not placement.admits(others[1], WARP)  # there is no room
 
 
-def test_who_gathers_room_in_vain_is_waited_for_no_longer() -> None:
+def test_a_kernel_that_gathers_room_in_vain_is_overtaken_in_the_end() -> None:
     placement, together, other = Placement((0,), {}), FakeKernel(2), FakeKernel()
     placement.seat(WARP, 1)
     assert not placement.admits(together, HALF)
@@ -124,7 +124,7 @@ def test_who_gathers_room_in_vain_is_waited_for_no_longer() -> None:
     assert not placement.admits(other, WARP)
 
 
-def test_nobody_grows_while_others_want_to_begin() -> None:
+def test_no_kernel_grows_while_others_want_to_begin() -> None:
     placement, other = Placement((0,), {}), FakeKernel()
     seats = placement.seat(HALF, 2)
     assert placement.lets_grow()

@@ -1,4 +1,4 @@
-"""An emulated device that stops no kernels, as a real one: what has begun runs to its end, the rest is dropped."""
+"""An emulated device that cannot stop kernels, as a real one: begun kernels run to their end, others are dropped."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pympsd_server.backends.emulated.device import context as contexts
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.emulated.scheduling.kernel_run import KernelRun
 from pympsd_server.backends.interface import Outcome, Quota
-from tests.backends.contract.port_user import SECONDS, PortUser, Told
+from tests.backends.contract.port_user import SECONDS, Notified, PortUser
 
-ENDED = Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "an operator's wish")
+ENDED = Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "an operator's command")
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
-    """One whose contexts wait for nothing at their end: what still runs then is seen to run."""
+    """A device whose contexts do not wait at their end, so that tests see what still runs."""
     monkeypatch.setattr(contexts, "PATIENCE_SECONDS", 0.0)
     opened = EmulatedDevice(evolve(describe("H200")[0], stops_kernels=False), 0)
     yield opened
@@ -30,7 +30,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
 
 
 def quiet(device: EmulatedDevice) -> None:
-    """Wait until nothing is left of those who have gone."""
+    """Wait until no destroyed context is unfinished."""
     changed = threading.Event()
     device.watch_memory(changed.set)
     while device.unfinished:
@@ -39,18 +39,18 @@ def quiet(device: EmulatedDevice) -> None:
 
 
 def begun(device: EmulatedDevice, kernels: int, blocks: int = 1) -> None:
-    """Wait until so many kernels have begun, and blocks."""
+    """Wait until a number of kernels and of blocks have begun."""
     give_up = time.monotonic() + SECONDS
     while device.trace.get("kernels_started", 0) < kernels or blocks_of(device) < blocks:
         assert time.monotonic() < give_up, "the kernels do not begin"
 
 
 def blocks_of(device: EmulatedDevice) -> int:
-    """Return how many blocks have begun."""
+    """Return the number of blocks that have begun."""
     return sum(batch.blocks for batch in device.batch_traces)
 
 
-def test_it_says_so(device: EmulatedDevice) -> None:
+def test_its_capabilities_say_so(device: EmulatedDevice) -> None:
     assert not device.capabilities.stops_kernels
 
 
@@ -69,7 +69,7 @@ def test_a_grid_that_has_begun_runs_all_its_blocks(device: EmulatedDevice) -> No
     assert stays.word(word) == 0, "the kernel behind it was dropped"
 
 
-@pytest.mark.parametrize("blocks", [1, 1000], ids=["ends in the slice", "goes on"])
+@pytest.mark.parametrize("blocks", [1, 1000], ids=["ends in the slice", "continues"])
 def test_a_kernel_that_begins_as_its_context_ends_runs_to_its_end(
     device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_kernel_that_waits_for_room_has_not_begun(device: EmulatedDevice) -> N
     assert stays.word(word) == 0
 
 
-def test_a_fault_of_what_still_runs_ends_it(device: EmulatedDevice) -> None:
+def test_a_fault_ends_a_kernel_that_still_runs(device: EmulatedDevice) -> None:
     ends, stays = PortUser.on(device, client=1), PortUser.on(device, client=1)
     word = stays.words()
     ends.launch("until", word, 1)
@@ -111,14 +111,14 @@ def test_a_fault_of_what_still_runs_ends_it(device: EmulatedDevice) -> None:
     begun(device, 2)
     ends.context.destroy()
     assert device.unfinished == 1
-    # The word it reads is freed: its next look is at an address that is nobody's.
+    # The word it reads is freed: it reads an unallocated address next.
     assert stays.free(word).wait() == Result.SUCCESS
     quiet(device)
     assert stays.synchronize() == Result.SUCCESS
-    assert not ends.fault.told, "nobody is there whom it would concern"
+    assert not ends.fault.called, "the context is destroyed already"
 
 
-def test_its_multiprocessors_are_taken_until_then(device: EmulatedDevice) -> None:
+def test_its_multiprocessors_are_used_until_its_end(device: EmulatedDevice) -> None:
     ends, stays = (PortUser.on(device, client=1, multiprocessors=100) for _ in range(2))
     gate = stays.words()
     taken = device.context_traces[0].multiprocessors
@@ -131,11 +131,11 @@ def test_its_multiprocessors_are_taken_until_then(device: EmulatedDevice) -> Non
     assert len(device.context_traces) == 1
 
 
-def test_who_waits_is_told_at_once_and_a_neighbour_goes_on(device: EmulatedDevice) -> None:
+def test_completions_are_called_at_once_and_a_neighbour_continues(device: EmulatedDevice) -> None:
     ends, other = PortUser.on(device, client=1), PortUser.on(device, client=2)
     ends.launch("endless")
     begun(device, 1)
-    waits = Told()
+    waits = Notified()
     ends.default.notify(waits)
     ends.context.destroy()
     assert waits.wait() == Result.ERROR_CONTEXT_IS_DESTROYED
@@ -146,13 +146,13 @@ def test_who_waits_is_told_at_once_and_a_neighbour_goes_on(device: EmulatedDevic
     assert device.unfinished == 1
 
 
-def test_a_limit_holds_for_what_is_left_behind(device: EmulatedDevice) -> None:
+def test_a_limit_counts_unfinished_contexts(device: EmulatedDevice) -> None:
     client = Quota(0, 2 << 30, 0)
-    first = PortUser(device, device.create_context(1, client, Told()), Told())
+    first = PortUser(device, device.create_context(1, client, Notified()), Notified())
     first.launch("endless")
     begun(device, 1)
     before = device.memory_used[1]
     first.context.destroy()
-    second = device.create_context(1, client, Told())
+    second = device.create_context(1, client, Notified())
     assert device.memory_used[1] > before
     assert second.memory_info()[0] < (2 << 30) - before

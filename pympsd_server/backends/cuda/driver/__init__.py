@@ -1,1 +1,1 @@
-"""Calls of the CUDA driver, and what is counted and reported about them."""
+"""Calls of the CUDA driver, counters, and reports of internal errors."""

@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver: values come back, errors are raised as BackendError, what ruins the device is told."""
+"""Calls of the CUDA driver: values are returned, errors raised as BackendError; some poison the device."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Outcome
 
 cu: Final[Any] = _driver
-"""The module ``cuda.bindings.driver``; the rest of this room makes its calls through ``Driver.call``."""
+"""The module ``cuda.bindings.driver``; the rest of this backend makes its calls through ``Driver.call``."""
 
 NOT_READY: Final = int(Result.ERROR_NOT_READY)
-_RUINOUS: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911})
+_POISONING: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911})
 """CUresult numbers after which no call in the process succeeds any more: those that the CUDA driver API says leave
-the process in an inconsistent state, or have it relaunched."""
+the process in an inconsistent state, or require it to be relaunched."""
 
 
-def described(code: int) -> tuple[str, str]:
+def describe(code: int) -> tuple[str, str]:
     """Return the name and the sentence of a CUresult."""
     try:
         result = cu.CUresult(code)
@@ -31,17 +31,17 @@ def described(code: int) -> tuple[str, str]:
 
 
 def failure(code: int, what: str) -> BackendError:
-    """Return the error that a CUresult is."""
-    name, text = described(code)
+    """Return the error for a CUresult."""
+    name, text = describe(code)
     try:
         result = Result(code)
     except ValueError:
-        result = Result.ERROR_LAUNCH_FAILED if code in _RUINOUS else Result.ERROR_UNKNOWN
+        result = Result.ERROR_LAUNCH_FAILED if code in _POISONING else Result.ERROR_UNKNOWN
     return BackendError(result, f"{what}: {name}: {text}")
 
 
 def plain_call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the driver without a context; BackendError for anything but success."""
+    """Call the driver without a context; BackendError for any result but success."""
     code, *values = function(*arguments)
     if int(code):
         raise failure(int(code), getattr(function, "__name__", "a driver call"))
@@ -49,11 +49,11 @@ def plain_call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Driver:
-    """The driver with one context, current in every thread that calls."""
+    """The driver with one context, which is current in every thread that calls."""
 
-    def __init__(self, context: Any, on_ruin: Callable[[Outcome], None]) -> None:
+    def __init__(self, context: Any, on_poison: Callable[[Outcome], None]) -> None:
         self._context = context
-        self._on_ruin = on_ruin
+        self._on_poison = on_poison
         self._thread = threading.local()
 
     @property
@@ -68,7 +68,7 @@ class Driver:
             self._thread.entered = True
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function; return what it returns, alone or as a tuple. BackendError when it fails."""
+        """Call a function; return its value, or its values as a tuple. BackendError when it fails."""
         self.enter()
         code, *values = function(*arguments)
         if int(code):
@@ -76,7 +76,7 @@ class Driver:
         return values[0] if len(values) == 1 else tuple(values)
 
     def is_done(self, query: Callable[..., Any], handle: Any) -> bool:
-        """Ask cuStreamQuery or cuEventQuery."""
+        """Return whether cuStreamQuery or cuEventQuery finds the work done."""
         self.enter()
         code = int(query(handle)[0])
         if code == NOT_READY:
@@ -86,8 +86,8 @@ class Driver:
         return True
 
     def failed(self, code: int, what: str) -> BackendError:
-        """Return the error for a call that answered with a CUresult; the device is ruined where that means it."""
+        """Return the error for a call that failed with a CUresult; report it if the device is poisoned by it."""
         error = failure(code, what)
-        if code in _RUINOUS:
-            self._on_ruin(Outcome(error.code, error.reason))
+        if code in _POISONING:
+            self._on_poison(Outcome(error.code, error.reason))
         return error

@@ -1,4 +1,4 @@
-"""Counters of what a device did, for tests and operators."""
+"""Counters of a device, for tests and operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Counters(Mapping[str, int]):
         self._lock = Lock()
 
     def add(self, name: str, count: int = 1) -> None:
-        """Count up."""
+        """Add to a counter."""
         with self._lock:
             self._counters[name] = self._counters.get(name, 0) + count
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a thread that all clients depend on: said on standard error, and the thread goes on."""
+"""Internal errors in a thread that all clients depend on: reported on standard error, and the thread continues."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from contextlib import suppress
 from pympsd_server.backends.interface import BackendError
 
 
-def tell_defect(where: str, error: Exception) -> None:
-    """Say that something failed that never should."""
+def report_internal_error(where: str, error: Exception) -> None:
+    """Report an exception that should never have been raised."""
     text = "".join(traceback.format_exception(error)).rstrip()
-    with suppress(OSError, ValueError):  # nobody may be there to read it
-        print(f"pympsd executor: {where} met a defect and goes on: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # it may be closed
+        print(f"pympsd executor: internal error in {where}, continuing: {text}", file=sys.stderr, flush=True)
 
 
-def call_apart(where: str, act: Callable[[], None]) -> None:
-    """Call what is one client's: what it meets is not the others'. A refusal is nobody's; a defect is told."""
+def call_isolated(where: str, act: Callable[[], None]) -> None:
+    """Call what is one client's, so that its errors do not affect the others; all but a BackendError are reported."""
     try:
         act()
     except BackendError:
         pass
     except Exception as error:
-        tell_defect(where, error)
+        report_internal_error(where, error)

@@ -1,4 +1,4 @@
-"""What a native worker needs of the driver: its functions by address, and what a launch on the device may ask for."""
+"""What a native worker needs of the driver: its functions by address, and the device's limits for launches."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from collections.abc import Mapping
 from typing import Final
 
 from pympsd_server.backends.cuda.driver.calls import Driver
-from pympsd_server.backends.interface import NativeCalls
 from pympsd_server.native.states import DriverCalls
 
 _LIBRARY: Final = "libcuda.so.1"
 _CAN_WRITE: Final = "CAN_USE_64_BIT_STREAM_MEM_OPS"
-"""Tells of the present form of these operations; CAN_USE_STREAM_MEM_OPS_V1, of the first form, is 0 by now."""
+"""Stands for the present form of these operations; CAN_USE_STREAM_MEM_OPS_V1, for the first form, is 0 by now."""
 
 
-def native_calls(driver: Driver, attributes: Mapping[str, int]) -> NativeCalls | None:
-    """Return them; None where streams cannot write the marks by which a worker sees the end of work."""
+def native_calls(driver: Driver, attributes: Mapping[str, int]) -> DriverCalls | None:
+    """Return them; None if streams cannot write the marks by which a worker sees the end of work."""
     if not attributes.get(_CAN_WRITE, 0):
         return None
     try:
         library = ctypes.CDLL(_LIBRARY)
-        # The _v2 of cuda.h, which names it without.
+        # The _v2 function, which cuda.h names without the suffix.
         addresses = [
             ctypes.cast(getattr(library, name), ctypes.c_void_p).value
             for name in (
@@ -45,7 +44,7 @@ def native_calls(driver: Driver, attributes: Mapping[str, int]) -> NativeCalls |
         threads_limit=attributes["MAX_THREADS_PER_BLOCK"],
         shared_limit=attributes["MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"],
     )
-    for place, axis in enumerate("XYZ"):
-        calls.grid_limit[place] = attributes[f"MAX_GRID_DIM_{axis}"]
-        calls.block_limit[place] = attributes[f"MAX_BLOCK_DIM_{axis}"]
-    return NativeCalls(calls, lambda code: driver.failed(code, "a launch or a wait"))
+    for index, axis in enumerate("XYZ"):
+        calls.grid_limit[index] = attributes[f"MAX_GRID_DIM_{axis}"]
+        calls.block_limit[index] = attributes[f"MAX_BLOCK_DIM_{axis}"]
+    return calls

@@ -1,6 +1,6 @@
-"""Prints the GPUs of this machine as JSON; a child of the daemon's, for a driver may hang or crash.
+"""Print the GPUs of this machine as JSON: a child process of the daemon, for a driver may hang or crash.
 
-``{"devices": [...]}``, ``{"absent": "why"}`` where there is no driver or no device, or ``{"unusable": "why"}``.
+``{"devices": [...]}``, ``{"absent": "why"}`` if there is no driver or no device, or ``{"unusable": "why"}``.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _STUB_LIBRARY: Final = 34
 
 
 def uuid_of(uuid: Any) -> str:
-    """Return a CUuuid as it is written: GPU- and 32 hexadecimal digits in five groups."""
+    """Return a CUuuid as text: GPU- and 32 hexadecimal digits in five groups."""
     digits = bytes(uuid.bytes).hex()
     return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def pci_of(bus_id: str) -> str:
-    """Return what the driver writes as ``0000:00:06.0`` the way device_query does: ``0000:00.06.00``."""
+    """Return the bus id that the driver writes as ``0000:00:06.0`` the way device_query does: ``0000:00.06.00``."""
     domain, bus, rest = bus_id.lower().split(":")
     device, function = rest.split(".")
     return f"{domain[-4:]}:{bus}.{device}.{int(function, 16):02x}"
 
 
 def main() -> None:
-    """Print what is there."""
+    """Print the devices."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -81,7 +81,7 @@ def _text(name: bytes) -> str:
 
 
 if __name__ == "__main__":
-    # What a client or an operator set for other programs must not hide devices, nor lead to a daemon.
+    # Variables that a client or an operator set for other programs must not hide devices, nor lead to a daemon.
     for variable in [name for name in os.environ if name.startswith(("CUDA_VISIBLE_DEVICES", "CUDA_MPS_"))]:
         del os.environ[variable]
     os.environ["CUDA_MPS_PIPE_DIRECTORY"] = "/nonexistent"

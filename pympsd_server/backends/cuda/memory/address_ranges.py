@@ -1,4 +1,4 @@
-"""Ranges of addresses, pure: what is free, which pages lie under what is not, and what a client's calls reach."""
+"""Ranges of addresses, pure: the free ones, the pages under the others, and those that a client may access."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from attrs import frozen
 
 GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
-"""What the driver maps at least (measured: the granularity of cuMemCreate on an H200)."""
+"""The least that the driver maps (measured: the granularity of cuMemCreate on an H200)."""
 REGISTERED_BYTES: Final = 16 << 20
-"""Host memory is registered in parts that end at multiples of this: nobody launches while a part is (7 ms)."""
+"""Host memory is registered in parts that end at multiples of this: registering one blocks all launches (7 ms)."""
 
 
 class NoRange(Exception):
@@ -33,66 +33,66 @@ def registered_parts(address: int, count: int) -> Iterator[tuple[int, int, int]]
         at += length
 
 
-class Gaps:
+class FreeRanges:
     """The free ranges of an area, lowest first. Lengths are rounded up to whole granules."""
 
     def __init__(self, base: int, size: int) -> None:
-        self._gaps = [(base, base + size)]
+        self._ranges = [(base, base + size)]
 
     def take(self, count: int, alignment: int = GRANULE_BYTES) -> int:
         """Return the start of the lowest free range that fits; raise NoRange."""
         size = rounded(count, GRANULE_BYTES)
-        for index, (low, high) in enumerate(self._gaps):
+        for index, (low, high) in enumerate(self._ranges):
             start = rounded(low, alignment)
             if start + size <= high:
                 rest = [(a, b) for a, b in ((low, start), (start + size, high)) if a < b]
-                self._gaps[index : index + 1] = rest
+                self._ranges[index : index + 1] = rest
                 return start
         raise NoRange(f"no free range of {size} bytes")
 
     def give(self, start: int, count: int) -> None:
-        """Give a range back that was taken."""
+        """Return a range that was taken."""
         low, high = start, start + rounded(count, GRANULE_BYTES)
-        at = bisect_left(self._gaps, (low, high))
-        if at < len(self._gaps) and self._gaps[at][0] == high:
-            high = self._gaps.pop(at)[1]
-        if at and self._gaps[at - 1][1] == low:
+        at = bisect_left(self._ranges, (low, high))
+        if at < len(self._ranges) and self._ranges[at][0] == high:
+            high = self._ranges.pop(at)[1]
+        if at and self._ranges[at - 1][1] == low:
             at -= 1
-            low = self._gaps.pop(at)[0]
-        self._gaps.insert(at, (low, high))
+            low = self._ranges.pop(at)[0]
+        self._ranges.insert(at, (low, high))
 
     @property
     def free_ranges(self) -> list[tuple[int, int]]:
         """(start, end) of every free range, lowest first."""
-        return list(self._gaps)
+        return list(self._ranges)
 
 
 @frozen
 class Pages:
-    """Physical memory under an allocation: ``whole`` (start, size) is mapped at once, ``shared`` are single pages."""
+    """Physical memory under an allocation: ``whole`` (start, size) is one mapping, ``shared`` are single pages."""
 
     whole: tuple[int, int] | None
     shared: tuple[int, ...]
 
 
-class Extents:
+class AddressWindow:
     """The allocations of a window of addresses, and the pages under them.
 
     Allocations below a page share pages. Larger ones begin at a page; their whole pages are mapped at once, and the
-    rest at the end lies in a page that small ones may share. A shared page goes with the last allocation that touches
-    it.
+    rest at the end lies in a page that small ones may share. A shared page is unmapped with the last allocation that
+    touches it.
     """
 
     def __init__(self, base: int, size: int) -> None:
-        self._gaps = Gaps(base, size)
+        self._free = FreeRanges(base, size)
         self._sizes: dict[int, int] = {}
         self._users: dict[int, int] = {}
-        """For each shared page, by its address: how many allocations touch it."""
+        """For each shared page, by its address: the number of allocations that touch it."""
 
     def allocate(self, count: int) -> tuple[int, Pages]:
         """Return the address of ``count`` bytes and the pages that are new; raise NoRange."""
         size = rounded(count, GRANULE_BYTES)
-        start = self._gaps.take(size, PAGE_BYTES if size >= PAGE_BYTES else GRANULE_BYTES)
+        start = self._free.take(size, PAGE_BYTES if size >= PAGE_BYTES else GRANULE_BYTES)
         self._sizes[start] = size
         under = self.under(start)
         for page in under.shared:
@@ -100,9 +100,9 @@ class Extents:
         return start, Pages(under.whole, tuple(page for page in under.shared if self._users[page] == 1))
 
     def free(self, address: int) -> Pages:
-        """Give an allocation back; return the pages that nothing touches any more."""
+        """Free an allocation; return the pages that no allocation touches any more."""
         under = self.under(address)
-        self._gaps.give(address, self._sizes.pop(address))
+        self._free.give(address, self._sizes.pop(address))
         for page in under.shared:
             self._users[page] -= 1
         gone = tuple(page for page in under.shared if not self._users[page])
@@ -122,20 +122,20 @@ class Extents:
         return address + self._sizes[address]
 
 
-class Reach:
-    """What one client's calls may touch: its own allocations and variables, each by itself."""
+class OwnedRanges:
+    """The ranges that one client's calls may access: its own allocations and variables, each by itself."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._sizes: dict[int, int] = {}
 
     def add(self, start: int, size: int) -> None:
-        """A range is the client's."""
+        """Add a range."""
         insort(self._starts, start)
         self._sizes[start] = size
 
     def remove(self, start: int) -> None:
-        """It is no more; nothing happens when it was not."""
+        """Remove a range; no effect if it is not there."""
         if self._sizes.pop(start, None) is not None:
             del self._starts[bisect_left(self._starts, start)]
 

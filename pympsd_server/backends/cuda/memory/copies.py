@@ -1,112 +1,144 @@
-"""Copies between the host and the device, which never keep a worker until they are done.
+"""Copies, which never block a worker until they are done.
 
-Small ones go through a slot of the executor's registered memory, large ones directly from and to the client's shared
-memory once that is registered. Page-locked memory that a client shares is the device's to read and write itself.
+Small ones from and to the host go through a slot of the executor's registered memory, large ones directly from and to
+the client's shared memory once that is registered. A client's pinned memory is accessed by the device itself.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Any, Final
 
-from pympsd.vocabulary.results import Result
+import numpy as np
+
 from pympsd_server.backends.cuda.driver.calls import cu
-from pympsd_server.backends.cuda.memory.address_ranges import registered_parts
-from pympsd_server.backends.cuda.memory.staging import DIRECT_BYTES, Slot, address_of
-from pympsd_server.backends.cuda.submission.completions import Promise
-from pympsd_server.backends.interface import Completion, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pympsd_server.backends.cuda.objects.stream import CudaStream
+from pympsd_server.backends.cuda.memory.buffered_copy import BufferedCopy, CopyStream
+from pympsd_server.backends.cuda.memory.regions import Side, registered_pieces, rows_of
+from pympsd_server.backends.cuda.memory.staging import DIRECT_BYTES, Slot
+from pympsd_server.backends.interface import Completion, Copy, Extent, Outcome, Region, Space
 
 _NEAR_BYTES: Final = 1 << 20
 
 
-def to_device(stream: CudaStream, destination: int, source: memoryview, done: Completion) -> None:
-    """Copy host bytes, whose place was checked, to the device."""
-    if not source.nbytes:
+def put_copy(stream: CopyStream, copy: Copy, done: Completion | None) -> None:
+    """Put a copy in its stream; its regions were checked and simplified."""
+    to, start = copy.destination.space, copy.source.space
+    if to is Space.STAGING or start is Space.STAGING:
+        _put_staged(stream, copy, done)
+    elif to is Space.PINNED or start is Space.PINNED:
+        _put_pinned(stream, copy, done)
+    elif copy.extent.is_linear:
+        _put_on_device(stream, copy.destination.base, copy.source.base, copy.extent.width, done)
+    else:
+        sides, call = (Side.of(copy.destination), Side.of(copy.source)), stream.services.driver.call
+        _put(stream, lambda: _issue(call, *sides, copy.extent, stream.handle), done)
+
+
+def _put(stream: CopyStream, work: Callable[[], None], done: Completion | None) -> None:
+    stream.put(work)
+    if done is not None:
         stream.notify(done)
-        return
-    count, slot = source.nbytes, _slot(stream, source)
-    if slot is not None:
-        slot.view[:] = source.cast("B")
-    address = slot.address if slot is not None else address_of(source)
+
+
+def _ignore(outcome: Outcome) -> None:
+    """Do nothing: no completion was asked for."""
+
+
+# --- from and to the host
+
+
+def _put_staged(stream: CopyStream, copy: Copy, done: Completion | None) -> None:
+    extent, to_device = copy.extent, copy.source.host is not None
+    host, device = (copy.source, copy.destination) if to_device else (copy.destination, copy.source)
+    slot, other = _slot(stream, host, extent.bytes), Side.of(device)
+    if slot is None:
+        side = Side.of(host)
+    else:  # packed, so that no bytes between the client's rows are copied
+        side = Side(True, slot.address, extent.width, extent.width * extent.height)
+        if to_device:
+            _pack(slot, host, extent)
 
     def issue() -> None:
-        stream.context.device.driver.call(cu.cuMemcpyHtoDAsync, destination, address, count, stream.handle)
+        to, start = (other, side) if to_device else (side, other)
+        _issue(stream.services.driver.call, to, start, extent, stream.handle)
 
-    _Passage(stream, issue, _giving(stream, slot)).put(done)
-
-
-def from_device(stream: CudaStream, target: memoryview, source: int, done: Completion) -> None:
-    """Copy device bytes, whose place was checked, to the host."""
-    if not target.nbytes:
-        stream.notify(done)
-        return
-    count, slot = target.nbytes, _slot(stream, target)
-    address = slot.address if slot is not None else address_of(target)
-
-    def issue() -> None:
-        stream.context.device.driver.call(cu.cuMemcpyDtoHAsync, address, source, count, stream.handle)
+    def release() -> None:
+        if slot is not None:
+            stream.services.staging.give(slot)
 
     def finish() -> None:
-        if slot is not None:
-            target.cast("B")[:] = slot.view
+        if slot is not None and not to_device:
+            _unpack(slot, host, extent)
 
-    _Passage(stream, issue, _giving(stream, slot), finish).put(done)
+    BufferedCopy(stream, issue, release, finish).put(done or _ignore)
 
 
-def from_host(stream: CudaStream, destination: int, source: memoryview) -> None:
-    """Copy bytes of a client's page-locked memory to the device, the place having been checked; nobody is told."""
-    call = stream.context.device.driver.call
+def _slot(stream: CopyStream, host: Region, count: int) -> Slot | None:
+    """Return a slot for a copy; None when it is large and the device can access the bytes themselves."""
+    if count > DIRECT_BYTES and host.host is not None and stream.space.mappings.can_access(host.host):
+        return None
+    return stream.services.staging.take(count, stream.space)
+
+
+def _pack(slot: Slot, host: Region, extent: Extent) -> None:
+    if extent.is_linear and host.host is not None:
+        slot.view[:] = host.host.cast("B")
+    else:
+        rows = rows_of(host, extent)
+        np.ndarray(rows.shape, np.uint8, slot.view)[...] = rows
+
+
+def _unpack(slot: Slot, host: Region, extent: Extent) -> None:
+    if extent.is_linear and host.host is not None:
+        host.host.cast("B")[:] = slot.view
+    else:
+        rows = rows_of(host, extent)
+        rows[...] = np.ndarray(rows.shape, np.uint8, slot.view)
+
+
+def _put_pinned(stream: CopyStream, copy: Copy, done: Completion | None) -> None:
+    call = stream.services.driver.call
 
     def issue() -> None:
         # It refers to the bytes, which so outlive their registration; the driver then copies them like any others.
-        for offset, address, length in registered_parts(address_of(source), source.nbytes):
-            call(cu.cuMemcpyHtoDAsync, destination + offset, address, length, stream.handle)
+        to, start = Side.of(copy.destination), Side.of(copy.source)
+        for *position, extent in registered_pieces(to if to.is_host else start, copy.extent):
+            _issue(call, to.at(*position), start.at(*position), extent, stream.handle)
 
-    if source.nbytes:
-        stream.put(issue)
-
-
-def to_host(stream: CudaStream, target: memoryview, source: int) -> None:
-    """Copy device bytes, whose place was checked, to a client's page-locked memory; nobody is told."""
-    call = stream.context.device.driver.call
-
-    def issue() -> None:
-        for offset, address, length in registered_parts(address_of(target), target.nbytes):
-            call(cu.cuMemcpyDtoHAsync, address, source + offset, length, stream.handle)
-
-    if target.nbytes:
-        stream.put(issue)
+    _put(stream, issue, done)
 
 
-def on_device(stream: CudaStream, destination: int, source: int, count: int) -> None:
-    """Copy bytes, whose places were checked, inside the device; the ranges may overlap."""
-    distance, device = abs(destination - source), stream.context.device
-    call = device.driver.call
+# --- inside the device
+
+
+def _put_on_device(stream: CopyStream, destination: int, source: int, count: int, done: Completion | None) -> None:
+    """Put a copy of one row inside the device; the ranges may overlap."""
+    distance, call = abs(destination - source), stream.services.driver.call
 
     def move(to: int, start: int, length: int) -> None:
         call(cu.cuMemcpyDtoDAsync, to, start, length, stream.handle)
 
+    if not distance:
+        if done is not None:
+            stream.notify(done)
+        return
     if distance >= min(count, _NEAR_BYTES):
-        # Pieces no longer than the distance do not overlap, and the driver promises nothing for those that do.
+        # Pieces no longer than the distance do not overlap, and the result of those that do is undefined.
         def issue() -> None:
             for start, length in _pieces(count, min(count, distance), destination > source):
                 move(destination + start, source + start, length)
 
-        stream.put(issue)
+        _put(stream, issue, done)
         return
-    scratches = device.staging.scratches
-    scratch = scratches.take(stream, count)
+    pool = stream.services.scratch
+    scratch = pool.take(stream, stream.space, count)
 
     def through() -> None:
         for start, length in _pieces(count, scratch.size, destination > source):
             move(scratch.address, source + start, length)
             move(destination + start, scratch.address, length)
 
-    _Passage(stream, through, lambda: scratches.give(scratch)).put(lambda outcome: None)
+    BufferedCopy(stream, through, lambda: pool.give(scratch)).put(done or _ignore)
 
 
 def _pieces(count: int, longest: int, backwards: bool) -> list[tuple[int, int]]:
@@ -114,87 +146,35 @@ def _pieces(count: int, longest: int, backwards: bool) -> list[tuple[int, int]]:
     return [(start, min(longest, count - start)) for start in (reversed(starts) if backwards else starts)]
 
 
-def _slot(stream: CudaStream, view: memoryview) -> Slot | None:
-    """Return a slot for a copy, None when the device reaches the bytes themselves and they are many."""
-    if view.nbytes > DIRECT_BYTES and stream.context.space.registered.reaches(view):
-        return None
-    return stream.context.device.staging.take(view.nbytes, stream.context.space)
+# --- the driver's calls
 
 
-def _giving(stream: CudaStream, slot: Slot | None) -> Callable[[], None]:
-    staging = stream.context.device.staging
-    return lambda: staging.give(slot) if slot is not None else None
+def _issue(call: Callable[..., Any], to: Side, start: Side, extent: Extent, stream: Any) -> None:
+    if not extent.is_linear:
+        _issue_pitched(call, to, start, extent, stream)
+    elif start.is_host:
+        call(cu.cuMemcpyHtoDAsync, to.address, start.address, extent.width, stream)
+    else:
+        call(cu.cuMemcpyDtoHAsync, to.address, start.address, extent.width, stream)
 
 
-class _Passage:
-    """A copy through something that is given back once: when the device is done with it, or never will begin.
+def _issue_pitched(call: Callable[..., Any], to: Side, start: Side, extent: Extent, stream: Any) -> None:
+    # CUDA_MEMCPY3D counts the slice pitch in rows.
+    if extent.depth > 1 and any(side.slice_pitch % side.pitch for side in (to, start)):
+        layer = Extent(extent.width, extent.height)
+        for index in range(extent.depth):
+            call(cu.cuMemcpy3DAsync, _parameters(to.at(0, 0, index), start.at(0, 0, index), layer), stream)
+    else:
+        call(cu.cuMemcpy3DAsync, _parameters(to, start, extent), stream)
 
-    What is held by a function of the client's is never issued when its context ends before, and nobody hears of it
-    but by the promise.
-    """
 
-    def __init__(
-        self,
-        stream: CudaStream,
-        work: Callable[[], None],
-        give_back: Callable[[], None],
-        finish: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``work`` gives the copy to the driver; ``finish`` comes behind it, unless the context has ended."""
-        self._stream = stream
-        self._work = work
-        self._give_back = give_back
-        self._finish = finish
-        self._unissued = [True]
-        """Who takes it out, in one step, issues the copy or gives back what it would have passed through."""
-
-    def put(self, done: Completion) -> None:
-        """Put it in its stream; ``done`` is told when it is over."""
-        promises = self._stream.context.promises
-
-        def told(outcome: Outcome) -> None:
-            if outcome.code is not Result.SUCCESS:
-                self._drop()
-            done(outcome)
-
-        tell = promises.make(told)
-        try:
-            self._stream.put(lambda: self._issue(tell))
-        except BaseException:
-            self._drop()
-            if promises.take(tell):  # else it was told of the context's end
-                raise
-
-    def _issue(self, tell: Promise) -> None:
-        if not self._is_first():
-            return
-        try:
-            self._work()
-            self._stream.watch(self._stream.point(), lambda: self._passed(tell))
-        except BaseException:
-            # Some of it may be under way, and there is no point that tells when it is done.
-            self._stream.context.device.janitor.add(self._stream.is_settled, self._give_back)
-            raise
-
-    def _passed(self, tell: Promise) -> None:
-        try:
-            # Of a context that has ended nobody looks any more, and the client's memory may be another's.
-            if self._stream.context.outcome.code is Result.SUCCESS:
-                self._finish()
-        finally:
-            try:
-                self._give_back()
-            finally:
-                tell(Outcome())
-
-    def _drop(self) -> None:
-        # By the janitor: a context may end in the midst of a call that holds the locks which giving back takes.
-        if self._is_first():
-            self._stream.context.device.janitor.add(lambda: True, self._give_back)
-
-    def _is_first(self) -> bool:
-        try:
-            self._unissued.pop()
-        except IndexError:
-            return False
-        return True
+def _parameters(to: Side, start: Side, extent: Extent) -> Any:
+    parameters, kinds = cu.CUDA_MEMCPY3D(), cu.CUmemorytype
+    for prefix, side in (("dst", to), ("src", start)):
+        kind = kinds.CU_MEMORYTYPE_HOST if side.is_host else kinds.CU_MEMORYTYPE_DEVICE
+        setattr(parameters, f"{prefix}MemoryType", kind)
+        setattr(parameters, f"{prefix}Host" if side.is_host else f"{prefix}Device", side.address)
+        setattr(parameters, f"{prefix}Pitch", side.pitch)
+        setattr(parameters, f"{prefix}Height", side.slice_pitch // side.pitch if extent.depth > 1 else extent.height)
+    parameters.WidthInBytes, parameters.Height, parameters.Depth = extent.width, extent.height, extent.depth
+    return parameters

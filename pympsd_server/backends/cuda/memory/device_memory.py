@@ -1,7 +1,7 @@
 """Physical memory under the device's window of addresses: mapped as allocations need it, zero when handed out.
 
-By the driver's virtual memory management, whose calls wait for no kernel; cuMemFree would wait for every client's
-(docs/decisions/004-what-the-gpu-decided.md).
+It uses the driver's virtual memory management, whose calls wait for no kernel; cuMemFree would wait for those of all
+clients (docs/decisions/004-what-the-gpu-decided.md).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any, Final
 from pympsd.vocabulary.device_facts import WINDOW_BITS
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu, plain_call
-from pympsd_server.backends.cuda.memory.address_ranges import PAGE_BYTES, Extents, NoRange, Pages
+from pympsd_server.backends.cuda.memory.address_ranges import PAGE_BYTES, AddressWindow, NoRange, Pages
 from pympsd_server.backends.interface import BackendError
 
 _SPARE_PAGES: Final = 16
-"""Pages kept mapped although nothing touches them: a program that allocates and frees a little maps nothing."""
+"""Unused pages that stay mapped: a program that allocates and frees a little maps nothing."""
 
 
 class DeviceMemory:
     """The allocations of all clients. Safe to use from several threads."""
 
     def __init__(self, driver: Driver, device: int, window: int) -> None:
-        """Reserve the window; BackendError when the driver does not give these very addresses."""
+        """Reserve the window; BackendError when the driver reserves other addresses."""
         self._driver = driver
         self._lock = Lock()
         reserved = int(driver.call(cu.cuMemAddressReserve, 1 << WINDOW_BITS, 0, window, 0))
@@ -31,7 +31,7 @@ class DeviceMemory:
             reason = f"the driver reserved addresses at {reserved:#x}, not at the device's window {window:#x}"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
         self._window = window
-        self._extents = Extents(window, 1 << WINDOW_BITS)
+        self._addresses = AddressWindow(window, 1 << WINDOW_BITS)
         self._mapped: dict[int, tuple[int, Any]] = {}
         """(size, handle) by address."""
         self._spare: dict[int, None] = {}
@@ -43,35 +43,35 @@ class DeviceMemory:
         """Return the address of ``count`` zero bytes; BackendError OUT_OF_MEMORY."""
         with self._lock:
             try:
-                address, pages = self._extents.allocate(count)
+                address, pages = self._addresses.allocate(count)
             except NoRange as error:
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             try:
                 self._map_all(pages)
             except BackendError:
-                self._let_go(self._extents.free(address), keep=0)
+                self._release(self._addresses.free(address), keep=0)
                 raise
         self._driver.call(cu.cuStreamSynchronize, self._cleaner)
         return address
 
     def free(self, address: int) -> None:
-        """Give an allocation back, which nothing may touch any more."""
+        """Free an allocation that no work can use any more."""
         with self._lock:
-            end, shared = self._extents.end_of(address), self._extents.under(address).shared
-            self._let_go(self._extents.free(address), keep=_SPARE_PAGES)
+            end, shared = self._addresses.end_of(address), self._addresses.under(address).shared
+            self._release(self._addresses.free(address), keep=_SPARE_PAGES)
             for page in shared:
                 start = max(page, address)
                 if page in self._mapped:
                     self._clean(start, min(page + PAGE_BYTES, end) - start)
 
     def close(self) -> None:
-        """Unmap everything and let the window go; nothing may touch it any more."""
+        """Unmap everything and free the window; no work may use it any more."""
         with self._lock:
             for start in tuple(self._mapped):
                 self._unmap(start)
             self._driver.call(cu.cuMemAddressFree, self._window, 1 << WINDOW_BITS)
 
-    def _let_go(self, pages: Pages, keep: int) -> None:
+    def _release(self, pages: Pages, keep: int) -> None:
         if pages.whole is not None:
             self._unmap(pages.whole[0])
         for page in pages.shared:
@@ -97,7 +97,7 @@ class DeviceMemory:
         try:
             handle = call(cu.cuMemCreate, size, self._kind, 0)
         except BackendError:
-            # What is kept may be what is missing.
+            # The spare pages may be what is missing.
             for page in tuple(self._spare):
                 self._unmap(page)
             handle = call(cu.cuMemCreate, size, self._kind, 0)
@@ -115,7 +115,7 @@ class DeviceMemory:
         mapped = self._mapped.pop(start, None)
         if mapped is None:  # it could not be mapped
             return
-        self._driver.call(cu.cuStreamSynchronize, self._cleaner)  # it may be about these very bytes
+        self._driver.call(cu.cuStreamSynchronize, self._cleaner)  # it may be clearing these bytes
         size, handle = mapped
         self._driver.call(cu.cuMemUnmap, start, size)
         self._driver.call(cu.cuMemRelease, handle)

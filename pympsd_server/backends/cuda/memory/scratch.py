@@ -1,74 +1,82 @@
 """Device memory that overlapping copies pass through: one piece for each stream, charged to its client.
 
-The copies of a stream are made one after another, so those that wait in it share a piece; it goes with the last.
+The copies of a stream run one after another, so those that wait in it share a piece; the last one frees it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from attrs import define
 
 from pympsd_server.backends.budget import charged
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.cuda.objects.stream import CudaStream
+from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 
 SCRATCH_BYTES: Final = 16 << 20
 """The largest piece; longer copies pass through it part by part."""
 
 
+class Account(Protocol):
+    """What a client's memory is charged to."""
+
+    def take(self, count: int, what: str) -> None:
+        """Charge bytes; BackendError OUT_OF_MEMORY."""
+
+    def give(self, count: int) -> None:
+        """Return charged bytes."""
+
+
 @define(eq=False)
 class Scratch:
-    """Device memory of ``size`` bytes at ``address``; ``users`` are the copies that are not done with it."""
+    """Device memory of ``size`` bytes at ``address``; ``users`` is the number of copies that are not done with it."""
 
-    stream: CudaStream
+    stream: Hashable
+    account: Account
     address: int
     size: int
     users: int = 1
 
 
-class Scratches:
-    """Those of one device. Safe to use from several threads."""
+class ScratchPool:
+    """The pieces of one device. Safe to use from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
         self._lock = Lock()
-        self._of: dict[CudaStream, Scratch] = {}
-        """The largest of each stream that has any."""
+        self._of: dict[Hashable, Scratch] = {}
+        """The largest piece of each stream that has any."""
 
-    def take(self, stream: CudaStream, count: int) -> Scratch:
-        """Return what a copy of ``count`` bytes in a stream passes through; BackendError OUT_OF_MEMORY."""
-        # By powers of two: copies that are ever a little longer make few pieces.
+    def take(self, stream: Hashable, account: Account, count: int) -> Scratch:
+        """Return a piece for a copy of ``count`` bytes in a stream; BackendError OUT_OF_MEMORY."""
+        # Powers of two: copies that are each a little longer than the last make few pieces.
         size = min(1 << (count - 1).bit_length(), SCRATCH_BYTES)
         with self._lock:
             known = self._of.get(stream)
             if known is not None and known.size >= size:
                 known.users += 1
                 return known
-        scratch = Scratch(stream, _allocate(stream, size), size)
+        scratch = Scratch(stream, account, self._allocate(account, size), size)
         with self._lock:
             self._of[stream] = scratch
         return scratch
 
     def give(self, scratch: Scratch) -> None:
-        """A copy is done with it, or was never issued."""
+        """Return a piece when a copy is done with it, or was never issued."""
         with self._lock:
             scratch.users -= 1
             if scratch.users:
                 return
             if self._of.get(scratch.stream) is scratch:
                 del self._of[scratch.stream]
-        context = scratch.stream.context
-        context.device.memory.free(scratch.address)
-        context.space.give(charged(scratch.size))
+        self._memory.free(scratch.address)
+        scratch.account.give(charged(scratch.size))
 
-
-def _allocate(stream: CudaStream, size: int) -> int:
-    space = stream.context.space
-    space.take(charged(size), "an overlapping copy")
-    try:
-        return stream.context.device.memory.allocate(size)
-    except BaseException:
-        space.give(charged(size))
-        raise
+    def _allocate(self, account: Account, size: int) -> int:
+        account.take(charged(size), "an overlapping copy")
+        try:
+            return self._memory.allocate(size)
+        except BaseException:
+            account.give(charged(size))
+            raise

@@ -1,6 +1,6 @@
 """Host memory that the device reads and writes: slots for small copies, clients' shared memory for large ones.
 
-Registering waits for no kernel and holds up other clients' launches while it lasts (7 ms for 16 MiB); giving it up
+Registering waits for no kernel but delays other clients' launches while it lasts (7 ms for 16 MiB); unregistering
 waits for every running kernel, so that is left to the janitor. Source: docs/decisions/004-what-the-gpu-decided.md.
 """
 
@@ -20,17 +20,16 @@ from attrs import define, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
-from pympsd_server.backends.cuda.memory.address_ranges import Gaps, NoRange, registered_parts
-from pympsd_server.backends.cuda.memory.scratch import Scratches
+from pympsd_server.backends.cuda.memory.address_ranges import FreeRanges, NoRange, registered_parts
 from pympsd_server.backends.interface import BackendError
 
 DIRECT_BYTES: Final = 256 << 10
 """Larger copies go directly from and to memory that can be registered."""
 _AREA_BYTES: Final = 16 << 20
 _LIMIT_BYTES: Final = 512 << 20
-"""Slots of copies that are not done may take so much; more is OUT_OF_MEMORY."""
+"""The most that slots of copies that are not done take; more is OUT_OF_MEMORY."""
 _CLIENT_BYTES: Final = 32 << 20
-"""And those of one client. An honest one has its shared memory's 16 MiB under way, and as much at most that a context
+"""The same for one client. An honest one uses its shared memory's 16 MiB, and at most as much again that a context
 it destroyed left."""
 _POPULATE_WRITE: Final = 23
 """MADV_POPULATE_WRITE; kernels before 5.14 do not have it, and the driver makes the pages while it pins them."""
@@ -39,7 +38,7 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def address_of(view: memoryview) -> int:
-    """Return where the bytes of a view are."""
+    """Return the address of a view's bytes."""
     return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
@@ -47,12 +46,12 @@ def address_of(view: memoryview) -> int:
 class _Area:
     memory: mmap.mmap
     address: int
-    gaps: Gaps
+    free: FreeRanges
 
 
 @frozen(eq=False)
 class Slot:
-    """Registered bytes of our own."""
+    """Registered memory of the executor."""
 
     address: int
     view: memoryview
@@ -61,12 +60,10 @@ class Slot:
 
 
 class Staging:
-    """What copies of one device pass through. Safe to use from several threads."""
+    """The slots that copies of one device pass through. Safe to use from several threads."""
 
     def __init__(self, driver: Driver) -> None:
-        """Register the first area, while nothing runs that it could hold up."""
-        self.scratches = Scratches()
-        """For copies inside of the device."""
+        """Register the first area, while nothing runs that it could delay."""
         self._driver = driver
         self._lock = Lock()
         self._areas = [self._area(_AREA_BYTES)]
@@ -77,10 +74,10 @@ class Staging:
         memory = mmap.mmap(-1, size)
         address = address_of(memoryview(memory))
         self._driver.call(cu.cuMemHostRegister, address, size, 0)
-        return _Area(memory, address, Gaps(0, size))
+        return _Area(memory, address, FreeRanges(0, size))
 
     def take(self, count: int, client: Hashable) -> Slot:
-        """Return a slot of ``count`` bytes; BackendError OUT_OF_MEMORY when too much is on its way."""
+        """Return a slot of ``count`` bytes; BackendError OUT_OF_MEMORY at the limits."""
         with self._lock:
             taken = self._taken[client]
             if taken and taken + count > _CLIENT_BYTES:
@@ -92,7 +89,7 @@ class Staging:
     def _slot(self, count: int, client: Hashable) -> Slot:
         for area in self._areas:
             try:
-                offset = area.gaps.take(count)
+                offset = area.free.take(count)
             except NoRange:
                 continue
             return Slot(area.address + offset, memoryview(area.memory)[offset : offset + count], client, area)
@@ -103,15 +100,15 @@ class Staging:
         return self._slot(count, client)
 
     def give(self, slot: Slot) -> None:
-        """Give a slot back once the device is done with it."""
+        """Return a slot once the device is done with it."""
         with self._lock:
-            slot._area.gaps.give(slot.address - slot._area.address, slot.view.nbytes)
+            slot._area.free.give(slot.address - slot._area.address, slot.view.nbytes)
             self._taken[slot.client] -= slot.view.nbytes
             if not self._taken[slot.client]:
                 del self._taken[slot.client]
 
     def close(self) -> None:
-        """Give all areas up; this waits for every kernel that runs."""
+        """Unregister all areas; this waits for every running kernel."""
         with self._lock:
             for area in self._areas:
                 self._driver.call(cu.cuMemHostUnregister, area.address)
@@ -123,42 +120,42 @@ def _too_much(whose: str, limit: int) -> BackendError:
     return BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
 
-class Registered:
-    """Shared memory of one client that the device reaches by itself. Used by that client's worker."""
+class RegisteredMappings:
+    """Shared memory of one client that the device accesses directly. Used by that client's worker."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._memories: dict[int, tuple[Any, int]] = {}
-        """By identity: the mapping, kept alive, and its address; 0 where it could not be registered."""
+        self._mappings: dict[int, tuple[Any, int]] = {}
+        """By identity: the mapping, kept alive, and its address; 0 if it could not be registered."""
 
-    def reaches(self, view: memoryview) -> bool:
-        """Whether the device reaches the bytes of a view; a mapping is registered when it is first met."""
+    def can_access(self, view: memoryview) -> bool:
+        """Whether the device can access the bytes of a view; a mapping is registered the first time."""
         memory = view.obj
         if not isinstance(memory, mmap.mmap):
             return False
-        known = self._memories.get(id(memory))
+        known = self._mappings.get(id(memory))
         if known is None:
-            known = self._memories[id(memory)] = (memory, self._register(memory))
+            known = self._mappings[id(memory)] = (memory, self._register(memory))
         return bool(known[1])
 
     def _register(self, memory: mmap.mmap) -> int:
         address = address_of(memoryview(memory))
         try:
             self._driver.call(cu.cuMemHostRegister, address, len(memory), 0)
-        except BackendError:  # the system lets no more be pinned: slots do it too
+        except BackendError:  # the system lets no more be pinned: slots are used
             return 0
         return address
 
     def release(self) -> None:
-        """Give all of it up; this waits for every kernel that runs."""
-        for _, address in self._memories.values():
+        """Unregister all of it; this waits for every running kernel."""
+        for _, address in self._mappings.values():
             if address:
                 self._driver.call(cu.cuMemHostUnregister, address)
-        self._memories.clear()
+        self._mappings.clear()
 
 
-class ReachedHost:
-    """Page-locked memory that a client shares: pinned where it lies, for copies and for kernels."""
+class PinnedMemory:
+    """Page-locked memory that a client shares: registered in place, for copies and for kernels."""
 
     def __init__(self, driver: Driver, address: int, memory: memoryview) -> None:
         self._driver = driver
@@ -167,7 +164,7 @@ class ReachedHost:
         self._registered: list[int] = []
 
     def register(self) -> None:
-        """Pin it in parts, so that others launch in between; after a BackendError ``release`` undoes the rest."""
+        """Register it in parts, so that others launch in between; after a BackendError, call ``release``."""
         flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
         assert self._memory is not None
         for _, address, length in registered_parts(self._address, self._memory.nbytes):
@@ -176,14 +173,14 @@ class ReachedHost:
             self._registered.append(address)
 
     def release(self) -> None:
-        """Give it up; this waits for every kernel that runs."""
+        """Unregister it; this waits for every running kernel."""
         while self._registered:
             self._driver.call(cu.cuMemHostUnregister, self._registered.pop())
         self._memory = None
 
 
 def _populate(address: int, length: int) -> None:
-    """Make the pages, which takes longer than pinning them, while nobody is held up."""
+    """Make the pages, which takes longer than pinning them but delays no other client."""
     if _madvise(address, length, _POPULATE_WRITE) != 0 and ctypes.get_errno() != errno.EINVAL:
         reason = f"no {length} bytes of page-locked memory: {os.strerror(ctypes.get_errno())}"
         raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)

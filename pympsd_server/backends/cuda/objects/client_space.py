@@ -1,4 +1,4 @@
-"""One client process on the device: its budget, what its calls reach, its registered memory."""
+"""One client process on the device: its budget, the memory its calls may access, its registered mappings."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ from threading import Lock
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import ClientBudget, DeviceBudget, charged
-from pympsd_server.backends.cuda.memory.address_ranges import Reach
+from pympsd_server.backends.cuda.memory.address_ranges import OwnedRanges
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
-from pympsd_server.backends.cuda.reclaim.deferred_free import Retired
-from pympsd_server.backends.cuda.reclaim.deferred_release import SharedMemory
+from pympsd_server.backends.cuda.reclaim.deferred_free import DeferredFree
+from pympsd_server.backends.cuda.reclaim.deferred_release import ClientMappings
 from pympsd_server.backends.interface import BackendError
 
 _ADDRESS_LIMIT = 1 << 63
 
 
 class ClientSpace:
-    """Shared by the contexts of one client. ``lock`` is held while the budget or the reach is changed."""
+    """Shared by the contexts of one client. ``lock`` is held while the budget or the owned ranges are changed."""
 
     def __init__(
-        self, memory: DeviceMemory, device: DeviceBudget, limit: int, registered: SharedMemory, retired: Retired
+        self,
+        memory: DeviceMemory,
+        device: DeviceBudget,
+        limit: int,
+        mappings: ClientMappings,
+        deferred_free: DeferredFree,
     ) -> None:
         self.lock = Lock()
         self.memory = memory
         self.budget = ClientBudget(device, limit)
-        self.registered = registered
-        self.retired = retired
-        self._reach = Reach()
+        self.mappings = mappings
+        self.deferred_free = deferred_free
+        self._owned = OwnedRanges()
 
     def take(self, count: int, what: str) -> None:
         """Charge bytes; BackendError OUT_OF_MEMORY."""
@@ -34,7 +39,7 @@ class ClientSpace:
             self.budget.take(count, what)
 
     def give(self, count: int) -> None:
-        """Give charged bytes back."""
+        """Return charged bytes."""
         with self.lock:
             self.budget.give(count)
 
@@ -50,27 +55,27 @@ class ClientSpace:
         return address
 
     def free(self, address: int, count: int) -> None:
-        """Give an allocation back."""
+        """Free an allocation."""
         self.disown(address)
         self.memory.free(address)
         self.give(charged(count))
 
     def own(self, address: int, count: int) -> None:
-        """A range is the client's."""
+        """Let the client's calls access a range."""
         with self.lock:
-            self._reach.add(address, count)
+            self._owned.add(address, count)
 
     def disown(self, address: int) -> None:
-        """It is no more; nothing happens when it was not."""
+        """Let them access it no more; no effect if they could not."""
         with self.lock:
-            self._reach.remove(address)
+            self._owned.remove(address)
 
     def check(self, address: int, count: int) -> None:
         """BackendError INVALID_VALUE unless all of ``count`` bytes lie in one range of the client's."""
         if not count:
             return
         with self.lock:
-            if 0 < count < _ADDRESS_LIMIT and self._reach.covers(address, count):
+            if 0 < count < _ADDRESS_LIMIT and self._owned.covers(address, count):
                 return
         reason = f"address {address:#x}, {count} bytes: in no allocation of this client"
         raise BackendError(Result.ERROR_INVALID_VALUE, reason)

@@ -1,70 +1,69 @@
-"""Events of a client: each stands for a point of the stream that it was last recorded in."""
+"""Events of a client: each stands for the position of a stream at which it was last recorded."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import cu
+from pympsd_server.backends.cuda.submission.device_services import DeviceServices
+from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
+from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
+from pympsd_server.backends.cuda.submission.submission_order import Step
 from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
 
-if TYPE_CHECKING:
-    from pympsd_server.backends.cuda.objects.context import CudaContext
-    from pympsd_server.backends.cuda.objects.stream import CudaStream
-    from pympsd_server.backends.cuda.submission.stream_markers import Point
-    from pympsd_server.backends.cuda.submission.submission_order import Step
 
+class Recording:
+    """What an event recorded once: a marker, as soon as it is issued."""
 
-class Mark:
-    """What an event recorded once: a point, as soon as it is issued."""
-
-    def __init__(self, stream: CudaStream) -> None:
+    def __init__(self, stream: Hashable) -> None:
         self.stream = stream
-        self.point: Point | None = None
+        self.marker: StreamMarker | None = None
         self.step: Step | None = None
 
     @property
     def passed(self) -> bool:
         """Whether the work before it is done."""
-        return self.point is not None and self.point.passed
+        return self.marker is not None and self.marker.passed
 
 
 class CudaEvent:
-    """A point in a stream; ``mark`` is what it last recorded."""
+    """A position in a stream; ``recording`` is what it last recorded."""
 
-    def __init__(self, context: CudaContext, timing: bool) -> None:
-        self.context = context
+    def __init__(self, queue: IssueQueue, services: DeviceServices, timing: bool) -> None:
+        self.queue = queue
         self.timing = timing
-        self.mark: Mark | None = None
+        self.recording: Recording | None = None
+        self._services = services
 
     @property
     def done(self) -> bool:
-        """Whether its point is passed."""
-        return self.mark is None or self.mark.passed
+        """Whether its position is passed."""
+        return self.recording is None or self.recording.passed
 
     def notify(self, done: Completion) -> None:
-        """Call back when its point is passed."""
-        mark = self.mark
-        if mark is None or mark.step is None:
-            done(self.context.outcome)
+        """Call back when its position is passed."""
+        recording = self.recording
+        if recording is None or recording.step is None:
+            done(self.queue.outcome)
             return
 
-        def watch(tell: Completion) -> None:
-            if mark.point is None or mark.point.passed:
-                tell(Outcome())
+        def watch(complete: Completion) -> None:
+            if recording.marker is None or recording.marker.passed:
+                complete(Outcome())
             else:
-                mark.stream.watch(mark.point, lambda: tell(Outcome()))
+                self._services.watcher.add(recording.stream, recording.marker, lambda: complete(Outcome()))
 
-        self.context.put_told(None, done, watch, after=(mark.step,), alone=True)
+        self.queue.put_completing(None, done, watch, after=(recording.step,), alone=True)
 
     def milliseconds_since(self, start: Event) -> float:
-        """Time between two recorded events, in milliseconds."""
-        if not isinstance(start, CudaEvent) or start.context is not self.context:
+        """Return the time between two recorded events, in milliseconds."""
+        if not isinstance(start, CudaEvent) or start.queue is not self.queue:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the start event is of another context")
-        first, last = start.mark, self.mark
+        first, last = start.recording, self.recording
         if first is None or last is None or not (start.timing and self.timing):
             raise BackendError(Result.ERROR_INVALID_HANDLE, "an event was not recorded, or is without timing")
-        if first.point is None or last.point is None or not (first.passed and last.passed):
+        if first.marker is None or last.marker is None or not (first.passed and last.passed):
             raise BackendError(Result.ERROR_NOT_READY, "an event is not done yet")
-        call = self.context.device.driver.call
-        return float(call(cu.cuEventElapsedTime, first.point.event, last.point.event))
+        call = self._services.driver.call
+        return float(call(cu.cuEventElapsedTime, first.marker.event, last.marker.event))

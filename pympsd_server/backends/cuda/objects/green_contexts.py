@@ -1,6 +1,6 @@
-"""Shares of the multiprocessors: green contexts over groups of one split, made when first wanted and kept.
+"""Partitions of the multiprocessors: green contexts over groups of one split, made when first needed and kept.
 
-Making one waits for every kernel that runs (0.4 ms when none does) and takes 6 MiB; one that is kept is had at once.
+Making one waits for every running kernel (0.4 ms when none runs) and takes 6 MiB; a kept one is available at once.
 Source: docs/decisions/004-what-the-gpu-decided.md.
 """
 
@@ -15,10 +15,10 @@ from attrs import frozen
 
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
-from pympsd_server.backends.cuda.objects.sm_groups import Groups
+from pympsd_server.backends.cuda.objects.sm_groups import SmGroups
 
 GROUP_SIZE: Final = 2
-SHARE_BYTES: Final = 6 << 20
+PARTITION_BYTES: Final = 6 << 20
 """Device memory that a green context takes (measured on an H200)."""
 _BLOCKS_EACH: Final = 64
 _IGNORE_COSCHEDULING: Final = 1
@@ -41,11 +41,11 @@ AGAIN:
     ret;
 }
 \0"""
-"""Writes where each block runs, and stays there a while so that the others go elsewhere."""
+"""Writes the multiprocessor of each block, and occupies it a while so that the other blocks run elsewhere."""
 
 
 @frozen
-class Share:
+class Partition:
     """The multiprocessors of a context; ``green`` is None for all of them."""
 
     multiprocessors: tuple[int, ...]
@@ -54,15 +54,15 @@ class Share:
     groups: tuple[int, ...] = ()
 
 
-class Shares:
-    """Hands out shares of one device. Safe to use from several threads."""
+class Partitions:
+    """The partitions of one device. Safe to use from several threads."""
 
     def __init__(self, driver: Driver, device: int, multiprocessors: int, memory: DeviceMemory) -> None:
         self._driver = driver
         self._device = device
         self._memory = memory
         self._lock = Lock()
-        self._all = Share(tuple(range(multiprocessors)))
+        self._all = Partition(tuple(range(multiprocessors)))
         kinds = cu.CUdevResourceType
         resource = driver.call(cu.cuDeviceGetDevResource, device, kinds.CU_DEV_RESOURCE_TYPE_SM)
         self._parts, count, _ = driver.call(
@@ -72,12 +72,12 @@ class Shares:
             _IGNORE_COSCHEDULING,
             GROUP_SIZE,
         )
-        self._groups = Groups(int(count), GROUP_SIZE)
-        self._kept: dict[tuple[int, ...], Share] = {}
+        self._groups = SmGroups(int(count), GROUP_SIZE)
+        self._kept: dict[tuple[int, ...], Partition] = {}
         self._where = driver.call(cu.cuModuleGetFunction, driver.call(cu.cuModuleLoadData, _WHERE), b"where")
 
-    def take(self, multiprocessors: int) -> Share:
-        """Return the share of a context limited to so many, rounded up to whole groups; 0: all of them."""
+    def take(self, multiprocessors: int) -> Partition:
+        """Return a partition of this many multiprocessors, rounded up to whole groups; 0: all of them."""
         with self._lock:
             wanted = self._groups.wanted(multiprocessors)
             if not wanted:
@@ -91,30 +91,30 @@ class Shares:
                 raise
             return self._kept[groups]
 
-    def give(self, share: Share) -> None:
-        """A context that had it is gone."""
+    def give(self, partition: Partition) -> None:
+        """Return a partition: a context that had it is gone."""
         with self._lock:
-            self._groups.give(share.groups)
+            self._groups.give(partition.groups)
 
-    def _make(self, groups: tuple[int, ...]) -> Share:
+    def _make(self, groups: tuple[int, ...]) -> Partition:
         call = self._driver.call
         parts = [self._parts[group] for group in groups]
         description = call(cu.cuDevResourceGenerateDesc, parts, len(parts))
         flag = cu.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
         green = call(cu.cuGreenCtxCreate, description, self._device, int(flag))
-        return Share(self._measured(green, len(groups) * GROUP_SIZE), green, groups)
+        return Partition(self._measured(green, len(groups) * GROUP_SIZE), green, groups)
 
     def _measured(self, green: Any, multiprocessors: int) -> tuple[int, ...]:
-        """Return the ids of a green context's multiprocessors: the driver tells only how many there are."""
+        """Return the ids of a green context's multiprocessors: the driver reports only their number."""
         call, blocks = self._driver.call, multiprocessors * _BLOCKS_EACH
         stream = call(cu.cuGreenCtxStreamCreate, green, int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING), 0)
-        place, found = self._memory.allocate(4 * blocks), bytearray(4 * blocks)
+        address, found = self._memory.allocate(4 * blocks), bytearray(4 * blocks)
         try:
-            parameters = ((place,), (ctypes.c_uint64,))
+            parameters = ((address,), (ctypes.c_uint64,))
             call(cu.cuLaunchKernel, self._where, blocks, 1, 1, 32, 1, 1, 0, stream, parameters, 0)
             call(cu.cuStreamSynchronize, stream)
-            call(cu.cuMemcpyDtoH, found, place, len(found))
+            call(cu.cuMemcpyDtoH, found, address, len(found))
         finally:
-            self._memory.free(place)
+            self._memory.free(address)
             call(cu.cuStreamDestroy, stream)
         return tuple(sorted(set(struct.unpack(f"={blocks}I", found))))

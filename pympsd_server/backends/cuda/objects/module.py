@@ -1,12 +1,12 @@
-"""Loaded code: PTX and fatbins become a cubin by the driver's linker, which holds nobody up, and then a module."""
+"""Loaded code: the driver's linker, which delays no client, makes PTX and fatbins a cubin, which is then loaded."""
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from attrs import define
 
@@ -16,21 +16,21 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
 from pympsd_server.backends.cuda.objects.module_image import Cubin, check_fatbin, kind_of, read_cubin, read_fatbin
+from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.native.states import KernelRow
 
-if TYPE_CHECKING:
-    from pympsd_server.backends.cuda.objects.context import CudaContext
-
 _LOG_BYTES: Final = 8192
-_LACKING: Final = re.compile(r"(?:undefined reference to|unresolved extern function)\s+['`]?([\w$]+)", re.IGNORECASE)
-"""How the driver's linker says that a function is in none of the images."""
+_UNDEFINED: Final = re.compile(
+    r"(?:undefined reference to|unresolved extern function)\s+['`]?([\w$]+)", re.IGNORECASE
+)
+"""How the driver's linker reports an undefined function."""
 _PARAMETER_LIMIT: Final = 4096
 """More parameters than any kernel has."""
 
 
 def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
-    """Return an image as one that needs no compiling, and what is in it; BackendError with what the linker said."""
+    """Return an image that needs no compiling, and its contents; BackendError with the linker's message."""
     kind = kind_of(image)
     if kind == "cubin":
         return image, read_cubin(image)
@@ -44,10 +44,10 @@ def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
     except BackendError as error:
         if error.code is not Result.ERROR_NO_BINARY_FOR_GPU:
             raise
-        # Its code is linked already, which the linker does not take and the loader does.
+        # Its code is linked already: the linker refuses that, the loader accepts it.
         return image, read_fatbin(image)
     read = read_cubin(cubin)
-    # Of linked code the linker may also make a cubin in which nothing is.
+    # From linked code the linker may also make an empty cubin.
     return (cubin, read) if read.device_bytes else (image, read_fatbin(image))
 
 
@@ -60,18 +60,18 @@ def _linked(driver: Driver, kind: Any, image: bytes) -> bytes:
         address, size = driver.call(cu.cuLinkComplete, state)
         return ctypes.string_at(int(address), int(size))
     except BackendError as error:
-        said = log.rstrip(b"\0").decode(errors="replace").strip()
-        for lacking in _LACKING.findall(said):
-            if is_device_runtime(lacking):
-                raise BackendError(Result.ERROR_NOT_SUPPORTED, refusal(lacking)) from None
-        raise BackendError(error.code, f"{error.reason}: {said}" if said else error.reason) from None
+        message = log.rstrip(b"\0").decode(errors="replace").strip()
+        for name in _UNDEFINED.findall(message):
+            if is_device_runtime(name):
+                raise BackendError(Result.ERROR_NOT_SUPPORTED, refusal(name)) from None
+        raise BackendError(error.code, f"{error.reason}: {message}" if message else error.reason) from None
     finally:
         driver.call(cu.cuLinkDestroy, state)
 
 
 @define(eq=False)
 class Kernel:
-    """A function of a module; ``row`` tells a native worker of it."""
+    """A function of a module; ``row`` describes it to a native worker."""
 
     handle: Any
     layout: FunctionLayout
@@ -81,24 +81,35 @@ class Kernel:
 class CudaModule:
     """Code and variables of one client."""
 
-    def __init__(self, context: CudaContext, driver: Driver, code: bytes, read: Cubin) -> None:
-        """Load what ``loadable`` returned; BackendError says why not. Loading waits for every kernel that runs."""
-        self.context = context
+    def __init__(
+        self,
+        queue: IssueQueue,
+        unload: Callable[[CudaModule], None],
+        driver: Driver,
+        code: bytes,
+        read: Cubin,
+    ) -> None:
+        """Load what ``loadable`` returned, which waits for every running kernel; BackendError if it is refused.
+
+        ``unload`` releases a module after the work so far.
+        """
+        self.queue = queue
+        self._unload = unload
         self.device_bytes = read.device_bytes
         self._driver = driver
         self.handle = driver.call(cu.cuModuleLoadData, code)
         try:
             count = int(driver.call(cu.cuModuleGetFunctionCount, self.handle))
             handles = driver.call(cu.cuModuleEnumerateFunctions, count, self.handle) if count else []
-            self.native_kernels = (KernelRow * count)()
-            self.kernels = tuple(map(_kernel, repeat(driver), handles, self.native_kernels))
+            self.kernel_rows = (KernelRow * count)()
+            self.kernels = tuple(map(_kernel, repeat(driver), handles, self.kernel_rows))
             self._globals = tuple(found for name in read.variables if (found := self._variable(name)) is not None)
         except BaseException:
             driver.call(cu.cuModuleUnload, self.handle)
             raise
 
     def _variable(self, name: str) -> GlobalLayout | None:
-        """Return where a variable is; None for what only the compiler knows by this name."""
+        """Return the address of a variable; None for a name that only the compiler knows."""
         try:
             address, size = self._driver.call(cu.cuModuleGetGlobal, self.handle, name.encode())
         except BackendError as error:
@@ -118,12 +129,12 @@ class CudaModule:
         return self._globals
 
     @property
-    def places(self) -> Mapping[int, int]:
-        """Where its variables lie, with their sizes: each place once, also where several names are for it."""
-        places: dict[int, int] = {}
+    def variable_ranges(self) -> Mapping[int, int]:
+        """The sizes of its variables by address; several names may stand for one address."""
+        sizes: dict[int, int] = {}
         for each in self._globals:
-            places[each.address] = max(each.size, places.get(each.address, 0))
-        return places
+            sizes[each.address] = max(each.size, sizes.get(each.address, 0))
+        return sizes
 
     def kernel(self, index: int) -> Kernel:
         """Return a kernel by its index; BackendError INVALID_HANDLE when there is none."""
@@ -134,10 +145,10 @@ class CudaModule:
 
     def unload(self) -> None:
         """Free it once the context's work so far is done."""
-        self.context.unload(self)
+        self._unload(self)
 
     def discard(self) -> None:
-        """Unload it now, which waits for every kernel that runs."""
+        """Unload it now, which waits for every running kernel."""
         self._driver.call(cu.cuModuleUnload, self.handle)
 
 

@@ -1,4 +1,4 @@
-"""What a module image is, and what a cubin holds, pure: the driver takes an image by address and trusts its contents.
+"""The kind and the contents of module images, pure: the driver takes an image by address and trusts its contents.
 
 A cubin is an ELF file for machine 190 (EM_CUDA); its variables are the objects of its symbol table. Sources:
 ELF-64 object file format; cuobjdump -elf; fatbinary.h for the magic number.
@@ -29,22 +29,22 @@ _ALLOCATED: Final = 2
 _OBJECT: Final = 1
 _FUNCTION: Final = 2
 _DATA: Final = (b".nv.global", b".nv.constant3")
-"""How the names of the sections begin that hold variables."""
+"""The prefixes of the names of sections that hold variables."""
 _TIMES: Final = 2
-"""A well made file takes reading once; names may share their ends, and bytes of code may look like a beginning."""
+"""A well made file is read once; names may share their ends, and bytes of code may look like a header."""
 _DAMAGE: Final = (struct.error, ValueError, IndexError, OverflowError)
-"""What reading raises where a file is not what it says."""
+"""What reading a malformed file raises."""
 
 
 class _TooMuch(Exception):
-    """Reading what a file claims to hold takes more than its size allows."""
+    """The contents that a file claims to have are larger than the file."""
 
 
 @define
 class _File:
-    """An image of which nothing is copied but names; ``left`` bytes of it may still be read.
+    """An image of which only names are copied; ``left`` bytes of it may still be read.
 
-    Headers may lie over each other and all claim the whole file: few bytes could take hours and gigabytes.
+    Headers may overlap and all claim the whole file: reading few bytes could take hours and gigabytes.
     """
 
     image: bytes
@@ -52,7 +52,7 @@ class _File:
 
     @classmethod
     def of(cls, image: bytes) -> _File:
-        """Return one of which nothing was read."""
+        """Return a file of which nothing was read."""
         return cls(image, _TIMES * len(image))
 
     def reads(self, count: int) -> None:
@@ -72,7 +72,7 @@ class _File:
 
 @frozen
 class _Section:
-    """A section of a cubin; its bytes are those from ``start`` to ``end``, none where the file holds none."""
+    """A section of a cubin; its bytes are those from ``start`` to ``end``, none if the file holds none."""
 
     name: int
     kind: int
@@ -85,9 +85,9 @@ class _Section:
 
 @frozen
 class Cubin:
-    """What matters of a cubin: the names of its variables, the bytes it takes on the device, and what it lacks.
+    """What this backend needs of a cubin: its variables, the bytes it takes on the device, its undefined functions.
 
-    ``undefined`` are the names of functions that the driver is to supply, or another image.
+    ``undefined`` are the names of functions that the driver or another image must supply.
     """
 
     variables: tuple[str, ...]
@@ -96,7 +96,7 @@ class Cubin:
 
 
 def kind_of(image: bytes) -> str:
-    """Return ``ptx``, ``cubin`` or ``fatbin``; BackendError INVALID_PTX for nothing, INVALID_IMAGE for none."""
+    """Return ``ptx``, ``cubin`` or ``fatbin``; BackendError INVALID_PTX if empty, INVALID_IMAGE if other."""
     if image.startswith(_ELF):
         return "cubin"
     if image.startswith(_FATBIN):
@@ -110,7 +110,7 @@ def kind_of(image: bytes) -> str:
 
 
 def check_fatbin(image: bytes) -> None:
-    """BackendError INVALID_IMAGE unless all that the header announces is there."""
+    """BackendError INVALID_IMAGE unless the image is as long as its header says."""
     if len(image) >= _FATBIN_HEADER.size:
         _, _, header, size = _FATBIN_HEADER.unpack_from(image)
         if header >= _FATBIN_HEADER.size and header + size <= len(image):
@@ -119,7 +119,7 @@ def check_fatbin(image: bytes) -> None:
 
 
 def read_cubin(image: bytes) -> Cubin:
-    """Read a cubin; BackendError NO_BINARY_FOR_GPU for none or a part of one, NOT_SUPPORTED for what MPS does not."""
+    """Read a cubin; BackendError NO_BINARY_FOR_GPU if it is malformed, NOT_SUPPORTED if MPS does not support it."""
     try:
         found = _read(_File.of(image), 0)
     except (*_DAMAGE, _TooMuch) as error:
@@ -129,10 +129,10 @@ def read_cubin(image: bytes) -> Cubin:
 
 
 def read_fatbin(image: bytes) -> Cubin:
-    """Return what can be seen of a fatbin: the variables of its cubins that are not compressed, and the largest size.
+    """Return the variables of a fatbin's cubins that are not compressed, and the largest size of these.
 
-    Of one whose cubins are all compressed that is no variables, and the size of the file. BackendError NOT_SUPPORTED
-    when one of those seen uses what MPS does not support, INVALID_IMAGE when they lie over each other.
+    If all are compressed: no variables, and the size of the file. BackendError NOT_SUPPORTED when one of those read
+    uses what MPS does not support, INVALID_IMAGE when they overlap.
     """
     try:
         found = _cubins(image)
@@ -147,7 +147,7 @@ def read_fatbin(image: bytes) -> Cubin:
 def _cubins(image: bytes) -> list[Cubin]:
     file, found, at = _File.of(image), [], image.find(_ELF)
     while at >= 0:
-        with suppress(*_DAMAGE):  # bytes that only look like a beginning
+        with suppress(*_DAMAGE):  # bytes that only look like a header
             found.append(_read(file, at))
         at = image.find(_ELF, at + 1)
     return found
@@ -186,7 +186,7 @@ def _section(image: bytes, base: int, at: int) -> _Section:
 
 
 def _symbols(file: _File, sections: list[_Section], names_at: int) -> tuple[list[str], list[str]]:
-    """Return the names of variables, and those of functions that are not in it."""
+    """Return the names of variables, and those of undefined functions."""
     section_names, variables, undefined = sections[names_at], [], []
 
     def holds_data(index: int) -> bool:
@@ -210,5 +210,5 @@ def _symbols(file: _File, sections: list[_Section], names_at: int) -> tuple[list
 
 
 def _once(names: list[str]) -> tuple[str, ...]:
-    """Return each name once, in order: several symbols may have the same."""
+    """Return each name once, in order: several symbols may have the same name."""
     return tuple(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Which groups of multiprocessors a context gets: its own while they last, those with the fewest users else. Pure."""
+"""Choose the groups of multiprocessors for a context: unused ones, else those with the fewest users. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from attrs import define, field
 
 
 @define
-class Groups:
-    """The groups of one split of a device, by number, and how many limited contexts use each. Its owner locks it."""
+class SmGroups:
+    """The numbered groups of one split of a device, and the number of contexts that use each. The owner locks it."""
 
     count: int
     size: int
@@ -20,26 +20,26 @@ class Groups:
         self._users = [0] * self.count
 
     def wanted(self, multiprocessors: int) -> int:
-        """Return how many groups a limit takes, rounded up; 0 where it is none."""
+        """Return the number of groups for a limit, rounded up; 0 if it is no limit."""
         groups = -(-multiprocessors // self.size)
         return groups if 0 < groups < self.count else 0
 
     def take(self, wanted: int, kept: Iterable[tuple[int, ...]] = ()) -> tuple[int, ...]:
-        """Return the groups for a context: of the ``kept`` sets one that is no more used than the best there is."""
+        """Return the groups for a context: a ``kept`` set if it is used no more than the least used groups."""
         fewest = sorted(range(self.count), key=lambda number: (self._users[number], number))[:wanted]
         best = tuple(sorted(fewest))
         for ready in kept:
-            if len(ready) == wanted and self._crowd(ready) <= self._crowd(best):
+            if len(ready) == wanted and self._use_of(ready) <= self._use_of(best):
                 best = ready
                 break
         for number in best:
             self._users[number] += 1
         return best
 
-    def _crowd(self, groups: tuple[int, ...]) -> int:
+    def _use_of(self, groups: tuple[int, ...]) -> int:
         return sum(self._users[number] for number in groups)
 
     def give(self, groups: tuple[int, ...]) -> None:
-        """A context that had these is gone."""
+        """Return groups: a context that had them is gone."""
         for number in groups:
             self._users[number] -= 1

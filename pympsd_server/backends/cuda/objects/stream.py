@@ -1,53 +1,81 @@
 """Streams of a client: CUDA streams of its own, and the legacy default stream made of one of them.
 
-No client uses the driver's NULL stream, for that is every client's. A client's default stream is a stream like the
-others; what CUDA orders by itself between it and the blocking streams is ordered here by events.
+No client uses the driver's NULL stream, for all would share it. A client's default stream is like the others; what
+CUDA orders by itself between it and the blocking streams is ordered here by events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda.driver.calls import cu
-from pympsd_server.backends.cuda.memory.copies import from_device, from_host, on_device, to_device, to_host
-from pympsd_server.backends.cuda.objects.event import CudaEvent, Mark
+from pympsd_server.backends.cuda.driver.calls import Driver, cu
+from pympsd_server.backends.cuda.memory.copies import put_copy
+from pympsd_server.backends.cuda.memory.fills import checked_fill, issue_fill
+from pympsd_server.backends.cuda.memory.regions import simplified_copy
+from pympsd_server.backends.cuda.objects.client_space import ClientSpace
+from pympsd_server.backends.cuda.objects.event import CudaEvent, Recording
+from pympsd_server.backends.cuda.objects.green_contexts import Partition
 from pympsd_server.backends.cuda.objects.module import CudaModule
-from pympsd_server.backends.cuda.submission.launches import Launch
-from pympsd_server.backends.cuda.submission.stream_markers import Point
+from pympsd_server.backends.cuda.submission.device_services import DeviceServices
+from pympsd_server.backends.cuda.submission.host_functions import PendingFunction
+from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
+from pympsd_server.backends.cuda.submission.launches import PreparedLaunch
+from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
 from pympsd_server.backends.cuda.submission.submission_order import Step
-from pympsd_server.backends.interface import BackendError, Completion, Event, Module, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Copy, Event, Fill, Launch, Outcome
 from pympsd_server.native.states import STREAM_EVENTS, StreamState
 
-if TYPE_CHECKING:
-    from pympsd_server.backends.cuda.objects.context import CudaContext
+_LEVELS: Final = 3
+"""Stream priorities that a client has; those of a client below normal all come after those of a normal one."""
+PRIORITIES: Final = (0, 1 - _LEVELS)
+"""Least and greatest stream priority."""
+
+
+def create_handle(driver: Driver, partition: Partition, level: int, priority: int) -> Any:
+    """Return a CUstream in a partition; ``level`` is its client's, as Quota.priority."""
+    least, greatest = PRIORITIES
+    wanted = max(greatest, min(least, priority)) - (0 if level else _LEVELS)
+    flags = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    if partition.green is None:
+        return driver.call(cu.cuStreamCreateWithPriority, flags, wanted)
+    return driver.call(cu.cuGreenCtxStreamCreate, partition.green, flags, wanted)
 
 
 class CudaStream:
     """Work in order. ``blocking`` streams and the default stream wait for each other."""
 
-    def __init__(self, context: CudaContext, level: int, priority: int, blocking: bool, charge: int) -> None:
-        """``level`` is its client's, as Quota.priority; BackendError when the driver refuses what it needs."""
-        self.context = context
-        device = context.device
+    def __init__(
+        self,
+        queue: IssueQueue,
+        space: ClientSpace,
+        services: DeviceServices,
+        create: Callable[[], Any],
+        blocking: bool,
+        charge: int,
+    ) -> None:
+        """``create`` returns its CUstream; BackendError when the driver refuses what it needs."""
+        self.queue = queue
+        self.space = space
+        self.services = services
         with ExitStack() as undo:
-            self.word = device.words.take()
-            undo.callback(device.words.give, self.word)
+            self.word = services.words.take()
+            undo.callback(services.words.give, self.word)
             events = []
             for _ in range(STREAM_EVENTS):
-                events.append(device.events.take(False))
-                undo.callback(device.events.give, events[-1], False)
-            self.handle = device.make_stream(context.share, level, priority)
-            undo.callback(device.driver.call, cu.cuStreamDestroy, self.handle)
-            self._things = undo.pop_all()
+                events.append(services.events.take(False))
+                undo.callback(services.events.give, events[-1], False)
+            self.handle = create()
+            undo.callback(services.driver.call, cu.cuStreamDestroy, self.handle)
+            self._resources = undo.pop_all()
         self.native_state = StreamState(handle=int(self.handle), word=self.word.address, is_blocking=blocking)
         """The counts of its work, which a native worker keeps too."""
         self.native_state.marked = self.word.value
         self.native_state.events[:] = [int(event) for event in events]
         self._charge = charge
-        self._driver = device.driver
+        self._driver = services.driver
         self._started = 0
         self._ended = 0
         """Kernels that were counted as started, and as ended."""
@@ -57,154 +85,131 @@ class CudaStream:
         """Whether it and the default stream wait for each other."""
         return bool(self.native_state.is_blocking)
 
-    # --- copies and fills: checked and queued under the lock, so that what is taken away between is not met
+    # --- copies and fills: checked and queued under the lock, so that no memory is freed in between
 
-    def copy_to_device(self, destination: int, source: memoryview, done: Completion) -> None:
-        """Copy host bytes to device memory."""
-        with self.context.lock:
-            self.context.space.check(destination, source.nbytes)
-            to_device(self, destination, source, done)
+    def copy(self, copy: Copy, done: Completion | None = None) -> None:
+        """Copy bytes, then call ``done``."""
+        if not copy.extent.bytes:
+            if done is not None:
+                self.notify(done)
+            return
+        if not (is_linear := copy.extent.is_linear):
+            copy = simplified_copy(copy, self.services.attributes["MAX_PITCH"])
+        with self.queue.lock:
+            for region in (copy.destination, copy.source):
+                count = copy.extent.width if is_linear else region.span(copy.extent)
+                if region.host is None:
+                    self.space.check(region.base, count)
+                elif region.host.nbytes != count:
+                    reason = f"the copy spans {count} bytes of host memory, not {region.host.nbytes}"
+                    raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+            put_copy(self, copy, done)
 
-    def copy_from_device(self, target: memoryview, source: int, done: Completion) -> None:
-        """Copy device memory to host bytes."""
-        with self.context.lock:
-            self.context.space.check(source, target.nbytes)
-            from_device(self, target, source, done)
-
-    def copy_from_host(self, destination: int, source: memoryview) -> None:
-        """Copy to device memory from host memory of ``reach_host``."""
-        with self.context.lock:
-            self.context.space.check(destination, source.nbytes)
-            from_host(self, destination, source)
-
-    def copy_to_host(self, target: memoryview, source: int) -> None:
-        """Copy device memory to host memory of ``reach_host``."""
-        with self.context.lock:
-            self.context.space.check(source, target.nbytes)
-            to_host(self, target, source)
-
-    def copy_on_device(self, destination: int, source: int, count: int) -> None:
-        """Copy inside the device."""
-        with self.context.lock:
-            self.context.space.check(destination, count)
-            self.context.space.check(source, count)
-            if count and destination != source:
-                on_device(self, destination, source, count)
-
-    def fill(self, destination: int, value: int, width: int, count: int) -> None:
-        """Set ``count`` elements of ``width`` bytes; the destination is aligned to the width."""
-        functions = {1: cu.cuMemsetD8Async, 2: cu.cuMemsetD16Async, 4: cu.cuMemsetD32Async}
-        if width not in functions or destination % width:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"a fill of width {width} at {destination:#x}")
-        pattern = value & ((1 << 8 * width) - 1)
-        with self.context.lock:
-            self.context.space.check(destination, width * count)
-            if count:
-                self.put(lambda: self._driver.call(functions[width], destination, pattern, count, self.handle))
+    def fill(self, fill: Fill) -> None:
+        """Set elements of device memory to a value."""
+        extent, region = checked_fill(fill)
+        with self.queue.lock:
+            self.space.check(region.base, extent.width if extent.is_linear else region.span(extent))
+            if extent.bytes:
+                self.put(lambda: issue_fill(self._driver.call, fill, extent, region, self.handle))
 
     # --- kernels
 
-    def launch(
-        self,
-        module: Module,
-        function: int,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        parameters: bytes,
-        cooperative: bool = False,
-    ) -> None:
+    def launch(self, launch: Launch) -> None:
         """Run a kernel."""
-        if not isinstance(module, CudaModule) or module.context is not self.context:
+        module = launch.module
+        if not isinstance(module, CudaModule) or module.queue is not self.queue:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the module is of another context")
-        launch = Launch(module.kernel(function), grid, block, shared_bytes, parameters, cooperative)
-        launch.check(self.context.device.facts.attributes)
-        self.put(lambda: self._launch(launch))
+        prepared = PreparedLaunch(module.kernel(launch.function), launch)
+        prepared.check(self.services.attributes)
+        self.put(lambda: self._launch(prepared))
 
-    def _launch(self, launch: Launch) -> None:
-        launch.issue(self._driver, self.handle)
-        self.native_state.last_function = int(launch.kernel.handle)
+    def _launch(self, prepared: PreparedLaunch) -> None:
+        prepared.issue(self._driver, self.handle)
+        self.native_state.last_function = int(prepared.kernel.handle)
         self.native_state.launched += 1
 
     # --- events and completions
 
     def record(self, event: Event) -> None:
-        """Make the event stand for this point of the stream."""
+        """Make the event stand for the present end of the stream."""
         own = self._own(event)
-        mark = Mark(self)
+        recording = Recording(self)
 
         def issue() -> None:
             self._join()
-            mark.point = self.point(own.timing)
+            recording.marker = self.marker(own.timing)
 
-        mark.step = self.context.put(self, issue)
-        own.mark = mark
+        recording.step = self.queue.put(self, issue)
+        own.recording = recording
 
     def wait(self, event: Event) -> None:
-        """Later work waits for the event's point."""
-        mark = self._own(event).mark
-        if mark is None:
-            self.context.check()
+        """Make later work wait for the position of the event."""
+        recording = self._own(event).recording
+        if recording is None:
+            self.queue.check()
             return
-        self.put(lambda: self._wait(mark.point), after=(mark.step,) if mark.step is not None else ())
+        after = (recording.step,) if recording.step is not None else ()
+        self.put(lambda: self._wait(recording.marker), after)
 
-    def _wait(self, point: Point | None) -> None:
-        if point is not None and not point.passed:
-            self._driver.call(cu.cuStreamWaitEvent, self.handle, point.event, 0)
+    def _wait(self, marker: StreamMarker | None) -> None:
+        if marker is not None and not marker.passed:
+            self._driver.call(cu.cuStreamWaitEvent, self.handle, marker.event, 0)
 
     def _own(self, event: Event) -> CudaEvent:
-        if not isinstance(event, CudaEvent) or event.context is not self.context:
+        if not isinstance(event, CudaEvent) or event.queue is not self.queue:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the event is of another context")
         return event
 
     def notify(self, done: Completion) -> None:
         """Call back when all work so far is done."""
-        self.context.put_told(self, done, self.tell_when_done)
+        self.queue.put_completing(self, done, self._complete_when_done)
 
-    def tell_when_done(self, tell: Completion) -> None:
-        """Call back when what is issued so far is done; at once when it is. Called while issuing."""
+    def _complete_when_done(self, complete: Completion) -> None:
         self._join()
         if self.is_settled():
-            tell(Outcome())
+            complete(Outcome())
         else:
-            self.watch(self.point(), lambda: tell(Outcome()))
+            self.watch(self.marker(), lambda: complete(Outcome()))
 
-    def call_host(self, begin: Completion) -> CudaHostCall:
-        """Call back when the stream comes here; it goes on when the call is finished."""
-        call = CudaHostCall(self.context)
-        tell = self.context.promises.make(call.begun_before(begin))
-        with self.context.lock:  # who is told at once must not finish it before it is known
+    def launch_host_function(self, begin: Completion) -> PendingFunction:
+        """Call ``begin`` when the stream reaches this point; it resumes when the function is finished."""
+        function = PendingFunction(self.queue)
+        complete = self.queue.completions.add(function.begin_with(begin))
+        with self.queue.lock:  # a function that begins at once must not be finished before its step is known
             try:
-                call.step = self.context.put(self, lambda: self.tell_when_done(tell), held=True)
+                function.step = self.queue.put(self, lambda: self._complete_when_done(complete), held=True)
             except BackendError:
-                if self.context.promises.take(tell):  # else it was told of the context's end
+                if self.queue.completions.take(complete):  # else the context's end has called it
                     raise
-        return call
+        return function
 
     @property
     def idle(self) -> bool:
         """Whether all work so far is done, and all that this stream would wait for."""
-        context = self.context
-        with context.lock:
-            if context.order.before(self):
+        queue = self.queue
+        with queue.lock:
+            if queue.order.before(self):
                 return False
-            if self is context.default_stream:
-                return all(stream.is_settled() for stream in tuple(context.streams) if stream.blocking)
-            return self.is_settled() and (not self.blocking or context.default_stream.is_settled())
+            if self is queue.default_stream:
+                return all(stream.is_settled() for stream in tuple(queue.streams) if stream.blocking)
+            if not self.is_settled():
+                return False
+            return not self.blocking or queue.default_stream is None or queue.default_stream.is_settled()
 
     def destroy(self) -> None:
-        """Forget the stream; its work goes on to its end."""
+        """Destroy the stream; its work runs to its end."""
 
         def leave() -> None:
             self._join()
-            self.context.native_state.leaving += 1
-            self.context.device.janitor.try_until(self._goes)
+            self.queue.native_state.leaving += 1
+            self.services.janitor.try_until(self._try_to_discard)
 
-        self.context.put(self, leave, on_ruined=lambda outcome: None)
+        self.queue.put(self, leave, on_poisoned=lambda outcome: None)
 
-    def _goes(self) -> bool:
-        """Give the handle back if nothing of it is under way; waits for no worker, whom the driver may keep long."""
-        lock = self.context.lock
+    def _try_to_discard(self) -> bool:
+        """Discard it if no work of it is running; waits for no worker, which the driver may block long."""
+        lock = self.queue.lock
         if not lock.acquire(blocking=False):
             return False
         try:
@@ -216,20 +221,24 @@ class CudaStream:
             lock.release()
 
     def discard(self) -> None:
-        """Give the handle back; nothing of it is under way."""
-        with self.context.lock:
-            if self.context.forget_stream(self, self._charge):
-                self.context.native_state.leaving = max(0, self.context.native_state.leaving - 1)
-                self.give_back()
+        """Release the handle, once; no work of it is running."""
+        queue = self.queue
+        with queue.lock:
+            if self not in queue.streams:
+                return
+            del queue.streams[self]
+            self.space.give(self._charge)
+            queue.native_state.leaving = max(0, queue.native_state.leaving - 1)
+            self.release()
 
-    def give_back(self) -> None:
-        """Give back what the driver gave; the context does not know the stream."""
-        self._things.close()
+    def release(self) -> None:
+        """Release what the driver made for it; its queue does not have the stream."""
+        self._resources.close()
 
-    # --- issuing; the context's lock is held
+    # --- issuing; the queue's lock is held
 
     def put(self, work: Callable[[], None], after: tuple[Step, ...] = ()) -> None:
-        """Give work to the driver, now or once what holds it is passed; BackendError on a ruined context."""
+        """Issue work to the driver, now or once what holds it has passed; BackendError on a poisoned context."""
 
         def issue() -> None:
             self._join()
@@ -237,44 +246,44 @@ class CudaStream:
             work()
             self._note()
 
-        self.context.put(self, issue, after)
+        self.queue.put(self, issue, after)
 
     def _join(self) -> None:
-        """Have the device do before this stream's next work what comes before it in others."""
-        context, default, state = self.context, self.context.default_stream, self.native_state
+        """Make this stream's next work wait on the device for what comes before it in other streams."""
+        default, state = self.queue.default_stream, self.native_state
         if self is default:
-            for stream in context.take_unseen():
+            for stream in self.queue.take_unseen():
                 if not stream.is_settled():
                     state.issued += 1
-                    self._wait(stream.point())
-        elif state.is_blocking and state.seen_of_default != default.native_state.issued:
+                    self._wait(stream.marker())
+        elif default is not None and state.is_blocking and state.seen_of_default != default.native_state.issued:
             state.seen_of_default = default.native_state.issued
             if not default.is_settled():
                 state.issued += 1
-                self._wait(default.point())
+                self._wait(default.marker())
                 self._note()
 
     def _note(self) -> None:
-        if self.blocking and self is not self.context.default_stream:
-            self.context.note_unseen(self)
+        if self.blocking and self is not self.queue.default_stream:
+            self.queue.note_unseen(self)
 
-    def point(self, timing: bool = False) -> Point:
-        """Record a point behind what is issued so far."""
-        return Point(self._driver, self.context.device.events, self.handle, timing)
+    def marker(self, timing: bool = False) -> StreamMarker:
+        """Record a marker after what is issued so far."""
+        return StreamMarker(self._driver, self.services.events, self.handle, timing)
 
-    def watch(self, point: Point, passed: Callable[[], None]) -> None:
-        """Have ``passed`` called when the device has come to a point, whatever became of the context."""
-        self.context.device.watch.add(self, point, passed)
+    def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
+        """Call ``passed`` when the device has reached a marker, whatever the state of the context."""
+        self.services.watcher.add(self, marker, passed)
 
     @property
     def known_settled(self) -> bool:
-        """Whether everything issued is known to be done, without asking."""
+        """Whether everything issued is known to be done, without asking the driver."""
         return bool(self.native_state.settled == self.native_state.issued)
 
     def is_settled(self) -> bool:
-        """Whether everything that was issued is done."""
+        """Ask the driver whether everything issued is done."""
         state = self.native_state
-        # In this order: what is issued meanwhile is not taken for done.
+        # In this order, so that what is issued meanwhile is not taken for done.
         launched, issued = state.launched, state.issued
         if state.settled != issued and self._driver.is_done(cu.cuStreamQuery, self.handle):
             state.settled = issued
@@ -283,38 +292,10 @@ class CudaStream:
         return settled
 
     def _count(self, launched: int, settled: bool) -> None:
-        counters = self.context.device.counters
+        counters = self.services.counters
         if launched != self._started:
             counters.add("kernels_started", launched - self._started)
             self._started = launched
         if settled and launched != self._ended:
             counters.add("kernels_finished", launched - self._ended)
             self._ended = launched
-
-
-class CudaHostCall:
-    """A stream's wait for something outside of the device."""
-
-    def __init__(self, context: CudaContext) -> None:
-        self._context = context
-        self._begun = False
-        self.step: Step | None = None
-
-    def begun_before(self, begin: Completion) -> Completion:
-        """Return the completion that notes that it has begun, and then says so."""
-
-        def told(outcome: Outcome) -> None:
-            self._begun = True
-            begin(outcome)
-
-        return told
-
-    def finish(self) -> None:
-        """The stream goes on. A second time nothing happens; BackendError INVALID_VALUE before it has begun."""
-        context = self._context
-        with context.lock:
-            if context.outcome.code is not Result.SUCCESS:  # asked under the lock: after its end nothing is issued
-                return
-            if not self._begun or self.step is None:
-                raise BackendError(Result.ERROR_INVALID_VALUE, "the call to the host has not begun")
-            context.release_step(self.step)

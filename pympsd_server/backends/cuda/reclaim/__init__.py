@@ -1,1 +1,1 @@
-"""What is freed later: when no work can use it any more."""
+"""Deferred frees and releases: when no work can use the object any more."""

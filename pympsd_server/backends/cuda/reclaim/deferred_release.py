@@ -1,7 +1,7 @@
-"""What clients leave that is let go of when nothing is under way on the device: so much of it may be at most.
+"""Capped, deferred release of what departed clients left: released when no work runs on the device.
 
-On a device that is never idle for an instant it would grow without end, and to let go all the same would hold up all
-clients until the kernels that run have ended (docs/decisions/007-page-locked-memory.md).
+On a device that is never idle for an instant it would grow without end, and to release it all the same would block
+all clients until the running kernels have ended (docs/decisions/007-page-locked-memory.md).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from threading import Lock
 from typing import Any, Final
 
 from pympsd_server.backends.cuda.driver.calls import Driver
-from pympsd_server.backends.cuda.memory.staging import Registered
+from pympsd_server.backends.cuda.memory.staging import RegisteredMappings
 from pympsd_server.backends.cuda.reclaim.janitor import Janitor
 
 SHARED_LIMIT: Final = 512 << 20
-"""Bytes of shared memory of clients that have gone that stay registered; past it no more is registered for others."""
+"""Bytes of shared memory of departed clients that stay registered; past it no more is registered for others."""
 MODULES_LIMIT: Final = 64 << 20
-"""Bytes of unloaded modules that nobody is charged for; past it each stays its client's until it is gone."""
+"""Bytes of unloaded modules that no client is charged for; past it each stays charged until it is released."""
 
 
-class Leftovers:
+class DeferredRelease:
     """What waits of one kind. Safe to use from several threads."""
 
     def __init__(self, janitor: Janitor, is_quiet: Callable[[], bool], limit: int) -> None:
@@ -30,44 +30,44 @@ class Leftovers:
         self._lock = Lock()
         self._bytes = 0
 
-    def have_room(self, count: int) -> bool:
-        """Whether so much more may be left."""
+    def has_room(self, count: int) -> bool:
+        """Whether ``count`` more bytes may wait."""
         return self._bytes + count <= self._limit
 
-    def add(self, count: int, let_go: Callable[[], object]) -> None:
-        """Have something let go of when nothing is under way."""
+    def add(self, count: int, release: Callable[[], object]) -> None:
+        """Release something of ``count`` bytes when no work runs on the device."""
         self._count(count)
 
-        def go() -> None:
+        def act() -> None:
             try:
-                let_go()
+                release()
             finally:
                 self._count(-count)
 
-        self._janitor.add(self._is_quiet, go)
+        self._janitor.add(self._is_quiet, act)
 
     def _count(self, count: int) -> None:
         with self._lock:
             self._bytes += count
 
 
-class SharedMemory(Registered):
-    """Of one client; not registered while those who have gone have left too much, so that slots are used."""
+class ClientMappings(RegisteredMappings):
+    """Those of one client; not registered while departed clients have left too much: slots are used then."""
 
-    def __init__(self, driver: Driver, left: Leftovers) -> None:
+    def __init__(self, driver: Driver, departed: DeferredRelease) -> None:
         super().__init__(driver)
-        self._left = left
+        self._departed = departed
         self._registered_bytes = 0
 
     def _register(self, memory: Any) -> int:
-        if not self._left.have_room(len(memory)):
+        if not self._departed.has_room(len(memory)):
             return 0
         address = super()._register(memory)
         if address:
             self._registered_bytes += len(memory)
         return address
 
-    def leave(self) -> None:
-        """The client has gone."""
+    def release_later(self) -> None:
+        """Unregister all when no work runs on the device: the client has departed."""
         if self._registered_bytes:
-            self._left.add(self._registered_bytes, self.release)
+            self._departed.add(self._registered_bytes, self.release)

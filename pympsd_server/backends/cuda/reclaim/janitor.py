@@ -1,8 +1,8 @@
-"""What must be let go later: a thread that looks now and then whether it can be.
+"""A thread that does what must be done later, as soon as it can be done without waiting.
 
-Unloading a module or unregistering host memory waits for every running kernel, and unregistering also holds up the
-other clients' launches: they are done when nothing is under way. What a client left behind that still runs keeps its
-memory until it has ended.
+Unloading a module or unregistering host memory waits for every running kernel, and unregistering also delays the
+other clients' launches: both are done when no work runs. The memory of what a client left running stays until that
+has ended.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from pympsd_server.backends.cuda.driver.internal_errors import tell_defect
+from pympsd_server.backends.cuda.driver.internal_errors import report_internal_error
 from pympsd_server.backends.interface import BackendError
 
 _SECONDS: Final = 0.01
 
 
 class Janitor:
-    """Does things when they can be done without waiting."""
+    """Performs actions when they can be done without waiting."""
 
     def __init__(self) -> None:
         self._new: deque[Callable[[], bool]] = deque()
@@ -29,7 +29,7 @@ class Janitor:
         self._thread.start()
 
     def add(self, ready: Callable[[], bool], act: Callable[[], None]) -> None:
-        """Have ``act`` called once ``ready()`` is true; an error in either ends the matter."""
+        """Call ``act`` once ``ready()`` is true; an error in either drops it."""
 
         def attempt() -> bool:
             if not ready():
@@ -40,12 +40,12 @@ class Janitor:
         self.try_until(attempt)
 
     def try_until(self, attempt: Callable[[], bool]) -> None:
-        """Have something tried until it says that it was done; an error ends the matter."""
+        """Call ``attempt`` until it returns true; an error drops it."""
         self._new.append(attempt)
         self._wake.set()
 
     def close(self) -> None:
-        """Do nothing any more."""
+        """Stop the thread; nothing more is done."""
         self._closed.set()
         self._wake.set()
         if threading.current_thread() is not self._thread:
@@ -59,16 +59,16 @@ class Janitor:
             self._wake.clear()
             while self._new:
                 tasks.append(self._new.popleft())
-            tasks = [task for task in tasks if not _over(task)]
+            tasks = [task for task in tasks if not _is_over(task)]
             if tasks:
                 self._closed.wait(_SECONDS)
 
 
-def _over(attempt: Callable[[], bool]) -> bool:
+def _is_over(attempt: Callable[[], bool]) -> bool:
     try:
         return attempt()
-    except BackendError:  # a ruined device lets go of everything with its process
+    except BackendError:  # a poisoned device releases everything with its process
         return True
-    except Exception as error:  # a defect of ours: the others' things are to go all the same
-        tell_defect("the janitor", error)
+    except Exception as error:  # the other tasks must be done all the same
+        report_internal_error("the janitor", error)
         return True

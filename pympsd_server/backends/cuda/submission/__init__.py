@@ -1,1 +1,1 @@
-"""How work reaches the driver, and how its end is seen."""
+"""Issuing work to the driver, and seeing its end."""

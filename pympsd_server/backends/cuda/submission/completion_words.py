@@ -1,6 +1,6 @@
-"""Words of host memory that streams write marks to: the end of work is seen by looking at them, without the driver.
+"""Words of host memory that streams write marks to: the end of work is seen by reading them, without the driver.
 
-Seen 0.8 us sooner than by asking an event, and nobody waits for a lock of the driver's while he looks (decision 004).
+It is seen 0.8 us sooner than by asking an event, and reading waits for no lock of the driver's (decision 004).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from attrs import frozen
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
 
 _APART_BYTES: Final = 64
-"""A cache line each: workers look at theirs without pause."""
+"""A cache line each: workers poll theirs without pause."""
 _AREA_BYTES: Final = 65536
 
 
 @frozen
-class Word:
+class CompletionWord:
     """32 bits at an address that host and device share."""
 
     address: int
@@ -30,25 +30,25 @@ class Word:
         return ctypes.c_uint32.from_address(self.address).value
 
 
-class Words:
-    """The words of one device. A word that is used again goes on from the value it has. Safe for threads."""
+class CompletionWords:
+    """The words of one device. A word that is used again keeps the value it has. Safe for threads."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lock = Lock()
-        self._free: list[Word] = []
+        self._free: list[CompletionWord] = []
 
-    def take(self) -> Word:
-        """Return a word of one's own; BackendError when the driver has no memory."""
+    def take(self) -> CompletionWord:
+        """Return an unused word; BackendError when the driver has no memory."""
         with self._lock:
             if not self._free:
                 flags = cu.CU_MEMHOSTALLOC_PORTABLE | cu.CU_MEMHOSTALLOC_DEVICEMAP
                 start = int(self._driver.call(cu.cuMemHostAlloc, _AREA_BYTES, flags))
                 ctypes.memset(start, 0, _AREA_BYTES)
-                self._free = [Word(start + offset) for offset in range(0, _AREA_BYTES, _APART_BYTES)]
+                self._free = [CompletionWord(start + offset) for offset in range(0, _AREA_BYTES, _APART_BYTES)]
             return self._free.pop()
 
-    def give(self, word: Word) -> None:
-        """Give it back once all that writes to it is done. The memory stays: freeing it waits for all kernels."""
+    def give(self, word: CompletionWord) -> None:
+        """Return a word once all that writes to it is done. Its memory stays: freeing it waits for all kernels."""
         with self._lock:
             self._free.append(word)

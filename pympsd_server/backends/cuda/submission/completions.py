@@ -1,4 +1,4 @@
-"""Who waits for a context's work: each is told once, by the work's end or by the context's."""
+"""Completions that a context's work has yet to call: each is called once, by the work's end or the context's."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from threading import Lock
 from pympsd_server.backends.interface import Completion, Outcome
 
 
-class Promise:
-    """A completion that is called once, whoever comes first."""
+class PendingCompletion:
+    """A completion that is called once: later calls have no effect."""
 
-    __slots__ = ("_done", "_promises")
+    __slots__ = ("_done", "_owner")
 
-    def __init__(self, promises: Promises, done: Completion) -> None:
-        self._promises = promises
+    def __init__(self, owner: PendingCompletions, done: Completion) -> None:
+        self._owner = owner
         self._done = done
 
     def __call__(self, outcome: Outcome) -> None:
-        """Tell it, unless it was told."""
-        if self._promises.take(self):
+        """Call it, unless it was called."""
+        if self._owner.take(self):
             self._done(outcome)
 
 
-class Promises:
-    """Those of one context. Safe to use from several threads; nobody is called under the lock."""
+class PendingCompletions:
+    """The pending completions of one context. Safe to use from several threads; none is called under the lock."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._open: dict[Promise, None] = {}
+        self._open: dict[PendingCompletion, None] = {}
 
-    def make(self, done: Completion) -> Promise:
-        """Keep a completion until it is told."""
-        promise = Promise(self, done)
+    def add(self, done: Completion) -> PendingCompletion:
+        """Keep a completion until it is called."""
+        pending = PendingCompletion(self, done)
         with self._lock:
-            self._open[promise] = None
-        return promise
+            self._open[pending] = None
+        return pending
 
-    def take(self, promise: Promise) -> bool:
-        """Return whether a promise is open, and close it."""
+    def take(self, pending: PendingCompletion) -> bool:
+        """Remove a completion; return whether it was pending."""
         with self._lock:
-            return self._open.pop(promise, promise) is None
+            return self._open.pop(pending, pending) is None
 
     def end(self, outcome: Outcome) -> None:
-        """Tell all that are open; those made later are told by who makes them."""
+        """Call all that are pending; those added later are called by what adds them."""
         with self._lock:
             waiting = tuple(self._open)
-        for promise in waiting:
-            promise(outcome)
+        for pending in waiting:
+            pending(outcome)
 
 
 class Countdown:
-    """Calls back when so many have said that they are done. Safe to use from several threads."""
+    """Calls back when ``one_less`` was called ``count`` times. Safe to use from several threads."""
 
     def __init__(self, count: int, act: Callable[[], None]) -> None:
         self._lock = Lock()
@@ -59,7 +59,7 @@ class Countdown:
         self._act = act
 
     def one_less(self) -> None:
-        """One is done; the last one calls back."""
+        """Count down; the last call calls back."""
         with self._lock:
             self._left -= 1
             last = not self._left

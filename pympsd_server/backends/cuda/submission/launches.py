@@ -1,4 +1,4 @@
-"""Launches: checked before they are queued, as far as that needs no driver, and given to the driver."""
+"""Kernel launches: checked before they are queued, as far as that needs no driver, then issued to the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attrs import frozen
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
 from pympsd_server.backends.cuda.objects.module import Kernel
-from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.interface import BackendError, Launch
 
 # CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE of cuda.h.
 _END: Final = 0
@@ -20,33 +20,29 @@ _SIZE: Final = 2
 
 
 @frozen(eq=False)
-class Launch:
-    """One launch, as it is given to the driver."""
+class PreparedLaunch:
+    """A launch of a kernel that was found in its module."""
 
     kernel: Kernel
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-    parameters: bytes
-    cooperative: bool
+    launch: Launch
 
     def check(self, attributes: Mapping[str, int]) -> None:
-        """BackendError INVALID_VALUE for what no device takes, LAUNCH_OUT_OF_RESOURCES for what the kernel cannot."""
-        layout = self.kernel.layout
-        for what, extent in (("GRID", self.grid), ("BLOCK", self.block)):
+        """BackendError INVALID_VALUE for what the device cannot run, LAUNCH_OUT_OF_RESOURCES if the kernel cannot."""
+        layout, launch = self.kernel.layout, self.launch
+        for what, extent in (("GRID", launch.grid), ("BLOCK", launch.block)):
             for axis, value in zip("XYZ", extent, strict=True):
                 most = attributes[f"MAX_{what}_DIM_{axis}"]
                 if not 1 <= value <= most:
                     raise _invalid(f"{what.lower()} dimension {axis.lower()} is {value}: 1 to {most} are allowed")
-        threads = self.block[0] * self.block[1] * self.block[2]
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
         if threads > (most := attributes["MAX_THREADS_PER_BLOCK"]):
             raise _invalid(f"{threads} threads in a block, {most} are allowed")
         most = attributes["MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"]
-        if (wanted := layout.attributes["SHARED_SIZE_BYTES"] + self.shared_bytes) > most:
+        if (wanted := layout.attributes["SHARED_SIZE_BYTES"] + launch.shared_bytes) > most:
             raise _invalid(f"{wanted} bytes of shared memory in a block, there are {most}")
-        if len(self.parameters) != layout.parameter_bytes:
+        if len(launch.parameters) != layout.parameter_bytes:
             raise _invalid(
-                f"{layout.name} takes {layout.parameter_bytes} bytes of parameters, not {len(self.parameters)}"
+                f"{layout.name} takes {layout.parameter_bytes} bytes of parameters, not {len(launch.parameters)}"
             )
         if threads > (most := layout.attributes["MAX_THREADS_PER_BLOCK"]):
             raise BackendError(
@@ -55,27 +51,27 @@ class Launch:
             )
 
     def issue(self, driver: Driver, stream: Any) -> None:
-        """Give it to the driver, which copies the parameters before it returns."""
-        kernel = self.kernel
-        if self.shared_bytes > kernel.row.dynamic_bytes:
+        """Issue it to the driver, which copies the parameters before it returns."""
+        kernel, launch = self.kernel, self.launch
+        if launch.shared_bytes > kernel.row.dynamic_bytes:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            driver.call(cu.cuFuncSetAttribute, kernel.handle, attribute, self.shared_bytes)
-            kernel.row.dynamic_bytes = self.shared_bytes
-        start = ctypes.create_string_buffer(self.parameters, max(1, len(self.parameters)))
+            driver.call(cu.cuFuncSetAttribute, kernel.handle, attribute, launch.shared_bytes)
+            kernel.row.dynamic_bytes = launch.shared_bytes
+        start = ctypes.create_string_buffer(launch.parameters, max(1, len(launch.parameters)))
         address = ctypes.addressof(start)
-        if self.cooperative:
+        if launch.cooperative:
             addresses = [address + offset for offset, _ in kernel.layout.parameters]
             table = (ctypes.c_uint64 * max(1, len(addresses)))(*addresses)
             driver.call(
-                cu.cuLaunchCooperativeKernel, kernel.handle, *self.grid, *self.block, self.shared_bytes, stream,
+                cu.cuLaunchCooperativeKernel, kernel.handle, *launch.grid, *launch.block, launch.shared_bytes, stream,
                 ctypes.addressof(table) if addresses else 0,
             )  # fmt: skip
             return
-        size = ctypes.c_uint64(len(self.parameters))
+        size = ctypes.c_uint64(len(launch.parameters))
         extra = (ctypes.c_uint64 * 5)(_BUFFER, address, _SIZE, ctypes.addressof(size), _END)
         driver.call(
-            cu.cuLaunchKernel, kernel.handle, *self.grid, *self.block, self.shared_bytes, stream,
-            0, ctypes.addressof(extra) if self.parameters else 0,
+            cu.cuLaunchKernel, kernel.handle, *launch.grid, *launch.block, launch.shared_bytes, stream,
+            0, ctypes.addressof(extra) if launch.parameters else 0,
         )  # fmt: skip
 
 

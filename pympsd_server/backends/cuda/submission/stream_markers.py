@@ -1,8 +1,8 @@
-"""Points in streams, and the thread that sees them passed.
+"""Markers in streams, and the thread that sees when the device passes them.
 
-It asks rather than waits: after a kernel of 5 us, launch included, an event that is asked for is seen after 13 us, a
-blocking wait or a host function comes after 48 us (docs/decisions/004-what-the-gpu-decided.md). A stream's points are
-passed in order, so only its first is asked for.
+It polls rather than waits: after a kernel of 5 us, launch included, an event that is polled is seen after 13 us, a
+blocking wait or a host function comes after 48 us (docs/decisions/004-what-the-gpu-decided.md). The markers of a
+stream are passed in order, so only its first is polled.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
-from pympsd_server.backends.cuda.driver.internal_errors import call_apart, tell_defect
+from pympsd_server.backends.cuda.driver.internal_errors import call_isolated, report_internal_error
 from pympsd_server.backends.interface import BackendError, Outcome
 
 _BRISK_SECONDS: Final = 0.0005
-"""So long after something was passed the thread asks without a pause."""
+"""For this long after a marker was passed the thread polls without a pause."""
 _PAUSE_SECONDS: Final = 0.00005
 _LONG_SECONDS: Final = 0.05
 _LOOK_SECONDS: Final = 0.02
 _LONG_PAUSE_SECONDS: Final = 0.0005
-"""Where nothing was passed for _LONG_SECONDS, asking more often would cost the workers more than it gains."""
+"""When no marker was passed for _LONG_SECONDS, polling more often would cost the workers more than it gains."""
 _WHERE: Final = "the thread that sees work done"
 
 
-class Events:
+class EventPool:
     """CUevents to use again: making one is a driver call, and every completion takes one."""
 
     def __init__(self, driver: Driver) -> None:
@@ -45,16 +45,16 @@ class Events:
             return self._driver.call(cu.cuEventCreate, int(flag))
 
     def give(self, event: Any, timing: bool) -> None:
-        """Give it back when nothing asks for it any more."""
+        """Return an event that is no longer queried."""
         self._free[timing].append(event)
 
 
-class Point:
-    """A point in a stream, recorded in a CUevent of its own, so that recording again leaves it what it is."""
+class StreamMarker:
+    """A position in a stream, recorded in a CUevent of its own, so that recording again does not move it."""
 
     __slots__ = ("_driver", "_events", "_passed", "event", "timing")
 
-    def __init__(self, driver: Driver, events: Events, stream: Any, timing: bool = False) -> None:
+    def __init__(self, driver: Driver, events: EventPool, stream: Any, timing: bool = False) -> None:
         self._driver = driver
         self._events = events
         self._passed = False
@@ -64,7 +64,7 @@ class Point:
 
     @property
     def passed(self) -> bool:
-        """Whether the work before it is done; BackendError when the device is ruined."""
+        """Whether the work before it is done; BackendError when the device is poisoned."""
         if not self._passed:
             self._passed = self._driver.is_done(cu.cuEventQuery, self.event)
         return self._passed
@@ -75,70 +75,70 @@ class Point:
             self._events.give(self.event, self.timing)
 
 
-class Watch:
-    """The thread that calls back when points are passed, in the order of each stream."""
+class MarkerWatcher:
+    """The thread that calls back when markers are passed, in the order of each stream."""
 
-    def __init__(self, look: Callable[[], object], ruin: Callable[[Outcome], None]) -> None:
-        """``look`` asks the driver about all unfinished work: a fault that nobody waits for is seen by that.
+    def __init__(self, look: Callable[[], object], poison: Callable[[Outcome], None]) -> None:
+        """``look`` asks the driver about all unfinished work: a fault that no completion waits for is seen by that.
 
-        ``ruin`` is told when a point cannot be asked for: nothing is known of any work then, and all are to hear.
+        ``poison`` is called when a marker cannot be queried: the state of all work is unknown then.
         """
         self._look = look
-        self._ruin = ruin
-        self._new: deque[tuple[Hashable, Point, Callable[[], None]]] = deque()
+        self._poison = poison
+        self._new: deque[tuple[Hashable, StreamMarker, Callable[[], None]]] = deque()
         self._wake = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
         self._thread.start()
 
-    def add(self, stream: Hashable, point: Point, passed: Callable[[], None]) -> None:
-        """Have ``passed`` called, in the thread; never when the device is ruined before."""
-        self._new.append((stream, point, passed))
+    def add(self, stream: Hashable, marker: StreamMarker, passed: Callable[[], None]) -> None:
+        """Call ``passed`` in the thread when a marker is passed; never if the device is poisoned before."""
+        self._new.append((stream, marker, passed))
         self._wake.set()
 
     def close(self) -> None:
-        """Call nobody any more."""
+        """Stop the thread; no more callbacks are called."""
         self._closed = True
         self._wake.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
-        lines: dict[Hashable, deque[tuple[Point, Callable[[], None]]]] = {}
+        queues: dict[Hashable, deque[tuple[StreamMarker, Callable[[], None]]]] = {}
         latest = time.monotonic()
         while not self._closed:
-            if not lines and not self._new:
+            if not queues and not self._new:
                 if not self._wake.wait(_LOOK_SECONDS):
                     self._look_at_all()
                     continue
                 latest = time.monotonic()
             self._wake.clear()
             while self._new:
-                stream, point, passed = self._new.popleft()
-                lines.setdefault(stream, deque()).append((point, passed))
+                stream, marker, passed = self._new.popleft()
+                queues.setdefault(stream, deque()).append((marker, passed))
             try:
-                any_passed = sum(_advance(line) for line in lines.values())
-            except Exception as error:  # whoever waits is told by the contexts
-                lines.clear()
-                self._ruin(_outcome_of(error))
+                any_passed = sum(_advance(queue) for queue in queues.values())
+            except Exception as error:  # the contexts call all pending completions
+                queues.clear()
+                self._poison(_outcome_of(error))
                 continue
             if any_passed:
                 latest = time.monotonic()
-                lines = {stream: line for stream, line in lines.items() if line}
-            elif lines:
+                queues = {stream: queue for stream, queue in queues.items() if queue}
+            elif queues:
                 _pause(time.monotonic() - latest)
 
     def _look_at_all(self) -> None:
         try:
             self._look()
         except Exception as error:
-            tell_defect(_WHERE, error)
+            report_internal_error(_WHERE, error)
 
 
-def _advance(line: deque[tuple[Point, Callable[[], None]]]) -> int:
+def _advance(queue: deque[tuple[StreamMarker, Callable[[], None]]]) -> int:
     count = 0
-    while line and line[0][0].passed:
-        call_apart(_WHERE, line.popleft()[1])
+    while queue and queue[0][0].passed:
+        call_isolated(_WHERE, queue.popleft()[1])
         count += 1
     return count
 
@@ -146,12 +146,12 @@ def _advance(line: deque[tuple[Point, Callable[[], None]]]) -> int:
 def _outcome_of(error: Exception) -> Outcome:
     if isinstance(error, BackendError):
         return Outcome(error.code, error.reason)
-    tell_defect(_WHERE, error)
+    report_internal_error(_WHERE, error)
     return Outcome(Result.ERROR_UNKNOWN, f"the executor failed: {type(error).__name__}: {error}")
 
 
-def _pause(fruitless: float) -> None:
-    if fruitless < _BRISK_SECONDS:
+def _pause(idle_seconds: float) -> None:
+    if idle_seconds < _BRISK_SECONDS:
         time.sleep(0)
     else:
-        time.sleep(_PAUSE_SECONDS if fruitless < _LONG_SECONDS else _LONG_PAUSE_SECONDS)
+        time.sleep(_PAUSE_SECONDS if idle_seconds < _LONG_SECONDS else _LONG_PAUSE_SECONDS)

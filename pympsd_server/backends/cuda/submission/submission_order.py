@@ -1,7 +1,7 @@
-"""What is issued to the driver when: at once, unless a call to the host holds something before it. Pure.
+"""When work is issued to the driver: at once, unless a host function holds something before it. Pure.
 
-The driver orders what is issued to it. What comes after a call to the host must not be issued before that call is
-finished: a stream that waits on the device would occupy one of the few hardware queues and hold other clients' work.
+The driver orders what is issued to it. What comes after a host function must not be issued before that function is
+finished: a stream that waits on the device would occupy one of the few hardware queues and delay other clients' work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 from pympsd_server.backends.interface import BackendError
 
 
-class Line(Protocol):
+class OrderedStream(Protocol):
     """A stream, as far as order goes."""
 
     @property
@@ -22,12 +22,12 @@ class Line(Protocol):
 
 
 class Step:
-    """Something that is issued once those before it are passed; ``held`` ones pass when somebody says so."""
+    """Work that is issued once the steps before it have passed; a ``held`` one passes when it is released."""
 
-    __slots__ = ("held", "issue", "line", "passed", "successors", "waiting")
+    __slots__ = ("held", "issue", "passed", "stream", "successors", "waiting")
 
-    def __init__(self, line: Line | None, issue: Callable[[], None], held: bool = False) -> None:
-        self.line = line
+    def __init__(self, stream: OrderedStream | None, issue: Callable[[], None], held: bool = False) -> None:
+        self.stream = stream
         self.issue = issue
         self.held = held
         self.waiting = 0
@@ -35,35 +35,35 @@ class Step:
         self.successors: list[Step] = []
 
 
-class Order:
-    """The steps of one context that are not passed. Its owner locks it."""
+class SubmissionOrder:
+    """The steps of one context that have not passed. Its owner locks it."""
 
     def __init__(self, refused_late: Callable[[BackendError], None]) -> None:
-        self.default: Line | None = None
-        self._tails: dict[Line, Step] = {}
+        self.default: OrderedStream | None = None
+        self._tails: dict[OrderedStream, Step] = {}
         self._refused_late = refused_late
 
     @property
     def holds(self) -> bool:
-        """Whether anything is not passed."""
+        """Whether any step has not passed."""
         return bool(self._tails)
 
-    def before(self, line: Line | None) -> list[Step]:
-        """Return the last steps that new work in a line (None: in all lines) comes after."""
+    def before(self, stream: OrderedStream | None) -> list[Step]:
+        """Return the last steps that new work in a stream (None: in all streams) comes after."""
         tails = self._tails
-        if line is None:
+        if stream is None:
             return list(tails.values())
-        if line is self.default:
+        if stream is self.default:
             return [step for each, step in tails.items() if each.blocking]
-        lines = (line, self.default) if line.blocking else (line,)
-        return [tails[each] for each in lines if each in tails]
+        streams = (stream, self.default) if stream.blocking else (stream,)
+        return [tails[each] for each in streams if each in tails]
 
     def submit(self, step: Step, after: Iterable[Step] = (), alone: bool = False) -> None:
         """Issue a step, now or when it may be; BackendError only when it is issued now and refused.
 
-        It comes after what is before it in its line, unless it is ``alone``, and after those named.
+        It comes after what is before it in its stream, unless it is ``alone``, and after those named.
         """
-        before = [] if alone else self.before(step.line)
+        before = [] if alone else self.before(step.stream)
         first = {id(each): each for each in (*before, *after) if not each.passed}
         if not first:
             step.issue()
@@ -78,11 +78,11 @@ class Order:
         self._put_last(step)
 
     def _put_last(self, step: Step) -> None:
-        if step.line is not None:
-            self._tails[step.line] = step
+        if step.stream is not None:
+            self._tails[step.stream] = step
 
     def release(self, step: Step) -> None:
-        """A held step is passed: issue what may follow. Nothing happens the second time."""
+        """Let a held step pass and issue what may follow; no effect a second time."""
         ready = deque(self._passed(step))
         while ready:
             following = ready.popleft()
@@ -98,8 +98,8 @@ class Order:
         if step.passed:
             return []
         step.passed = True
-        if step.line is not None and self._tails.get(step.line) is step:
-            del self._tails[step.line]
+        if step.stream is not None and self._tails.get(step.stream) is step:
+            del self._tails[step.stream]
         free = []
         for successor in step.successors:
             successor.waiting -= 1
@@ -109,5 +109,5 @@ class Order:
         return free
 
     def drop(self) -> None:
-        """Forget everything; nothing of it is ever issued."""
+        """Drop all steps; none of them is ever issued."""
         self._tails.clear()

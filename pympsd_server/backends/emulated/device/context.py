@@ -14,14 +14,14 @@ from pympsd_server.backends.emulated.device.programs import load
 from pympsd_server.backends.emulated.device.stream import EmulatedEvent, EmulatedStream
 from pympsd_server.backends.emulated.device.trace import Trace
 from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
-from pympsd_server.backends.emulated.scheduling.fair_share import Group, weight_of_priority
+from pympsd_server.backends.emulated.scheduling.fair_share import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Marker, WorkItem, WorkStream
 from pympsd_server.backends.interface import BackendError, Completion, Outcome
 
 PATIENCE_SECONDS: Final = 2.0
-"""How long the end of a context waits for kernels, on a device that cannot stop them."""
+"""How long ending a context waits for its kernels, on a device that cannot stop them."""
 _DESTROYED = Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
 
@@ -52,9 +52,9 @@ class EmulatedContext:
         self.when_at_rest: Callable[[], None] | None = None
         self._patience = None if facts.stops_kernels else PATIENCE_SECONDS
         self._abandoned = 0.0
-        """When, on the monotonic clock; 0 where it was not."""
+        """When it was abandoned, on the monotonic clock; 0 if it was not."""
         self._is_ending = False
-        self.group = Group(level)
+        self.queue = ContextQueue(level)
         self.pending: dict[WorkItem, None] = {}
         self.busy: dict[WorkStream, None] = {}
         """Streams with unfinished items."""
@@ -72,15 +72,15 @@ class EmulatedContext:
         return address
 
     def free(self, address: int, done: Completion) -> None:
-        """Take memory back once the work so far is done; a poisoned context's goes when it is destroyed."""
+        """Free memory once the work so far is done; a poisoned context's is freed when it is destroyed."""
         if self.outcome.code is not Result.SUCCESS:
             done(self.outcome)
             return
-        self.memory.retire(address)
+        self.memory.defer_free(address)
 
         def release(outcome: Outcome) -> None:
             if outcome.code is Result.SUCCESS:
-                self.memory.release(address)
+                self.memory.finish_free(address)
             done(outcome)
 
         self.notify(release)
@@ -101,7 +101,7 @@ class EmulatedContext:
         return module
 
     def unload(self, module: EmulatedModule) -> None:
-        """Release a module's memory after the work so far; a poisoned context's goes when it is destroyed."""
+        """Free a module's memory after the work so far; a poisoned context's is freed when it is destroyed."""
 
         def release(outcome: Outcome) -> None:
             if outcome.code is Result.SUCCESS and self._modules.pop(module, module) is None:
@@ -131,7 +131,7 @@ class EmulatedContext:
         self.notify_after(Marker(self, None, self._default.time_share), done)
 
     def notify_after(self, marker: Marker, done: Completion) -> None:
-        """Call back when a marker is passed; at once, with the outcome, on a context that is poisoned."""
+        """Call back when a marker is passed; at once, with the outcome, on a poisoned context."""
         marker.callbacks.append(done)
         try:
             self.scheduler.submit(marker)
@@ -175,7 +175,7 @@ class EmulatedContext:
 
     @property
     def outcome(self) -> Outcome:
-        """SUCCESS, or what poisoned it."""
+        """SUCCESS, or the error that poisoned it."""
         return self._outcome
 
     def check(self) -> None:
@@ -183,7 +183,7 @@ class EmulatedContext:
         if self._outcome.code is not Result.SUCCESS:
             raise BackendError(self._outcome.code, self._outcome.reason)
 
-    def give_up(self, outcome: Outcome, faulted: bool) -> bool:
+    def poison(self, outcome: Outcome, faulted: bool) -> bool:
         """Keep the error (the first, or that it was destroyed) and stop kernels; return whether it is new.
 
         Where kernels cannot be stopped only a fault of its own work ends them.
@@ -196,7 +196,7 @@ class EmulatedContext:
         return True
 
     def terminate(self, outcome: Outcome) -> None:
-        """Stop what runs, drop what waits; the outcome is sticky. Returns when nothing runs any more.
+        """Stop what runs and drop what waits; the outcome is sticky. Return when nothing runs any more.
 
         BackendError LAUNCH_TIMEOUT when kernels that cannot be stopped still run after PATIENCE_SECONDS.
         """
@@ -206,12 +206,12 @@ class EmulatedContext:
             raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
 
     def abandon(self) -> None:
-        """Stop what can be stopped and take no more work: what ``destroy``, which is to follow, does first."""
+        """Stop what can be stopped and accept no more work: the first part of ``destroy``, which must follow."""
         self._abandoned = self._abandoned or time.monotonic()
         self.scheduler.poison(self, _DESTROYED)
 
     def destroy(self) -> None:
-        """Stop what runs, free everything. Returns within a few milliseconds; a second call does nothing.
+        """Stop what runs and free everything. Return within a few milliseconds; a second call does nothing.
 
         Where kernels cannot be stopped it returns after PATIENCE_SECONDS at most, and what still runs keeps the
         context's memory and multiprocessors until it has ended, or until a call on a closed device.
@@ -228,11 +228,11 @@ class EmulatedContext:
 
     @property
     def is_destroyed(self) -> bool:
-        """Whether it was destroyed: it is known only until nothing of it runs."""
+        """Whether it was destroyed; the device lists it until nothing of it runs."""
         return self._outcome is _DESTROYED
 
     def _release(self) -> None:
-        # Who is told of work that ended just before may still come to free what it used: it finds it gone.
+        # A completion of work that ended just before may still try to free what it used: it finds it gone.
         self._modules.clear()
         self.memory.close()
         self._on_destroyed(self)

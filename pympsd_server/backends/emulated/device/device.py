@@ -38,7 +38,7 @@ class EmulatedDevice:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything, except what no device before Volta did under MPS and what the machine says it cannot do."""
+        """Everything, except what no device before Volta did under MPS and what the machine description excludes."""
         volta = self._facts.is_volta_or_newer
         return Capabilities(
             isolates_address_spaces=self._facts.isolates_address_spaces,
@@ -86,22 +86,22 @@ class EmulatedDevice:
 
     @property
     def unfinished(self) -> int:
-        """How many contexts were destroyed and have kernels that still run."""
+        """The number of destroyed contexts whose kernels still run."""
         with self._lock:
             return sum(context.is_destroyed for context in self._contexts)
 
     def register_host_memory(self, address: int, memory: memoryview) -> Callable[[], None]:
-        """Nothing to be done: copies reach all memory of this process, and kernels no host memory at all."""
+        """Do nothing: copies can access all memory of this process, and kernels no host memory at all."""
         return lambda: None
 
     def watch_memory(self, changed: Callable[[], None]) -> None:
-        """Have every change of ``memory_used`` told."""
+        """Call ``changed`` after every change of ``memory_used``."""
         self._budget.on_change = changed
 
     def create_context(
         self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0
     ) -> EmulatedContext:
-        """Make a context; BackendError OUT_OF_MEMORY when the device or the quota has no room for one."""
+        """Create a context; BackendError OUT_OF_MEMORY if the device or the quota has no room for one."""
         with self._lock:
             if self._closed:
                 raise BackendError(Result.ERROR_DEINITIALIZED, "the device is closed")
@@ -136,12 +136,12 @@ class EmulatedDevice:
             serial,
             self._trace,
             on_fault,
-            self._forget,
+            self._remove,
         )
         self._spaces.enter(address_space, client)
         return context
 
-    def _forget(self, context: EmulatedContext) -> None:
+    def _remove(self, context: EmulatedContext) -> None:
         with self._lock:
             self._trace.raise_to("resident_blocks_high_water", context.placement.high_water)
             self._spaces.leave(self._contexts.pop(context))

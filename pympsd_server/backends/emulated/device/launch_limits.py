@@ -22,7 +22,7 @@ _DEFAULTS = {
 
 
 def limit(attributes: Mapping[str, int], name: str) -> int:
-    """Return a device attribute, or what every device has where a description leaves it out."""
+    """Return a device attribute, or what every device has if the description leaves it out."""
     return attributes.get(name, _DEFAULTS[name])
 
 
@@ -40,7 +40,7 @@ def check_launch(
     shared_bytes: int,
     parameter_bytes: int,
 ) -> None:
-    """BackendError INVALID_VALUE for what no device takes, LAUNCH_OUT_OF_RESOURCES for what this kernel cannot."""
+    """Raise BackendError INVALID_VALUE for what no device takes, LAUNCH_OUT_OF_RESOURCES for this kernel's limits."""
     for what, extent in (("GRID", grid), ("BLOCK", block)):
         for axis, value in zip("XYZ", extent, strict=True):
             most = limit(attributes, f"MAX_{what}_DIM_{axis}")
@@ -65,8 +65,8 @@ def check_launch(
 def check_room(
     attributes: Mapping[str, int], placement: Placement, size: BlockSize, blocks: int, cooperative: bool
 ) -> None:
-    """BackendError LAUNCH_OUT_OF_RESOURCES when no block fits a multiprocessor; for a cooperative launch
-    NOT_SUPPORTED on a device that has none, COOPERATIVE_LAUNCH_TOO_LARGE when the context cannot hold all of it.
+    """Raise BackendError LAUNCH_OUT_OF_RESOURCES if no block fits a multiprocessor; for a cooperative launch
+    NOT_SUPPORTED if the device has none, COOPERATIVE_LAUNCH_TOO_LARGE if the context cannot hold all of it.
     """
     if cooperative and not attributes.get("COOPERATIVE_LAUNCH", 0):
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "COOPERATIVE_LAUNCH of this device is 0: it has none")

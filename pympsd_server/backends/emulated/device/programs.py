@@ -1,4 +1,4 @@
-"""The door to the PTX translator: images in, programs out, its refusals as BackendError."""
+"""Loading of images by the PTX translator, with its refusals as BackendError."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BINARIES: Final = (b"\x7fELF", bytes.fromhex("b1436246"), bytes.fromhex("50ed55
 
 
 def load(image: bytes) -> Program:
-    """Translate an image. BackendError NO_BINARY_FOR_GPU for machine code, INVALID_IMAGE for what is no text,
+    """Translate an image. BackendError NO_BINARY_FOR_GPU for machine code, INVALID_IMAGE if it is no text,
     INVALID_PTX with the line and the instruction for what cannot be executed, NOT_SUPPORTED for what MPS does not.
     """
     try:
@@ -33,6 +33,6 @@ def load(image: bytes) -> Program:
     except RecursionError:
         raise BackendError(Result.ERROR_INVALID_PTX, "the image nests too deeply") from None
     except Exception as error:
-        # Whatever a strange image provokes in the translator is that image's refusal, never the executor's end.
+        # An image that makes the translator fail is refused; it must not end the executor.
         reason = f"the translator cannot read this image: {type(error).__name__}: {error}"
         raise BackendError(Result.ERROR_INVALID_PTX, reason) from error

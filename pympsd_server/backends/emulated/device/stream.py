@@ -18,7 +18,7 @@ from pympsd_server.backends.emulated.scheduling.work_item import HostFunction, M
 from pympsd_server.backends.interface import BackendError, Completion, Copy, Event, Fill, Launch
 
 _OWN_THREAD_BYTES: Final = 16 << 20
-"""Larger transfers would keep their caller, and with it the client's other calls, for too long."""
+"""Larger transfers would block their caller, and with it the client's other requests, for too long."""
 
 
 class StreamOwner(WorkOwner, ModuleOwner, Protocol):
@@ -47,20 +47,20 @@ class EmulatedStream:
         """Copy bytes between device memory and device or host memory."""
         memory = self._context.memory.accessible
         transfers.check_copy(memory, copy)
-        self._transfer(transfers.copy(memory, copy), copy.extent.bytes, done)
+        self._transfer(transfers.copy(memory, copy), transfers.cost(copy.extent), done)
 
     def fill(self, fill: Fill) -> None:
         """Set elements of device memory to a value."""
         memory = self._context.memory.accessible
         transfers.check_fill(memory, fill)
-        self._transfer(transfers.fill(memory, fill), fill.extent.bytes)
+        self._transfer(transfers.fill(memory, fill), transfers.cost(fill.extent))
 
-    def _transfer(self, pieces: Iterator[None], size: int, done: Completion | None = None) -> None:
+    def _transfer(self, pieces: Iterator[None], cost: int, done: Completion | None = None) -> None:
         transfer = Transfer(self._context, self, pieces)
         if done is not None:
             transfer.callbacks.append(done)
-        # With nothing pending in the stream the caller copies in its own thread, and never queues behind a kernel.
-        self._context.scheduler.submit(transfer, in_own_thread=size <= _OWN_THREAD_BYTES)
+        # If nothing is pending in the stream the caller copies in its own thread and never queues behind a kernel.
+        self._context.scheduler.submit(transfer, in_own_thread=cost <= _OWN_THREAD_BYTES)
 
     def launch(self, launch: Launch) -> None:
         """Run a kernel."""
@@ -148,7 +148,7 @@ class EmulatedEvent:
         done(self.context.outcome)
 
     def milliseconds_since(self, start: Event) -> float:
-        """Time between two recorded events, in milliseconds."""
+        """Return the time between two recorded events, in milliseconds."""
         if not isinstance(start, EmulatedEvent) or start.context is not self.context:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the start event is of another context")
         first, last = start.marker, self.marker

@@ -18,7 +18,7 @@ class Trace(Mapping[str, int]):
         self._batches: deque[tuple[int, int, str, int, int, int]] = deque(maxlen=BATCH_TRACE_LIMIT)
 
     def add(self, name: str, count: int = 1) -> None:
-        """Count up."""
+        """Add to a counter."""
         with self._lock:
             self._counters[name] = self._counters.get(name, 0) + count
 
@@ -33,7 +33,7 @@ class Trace(Mapping[str, int]):
             self._counters[name] = value
 
     def add_batch(self, context: int, kernel: str, first_block: int, blocks: int, priority: int) -> None:
-        """Count a batch that begins, and keep it among the latest."""
+        """Count a batch that begins and keep it among the latest."""
         with self._lock:
             number = self._counters["batches"] = self._counters.get("batches", 0) + 1
             self._batches.append((number, context, kernel, first_block, blocks, priority))

@@ -26,11 +26,11 @@ class ReserveRefused(OSError):
 
 
 class AccessibleMemory(ABC):
-    """Bytes by their addresses, through `view`."""
+    """Memory whose bytes are found by their addresses, through `view`."""
 
     @abstractmethod
     def view(self, address: int, nbytes: int) -> memoryview:
-        """The bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
+        """Return the bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
 
     def read(self, address: int, nbytes: int) -> bytes:
         return bytes(self.view(address, nbytes))
@@ -43,7 +43,7 @@ class AccessibleMemory(ABC):
 class AddressSpace(AccessibleMemory):
     """Device addresses `base` to `base + size`, backed by virtual memory that costs nothing until touched.
 
-    Kernels and copies of the owner reach its allocations and nothing else. Addresses and sizes are in
+    Kernels and copies of the owner can access its allocations and nothing else. Addresses and sizes are in
     bytes. Between allocations lies a gap of GUARD_BYTES, so that an overrun faults.
     """
 
@@ -70,7 +70,7 @@ class AddressSpace(AccessibleMemory):
         self.used_bytes = 0
 
     def allocate(self, nbytes: int, alignment: int = 512) -> int:
-        """The address of `nbytes` new bytes, zero. Raises OutOfMemory, ValueError for a bad size."""
+        """Return the address of `nbytes` new bytes, zero. Raises OutOfMemory, ValueError for a bad size."""
         if nbytes <= 0 or alignment <= 0 or alignment & (alignment - 1):
             raise ValueError(f"cannot allocate {nbytes} bytes aligned to {alignment}")
         for index, (low, high) in enumerate(self._gaps):
@@ -93,7 +93,7 @@ class AddressSpace(AccessibleMemory):
         self.used_bytes += nbytes
 
     def free(self, address: int) -> None:
-        """Give back an allocation. Its pages are released and read zero when reused."""
+        """Free an allocation. Its pages are released and read zero when reused."""
         at = self._at(address)
         starts, ends = self._ranges
         start, end = starts[at], ends[at]
@@ -130,13 +130,13 @@ class AddressSpace(AccessibleMemory):
         return at
 
     def size_of(self, address: int) -> int:
-        """The size in bytes of the allocation that starts at `address`. Raises NotAnAllocation."""
+        """Return the size in bytes of the allocation that starts at `address`. Raises NotAnAllocation."""
         at = self._at(address)
         starts, ends = self._ranges
         return ends[at] - starts[at]
 
     def find(self, address: int) -> tuple[int, int]:
-        """(start, size) of the allocation that contains `address`. Raises IllegalAddress."""
+        """Return (start, size) of the allocation that contains `address`. Raises IllegalAddress."""
         offset = address - self.base
         starts, ends = self._ranges
         at = bisect_right(starts, offset) - 1
@@ -145,14 +145,14 @@ class AddressSpace(AccessibleMemory):
         return self.base + starts[at], ends[at] - starts[at]
 
     def view(self, address: int, nbytes: int) -> memoryview:
-        """The bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
+        """Return the bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
         low = address - self.base
         if nbytes < 0 or not self.contains(low, low + nbytes):
             raise IllegalAddress(f"address {address:#x}, {nbytes} bytes: outside of the allocations")
         return self._bytes[low : low + nbytes].data
 
     def contains(self, low: int, high: int) -> bool:
-        """Whether offsets low to high (exclusive) all lie inside one allocation."""
+        """Return whether offsets low to high (exclusive) all lie inside one allocation."""
         starts, ends = self._ranges
         at = bisect_right(starts, low) - 1
         return at >= 0 and high <= ends[at]
@@ -169,7 +169,7 @@ class AddressSpace(AccessibleMemory):
         self._raise_first(each, (each & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
 
     def _arrays(self) -> tuple[Array, Array]:
-        """Starts and ends as arrays, made anew when the allocations have changed."""
+        """Return starts and ends as arrays, made anew when the allocations have changed."""
         ranges, table = self._ranges, self._table
         if table is None or table[0] is not ranges:
             table = self._table = (ranges, np.array(ranges[0], np.int64), np.array(ranges[1], np.int64))
@@ -186,7 +186,7 @@ class AddressSpace(AccessibleMemory):
         self._ranges, self._gaps, self._table, self.used_bytes = ([], []), [], None, 0
         self.views = {}
         self._bytes = np.zeros(0, np.uint8)
-        # A view still alive somewhere keeps the mapping; it goes when that view does.
+        # A view still alive somewhere keeps the mapping; it is unmapped with that view.
         try:
             self._map.close()
         except BufferError:

@@ -1,8 +1,8 @@
-"""The memory of client processes on one device: who shares an address space, what calls reach, under which budget.
+"""The memory of client processes on one device: their address spaces, what calls may access, their budgets.
 
 From Volta on every client process has an address space of its own, which all its contexts share. Before, and where
-the machine says so, all clients of an executor share one: their kernels reach all of it, their calls only what is
-their own.
+the machine says so, all clients of an executor share one: their kernels can access all of it, their calls only their
+own allocations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class OwnedMemory(AccessibleMemory):
         self.starts: set[int] = set()
 
     def view(self, address: int, nbytes: int) -> memoryview:
-        """The bytes themselves. Raises IllegalAddress unless all lie in one allocation of this client."""
+        """Return the bytes themselves. Raises IllegalAddress unless all lie in one allocation of this client."""
         start, _ = self._space.find(address)
         if start not in self.starts:
             raise IllegalAddress(f"address {address:#x} is in no allocation of this client")
@@ -36,7 +36,7 @@ class OwnedMemory(AccessibleMemory):
 
 @define(eq=False)
 class _Reserved:
-    """An address space, the lock its changes are made under, and how many clients it has."""
+    """An address space, the lock for its changes, and the number of its clients."""
 
     space: AddressSpace
     lock: Lock = field(factory=Lock, init=False)
@@ -49,19 +49,19 @@ class ClientSpace:
 
     reserved: _Reserved
     budget: ClientBudget
-    part: OwnedMemory | None
-    """None where the whole space is this client's."""
+    owned: OwnedMemory | None
+    """None if the whole space is this client's."""
     contexts: int = field(default=0, init=False)
 
     @property
     def space(self) -> AddressSpace:
-        """What its kernels reach."""
+        """The memory that its kernels can access."""
         return self.reserved.space
 
     @property
     def accessible(self) -> AccessibleMemory:
-        """What its calls reach."""
-        return self.reserved.space if self.part is None else self.part
+        """The memory that its calls can access."""
+        return self.reserved.space if self.owned is None else self.owned
 
     @property
     def lock(self) -> Lock:
@@ -69,14 +69,14 @@ class ClientSpace:
         return self.reserved.lock
 
     def own(self, address: int) -> None:
-        """An allocation is this client's."""
-        if self.part is not None:
-            self.part.starts.add(address)
+        """Note an allocation as this client's."""
+        if self.owned is not None:
+            self.owned.starts.add(address)
 
     def disown(self, address: int) -> None:
-        """An allocation is about to be freed."""
-        if self.part is not None:
-            self.part.starts.discard(address)
+        """Drop an allocation that is about to be freed."""
+        if self.owned is not None:
+            self.owned.starts.discard(address)
 
 
 class ClientSpaces:
@@ -88,10 +88,10 @@ class ClientSpaces:
         self._device = device
         self._clients: dict[int, ClientSpace] = {}
         self._shared: _Reserved | None = None
-        """The one space of all clients, where they share one and while there are any."""
+        """The one space of all clients, if they share one and while there are any."""
 
     def of(self, key: int, limit: int) -> ClientSpace:
-        """Return a client, or what it would be as a new one with this limit in bytes (0: none)."""
+        """Return a client; a new one, not yet entered, gets this limit in bytes (0: none)."""
         known = self._clients.get(key)
         if known is not None:
             return known
@@ -102,18 +102,18 @@ class ClientSpaces:
         return ClientSpace(reserved, budget, OwnedMemory(reserved.space))
 
     def _reserve(self) -> _Reserved:
-        # Twice the memory, so that gaps never make memory unreachable.
+        # Twice the memory, so that gaps never make memory unusable.
         try:
             return _Reserved(AddressSpace(self._base, min(1 << WINDOW_BITS, 2 * self._facts.memory_bytes)))
         except ReserveRefused as error:
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
 
     def enter(self, key: int, client: ClientSpace) -> None:
-        """A client has one context more."""
+        """Count one more context of a client."""
         if not client.contexts:
             self._clients[key] = client
             client.reserved.clients += 1
-            if client.part is not None:
+            if client.owned is not None:
                 self._shared = client.reserved
         client.contexts += 1
 
@@ -122,7 +122,7 @@ class ClientSpaces:
         return {key: client.budget.used for key, client in self._clients.items()}
 
     def leave(self, key: int) -> None:
-        """A client has one context less; with its last one it is forgotten, and its space unless others share it."""
+        """Count one context less; drop a client with its last one, and its space unless others share it."""
         client = self._clients[key]
         client.contexts -= 1
         if client.contexts:

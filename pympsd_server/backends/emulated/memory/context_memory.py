@@ -1,4 +1,4 @@
-"""What one context holds of its client's memory, within its budget."""
+"""The allocations of one context in its client's memory, within its budget."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pympsd_server.backends.emulated.ptx.faults import OutOfMemory
 from pympsd_server.backends.interface import BackendError, Outcome
 
 ALLOCATION_LIMIT: Final = 1 << 18
-"""Allocations one context may hold; each costs the executor some hundred bytes, however small it is."""
+"""The most allocations of one context; each costs the executor some hundred bytes, however small it is."""
 
 WORKSPACE_BYTES: Final = 8
 """Two words, a size and the barrier's count, as the grid synchronisation of cooperative groups expects them."""
 
 
 class ContextMemory:
-    """What one context holds. Calls come from several threads; kernels read the space without asking."""
+    """The allocations of one context. Calls come from several threads; kernels read the space without the lock."""
 
     def __init__(self, client: ClientSpace, overhead: int, context: str) -> None:
         """Take the context's own ``overhead`` in bytes; OUT_OF_MEMORY says what ``context`` it was for."""
@@ -29,8 +29,8 @@ class ContextMemory:
         self._overhead = overhead
         with client.lock:
             self._budget.take(overhead, context)
-        self._held: dict[int, int] = {}
-        self._retired: set[int] = set()
+        self._allocations: dict[int, int] = {}
+        self._deferred: set[int] = set()
         self._linked: dict[int, LoadedModule] = {}
         """Programs' variables, by the id of what `link` returned."""
         self._closed = False
@@ -42,7 +42,7 @@ class ContextMemory:
 
     @property
     def accessible(self) -> AccessibleMemory:
-        """What the client's calls reach of it."""
+        """The part of it that the client's calls can access."""
         return self._client.accessible
 
     def allocate(self, count: int) -> int:
@@ -51,7 +51,7 @@ class ContextMemory:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"an allocation of {count} bytes")
         with self._client.lock:
             self._check_open()
-            if len(self._held) >= ALLOCATION_LIMIT:
+            if len(self._allocations) >= ALLOCATION_LIMIT:
                 reason = f"a context holds at most {ALLOCATION_LIMIT} allocations"
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
             self._budget.take(charged(count))
@@ -60,7 +60,7 @@ class ContextMemory:
             except OutOfMemory as error:
                 self._budget.give(charged(count))
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
-            self._held[address] = count
+            self._allocations[address] = count
             self._client.own(address)
         return address
 
@@ -68,43 +68,43 @@ class ContextMemory:
         if self._closed:
             raise BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
-    def retire(self, address: int) -> None:
-        """Note that an allocation is about to go; BackendError INVALID_VALUE unless it is one, once."""
+    def defer_free(self, address: int) -> None:
+        """Note that an allocation will be freed; BackendError INVALID_VALUE unless it is one, once."""
         with self._client.lock:
-            if address not in self._held or address in self._retired:
+            if address not in self._allocations or address in self._deferred:
                 raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
-            self._retired.add(address)
+            self._deferred.add(address)
 
-    def release(self, address: int) -> None:
-        """Give a retired allocation back, unless the context has been closed meanwhile and all went with it."""
+    def finish_free(self, address: int) -> None:
+        """Free an allocation of ``defer_free``, unless the context was closed meanwhile, which freed everything."""
         with self._client.lock:
-            self._retired.discard(address)
+            self._deferred.discard(address)
             # Another client of the same space may have the address by now.
-            if address in self._held:
+            if address in self._allocations:
                 self._release(address)
 
     def _release(self, address: int) -> None:
         self._client.disown(address)
         self.space.free(address)
-        self._budget.give(charged(self._held.pop(address)))
+        self._budget.give(charged(self._allocations.pop(address)))
 
     def borrow_workspace(self) -> int:
-        """Return the address of zeros by which the blocks of a cooperative launch meet; no call can free it."""
+        """Return the address of zeros with which the blocks of a cooperative launch meet; no call can free it."""
         address = self.allocate(WORKSPACE_BYTES)
-        self.retire(address)
+        self.defer_free(address)
         return address
 
     def return_workspace(self, address: int, outcome: Outcome) -> None:
-        """The launch has ended; a poisoned context's workspace goes when the context is destroyed."""
+        """Free the workspace of a launch that has ended; a poisoned context's is freed when it is destroyed."""
         if outcome.code is Result.SUCCESS:
-            self.release(address)
+            self.finish_free(address)
 
     def link(self, program: Program, multiprocessors: int) -> LoadedModule:
-        """Place a program's variables; BackendError OUT_OF_MEMORY when they do not fit."""
+        """Place a program's variables; BackendError OUT_OF_MEMORY if they do not fit."""
         with self._client.lock:
             self._check_open()
             try:
-                loaded = program.link(self.space, multiprocessors)
+                loaded = LoadedModule(program, self.space, multiprocessors)
             except OutOfMemory as error:
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             try:
@@ -121,7 +121,7 @@ class ContextMemory:
         return sum(charged(self.space.size_of(address)) for address in loaded.addresses.values())
 
     def unlink(self, loaded: LoadedModule) -> None:
-        """Free a program's variables, unless the context has been closed meanwhile and all went with it."""
+        """Free a program's variables, unless the context was closed meanwhile, which freed everything."""
         with self._client.lock:
             if self._linked.pop(id(loaded), None) is not None:
                 self._unlink(loaded)
@@ -138,12 +138,12 @@ class ContextMemory:
             return self._budget.free, self._budget.total
 
     def close(self) -> None:
-        """Free everything this context holds; a worker that is late gets CONTEXT_IS_DESTROYED."""
+        """Free all its memory; a later call gets CONTEXT_IS_DESTROYED."""
         with self._client.lock:
             self._closed = True
             while self._linked:
                 self._unlink(self._linked.popitem()[1])
-            for address in tuple(self._held):
+            for address in tuple(self._allocations):
                 self._release(address)
-            self._retired.clear()
+            self._deferred.clear()
             self._budget.give(self._overhead)

@@ -6,7 +6,7 @@ IllegalAddress then poisons the context, as it does on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -42,13 +42,13 @@ def check_fill(memory: AccessibleMemory, fill: Fill) -> None:
 
 
 def _check(memory: AccessibleMemory, region: Region, extent: Extent) -> None:
-    span = region.span(extent)
+    if extent.height == extent.depth == 1:
+        span = extent.width
+    else:
+        span = region.span(extent)
+        _check_pitches(region, extent)
     if not span:
         return
-    if extent.height > 1 and region.pitch < extent.width:
-        raise _invalid(f"rows of {extent.width} bytes with a pitch of {region.pitch}")
-    if extent.depth > 1 and region.slice_pitch < region.span(Extent(extent.width, extent.height)):
-        raise _invalid(f"slices of {extent.height} rows with a slice pitch of {region.slice_pitch} bytes")
     if region.host is not None:
         if span > region.host.nbytes:
             raise _invalid(f"{span} bytes in host memory of {region.host.nbytes}")
@@ -61,16 +61,31 @@ def _check(memory: AccessibleMemory, region: Region, extent: Extent) -> None:
         raise _invalid(str(error)) from None
 
 
+def _check_pitches(region: Region, extent: Extent) -> None:
+    if not extent.bytes:
+        return
+    if extent.height > 1 and region.pitch < extent.width:
+        raise _invalid(f"rows of {extent.width} bytes with a pitch of {region.pitch}")
+    if extent.depth > 1 and region.slice_pitch < region.span(Extent(extent.width, extent.height)):
+        raise _invalid(f"slices of {extent.height} rows with a slice pitch of {region.slice_pitch} bytes")
+
+
 def _invalid(reason: str) -> BackendError:
     return BackendError(Result.ERROR_INVALID_VALUE, reason)
 
 
+def cost(extent: Extent) -> int:
+    """Return the bytes of an extent, as if none of several rows were shorter than _ROW_BYTES."""
+    rows = extent.height * extent.depth
+    return extent.width if rows == 1 else max(extent.width, _ROW_BYTES) * rows
+
+
 def copy(memory: AccessibleMemory, copy: Copy) -> Iterator[None]:
-    """Copy bytes; rows of one line on the device may overlap."""
+    """Copy bytes; the two ranges of a linear copy inside the device may overlap."""
     source, destination = copy.source, copy.destination
-    pieces: Iterable[Piece] = _pieces(copy.extent)
-    if source.host is None and destination.host is None and source.base < destination.base:
-        pieces = reversed(list(pieces))
+    pieces = _pieces(copy.extent)
+    if isinstance(pieces, list) and source.host is None and destination.host is None:
+        pieces.sort(reverse=source.base < destination.base)
     for piece in pieces:
         # NumPy lets other threads run during large copies; a memoryview assignment does not.
         _array(memory, destination, piece, _BYTE)[...] = _array(memory, source, piece, _BYTE)
@@ -86,24 +101,24 @@ def fill(memory: AccessibleMemory, fill: Fill) -> Iterator[None]:
         yield
 
 
-def _pieces(extent: Extent) -> Iterator[Piece]:
-    if not extent.bytes:
-        return
-    columns = min(extent.width, PIECE_BYTES)
+def _pieces(extent: Extent) -> list[Piece] | Iterator[Piece]:
+    """Return the pieces of an extent, as a list if it is linear."""
+    if extent.height == extent.depth == 1:
+        starts = range(0, extent.width, PIECE_BYTES)
+        return [(start, 0, 0, min(PIECE_BYTES, extent.width - start), 1, 1) for start in starts]
+    return _rectangles(extent) if extent.bytes else iter(())
+
+
+def _rectangles(extent: Extent) -> Iterator[Piece]:
+    width, height, depth = extent.width, extent.height, extent.depth
+    columns = min(width, PIECE_BYTES)
     row_cost = max(columns, _ROW_BYTES)
-    rows = min(extent.height, PIECE_BYTES // row_cost)
-    slices = min(extent.depth, PIECE_BYTES // (rows * row_cost))
-    for z in range(0, extent.depth, slices):
-        for y in range(0, extent.height, rows):
-            for x in range(0, extent.width, columns):
-                yield (
-                    x,
-                    y,
-                    z,
-                    min(columns, extent.width - x),
-                    min(rows, extent.height - y),
-                    min(slices, extent.depth - z),
-                )
+    rows = min(height, PIECE_BYTES // row_cost)
+    slices = min(depth, PIECE_BYTES // (rows * row_cost))
+    for z in range(0, depth, slices):
+        for y in range(0, height, rows):
+            for x in range(0, width, columns):
+                yield x, y, z, min(columns, width - x), min(rows, height - y), min(slices, depth - z)
 
 
 def _array(memory: AccessibleMemory, region: Region, piece: Piece, element: DType) -> Array:
@@ -112,5 +127,7 @@ def _array(memory: AccessibleMemory, region: Region, piece: Piece, element: DTyp
     start = z * region.slice_pitch + y * region.pitch + x
     span = (slices - 1) * region.slice_pitch + (rows - 1) * region.pitch + width
     held = memory.view(region.base + start, span) if region.host is None else region.host[start : start + span]
+    if rows == slices == 1:
+        return np.frombuffer(held, element)
     shape, strides = (slices, rows, width // element.itemsize), (region.slice_pitch, region.pitch, element.itemsize)
     return np.ndarray(shape, element, held, 0, strides)

@@ -57,7 +57,7 @@ F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 
 
 def dtype_name(dtype: DType) -> str:
-    """The name under which generated code knows a dtype's scalar type."""
+    """Return the name under which generated code knows a dtype's scalar type."""
     return "d_b1" if dtype.kind == "b" else f"d_{dtype.kind}{dtype.itemsize}"
 
 
@@ -66,7 +66,7 @@ def unsigned(dtype: DType) -> DType:
 
 
 def widened(ptx_type: str) -> str:
-    """u16 -> u32, s32 -> s64: the type of a .wide result."""
+    """Return the type of a .wide result: u16 -> u32, s32 -> s64."""
     return ptx_type[0] + str(int(ptx_type[1:]) * 2)
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong in the emulated GPU's memory, translator and kernels."""
+"""Errors of the emulated GPU's memory, translator and kernels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DeviceAssertion(DeviceFault):
 
 
 class LaunchFailed(DeviceFault):
-    """A trap, or threads that wait for each other for ever (CUDA_ERROR_LAUNCH_FAILED)."""
+    """A trap, or a deadlock of threads (CUDA_ERROR_LAUNCH_FAILED)."""
 
     code = LAUNCH_FAILED
 
@@ -76,4 +76,4 @@ class InvalidPtx(ValueError):
 
 
 class UnsupportedByMps(InvalidPtx):
-    """PTX that is in order, and uses what MPS supports on no device (MPS documents, 2.3.2)."""
+    """Valid PTX that uses a feature which MPS supports on no device (MPS documents, 2.3.2)."""

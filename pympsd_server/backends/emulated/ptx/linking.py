@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import numpy as np
-
-from pympsd_server.backends.emulated.ptx.codegen.literals import immediate_value
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
-from pympsd_server.backends.emulated.ptx.syntax.tree import Initialiser, Variable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-    from pympsd_server.backends.emulated.ptx.program import Program
+from pympsd_server.backends.emulated.memory.address_space import AddressSpace
+from pympsd_server.backends.emulated.ptx.codegen.literals import initial_bytes
+from pympsd_server.backends.emulated.ptx.program import Program
 
 
 class LoadedModule:
-    """A program whose globals live in `space`. Raises OutOfMemory when they do not fit."""
+    """A program whose variables are in `space`. Raises OutOfMemory when they do not fit."""
 
     def __init__(self, program: Program, space: AddressSpace, multiprocessors: int = 1) -> None:
+        """`multiprocessors` is what %nsmid reads."""
         self.program = program
         self.space = space
         self.multiprocessors = multiprocessors
@@ -41,7 +32,7 @@ class LoadedModule:
             raise
 
     def address_of(self, name: str) -> int:
-        """The device address of a global or constant. Raises KeyError."""
+        """Return the device address of a global or constant. Raises KeyError."""
         return self._addresses[name]
 
     @property
@@ -49,7 +40,7 @@ class LoadedModule:
         return self._addresses
 
     def functions(self, kernel_name: str) -> list[Callable[..., Any]]:
-        """The kernel's block functions, bound to this module's addresses."""
+        """Return the kernel's block functions, bound to this module's addresses."""
         found = self._functions.get(kernel_name)
         if found is None:
             translation = self.program.kernels[kernel_name].translation
@@ -61,22 +52,3 @@ class LoadedModule:
         addresses, self._addresses, self._functions = self._addresses, {}, {}
         for address in addresses.values():
             self.space.free(address)
-
-
-def initial_bytes(variable: Variable, addresses: Mapping[str, int]) -> bytes:
-    """A variable's initial contents; what is not mentioned is zero."""
-    dtype = DTYPES[variable.type]
-    values = b"".join(_initial_value(v, dtype, addresses, variable) for v in variable.initial)
-    if len(values) > variable.size:
-        raise InvalidPtx(f"too many initial values for {variable.name}", variable.line)
-    return values.ljust(variable.size, b"\0")
-
-
-def _initial_value(
-    initial: Initialiser, dtype: np.dtype[Any], addresses: Mapping[str, int], variable: Variable
-) -> bytes:
-    if initial.symbol is None:
-        return immediate_value(initial.value, dtype).tobytes()  # type: ignore[no-any-return]
-    if initial.symbol not in addresses or dtype.itemsize != 8:
-        raise InvalidPtx(f"unsupported initialiser {initial.symbol} of {variable.name}", variable.line)
-    return int(addresses[initial.symbol] + initial.value.value).to_bytes(8, "little")

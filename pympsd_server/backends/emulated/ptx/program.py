@@ -1,23 +1,19 @@
-"""PTX images, loaded: kernels, global variables, and the door to linking them."""
+"""PTX images, loaded: kernels and global variables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from pympsd_server.backends.emulated.ptx.codegen.literals import initial_bytes
 from pympsd_server.backends.emulated.ptx.codegen.translation import Translation, translate
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, NotPtx
-from pympsd_server.backends.emulated.ptx.linking import LoadedModule, initial_bytes
 from pympsd_server.backends.emulated.ptx.lowering.call_parameters import resolve_call_parameters
 from pympsd_server.backends.emulated.ptx.lowering.inlining import flatten, parameter_layout
 from pympsd_server.backends.emulated.ptx.syntax.parser import parse_module
 from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Variable
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 
 MAXIMUM_THREADS = 1024
 MAXIMUM_STATIC_SHARED = 48 << 10
@@ -55,15 +51,11 @@ class Kernel:
 
 @frozen
 class Program:
-    """A module that any number of clients may link."""
+    """A translated module; any number of clients may link it."""
 
     kernels: Mapping[str, Kernel]
     globals: Mapping[str, Global]
     variables: Mapping[str, Variable]
-
-    def link(self, space: AddressSpace, multiprocessors: int = 1) -> LoadedModule:
-        """Allocate and initialise the variables in `space`. `multiprocessors` is what %nsmid reads."""
-        return LoadedModule(self, space, multiprocessors)
 
 
 def load_program(image: bytes) -> Program:
@@ -101,10 +93,10 @@ def _variables(module: Module) -> dict[str, Variable]:
             found[variable.name] = variable
         elif variable.space not in ("global", "const", "shared"):
             raise InvalidPtx(f"unsupported: module-level .{variable.space} variable", variable.line)
-    # Initialisers are checked here, with made-up addresses, so that a refusal comes at load.
-    made_up = dict.fromkeys(found, 0)
+    # Initialisers are checked here, with fake addresses, so that a refusal comes at load.
+    fakes = dict.fromkeys(found, 0)
     for variable in found.values():
-        initial_bytes(variable, made_up)
+        initial_bytes(variable, fakes)
     return found
 
 
@@ -141,6 +133,6 @@ def _block_shape(values: tuple[int, ...] | None) -> tuple[int, int, int] | None:
 
 
 def _register_estimate(translation: Translation) -> int:
-    """The most 32-bit registers alive at the start of a block, and some for temporaries."""
+    """Return the greatest number of 32-bit registers alive at the start of a block, and some for temporaries."""
     alive = (sum(max(1, d.itemsize // 4) for d in plan.dtypes) for plan in translation.plans)
     return min(255, max(alive, default=0) + 8)

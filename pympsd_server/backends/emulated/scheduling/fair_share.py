@@ -1,9 +1,9 @@
-"""Whose turn it is on the compute thread: by priority level, then fair shares over contexts, then over streams.
+"""Fair sharing of the compute thread: by priority level, then among contexts, then among their streams.
 
-A context below normal runs while nothing normal can, and besides gets one turn for every 16 of the normal level,
-and for 16 times the time of its last one: little, but something, and never ahead of a normal one that is as new.
+A context below normal runs while nothing normal can. Besides it gets one turn after every 16 of the normal level and
+16 times the time of its own last one: little, but something, and never ahead of a normal one that is as new.
 Within a level every context has a ``TimeShare``, the time it has used, and so has every stream in its context, there
-multiplied by a weight. The one with the least goes next, so a weight of 16 means one sixteenth of the time as long
+multiplied by a weight. The one with the least runs next, so a weight of 16 means one sixteenth of the time as long
 as others want it too, and never none: kernels that wait for each other make progress whatever their priorities.
 """
 
@@ -16,7 +16,7 @@ from attrs import define, field
 GREATEST_PRIORITY: Final = -5
 LEAST_PRIORITY: Final = 0
 TURNS_OF_NORMAL: Final = 16
-"""How much the normal level has for one turn below normal, in turns and in time, when both always want to run."""
+"""What the normal level gets for one turn below normal, in turns and in time, if both always want to run."""
 
 
 def weight_of_priority(priority: int) -> int:
@@ -27,7 +27,7 @@ def weight_of_priority(priority: int) -> int:
 
 @define(eq=False)
 class TimeShare:
-    """How much of the compute thread somebody has used: nanoseconds times weight."""
+    """The time of the compute thread that a context or stream has used: nanoseconds times weight."""
 
     weight: int = 1
     used: int = 0
@@ -39,7 +39,7 @@ class TimeShare:
 
 
 class Runnable(Protocol):
-    """What waits for the compute thread."""
+    """Work that waits for the compute thread."""
 
     @property
     def blocked(self) -> bool:
@@ -47,101 +47,101 @@ class Runnable(Protocol):
 
     @property
     def time_share(self) -> TimeShare:
-        """Its stream's time_share."""
+        """Its stream's share."""
 
     @property
-    def group(self) -> Group:
-        """Its context's turns."""
+    def queue(self) -> ContextQueue:
+        """Its context's ready work."""
 
 
 @define(eq=False)
-class Group:
-    """The turns of one context. ``level`` is its client's priority: 0 normal, anything else below."""
+class ContextQueue:
+    """The ready work of one context. ``level`` is its client's priority: 0 normal, anything else below."""
 
     level: int = 0
     time_share: TimeShare = field(factory=TimeShare)
     ready: list[Runnable] = field(factory=list)
     floor: int = 0
-    """Where the last of its streams stood when it ran."""
+    """The time used by the stream that ran last, when it began."""
 
     def first(self) -> Runnable | None:
-        """Return the turn that goes next in this context."""
+        """Return the work that runs next in this context."""
         if len(self.ready) == 1:
             only = self.ready[0]
             return None if only.blocked else only
-        able = [turn for turn in self.ready if not turn.blocked]
-        return min(able, key=lambda turn: turn.time_share.rank) if able else None
+        able = [work for work in self.ready if not work.blocked]
+        return min(able, key=lambda work: work.time_share.rank) if able else None
 
 
 @define(eq=False)
 class _Level:
     """The contexts of one priority level that have something to run."""
 
-    groups: list[Group] = field(factory=list)
+    queues: list[ContextQueue] = field(factory=list)
     _floor: int = 0
 
-    def enter(self, group: Group) -> None:
-        """A context has something to run again; having been away earns nobody a head start."""
-        floor = min((other.time_share.used for other in self.groups), default=self._floor)
-        group.time_share.used = max(group.time_share.used, floor)
-        self.groups.append(group)
+    def enter(self, queue: ContextQueue) -> None:
+        """Add a context that has something to run again; having been idle gives it no head start."""
+        floor = min((other.time_share.used for other in self.queues), default=self._floor)
+        queue.time_share.used = max(queue.time_share.used, floor)
+        self.queues.append(queue)
 
     def next(self) -> Runnable | None:
         """Return what runs next at this level."""
-        for group in sorted(self.groups, key=lambda each: each.time_share.rank):
-            turn = group.first()
-            if turn is not None:
-                self._floor, group.floor = group.time_share.used, turn.time_share.used
-                return turn
+        for queue in sorted(self.queues, key=lambda each: each.time_share.rank):
+            work = queue.first()
+            if work is not None:
+                self._floor, queue.floor = queue.time_share.used, work.time_share.used
+                return work
         return None
 
 
-class FairShare:
-    """All that could run now. Not locked: its owner is."""
+class FairQueue:
+    """All work that could run now. Not locked: its owner is."""
 
     def __init__(self) -> None:
         self._normal = _Level()
         self._below = _Level()
         self._turns_due = 0
-        """FairShare that the normal level has before one below it may go first, and nanoseconds likewise."""
+        """Turns left to the normal level before work below it may run first, and nanoseconds likewise."""
         self._time_due = 0
         self._overtaking = False
-        """Whether the turn last given out went before a normal one that could have run."""
+        """Whether the work last returned by ``next`` overtook normal work that could have run."""
 
-    def add(self, turn: Runnable) -> None:
-        """Something became ready."""
-        group = turn.group
-        if not group.ready:
-            level = self._level(group)
-            if level is self._below and not level.groups:
+    def add(self, work: Runnable) -> None:
+        """Add work that became ready."""
+        queue = work.queue
+        if not queue.ready:
+            level = self._level(queue)
+            if level is self._below and not level.queues:
                 self._turns_due = TURNS_OF_NORMAL
-            level.enter(group)
-        within = min((other.time_share.used for other in group.ready), default=group.floor)
-        turn.time_share.used = max(turn.time_share.used, within)
-        group.ready.append(turn)
+            level.enter(queue)
+        within = min((other.time_share.used for other in queue.ready), default=queue.floor)
+        work.time_share.used = max(work.time_share.used, within)
+        queue.ready.append(work)
 
-    def _level(self, group: Group) -> _Level:
-        return self._below if group.level else self._normal
+    def _level(self, queue: ContextQueue) -> _Level:
+        return self._below if queue.level else self._normal
 
-    def remove(self, turn: Runnable) -> None:
-        """It has finished."""
-        group = turn.group
-        group.ready.remove(turn)
-        if not group.ready:
-            self._level(group).groups.remove(group)
+    def remove(self, work: Runnable) -> None:
+        """Remove work that has finished."""
+        queue = work.queue
+        queue.ready.remove(work)
+        if not queue.ready:
+            self._level(queue).queues.remove(queue)
 
-    def drop(self, group: Group) -> None:
-        """Nothing of this context runs any more."""
-        group.ready.clear()
-        level = self._level(group)
-        if group in level.groups:
-            level.groups.remove(group)
+    def drop(self, queue: ContextQueue) -> None:
+        """Remove all work of a context."""
+        queue.ready.clear()
+        level = self._level(queue)
+        if queue in level.queues:
+            level.queues.remove(queue)
 
     def next(self) -> Runnable | None:
         """Return what runs now, or None when nothing can. It stays ready until removed."""
         self._overtaking = False
         normal = self._normal.next()
-        if not self._below.groups or (normal is not None and not self._is_due):
+        if not self._below.queues or (normal is not None and not self._is_due):
             return normal
         below = self._below.next()
         if below is None:
@@ -153,12 +153,12 @@ class FairShare:
     def _is_due(self) -> bool:
         return self._turns_due <= 0 and self._time_due <= 0
 
-    def charge(self, turn: Runnable, nanoseconds: int) -> None:
-        """Account for the time that the turn last given out has used."""
-        turn.time_share.used += nanoseconds * turn.time_share.weight
-        group = turn.group
-        group.time_share.used += nanoseconds
-        if group.level == 0:
+    def charge(self, work: Runnable, nanoseconds: int) -> None:
+        """Account for the time that the work last returned by ``next`` has used."""
+        work.time_share.used += nanoseconds * work.time_share.weight
+        queue = work.queue
+        queue.time_share.used += nanoseconds
+        if queue.level == 0:
             self._turns_due = max(0, self._turns_due - 1)
             self._time_due = max(0, self._time_due - nanoseconds)
             return

@@ -1,8 +1,8 @@
-"""One launched kernel: its blocks in batches, as many resident at once as its progress needs and the SMs hold.
+"""One launched kernel: its blocks in batches, as many resident as its progress needs and the SMs hold.
 
 A batch that uses its slice without finishing may be waiting for a block that has not begun; then another batch is
-opened, as long as the context's multiprocessors have room. That is what a GPU does with blocks, and it lets
-kernels whose blocks wait for each other come to an end. A cooperative launch begins with all its blocks.
+opened, as long as the context's multiprocessors have room. A GPU does the same, and it lets kernels
+whose blocks wait for each other finish. A cooperative launch begins with all its blocks.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class KernelRun(WorkItem):
             left = deadline - time.perf_counter()
             if left <= 0:
                 return False
-            # Blocks of a cooperative launch wait for each other: none keeps the others from their part of the slice.
+            # Blocks of a cooperative launch wait for each other: each gets its part of the slice.
             part = seconds / len(self._residents) if self._launch.cooperative else left
             self._advance(self._residents[0], min(left, part))
         if self._begun < self._blocks:
@@ -121,7 +121,7 @@ class KernelRun(WorkItem):
             )
             self._residents.append(_Resident(batch, seats))
             owner, name = self.owner, self._kernel.name
-            owner.trace.add_batch(owner.serial, name, self._begun, blocks, owner.group.level)
+            owner.trace.add_batch(owner.serial, name, self._begun, blocks, owner.queue.level)
         return blocks
 
     def _advance(self, resident: _Resident, seconds: float) -> None:

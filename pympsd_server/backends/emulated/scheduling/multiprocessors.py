@@ -1,4 +1,4 @@
-"""Which multiprocessors a context gets: its own while they last, the least shared ones when they do not."""
+"""The choice of multiprocessors for a context: unused ones while they last, then those with the fewest users."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from attrs import define, field
 
 @define
 class Multiprocessors:
-    """The multiprocessors of one device, by id, and how many limited contexts use each. Its owner locks it."""
+    """The multiprocessors of one device, by id, and the number of limited contexts on each. Its owner locks it."""
 
     count: int
     _users: list[int] = field(init=False)
@@ -18,7 +18,7 @@ class Multiprocessors:
     def take(self, wanted: int) -> tuple[int, ...]:
         """Return the ids for a context limited to ``wanted``, ascending: those with the fewest users, lowest first.
 
-        0, or no less than there are, means all of them; such a context counts as a user of none.
+        0, or at least the number there is, means all of them; such a context counts as a user of none.
         """
         if not self._is_limit(wanted):
             return tuple(range(self.count))
@@ -28,7 +28,7 @@ class Multiprocessors:
         return tuple(sorted(fewest))
 
     def give(self, ids: tuple[int, ...]) -> None:
-        """A context that had these is gone."""
+        """Release the multiprocessors of a destroyed context."""
         if self._is_limit(len(ids)):
             for number in ids:
                 self._users[number] -= 1

@@ -1,4 +1,4 @@
-"""Where blocks live: the multiprocessors a context may use and how much room each still has."""
+"""The placement of blocks: the multiprocessors a context may use and the room left on each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pympsd.wire.executor_messages import ContextTrace
 Integers = NDArray[np.int64]
 Integers32 = NDArray[np.int32]
 _PATIENCE: Final = 256
-"""Slices in a row without the end of a batch, after which whoever waits for room is waited for no longer: blocks that
-are resident may be waiting for some that have not begun.
+"""Slices in a row without the end of a batch, after which kernels that wait for room are no longer waited for:
+resident blocks may be waiting for some that have not begun.
 """
 
 _CAPACITIES_KEPT: Final = 256
@@ -44,20 +44,20 @@ class Claimant(Protocol):
 
     @property
     def at_once(self) -> int:
-        """How many of its blocks must begin together."""
+        """The number of its blocks that must begin together."""
 
 
 class Placement:
     """Room on the multiprocessors of one context. Used by the compute thread alone, but for ``capacity``.
 
-    ``sm_ids`` are the multiprocessors the context is kept to.
+    ``sm_ids`` are the multiprocessors the context is limited to.
     """
 
     def __init__(self, sm_ids: tuple[int, ...], attributes: Mapping[str, int]) -> None:
         self.sm_ids = sm_ids
         self._attributes = attributes
         self._capacities: dict[tuple[int, int], int] = {}
-        """What was calculated before: launches come in few shapes."""
+        """Earlier results: launches come in few shapes."""
         self._ids = np.array(sm_ids, np.int32)
         room = multiprocessor_room(attributes)
         self.slots = room[0] * len(sm_ids)
@@ -72,14 +72,14 @@ class Placement:
         self.fruitless = 0
         """Slices in a row that ended without a finished batch."""
         self._wanting: set[Claimant] = set()
-        """Kernels that have no block resident and found no room; while there are any, nobody grows."""
+        """Kernels that have no block resident and found no room; while there are any, no kernel grows."""
         self._gathering: Claimant | None = None
         """A kernel that needs room for many blocks at once; until it has it, no other kernel begins."""
 
-    # --- who may begin, and who may grow
+    # --- which kernels may begin, and which may grow
 
     def admits(self, kernel: Claimant, size: BlockSize) -> bool:
-        """Whether a kernel without resident blocks may begin; if not, it is waited for."""
+        """Return whether a kernel without resident blocks may begin; if not, others wait for it."""
         impatient = self.fruitless >= _PATIENCE
         if self._gathering is not None and self._gathering is not kernel and not impatient:
             return False
@@ -92,18 +92,18 @@ class Placement:
         return True
 
     def lets_grow(self) -> bool:
-        """Whether a kernel with resident blocks may begin others that it could do without."""
+        """Return whether a kernel with resident blocks may begin others that it does not need."""
         return not (self._wanting or self._gathering) or self.fruitless >= _PATIENCE
 
     def begun(self, kernel: Claimant) -> None:
-        """A kernel has its first blocks resident."""
+        """Note that a kernel has its first blocks resident."""
         if self._gathering is kernel:
             self._gathering = None
 
     # --- seats
 
     def capacity(self, size: BlockSize) -> int:
-        """Return how many blocks of this size fit when there are no others."""
+        """Return the number of blocks of this size that fit if there are no others."""
         key = size.threads, size.shared_bytes
         known = self._capacities.get(key)
         if known is None:
@@ -113,7 +113,7 @@ class Placement:
         return known
 
     def room(self, size: BlockSize) -> int:
-        """Return how many blocks of this size fit now."""
+        """Return the number of blocks of this size that fit now."""
         return int(self._room(size).sum())
 
     def _room(self, size: BlockSize) -> Integers:
@@ -167,7 +167,7 @@ class Placement:
         self._free += sign * self._cost(size) * blocks
 
     def leave(self, seats: Seats) -> None:
-        """These blocks have ended."""
+        """Free the room of blocks that have ended."""
         if seats is self._lone:
             self._lone = None
         else:
@@ -175,5 +175,5 @@ class Placement:
         self.resident -= len(seats.rows)
 
     def traced(self, context: int) -> ContextTrace:
-        """Return what the trace says of it."""
+        """Return its trace."""
         return ContextTrace(context, self.sm_ids, self.slots, self.high_water)

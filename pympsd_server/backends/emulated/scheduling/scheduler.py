@@ -1,8 +1,8 @@
 """The compute thread of one emulated device, and the order of all work on it.
 
-Work is items with predecessors. Operations whose predecessors are finished run in slices on the compute
-thread, or, when a caller's own copy is ready at once, in the caller's thread. One lock guards the graph; it is
-never held while something runs or somebody is told.
+Work items have predecessors. Items whose predecessors are finished run in slices on the compute thread, or, if a
+caller's own copy is ready at once, in the caller's thread. One lock guards the graph; it is never held while an item
+runs or a callback is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.ptx.faults import Cancelled, DeviceFault
-from pympsd_server.backends.emulated.scheduling.fair_share import FairShare
+from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner
 from pympsd_server.backends.interface import BackendError, Outcome
 
@@ -25,24 +25,24 @@ Calls = list[Callable[[], None]]
 
 
 class Scheduler:
-    """Runs items; every context of the device hands them in here."""
+    """Runs the work items of all contexts of a device."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._work = threading.Condition(self.lock)
         self._rested = threading.Condition(self.lock)
-        self._turns = FairShare()
+        self._ready = FairQueue()
         self._closing = False
         self.slices = 0
         self._thread = threading.Thread(target=self._compute, name="compute", daemon=True)
         self._thread.start()
 
-    # --- handing in
+    # --- submission
 
     def submit(self, item: WorkItem, *, in_own_thread: bool = False) -> None:
-        """Take an item in stream order; its stream and context say what it waits for.
+        """Accept an item in stream order; its owner says what it waits for.
 
-        ``in_own_thread``: run it in this thread when nothing holds it up. Raise BackendError on a poisoned owner.
+        ``in_own_thread``: run it in this thread if it need not wait. Raise BackendError on a poisoned context.
         """
         calls: Calls = []
         with self.lock:
@@ -54,7 +54,7 @@ class Scheduler:
                 item.running = True
             elif item.waiting == 0:
                 self._make_ready(item, calls)
-        _make(calls)
+        _call_each(calls)
         if runs_here:
             self._run_to_end(item)
 
@@ -71,7 +71,7 @@ class Scheduler:
         elif item.held:
             _queue_callbacks(item, calls)
         else:
-            self._turns.add(item)
+            self._ready.add(item)
             self._work.notify()
 
     # --- running
@@ -95,24 +95,24 @@ class Scheduler:
                 finished = item.step(SLICE_SECONDS)
             except Cancelled:
                 pass
-            except Exception as error:  # whatever a kernel provokes is its context's trouble, not the device's
+            except Exception as error:  # an error of a kernel is its context's, not the device's
                 fault = _outcome_of(error)
             self._after(item, finished, fault, time.perf_counter_ns() - began)
 
     def _next(self) -> WorkItem | None:
         with self.lock:
             while not self._closing:
-                turn = self._turns.next()
-                if turn is not None:
-                    assert isinstance(turn, WorkItem)
-                    turn.running = True
+                work = self._ready.next()
+                if work is not None:
+                    assert isinstance(work, WorkItem)
+                    work.running = True
                     self.slices += 1
-                    return turn
+                    return work
                 self._work.wait()
         return None
 
     def _after(self, item: WorkItem, finished: bool, fault: Outcome | None, used: int | None) -> None:
-        # ``used``: nanoseconds of the compute thread; None when a caller ran it in its own thread.
+        # ``used``: nanoseconds of the compute thread; None if a caller ran it in its own thread.
         calls: Calls = []
         with self.lock:
             owner = item.owner
@@ -121,25 +121,25 @@ class Scheduler:
                 alone = fault.code is Result.ERROR_OUT_OF_MEMORY
                 self._poison(owner, fault, calls, faulted=True, alone=alone)
             if used is not None:
-                self._turns.charge(item, used)
+                self._ready.charge(item, used)
             if owner.outcome.code is not Result.SUCCESS:
                 self._after_the_end(item, finished, calls)
             elif finished:
                 if used is not None:
-                    self._turns.remove(item)
+                    self._ready.remove(item)
                 self._finish(item, calls)
-        _make(calls)
+        _call_each(calls)
 
     def _after_the_end(self, item: WorkItem, finished: bool, calls: Calls) -> None:
-        # Its turns were dropped when the context was poisoned, except those of kernels that cannot be stopped.
+        # Ready work was dropped when the context was poisoned, except kernels that cannot be stopped.
         owner = item.owner
-        has_turns = item in owner.group.ready
-        if finished and has_turns:
-            self._turns.remove(item)
-        if finished and (has_turns or self._goes_on(item)):
+        is_ready = item in owner.queue.ready
+        if finished and is_ready:
+            self._ready.remove(item)
+        if finished and (is_ready or self._is_unstoppable(item)):
             self._finish(item, calls)
-        elif self._goes_on(item) and not has_turns:
-            self._turns.add(item)  # it began in the very slice in which the context ended
+        elif self._is_unstoppable(item) and not is_ready:
+            self._ready.add(item)  # it began in the very slice in which the context ended
         self._flush(owner, calls)
         self._rested.notify_all()
 
@@ -160,7 +160,7 @@ class Scheduler:
                         self._make_ready(successor, calls)
 
     def finish_held(self, item: WorkItem) -> None:
-        """Let the work after a held item go on; BackendError INVALID_VALUE when its turn has not come."""
+        """Finish a held item; no effect a second time, BackendError INVALID_VALUE if it was not reached."""
         calls: Calls = []
         with self.lock:
             if item.finished:
@@ -168,40 +168,40 @@ class Scheduler:
             if item.waiting:
                 raise BackendError(Result.ERROR_INVALID_VALUE, "the stream has not come to this host function")
             self._finish(item, calls)
-        _make(calls)
+        _call_each(calls)
 
     # --- ending contexts
 
     def poison(self, owner: WorkOwner, outcome: Outcome) -> None:
-        """Give a context up: what runs is stopped if that can be, what waits is dropped, all are told the outcome."""
+        """Poison a context: stop what runs if possible, drop what waits, call all completions with the outcome."""
         calls: Calls = []
         with self.lock:
             self._poison(owner, outcome, calls)
             self._flush(owner, calls)
-        _make(calls)
+        _call_each(calls)
 
     def _poison(
         self, owner: WorkOwner, outcome: Outcome, calls: Calls, *, faulted: bool = False, alone: bool = False
     ) -> None:
-        """``faulted``: by its own work, of which nothing goes on then.
+        """``faulted``: by its own work, all of which is then stopped.
 
-        ``alone``: it is no fault of the device, whatever its neighbours would have to do with one.
+        ``alone``: it is not a fault of the device, so ``on_fault`` is not called.
         """
-        new = owner.give_up(outcome, faulted)
+        new = owner.poison(outcome, faulted)
         if new and outcome.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not alone:
             calls.append(lambda: owner.on_fault(outcome))
-        unstoppable = [item for item in owner.pending if self._goes_on(item)]
-        self._turns.drop(owner.group)
+        unstoppable = [item for item in owner.pending if self._is_unstoppable(item)]
+        self._ready.drop(owner.queue)
         for item in unstoppable:
-            self._turns.add(item)
+            self._ready.add(item)
 
-    def _goes_on(self, item: WorkItem) -> bool:
-        """Whether a kernel of a context that was given up runs to its end: it has begun and cannot be stopped."""
+    def _is_unstoppable(self, item: WorkItem) -> bool:
+        """Return whether a kernel of a poisoned context runs to its end: it has begun and cannot be stopped."""
         return item.begun and not item.owner.cancel.is_set() and not self._closing
 
     def _flush(self, owner: WorkOwner, calls: Calls) -> None:
-        # Whoever runs an item finishes it: until then its host bytes and device memory are in use.
-        for item in [each for each in owner.pending if not each.running and not self._goes_on(each)]:
+        # The thread that runs an item finishes it: until then its host bytes and device memory are in use.
+        for item in [each for each in owner.pending if not each.running and not self._is_unstoppable(each)]:
             item.mark_finished()
             item.successors.clear()
             owner.remove(item)
@@ -211,9 +211,9 @@ class Scheduler:
             owner.when_at_rest = None
 
     def wait_until_at_rest(self, owner: WorkOwner, seconds: float | None) -> bool:
-        """Return whether nothing of a poisoned or destroyed context runs, waiting so long for it at most.
+        """Return whether nothing of a poisoned or destroyed context runs, waiting at most this time.
 
-        Where kernels can be stopped that takes a few milliseconds, for the cancel flag is set: None, no limit.
+        If kernels can be stopped this takes a few milliseconds, for the cancel flag is set: None, no limit.
         """
         with self.lock:
             return self._rested.wait_for(lambda: not owner.pending, seconds)
@@ -241,17 +241,17 @@ def _queue_callbacks(item: WorkItem, calls: Calls) -> None:
         calls.append(lambda callback=callback: callback(outcome))  # type: ignore[misc]
 
 
-def _make(calls: Calls) -> None:
+def _call_each(calls: Calls) -> None:
     for call in calls:
         try:
             call()
-        except Exception:  # a defect of whoever is told; the compute thread has other clients to serve
+        except Exception:  # a defect of the callback; the compute thread has other clients to serve
             traceback.print_exc()
 
 
 def _outcome_of(error: Exception) -> Outcome:
     if isinstance(error, MemoryError):
-        # Half a kernel cannot be taken back: its context is lost, and no other.
+        # Half a kernel cannot be undone: its context is lost, and no other.
         return Outcome(Result.ERROR_OUT_OF_MEMORY, f"the emulated device has no host memory left: {error}")
     if isinstance(error, DeviceFault):
         try:

@@ -9,13 +9,13 @@ from typing import Protocol
 
 from pympsd_server.backends.emulated.device.trace import Trace
 from pympsd_server.backends.emulated.ptx.faults import Cancelled
-from pympsd_server.backends.emulated.scheduling.fair_share import Group, TimeShare
+from pympsd_server.backends.emulated.scheduling.fair_share import ContextQueue, TimeShare
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.interface import Completion, Outcome
 
 
 class WorkStream(Protocol):
-    """What the work in a stream is ordered by. Its fields are guarded by the scheduler's lock."""
+    """The state by which the work in a stream is ordered. Its fields are guarded by the scheduler's lock."""
 
     blocking: bool
     """Whether it and the legacy default stream wait for each other."""
@@ -29,7 +29,7 @@ class WorkOwner(Protocol):
 
     cancel: Flag
     """Set when what runs is to stop."""
-    group: Group
+    queue: ContextQueue
     on_fault: Callable[[Outcome], None]
     pending: dict[WorkItem, None]
     """Unfinished items, in the order they came."""
@@ -47,7 +47,7 @@ class WorkOwner(Protocol):
     def check(self) -> None:
         """Raise BackendError with the sticky error of a poisoned or destroyed context."""
 
-    def give_up(self, outcome: Outcome, faulted: bool) -> bool:
+    def poison(self, outcome: Outcome, faulted: bool) -> bool:
         """Keep the error and stop kernels, after a fault of its own work in any case; return whether it is new."""
 
     def order(self, item: WorkItem) -> list[WorkItem]:
@@ -79,9 +79,9 @@ class WorkItem:
         """time.perf_counter_ns() when it finished."""
 
     @property
-    def group(self) -> Group:
+    def queue(self) -> ContextQueue:
         """The context's work that is ready."""
-        return self.owner.group
+        return self.owner.queue
 
     @property
     def begun(self) -> bool:

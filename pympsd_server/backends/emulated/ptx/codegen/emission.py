@@ -63,7 +63,7 @@ def emit(writer: Writer, operation: Operation) -> None:
 
 
 def dtype_of(writer: Writer, operation: Operation) -> DType:
-    """The dtype of the operation's last type suffix."""
+    """Return the dtype of the operation's last type suffix."""
     if not operation.types:
         raise writer.refuse("no type")
     return DTYPES[operation.types[-1]]

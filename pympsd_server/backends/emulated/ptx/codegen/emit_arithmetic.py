@@ -27,7 +27,7 @@ _PAIRS = {"u16x2": U16, "s16x2": S16}
 
 
 def _pairs(w: Writer, o: Operation) -> None:
-    """add, min or max of two packed 16-bit integers."""
+    """Write add, min or max of two packed 16-bit integers."""
     if o.modifiers or o.name == "sub":
         raise w.refuse()
     names = [w.keep(f"{w.value(x, U32)}.view(d_u4)") for x in o.operands[1:]]
@@ -88,7 +88,7 @@ def _carry_chain(w: Writer, o: Operation, a: str, b: str, subtract: bool) -> Non
 
 
 def _product(w: Writer, o: Operation) -> tuple[str, DType]:
-    """The product of operands 1 and 2 by .lo, .hi or .wide, and its dtype."""
+    """Return the product of operands 1 and 2 by .lo, .hi or .wide, and its dtype."""
     dtype = dtype_of(w, o)
     if o.type in _PAIRS or o.one_of("rn", "rz", "rm", "rp", "ftz"):
         raise w.refuse()

@@ -17,7 +17,7 @@ _TYPES = (*BITS, *INTEGERS, *FLOATS, "bf16", "f16x2", "bf16x2")
 
 
 def _comparison(w: Writer, o: Operation, a: str, b: str, is_float: bool) -> str:
-    """A boolean expression for the operation's comparison of two values."""
+    """Return a boolean expression for the operation's comparison of two values."""
     which = o.modifiers[0]
     if which in ("num", "nan"):
         return f"~unordered({a}, {b})" if which == "num" else f"unordered({a}, {b})"
@@ -71,7 +71,7 @@ def _targets(operand: Argument) -> tuple[Argument, Argument | None]:
 
 
 def _halves(w: Writer, o: Operation) -> list[str]:
-    """The comparison of each half of packed operands."""
+    """Return the comparison of each half of packed operands."""
     packed = [w.value(x, U32) for x in o.operands[1:3]]
     found = []
     for part in ("low_half", "high_half"):

@@ -102,7 +102,7 @@ def _convert_pair(w: Writer, o: Operation, target: str, source: str) -> None:
 
 
 def _converted(w: Writer, o: Operation, name: str, source: str, target: str) -> tuple[str, DType]:
-    """An expression for the value converted, and its dtype."""
+    """Return an expression for the value converted, and its dtype."""
     dtype = DTYPES[target]
     rounding = o.one_of(*ROUNDINGS, *_INTEGRAL)
     if source == "bf16":

@@ -16,7 +16,7 @@ def is_float(operation: Operation) -> bool:
 
 
 def emit_float(w: Writer, o: Operation) -> None:
-    """Any arithmetic instruction whose type is a float."""
+    """Write any arithmetic instruction whose type is a float."""
     if o.has("lo") or o.has("hi") or o.has("wide") or o.has("cc"):
         raise w.refuse()
     inputs = o.operands[1:]
@@ -31,7 +31,7 @@ def emit_float(w: Writer, o: Operation) -> None:
 
 
 def _bfloat(w: Writer, o: Operation, names: list[str]) -> str:
-    """A bfloat16 operation in float32 (fma in double), rounded once."""
+    """Return a bfloat16 operation, computed in float32 (fma in double), rounded once."""
     if o.name in ("fma", "mad"):
         a, b, c = (w.keep(f"{n}.astype(d_f8)") for n in names)
         result = f"add_to_odd({a} * {b}, {c})"
@@ -64,7 +64,7 @@ def _pair(w: Writer, o: Operation, inputs: tuple[Argument, ...]) -> None:
 
 
 def expression(w: Writer, o: Operation, names: list[str], dtype: DType) -> str:
-    """The operation on `names` (of `dtype`), with .ftz, rounding and .sat."""
+    """Return the operation on `names` (of `dtype`), with .ftz, rounding and .sat."""
     if o.has("ftz"):
         names = [w.keep(f"flush({n})") for n in names]
     result = _rounded(w, o, names, dtype)

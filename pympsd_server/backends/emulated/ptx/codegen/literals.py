@@ -1,17 +1,19 @@
-"""Literals as NumPy scalars."""
+"""Literals as NumPy scalars, and the initial bytes of variables."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.datatypes import DType
-from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
+from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, DType
+from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Initialiser, Variable
 
 
 def immediate_value(literal: Immediate, dtype: DType) -> Any:
-    """The literal as a scalar of `dtype`; integers wrap, floats convert."""
+    """Return the literal as a scalar of `dtype`; integers wrap, floats convert."""
     if literal.form == "f32":
         return _float(np.uint32(literal.value).view(np.float32), dtype)
     if literal.form == "f64":
@@ -34,3 +36,22 @@ def _float(value: Any, dtype: DType) -> Any:
         with np.errstate(all="ignore"):
             bits = np.float32(value).view(np.uint32)
     return bits.astype(dtype)
+
+
+def initial_bytes(variable: Variable, addresses: Mapping[str, int]) -> bytes:
+    """Return a variable's initial contents; elements without an initialiser are zero."""
+    dtype = DTYPES[variable.type]
+    values = b"".join(_initial_value(v, dtype, addresses, variable) for v in variable.initial)
+    if len(values) > variable.size:
+        raise InvalidPtx(f"too many initial values for {variable.name}", variable.line)
+    return values.ljust(variable.size, b"\0")
+
+
+def _initial_value(
+    initial: Initialiser, dtype: np.dtype[Any], addresses: Mapping[str, int], variable: Variable
+) -> bytes:
+    if initial.symbol is None:
+        return immediate_value(initial.value, dtype).tobytes()  # type: ignore[no-any-return]
+    if initial.symbol not in addresses or dtype.itemsize != 8:
+        raise InvalidPtx(f"unsupported initialiser {initial.symbol} of {variable.name}", variable.line)
+    return int(addresses[initial.symbol] + initial.value.value).to_bytes(8, "little")

@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Any
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.codegen import (
     emit_arithmetic,
@@ -20,52 +20,18 @@ from pympsd_server.backends.emulated.ptx.codegen import (
     emit_warp,
 )
 from pympsd_server.backends.emulated.ptx.codegen.emission import emit
+from pympsd_server.backends.emulated.ptx.codegen.emit_control import BlockPlan, emit_end
 from pympsd_server.backends.emulated.ptx.codegen.writer import Constants, Writer
-from pympsd_server.backends.emulated.ptx.datatypes import BOOL, DTYPE_NAMES, U32
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
-from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, Block, build_blocks, without_dead_results
-from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Register, Sink, Symbol
+from pympsd_server.backends.emulated.ptx.datatypes import DTYPE_NAMES
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
+from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Symbol
 from pympsd_server.backends.emulated.ptx.math import bits, conversion, directed_doubles, floats, integers, rounding
 from pympsd_server.backends.emulated.ptx.runtime import atomics, spaces, special_registers, warp
-from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 EMITTERS = (emit_arithmetic, emit_bits, emit_compare, emit_convert, emit_float, emit_memory, emit_warp)
 _LIBRARY = (
     atomics, bits, conversion, directed_doubles, floats, integers, rounding, spaces, special_registers, warp
 )  # fmt: skip
-_SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep"})
-_LAST = {"exit": "exit", "trap": "trap", "brkpt": "trap", "assertfail": "assert"}
-_BARRIER_MODIFIERS = frozenset(["sync", "arrive", "red", "popc", "and", "or", "aligned", "cta"])
-
-
-@frozen
-class BarrierPlan:
-    """How a barrier behaves: `reduction` is popc, and, or, or "" for plain; arrive does not wait."""
-
-    arrive: bool
-    reduction: str
-    result: int | None
-
-
-@frozen
-class BlockPlan:
-    """What the scheduler knows of a block. `kind` says what its function returns:
-
-    "next": registers of `target`; "branch": (condition, registers of `target`, registers of `following`);
-    "index": (index, one tuple of registers per entry of `targets`); "exit": nothing; "trap", "assert";
-    "barrier": ((number, count or None, predicate or None), registers of `following`).
-    `meeting` is a membermask (or the position of its register in live_in) for which lanes meet first.
-    """
-
-    kind: str
-    target: int
-    following: int
-    targets: tuple[int, ...]
-    live_in: tuple[int, ...]
-    dtypes: tuple[np.dtype[Any], ...]
-    meeting: int | np.uint32 | None
-    weight: int
-    barrier: BarrierPlan | None
 
 
 @define
@@ -82,7 +48,7 @@ class Translation:
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def functions(self, addresses: dict[str, int]) -> list[Callable[..., Any]]:
-        """The block functions, with the addresses of the linked module's variables."""
+        """Return the block functions, with the addresses of the linked module's variables."""
         with self._lock:
             if self._compiled is None:
                 self._compiled = compile(self.source, f"<ptx {self.code.name}>", "exec")
@@ -142,7 +108,7 @@ def translate(code: Code) -> Translation:
         writer = Writer(code, constants, _parameters_at_zero(layout), block.live_in)
         for operation in without_dead_results(block, blocks, code.carry):
             emit(writer, operation)
-        plan, returned = _finish(writer, block, blocks)
+        plan, returned = emit_end(writer, block, blocks)
         plans.append(plan)
         arguments = "".join(f", r{r}" for r in block.live_in)
         lines.append(f"def block{number}(B, T{arguments}):")
@@ -157,99 +123,3 @@ def _parameters_at_zero(layout: _Layout) -> Callable[[Symbol], int]:
         return 0 if symbol.space == "param" else layout.offset_of(symbol)
 
     return offset_of
-
-
-def _outgoing(writer: Writer, blocks: list[Block], target: int) -> str:
-    if target == EXIT:
-        return "()"
-    return f"({''.join(writer.register_value(r) + ', ' for r in blocks[target].live_in)})"
-
-
-def _finish(w: Writer, block: Block, blocks: list[Block]) -> tuple[BlockPlan, str]:
-    last = block.terminator
-    following = EXIT if block.following is None else block.following
-    if last is None:
-        return _plan(block, w, "next", target=following), _outgoing(w, blocks, following)
-    w.begin(last)
-    if last.name == "bra":
-        return _branch(w, block, blocks, last, block.targets[0], following)
-    if last.name == "brx":
-        index = w.value(last.operands[0], U32)
-        all_targets = ", ".join(_outgoing(w, blocks, t) for t in block.targets)
-        return _plan(block, w, "index"), f"{index}, ({all_targets},)"
-    if last.name in ("bar", "barrier"):
-        return _barrier(w, block, blocks, last, following)
-    if last.name == "exit" and last.guard is not None:
-        return _branch(w, block, blocks, last, EXIT, following)
-    return _plan(block, w, _LAST[last.name]), "None"
-
-
-def _branch(
-    w: Writer, block: Block, blocks: list[Block], last: Operation, target: int, following: int
-) -> tuple[BlockPlan, str]:
-    if last.guard is None:
-        return _plan(block, w, "next", target=target), _outgoing(w, blocks, target)
-    if last.guard.negated:
-        target, following = following, target
-    condition = w.value(last.guard.register, BOOL)
-    taken, other = _outgoing(w, blocks, target), _outgoing(w, blocks, following)
-    plan = _plan(block, w, "branch", target=target, following=following)
-    return plan, f"{condition}, {taken}, {other}"
-
-
-def _barrier(w: Writer, block: Block, blocks: list[Block], last: Operation, following: int) -> tuple[BlockPlan, str]:
-    unknown = [m for m in last.modifiers if m not in _BARRIER_MODIFIERS]
-    if unknown:
-        raise w.refuse(f"modifier .{unknown[0]}")
-    arrive, operands = last.has("arrive"), list(last.operands)
-    reduction = last.one_of("popc", "and", "or")
-    predicate, target = "None", None
-    if last.has("red"):
-        if not reduction or len(operands) < 3:
-            raise w.refuse()
-        target, predicate = operands.pop(0), w.value(operands.pop(), BOOL)
-    if not 1 <= len(operands) <= 2:
-        raise w.refuse(f"{len(operands)} operands")
-    number = w.value(operands[0], U32)
-    count = w.value(operands[1], U32) if len(operands) == 2 else "None"
-    after = blocks[following].live_in if following != EXIT else ()
-    result = None
-    if isinstance(target, Register):
-        # A placeholder: the scheduler puts the result there when the barrier opens.
-        result = after.index(target.number) if target.number in after else None
-        w.current[target.number] = (w.scalar(0, w.register_dtype(target.number)), w.register_dtype(target.number))
-    elif target is not None and not isinstance(target, Sink):
-        raise w.refuse("the result is no register")
-    plan = BarrierPlan(arrive, reduction, result)
-    outgoing = _outgoing(w, blocks, following)
-    made = _plan(block, w, "barrier", following=following, barrier=plan)
-    return made, f"({number}, {count}, {predicate}), {outgoing}"
-
-
-def _plan(
-    block: Block,
-    w: Writer,
-    kind: str,
-    target: int = EXIT,
-    following: int = EXIT,
-    barrier: BarrierPlan | None = None,
-) -> BlockPlan:
-    spins = any(
-        o.name in _SPINNING or o.has("volatile") or o.has("acquire") or o.has("relaxed") for o in block.operations
-    )
-    dtypes = tuple(w.register_dtype(r) for r in block.live_in)
-    meeting = _meeting(block, w)
-    return BlockPlan(
-        kind, target, following, block.targets, block.live_in, dtypes, meeting, 64 if spins else 1, barrier
-    )
-
-
-def _meeting(block: Block, w: Writer) -> int | np.uint32 | None:
-    if block.meeting is None:
-        return None
-    if isinstance(block.meeting, Immediate):
-        return np.uint32(block.meeting.value & 0xFFFFFFFF)
-    if isinstance(block.meeting, Register) and w.register_dtype(block.meeting.number) != BOOL:
-        return block.live_in.index(block.meeting.number)
-    line = block.operations[0].line if block.operations else None
-    raise InvalidPtx("unsupported membermask", line)

@@ -34,7 +34,7 @@ _CALL = re.compile(r"\w\(")
 
 
 def _is_pure(expression: str) -> bool:
-    """Operators, views and casts only: an expression that can be left out."""
+    """Return whether an expression has operators, views and casts only, and can be left out."""
     return _CALL.search(expression.replace(".view(", " (").replace(".astype(", " (")) is None
 
 
@@ -123,7 +123,7 @@ class Writer:
         return f"{letter}{self.temporaries}"
 
     def keep(self, expression: str) -> str:
-        """Compute `expression` once; its name."""
+        """Write a line that computes `expression`; return its name."""
         if expression.isidentifier():
             return expression
         name = self.name()
@@ -141,7 +141,7 @@ class Writer:
         return self.constants.scalar(dtype.type(value))
 
     def value(self, operand: Argument, dtype: DType) -> str:
-        """A name or simple expression for the operand's bits as `dtype` (cut off if the register is wider)."""
+        """Return a name or simple expression for the operand's bits as `dtype` (cut off if the register is wider)."""
         match operand:
             case Register(number):
                 return self._register(number, dtype)
@@ -227,7 +227,7 @@ class Writer:
             self.assign(target, first, first_type)
 
     def address(self, memory: Argument) -> tuple[str, int]:
-        """(base value, constant offset) of a memory operand. Bases are uint64, or uint32 for 32-bit ones."""
+        """Return (base value, constant offset) of a memory operand. Bases are uint64, or uint32 for 32-bit ones."""
         if not isinstance(memory, Memory):
             raise self.refuse("expected an address")
         base = memory.base
@@ -241,7 +241,7 @@ class Writer:
         return self.value(base, U64 if width == 8 else U32), memory.offset
 
     def span(self, space: str, base: str, offset: int, size: int, nbytes: int) -> str:
-        """Name of the index array for elements of `size` bytes at `base`; the access is checked with others."""
+        """Return the index array's name for elements of `size` bytes at `base`; checked with other accesses."""
         key = (space, base, size)
         if key not in self.spans:
             terms = self.sums.get(base)
@@ -251,11 +251,11 @@ class Writer:
         return self.spans[key].name
 
     def register_value(self, number: int) -> str:
-        """The register at the end of the block, in the dtype of its declaration."""
+        """Return the register at the end of the block, in the dtype of its declaration."""
         return self._register(number, self.register_dtype(number))
 
     def text(self, returned: str) -> list[str]:
-        """The lines of the function, without those whose result nothing uses, and its return."""
+        """Return the lines of the function, without unused results, and its return statement."""
         needed = set(_IDENTIFIER.findall(returned))
         kept = [f"return {returned}"]
         for item in reversed(self.lines):

@@ -44,7 +44,7 @@ def _elements(operation: Operation, value: Argument) -> tuple[Argument, ...]:
 
 
 def _access(operation: Operation) -> tuple[str, int, tuple[Argument, ...]] | None:
-    """(variable, offset, values) if this is a ld.param or st.param of a call's parameter."""
+    """Return (variable, offset, values) if this is a ld.param or st.param of a call's parameter."""
     if operation.name not in ("ld", "st") or not operation.has("param"):
         return None
     if len(operation.operands) != 2:

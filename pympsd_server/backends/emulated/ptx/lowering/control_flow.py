@@ -1,4 +1,4 @@
-"""Basic blocks of a kernel, and which registers are alive where."""
+"""Basic blocks of a kernel, and the registers alive at their starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Block:
 
 
 def sync_mask(operation: Operation) -> Argument | None:
-    """The membermask of a warp-synchronising operation (shfl.sync, vote.sync, bar.warp.sync...)."""
+    """Return the membermask of a warp-synchronising operation (shfl.sync, vote.sync, bar.warp.sync...)."""
     is_warp_barrier = operation.name in ("bar", "barrier") and operation.has("warp")
     if not is_warp_barrier and (not operation.has("sync") or operation.name in ("bar", "barrier")):
         return None
@@ -151,7 +151,7 @@ def _uses(block: Block, carry: Register) -> tuple[set[int], set[int]]:
 
 
 def without_dead_results(block: Block, blocks: list[Block], carry: Register) -> list[Operation]:
-    """The block's operations, less those whose results nobody reads; dead results of atomics are dropped.
+    """Return the block's operations, less those whose results are never read; dead results of atomics are dropped.
 
     Emitters have not seen the dropped operations, so only plain moves and atomics are touched.
     """

@@ -52,7 +52,7 @@ _NOT_PREDICABLE = frozenset({"bar", "barrier", "trap", "call", "assertfail", "br
 
 @define
 class _Names:
-    """What names mean in a scope; `labels` is shared by all scopes of one function instance."""
+    """The meaning of names in a scope; `labels` is shared by all scopes of one function instance."""
 
     meanings: dict[str, Argument]
     prefix: str
@@ -64,7 +64,7 @@ class _Names:
 
 
 def flatten(module: Module, kernel: Function) -> Code:
-    """The kernel as one list of operations. Raises InvalidPtx for what cannot be inlined or resolved."""
+    """Return the kernel as one list of operations. Raises InvalidPtx for what cannot be inlined or resolved."""
     code = Code(kernel.name)
     code.carry = code.new_register("u32")
     names = _Names({}, "", None)
@@ -77,7 +77,7 @@ def flatten(module: Module, kernel: Function) -> Code:
 
 
 def parameter_layout(parameters: tuple[Variable, ...]) -> list[tuple[Variable, int]]:
-    """Each parameter with its offset in the parameter buffer."""
+    """Return each parameter with its offset in the parameter buffer."""
     layout, offset = [], 0
     for parameter in parameters:
         offset = -(-offset // parameter.alignment) * parameter.alignment
@@ -237,7 +237,7 @@ class _Flattener:
             self.code.operations.append(plain("mov", (type_name,), (wanted, inner), line))
 
     def _bind(self, formal: Variable, given: Argument, line: int) -> Argument:
-        """A call's .param is aliased (its value is only read inside); a register is copied."""
+        """Alias a call's .param (its value is only read inside), or copy a register."""
         if formal.space == "param":
             if not (isinstance(given, Symbol) and given.space == "call"):
                 raise InvalidPtx("unsupported: register passed for a .param argument", line)

@@ -16,7 +16,7 @@ class Register:
 
 @frozen
 class Sink:
-    """`_`: a result nobody wants."""
+    """`_`: an unused result."""
 
 
 @frozen
@@ -96,7 +96,7 @@ class Operation:
         return modifier in self.modifiers
 
     def one_of(self, *choices: str) -> str:
-        """The modifier among `choices` that this operation has, or ""."""
+        """Return the modifier among `choices` that this operation has, or ""."""
         return next((m for m in self.modifiers if m in choices), "")
 
 
@@ -140,7 +140,7 @@ def has_result(operation: Operation) -> bool:
 
 
 def registers_in(argument: Argument) -> list[Register]:
-    """The registers an operand names."""
+    """Return the registers an operand names."""
     match argument:
         case Register():
             return [argument]
@@ -161,7 +161,7 @@ def written(operation: Operation, carry: Register) -> list[Register]:
 
 
 def read(operation: Operation, carry: Register) -> list[Register]:
-    """Registers whose value matters; under a guard also those that may keep their old value."""
+    """Return the registers whose value matters; under a guard also those that may keep their old value."""
     start = 1 if has_result(operation) else 0
     found = [r for operand in operation.operands[start:] for r in registers_in(operand)]
     if operation.name in ("addc", "subc", "madc"):

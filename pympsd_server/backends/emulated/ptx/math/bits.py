@@ -13,7 +13,7 @@ def population(value: Value) -> Value:
 
 
 def _smear(value: Value) -> Value:
-    """All bits below the highest set bit, and it, set. `value` is unsigned."""
+    """Return all bits below the highest set bit, and it, set. `value` is unsigned."""
     step = 1
     while step < value.dtype.itemsize * 8:
         value = value | (value >> value.dtype.type(step))
@@ -56,7 +56,7 @@ def _ones(length: Value) -> Value:
 
 
 def _field_operand(value: Value, width: int) -> Value:
-    """A field's position or length, as uint64. PTX has 0 to 255; of what is beyond, do as an H200 does."""
+    """Return a field's position or length, as uint64. Beyond PTX's 0 to 255 it is what an H200 makes of it."""
     return (value & np.uint32(255) if width < 64 else np.minimum(value, np.uint32(255))).astype(np.uint64)
 
 

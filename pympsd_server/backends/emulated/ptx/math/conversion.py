@@ -47,7 +47,7 @@ def integer_to_float(value: Value, dtype: DType, mode: str) -> Value:
 
 
 def _integer_to_odd(value: Value, wide: Value) -> Value:
-    """A 64-bit integer as a double rounded to odd: of its bits below the 53rd only "there were some" is kept."""
+    """Return a 64-bit integer as a double rounded to odd: the last bit says that lower bits were cut off."""
     size = np.abs(value.astype(np.float64))
     sticky = value.dtype.type(0x7FF)
     cut = (value & sticky) != 0
@@ -57,7 +57,7 @@ def _integer_to_odd(value: Value, wide: Value) -> Value:
 
 
 def _whole_directed(value: Value, mode: str) -> Value:
-    """A 64-bit integer to f64, rounding rz, rm or rp."""
+    """Return a 64-bit integer as f64, rounding rz, rm or rp."""
     nearest = value.astype(np.float64)
     if value.dtype.itemsize < 8:
         return nearest
@@ -76,12 +76,12 @@ def float_to_float(value: Value, dtype: DType, mode: str) -> Value:
 
 
 def float_from_bfloat(bits: Value) -> Value:
-    """bfloat16 bits (uint16) to float32."""
+    """Convert bfloat16 bits (uint16) to float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def bfloat_from_float(value: Value, mode: str = "rn") -> Value:
-    """float32 (or float64, rounded to odd) to bfloat16 bits (uint16). NaN becomes 0x7fff."""
+    """Convert float32 (or float64, rounded to odd) to bfloat16 bits (uint16). NaN becomes 0x7fff."""
     if value.dtype.itemsize == 8:
         value = _single_to_odd(value)
     bits = value.view(np.uint32)
@@ -103,7 +103,7 @@ def _single_to_odd(value: Value) -> Value:
 
 
 def pack_halves(high: Value, low: Value) -> Value:
-    """Two 16-bit values as one 32-bit value."""
+    """Return two 16-bit values as one 32-bit value."""
     return (high.view(np.uint16).astype(np.uint32) << np.uint32(16)) | low.view(np.uint16).astype(np.uint32)
 
 

@@ -15,7 +15,7 @@ from pympsd_server.backends.emulated.ptx.math.rounding import fma64, two_product
 
 
 def extreme(total: Value, *operands: Value) -> Value:
-    """Where error terms may over- or underflow: finite operands, some number very large or small."""
+    """Return where error terms may over- or underflow: finite operands, some number very large or small."""
     found = np.bool_(False)
     finite = np.bool_(True)
     for value in (total, *operands):
@@ -27,7 +27,7 @@ def extreme(total: Value, *operands: Value) -> Value:
 
 
 def exact_errors(operation: str, total: Value, operands: tuple[Value, ...], error: Value, where: Value) -> Value:
-    """`error` with the sign of (exact - total) put right at `where`, by rational arithmetic."""
+    """Return `error` with the sign of (exact - total) corrected at `where`, by rational arithmetic."""
     shape = np.broadcast_shapes(total.shape, *(v.shape for v in operands))
     flat: list[Array] = [np.broadcast_to(v, shape).reshape(-1) for v in (total, error, where, *operands)]
     out = flat[1].copy()
@@ -64,7 +64,7 @@ def _sign(value: Fraction) -> float:
 
 
 def directed_double(operation: str, mode: str, *operands: Value) -> Value:
-    """An f64 add, sub, mul, div, fma, sqrt or rcp with rounding `mode`: one step from nearest if need be."""
+    """Return an f64 add, sub, mul, div, fma, sqrt or rcp rounded by `mode`: at most one step from the nearest."""
     total, error = _nearest_and_error(operation, *operands)
     awkward = extreme(total, *operands)
     if awkward.any():
@@ -88,7 +88,7 @@ def directed_double(operation: str, mode: str, *operands: Value) -> Value:
 def _nearest_and_error(
     operation: str, a: Value, b: Value | None = None, c: Value | None = None
 ) -> tuple[Value, Value]:
-    """The result rounded to nearest, and something with the sign of (exact - rounded)."""
+    """Return the result rounded to nearest, and a number with the sign of (exact - rounded)."""
     if b is None:
         return _root_and_error(a) if operation == "sqrt" else _quotient_and_error(np.float64(1), a)
     if operation == "mul":

@@ -18,7 +18,7 @@ def rectify(value: Value) -> Value:
 
 
 def float_min(a: Value, b: Value) -> Value:
-    """The smaller operand, the number if one is NaN; -0 is less than +0."""
+    """Return the smaller operand, the number if one is NaN; -0 is less than +0."""
     result = np.fmin(a, b)
     zeros = (a == 0) & (b == 0)
     return select(zeros, select(np.signbit(a), a, b), result) if zeros.any() else result
@@ -66,7 +66,7 @@ def test_notanumber(x: Value) -> Value:
 
 
 def test_normal(x: Value) -> Value:
-    """Normal numbers; PTX counts zeros as normal."""
+    """Return which are normal numbers; PTX counts zeros as normal."""
     return np.isfinite(x) & ~test_subnormal(x)
 
 

@@ -8,14 +8,14 @@ from pympsd_server.backends.emulated.ptx.datatypes import DType, Value, unsigned
 
 
 def select(condition: Value, yes: Value, no: Value) -> Value:
-    """Per thread `yes` or `no`; a uniform condition keeps uniform values uniform."""
+    """Return per thread `yes` or `no`; a uniform condition keeps uniform values uniform."""
     if condition.ndim == 0:
         return yes if condition else no
     return np.where(condition, yes, no)
 
 
 def divide(a: Value, b: Value) -> Value:
-    """Quotient truncated towards zero. By zero, all bits are one, as on the hardware."""
+    """Return the quotient truncated towards zero. By zero, all bits are one, as on the hardware."""
     dtype = a.dtype
     zero = b == 0
     if dtype.kind == "u":
@@ -31,7 +31,7 @@ def divide(a: Value, b: Value) -> Value:
 
 
 def remainder(a: Value, b: Value) -> Value:
-    """Remainder with the sign of `a`. By zero, all bits are one, as on the hardware."""
+    """Return the remainder with the sign of `a`. By zero, all bits are one, as on the hardware."""
     zero = b == 0
     result = np.fmod(a, b)
     if not zero.any():
@@ -40,7 +40,7 @@ def remainder(a: Value, b: Value) -> Value:
 
 
 def multiply_high(a: Value, b: Value) -> Value:
-    """The upper half of the product."""
+    """Return the upper half of the product."""
     dtype = a.dtype
     if dtype.itemsize < 8:
         wide = np.dtype(f"{dtype.kind}{dtype.itemsize * 2}")
@@ -137,7 +137,7 @@ def _clamped(shifted: Value, amount: Value, bits: int) -> Value:
 
 
 def convert_integer(value: Value, dtype: DType, saturate: bool) -> Value:
-    """Integer to integer; with `saturate` clamped to the range of `dtype`."""
+    """Convert an integer to another type; with `saturate` it is clamped to the range of `dtype`."""
     if saturate:
         low, high = np.iinfo(value.dtype), np.iinfo(dtype)
         value = np.clip(value, max(low.min, high.min), min(low.max, high.max)).astype(value.dtype)

@@ -31,7 +31,7 @@ def saturate(value: Value) -> Value:
 
 
 def two_sum(a: Value, b: Value) -> tuple[Value, Value]:
-    """a + b = sum + error, exactly."""
+    """Return (sum, error) with a + b = sum + error, exactly."""
     total = a + b
     shadow = total - a
     return total, (a - (total - shadow)) + (b - shadow)
@@ -51,19 +51,19 @@ def two_product(a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _to_odd(total: Value, error: Value) -> Value:
-    """The double `total + error`, cut off, with the last bit set if anything was cut off."""
+    """Return the double `total + error`, cut off, with the last bit set if anything was cut off."""
     even = (total.view(np.uint64) & np.uint64(1)) == 0
     fix = even & (error != 0) & np.isfinite(total)
     return select(fix, np.nextafter(total, select(error > 0, np.inf, -np.inf)), total)
 
 
 def add_to_odd(a: Value, b: Value) -> Value:
-    """a + b of doubles, rounded to odd."""
+    """Return a + b of doubles, rounded to odd."""
     return _to_odd(*two_sum(a, b))
 
 
 def fma32(a: Value, b: Value, c: Value) -> Value:
-    """a * b + c of float32, rounded once."""
+    """Return a * b + c of float32, rounded once."""
     product = a.astype(np.float64) * b
     total = product + c
     if total.ndim == 0:
@@ -81,14 +81,14 @@ def fma32(a: Value, b: Value, c: Value) -> Value:
 
 
 def fma16(a: Value, b: Value, c: Value) -> Value:
-    """a * b + c of float16: double precision holds the exact sum closely enough to round once."""
+    """Return a * b + c of float16: double precision holds the exact sum closely enough to round once."""
     return (a.astype(np.float64) * b + c).astype(np.float16)
 
 
 def fma64(a: Value, b: Value, c: Value) -> Value:
-    """a * b + c of float64, rounded once."""
+    """Return a * b + c of float64, rounded once."""
     plain = a * b + c
-    # A product of finite numbers is finite, however great: an infinity added to it stays what it is.
+    # A product of finite numbers is finite, however great: an added infinity stays infinite.
     plain = select(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, plain)
     high, low = two_product(a, b)
     middle, rest = two_sum(c, low)
@@ -105,7 +105,7 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
 
 
 def _awkward(a: Value, b: Value, c: Value, product: Value) -> Value:
-    """Where the error terms above may over- or underflow."""
+    """Return where the error terms above may over- or underflow."""
     size = np.abs(product)
     extreme = (size > 2.0**1000) | (size < 2.0**-900) | (np.abs(a) > 2.0**990) | (np.abs(b) > 2.0**990)
     extreme = extreme | (np.abs(c) > 2.0**1000)
@@ -130,7 +130,7 @@ def _fma64_exact(a: Value, b: Value, c: Value, result: Value, where: Value) -> V
 
 
 def narrow(value: Value, dtype: DType, mode: str) -> Value:
-    """A double (rounded to odd if inexact) to a narrower float, rounding rn, rz, rm (down) or rp (up)."""
+    """Convert a double (rounded to odd if inexact) to a narrower float, rounding rn, rz, rm (down) or rp (up)."""
     nearest = value.astype(dtype)
     if mode in ("", "rn"):
         return nearest
@@ -145,7 +145,7 @@ def narrow(value: Value, dtype: DType, mode: str) -> Value:
 
 
 def directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: Value | None = None) -> Value:
-    """An f32 add, sub, mul, div or fma with rounding `mode`; `ftz` flushes what is tiny before rounding."""
+    """Return an f32 add, sub, mul, div or fma rounded by `mode`; `ftz` flushes tiny results before rounding."""
     x, y = a.astype(np.float64), b.astype(np.float64)
     if operation == "fma":
         assert c is not None

@@ -37,7 +37,7 @@ def atomic(
     used: bool,
     guard: Value | None,
 ) -> Value:
-    """Run one atom or red. Returns the old values (0 where `guard` is false), or nothing of use if not `used`.
+    """Run one atom or red. Returns the old values (0 where `guard` is false), or an undefined value if not `used`.
 
     `operands` is (value,), for cas (compare, value). Threads act one after another in thread order.
     """
@@ -84,7 +84,7 @@ def _is_plain(dtype: DType, function: str) -> bool:
 
 
 def _sorted(memory: Array, index: Array, first: Array, function: str, values: list[Array]) -> Array:
-    """Old values for operations sorted by address; `first` marks the first of each address."""
+    """Return the old values for operations sorted by address; `first` marks the first of each address."""
     if function == "cas":
         return _compare_and_swap(memory, index, first, values[0], values[1])
     step = _STEPS[function]
@@ -120,7 +120,7 @@ def _exchange(memory: Array, index: Array, first: Array, values: Array) -> Array
 def _by_rank(
     memory: Array, index: Array, first: Array, step: Callable[[Value, Value], Value], values: Array
 ) -> Array:
-    """The n-th operation of every address at once, for n = 0, 1, ..."""
+    """Run the n-th operation of every address at once, for n = 0, 1, ...; return the old values."""
     positions = np.arange(len(index))
     rank = positions - np.maximum.accumulate(np.where(first, positions, 0))
     old = np.empty(len(index), memory.dtype)
@@ -136,7 +136,7 @@ def _by_rank(
 
 
 def _compare_and_swap(memory: Array, index: Array, first: Array, compare: Array, values: Array) -> Array:
-    """Each round settles, per address, everything up to its next successful swap."""
+    """Settle in each round, per address, everything up to its next successful swap."""
     group = np.cumsum(first) - 1
     heads = index[first]
     current = memory[heads]

@@ -1,4 +1,4 @@
-"""CTA barriers of one batch: who waits, and when they may go on."""
+"""CTA barriers of one batch: the threads that wait, and when they may continue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes, spread
 
 if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.codegen.translation import BlockPlan
+    from pympsd_server.backends.emulated.ptx.codegen.emit_control import BlockPlan
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 BARRIERS = 16
@@ -20,7 +20,7 @@ _NOT_WAITING = -1
 
 @define(eq=False)
 class Waiting:
-    """Threads that stand at a barrier: where they go on, and with which registers."""
+    """Threads that wait at a barrier, with the block and registers they continue with."""
 
     plan: BlockPlan
     lanes: Lanes
@@ -38,9 +38,9 @@ class Barriers:
 
     def __init__(self, state: BatchState) -> None:
         self._state = state
-        # Which barrier each thread stands at.
+        # The barrier that each thread waits at.
         self._at = np.full(state.count, _NOT_WAITING, np.int8)
-        # Expected thread counts per (CTA, barrier); 0 is "everyone". And the threads announced by bar.arrive.
+        # Expected thread counts per (CTA, barrier); 0 means all. And the threads announced by bar.arrive.
         self._expected = np.zeros((state.blocks, BARRIERS), np.int64)
         self._announced = np.zeros((state.blocks, BARRIERS), np.int64)
         self.waiting: list[Waiting] = []
@@ -63,7 +63,7 @@ class Barriers:
         self.waiting.append(waiting)
 
     def open(self) -> Array | None:
-        """Per (CTA, barrier): whether it opens now; None if none does. Opened barriers are reset."""
+        """Return per (CTA, barrier) whether it opens now, None if none does. Opened barriers are reset."""
         state = self._state
         present = np.zeros((state.blocks, BARRIERS), np.int64)
         for number in np.unique(self._at[self._at >= 0]).tolist():
@@ -79,7 +79,7 @@ class Barriers:
         return opens
 
     def _warps_at(self, number: int) -> Array:
-        """Per CTA: warps all of whose living lanes stand at barrier `number`."""
+        """Return per CTA the warps all of whose living lanes wait at barrier `number`."""
         state = self._state
         flags = np.zeros(state.warps * WARP, np.bool_)
         flags[state.slot] = self._at == number
@@ -94,7 +94,7 @@ class Barriers:
 
 
 def reduce_predicates(state: BatchState, entries: list[tuple[Waiting, Array]], mode: str) -> list[Array]:
-    """bar.red: for each part (a waiting group and which of its threads go on) the result per thread."""
+    """Return for each part (a waiting group and its threads that continue) the result of bar.red per thread."""
     totals = np.zeros((2, state.blocks, BARRIERS), np.int64)
     for waiting, chosen in entries:
         cta = waiting.lanes.pick(state.cta)[chosen]

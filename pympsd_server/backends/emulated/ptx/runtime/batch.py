@@ -1,4 +1,4 @@
-"""Execution of a batch of CTAs: which threads run next, and how they meet again.
+"""Execution of a batch of CTAs: the choice of the threads to run next, and their reconvergence.
 
 The group at the lowest block runs first, so that diverged threads wait for each other where their
 paths join. Threads at a barrier, and lanes at a warp-synchronising operation whose partners are
@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.codegen.translation import BlockPlan
+from pympsd_server.backends.emulated.ptx.codegen.emit_control import BlockPlan
 from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.faults import Cancelled, DeviceAssertion, DeviceFault, LaunchFailed
 from pympsd_server.backends.emulated.ptx.linking import LoadedModule
@@ -35,7 +35,7 @@ class CancelFlag(Protocol):
 
 
 def preferred_blocks(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
-    """How many CTAs a batch should have; more if they wait for each other, fewer if they need much local memory."""
+    """Return a batch's number of CTAs: more if they wait for each other, fewer if they need much local memory."""
     threads = min(_MAXIMUM_LOCAL if together else PREFERRED_THREADS, max(1024, _MAXIMUM_LOCAL // max(local_bytes, 1)))
     return max(1, threads // threads_per_block)
 
@@ -67,7 +67,8 @@ class Batch:
         self._plans = kernel.translation.plans
         self._functions = module.functions(kernel_name)
         self._state = BatchState(
-            module,
+            module.space,
+            module.multiprocessors,
             grid,
             block,
             bytes(parameters),
@@ -78,7 +79,7 @@ class Batch:
             sm_of_block,
             workspace,
         )
-        # Made when first needed: most kernels never part their threads at a barrier.
+        # Made when first needed: in most kernels all threads reach a barrier together.
         self._barriers: Barriers | None = None
         undefined = tuple(d.type(0) for d in self._plans[0].dtypes)
         self._run: dict[int, list[Group]] = {0: [Group(self._state.all, undefined)]}
@@ -94,7 +95,7 @@ class Batch:
         return not (self._run or self._parked or self._held())
 
     def step(self, quantum_seconds: float, cancel: CancelFlag) -> bool:
-        """Run blocks until the batch is finished (True) or the time is over (False).
+        """Run blocks until the batch is finished (True) or the time is up (False).
 
         At least one block runs. Raises Cancelled when `cancel` is set, DeviceFault on a fault.
         """
@@ -113,7 +114,7 @@ class Batch:
         return True
 
     def _held(self) -> bool:
-        """Whether threads wait at barriers."""
+        """Return whether threads wait at barriers."""
         return self._barriers is not None and bool(self._barriers.waiting)
 
     def _advance(self) -> None:
@@ -145,7 +146,7 @@ class Batch:
     def _go(self, target: int, group: Group) -> None:
         if target == EXIT:
             self._state.exit(group.lanes)
-            self._someone_left()
+            self._after_exits()
             return
         self._run.setdefault(target, []).append(group)
         if self._burst:
@@ -188,7 +189,7 @@ class Batch:
                 self._go(target, part_of(lanes, registers, chosen))
 
     def _choose(self) -> int:
-        """The block to run next: the lowest, but for bursts of others when the lowest seems to spin."""
+        """Return the block to run next: the lowest, with bursts of others when the lowest seems to spin."""
         run = self._run
         if len(run) == 1 and not self._parked:
             return next(iter(run))
@@ -209,7 +210,7 @@ class Batch:
     # Lanes of a warp that must meet.
 
     def _meet(self, at: int, plan: BlockPlan, group: Group) -> Group | None:
-        """Those threads whose partners are all here; the others are parked."""
+        """Return those threads whose partners are all here; the others are parked."""
         if at in self._released:
             self._released.discard(at)
             return group
@@ -229,7 +230,7 @@ class Batch:
         return group.registers[mask].view(np.uint32) if isinstance(mask, int) else mask
 
     def _release_across(self) -> bool:
-        """Lanes that wait for each other at different places may go on: each place counts as the meeting."""
+        """Release lanes that wait for each other at different places: each place counts as the meeting."""
         if len(self._parked) < 2:
             return False
         flags = np.zeros(self._state.count, np.bool_)
@@ -258,8 +259,8 @@ class Batch:
             self._parked[at] = [part_of(group.lanes, group.registers, np.flatnonzero(~ready))]
         return True
 
-    def _someone_left(self) -> None:
-        """Exited threads are waited for no longer."""
+    def _after_exits(self) -> None:
+        """Let threads continue that waited for exited ones."""
         for at, parts in self._parked.items():
             self._run.setdefault(at, []).extend(parts)
         self._parked = {}
@@ -267,7 +268,7 @@ class Batch:
             self._open_barriers()
 
     def _unblock(self) -> None:
-        """Nothing can run: let lanes go that wait at different places, else the batch is stuck."""
+        """Release lanes that wait at different places when nothing can run; else the batch is deadlocked."""
         if self._held() and self._open_barriers():
             return
         if not self._release_across():
@@ -338,7 +339,7 @@ def _rest(entry: Waiting, chosen: Array) -> Waiting:
 
 
 def _with_result(plan: BlockPlan, group: Group, result: Array | None, plans: list[BlockPlan]) -> Group:
-    """The group with the result of bar.red in its register."""
+    """Return the group with the result of bar.red in its register."""
     position = None if plan.barrier is None else plan.barrier.result
     if result is None or position is None:
         return group

@@ -1,11 +1,11 @@
-"""The state of one batch of whole CTAs: who its threads are and the memory they reach."""
+"""The state of one batch of whole CTAs: its threads and the memory they access."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.ptx.datatypes import Array, DType
-from pympsd_server.backends.emulated.ptx.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.runtime.geometry import geometry
 from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes
 
@@ -17,14 +17,15 @@ def _aligned(size: int) -> int:
 
 
 class BatchState:
-    """Its threads (see Geometry) and what they reach besides global memory.
+    """Its threads (see Geometry) and the memory they access besides global memory.
 
     Shared and local memory are one array of frames each, one frame per CTA or thread.
     """
 
     def __init__(
         self,
-        module: LoadedModule,
+        space: AddressSpace,
+        multiprocessors: int,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         parameters: bytes,
@@ -35,8 +36,7 @@ class BatchState:
         sm_of_block: Array,
         workspace: int = 0,
     ) -> None:
-        self.module = module
-        self.space = module.space
+        self.space, self.multiprocessors = space, multiprocessors
         self.grid, self.block = grid, block
         self.blocks = len(sm_of_block)
         self.threads_per_block = block[0] * block[1] * block[2]
@@ -49,7 +49,6 @@ class BatchState:
         self.first_block = first_block
         self.sm_of_block = sm_of_block
         self.workspace = workspace
-        self.multiprocessors = module.multiprocessors
         self.all = Lanes(None, self.count)
         self.dynamic_shared = dynamic_shared
         self.dynamic_offset = _aligned(static_shared)
@@ -65,7 +64,7 @@ class BatchState:
         self._living: Array | None = None
 
     def view(self, space: str, dtype: DType) -> Array:
-        """The memory of a space as elements of `dtype`."""
+        """Return the memory of a space as elements of `dtype`."""
         if space == "global":
             return self.space.views[dtype]
         found = self._views.get((space, dtype))
@@ -75,7 +74,7 @@ class BatchState:
         return found
 
     def frame_bases(self, lanes: Lanes, space: str, shift: int) -> Array:
-        """Where each thread's frame begins, in elements of 2**shift bytes."""
+        """Return where each thread's frame begins, in elements of 2**shift bytes."""
         return lanes.fact((space, shift), lambda: self._bases(lanes, space, shift))  # type: ignore[no-any-return]
 
     def _bases(self, lanes: Lanes, space: str, shift: int) -> Array:
@@ -84,11 +83,11 @@ class BatchState:
         return lanes.indices() * (self.local_frame >> shift)
 
     def frame_size(self, space: str) -> int:
-        """Bytes of the space that one thread may address."""
+        """Return the bytes of the space that one thread may address."""
         return {"shared": self.shared_bytes, "local": self.local_bytes, "param": self.parameter_bytes}[space]
 
     def living_lanes(self) -> Array:
-        """Per warp (uint32): which lanes have not exited."""
+        """Return per warp (uint32) the lanes that have not exited."""
         if self._living is None:
             flags = np.zeros(self.warps * WARP, np.bool_)
             flags[self.slot] = self.alive
@@ -96,6 +95,6 @@ class BatchState:
         return self._living
 
     def exit(self, lanes: Lanes) -> None:
-        """These threads are done."""
+        """Note that these threads have exited."""
         self.alive[lanes.ids if lanes.ids is not None else slice(None)] = False
         self._living = None

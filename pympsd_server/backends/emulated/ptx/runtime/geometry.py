@@ -1,4 +1,4 @@
-"""Where each thread of a batch stands: the same for all batches of one shape."""
+"""The place of each thread in its batch: the same for all batches of one shape."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ class Geometry:
 
 @lru_cache(maxsize=16)
 def geometry(blocks: int, threads_per_block: int) -> Geometry:
-    """The shape's geometry; shared, never changed."""
+    """Return the shape's geometry; shared, never changed."""
     return Geometry(blocks, threads_per_block)

@@ -1,4 +1,4 @@
-"""A set of threads that run together, and what is worth remembering about it."""
+"""A set of threads that run together, and cached facts about it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Lanes:
         self.facts: dict[Hashable, Any] = {}
 
     def pick(self, value: Value) -> Value:
-        """The elements of a per-batch array that belong to these threads."""
+        """Return the elements of a per-batch array that belong to these threads."""
         return value if self.ids is None or value.ndim == 0 else value.take(self.ids)
 
     def fact(self, key: Hashable, compute: Callable[[], Any]) -> Any:
@@ -44,5 +44,5 @@ class Lanes:
 
 
 def spread(value: Value, count: int) -> Array:
-    """A uniform value as an array of `count` equal elements; an array as it is."""
+    """Return a uniform value as an array of `count` equal elements; an array as it is."""
     return value if value.ndim else np.full(count, value)

@@ -1,4 +1,4 @@
-"""Loads and stores: from addresses to elements of the memory views, every one checked."""
+"""Loads and stores: from addresses to elements of the memory views, with every access checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Elements = Value
 
 
 def _bounds(value: Value) -> tuple[int, int, int]:
-    """Lowest, highest and the union of the bits of integers."""
+    """Return the lowest, the highest and the union of the bits of integers."""
     if value.ndim == 0:
         number = int(value)
         return number, number, number
@@ -29,7 +29,7 @@ def _bounds(value: Value) -> tuple[int, int, int]:
 
 
 def global_elements(state: BatchState, address: Value, shift: int, align: int, accesses: Accesses) -> Value:
-    """Element indices (of 2**shift bytes) of global addresses, for accesses at several offsets.
+    """Return the element indices (of 2**shift bytes) of global addresses, for accesses at several offsets.
 
     `accesses` are (offset, bytes) pairs that all threads will make from `address`. Faults if one of
     them is misaligned or outside the client's allocations.
@@ -48,10 +48,10 @@ def global_elements(state: BatchState, address: Value, shift: int, align: int, a
 def sum_elements(
     state: BatchState, seen: Seen, x: Value, y: Value, shift: int, align: int, accesses: Accesses
 ) -> Elements:
-    """global_elements for the address x + y, of which one is usually uniform and the other an index.
+    """Return global_elements for the address x + y, of which one is usually uniform and the other an index.
 
-    `seen` remembers, for this run of a block, what was found out about the other: a block that indexes
-    several arrays in the same way looks at the index once.
+    `seen` remembers, for this run of a block, the facts about the other: a block that indexes several
+    arrays in the same way examines the index once.
     """
     if x.ndim:
         x, y = y, x
@@ -73,7 +73,7 @@ def sum_elements(
 
 
 def _index_facts(index: Array, shift: int) -> tuple[int, int, int, Array, bool]:
-    """Lowest, highest, union of bits, the index in elements, and whether its elements are consecutive."""
+    """Return the lowest, the highest, the union of bits, the index in elements, and whether it is consecutive."""
     low, high, bits = _bounds(index)
     scaled = index >> np.int64(shift) if shift else index
     consecutive = high - low == (len(index) - 1) << shift and bool((scaled[1:] - scaled[:-1] == 1).all())
@@ -83,7 +83,7 @@ def _index_facts(index: Array, shift: int) -> tuple[int, int, int, Array, bool]:
 def frame_elements(
     state: BatchState, lanes: Lanes, space: str, address: Value, shift: int, align: int, accesses: Accesses
 ) -> Value:
-    """The same for shared, local and parameter memory, whose addresses begin at 0 in each frame."""
+    """Return the elements of shared, local and parameter memory, whose addresses begin at 0 in each frame."""
     if address.dtype.kind == "u" and address.dtype.itemsize == 8:
         address = address.view(S64)
     low, high, bits = _bounds(address)
@@ -202,14 +202,14 @@ def store(
 
 
 def put(view: Array, index: Value, value: Value) -> None:
-    """view[index] = value; of several threads that store to one address the last wins."""
+    """Do view[index] = value; of several threads that store to one address the last wins."""
     if index.ndim == 0 and value.ndim:
         value = value[-1]
     view[index] = value
 
 
 def fetch(view: Array, index: Elements, displacement: int) -> Value:
-    """view[index + displacement]; a shifted view saves the addition."""
+    """Return view[index + displacement]; a shifted view saves the addition."""
     if type(index) is slice:
         return view[index.start + displacement : index.stop + displacement].copy()
     if displacement == 0:
@@ -220,7 +220,7 @@ def fetch(view: Array, index: Elements, displacement: int) -> Value:
 
 
 def put_at(view: Array, index: Elements, displacement: int, value: Value) -> None:
-    """view[index + displacement] = value; of several threads that store to one address the last wins."""
+    """Do view[index + displacement] = value; of several threads that store to one address the last wins."""
     if type(index) is slice:
         view[index.start + displacement : index.stop + displacement] = value
         return
@@ -232,6 +232,6 @@ def put_at(view: Array, index: Elements, displacement: int, value: Value) -> Non
 
 
 def displaced(address: Value, offset: int) -> Value:
-    """The address plus a constant, wrapping in its own width."""
+    """Return the address plus a constant, wrapping in its own width."""
     bits = 8 * address.dtype.itemsize
     return address + address.dtype.type(offset & ((1 << bits) - 1))

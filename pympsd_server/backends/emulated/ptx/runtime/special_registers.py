@@ -1,4 +1,4 @@
-"""Special registers: which exist, and their values for a batch."""
+"""The special registers that exist, and their values for a batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMERS = frozenset(["clock", "clock_hi", "clock64", "globaltimer", "globaltimer_
 
 
 def is_special(text: str) -> bool:
-    """Whether `%text` is a special register that this device has."""
+    """Return whether `%text` is a special register that this device has."""
     name, _, axis = text[1:].partition(".")
     if not text.startswith("%"):
         return False
@@ -33,7 +33,7 @@ def is_special(text: str) -> bool:
 
 
 def special(state: BatchState, lanes: Lanes, text: str, dtype: DType) -> Value:
-    """The register's value for these threads, as `dtype`."""
+    """Return the register's value for these threads, as `dtype`."""
     if text[1:] in TIMERS:
         return _timer(text[1:]).astype(dtype)
     return lanes.fact((text, dtype), lambda: _convert(lanes.pick(_whole(state, text)), dtype))

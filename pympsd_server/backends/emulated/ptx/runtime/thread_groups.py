@@ -18,7 +18,7 @@ class Group:
 
 
 def part_of(lanes: Lanes, registers: tuple[Value, ...], chosen: Array) -> Group:
-    """The group of only some of the threads (`chosen` are positions in `lanes`)."""
+    """Return the group of only some of the threads (`chosen` are positions in `lanes`)."""
     ids = chosen if lanes.ids is None else lanes.ids.take(chosen)
     return Group(Lanes(ids, len(chosen)), pick_registers(registers, chosen))
 
@@ -28,7 +28,7 @@ def pick_registers(registers: tuple[Value, ...], chosen: Array) -> tuple[Value, 
 
 
 def merge(parts: list[Group], dtypes: tuple[DType, ...], everyone: Lanes) -> Group:
-    """One group of disjoint ones. If it has all threads of the batch it is in thread order again."""
+    """Return one group of disjoint ones. If it has all threads of the batch it is in thread order again."""
     total = sum(part.lanes.count for part in parts)
     columns = zip(*(part.registers for part in parts), strict=True)
     if total == everyone.count:

@@ -17,7 +17,7 @@ _REMEMBERED = 32
 
 
 def ballot(state: BatchState, lanes: Lanes, predicate: Value) -> Array:
-    """Per warp of the batch (uint32): which of these threads have a true predicate."""
+    """Return per warp of the batch (uint32) which of these threads have a true predicate."""
     if lanes.ids is None and state.whole_warps and predicate.ndim:
         flags = predicate
     else:
@@ -27,7 +27,7 @@ def ballot(state: BatchState, lanes: Lanes, predicate: Value) -> Array:
 
 
 def active(state: BatchState, lanes: Lanes) -> Array:
-    """Per warp (uint32): which lanes are in this group."""
+    """Return per warp (uint32) the lanes in this group."""
     return lanes.fact("active", lambda: ballot(state, lanes, np.bool_(True)))  # type: ignore[no-any-return]
 
 
@@ -80,7 +80,7 @@ def shuffle(
 def _pattern(
     state: BatchState, lanes: Lanes, key: tuple[str, str, int, int], mode: str, where: Value, clamp: Value
 ) -> tuple[Array, Array]:
-    """The sources of a shuffle that is the same for all threads; for whole batches they are remembered."""
+    """Return the sources of a shuffle that is the same for all threads; for whole batches they are cached."""
     facts = lanes.facts if lanes.ids is not None else state.geometry.facts
     found: tuple[Array, Array] | None = facts.get(key)
     if found is None:
@@ -108,14 +108,14 @@ def _sources(state: BatchState, lanes: Lanes, mode: str, where: Value, clamp: Va
     source = np.where(valid, source, lane)
     ids = lanes.indices()
     if not state.whole_warps:
-        # A lane past the end of the CTA does not exist: its value is undefined, so keep one's own.
+        # A lane past the end of the CTA does not exist: its value is undefined, so the own value is kept.
         thread = lanes.pick(state.thread)
         source = np.where(thread - lane + source < state.threads_per_block, source, lane)
     return ids - lane + source, valid
 
 
 def _table(state: BatchState, lanes: Lanes, value: Value, absent: Value) -> Array:
-    """Values as one row per warp, `absent` for lanes that are not in the group."""
+    """Return values as one row per warp, `absent` for lanes that are not in the group."""
     table = np.full(state.warps * WARP, absent, value.dtype)
     table[lanes.pick(state.slot)] = value
     return table.reshape(-1, WARP)
@@ -160,7 +160,7 @@ def reduce(state: BatchState, lanes: Lanes, mode: str, value: Value, mask: Value
 
 
 def arrived_everywhere(state: BatchState, lanes: Lanes, mask: Value) -> Value:
-    """Per thread: whether every living lane that its membermask names is in this group."""
+    """Return per thread whether every living lane that its membermask names is in this group."""
     living = state.living_lanes()
     needed = _per_thread(state, lanes, living) & mask
     return (needed & ~active_mask(state, lanes)) == 0

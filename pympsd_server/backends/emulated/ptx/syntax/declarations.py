@@ -12,7 +12,7 @@ _VECTORS = {".v2": 2, ".v4": 4}
 
 
 def check_type(name: str, line: int) -> str:
-    """The type's name. Raises InvalidPtx for a type this device does not have."""
+    """Return the type's name. Raises InvalidPtx for a type this device does not have."""
     if name not in DTYPES:
         kind = "unsupported" if name in UNSUPPORTED_TYPES else "unknown"
         raise InvalidPtx(f"{kind} type .{name}", line)
@@ -40,7 +40,7 @@ def parse_registers(tokens: TokenStream) -> Registers:
 
 
 def parse_variable(tokens: TokenStream, *, extern: bool = False) -> Variable:
-    """`.space [.align n] [.v4] .type name[n] = ...`, without the closing semicolon."""
+    """Parse `.space [.align n] [.v4] .type name[n] = ...`, without the closing semicolon."""
     line = tokens.line
     space = tokens.take().text[1:]
     if space == "reg":

@@ -30,7 +30,7 @@ class Token:
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens but space and comments, and an "end" token. Raises InvalidPtx at a strange character."""
+    """Return all tokens but space and comments, and an "end" token. Raises InvalidPtx at a strange character."""
     tokens: list[Token] = []
     line, position = 1, 0
     while position < len(text):

@@ -28,7 +28,7 @@ _LINE_DIRECTIVES = frozenset({".loc", ".file"})
 
 
 def parse_body(tokens: TokenStream) -> tuple[Statement, ...]:
-    """Everything up to the matching `}`, which is taken too."""
+    """Return everything up to the matching `}`, which is consumed too."""
     statements: list[Statement] = []
     tokens.expect("{")
     while not tokens.accept("}"):

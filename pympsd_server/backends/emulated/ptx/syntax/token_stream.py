@@ -10,7 +10,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 
 class TokenStream:
-    """Looks at and takes tokens; every refusal carries the current line."""
+    """Looks at and consumes tokens; every refusal carries the current line."""
 
     def __init__(self, text: str) -> None:
         self._tokens = tokenize(text)
@@ -64,7 +64,7 @@ class TokenStream:
         return -value if negative else value
 
     def literal(self) -> Immediate:
-        """An integer or float literal with an optional sign."""
+        """Return an integer or float literal with an optional sign."""
         negative = self.accept("-")
         if not negative:
             self.accept("+")

@@ -1,4 +1,4 @@
-"""What the parser makes of PTX text: functions, statements and operands, nothing resolved yet."""
+"""The syntax tree of PTX text: functions, statements and operands, nothing resolved yet."""
 
 from __future__ import annotations
 

@@ -1,40 +1,28 @@
-"""The awaited message channel over real sockets: whole messages, their descriptors, and peers that misbehave."""
+"""The message channel over real sockets: whole messages, their descriptors, and misbehaving peers."""
 
 from __future__ import annotations
 
 import os
 import socket
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import wraps
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
 import trio.testing
+from time_limit import bounded
 
-from pympsd.channel.awaited import QUEUE_BYTES, MessageChannel
+from pympsd.channel.message_channel import QUEUE_BYTES, MessageChannel
 from pympsd.wire import frames, messages
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.link_messages import AdmitClient, ShutDown
 
-SECONDS = 20
 ADMIT = AdmitClient(1, 2, 3, 4, "c", 0, {"A": "b"})
-
-
-def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Give a test an absolute limit of time."""
-
-    @wraps(test)
-    async def run(*arguments: object, **keywords: object) -> None:
-        with trio.fail_after(SECONDS):
-            await test(*arguments, **keywords)
-
-    return run
 
 
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
-    """Two ends that may send two descriptors a message."""
+    """Two ends that accept two descriptors per message."""
     ours, theirs = trio.socket.socketpair()
     channels = MessageChannel(ours, fds_allowed=2), MessageChannel(theirs, fds_allowed=2)
     yield channels
@@ -44,7 +32,7 @@ async def pair() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
 
 @pytest.fixture
 async def stranger() -> AsyncIterator[tuple[socket.socket, MessageChannel]]:
-    """A raw peer, and a channel that takes no descriptors."""
+    """A raw peer, and a channel that accepts no descriptors."""
     raw, ours = socket.socketpair()
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours))
     yield raw, channel
@@ -86,12 +74,12 @@ async def test_sent_descriptors_are_closed_by_the_sender(pair: tuple[MessageChan
     assert received is not None
     (theirs,) = received[1]
     os.close(theirs)
-    assert os.read(reader, 1) == b""  # the end of file: nobody holds the writing end
+    assert os.read(reader, 1) == b""  # the end of file: the writing end is closed
     os.close(reader)
 
 
 @bounded
-async def test_a_large_message_passes_while_both_ends_work(pair: tuple[MessageChannel, MessageChannel]) -> None:
+async def test_large_messages_pass_while_both_ends_run(pair: tuple[MessageChannel, MessageChannel]) -> None:
     one, other = pair
     refused = messages.Refused(1, "x" * 1_000_000)
     async with trio.open_nursery() as nursery:
@@ -105,7 +93,7 @@ async def test_a_large_message_passes_while_both_ends_work(pair: tuple[MessageCh
 
 
 @bounded
-async def test_the_end_of_file_is_the_end(pair: tuple[MessageChannel, MessageChannel]) -> None:
+async def test_an_end_of_file_ends_the_channel(pair: tuple[MessageChannel, MessageChannel]) -> None:
     one, other = pair
     one.send(ShutDown(True))
     one.finish()
@@ -117,7 +105,7 @@ async def test_the_end_of_file_is_the_end(pair: tuple[MessageChannel, MessageCha
 
 
 @bounded
-async def test_an_end_in_the_middle_of_a_frame_is_the_other_sides_fault(
+async def test_an_end_of_file_within_a_frame_is_a_remote_error(
     stranger: tuple[socket.socket, MessageChannel],
 ) -> None:
     raw, channel = stranger
@@ -131,7 +119,7 @@ async def test_an_end_in_the_middle_of_a_frame_is_the_other_sides_fault(
 
 
 @bounded
-async def test_a_frame_over_the_ceiling_is_the_other_sides_fault(
+async def test_a_frame_over_the_ceiling_is_a_remote_error(
     stranger: tuple[socket.socket, MessageChannel],
 ) -> None:
     raw, channel = stranger
@@ -141,7 +129,7 @@ async def test_a_frame_over_the_ceiling_is_the_other_sides_fault(
 
 
 @bounded
-async def test_a_strangers_descriptors_are_not_kept(stranger: tuple[socket.socket, MessageChannel]) -> None:
+async def test_descriptors_from_a_stranger_are_closed(stranger: tuple[socket.socket, MessageChannel]) -> None:
     raw, channel = stranger
     reader, writer = os.pipe()
     socket.send_fds(raw, [frames.encode(20, b"with a gift")], [writer])
@@ -149,13 +137,13 @@ async def test_a_strangers_descriptors_are_not_kept(stranger: tuple[socket.socke
     frame = await channel.receive()
     assert frame is not None
     assert (frame.body, frame.fds) == (b"with a gift", ())
-    assert os.read(reader, 1) == b""  # nobody holds the writing end
+    assert os.read(reader, 1) == b""  # the writing end is closed
     os.close(reader)
 
 
 @pytest.mark.parametrize("stated", [0, 1, 3])
 @bounded
-async def test_descriptors_that_no_frame_claims_are_closed(stated: int) -> None:
+async def test_unclaimed_descriptors_are_closed(stated: int) -> None:
     raw, ours = socket.socketpair()
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
     reader, writer = os.pipe()
@@ -177,7 +165,7 @@ async def test_descriptors_that_no_frame_claims_are_closed(stated: int) -> None:
 
 
 @bounded
-async def test_a_received_frame_that_nobody_takes_gives_up_its_descriptors() -> None:
+async def test_the_descriptors_of_an_unread_frame_are_closed_with_the_channel() -> None:
     raw, ours = socket.socketpair()
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
     reader, writer = os.pipe()
@@ -196,7 +184,7 @@ async def test_a_received_frame_that_nobody_takes_gives_up_its_descriptors() -> 
 
 
 @bounded
-async def test_what_was_not_sent_is_closed_with_the_channel() -> None:
+async def test_unsent_descriptors_are_closed_with_the_channel() -> None:
     one, other = trio.socket.socketpair()
     channel = MessageChannel(one, fds_allowed=2)
     reader, writer = os.pipe()
@@ -208,7 +196,7 @@ async def test_what_was_not_sent_is_closed_with_the_channel() -> None:
 
 
 @bounded
-async def test_a_peer_that_does_not_read_is_cut_off_and_blocks_nobody(
+async def test_a_peer_that_does_not_read_is_cut_off_without_blocking(
     stranger: tuple[socket.socket, MessageChannel],
 ) -> None:
     raw, channel = stranger
@@ -222,7 +210,7 @@ async def test_a_peer_that_does_not_read_is_cut_off_and_blocks_nobody(
         await trio.testing.wait_all_tasks_blocked()
         channel.send_raw(body, (writer,))
         assert channel.overflowed
-        # Cut off: the sender ends, and whoever waits for a word of this peer sees its end.
+        # Cut off: the sender ends, and a task that receives from this peer sees the end.
         assert await channel.receive() is None
     assert channel.queued_bytes <= QUEUE_BYTES + len(body)
     assert os.read(reader, 1) == b""
@@ -233,7 +221,7 @@ async def test_a_peer_that_does_not_read_is_cut_off_and_blocks_nobody(
 
 
 @bounded
-async def test_descriptors_that_wait_for_a_peer_are_counted(pair: tuple[MessageChannel, MessageChannel]) -> None:
+async def test_queued_descriptors_are_counted(pair: tuple[MessageChannel, MessageChannel]) -> None:
     one, other = pair
     one.send(ADMIT, (_file(b"at once"),))
     assert one.queued_descriptors == 0

@@ -1,7 +1,7 @@
 """A message channel over a trio socket: receiving awaits, sending never does.
 
-What is sent waits in a queue that a sender task empties; a peer that does not read is cut off when the queue is
-over its bound, so that nobody else waits for it.
+A sender task empties a queue; a peer that does not read is cut off when the queue is over its limit, so that it
+never blocks others.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pympsd.wire.framing import Frame, FrameReader
 RECEIVE_BYTES: Final = 65536
 FDS_AT_ONCE: Final = 16
 QUEUE_BYTES: Final = 8 << 20
-"""More than this unsent and the peer is cut off."""
+"""A peer with more than this unsent is cut off."""
 
 
 class MessageChannel:
-    """Frames in, frames out; owns the socket and every descriptor given to ``send`` or not yet claimed."""
+    """Receives and sends frames; owns the socket and every descriptor given to ``send`` or not yet claimed."""
 
     def __init__(self, sock: trio.socket.SocketType, fds_allowed: int = 0) -> None:
         self._socket = sock
-        # The same descriptor, for what is sent without waiting; it is let go, not closed.
+        # The same descriptor, to send without waiting; it is detached, not closed.
         self._plain = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
         self._reader = FrameReader(fds_allowed=fds_allowed)
         self._frames: deque[Frame] = deque()
@@ -44,9 +44,9 @@ class MessageChannel:
         self.overflowed = False
 
     async def receive(self) -> Frame | None:
-        """Return the next frame, or None at the end; raise RemoteError for a broken one."""
+        """Return the next frame, or None at the end; raise RemoteError for a malformed one."""
         if self._frames:
-            # What came in one receive can be thousands of frames: the others have their turns in between.
+            # One receive can bring thousands of frames: let other tasks run in between.
             await trio.lowlevel.checkpoint()
         while not self._frames:
             try:
@@ -54,7 +54,7 @@ class MessageChannel:
             except OSError:
                 return None
             if not data:
-                if self._reader.in_the_middle:
+                if self._reader.mid_frame:
                     raise RemoteError("the connection ended in the middle of a frame")
                 return None
             self._frames.extend(self._reader.feed(data, fds, lost))
@@ -66,16 +66,16 @@ class MessageChannel:
         return None if frame is None else (messages.decode(frame), frame.fds)
 
     async def _receive_once(self) -> tuple[bytes, tuple[int, ...], bool]:
-        """Return bytes, the descriptors that came along, and whether there was no room for them."""
+        """Return bytes, their descriptors, and whether descriptors were lost for lack of room."""
         if not self._reader.fds_allowed:
-            # Without room for them the kernel closes descriptors that a stranger sends along.
+            # With no room for descriptors the kernel closes those that a peer sends.
             return await self._socket.recv(RECEIVE_BYTES), (), False
         room = socket.CMSG_SPACE(FDS_AT_ONCE * FD_BYTES)
         data, ancillary, flags, _ = await self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         return data, *whole(received(ancillary), flags)
 
     def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
-        """Queue a message; the channel closes ``fds`` when they are sent or it ends."""
+        """Queue a message; the channel closes ``fds`` when they are sent or the channel is closed."""
         self.send_raw(messages.encode(message, len(fds)), fds)
 
     def send_raw(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
@@ -86,42 +86,42 @@ class MessageChannel:
             self._work.set()
             return
         if not self._queue:
-            # Mostly the socket takes all of it, and waking the sender costs more than sending.
-            data, fds = self._sent_at_once(data, fds)
+            # Usually the socket takes all of it, and waking the sender costs more than sending.
+            data, fds = self._send_at_once(data, fds)
         if data or fds:
             self._queue.append((data, fds))
             self.queued_bytes += len(data)
             self.queued_descriptors += len(fds)
             self._work.set()
 
-    def _sent_at_once(self, data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
-        """Return what the socket did not take: the descriptors go with the first byte."""
+    def _send_at_once(self, data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
+        """Return what the socket did not take; descriptors are sent with the first byte."""
         try:
             sent = socket.send_fds(self._plain, [data], fds) if fds else os.write(self._plain.fileno(), data)
         except OSError:
-            return data, fds  # no room, or the peer has gone: the sender meets it
+            return data, fds  # no room, or the peer is gone: the sender handles it
         close_all(fds)
         return data[sent:], ()
 
     async def drain(self) -> None:
-        """Wait until all that is queued is sent (the sender must be running)."""
+        """Wait until the queue is sent (the sender must be running)."""
         while self._queue and not self.overflowed:
             self._sent = trio.Event()
             await self._sent.wait()
 
     def _cut_off(self) -> None:
         self.overflowed = True
-        # Wakes a send that waits for the peer, and shows whoever receives that the conversation has ended.
+        # Wakes a send that waits for the peer, and ends the receiving task's wait.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def finish(self) -> None:
-        """Let the sender end when all is sent."""
+        """Let the sender end when the queue is sent."""
         self._finishing = True
         self._work.set()
 
     async def run_sender(self) -> None:
-        """Send what is queued, until ``finish``, an overflow or the peer's end."""
+        """Send the queue until ``finish``, an overflow, or the peer's end."""
         try:
             while not self.overflowed:
                 if self._queue:

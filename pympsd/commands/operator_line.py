@@ -1,0 +1,45 @@
+"""An operator's command line: split into words, looked up, carried out, logged and answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import pympsd.commands.v2  # noqa: F401 - registers the commands
+from pympsd.commands.registry import REGISTRY, Caller, Decision
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.events import OperatorLine
+from pympsd.state_machine.instructions import Instruction, Log, reply
+from pympsd.vocabulary.answers import refusal
+
+LINE_LIMIT: Final = 64 * 1024
+"""A longer line is cut to this number of bytes and is an unknown command."""
+
+
+def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
+    """Log an operator's line, carry it out and answer it; the state machine's ``handle`` takes this function."""
+    shown = event.line.partition(b"\0")[0].decode("utf-8", "surrogateescape").strip(" \t\r\n")
+    # A line end inside would begin another line of the log.
+    yield Log("command", {"line": shown.replace("\r", " ").replace("\n", " ")})
+    decision = decide_line(daemon, Caller(event.session, event.uid), event.line)
+    if decision.answer is not None:
+        yield from reply(event.session, decision.answer)
+    yield from decision.instructions
+
+
+def decide_line(daemon: Daemon, caller: Caller, line: bytes) -> Decision:
+    """Run the command of a line."""
+    words = split(line[:LINE_LIMIT])
+    name = words[0] if words else ""
+    known = REGISTRY.get(name) if len(line) <= LINE_LIMIT else None
+    if known is None:
+        return Decision(
+            refusal(f'Unknown command "{name}"', diagnostic=f"the commands are {', '.join(sorted(REGISTRY))}")
+        )
+    return known.run(daemon, caller, words[1:])
+
+
+def split(line: bytes) -> list[str]:
+    """Return the words of a line: split on blanks, tabs and line ends, up to a NUL; undecodable bytes survive."""
+    text = line.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    return [word for word in text.replace("\t", " ").replace("\r", " ").replace("\n", " ").split(" ") if word]

@@ -1,0 +1,72 @@
+"""terminate_client under way: each is answered once, by its server, its timeout or its server's end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from pympsd.state_machine.daemon_state import Daemon, Server, Termination
+from pympsd.state_machine.instructions import CancelTimer, Instruction, SetTimer, TerminateClient, Working, reply
+from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.answers import Answer, lines, refusal
+from pympsd.vocabulary.results import Result
+
+TERMINATION_TIMEOUT: Final = 15.0
+"""Seconds a server has to answer: it gives up by itself after 10, unless it is stopped."""
+RESET_TIMEOUT: Final = 30.0
+"""The same for a server that does not give up then, but ends processes that have kernels on a device."""
+_CAUSES: Final[dict[int, str]] = {
+    Result.ERROR_INVALID_CONTEXT: "the process has no active context on it: it was ended before, or never had one",
+    Result.ERROR_LAUNCH_TIMEOUT: (
+        "a kernel of it still runs, or its executor is stopped; a daemon with --terminate-by-reset would end it with "
+        "its device's work"
+    ),
+    Result.ERROR_MPS_RPC_FAILURE: "the server has ended meanwhile, and the client's work with it",
+}
+"""Why the client was not terminated, by the number that is printed; docs/operations.md says what can be done."""
+
+
+def begin(daemon: Daemon, session: int, server: Server, pid: int) -> Iterator[Instruction]:
+    """Have a server end the contexts of a client process, for an operator session."""
+    token = daemon.termination_serials.take()
+    timeout = RESET_TIMEOUT if daemon.terminate_by_reset else TERMINATION_TIMEOUT
+    daemon.terminations[token] = Termination(session, server.serial, timeout)
+    yield Working(session)
+    yield TerminateClient(server.serial, token, pid, daemon.terminate_by_reset)
+    yield SetTimer(Timer(TimerKind.TERMINATION, token), timeout)
+
+
+def answered(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Instruction]:
+    """Answer with a server's CUresult number, if that server works on the termination."""
+    known = daemon.terminations.get(token)
+    if known is not None and known.server == server:
+        yield CancelTimer(Timer(TimerKind.TERMINATION, token))
+        yield from _end(daemon, token, _answer(code))
+
+
+def server_gone(daemon: Daemon, server: Server) -> Iterator[Instruction]:
+    """Answer the terminations that a server worked on when it ended."""
+    for token in [token for token, known in daemon.terminations.items() if known.server == server.serial]:
+        yield CancelTimer(Timer(TimerKind.TERMINATION, token))
+        yield from _end(daemon, token, _answer(Result.ERROR_MPS_RPC_FAILURE))
+
+
+def timed_out(daemon: Daemon, token: int) -> Iterator[Instruction]:
+    """Answer a termination whose server did not answer in time."""
+    known = daemon.terminations.get(token)
+    if known is not None:
+        why = f"the server did not answer within {known.timeout:g} s; shutdown_server -f ends it with its clients"
+        answer = refusal(f"{Result.ERROR_LAUNCH_TIMEOUT}", diagnostic=f"terminate_client: {why}")
+        yield from _end(daemon, token, answer)
+
+
+def _answer(code: int) -> Answer:
+    """Return the answer for a CUresult number, 0 when the contexts are gone."""
+    if code == 0:
+        return lines("0")
+    why = _CAUSES.get(code, "the server could not end it")
+    return refusal(f"{code}", diagnostic=f"terminate_client: {why}")
+
+
+def _end(daemon: Daemon, token: int, answer: Answer) -> Iterator[Instruction]:
+    yield from reply(daemon.terminations.pop(token).session, answer)

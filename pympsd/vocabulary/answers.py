@@ -1,0 +1,38 @@
+"""What a command answers: parts for stdout and control.log, and for a refused one a line for stderr."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen
+class Part:
+    """A piece of an answer: printed to stdout with a newline after it, logged as one entry."""
+
+    text: str
+    printed: bool = True
+    logged: bool = True
+
+
+@frozen
+class Answer:
+    """A whole answer. ``diagnostic`` goes to stderr: what was wrong and what is allowed, or a note."""
+
+    parts: tuple[Part, ...] = ()
+    diagnostic: str = ""
+    refused: bool = False
+
+    @property
+    def printed(self) -> str:
+        """The text for stdout."""
+        return "".join(f"{part.text}\n" for part in self.parts if part.printed)
+
+
+def lines(*texts: str) -> Answer:
+    """Return an accepted answer of printed and logged lines."""
+    return Answer(tuple(Part(text) for text in texts))
+
+
+def refusal(*texts: str, diagnostic: str = "") -> Answer:
+    """Return a refusal whose lines are printed and logged."""
+    return Answer(tuple(Part(text) for text in texts), diagnostic=diagnostic, refused=True)

@@ -1,0 +1,75 @@
+"""What every way to the devices has in common: devices, opened contexts, and the `Connection` that opens them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from attrs import frozen
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._command_stream.ring import ring_of
+from pympsd_client._command_stream.staging_memory import StagingMemory
+from pympsd_client._command_stream.transport import Transport
+
+
+@frozen(eq=False)
+class Device:
+    """A visible device: ``number`` as this client counts, ``ordinal`` as the daemon does (it names the window)."""
+
+    number: int
+    ordinal: int
+    facts: DeviceFacts
+
+
+@frozen
+class Opened:
+    """The properties of an opened context: sizes in bytes; priorities least and greatest."""
+
+    serial: int
+    generation: int
+    transport: Transport
+    multiprocessors: int
+    memory_bytes: int
+    stream_priorities: tuple[int, int]
+
+
+class Connection(Protocol):
+    """The way to the devices: a session with an MPS server, or private executors."""
+
+    devices: tuple[Device, ...]
+    driver_version: int
+    provisions: bool
+    """Whether contexts can be kept to some of a device's SMs: only under MPS (MPS documents, 2.3.5.2)."""
+    per_context: bool
+    """Whether each context has an active thread percentage of its own."""
+
+    def open_context(self, device: Device, flags: int, affinity: int | None = None) -> Opened:
+        """Open a context, on at most ``affinity`` SMs, rounded up; raise CudaError."""
+
+    def close_context(self, device: Device, serial: int) -> None:
+        """Close it and free what it held; raise CudaError."""
+
+    def check(self) -> None:
+        """Raise CudaError when the other side has gone."""
+
+    def close(self) -> None:
+        """End it in order; never raises."""
+
+    def abandon(self) -> None:
+        """In a forked child: close the copies of the descriptors."""
+
+
+def open_stream(
+    fds: tuple[int, ...], shared_bytes: int, on_end: Callable[[str], CudaError], ring_bytes: int = 0
+) -> Transport:
+    """Return the transport over the two descriptors that came with a first context; raise OSError."""
+    connection = socket.socket(fileno=fds[0])
+    try:
+        staging = StagingMemory(fds[1], shared_bytes, ring_bytes)
+        return Transport(connection, staging, on_end, ring_of(staging, shared_bytes, ring_bytes))
+    except BaseException:
+        connection.close()
+        raise

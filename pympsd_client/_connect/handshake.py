@@ -1,0 +1,160 @@
+"""The handshake with a daemon and the server that it grants: hello, grant, welcome."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import warnings
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import evolve
+
+from pympsd.build import build_id
+from pympsd.channel.descriptors import close_all
+from pympsd.vocabulary.identities import OVERFLOW_UID
+from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
+from pympsd.vocabulary.results import Result
+from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted, SessionWelcome
+from pympsd.wire.versions import Versions
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._connect.conversation import Conversation, Ended
+from pympsd_client._connect.discovery import REQUIRE, command_line, control_socket, hello_environment, is_traced
+from pympsd_client._connect.session import Session
+
+SILENT_WAIT_S: Final = 10.0
+"""After this long a warning says, once, what cuInit waits for."""
+_WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
+_FRAMES: Final = 8
+"""_awaited, request_session, connect_with_retry, _reach_devices, initialize, cuInit (two), the program."""
+_PEER_CREDENTIALS: Final = struct.Struct("3i")
+
+
+class BrokenOff(CudaError):
+    """The other side ended the conversation before its answer: it has died, and another may be there soon."""
+
+
+class NotWelcomed(BrokenOff):
+    """The server that was granted ended the session before its welcome."""
+
+
+def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | str:
+    """Return a connection to the daemon's socket, or the reason why there is none."""
+    path = control_socket(environment)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except OSError as error:
+        connection.close()
+        return f"no MPS control daemon at {path} ({error.strerror or error})"
+    return connection
+
+
+def request_session(connection: socket.socket, environment: Mapping[str, str]) -> Session | str:
+    """Ask the daemon for a session and wait for it, as long as another user's turn lasts; own the connection.
+
+    Return the session, or the reason why this process runs without MPS: a debugger, after the other clients have
+    left. Raise CudaError: the daemon's or server's refusal, or MPS_CONNECTION_FAILED; BrokenOff when the conversation
+    only ended.
+    """
+    daemon = Conversation(connection)
+    try:
+        _check_owner(connection)
+        hello = _hello(environment)
+        if hello.traced and environment.get(REQUIRE) == "1":
+            # The daemon would say the same after a wait.
+            return "this process runs under a debugger, for which there is no MPS server"
+        daemon.send(hello)
+        what = f"the MPS control daemon at {control_socket(environment)}"
+        answer, fds = _awaited(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
+    except Ended as error:
+        reason = f"the MPS control daemon at {control_socket(environment)}: {error}; control.log may say why"
+        raise _broken_off(daemon, reason) from None
+    finally:
+        daemon.close()
+    if isinstance(answer, SessionGranted) and len(fds) == 1:
+        server = Conversation(socket.socket(fileno=fds[0]))
+        welcome = _welcome(server, answer.server_pid)
+        return Session(server, welcome, environment.get(PER_CONTEXT_PARTITIONING) == "1")
+    close_all(fds)
+    if isinstance(answer, GoWithoutMps):
+        return answer.reason
+    if isinstance(answer, Refused):
+        raise CudaError(answer.code, answer.reason)
+    raise _no_connection(f"the MPS control daemon answered with {type(answer).__name__}")
+
+
+def _welcome(server: Conversation, pid: int) -> SessionWelcome:
+    """Wait for the welcome of a server; close the conversation and raise CudaError when it does not come."""
+    try:
+        what = f"the welcome of its MPS server (PID {pid}), which is stopped or busy"
+        message, fds = _awaited(server, what, _FRAMES + 1)
+        close_all(fds)
+        if isinstance(message, Refused):
+            server.close()
+            raise CudaError(message.code, message.reason)
+        if isinstance(message, SessionWelcome) and len(message.ordinals) == len(message.devices):
+            return message
+        reason = f"it sent {type(message).__name__} where its welcome was due"
+    except Ended as error:
+        reason = f"{error}; server.log may say why"
+    failed = _broken_off(server, f"the MPS server: {reason}", NotWelcomed)
+    server.close()
+    raise failed
+
+
+def _awaited(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:
+    """Receive what cuInit waits for; warn when it takes long.
+
+    ``frames``: the number of frames from here up to cuInit's caller, at which the warning points.
+    """
+    try:
+        return conversation.receive(SILENT_WAIT_S)
+    except TimeoutError:
+        warnings.warn(f"cuInit waits since {SILENT_WAIT_S:g} s for {what}", RuntimeWarning, stacklevel=frames)
+    return conversation.receive()
+
+
+def _check_owner(connection: socket.socket) -> None:
+    """Refuse a daemon of another user, which would see and run our work; trust only root's and our own."""
+    uid = _peer_uid(connection)
+    if uid in (0, os.getuid()):
+        return
+    who = "a user of another user namespace" if uid == OVERFLOW_UID else f"uid {uid}"
+    raise _no_connection(
+        f"the MPS control daemon runs as {who}; only root's and your own (uid {os.getuid()}) is trusted: check "
+        "CUDA_MPS_PIPE_DIRECTORY"
+    )
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
+    return int(uid)
+
+
+def _hello(environment: Mapping[str, str]) -> ClientHello:
+    with open("/proc/self/cmdline", "rb") as file:
+        command = command_line(file.read())
+    return ClientHello(
+        versions=evolve(Versions(), build=build_id()),
+        pid=os.getpid(),
+        command=command,
+        pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
+        environment=hello_environment(environment),
+        traced=_traced(),
+    )
+
+
+def _traced() -> bool:
+    with open("/proc/self/status", "rb") as file:
+        return is_traced(file.read())
+
+
+def _no_connection(reason: str) -> CudaError:
+    return CudaError(Result.ERROR_MPS_CONNECTION_FAILED, reason)
+
+
+def _broken_off(conversation: Conversation, reason: str, kind: type[BrokenOff] = BrokenOff) -> CudaError:
+    return (kind if conversation.over else CudaError)(Result.ERROR_MPS_CONNECTION_FAILED, reason)

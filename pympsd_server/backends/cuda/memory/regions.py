@@ -1,0 +1,110 @@
+"""The regions of copies and fills, pure: checked, in as few dimensions as they have, and as the driver takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from attrs import evolve
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES, registered_parts
+from pympsd_server.backends.cuda.memory.staging import address_of
+from pympsd_server.backends.interface import BackendError, Copy, Extent, Region
+
+
+def simplified(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ...]]:
+    """Return the same bytes in as few dimensions as possible: rows or slices that touch become one."""
+    width, height, depth = extent.width, extent.height, extent.depth
+    if height == 1:
+        height, depth = depth, 1
+        regions = tuple(evolve(each, pitch=each.slice_pitch) for each in regions)
+    elif all(each.slice_pitch == height * each.pitch for each in regions):
+        height, depth = height * depth, 1
+    if depth == 1 and all(each.pitch == width for each in regions):
+        width, height = width * height, 1
+    return Extent(width, height, depth), regions
+
+
+def check_pitches(extent: Extent, region: Region, most: int | None = None) -> None:
+    """BackendError INVALID_VALUE if rows or slices overlap, or the pitch is more than ``most``."""
+    if extent.height > 1 and (region.pitch < extent.width or (most is not None and region.pitch > most)):
+        limit = "" if most is None else f" and at most {most}"
+        raise _invalid(f"a pitch of {region.pitch} bytes: it must be at least the width of {extent.width}{limit}")
+    if extent.depth > 1 and region.slice_pitch < (least := (extent.height - 1) * region.pitch + extent.width):
+        raise _invalid(f"a slice pitch of {region.slice_pitch} bytes: it must be at least {least}")
+
+
+def simplified_copy(copy: Copy, most: int) -> Copy:
+    """Return a copy in as few dimensions as possible; BackendError INVALID_VALUE for impossible pitches."""
+    extent, (destination, source) = simplified(copy.extent, copy.destination, copy.source)
+    for region in (destination, source):
+        check_pitches(extent, region, most)
+    return Copy(destination, source, extent)
+
+
+def _invalid(reason: str) -> BackendError:
+    return BackendError(Result.ERROR_INVALID_VALUE, reason)
+
+
+def rows_of(region: Region, extent: Extent) -> Any:
+    """Return the bytes of host memory that belong to an extent, as an array of slices, rows and columns."""
+    shape, strides = (extent.depth, extent.height, extent.width), (region.slice_pitch, region.pitch, 1)
+    return np.ndarray(shape, np.uint8, region.host, strides=strides)
+
+
+class Side(NamedTuple):
+    """One side of a copy by its address, in host or device memory."""
+
+    is_host: bool
+    address: int
+    pitch: int = 0
+    slice_pitch: int = 0
+
+    @classmethod
+    def of(cls, region: Region) -> Side:
+        """Return the side that a region is."""
+        if region.host is None:
+            return cls(False, region.base, region.pitch, region.slice_pitch)
+        return cls(True, address_of(region.host), region.pitch, region.slice_pitch)
+
+    def at(self, column: int, row: int, layer: int) -> Side:
+        """Return the side that begins at a position in this one."""
+        address = self.address + layer * self.slice_pitch + row * self.pitch + column
+        return Side(self.is_host, address, self.pitch, self.slice_pitch)
+
+
+def registered_pieces(host: Side, extent: Extent) -> Iterator[tuple[int, int, int, Extent]]:
+    """Yield (column, row, slice, extent) of pieces that lie in one registered part each: the driver copies those."""
+    width, height, depth = extent.width, extent.height, extent.depth
+    span = (height - 1) * host.pitch + width
+    layer = 0
+    while layer < depth:
+        count = _fitting(host.address + layer * host.slice_pitch, span, host.slice_pitch, depth - layer)
+        if count:
+            yield 0, 0, layer, Extent(width, height, count)
+        else:
+            yield from _row_pieces(host, layer, width, height)
+        layer += count or 1
+
+
+def _row_pieces(host: Side, layer: int, width: int, height: int) -> Iterator[tuple[int, int, int, Extent]]:
+    row = 0
+    while row < height:
+        address = host.at(0, row, layer).address
+        count = _fitting(address, width, host.pitch, height - row)
+        if count:
+            yield 0, row, layer, Extent(width, count)
+        else:
+            for column, _, length in registered_parts(address, width):
+                yield column, row, layer, Extent(length)
+        row += count or 1
+
+
+def _fitting(address: int, length: int, apart: int, most: int) -> int:
+    """Return how many of ``most`` pieces of a length, ``apart`` from each other, the registered part still holds."""
+    room = REGISTERED_BYTES - address % REGISTERED_BYTES
+    if length > room:
+        return 0
+    return min(most, (room - length) // apart + 1) if most > 1 else 1

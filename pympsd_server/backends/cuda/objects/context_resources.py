@@ -1,0 +1,165 @@
+"""Allocations and modules of a context. They are freed when no context of their client can have work that uses them.
+
+A client's contexts share their addresses. The addresses in a request are checked when it is queued, so nothing is
+freed before all work is done that the client had queued by then, in any of its contexts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.budget import charged
+from pympsd_server.backends.cuda.objects.client_space import ClientSpace
+from pympsd_server.backends.cuda.objects.module import CudaModule, loadable
+from pympsd_server.backends.cuda.reclaim.deferred_free import SiblingContext
+from pympsd_server.backends.cuda.submission.device_services import DeviceServices
+from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
+from pympsd_server.backends.interface import BackendError, Completion, Outcome
+
+ALLOCATION_LIMIT: Final = 1 << 18
+"""The most allocations of one context; each costs the executor some hundred bytes, however small it is."""
+
+
+class ContextResources:
+    """The resources of one context. Used by its client's worker, at the end by the thread that ends the context."""
+
+    def __init__(
+        self, queue: IssueQueue, space: ClientSpace, services: DeviceServices, context: SiblingContext
+    ) -> None:
+        self._queue = queue
+        self._space = space
+        self._services = services
+        self._context = context
+        self._allocations: dict[int, int] = {}
+        """Sizes by address."""
+        self._being_freed: set[int] = set()
+        self._modules: dict[CudaModule, None] = {}
+
+    @property
+    def modules(self) -> tuple[CudaModule, ...]:
+        """The loaded modules."""
+        return tuple(self._modules)
+
+    # --- memory
+
+    def allocate(self, count: int) -> int:
+        """Return the address of new memory, all zero."""
+        self._queue.check()
+        if count <= 0:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"an allocation of {count} bytes")
+        if len(self._allocations) >= ALLOCATION_LIMIT:
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"a context holds at most {ALLOCATION_LIMIT} allocations")
+        self._space.deferred_free.start_batch()
+        address = self._space.allocate(count)
+        try:
+            self._queue.enter(self._allocations, address, count)
+        except BackendError:
+            self._space.free(address, count)
+            raise
+        self._services.counters.add("bytes_allocated", count)
+        return address
+
+    def free(self, address: int, done: Completion) -> None:
+        """Free memory once the work so far is done; a poisoned context's is freed when it is destroyed."""
+        if self._queue.outcome.code is not Result.SUCCESS:
+            done(self._queue.outcome)
+            return
+        if address not in self._allocations or address in self._being_freed:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
+        self._being_freed.add(address)
+        try:
+            self._when_unused(lambda: self._free_now(address), done)
+        except BackendError:
+            self._being_freed.discard(address)
+            raise
+        self._space.disown(address)  # later requests would come after the work that it waits for
+        self._space.deferred_free.start_batch()
+
+    def _free_now(self, address: int) -> None:
+        count = self._allocations.pop(address, None)  # the context's end may have come first
+        self._being_freed.discard(address)
+        if count is not None:
+            self._space.free(address, count)
+
+    def _when_unused(self, act: Callable[[], None], done: Completion) -> None:
+        """Call ``act`` once all work so far of the client is done, and ``done`` when that of this context is."""
+
+        def own_work_done(outcome: Outcome) -> None:
+            if outcome.code is Result.SUCCESS:
+                try:
+                    self._space.deferred_free.add(act, self._context)
+                except BackendError as error:
+                    outcome = Outcome(error.code, error.reason)
+            done(outcome)
+
+        self._queue.notify(own_work_done)
+
+    # --- modules
+
+    def load(self, image: bytes) -> CudaModule:
+        """Load PTX, a cubin or a fatbin; this waits for every kernel that runs on the device."""
+        self._queue.check()
+        self._space.deferred_free.start_batch()
+        code, read = loadable(self._services.driver, image)
+        charge = charged(read.device_bytes)
+        self._space.take(charge, "a module")  # before it is loaded: to unload it again would have to wait
+        try:
+            module = CudaModule(self._queue, self.unload, self._services.driver, code, read)
+        except BaseException:
+            self._space.give(charge)
+            raise
+        for address, size in module.variable_ranges.items():
+            self._space.own(address, size)
+        try:
+            self._queue.enter(self._modules, module, None)
+        except BackendError:
+            self._release(module)
+            raise
+        self._services.counters.add("modules_loaded")
+        return module
+
+    def unload(self, module: CudaModule) -> None:
+        """Release a module after the work so far; a poisoned context's is released when it is destroyed."""
+        self._when_unused(lambda: self._drop(module), lambda outcome: None)
+        self._disown(module)
+        self._space.deferred_free.start_batch()
+
+    def _drop(self, module: CudaModule) -> None:
+        if self._modules.pop(module, module) is None:  # the context's end may have come first
+            self._release(module)
+
+    def _disown(self, module: CudaModule) -> None:
+        for address in module.variable_ranges:
+            self._space.disown(address)
+
+    def _release(self, module: CudaModule) -> None:
+        self._disown(module)
+        charge, unloaded = charged(module.device_bytes), self._services.unloaded_modules
+        if unloaded.has_room(charge):
+            self._space.give(charge)
+            unloaded.add(charge, module.discard)
+            return
+
+        def discard() -> None:
+            module.discard()
+            self._space.give(charge)
+
+        unloaded.add(charge, discard)
+
+    # --- the context's end
+
+    def release_all(self) -> None:
+        """Release everything, now or after other contexts' work; no work of this context is running."""
+        for address in tuple(self._allocations):
+            self._space.disown(address)
+        for module in self.modules:
+            self._disown(module)
+        self._space.deferred_free.add(self._free_all, self._context)
+
+    def _free_all(self) -> None:
+        for module in self.modules:
+            self._drop(module)
+        for address in tuple(self._allocations):
+            self._free_now(address)

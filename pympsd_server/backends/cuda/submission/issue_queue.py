@@ -1,0 +1,182 @@
+"""The work of one context on its way to the driver: its order, its completions, and the error that closes it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from threading import Lock, RLock
+from typing import Final, Protocol, TypeVar
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda.submission.completions import Countdown, PendingCompletions
+from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
+from pympsd_server.backends.cuda.submission.submission_order import OrderedStream, Step, SubmissionOrder
+from pympsd_server.backends.interface import BackendError, Completion, Outcome
+from pympsd_server.native.states import ContextState, StreamState
+
+DESTROYED: Final = Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class QueuedStream(OrderedStream, Protocol):
+    """A stream, as its queue uses it."""
+
+    native_state: StreamState
+
+    @property
+    def known_settled(self) -> bool:
+        """Whether everything issued is known to be done, without asking the driver."""
+
+    def is_settled(self) -> bool:
+        """Ask the driver whether everything issued is done."""
+
+    def marker(self) -> StreamMarker:
+        """Record a marker after what is issued so far."""
+
+    def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
+        """Call ``passed`` when the device has reached a marker."""
+
+    def discard(self) -> None:
+        """Release the stream; no work of it is running."""
+
+
+class IssueQueue:
+    """The streams of one context. Work is issued under ``lock``; completions come from the device's watcher."""
+
+    def __init__(self, on_fault: Callable[[Outcome], None]) -> None:
+        self.lock = RLock()
+        self.completions = PendingCompletions()
+        self.order = SubmissionOrder(self._refused_late)
+        self.streams: dict[QueuedStream, None] = {}
+        self.default_stream: QueuedStream | None = None
+        self.native_state = ContextState()
+        """Whether a native worker may execute records of the context."""
+        self.is_destroyed = False
+        self._on_fault = on_fault
+        self._outcome = Outcome()
+        self._poisoning = Lock()
+
+    # --- streams
+
+    def set_default(self, stream: QueuedStream) -> None:
+        """Make a stream the legacy default stream."""
+        stream.native_state.is_default = 1
+        self.default_stream = self.order.default = stream
+        self.native_state.default_stream = ctypes.pointer(stream.native_state)
+
+    def enter(self, table: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+        """Add a new object to a table; BackendError if the context was destroyed: the caller must release it."""
+        with self.lock:
+            if self.is_destroyed:
+                raise BackendError(DESTROYED.code, DESTROYED.reason)
+            table[key] = value
+
+    def note_unseen(self, stream: QueuedStream) -> None:
+        """Note that a blocking stream has work that the default stream does not wait for yet."""
+        if not stream.native_state.unseen:
+            stream.native_state.unseen = 1
+            self.native_state.unseen += 1
+
+    def take_unseen(self) -> list[QueuedStream]:
+        """Return the streams that have such work; the default stream must now wait for it."""
+        if not self.native_state.unseen:
+            return []
+        unseen = [stream for stream in self.streams if stream.native_state.unseen]
+        for stream in unseen:
+            stream.native_state.unseen = 0
+        self.native_state.unseen = 0
+        return unseen
+
+    def notify(self, done: Completion) -> None:
+        """Call back when all work so far in all streams is done."""
+        self.put_completing(None, done, self._watch_all)
+
+    def _watch_all(self, complete: Completion) -> None:
+        busy = [stream for stream in self.streams if not stream.is_settled()]
+        if not busy:
+            complete(Outcome())
+            return
+        left = Countdown(len(busy), lambda: complete(Outcome()))
+        for stream in busy:
+            stream.watch(stream.marker(), left.one_less)
+
+    # --- issuing
+
+    def put(
+        self,
+        stream: OrderedStream | None,
+        issue: Callable[[], None],
+        after: Iterable[Step] = (),
+        on_poisoned: Completion | None = None,
+        held: bool = False,
+        alone: bool = False,
+    ) -> Step:
+        """Issue work in a stream, now or once what holds it has passed; BackendError on a poisoned context.
+
+        With ``on_poisoned`` the sticky error is passed to it instead of raised. ``held`` and ``alone``: see
+        submission_order.py.
+        """
+        step = Step(stream, issue, held)
+        with self.lock:
+            try:
+                self.check()
+                self.order.submit(step, after, alone)
+            except BackendError:
+                if on_poisoned is None or self._outcome.code is Result.SUCCESS:
+                    raise
+                on_poisoned(self._outcome)
+            self.native_state.held = self.order.holds
+        return step
+
+    def put_completing(
+        self,
+        stream: OrderedStream | None,
+        done: Completion,
+        issue: Callable[[Completion], None],
+        after: Iterable[Step] = (),
+        alone: bool = False,
+    ) -> None:
+        """Put work that calls ``done``, which is called at the context's end too; not when the work is refused."""
+        complete = self.completions.add(done)
+        try:
+            self.put(stream, lambda: issue(complete), after, on_poisoned=complete, alone=alone)
+        except BaseException:
+            if self.completions.take(complete):  # else the context's end has called it
+                raise
+
+    def release_step(self, step: Step) -> None:
+        """Let a held step pass. The lock is held."""
+        self.order.release(step)
+        self.native_state.held = self.order.holds
+
+    def _refused_late(self, error: BackendError) -> None:
+        self.poison(Outcome(error.code, f"refused after a function of the client's had held it: {error.reason}"))
+
+    # --- the error that closes it
+
+    @property
+    def outcome(self) -> Outcome:
+        """SUCCESS, or the sticky error."""
+        return self._outcome
+
+    def check(self) -> None:
+        """Raise BackendError with the sticky error of a poisoned or destroyed context."""
+        if self._outcome.code is not Result.SUCCESS:
+            raise BackendError(self._outcome.code, self._outcome.reason)
+
+    def poison(self, outcome: Outcome) -> None:
+        """Keep the error (the first), accept no more work, complete all. Takes no lock that work is issued under."""
+        with self._poisoning:
+            if self._outcome.code is not Result.SUCCESS:
+                return
+            self._outcome = outcome
+        self.native_state.closed = 1
+        self._on_fault(outcome)
+        self.completions.end(outcome)
+
+    def close(self, outcome: Outcome) -> None:
+        """Accept no more work; all completions, and all work from now on, get an error."""
+        self._outcome = outcome
+        self.native_state.closed = 1
+        self.completions.end(outcome)

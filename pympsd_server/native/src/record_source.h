@@ -1,0 +1,39 @@
+/* Reads records from the ring in the memory shared with the client, or from the socket of a client without a ring.
+ *
+ * The client is not trusted: positions are checked, and a record is copied before it is read.
+ */
+#ifndef PYMPSD_RECORD_SOURCE_H
+#define PYMPSD_RECORD_SOURCE_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "records.h"
+
+enum { SOURCE_EMPTY = 0, SOURCE_RECORD = 1, SOURCE_END = -1 };
+
+struct record_source {
+    uint8_t *area; /* the ring's start in the shared memory, or NULL */
+    int socket;
+    int ended;           /* the socket has ended, or the client broke the rules */
+    uint64_t head;       /* private: the shared word is only a copy of it */
+    uint8_t *record;     /* the record taken last, RECORD_LIMIT bytes */
+    uint32_t length;     /* of `record` */
+    uint8_t *received;   /* bytes from the socket */
+    uint32_t count;      /* the number of them */
+    uint32_t consumed;   /* the number of those that were taken */
+};
+
+int record_source_open(struct record_source *source, int socket, uint8_t *area);
+void record_source_close(struct record_source *source);
+
+/* Take the next record into `record` without waiting: SOURCE_RECORD, SOURCE_EMPTY or SOURCE_END. */
+int record_source_take(struct record_source *source);
+
+/* Wait until the client sends something, for `nanoseconds` at most. */
+void record_source_sleep(struct record_source *source, int64_t nanoseconds);
+
+/* Increment the counter that a client polls while it waits for an answer. */
+void record_source_count_answer(struct record_source *source);
+
+#endif

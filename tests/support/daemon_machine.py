@@ -1,0 +1,927 @@
+"""The daemon's state machine under any order of events: users, operators, servers and signals, drawn by hypothesis.
+
+The machine plays the I/O layer: it records the instructions, and draws only events that are possible then. It keeps
+its own account of when each client came and when it could no longer be overtaken, and at the end lets time pass: each
+waiting client is answered, however many newcomers of the active user connect.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from attrs import evolve
+from fuzz_lines import NUMBERS, WORDS, Lines
+from hypothesis import HealthCheck, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from pympsd.commands.numbers import atoi
+from pympsd.commands.operator_line import LINE_LIMIT, answer_line, decide_line, split
+from pympsd.commands.registry import REGISTRY, Caller
+from pympsd.devices.machine import describe
+from pympsd.journal.catalogue import CONTROL_LINES
+from pympsd.journal.dialects import Dialect
+from pympsd.journal.line_format import LogEntry, render
+from pympsd.state_machine import events
+from pympsd.state_machine import instructions as do
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.decide import handle
+from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
+from pympsd.state_machine.server_lifecycle import MOVES, Phase
+from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.identities import Peer
+
+Waiter = tuple[str, int]
+"""("client", its serial) or ("request", the uid of a start request)."""
+UIDS = st.sampled_from([0, 500, 600, 65534])
+DEVICES = describe("2xH200")
+
+
+class DaemonMachine(RuleBasedStateMachine):
+    """Everything outside the state machine."""
+
+    waiting = Bundle("waiting")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.daemon = self._new_daemon()
+        self.initial = InitialDefaults.of(self.daemon)
+        self.awaited: set[int] = set()
+        """Servers of a daemon that died, until they return."""
+        self.moment = 0
+        self.came: dict[Waiter, int] = {}
+        """When each client connected, and each user's pending start request was made."""
+        self.closed_since: dict[Waiter, int] = {}
+        self.turn_timers: dict[Timer, Waiter] = {}
+        self.debugged: dict[int, set[int]] = {}
+        self.serial = 0
+        self.session = 0
+        self.pid = 1000
+        self.uid_of: dict[int, int] = {}
+        self.in_queue: set[int] = set()
+        self.settled: Counter[int] = Counter()
+        self.on_server: dict[int, int] = {}
+        self.watched: set[int] = set()
+        """The clients whose ends the I/O layer would see: all it has to watch, but a pidfd may be lacking."""
+        self.ended: set[int] = set()
+        """The clients whose processes have ended, as the state machine knows."""
+        self.spawning: dict[int, int] = {}
+        self.running: dict[int, int] = {}
+        self.uid_of_server: dict[int, int] = {}
+        self.ever_forced: set[int] = set()
+        self.shutting_down: set[int] = set()
+        self.shut_down: set[int] = set()
+        self.killed: set[int] = set()
+        self.terminating: dict[int, tuple[int, int]] = {}
+        """By token: the session that waits and the server that works on it."""
+        self.starting: dict[int, int] = {}
+        self.refused: dict[int, str] = {}
+        self.failures: Counter[int] = Counter()
+        """By user: the number of consecutive servers that ended before they had served."""
+        self.unserved: dict[int, int] = {}
+        """By user: the last of them, if it ended with its clients."""
+        self.refusing: set[int] = set()
+        """The users whose clients are refused for a while."""
+        self.proven: set[int] = set()
+        self.sent_limits: dict[int, tuple[float, dict[int, int]]] = {}
+        self.timers: list[Timer] = []
+        self.replies: Counter[int] = Counter()
+        self.expect_reply: set[int] = set()
+        self.quitters: set[int] = set()
+        self.exits = 0
+        self.quit_begun = False
+        self.phases: dict[int, Phase] = {}
+
+    daemon_uid = 0
+    multiuser = False
+    turn_patience = 30.0
+
+    def serving(self, uid: int) -> int:
+        """Return the uid whose server serves a user."""
+        return 0 if self.multiuser else uid
+
+    def _new_daemon(self) -> Daemon:
+        return Daemon(self.daemon_uid, DEVICES, multiuser=self.multiuser, turn_patience=self.turn_patience)
+
+    # --- the I/O layer
+
+    def feed(self, event: events.Event) -> list[do.Instruction]:
+        was_over = self.exits
+        self.moment += 1
+        instructions = handle(self.daemon, event, answer_line)
+        for instruction in instructions:
+            self._carry_out(instruction)
+        if was_over:
+            assert self.exits == was_over == 1
+        self._follow_phases()
+        return instructions
+
+    def _carry_out(self, instruction: do.Instruction) -> None:
+        match instruction:
+            case do.SpawnServer(server, uid, peer):
+                assert not self.spawning
+                assert not self.running
+                assert not self.quit_begun
+                assert server not in self.uid_of_server
+                assert peer is None or peer.uid == uid
+                assert peer is None or not self.multiuser
+                self.sent_limits[server] = self._limits_of(server)
+                self.spawning[server] = self.uid_of_server[server] = uid
+            case do.AdmitClient(client, server, pid, _):
+                assert self.running[server] == pid
+                assert server not in self.awaited
+                assert self.uid_of_server[server] == self.serving(self.uid_of[client])
+                assert server not in self.shutting_down
+                self._settle(client)
+                self._check_overtaking(client)
+                self.on_server[client] = server
+                self.watched.add(client)
+            case do.WatchClient(client, server, pid):
+                assert (self.on_server[client], 5000 + client) == (server, pid)
+                assert server not in self.awaited
+                self.watched.add(client)
+            case do.RefuseClient(client, code, reason):
+                assert code == 805
+                assert reason
+                self._settle(client)
+                self.refused[client] = reason
+            case do.ContinueWithoutMps(client, reason):
+                assert reason
+                assert not self.debugged[client] & self._clients()
+                self._settle(client)
+            case do.ShutDownServer(server, forced):
+                assert server in self.running
+                assert forced or server not in self.shutting_down
+                assert not forced or server not in self.ever_forced
+                self._check_why_it_shuts_down(server, forced)
+                self.shutting_down.add(server)
+                self.ever_forced |= {server} if forced else set()
+            case do.KillServer(server):
+                assert server in self.running
+                self.killed.add(server)
+            case do.UpdateServerLimits(server, percentage, limits):
+                assert server in self.running
+                self.sent_limits[server] = (percentage, limits)
+            case do.TerminateClient(server, token, _):
+                assert server in self.running
+                assert token not in self.terminating
+                self.terminating[token] = (self.session, server)
+            case do.Log(event, fields):
+                _check_is_one_entry(event, fields)
+            case do.Reply(session, answer):
+                _check_answer(answer)
+                assert session in self.expect_reply
+                self.replies[session] += 1
+            case do.Working(session):
+                assert session in self.quitters | self.expect_reply
+            case do.SetTimer(timer, seconds):
+                assert seconds >= 0
+                self.timers.append(timer)
+                if timer.kind is TimerKind.TURN:
+                    assert seconds == self.turn_patience > 0
+                    self.turn_timers[timer] = self._came_last(timer.key)
+            case do.CancelTimer(timer):
+                self.timers.remove(timer)
+                if timer.kind is TimerKind.TURN:
+                    assert self.turn_timers[timer] not in self._waiters()
+            case do.Exit(status):
+                assert status == 0
+                assert self.quit_begun
+                assert not self.running
+                assert not self.spawning
+                self.exits += 1
+
+    def _came_last(self, ticket: int) -> Waiter:
+        last = max(self.came.values())
+        came = [waiter for waiter, moment in self.came.items() if moment == last]
+        # Only a daemon that starts takes several at once: the start requests of the previous one.
+        (uid,) = {entry.uid for entry in self.daemon.queue if entry.ticket == ticket}
+        return next(waiter for waiter in came if len(came) == 1 or waiter == ("request", uid))
+
+    def _settle(self, client: int) -> None:
+        assert client in self.in_queue or client in self.debugged, "answered twice, or after it left"
+        self.in_queue.discard(client)
+        self.debugged.pop(client, None)
+        self.settled[client] += 1
+
+    def _clients(self) -> set[int]:
+        unknown = {-server for server in self.awaited}
+        known = {client for client, server in self.on_server.items() if server not in self.awaited}
+        return self.in_queue | known | unknown
+
+    def _start_requests(self) -> list[int]:
+        return [entry.uid for entry in self.daemon.queue if not entry.client]
+
+    def _waiters(self) -> set[Waiter]:
+        clients = {("client", client) for client in self.in_queue}
+        return clients | {("request", uid) for uid in self._start_requests()}
+
+    def _user_of(self, waiter: Waiter) -> int:
+        kind, number = waiter
+        return number if kind == "request" else self.serving(self.uid_of[number])
+
+    def _check_overtaking(self, client: int) -> None:
+        own = self.serving(self.uid_of[client])
+        for waiter in self._waiters():
+            if self._user_of(waiter) != own and waiter in self.closed_since:
+                assert self.came["client", client] < self.closed_since[waiter], f"{client} overtook {waiter}"
+
+    def _joins(self, waiter: Waiter) -> None:
+        self.came[waiter] = self.moment + 1
+        self.closed_since.pop(waiter, None)
+        if self.turn_patience == 0:
+            self.closed_since[waiter] = self.moment + 1
+
+    def _check_why_it_shuts_down(self, server: int, forced: bool) -> None:
+        idle = server not in self.on_server.values()
+        others_wait = any(entry.uid != self.uid_of_server[server] for entry in self.daemon.queue)
+        assert not (self.multiuser and others_wait)
+        # It was shutting down before, or other users wait: then no client is left whose work could be lost.
+        silent = forced and self._is_abandoned(server) and (others_wait or server in self.shutting_down)
+        assert self.quit_begun or server in self.shut_down or silent or (idle and others_wait and not forced)
+
+    def _is_abandoned(self, server: int) -> bool:
+        clients = {client for client, on in self.on_server.items() if on == server}
+        return bool(clients) and clients <= self.ended
+
+    def _limits_of(self, server: int) -> tuple[float, dict[int, int]]:
+        known = self.daemon.servers[server]
+        return known.thread_percentage.value, {n: limit.value for n, limit in known.memory_limits.items()}
+
+    def _follow_phases(self) -> None:
+        now = {serial: server.phase for serial, server in self.daemon.servers.items()}
+        for serial, phase in now.items():
+            before = self.phases.get(serial, Phase.SPAWNING)
+            assert phase is before or phase in _reachable(before)
+        self.phases = now
+
+    # --- what can happen
+
+    @initialize(clients=st.integers(0, 3), ended=st.booleans())
+    def start_busy(self, clients: int, ended: bool) -> None:
+        """Begin with served clients, or with clients whose ends are not reported: many events need them."""
+        for _ in range(clients):
+            self.connect(uid=500, foreign=False)
+        if clients:
+            self.spawned()
+            self.status(fault=False)
+        if ended:
+            self.all_processes_end()
+
+    @rule(target=waiting, uid=UIDS, foreign=st.sampled_from([False, False, False, True]))
+    def connect(self, uid: int, foreign: bool) -> object:
+        self.serial += 1
+        client = self.serial
+        self.uid_of[client] = uid
+        self.in_queue.add(client)
+        self._joins(("client", client))
+        self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
+        if foreign or self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
+            assert client not in self.in_queue
+        return client if client in self.in_queue else multiple()
+
+    @rule(target=waiting, uid=UIDS)
+    def connect_under_a_debugger(self, uid: int) -> object:
+        self.serial += 1
+        client = self.serial
+        self.uid_of[client] = uid
+        self.debugged[client] = self._clients()
+        servers = (dict(self.spawning), dict(self.running), set(self.shutting_down), list(self.daemon.queue))
+        self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=True))
+        # It takes no turn.
+        assert servers == (self.spawning, self.running, self.shutting_down, self.daemon.queue)
+        if self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
+            assert client not in self.debugged
+        return client if client in self.debugged else multiple()
+
+    @rule(client=consumes(waiting))
+    def leave_queue(self, client: int) -> None:
+        if client in self.in_queue or client in self.debugged:
+            self.in_queue.discard(client)
+            self.debugged.pop(client, None)
+            self.feed(events.WaitingClientLeft(client))
+
+    @rule(
+        line=st.sampled_from(["ps", "get_server_list", "device_query", "foo", "", "get_client_list 1001"]), uid=UIDS
+    )
+    def ask(self, line: str, uid: int) -> None:
+        self._give(line.encode(), uid)
+
+    @rule(user=st.sampled_from([0, 500, 600]), uid=UIDS)
+    def start_server(self, user: int, uid: int) -> None:
+        self._give(b"start_server -uid %d" % user, uid)
+
+    @rule(source=st.randoms(use_true_random=True), count=st.integers(1, 12), uid=UIDS)
+    def give_any_lines(self, source: Random, count: int, uid: int) -> None:
+        """Give well-formed, mutated and random lines; `quit` draws its own."""
+        clients = tuple(5000 + client for client in self.on_server)
+        lines = Lines(source, (*self.running.values(), *clients))
+        for _ in range(count):
+            line = lines.line()
+            if not self._is_quit(line):
+                self._give(line, uid)
+
+    @staticmethod
+    def _is_quit(line: bytes) -> bool:
+        return split(line[:LINE_LIMIT])[:1] == ["quit"]
+
+    def _give(self, line: bytes, uid: int) -> None:
+        """Let an operator give a line; it is answered at once, unless its command takes some time."""
+        self.session += 1
+        name, *words = split(line[:LINE_LIMIT]) or [""]
+        known = name if len(line) <= LINE_LIMIT and uid in (0, self.daemon_uid) else ""
+        spawning, terminating = set(self.spawning), set(self.terminating)
+        if known == "quit":
+            self.quitters.add(self.session)
+            self.quit_begun = True
+        else:
+            self.expect_reply.add(self.session)
+        if known == "shutdown_server":
+            pid = atoi(words[0] if words else None)
+            self.shut_down |= {server for server, running in self.running.items() if running == pid}
+        if known == "start_server" and isinstance(user := REGISTRY[name].readers["uid"](words), int):
+            request = ("request", self.serving(user))
+            if request not in self._waiters():
+                self._joins(request)
+        self.feed(events.OperatorLine(self.session, uid, line))
+        started = set(self.spawning) - spawning
+        later = started or set(self.terminating) - terminating or known == "quit"
+        assert self.replies[self.session] == (0 if later else 1)
+        self.starting |= dict.fromkeys(started, self.session)
+
+    def _answered_starter(self, server: int) -> None:
+        session = self.starting.pop(server, None)
+        assert session is None or self.replies[session] == 1
+
+    def running_server(self, pid: int) -> int:
+        """Return the serial of the running server with a PID."""
+        return next(server for server, running in self.running.items() if running == pid)
+
+    def _a_server_pid(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from([*self.running.values(), 7]))
+
+    @rule(
+        line=st.sampled_from(
+            [
+                "set_default_active_thread_percentage 40",
+                "set_default_active_thread_percentage 0",
+                "set_default_device_pinned_mem_limit 1 2G",
+                "set_default_device_pinned_mem_limit 0 0",
+                "set_default_device_pinned_mem_limit 5 2G",
+                "set_default_client_priority 1",
+                "set_default_client_priority 2",
+            ]
+        ),
+        uid=UIDS,
+    )
+    def set_a_default(self, line: str, uid: int) -> None:
+        before = {server: self._limits_of(server) for server in self.daemon.servers}
+        self._give(line.encode(), uid)
+        # A running server keeps the defaults it started with.
+        assert {server: self._limits_of(server) for server in self.daemon.servers} == before
+
+    @rule(
+        data=st.data(),
+        words=st.sampled_from(
+            [
+                ("set_active_thread_percentage", "30"),
+                ("set_active_thread_percentage", "x"),
+                ("set_device_pinned_mem_limit", "0 900M"),
+                ("set_device_pinned_mem_limit", "0 0"),
+                ("set_device_pinned_mem_limit", "9 1G"),
+            ]
+        ),
+        uid=UIDS,
+    )
+    def set_of_a_server(self, data: st.DataObject, words: tuple[str, str], uid: int) -> None:
+        before = self.daemon.thread_percentage, dict(self.daemon.memory_limits)
+        self._give(f"{words[0]} {self._a_server_pid(data)} {words[1]}".encode(), uid)
+        assert before == (self.daemon.thread_percentage, self.daemon.memory_limits)
+
+    @rule(data=st.data(), forced=st.sampled_from([b"", b" -f"]), uid=UIDS)
+    def shutdown_server(self, data: st.DataObject, forced: bytes, uid: int) -> None:
+        self._give(b"shutdown_server %d%s" % (self._a_server_pid(data), forced), uid)
+
+    @rule(data=st.data(), uid=UIDS)
+    def terminate_client(self, data: st.DataObject, uid: int) -> None:
+        pid = self._a_server_pid(data)
+        self._give(b"terminate_client %d 5001" % pid, uid)
+        if pid in self.running.values() and uid in (0, self.daemon_uid):
+            assert (self.session, self.running_server(pid)) in self.terminating.values()
+
+    @precondition(lambda self: self.terminating)
+    @rule(data=st.data(), code=st.sampled_from([0, 201]))
+    def termination_answered(self, data: st.DataObject, code: int) -> None:
+        token = data.draw(st.sampled_from(sorted(self.terminating)))
+        session, server = self.terminating[token]
+        # No other server can answer it.
+        self.feed(events.TerminationAnswered(server + 1, token, code))
+        assert self.replies[session] == 0
+        del self.terminating[token]
+        self.feed(events.TerminationAnswered(server, token, code))
+        assert self.replies[session] == 1
+        # It is answered once only.
+        self.feed(events.TerminationAnswered(server, token, code))
+
+    @rule(
+        words=st.sampled_from([[b"-t", b"1"], [b"-t", b"0"], []]) | st.lists(st.sampled_from([*NUMBERS, *WORDS])),
+        uid=st.sampled_from([0, 500, 600]),
+    )
+    def quit(self, words: list[bytes], uid: int) -> None:
+        self._give(b" ".join([b"quit", *words]), uid)
+        assert not self.quit_begun or not self.in_queue
+
+    @rule()
+    def stop_signal(self) -> None:
+        self.quit_begun = True
+        self.feed(events.StopSignal())
+        assert not self.in_queue
+
+    @precondition(lambda self: self.timers)
+    @rule(data=st.data())
+    def timer_ends(self, data: st.DataObject) -> None:
+        self._timer_ends(data.draw(st.sampled_from(self.timers)))
+
+    def _timer_ends(self, timer: Timer) -> None:
+        self.timers.remove(timer)
+        if timer in self.turn_timers:
+            self.closed_since[self.turn_timers[timer]] = self.moment + 1
+        kind, key = timer.kind, timer.key
+        if kind is TimerKind.TERMINATION:
+            session, _ = self.terminating.pop(key)
+        self.feed(events.TimerEnded(timer))
+        if kind is TimerKind.TERMINATION:
+            assert self.replies[session] == 1
+        elif kind is TimerKind.RETRY:
+            user = self.uid_of_server[key]
+            waited_for = any(self._user_of(waiter) == user for waiter in self._waiters())
+            if user in self.refusing or not (waited_for or user in self.unserved):
+                self._drop_failures(user)
+        elif kind is TimerKind.FAILURE_EXPIRY and self.unserved.get(self.uid_of_server[key]) == key:
+            user = self.uid_of_server[key]
+            if user not in self.refusing and self._pause_of(user):
+                del self.unserved[user]
+            elif user not in self.refusing:
+                self._drop_failures(user)
+        elif kind is TimerKind.PROBATION and self.phases.get(key) in (Phase.ACTIVE, Phase.FAULT):
+            self._has_served(key)
+
+    def _drop_failures(self, user: int) -> None:
+        self.failures.pop(user, None)
+        self.unserved.pop(user, None)
+        self.refusing.discard(user)
+
+    def _has_served(self, server: int) -> None:
+        self.proven.add(server)
+        self._drop_failures(self.uid_of_server[server])
+
+    @precondition(lambda self: self.spawning)
+    @rule()
+    def spawned(self) -> None:
+        ((server, _),) = self.spawning.items()
+        self.spawning.clear()
+        self.pid += 1
+        self.running[server] = self.pid
+        self.feed(events.ServerSpawned(server, self.pid))
+        self._answered_starter(server)
+
+    @precondition(lambda self: self.spawning)
+    @rule()
+    def spawn_fails(self) -> None:
+        ((server, uid),) = self.spawning.items()
+        self.spawning.clear()
+        self._drop_failures(uid)
+        self.feed(events.SpawnFailed(server, "no"))
+        self._answered_starter(server)
+        assert not {client for client in self.in_queue if self.serving(self.uid_of[client]) == uid}
+
+    @precondition(lambda self: not self.exits and (self.running or self.in_queue or self._start_requests()))
+    @rule(data=st.data())
+    def daemon_dies(self, data: st.DataObject) -> None:
+        """Kill the daemon and start another; the clients that waited connect again, in any order."""
+        defaults = self._defaults()
+        left = snapshot(self.daemon, self.initial)
+        assert [server.serial for server in left.servers] == list(self.running)
+        alone = set(self.running) - set(self.on_server.values())
+        # A server without clients leaves, sooner or later.
+        gone = {server for server in sorted(alone) if data.draw(st.booleans(), label="it has ended already")}
+        self._drop_daemon_state(gone)
+        left = evolve(left, servers=tuple(server for server in left.servers if server.serial not in gone))
+        self.daemon = self._new_daemon()
+        self.awaited = set(self.running)
+        self.proven |= self.awaited
+        self.phases = dict.fromkeys(self.awaited, Phase.RETURNING)
+        for uid in map(self.serving, left.wishes):
+            self._joins(("request", uid))
+        self.feed(events.PredecessorDied(left))
+        assert self._defaults() == defaults
+        self._connect_again(data)
+
+    def _defaults(self) -> tuple[object, ...]:
+        daemon = self.daemon
+        return daemon.thread_percentage, daemon.client_priority, dict(daemon.memory_limits)
+
+    def _drop_daemon_state(self, gone: set[int]) -> None:
+        """Drop what ends with a daemon: timers, operators, requests, and the servers that it just started."""
+        self.running = {server: pid for server, pid in self.running.items() if server not in gone}
+        self.uid_of_server = {server: self.uid_of_server[server] for server in self.running}
+        for known in (self.spawning, self.terminating, self.starting, self.turn_timers, self.closed_since):
+            known.clear()
+        for failed in (self.failures, self.unserved, self.refusing):
+            failed.clear()
+        self.timers.clear()
+        self.watched.clear()
+        self.ended.clear()
+        self.quitters.clear()
+        self.shut_down |= self.shutting_down & set(self.running)
+        self.shutting_down, self.ever_forced = set(), set()
+        # If no server is left, serials begin anew.
+        for marked in (self.proven, self.killed, self.shut_down):
+            marked &= set(self.running)
+        self.quit_begun = False
+
+    def _connect_again(self, data: st.DataObject) -> None:
+        waited = sorted(self.in_queue) + sorted(self.debugged)
+        traced = set(self.debugged)
+        self.in_queue.clear()
+        self.debugged.clear()
+        for client in data.draw(st.permutations(waited), label="the order in which they connect again"):
+            if client in traced:
+                self.debugged[client] = self._clients()
+            else:
+                self.in_queue.add(client)
+                self._joins(("client", client))
+            uid = self.uid_of[client]
+            self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=client in traced))
+
+    @precondition(lambda self: self.awaited)
+    @rule(status=st.sampled_from(["ACTIVE", "FAULT"]), leaving=st.booleans())
+    def returns(self, status: str, leaving: bool) -> None:
+        (server,) = self.awaited
+        self.awaited.clear()
+        clients = {client for client, on in self.on_server.items() if on == server}
+        for others in self.debugged.values():
+            if -server in others:
+                others |= clients
+        if leaving:
+            self.shutting_down.add(server)
+        returned = tuple(
+            events.ReturnedClient(client, 5000 + client, "c", 1, (events.ReturnedContext(1, 1, 0),))
+            for client in sorted(clients)
+        )
+        self.feed(events.ServerReturned(server, status, leaving, returned))
+        known = self.daemon.servers[server].clients
+        assert all(list(known[client].contexts) == [1] for client in clients)
+        # A second return changes nothing.
+        state = repr(self.daemon)
+        self.feed(events.ServerReturned(server, status, not leaving, ()))
+        assert repr(self.daemon) == state
+
+    @precondition(lambda self: self.awaited)
+    @rule()
+    def is_not_adopted(self) -> None:
+        (server,) = self.awaited
+        self._server_ends(events.ServerNotAdopted(server, "other devices"))
+
+    @precondition(lambda self: set(self.running) - self.awaited)
+    @rule(fault=st.booleans())
+    def status(self, fault: bool) -> None:
+        ((server, _),) = self.running.items()
+        can_fault = self.phases[server] in (Phase.ACTIVE, Phase.LEAVING, Phase.FAULT)
+        self.feed(events.StatusPushed(server, "FAULT" if fault and can_fault else "ACTIVE"))
+
+    @precondition(lambda self: self.on_server)
+    @rule(data=st.data(), gone=st.booleans())
+    def context(self, data: st.DataObject, gone: bool) -> None:
+        client = data.draw(st.sampled_from(sorted(self.on_server)))
+        server = self.on_server[client]
+        event = events.ContextGonePushed(server, client, 1) if gone else events.ContextPushed(server, client, 1, 1, 0)
+        if not gone and server not in self.awaited:
+            self._has_served(server)
+        self.feed(event)
+
+    @precondition(lambda self: self.on_server)
+    @rule(data=st.data())
+    def client_gone(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from(sorted(self.on_server)))
+        server = self.on_server.pop(client)
+        # Between two daemons no daemon sees it.
+        if server not in self.awaited:
+            self._has_served(server)
+            self.feed(events.ClientGonePushed(server, client))
+
+    @precondition(lambda self: self._living())
+    @rule(data=st.data())
+    def process_ends(self, data: st.DataObject) -> None:
+        """Report a client's end from the kernel; the server reports it later, or never."""
+        self._process_ends(data.draw(st.sampled_from(self._living())))
+
+    @precondition(lambda self: self._living())
+    @rule()
+    def all_processes_end(self) -> None:
+        for client in self._living():
+            self._process_ends(client)
+
+    def _living(self) -> list[int]:
+        return sorted(client for client in self.watched - self.ended if client in self.on_server)
+
+    def _process_ends(self, client: int) -> None:
+        server = self.on_server[client]
+        self.ended.add(client)
+        # That has no visible effect: a healthy server reports it in a moment.
+        assert set(map(type, self.feed(events.ClientEnded(server, client)))) <= {do.SetTimer}
+        # It does not count twice, nor for an unknown client.
+        for again in (client, -1):
+            assert self.feed(events.ClientEnded(server, again)) == []
+
+    @precondition(lambda self: self.running)
+    @rule(status=st.sampled_from([0, 1, -9, None]))
+    def server_exits(self, status: int | None) -> None:
+        ((server, _),) = self.running.items()
+        if self.phases[server] is Phase.INITIALIZING:
+            self._dies_at_start(server, status, stated=False)
+            return
+        ready = self.phases[server] in (Phase.ACTIVE, Phase.FAULT)
+        if ready and server not in self.proven and server in self.on_server.values():
+            self._dies_unserving(server, status)
+        else:
+            self._drop_failures(self.uid_of_server[server])
+            self._server_ends(events.ServerExited(server, status))
+
+    @precondition(lambda self: set(self.phases.values()) & {Phase.ACTIVE, Phase.FAULT})
+    @rule()
+    def crashes(self) -> None:
+        self.server_exits(status=-11)
+
+    def _dies_unserving(self, server: int, status: int | None) -> None:
+        user = self.uid_of_server[server]
+        self.failures[user] += 1
+        self.unserved[user] = server
+        if self.failures[user] == 4:
+            self.refusing.add(user)
+        self._server_ends(events.ServerExited(server, status))
+        if user in self.refusing:
+            assert not [waiter for waiter in self._waiters() if self._user_of(waiter) == user]
+        else:
+            assert not [uid for uid in self.spawning.values() if uid == user]
+
+    @precondition(lambda self: Phase.INITIALIZING in self.phases.values())
+    @rule(stated=st.sampled_from([False, False, True]))
+    def server_dies_at_start(self, stated: bool) -> None:
+        ((server, _),) = self.running.items()
+        self._dies_at_start(server, 1, stated=stated)
+
+    def _dies_at_start(self, server: int, status: int | None, *, stated: bool) -> None:
+        if stated:
+            self.feed(events.StartRefused(server, "the device is in use"))
+        # A start that took too long is stated too: its timer ends once.
+        stated = bool(self.daemon.servers[server].start_refusal)
+        user = self.uid_of_server[server]
+        waiting = {client for client in self.in_queue if self.serving(self.uid_of[client]) == user}
+        requested = user in self._start_requests()
+        self.failures[user] += 1
+        self.unserved.pop(user, None)
+        self._server_ends(events.ServerExited(server, status, "no such file"))
+        given_up = stated or self.failures[user] == 4
+        assert (waiting - self.in_queue) == (waiting if given_up else set())
+        if given_up or not (waiting or requested):
+            self.failures.pop(user)
+        for client in waiting - self.in_queue:
+            assert ("in use" in self.refused[client] or "not ready within" in self.refused[client]) == stated
+            assert ("no such file" in self.refused[client]) != stated
+
+    def _server_ends(self, event: events.Event) -> None:
+        ((server, _),) = self.running.items()
+        self.running.clear()
+        self.awaited.clear()
+        for others in self.debugged.values():
+            others.discard(-server)
+        self.on_server = {client: on for client, on in self.on_server.items() if on != server}
+        waiting = [session for session, on in self.terminating.values() if on == server]
+        self.terminating = {token: asked for token, asked in self.terminating.items() if asked[1] != server}
+        self.feed(event)
+        assert all(self.replies[session] == 1 for session in waiting)
+
+    # --- what always holds
+
+    @invariant()
+    def a_server_knows_its_limits(self) -> None:
+        for server in self.running:
+            assert self.sent_limits[server] == self._limits_of(server)
+
+    @invariant()
+    def a_termination_is_answered_once(self) -> None:
+        known = {token: (asked.session, asked.server) for token, asked in self.daemon.terminations.items()}
+        assert known == self.terminating
+        # None waits for ever.
+        assert {Timer(TimerKind.TERMINATION, token) for token in known} <= set(self.timers)
+        assert all(count == 1 for count in self.replies.values())
+
+    @invariant()
+    def the_limits_are_possible(self) -> None:
+        assert 0 < self.daemon.thread_percentage.value <= 100
+        assert self.daemon.client_priority.level in (0, 1)
+        for limits in (self.daemon.memory_limits, *(server.memory_limits for server in self.daemon.servers.values())):
+            assert limits.keys() <= set(range(len(DEVICES)))
+            assert all(limit.value > 0 for limit in limits.values())
+
+    @invariant()
+    def at_most_one_server(self) -> None:
+        assert len(self.daemon.servers) <= 1
+        assert set(self.daemon.servers) == set(self.spawning) | set(self.running)
+        listed = decide_line(self.daemon, Caller(0, 1), b"get_server_list").answer
+        assert listed is not None
+        assert listed.printed == "".join(f"{pid}\n" for pid in self.running.values())
+
+    @invariant()
+    def no_client_is_lost(self) -> None:
+        assert {entry.client for entry in self.daemon.queue if entry.client} == self.in_queue
+        assert all(count == 1 for count in self.settled.values())
+        known = {client for server in self.daemon.servers.values() for client in server.clients}
+        assert known == {client for client, server in self.on_server.items() if server not in self.awaited}
+        assert {server.serial for server in self.daemon.servers.values() if server.awaited} == self.awaited
+
+    @invariant()
+    def a_debugged_client_waits_for_earlier_clients_only(self) -> None:
+        assert set(self.daemon.debugged) == set(self.debugged)
+        assert all(others & self._clients() for others in self.debugged.values())
+
+    @invariant()
+    def an_entry_that_can_be_overtaken_has_a_timer(self) -> None:
+        timed = {waiter for timer, waiter in self.turn_timers.items() if timer in self.timers}
+        # No timer runs for a client that has gone.
+        assert timed <= self._waiters()
+        current = [server.uid for server in self.daemon.servers.values()]
+        for place, entry in enumerate(self.daemon.queue):
+            waiter = ("client", entry.client) if entry.client else ("request", entry.uid)
+            if waiter not in timed and waiter not in self.closed_since:
+                # In a pause after a failed start there is no server, and the head of the queue cannot be overtaken.
+                assert {*current, *(before.uid for before in self.daemon.queue[:place])} <= {entry.uid}
+                assert current or place or self._pause_of(entry.uid)
+
+    @invariant()
+    def the_queue_moves_on(self) -> None:
+        # A queue that neither a server nor a pause moves on would wait for ever.
+        assert not self.daemon.queue or self.daemon.servers or self._pause_of(self.daemon.queue[0].uid)
+
+    @invariant()
+    def ended_clients_do_not_block_the_queue_for_ever(self) -> None:
+        for server in set(self.running) - self.ever_forced:
+            if self._is_abandoned(server) and self._is_waited_for(server):
+                assert Timer(TimerKind.SILENCE, server) in self.timers
+
+    def _is_waited_for(self, server: int) -> bool:
+        return bool(self.daemon.queue) or self.phases[server] is Phase.LEAVING
+
+    @invariant()
+    def a_server_has_one_timer_to_leave(self) -> None:
+        watches = [timer for timer in self.timers if timer.kind in (TimerKind.LEAVE, TimerKind.SILENCE)]
+        assert len(watches) == len(set(watches))
+
+    def _pause_of(self, uid: int) -> Timer | None:
+        """Return the timer after which a server is tried again for a user, None if none runs."""
+        failed = self.daemon.failed_starts.get(uid)
+        timer = Timer(TimerKind.RETRY, failed.pausing_after) if failed else None
+        return timer if timer in self.timers else None
+
+    @invariant()
+    def a_pause_ends(self) -> None:
+        for uid, failed in self.daemon.failed_starts.items():
+            assert failed.count == self.failures[uid]
+            assert 1 <= failed.count <= (4 if failed.refusal else 3)
+            assert bool(failed.refusal) == (uid in self.refusing)
+            assert not failed.pausing_after or self._pause_of(uid)
+
+    @invariant()
+    def a_ready_server_admits_its_users_clients(self) -> None:
+        for server in self.daemon.servers.values():
+            if server.phase is Phase.ACTIVE:
+                others = {waiter for waiter in self._waiters() if self._user_of(waiter) != server.uid}
+                for waiter in self._waiters() - others:
+                    # Unless it came after another user had waited long enough.
+                    assert any(self.closed_since.get(other, self.moment) < self.came[waiter] for other in others)
+                assert server.clients or not self.daemon.queue
+
+    @invariant()
+    def after_quit_the_queue_is_empty_and_the_daemon_exits_once(self) -> None:
+        if self.quit_begun:
+            assert not self.in_queue
+            assert not self.debugged
+            assert self.exits == (0 if self.daemon.servers else 1)
+            assert all(self.replies[session] == 0 for session in self.quitters)
+        else:
+            assert self.exits == 0
+
+    # --- the end
+
+    def teardown(self) -> None:
+        """Let time pass until every waiting client is answered, while newcomers of the active user connect."""
+        for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN]:
+            self._timer_ends(timer)
+        owed = self.in_queue | set(self.debugged)
+        for _ in range(50 + 10 * self.serial):
+            if not owed & (self.in_queue | set(self.debugged)):
+                return
+            self._time_passes()
+        raise AssertionError(f"clients {sorted(owed & (self.in_queue | set(self.debugged)))} starve")
+
+    def _time_passes(self) -> None:
+        pause = self._pause_of(self.daemon.queue[0].uid) if self.daemon.queue else None
+        assert self.spawning or self.running or pause, "nothing moves the queue on"
+        if self.spawning:
+            self.spawned()
+            return
+        if not self.running:
+            assert pause is not None
+            self._timer_ends(pause)
+            return
+        ((serial, _),) = self.running.items()
+        server = self.daemon.servers[serial]
+        if server.awaited:
+            self.returns(status="ACTIVE", leaving=False)
+        elif server.phase in (Phase.INITIALIZING, Phase.FAULT):
+            self.feed(events.StatusPushed(serial, "ACTIVE"))
+        elif self._is_abandoned(serial) and self._is_waited_for(serial):
+            # It is stopped for ever, whatever it is asked to do.
+            for timer in (Timer(TimerKind.SILENCE, serial), Timer(TimerKind.LEAVE, serial)):
+                if timer in self.timers:
+                    self._timer_ends(timer)
+            assert serial in self.killed
+            self.server_exits(status=-9)
+        elif self.on_server:
+            self.connect(uid=server.uid, foreign=False)
+            oldest = min(self.on_server)
+            self._has_served(serial)
+            self.feed(events.ClientGonePushed(self.on_server.pop(oldest), oldest))
+        else:
+            assert server.phase is Phase.LEAVING
+            self.server_exits(status=0)
+
+
+def _reachable(phase: Phase) -> set[Phase]:
+    found = set(MOVES[phase])
+    for target in MOVES[phase]:
+        found |= MOVES[target]
+    return found
+
+
+class OwnDaemonMachine(DaemonMachine):
+    """The daemon of a user other than root."""
+
+    daemon_uid = 500
+
+
+class NoOvertakingMachine(DaemonMachine):
+    """Newcomers never overtake."""
+
+    turn_patience = 0.0
+
+
+class MultiuserMachine(DaemonMachine):
+    """One server, root's, for the clients of all users."""
+
+    multiuser = True
+
+
+def _check_is_one_entry(event: str, fields: dict[str, str | int | float]) -> None:
+    for dialect in Dialect:
+        data = render(LogEntry("Control", 1, event, dict(fields), 0.0), CONTROL_LINES[event], dialect)
+        if event == "command" and data is not None:
+            assert data.count(b"\n") == 1, "a command can begin a line of its own in the log"
+
+
+def _check_answer(answer: Answer) -> None:
+    answer.printed.encode("utf-8", "surrogateescape")
+    answer.diagnostic.encode("utf-8", "surrogateescape")
+    assert "\n" not in answer.diagnostic
+    assert answer.refused or not answer.diagnostic
+
+
+MACHINES = (DaemonMachine, OwnDaemonMachine, NoOvertakingMachine, MultiuserMachine)
+
+
+def fuzz_state_machine(first_seed: int, sessions: int) -> None:
+    """Play a number of sessions of 40 steps, the same for the same seed, spread over the kinds of daemons."""
+    for machine in MACHINES:
+        run_state_machine_as_test(
+            seed(first_seed)(machine),
+            settings=settings(
+                max_examples=-(-sessions // len(MACHINES)),
+                stateful_step_count=40,
+                database=None,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
