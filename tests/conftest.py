@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from processes import children_of
+from processes import POLL_SECONDS, children_of
 
 settings.register_profile("here", deadline=None, database=None)
 settings.register_profile("ci", deadline=None, database=None, derandomize=True, print_blob=True)
@@ -23,7 +23,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ENDING_SECONDS = 10.0
-"""A thread, or an orphan of a daemon or a server, that is on its way out when its test ends is waited for so long."""
+"""A thread, or an orphan of a daemon or a server, that is still ending when its test ends has this long."""
 KEPT_BY_LIBRARIES = ("/dev/urandom", "/dev/random", "/proc/self/maps")
 
 
@@ -52,7 +52,7 @@ def _leaks(fds: set[tuple[int, str]], children: set[int], threads: set[threading
     leaked = [f"the thread {thread.name}" for thread in _threads() - threads]
     give_up = time.monotonic() + ENDING_SECONDS
     while _reap_adopted(_children() - children) and time.monotonic() < give_up:
-        os.sched_yield()
+        time.sleep(POLL_SECONDS)
     leaked += [f"the child process {pid}: {_command(pid)}" for pid in sorted(_children() - children)]
     return leaked + [f"the descriptor {fd}: {target}" for fd, target in sorted(_descriptors() - fds)]
 
@@ -64,7 +64,7 @@ def _wait_for_its_end(thread: threading.Thread) -> None:
         if thread.is_alive():
             thread.join(left)
         else:
-            os.sched_yield()
+            time.sleep(POLL_SECONDS)
 
 
 def _reap_adopted(pids: set[int]) -> bool:
@@ -92,6 +92,24 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace") or "a zombie"
     except OSError:
         return "gone meanwhile"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Unmark the cases named in ``long(but=[ID, ...])``: they stand for the others when long tests are left out."""
+    unknown: dict[tuple[Path, str], set[str]] = {}
+    for item in items:
+        mark = item.get_closest_marker("long")
+        if mark is None or not mark.kwargs:
+            continue
+        assert isinstance(item, pytest.Function)
+        left = unknown.setdefault((item.path, item.originalname), set(mark.kwargs["but"]))
+        if item.callspec.id in mark.kwargs["but"]:
+            item.own_markers.remove(mark)
+            left.remove(item.callspec.id)
+    if config.option.markexpr:
+        wrong = [f"{path.name}::{name}[{case}]" for (path, name), left in unknown.items() for case in sorted(left)]
+        assert not wrong, f"long(but=...) names no case: {wrong}"
 
 
 @pytest.fixture(autouse=True)

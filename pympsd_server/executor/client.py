@@ -18,7 +18,6 @@ from pympsd_server.executor.native_mirror import NativeMirror
 from pympsd_server.executor.operations.table import ROWS, Row
 from pympsd_server.executor.record_source import Incoming, from_socket, from_worker
 from pympsd_server.executor.request import ClientResources, Request
-from pympsd_server.native.access import NativeAccess
 from pympsd_server.native.worker import NativeWorker
 
 _JOIN_SECONDS: Final = 1.0
@@ -28,17 +27,11 @@ class Client:
     """``contexts`` are keyed by the owner's serials, which records name them by."""
 
     def __init__(
-        self,
-        stream: socket.socket,
-        staging: memoryview,
-        pinned: PinnedMemory,
-        native: NativeWorker | None = None,
-        access: NativeAccess | None = None,
+        self, stream: socket.socket, staging: memoryview, pinned: PinnedMemory, native: NativeWorker | None = None
     ) -> None:
-        """``native`` takes records from the ring and executes those it can, if ``access`` is given."""
+        """``native`` takes records from the ring and executes those it can."""
         self._stream = stream
         self._native = native
-        self._access = access
         self.contexts: dict[int, ClientContext] = {}
         answers = AnswerWriter(stream, native)
         self.resources = ClientResources(answers, Backpressure(), staging, pinned, self.contexts)
@@ -52,8 +45,8 @@ class Client:
 
     def add(self, serial: int, context: ClientContext) -> None:
         """Add a context, whose records are executed from now on."""
-        if self._native is not None and self._access is not None:
-            context.attach_mirror(NativeMirror(self._native, self._access, serial, context.backend))
+        if self._native is not None and self._native.access is not None:
+            context.attach_mirror(NativeMirror(self._native, self._native.access, serial, context.backend))
         self.contexts[serial] = context
         self._latest = max(self._latest, serial)
 

@@ -41,7 +41,7 @@ class NativeWorker:
         if not self._worker:
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, "no memory for the client's worker")
         self._record, self._length, self._code = ctypes.c_void_p(), ctypes.c_uint32(), ctypes.c_int()
-        self._access = access
+        self.access = access
         self._states: dict[int, ContextState] = {}
         self._objects: dict[tuple[int, type, int], object] = {}
         """The objects that the library has pointers to, by serial, kind and handle."""
@@ -54,8 +54,8 @@ class NativeWorker:
 
     def refused(self, code: int) -> BackendError:
         """Return the error for the code of a declined record."""
-        assert self._access is not None  # else there are no codes
-        return self._access.refused(code)
+        assert self.access is not None  # else there are no codes
+        return self.access.refused(code)
 
     def send(self, data: bytes) -> int:
         """Write answers without waiting; return the number of bytes written, or a negative errno."""

@@ -41,7 +41,7 @@ sys.stdin.readline()
 
 
 def measure(report: Report) -> None:
-    """Measure provisioning; passing turns takes root, who alone can have clients of several users."""
+    """Measure provisioning; passing turns takes root, which alone can have clients of several users."""
     if os.geteuid() == 0:
         turns, starts = zip(*(_turn() for _ in range(5)), strict=True)
         excess = statistics.median(turn - start for turn, start in zip(turns, starts, strict=True))
@@ -89,7 +89,7 @@ def _begin(client: _Client) -> float:
 
 
 class _Client:
-    """A client that is loaded and waits for the word to connect."""
+    """A client that is loaded and waits for the command to connect."""
 
     def __init__(self, env: dict[str, str], uid: int | None = None) -> None:
         self.process = subprocess.Popen(
@@ -119,7 +119,7 @@ class _Client:
         return float(json.loads(self._line()))
 
     def end(self) -> None:
-        """Let it go, and reap it."""
+        """Release it, and reap it."""
         self.process.communicate(timeout=SECONDS)
 
 

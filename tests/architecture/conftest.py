@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,9 +22,9 @@ class Module:
     tree: ast.Module
     lines: int
 
-    def is_in(self, *rooms: str) -> bool:
+    def is_in(self, *packages: str) -> bool:
         """Whether it is one of these modules, or lies in one of these packages."""
-        return any(self.name == room or self.name.startswith(f"{room}.") for room in rooms)
+        return any(self.name == package or self.name.startswith(f"{package}.") for package in packages)
 
     def imports(self) -> Iterator[str]:
         """Everything it imports, as full names: ``a.b`` for ``from a import b`` too."""
@@ -34,6 +34,13 @@ class Module:
             elif isinstance(node, ast.ImportFrom):
                 base = self._base(node)
                 yield from (f"{base}.{alias.name}" for alias in node.names)
+
+    def imported_modules(self, names: Collection[str]) -> Iterator[str]:
+        """Those of the named modules that it imports: ``a.b`` itself where that is one of them, else ``a``."""
+        for name in self.imports():
+            module = name if name in names else name.rpartition(".")[0]
+            if module in names and module != self.name:
+                yield module
 
     def _base(self, node: ast.ImportFrom) -> str:
         if not node.level:

@@ -1,4 +1,4 @@
-"""Who may import what (DESIGN, 3): read from the source of the installed packages."""
+"""Which module may import which: read from the source of the installed packages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IMPURE = frozenset(
         *("structlog", "logging"),
     )
 )
-TOUCHES_THE_WORLD = frozenset(
+WITH_EFFECTS = frozenset(
     {
         "pympsd.devices.__main__",
         "pympsd.devices.driver_probe",
@@ -37,23 +37,23 @@ TOUCHES_THE_WORLD = frozenset(
         "pympsd.devices.registrations",
     }
 )
-"""Modules of a pure room that are not: a program that prints, and what a machine remembers in files."""
+"""Modules of a pure package that are not pure: a program that prints, and files that keep a machine's state."""
 SMI_MAY = ("pympsd.smi", "pympsd.devices", "pympsd.vocabulary", "pympsd.version")
 SERVER_MAY = tuple(
-    f"pympsd.{room}"
-    for room in ("vocabulary", "wire", "journal", "devices", "channel", "version", "build", "process_title")
+    f"pympsd.{package}"
+    for package in ("vocabulary", "wire", "journal", "devices", "channel", "version", "build", "process_title")
 )
 CLIENT_MAY = ("pympsd.vocabulary", "pympsd.wire", "pympsd.channel", "pympsd.version", "pympsd.build")
 ENUMS_MAY = ("pympsd.vocabulary", "pympsd_client", "pympsd_server.backends.cuda")
 
 
-def _under(name: str, rooms: tuple[str, ...]) -> bool:
-    return any(name == room or name.startswith(f"{room}.") for room in rooms)
+def _is_in(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-def _of(modules: tuple[Module, ...], *rooms: str) -> list[Module]:
-    found = [module for module in modules if module.is_in(*rooms)]
-    assert found, rooms
+def _of(modules: tuple[Module, ...], *packages: str) -> list[Module]:
+    found = [module for module in modules if module.is_in(*packages)]
+    assert found, packages
     return found
 
 
@@ -62,7 +62,7 @@ def _breaches(modules: list[Module], package: str, allowed: tuple[str, ...]) -> 
         f"{module.name} imports {name}"
         for module in modules
         for name in module.imports()
-        if _under(name, (package,)) and not _under(name, allowed)
+        if _is_in(name, (package,)) and not _is_in(name, allowed)
     ]
 
 
@@ -72,7 +72,7 @@ def test_the_daemon_imports_neither_server_nor_client(modules: tuple[Module, ...
     assert _breaches(daemon, "pympsd_client", ()) == []
 
 
-def test_the_server_imports_only_the_shared_rooms(modules: tuple[Module, ...]) -> None:
+def test_the_server_imports_only_the_shared_packages(modules: tuple[Module, ...]) -> None:
     server = _of(modules, "pympsd_server")
     assert _breaches(server, "pympsd", SERVER_MAY) == []
     assert _breaches(server, "pympsd_client", ()) == []
@@ -84,14 +84,14 @@ def test_the_client_imports_only_vocabulary_wire_and_channel(modules: tuple[Modu
     assert _breaches(client, "pympsd_server", ()) == []
 
 
-def test_pure_rooms_touch_nothing(modules: tuple[Module, ...]) -> None:
-    pure = [module for module in _of(modules, *PURE) if module.name not in TOUCHES_THE_WORLD]
+def test_pure_packages_import_nothing_with_effects(modules: tuple[Module, ...]) -> None:
+    pure = [module for module in _of(modules, *PURE) if module.name not in WITH_EFFECTS]
     breaches = [f"{module.name} imports {name}" for module in pure for name in module.imported_roots() & IMPURE]
     assert breaches == []
 
 
-def test_pure_rooms_import_only_pure_rooms(modules: tuple[Module, ...]) -> None:
-    pure = [module for module in _of(modules, *PURE) if module.name not in TOUCHES_THE_WORLD]
+def test_pure_packages_import_only_pure_packages(modules: tuple[Module, ...]) -> None:
+    pure = [module for module in _of(modules, *PURE) if module.name not in WITH_EFFECTS]
     assert _breaches(pure, "pympsd", PURE) == []
     assert _breaches(pure, "pympsd_server", ("pympsd_server.state_machine",)) == []
 
@@ -101,27 +101,27 @@ def test_the_state_machine_does_not_know_the_commands(modules: tuple[Module, ...
     assert _breaches(_of(modules, "pympsd.state_machine"), "pympsd", may) == []
 
 
-def test_what_is_pure_uses_nothing_that_touches_the_world(modules: tuple[Module, ...]) -> None:
-    pure = [module for module in _of(modules, *PURE) if module.name not in TOUCHES_THE_WORLD]
-    worldly = tuple(TOUCHES_THE_WORLD)
+def test_pure_modules_import_no_module_with_effects(modules: tuple[Module, ...]) -> None:
+    pure = [module for module in _of(modules, *PURE) if module.name not in WITH_EFFECTS]
+    effects = tuple(WITH_EFFECTS)
     breaches = [
-        f"{module.name} imports {name}" for module in pure for name in module.imports() if _under(name, worldly)
+        f"{module.name} imports {name}" for module in pure for name in module.imports() if _is_in(name, effects)
     ]
     assert breaches == []
 
 
 def test_the_command_that_shows_devices_needs_no_daemon(modules: tuple[Module, ...]) -> None:
     assert _breaches(_of(modules, "pympsd.smi"), "pympsd", SMI_MAY) == []
-    importers = {m.name for m in modules for name in m.imports() if _under(name, ("pympsd.smi",))}
-    assert {name for name in importers if not _under(name, ("pympsd.smi",))} == set()
+    importers = {m.name for m in modules for name in m.imports() if _is_in(name, ("pympsd.smi",))}
+    assert {name for name in importers if not _is_in(name, ("pympsd.smi",))} == set()
 
 
-def test_pure_rooms_open_and_print_nothing(modules: tuple[Module, ...]) -> None:
+def test_pure_packages_open_and_print_nothing(modules: tuple[Module, ...]) -> None:
     reads_files = {"pympsd.devices.machine": {"read_text"}}  # a machine description may be a file
     called = [
         (module.name, name)
         for module in _of(modules, *PURE)
-        if module.name not in TOUCHES_THE_WORLD
+        if module.name not in WITH_EFFECTS
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Call) and (name := _called(node)) in ("open", "print", "input", "read_text")
     ]
@@ -135,17 +135,17 @@ def _called(call: ast.Call) -> str:
     return ""
 
 
-def test_a_minds_fields_are_given_the_time_never_taken(modules: tuple[Module, ...]) -> None:
+def test_state_machines_are_given_the_time_and_never_read_it(modules: tuple[Module, ...]) -> None:
     for module in _of(modules, "pympsd.state_machine", "pympsd_server.state_machine"):
         assert "datetime" not in module.imported_roots(), module.name
 
 
-def test_cuda_bindings_are_imported_only_where_design_says(modules: tuple[Module, ...]) -> None:
+def test_cuda_bindings_are_imported_only_where_allowed(modules: tuple[Module, ...]) -> None:
     breaches = [
         f"{module.name} imports {name}"
         for module in modules
         for name in module.imports()
-        if _under(name, ("cuda",)) and not module.is_in(*ENUMS_MAY)
+        if _is_in(name, ("cuda",)) and not module.is_in(*ENUMS_MAY)
     ]
     assert breaches == []
 
@@ -178,11 +178,11 @@ def test_driver_calls_are_made_only_by_the_cuda_backend_and_the_fallback(modules
 
 @pytest.mark.parametrize("backend", ["emulated", "cuda"])
 def test_only_the_selection_imports_a_backend(modules: tuple[Module, ...], backend: str) -> None:
-    room = f"pympsd_server.backends.{backend}"
+    package = f"pympsd_server.backends.{backend}"
     importers = {
         module.name
         for module in modules
-        if not module.is_in(room) and any(_under(name, (room,)) for name in module.imports())
+        if not module.is_in(package) and any(_is_in(name, (package,)) for name in module.imports())
     }
     assert importers <= {"pympsd_server.backends.selection"}
 
@@ -201,18 +201,55 @@ def test_only_the_journal_configures_structlog(modules: tuple[Module, ...]) -> N
     assert configuring | imported == {"pympsd.journal.setup"}
 
 
-def test_executors_and_backends_know_neither_trio_nor_structlog(modules: tuple[Module, ...]) -> None:
-    rooms = ("pympsd_server.executor", "pympsd_server.backends")
-    importers = [m.name for m in modules if m.is_in(*rooms) and m.imported_roots() & {"trio", "structlog"}]
+def test_executors_and_backends_import_neither_trio_nor_structlog(modules: tuple[Module, ...]) -> None:
+    packages = ("pympsd_server.executor", "pympsd_server.backends")
+    importers = [m.name for m in modules if m.is_in(*packages) and m.imported_roots() & {"trio", "structlog"}]
     assert importers == []
 
 
-def test_the_client_knows_neither_trio_nor_structlog(modules: tuple[Module, ...]) -> None:
+def test_the_client_imports_neither_trio_nor_structlog(modules: tuple[Module, ...]) -> None:
     importers = [m.name for m in _of(modules, "pympsd_client") if m.imported_roots() & {"trio", "structlog"}]
     assert importers == []
 
 
-def test_the_rule_book_would_notice(modules: tuple[Module, ...]) -> None:
+def _rings(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Return the strongly connected components of more than one node, sorted."""
+    reached = {node: _reached(node, arrows) for node in arrows}
+    in_rings = [node for node in arrows if node in reached[node]]
+    rings = {frozenset(other for other in reached[node] if node in reached[other]) for node in in_rings}
+    return sorted(map(sorted, rings))
+
+
+def _reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
+    """Return the nodes that one or more arrows lead to."""
+    found: set[str] = set()
+    left = [start]
+    while left:
+        new = arrows[left.pop()] - found
+        found |= new
+        left += new
+    return found
+
+
+def test_no_modules_import_each_other_directly_or_in_a_ring(modules: tuple[Module, ...]) -> None:
+    # Imports for type checkers and those inside of functions count too: they hold files together as well.
+    arrows = {module.name: set(module.imported_modules({each.name for each in modules})) for module in modules}
+    rings = [{name: sorted(arrows[name] & set(ring)) for name in ring} for ring in _rings(arrows)]
+    assert rings == []
+
+
+def test_rings_are_found() -> None:
+    arrows = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"f"}, "f": {"g"}, "g": {"a", "e"}}
+    assert _rings(arrows) == [["b", "c"], ["e", "f", "g"]]
+
+
+def test_below_the_api_of_the_client_nothing_knows_it_or_its_objects(modules: tuple[Module, ...]) -> None:
+    below = _of(modules, "pympsd_client._command_stream", "pympsd_client._connect")
+    assert _breaches(below, "pympsd_client._api", ()) == []
+    assert _breaches(below, "pympsd_client._objects", ()) == []
+
+
+def test_the_rules_find_what_they_forbid(modules: tuple[Module, ...]) -> None:
     by_name = {module.name: module for module in modules}
     assert "pympsd.wire.frames" in set(by_name["pympsd.control_client"].imports())
     assert "trio" in by_name["pympsd.service.run"].imported_roots()

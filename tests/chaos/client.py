@@ -1,6 +1,6 @@
 """A client of a soak, run by path with its plan as JSON: does its work until its time is over or its context is lost.
 
-Each step is told in a line (client_words). A line on its standard input names a kernel that faults, to be run next.
+Each step is told in a line (client_protocol). A line on standard input names a kernel that faults, to be run next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pympsd_client import driver as cuda
-from tests.chaos.client_words import asked, check, say, step
+from tests.chaos.client_protocol import asked, check, say, step
 from tests.chaos.client_work import Bench
 
 STEPS: Final = {
@@ -59,10 +59,10 @@ class Client:
                 break
         going = bool(self.benches)
         while going and time.monotonic() < self.until:
-            wish = asked(self.source.choice(PAUSES))
-            if wish == "end":
+            command = asked(self.source.choice(PAUSES))
+            if command == "end":
                 break
-            code = self.work(wish)
+            code = self.work(command)
             going = code == 0 or (code == TERMINATED and self.begin_again())
         for context in list(self.benches):
             self.close(context)
@@ -83,13 +83,13 @@ class Client:
         bench = self.benches.pop(number)
         return step("close", bench.device, number, bench.close)
 
-    def work(self, wish: str) -> int:
+    def work(self, command: str) -> int:
         """Do one step in a context of this client's; when it fails, see that all of the context fails from now on."""
         number = self.source.choice(sorted(self.benches))
         name = self.source.choice(self.steps)
-        if not wish and name == "contexts":
+        if not command and name == "contexts":
             return self.other_context()
-        code = self.step_in(number, f"fault {wish}" if wish else name)
+        code = self.step_in(number, f"fault {command}" if command else name)
         if code:
             self.in_all("synchronize")
             if self.source.random() < LINGERS:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from pympsd_client import driver as cuda
-from tests.chaos.client_words import Failed, check
+from tests.chaos.client_protocol import Failed, check
 
 PTX: Final = Path(__file__).with_name("kernels.ptx").read_bytes()
 BLOCK: Final = 256
@@ -51,7 +51,7 @@ class Bench:
         return self._functions[name]
 
     def launch(self, name: str, blocks: int, stream: Any, values: tuple[Any, ...], types: tuple[Any, ...]) -> None:
-        """Launch a kernel of so many blocks."""
+        """Launch a kernel of that many blocks."""
         function = self.function(name)
         check(cuda.cuLaunchKernel, function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, (values, types), 0)
 
@@ -140,7 +140,7 @@ class Bench:
         return _differences(back, host + np.uint32(6))
 
     def memory(self) -> int:
-        """Allocate until there is no more; what was given is there and is nobody else's."""
+        """Allocate until there is no more; what was given is there and is no other client's."""
         _, total = check(cuda.cuMemGetInfo)
         held: list[tuple[Any, np.ndarray]] = []
         try:
@@ -166,7 +166,7 @@ class Bench:
         """Host functions in stream order, between kernels; before Volta they are refused."""
         if check(cuda.cuDeviceGetAttribute, MAJOR, self.device) < VOLTA:
             refused = int(cuda.cuLaunchHostFunc(0, print, 0)[0]) == NOT_SUPPORTED
-            check(cuda.cuCtxSynchronize)  # the refusal asks nobody, and would say nothing of the context
+            check(cuda.cuCtxSynchronize)  # the refusal asks no server, and would say nothing of the context
             return int(not refused)
         stream, word = check(cuda.cuStreamCreate, 1), check(cuda.cuMemAlloc, 4)
         called: list[int] = []
@@ -193,7 +193,7 @@ class Bench:
         return int(both != 2 * alone) + int(_taken() != alone)
 
     def endless(self) -> int:
-        """A kernel that never ends, waited for: whoever comes back from this with a success is wrong."""
+        """A kernel that never ends, waited for: coming back from this with a success is wrong."""
         self.launch("endless", 1, check(cuda.cuStreamCreate, 1), (), ())
         check(cuda.cuCtxSynchronize)
         return 1

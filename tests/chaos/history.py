@@ -40,7 +40,7 @@ class Span:
     device: int
     began: float
     opened: float = FOR_EVER
-    """When it was told to be there."""
+    """When its cuInit was answered."""
     ended: float = FOR_EVER
 
 
@@ -62,7 +62,7 @@ class Life:
     doing: str = "starting"
     attached: float = FOR_EVER
     """When its cuInit had succeeded."""
-    knocked: float = FOR_EVER
+    init_began: float = FOR_EVER
     """When its cuInit began."""
     steps: list[Step] = field(factory=list)
     contexts: dict[int, Span] = field(factory=dict)
@@ -81,7 +81,7 @@ class Life:
         self.heard = said["t"]
         self.doing = said["doing"]
         if said["doing"] == "init":
-            self.knocked = said["t"]
+            self.init_began = said["t"]
         if said["doing"] == "open":
             self.contexts[said["context"]] = Span(said["context"], said["device"], said["t"])
         if "step" in said:

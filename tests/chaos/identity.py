@@ -33,7 +33,7 @@ def there(one: Who) -> bool:
 
 
 def strike(one: Who, number: int) -> bool:
-    """Send a signal to a process if it is still who it was; return whether it was sent."""
+    """Send a signal to a process if it is still the same; return whether it was sent."""
     try:
         watched = os.pidfd_open(one.pid)
     except OSError:

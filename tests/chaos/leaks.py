@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from attrs import frozen
-from processes import alive, children_of
+from processes import POLL_SECONDS, alive, children_of
 
 from tests.chaos.identity import Who, who
 
@@ -46,7 +46,7 @@ def leaks(before: Before, directory: Path, uids: Collection[int], patience: floa
     gc.collect()
     give_up = time.monotonic() + patience
     while (found := _left(before, directory, uids)) and time.monotonic() < give_up:
-        os.sched_yield()
+        time.sleep(POLL_SECONDS)
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from enum import Enum
 from typing import Final
 
-from tests.chaos.endings import (
+from tests.chaos.ended_contexts import (
     CLIENT_TERMINATED,
     ILLEGAL_ADDRESS,
     LAUNCH_FAILED,
@@ -18,12 +18,12 @@ from tests.chaos.endings import (
     RPC_FAILURE,
     ended_before,
 )
-from tests.chaos.episodes import RETRY_SECONDS, Episode, episodes
 from tests.chaos.history import FOR_EVER, History, Incident, Life, Step
+from tests.chaos.recoveries import RETRY_SECONDS, Recovery, recoveries
 from tests.chaos.schedule import ADOPTION, STOPS, Containment, Kind
 
 HANG_SECONDS: Final = 60.0
-"""Every client has an answer after so long, whatever happened; what it or its server was stopped for comes on top."""
+"""The longest time to a client's answer, whatever happened; what it or its server was stopped for comes on top."""
 STARTS: Final = 15.0
 """Seconds in which a new daemon may await the servers of the one before."""
 
@@ -48,7 +48,7 @@ class Role(Enum):
     SAME_DEVICE = "in a context on the very device"
     CONNECTED = "on a device that shared clients connect with it"
     SERVED = "served by the server it was done to"
-    KNOCKING = "in cuInit meanwhile"
+    CONNECTING = "in cuInit meanwhile"
     OPENING = "asking for a context on an affected device meanwhile"
 
 
@@ -62,38 +62,38 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
         Role.VICTIM: frozenset({CULPRITS}),
         Role.SAME_DEVICE: frozenset({CULPRITS}),
         Role.CONNECTED: frozenset({LAUNCH_FAILED}),
-        Role.KNOCKING: frozenset({SERVER_NOT_READY}),
+        Role.CONNECTING: frozenset({SERVER_NOT_READY}),
         Role.OPENING: frozenset({SERVER_NOT_READY}),
     },
     Kind.CLIENT_TERMINATE: {Role.VICTIM: frozenset({CLIENT_TERMINATED})},
     Kind.EXECUTOR_KILL: {
         Role.SAME_DEVICE: frozenset({LAUNCH_FAILED}),
         Role.CONNECTED: frozenset({LAUNCH_FAILED}),
-        Role.KNOCKING: frozenset({SERVER_NOT_READY}),
+        Role.CONNECTING: frozenset({SERVER_NOT_READY}),
         Role.OPENING: frozenset({SERVER_NOT_READY}),
     },
     Kind.EXECUTOR_STOP: {},
     Kind.SERVER_KILL: {
         Role.SERVED: frozenset({RPC_FAILURE}),
-        Role.KNOCKING: frozenset({CONNECTION_FAILED}),
+        Role.CONNECTING: frozenset({CONNECTION_FAILED}),
     },
     Kind.SERVER_STOP: {},
     Kind.DAEMON_STOP: {},
-    # Adopted, all go on; a client that knocks tries again for some time before it gives up.
-    Kind.DAEMON_KILL: {Role.KNOCKING: frozenset({CONNECTION_FAILED})},
-    Kind.DAEMON_REPLACE: {Role.KNOCKING: frozenset({CONNECTION_FAILED})},
+    # Adopted, all go on; a client that connects tries again for some time before it gives up.
+    Kind.DAEMON_KILL: {Role.CONNECTING: frozenset({CONNECTION_FAILED})},
+    Kind.DAEMON_REPLACE: {Role.CONNECTING: frozenset({CONNECTION_FAILED})},
     Kind.DAEMON_TERM: {
         Role.SERVED: frozenset({RPC_FAILURE}),
-        Role.KNOCKING: frozenset({CONNECTION_FAILED}),
+        Role.CONNECTING: frozenset({CONNECTION_FAILED}),
     },
     Kind.QUIT: {
         Role.SERVED: frozenset({RPC_FAILURE}),
-        Role.KNOCKING: frozenset({CONNECTION_FAILED}),
+        Role.CONNECTING: frozenset({CONNECTION_FAILED}),
     },
     Kind.SHUTDOWN_SERVER: {},
     Kind.SHUTDOWN_SERVER_FORCED: {
         Role.SERVED: frozenset({RPC_FAILURE}),
-        Role.KNOCKING: frozenset({CONNECTION_FAILED}),
+        Role.CONNECTING: frozenset({CONNECTION_FAILED}),
     },
     Kind.START_SERVER: {},
     Kind.QUERIES: {},
@@ -107,10 +107,10 @@ THE_WHOLE_SERVER: Final = {
     **TABLE[Kind.CLIENT_FAULT],
     # Its end may be met before what the fault was.
     Role.SERVED: frozenset({LAUNCH_FAILED, RPC_FAILURE}),
-    Role.KNOCKING: frozenset({SERVER_NOT_READY, CONNECTION_FAILED}),
+    Role.CONNECTING: frozenset({SERVER_NOT_READY, CONNECTION_FAILED}),
     Role.OPENING: frozenset({SERVER_NOT_READY, RPC_FAILURE}),
 }
-"""everybody, with the server itself, before Volta (as the loss of an executor does)."""
+"""all clients, with the server itself, before Volta (as the loss of an executor does)."""
 KILLED_SERVER: Final = TABLE[Kind.SERVER_KILL]
 FAULTS: Final = frozenset({Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL})
 
@@ -123,7 +123,7 @@ def problems(history: History, life: Life) -> Iterator[str]:
     elif not life.killed and life.status != 0:
         yield f"{who} ended with status {life.status} in {life.doing!r}: {life.complaint.strip()[-500:]}"
     history = history.around(life)
-    found = episodes(history, life.uid)
+    found = recoveries(history, life.uid)
     for step in life.steps:
         if step.wrong:
             yield f"{who}: {step.wrong} wrong in {step.name!r} at {step.ended:.3f}"
@@ -133,7 +133,7 @@ def problems(history: History, life: Life) -> Iterator[str]:
             yield f"{who}: {step.name!r} at {step.began:.3f} goes on in {why}"
 
 
-def explanation(history: History, found: list[Episode], life: Life, step: Step) -> Incident | None:
+def explanation(history: History, found: list[Recovery], life: Life, step: Step) -> Incident | None:
     """Return what was done that a step's error may come of; None: nothing."""
     for incident in history.incidents:
         if incident.began > step.ended:
@@ -163,14 +163,14 @@ def allowances(history: History, incident: Incident) -> dict[Role, frozenset[int
 
 
 def _lasts_over(stop: Incident, seconds: float, kinds: Collection[Kind], history: History) -> bool:
-    """Whether a stop lasted so long, and one of those kinds began within it or shortly before."""
+    """Whether a stop lasted that long, and one of those kinds began within it or shortly before."""
     return stop.ended - stop.began > seconds and any(
         one.kind in kinds and one.uid in (stop.uid, -1) and stop.began - STARTS <= one.began <= stop.ended
         for one in history.incidents
     )
 
 
-def _roles(history: History, incident: Incident, found: list[Episode], life: Life, step: Step) -> Iterator[Role]:
+def _roles(history: History, incident: Incident, found: list[Recovery], life: Life, step: Step) -> Iterator[Role]:
     is_init = step.name == "init"
     if incident.kind in FAULTS:
         if incident.uid == life.uid:
@@ -178,22 +178,22 @@ def _roles(history: History, incident: Incident, found: list[Episode], life: Lif
         return
     if incident.client == life.plan.number and incident.kind is Kind.CLIENT_TERMINATE:
         yield Role.VICTIM
-    if is_init and _overlap(incident, step) and _is_at_the_door(incident, life):
-        yield Role.KNOCKING
-    # From its knock on: it may be stopped between the server's welcome and its word that it is attached.
-    if not is_init and incident.uid in (life.uid, -1) and life.knocked <= incident.ended:
+    if is_init and _overlap(incident, step) and _is_connecting(incident, life):
+        yield Role.CONNECTING
+    # From the beginning of its cuInit on: it may be stopped between the server's welcome and its own answer.
+    if not is_init and incident.uid in (life.uid, -1) and life.init_began <= incident.ended:
         yield Role.SERVED
 
 
 def _roles_in_fault(
-    history: History, incident: Incident, found: list[Episode], life: Life, step: Step
+    history: History, incident: Incident, found: list[Recovery], life: Life, step: Step
 ) -> Iterator[Role]:
-    episode = next(each for each in found if incident in each.faults)
+    recovery = next(each for each in found if incident in each.faults)
     if step.name == "init":
-        if step.began <= episode.ended and step.ended >= incident.began:
-            yield Role.KNOCKING
+        if step.began <= recovery.ended and step.ended >= incident.began:
+            yield Role.CONNECTING
         return
-    if life.plan.number in episode.clients:
+    if life.plan.number in recovery.clients:
         own = incident.client == life.plan.number and incident.kind is Kind.CLIENT_FAULT
         if own and (history.containment is not Containment.CLIENT or incident.context == step.context):
             yield Role.VICTIM
@@ -204,7 +204,7 @@ def _roles_in_fault(
             yield Role.CONNECTED
         if history.containment is Containment.SERVER:
             yield Role.SERVED
-    if step.name == "open" and step.device in episode.devices and step.began <= episode.ended:
+    if step.name == "open" and step.device in recovery.devices and step.began <= recovery.ended:
         yield Role.OPENING
 
 
@@ -212,7 +212,7 @@ def _overlap(incident: Incident, step: Step) -> bool:
     return step.began <= incident.ended and step.ended >= incident.began
 
 
-def _is_at_the_door(incident: Incident, life: Life) -> bool:
+def _is_connecting(incident: Incident, life: Life) -> bool:
     if incident.kind in (Kind.DAEMON_KILL, Kind.DAEMON_REPLACE):
         return incident.ended - incident.began > RETRY_SECONDS
     return incident.uid in (life.uid, -1)

@@ -18,7 +18,7 @@ class Containment(StrEnum):
     """How far a fatal fault reaches on a machine."""
 
     DEVICE = "device"
-    """To everybody on devices that shared clients connect (MPS documents, 2.3.3.2)."""
+    """To all clients of devices that shared clients connect (MPS documents, 2.3.3.2)."""
     CLIENT = "client"
     """To the context that it happened in: ``fault_containment = "client"`` of an emulated machine."""
     SERVER = "server"
@@ -26,28 +26,37 @@ class Containment(StrEnum):
 
 
 @frozen
-class Scene:
+class Setup:
     """A machine, and the dialect of its daemon's logs."""
 
     containment: Containment = Containment.DEVICE
     dialect: str = "documented"
 
 
-PLAIN: Final = Scene()
-VARIANTS: Final = (Scene(Containment.CLIENT), Scene(Containment.SERVER), Scene(dialect="r580"))
-SCENES: Final = (*(PLAIN,) * 3, *VARIANTS, Scene(Containment.CLIENT, "r580"), Scene(Containment.SERVER, "r580"))
+PLAIN: Final = Setup()
+VARIANTS: Final = (
+    Setup(Containment.CLIENT),
+    Setup(Containment.SERVER),
+    Setup(dialect="r580"),
+)
+SETUPS: Final = (
+    *(PLAIN,) * 3,
+    *VARIANTS,
+    Setup(Containment.CLIENT, "r580"),
+    Setup(Containment.SERVER, "r580"),
+)
 ROUND_SECONDS: Final = 300.0
-"""A daemon's directory, logs and devices are used for at most so long."""
+"""The longest time that a daemon's directory, logs and devices are used."""
 SHORTEST_ROUND: Final = 45.0
 
 
 @frozen
 class Round:
-    """A part of a soak, with a scene and a seed of its own."""
+    """A part of a soak, with a setup and a seed of its own."""
 
     number: int
     seconds: float
-    scene: Scene
+    setup: Setup
     seed: int
 
 
@@ -109,7 +118,7 @@ WORKS: Final = ("copies", "kernels", "contexts", "streams", "memory", "callbacks
 
 @frozen
 class ClientPlan:
-    """A client to be: its user (an index), its kind of work, on which devices, for how long, with which settings."""
+    """The plan of a client: its user (an index), kind of work, devices, duration and settings."""
 
     at: float
     number: int
@@ -136,10 +145,10 @@ def rounds(seed: int, seconds: float) -> tuple[Round, ...]:
     """Return the parts of a run, the first one plain; each variant has its turn in a run of three minutes."""
     source = random.Random(f"{seed}/rounds")
     count = max(1, ceil(seconds / ROUND_SECONDS), min(1 + len(VARIANTS), int(seconds / SHORTEST_ROUND)))
-    scenes = [PLAIN, *source.sample(VARIANTS, len(VARIANTS))]
-    while len(scenes) < count:
-        scenes += source.sample(SCENES, len(SCENES))
-    return tuple(Round(each + 1, seconds / count, scenes[each], 1000 * seed + each) for each in range(count))
+    setups = [PLAIN, *source.sample(VARIANTS, len(VARIANTS))]
+    while len(setups) < count:
+        setups += source.sample(SETUPS, len(SETUPS))
+    return tuple(Round(each + 1, seconds / count, setups[each], 1000 * seed + each) for each in range(count))
 
 
 def stop_seconds(extent: float) -> float:
@@ -151,12 +160,12 @@ def stop_seconds(extent: float) -> float:
 
 
 def clients(seed: int, seconds: float, pace: float = 1.0) -> tuple[ClientPlan, ...]:
-    """Return the clients that start within so many seconds, in order; ``pace`` 2 is twice as many."""
+    """Return the clients that start within that many seconds, in order; ``pace`` 2 is twice as many."""
     return tuple(_clients(random.Random(f"{seed}/clients"), seconds, pace))
 
 
 def actions(seed: int, seconds: float, kinds: Iterable[Kind], pace: float = 1.0) -> tuple[Action, ...]:
-    """Return the chaos of the chosen kinds within so many seconds, in order; ``pace`` 2 is twice as much."""
+    """Return the chaos of the chosen kinds within that many seconds, in order; ``pace`` 2 is twice as much."""
     chosen = [kind for kind in Kind if kind in frozenset(kinds)]
     return tuple(_actions(random.Random(f"{seed}/actions"), seconds, chosen, pace)) if chosen else ()
 

@@ -18,16 +18,16 @@ import trio
 from attrs import asdict, define, field
 from processes import adopt_orphans, children_of
 
-from tests.chaos.acts import ACTS, terminate
-from tests.chaos.episodes import SLACK
+from tests.chaos.actions import ACTIONS, terminate
 from tests.chaos.history import FOR_EVER, Incident, Life
 from tests.chaos.identity import Who, strike, there
 from tests.chaos.leaks import Before, crowded, leaks
+from tests.chaos.log_history import judge
 from tests.chaos.outcomes import FAULT_CODES, HANG_SECONDS, patience, problems
+from tests.chaos.recoveries import SLACK
 from tests.chaos.schedule import DEVICES, Action, ClientPlan, Kind, Round, actions, clients, rounds
-from tests.chaos.stage import ON_THE_DAEMON, Stage, now, users
-from tests.chaos.story import judge
 from tests.chaos.summary import Summary
+from tests.chaos.testbed import ON_THE_DAEMON, Testbed, now, users
 
 AT_ONCE: Final = 6
 """More clients than this do not run at once, at pace 1."""
@@ -41,7 +41,7 @@ NOBODY: Final = ("", "Server not found\n")
 class Soak:
     """One run."""
 
-    stage: Stage
+    testbed: Testbed
     seed: int
     seconds: float
     kinds: frozenset[Kind]
@@ -50,9 +50,9 @@ class Soak:
     judged: int = field(default=0, init=False)
 
     async def run(self) -> None:
-        """All of it, to the daemon's end."""
-        stage = self.stage
-        await stage.start_daemon()
+        """Run the soak to the daemon's end."""
+        testbed = self.testbed
+        await testbed.start_daemon()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_house)
             async with trio.open_nursery() as cast:
@@ -61,14 +61,14 @@ class Soak:
             await self._settle()
             await self._end()
             nursery.cancel_scope.cancel()
-        stage.listen()
-        stage.reap()
+        testbed.listen()
+        testbed.reap()
         self._judge_until(FOR_EVER)
 
     async def _keep_house(self) -> None:
         while True:
-            self.stage.listen()
-            self.stage.reap()
+            self.testbed.listen()
+            self.testbed.reap()
             # What a client met may be explained by what another one says a moment later. All that was said until then
             # is heard first: this process, too, may have had no time for long.
             due = now() - SLACK
@@ -79,15 +79,15 @@ class Soak:
 
     async def _start_clients(self, cast: trio.Nursery) -> None:
         for plan in clients(self.seed, self.seconds, self.pace):
-            await self.stage.until(plan.at)
-            if len(self.stage.living()) < AT_ONCE * self.pace:
+            await self.testbed.until(plan.at)
+            if len(self.testbed.living()) < AT_ONCE * self.pace:
                 cast.start_soon(self._live, plan)
             else:
-                self.stage.counts["left out: clients, too many at once"] += 1
+                self.testbed.counts["left out: clients, too many at once"] += 1
 
     async def _live(self, plan: ClientPlan) -> None:
-        life, process = await self.stage.start_client(plan)
-        self.stage.stdin[plan.number] = process.stdin
+        life, process = await self.testbed.start_client(plan)
+        self.testbed.stdin[plan.number] = process.stdin
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_read_complaint, process, life)
@@ -98,10 +98,10 @@ class Soak:
                 nursery.cancel_scope.cancel()
         finally:
             life.ended = now()
-            del self.stage.stdin[plan.number]
+            del self.testbed.stdin[plan.number]
             await _close(process)
-            self.stage.release(process.pid)
-        self.stage.note("ended", number=plan.number, status=life.status, doing=life.doing, steps=len(life.steps))
+            self.testbed.release(process.pid)
+        self.testbed.note("ended", number=plan.number, status=life.status, doing=life.doing, steps=len(life.steps))
         self._unjudged.append(life)
 
     async def _hear(self, process: trio.Process, life: Life) -> None:
@@ -118,41 +118,41 @@ class Soak:
         if what == "fault":
             facts = {"pid": life.pid, "client": life.plan.number, "uid": life.uid, "device": said["device"]}
             facts["context"] = said["context"]
-            self.stage.history.incidents.append(
+            self.testbed.history.incidents.append(
                 Incident(Kind.CLIENT_FAULT, 0, said["t"], said["t"], code=FAULT_CODES[name], note=name, **facts)
             )
-            self.stage.counts[f"fault {name}"] += 1
-            self.stage.note("client_fault", name=name, **facts)
+            self.testbed.counts[f"fault {name}"] += 1
+            self.testbed.note("client_fault", name=name, **facts)
 
     async def _end_endless(self, life: Life) -> None:
-        """A kernel that never ends is an operator's business."""
+        """Terminate the clients whose kernel never ends, as an operator does."""
         while life.doing != "endless":
             await trio.sleep(LISTEN_SECONDS)
         await trio.sleep(life.plan.seconds)
         if Kind.CLIENT_TERMINATE in self.kinds and life.plan.seed % 3:
-            await terminate(self.stage, life, 0)
+            await terminate(self.testbed, life, 0)
             # What comes of that is judged; it goes on with another one.
             await trio.sleep(life.plan.seconds)
         life.killed = True
         strike(life.who, signal.SIGKILL)
 
     async def _watch(self, life: Life) -> None:
-        while (left := patience(self.stage.history, life, now())) > 0:
+        while (left := patience(self.testbed.history, life, now())) > 0:
             await trio.sleep(left)
         life.hung = True
-        self.stage.note("hang", number=life.plan.number, doing=life.doing)
+        self.testbed.note("hang", number=life.plan.number, doing=life.doing)
         strike(life.who, signal.SIGKILL)
 
     def _judge_until(self, time: float) -> None:
         due = [life for life in self._unjudged if life.ended <= time]
         self._unjudged = [life for life in self._unjudged if life.ended > time]
         for life in due:
-            for problem in problems(self.stage.history, life):
-                self.stage.blame(problem)
-            self.stage.counts["wrong results"] += sum(step.wrong for step in life.steps)
-            self.stage.counts["hangs"] += life.hung
-            self.stage.counts["steps"] += len(life.steps)
-            self.stage.counts.update(
+            for problem in problems(self.testbed.history, life):
+                self.testbed.blame(problem)
+            self.testbed.counts["wrong results"] += sum(step.wrong for step in life.steps)
+            self.testbed.counts["hangs"] += life.hung
+            self.testbed.counts["steps"] += len(life.steps)
+            self.testbed.counts.update(
                 f"error {step.code} in {step.name.split()[0]}" for step in life.steps if step.code
             )
             self.judged += 1
@@ -161,60 +161,60 @@ class Soak:
 
     async def _do_chaos(self, cast: trio.Nursery) -> None:
         for action in actions(self.seed, self.seconds, self.kinds, self.pace):
-            await self.stage.until(action.at)
-            if self.stage.busy:
-                self.stage.counts["left out: actions, the daemon was away"] += 1
+            await self.testbed.until(action.at)
+            if self.testbed.busy:
+                self.testbed.counts["left out: actions, the daemon was away"] += 1
             else:
                 # Said now: the next one may be due before this one has its first turn.
-                self.stage.busy = action.kind in ON_THE_DAEMON
+                self.testbed.busy = action.kind in ON_THE_DAEMON
                 cast.start_soon(self._act, action)
 
     async def _act(self, action: Action) -> None:
         try:
-            await ACTS[action.kind](self.stage, action)
+            await ACTIONS[action.kind](self.testbed, action)
         finally:
             if action.kind in ON_THE_DAEMON:
-                self.stage.busy = False
+                self.testbed.busy = False
 
     # --- the end
 
     async def _settle(self) -> None:
-        """All clients have ended: nothing of theirs is left, neither in the lists nor on the devices."""
+        """Check, when all clients have ended, that nothing of theirs is left in the lists or on the devices."""
         await self._listed()
-        stage, server = self.stage, self.stage.server()
+        testbed, server = self.testbed, self.testbed.server()
         for device in range(DEVICES if server else 0):
-            await stage.tool(f"set_device_pinned_mem_limit {server.pid} {device} 0\n")
-        user = stage.uids.index(server.uid) if server else 0
-        await self._live(ClientPlan(now() - stage.began, 0, user, "probe", tuple(range(DEVICES)), PROBE_SECONDS, 1))
+            await testbed.tool(f"set_device_pinned_mem_limit {server.pid} {device} 0\n")
+        user = testbed.uids.index(server.uid) if server else 0
+        await self._live(ClientPlan(now() - testbed.began, 0, user, "probe", tuple(range(DEVICES)), PROBE_SECONDS, 1))
         if (listed := await self._listed()) not in NOBODY:
-            stage.blame(f"all clients have ended, and ps shows {listed!r}")
+            testbed.blame(f"all clients have ended, and ps shows {listed!r}")
         with trio.move_on_after(SETTLE_SECONDS):
             while self._crowded():
                 await trio.sleep(LISTEN_SECONDS)
         for problem in self._crowded():
-            stage.blame(problem)
+            testbed.blame(problem)
 
     async def _listed(self) -> str:
-        """Return what ps shows when it has had time to show nobody."""
+        """Return what ps shows when it has had time to become empty."""
         give_up = now() + SETTLE_SECONDS
-        while (listed := (await self.stage.tool("ps\n"))[1]) not in NOBODY and now() < give_up:
+        while (listed := (await self.testbed.tool("ps\n"))[1]) not in NOBODY and now() < give_up:
             await trio.sleep(LISTEN_SECONDS)
         return listed
 
     def _crowded(self) -> list[str]:
-        server = self.stage.server()
+        server = self.testbed.server()
         executors: list[int] = []
         with suppress(OSError):  # it has ended meanwhile
             executors = children_of(server.pid) if server else []
-        return list(crowded(_pid(self.stage.daemon), _pid(server.who if server else None), executors))
+        return list(crowded(_pid(self.testbed.daemon), _pid(server.who if server else None), executors))
 
     async def _end(self) -> None:
-        stage = self.stage
-        status, said = await stage.tool("quit\n")
+        testbed = self.testbed
+        status, said = await testbed.tool("quit\n")
         if status != 0:
-            stage.blame(f"the last quit ended with {status}: {said!r}")
-        if not await stage.until_gone(stage.daemon, HANG_SECONDS):
-            stage.blame("the daemon is there after the last quit")
+            testbed.blame(f"the last quit ended with {status}: {said!r}")
+        if not await testbed.until_gone(testbed.daemon, HANG_SECONDS):
+            testbed.blame("the daemon is there after the last quit")
 
 
 def _pid(process: Who | None) -> int:
@@ -251,27 +251,29 @@ def soak(
     return total.as_json()
 
 
-def _round(part: Round, kinds: frozenset[Kind], pace: float, journal: IO[str], keep: Path) -> tuple[Stage, int, int]:
-    """Run a part of a soak in a directory of its own; return its stage, how many were judged and how much is left."""
+def _round(
+    part: Round, kinds: frozenset[Kind], pace: float, journal: IO[str], keep: Path
+) -> tuple[Testbed, int, int]:
+    """Run a part of a soak in a directory of its own; return the testbed, the clients judged, and the leaks found."""
     before = Before.now()
     directory = Path(tempfile.mkdtemp(prefix="pympsd-soak-"))
     try:
-        stage = Stage(directory, users(), journal, part.scene)
-        stage.began = now()
-        stage.note("round", number=part.number, seconds=part.seconds, **asdict(part.scene))
-        stage.prepare()
-        run = Soak(stage, part.seed, part.seconds, kinds, pace)
+        testbed = Testbed(directory, users(), journal, part.setup)
+        testbed.began = now()
+        testbed.note("round", number=part.number, seconds=part.seconds, **asdict(part.setup))
+        testbed.prepare()
+        run = Soak(testbed, part.seed, part.seconds, kinds, pace)
         trio.run(run.run)
-        left = leaks(before, directory, stage.uids)
-        for problem in (*_last_words(stage), *(f"left behind: {one}" for one in left)):
-            stage.blame(problem)
-        if stage.problems:
+        left = leaks(before, directory, testbed.uids)
+        for problem in (*_last_words(testbed), *(f"left behind: {one}" for one in left)):
+            testbed.blame(problem)
+        if testbed.problems:
             shutil.copytree(directory / "log", keep, dirs_exist_ok=True)
-        return stage, run.judged, len(left)
+        return testbed, run.judged, len(left)
     finally:
         shutil.rmtree(directory)
 
 
-def _last_words(stage: Stage) -> list[str]:
-    attached = [life.pid for life in stage.history.lives if life.attached != FOR_EVER]
-    return judge(stage.story, stage.killed, stage.forced, attached)
+def _last_words(testbed: Testbed) -> list[str]:
+    attached = [life.pid for life in testbed.history.lives if life.attached != FOR_EVER]
+    return judge(testbed.story, testbed.killed, testbed.forced, attached)

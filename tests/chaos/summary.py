@@ -8,7 +8,7 @@ from typing import Any
 from attrs import asdict, define, field
 
 from tests.chaos.schedule import Kind, Round
-from tests.chaos.stage import Stage
+from tests.chaos.testbed import Testbed
 
 
 @define
@@ -23,22 +23,22 @@ class Summary:
     rounds: list[dict[str, Any]] = field(factory=list)
     problems: list[str] = field(factory=list)
 
-    def add(self, part: Round, stage: Stage, judged: int, left: int) -> None:
-        """A round is over; ``left``: how much is left of it that must not be."""
-        clients = len(stage.history.lives)
-        self.counts += stage.counts
+    def add(self, part: Round, testbed: Testbed, judged: int, left: int) -> None:
+        """Add a round that is over; ``left``: the number of its leaks."""
+        clients = len(testbed.history.lives)
+        self.counts += testbed.counts
         self.counts += Counter(
             {
                 "clients": clients,
                 "clients judged": judged,
                 "leaks": left,
-                "daemons": len(stage.story.daemons),
-                "servers": len(stage.story.servers),
+                "daemons": len(testbed.logs.daemons),
+                "servers": len(testbed.logs.servers),
             }
         )
-        facts = {"seconds": part.seconds, "clients": clients, "steps": stage.counts["steps"]}
-        self.rounds.append({**asdict(part.scene), **facts, "problems": len(stage.problems)})
-        self.problems += [f"round {part.number}: {problem}" for problem in stage.problems]
+        facts = {"seconds": part.seconds, "clients": clients, "steps": testbed.counts["steps"]}
+        self.rounds.append({**asdict(part.setup), **facts, "problems": len(testbed.problems)})
+        self.problems += [f"round {part.number}: {problem}" for problem in testbed.problems]
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it."""

@@ -7,15 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.leaks import DAEMON_NEEDS, Before, crowded, leaks
 from tests.chaos.schedule import DEFAULT_KINDS
 from tests.chaos.soak import soak
-from tests.chaos.stage import Tail
+from tests.chaos.testbed import Tail
 
 SEED = 20130805
 SECONDS = float(os.environ.get("PYMPSD_SOAK_SECONDS", "60"))
 
 
+@pytest.mark.long
 def test_a_minute_of_chaos(tmp_path: Path) -> None:
     summary = soak(SEED, SECONDS, DEFAULT_KINDS, tmp_path / "journal.jsonl", tmp_path / "logs")
     assert summary["problems"] == [], f"seed {SEED}; what was done and the logs are in {tmp_path}"

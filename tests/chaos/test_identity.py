@@ -43,7 +43,7 @@ def test_another_process_of_its_pid_is_not_it_and_is_never_struck(child: subproc
     assert there(now)
 
 
-def test_nobody_is_nowhere() -> None:
+def test_no_process_is_nowhere() -> None:
     assert not there(NOBODY)
     assert not strike(NOBODY, signal.SIGKILL)
     assert not there(Who(os.getpid(), GONE))

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
-from tests.chaos.endings import CONTAINED_SECONDS
-from tests.chaos.episodes import NOTICED, SLACK, episodes, reach, settled
+from tests.chaos.ended_contexts import CONTAINED_SECONDS
 from tests.chaos.history import FOR_EVER, History, Incident, Life, Span, Step
 from tests.chaos.outcomes import CULPRITS, FAULT_CODES, HANG_SECONDS, TABLE, Role, patience, problems
+from tests.chaos.recoveries import NOTICED, SLACK, reach, recoveries, settled
 from tests.chaos.schedule import FAULTS, LONG_STOP_SECONDS, ClientPlan, Containment, Kind
 
 ALICE, BOB = 1001, 1002
@@ -19,7 +19,7 @@ ALICE, BOB = 1001, 1002
 def a_life(number: int, uid: int = ALICE, devices: tuple[int, ...] = (0,), ended: float = 50.0) -> Life:
     """A client that came at 0, had a context on each device from 2 on, and left in order."""
     plan = ClientPlan(0.0, number, 0, "mixed", devices, 3.0, 1)
-    life = Life(plan, 100 + number, uid, 0.0, ended, status=0, knocked=0.5, attached=1.0)
+    life = Life(plan, 100 + number, uid, 0.0, ended, status=0, init_began=0.5, attached=1.0)
     for context, device in enumerate(devices, 1):
         life.contexts[context] = Span(context, device, 1.5, 2.0, ended)
     return life
@@ -52,14 +52,14 @@ def test_every_kind_is_in_the_table_and_every_code_is_a_result_of_cuda() -> None
     assert set(FAULT_CODES) == set(FAULTS)
 
 
-def test_what_must_not_be_noticed_allows_nobody_an_error() -> None:
+def test_what_must_not_be_noticed_allows_no_client_an_error() -> None:
     unnoticed = [kind for kind in Kind if not TABLE[kind]]
     assert unnoticed == [
         Kind.CLIENT_KILL, Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP,
         Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.QUERIES, Kind.LIMITS,
     ]  # fmt: skip
     # Adoption: who has a server goes on.
-    assert all(set(TABLE[kind]) == {Role.KNOCKING} for kind in (Kind.DAEMON_KILL, Kind.DAEMON_REPLACE))
+    assert all(set(TABLE[kind]) == {Role.CONNECTING} for kind in (Kind.DAEMON_KILL, Kind.DAEMON_REPLACE))
 
 
 @given(kind=st.sampled_from([kind for kind in Kind if not TABLE[kind]]), code=st.sampled_from(list(Result)[1:]))
@@ -95,10 +95,10 @@ def test_a_server_that_is_killed_is_its_own_users_matter() -> None:
     assert len(judged(a_life(1, BOB), a_step(806, 5.3), incidents=(incident,))) == 1
 
 
-def test_who_came_later_has_no_excuse() -> None:
+def test_a_later_client_has_no_excuse() -> None:
     incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
     late = a_life(1)
-    late.knocked = late.attached = 5.1 + SLACK + 1
+    late.init_began = late.attached = 5.1 + SLACK + 1
     assert len(judged(late, a_step(806, 20.0), incidents=(incident,))) == 1
 
 
@@ -127,10 +127,10 @@ def test_newcomers_are_refused_until_those_it_reached_have_gone() -> None:
     for life in (early, late, other):
         life.contexts.clear()
     over = 20.0 + SLACK + NOTICED
-    knock = {"device": -1, "name": "init", "context": -1}
-    assert judged(early, a_step(807, 15.0, **knock), others=(culprit,), incidents=(incident,)) == []
-    assert len(judged(late, a_step(807, over + 1, **knock), others=(culprit,), incidents=(incident,))) == 1
-    assert len(judged(other, a_step(807, 15.0, **knock), others=(culprit,), incidents=(incident,))) == 1
+    init_step = {"device": -1, "name": "init", "context": -1}
+    assert judged(early, a_step(807, 15.0, **init_step), others=(culprit,), incidents=(incident,)) == []
+    assert len(judged(late, a_step(807, over + 1, **init_step), others=(culprit,), incidents=(incident,))) == 1
+    assert len(judged(other, a_step(807, 15.0, **init_step), others=(culprit,), incidents=(incident,))) == 1
 
 
 def test_a_context_on_an_affected_device_is_refused_to_others() -> None:
@@ -141,7 +141,7 @@ def test_a_context_on_an_affected_device_is_refused_to_others() -> None:
     assert len(judged(other, a_step(807, 11.0, 2, "open", 2), others=(culprit,), incidents=(incident,))) == 1
 
 
-def test_who_was_terminated_gets_that_code_and_never_a_success() -> None:
+def test_a_terminated_client_gets_that_code_and_never_a_success() -> None:
     life = a_life(1)
     facts = {"pid": life.pid, "client": 1, "uid": ALICE, "note": "0"}
     incident = Incident(Kind.CLIENT_TERMINATE, 1, 5.0, 5.2, **facts)
@@ -155,7 +155,7 @@ def test_who_was_terminated_gets_that_code_and_never_a_success() -> None:
 def test_a_client_that_was_granted_a_server_before_its_end_may_say_so_later() -> None:
     incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
     slow = a_life(1)
-    slow.knocked, slow.attached = 4.9, 9.0  # it was stopped in between
+    slow.init_began, slow.attached = 4.9, 9.0  # it was stopped in between
     assert judged(slow, a_step(806, 9.1, 0, "open", 1), incidents=(incident,)) == []
 
 
@@ -217,7 +217,7 @@ def test_a_neighbour_whom_a_fault_must_reach_does_not_go_on(
     newcomer = a_life(3, devices=(device,))
     newcomer.contexts[1].opened = 5.1
     assert judged(newcomer, late, others=(culprit,), incidents=(incident,), containment=containment) == []
-    # Nobody is told while somebody is stopped.
+    # No notification arrives while a process is stopped.
     stop = Incident(Kind.SERVER_STOP, 2, 5.0, 15.0, uid=ALICE)
     third = a_life(4, devices=(device,))
     assert judged(third, late, others=(culprit,), incidents=(incident, stop), containment=containment) == []
@@ -238,8 +238,8 @@ def test_a_machine_that_contains_faults_keeps_them_in_their_context() -> None:
     assert judged(culprit, a_step(700, 5.2), **facts) == []
     assert len(judged(a_life(1, devices=(0, 0)), a_step(700, 5.2, context=2), others=(culprit,), **facts)) == 1
     assert len(judged(neighbour, a_step(700, 5.2), others=(culprit,), **facts)) == 1
-    knock = a_step(807, 5.2, -1, "init", -1)
-    assert len(judged(a_life(3), knock, others=(culprit,), **facts)) == 1
+    init_step = a_step(807, 5.2, -1, "init", -1)
+    assert len(judged(a_life(3), init_step, others=(culprit,), **facts)) == 1
 
 
 def test_before_volta_a_fault_is_the_end_of_the_server() -> None:
@@ -273,11 +273,11 @@ def test_contexts_on_an_executor_that_is_stopped_in_a_fault_may_lose_it() -> Non
         assert (judged(neighbour, a_step(719, 11.0), others=(culprit,), incidents=incidents) == []) is right
 
 
-def test_a_short_outage_is_nobodys_excuse() -> None:
-    knock = a_step(805, 5.3, -1, "init", -1)
+def test_a_short_outage_excuses_no_client() -> None:
+    init_step = a_step(805, 5.3, -1, "init", -1)
     for seconds, right in ((0.5, False), (2.5, True)):
         incident = Incident(Kind.DAEMON_KILL, 1, 5.0, 5.0 + seconds)
-        assert (judged(a_life(1), knock, incidents=(incident,)) == []) is right
+        assert (judged(a_life(1), init_step, incidents=(incident,)) == []) is right
 
 
 def test_what_was_long_over_explains_nothing() -> None:
@@ -303,15 +303,15 @@ def test_reach_is_the_connected_component(spread: list[frozenset[int]], device: 
     assert all(inside[number] or not devices & set(life.plan.devices) for number, life in enumerate(lives))
 
 
-def test_faults_that_overlap_are_one_episode() -> None:
+def test_faults_that_overlap_are_one_recovery() -> None:
     one, other, later = a_life(1, ended=20.0), a_life(2, devices=(2,), ended=30.0), a_life(3, ended=90.0)
     later.contexts[1] = Span(1, 0, 80.0, 81.0, 90.0)
     incidents = [fault(one, 0, 10.0), fault(other, 2, 15.0), fault(later, 0, 85.0)]
-    first, second = episodes(History([one, other, later], incidents), ALICE)
+    first, second = recoveries(History([one, other, later], incidents), ALICE)
     assert (first.devices, first.clients, len(first.faults)) == ({0, 2}, {1, 2}, 2)
     assert (second.devices, second.clients) == ({0}, {3})
     other.ended = FOR_EVER
-    assert len(episodes(History([one, other, later], incidents), ALICE)) == 1
+    assert len(recoveries(History([one, other, later], incidents), ALICE)) == 1
 
 
 def test_what_is_stopped_settles_later() -> None:

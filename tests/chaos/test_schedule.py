@@ -12,7 +12,7 @@ from tests.chaos.schedule import (
     LONG_STOP_SECONDS,
     PLAIN,
     ROUND_SECONDS,
-    SCENES,
+    SETUPS,
     STOP_SECONDS,
     USERS,
     WEIGHTS,
@@ -85,17 +85,17 @@ def test_an_hour_has_all_kinds_users_and_devices() -> None:
 def test_rounds_are_the_whole_time_and_begin_plain(seed: int, seconds: float) -> None:
     found = rounds(seed, seconds)
     assert found == rounds(seed, seconds)
-    assert found[0].scene == PLAIN
+    assert found[0].setup == PLAIN
     assert abs(sum(each.seconds for each in found) - seconds) < 1e-6 * seconds
     assert all(each.seconds <= ROUND_SECONDS for each in found)
     assert len({each.seed for each in found}) == len(found)
     if seconds >= 180:
-        assert {each.scene.containment for each in found} == set(Containment)
-        assert {each.scene.dialect for each in found} == {"documented", "r580"}
+        assert {each.setup.containment for each in found} == set(Containment)
+        assert {each.setup.dialect for each in found} == {"documented", "r580"}
 
 
-def test_an_hour_has_all_scenes() -> None:
-    assert {each.scene for seed in range(9) for each in rounds(seed, 3600)} == set(SCENES)
+def test_an_hour_has_all_setups() -> None:
+    assert {each.setup for seed in range(9) for each in rounds(seed, 3600)} == set(SETUPS)
     assert rounds(1, 3600) != rounds(2, 3600)
 
 

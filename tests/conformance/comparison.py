@@ -58,7 +58,7 @@ class Comparison:
         return found + waiting
 
     def _not_met(self, name: str, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
-        """Of a log of which the recording shows some lines: return those that ours lacks, or has in another order."""
+        """Return the recorded lines of a partly shown log that ours lacks, or has in another order."""
         given = logs.VOICES[name](ours)
         wrong: list[str] = []
         for voice, said in sorted(logs.VOICES[name](recorded).items()):

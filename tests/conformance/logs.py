@@ -1,7 +1,7 @@
 """What of a log is compared: its lines by voice, each voice in its order.
 
 Several conversations write one log at a time; how they interleave is timing. So a log is taken apart into voices: the
-operators', the daemon's own, the clients' knocking; in server.log the server's own and each client's. Within a voice
+operators', the daemon's own, the clients' requests; in server.log the server's own and each client's. Within a voice
 every line counts and the order is strict.
 """
 
@@ -27,7 +27,7 @@ OWN: Final = re.compile(
     r"Starting (control|new server)|To connect CUDA|CUDA MPS Control binary|CUDA_MPS_\w+ should be|NEW SERVER|"
     r"Try shutting down|Server \d+ (has \d+ active|exited)|Force shutting|quit command issued|Exit with status"
 )
-KNOCKS: Final = re.compile(r"NEW CLIENT|Refusing client")
+CLIENT_LINES: Final = re.compile(r"NEW CLIENT|Refusing client")
 ALSO: Final = re.compile(r"NEW CLIENT (\d+) |(\d+) +\d+ +\d+ +GPU-")
 """Begins a line of control.log that tells of a client: the daemon's, and a row of ps."""
 CLIENTS: Final = re.compile(r"\{PID: (\d+),|Client process (\d+) disconnected")
@@ -79,7 +79,7 @@ def control_voices(log: list[Entry]) -> dict[str, list[Entry]]:
     for entry in log:
         if entry.text == "Accepting connection...":
             continue
-        voice = "daemon" if OWN.match(entry.text) else "clients" if KNOCKS.match(entry.text) else "operators"
+        voice = "daemon" if OWN.match(entry.text) else "clients" if CLIENT_LINES.match(entry.text) else "operators"
         voices[voice].append(entry)
     return voices
 
@@ -151,7 +151,7 @@ def without_repeated(ours: list[Entry], repeated: list[str]) -> list[Entry]:
     kept: list[Entry] = []
     session: list[Entry] = []
     for entry in ours:
-        if OWN.match(entry.text) or KNOCKS.match(entry.text):
+        if OWN.match(entry.text) or CLIENT_LINES.match(entry.text):
             kept.append(entry)  # another voice's
             continue
         session.append(entry)

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from attrs import define, field
-from processes import BIN, SECONDS, ClientProcess, DaemonProcess, alive, wait_until
+from processes import BIN, POLL_SECONDS, SECONDS, ClientProcess, DaemonProcess, alive, wait_until
 
 from tests.conformance.comparison import Comparison
 from tests.conformance.correspondence import Correspondence
 
-CLIENT: Final = str(Path(__file__).with_name("stepwise_client.py"))
+CLIENT: Final = str(Path(__file__).parents[1] / "support" / "recorded_client.py")
 SETTLES: Final = SECONDS
-"""A log is given so long to say what it should."""
+"""How long a log may take to contain what it should."""
 NOT_FOUND: Final = "Cannot find MPS control daemon process"
 ELIDED: Final = "(usage text"
 OURS_ONLY: Final = {"pympsd.state": "what another daemon needs to take the servers in if this one is killed"}
@@ -113,7 +113,7 @@ class Replay:
             said = f"Server {server} exited"
             wait_until(lambda: any(line.startswith(said) for line in self.daemon(0).log()), said)
         elif verb == "reap":
-            # Its server is gone, or it was no client: nobody logs its end.
+            # Its server is gone, or it was no client: its end is not logged.
             self.clients.pop(int(rest)).end()
         elif verb == "gone":
             wait_until(lambda: self._counted(self.daemon(0), "Client process", "server.log") == int(rest), rest)
@@ -226,7 +226,7 @@ class Replay:
         return lambda _: wrong
 
     def _settled(self, stdin: str, at: int = 0) -> None:
-        """Wait for what a command begins: the vendor's daemon answers nobody meanwhile."""
+        """Wait for what a command begins: the vendor's daemon answers no one meanwhile."""
         daemon = self.daemon(at)
         if stdin.startswith("start_server"):
             wait_until(lambda: self._counted(daemon, "Starting new server") == self._counted(daemon, "NEW SERVER"))
@@ -301,7 +301,7 @@ class Replay:
             wrong = self._compared.of_log(decided, lines[start:], commands, repeated)
             if not wrong or time.monotonic() > give_up or anyhow:
                 break
-            os.sched_yield()
+            time.sleep(POLL_SECONDS)
         self.shown[at, name] = len(lines)
         if name == "control.log":
             self.commands[at] = []

@@ -15,11 +15,20 @@ from tests.conformance.correspondence import Correspondence
 from tests.conformance.replay import CLIENT, NAMESPACE, Replay, ReplayDaemon
 
 TABLES: Final = {name: json.loads((extract.HERE / "sessions" / f"{name}.json").read_text()) for name in extract.NAMES}
-REPLAYS: Final = [
-    pytest.param(name, plan, id=f"{name}-{plan['name'].replace(' ', '-')}")
+REPLAYS: Final = {
+    f"{name}-{plan['name'].replace(' ', '-')}": (name, plan)
     for name, table in TABLES.items()
     for plan in table["replays"]
+}
+SHORT: Final = [
+    name
+    for name in REPLAYS
+    if not name.startswith(
+        ("several-gpus-daemon-sees", "several-gpus-four", "multiuser-and-limits-connection", "start-up-")
+    )
+    or name in ("several-gpus-daemon-sees-0,2", "start-up-start-and-second-start", "start-up-percentage-40")
 ]
+"""All but variants of a start, and two long ones."""
 
 
 @pytest.mark.parametrize("name", extract.NAMES)
@@ -51,7 +60,8 @@ def _mentioned(steps: list[dict[str, Any]]) -> set[int]:
     return {int(each[1] or each[2]) for each in found if each}
 
 
-@pytest.mark.parametrize(("name", "plan"), REPLAYS)
+@pytest.mark.long(but=SHORT)
+@pytest.mark.parametrize(("name", "plan"), REPLAYS.values(), ids=REPLAYS)
 def test_a_session_goes_as_recorded(
     name: str, plan: dict[str, Any], make_daemon: Callable[..., ReplayDaemon]
 ) -> None:

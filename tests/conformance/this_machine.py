@@ -19,7 +19,7 @@ SHORT: Final = 22
 
 
 def settings(machine: str, copy: Path) -> dict[str, str]:
-    """Return what a daemon is told of its machine; ``copy`` is a description that every user can read."""
+    """Return a daemon's settings of its machine; ``copy`` is a description that every user can read."""
     if on_gpu() and machine == "one-h200":
         return with_machine({})
     return {"PYMPSD_EMULATED_DEVICES": str(copy)}

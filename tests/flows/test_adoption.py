@@ -9,7 +9,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
@@ -22,17 +21,16 @@ from pympsd_client._connect.retry import RETRY_S
 
 Make = Callable[..., ClientProcess]
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-SPINNER = str(Path(__file__).parents[1] / "support" / "spinning_program.py")
 A, B = 10001, 10002
 
 
 @pytest.fixture
 def make_spinner(daemon: DaemonProcess) -> Iterator[Callable[[], ClientProcess]]:
-    """Start clients whose kernels run until they are told."""
+    """Start clients whose kernels run until they are released."""
     made: list[ClientProcess] = []
 
     def make() -> ClientProcess:
-        made.append(ClientProcess.start({**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}, 0, SPINNER))
+        made.append(ClientProcess.start({**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}, 0))
         return made[-1].connect()
 
     yield make
@@ -55,7 +53,7 @@ def again_with_its_server(daemon: DaemonProcess, *options: str) -> None:
 
 
 def patient(client: ClientProcess) -> ClientProcess:
-    """Have a client wait for the next daemon for as long as one may take to start on any machine."""
+    """Have a client wait for the next daemon as long as one may take to start on any machine."""
     client.do(f"patience {SECONDS / 2}")
     return client
 
@@ -67,8 +65,8 @@ def server_of(daemon: DaemonProcess) -> int:
     return server
 
 
-def is_in_line(daemon: DaemonProcess, client: ClientProcess, times: int = 1) -> bool:
-    """Whether control.log says that a client waits, and was heard so many times."""
+def is_queued(daemon: DaemonProcess, client: ClientProcess, times: int = 1) -> bool:
+    """Whether control.log says that a client waits, and has connected that many times."""
     said = [line for line in daemon.log() if line.startswith(f"NEW CLIENT {client.pid} ") and "pending" in line]
     return len(said) >= times
 
@@ -126,7 +124,7 @@ def test_a_client_that_begins_when_an_idle_daemon_was_killed_waits_for_the_next(
     daemon: DaemonProcess, make_client: Make
 ) -> None:
     waits, late = make_client(), make_client()
-    waits.do("error")  # it runs, and has not knocked
+    waits.do("error")  # it runs, and has not connected
     daemon.kill()
     began = time.monotonic()
     assert waits.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
@@ -149,8 +147,9 @@ def test_log_lines_of_the_time_between_are_not_lost(daemon: DaemonProcess, make_
     assert stays.do("add") == RIGHT
 
 
+@pytest.mark.long(but=["10001"])
 @pytest.mark.parametrize("uid", [A, B])
-def test_a_client_in_the_line_comes_again_by_itself(daemon: DaemonProcess, make_client: Make, uid: int) -> None:
+def test_a_client_in_the_queue_connects_again_by_itself(daemon: DaemonProcess, make_client: Make, uid: int) -> None:
     active = make_client(A).connect()
     server = server_of(daemon)
     if uid == A:
@@ -158,10 +157,10 @@ def test_a_client_in_the_line_comes_again_by_itself(daemon: DaemonProcess, make_
         daemon.say(f"shutdown_server {server}")
     waiting = patient(make_client(uid))
     waiting.begin("init")
-    wait_until(lambda: is_in_line(daemon, waiting), "the line")
+    wait_until(lambda: is_queued(daemon, waiting), "the queue")
     daemon.kill()
     again(daemon)
-    wait_until(lambda: is_in_line(daemon, waiting, 2), "the line of the next daemon")
+    wait_until(lambda: is_queued(daemon, waiting, 2), "the queue of the next daemon")
     assert not waiting.has_result()
     assert active.do("add") == RIGHT
     active.end()
@@ -170,6 +169,7 @@ def test_a_client_in_the_line_comes_again_by_itself(daemon: DaemonProcess, make_
     assert waiting.do("add") == RIGHT
 
 
+@pytest.mark.long(but=["1-NEW CLIENT"])
 @pytest.mark.parametrize(
     ("others", "word"),
     [
@@ -198,6 +198,7 @@ def test_killed_at_any_moment_of_an_admission(
     assert len(daemon.say(f"get_client_list {server_of(daemon)}").split()) == 1 + others
 
 
+@pytest.mark.long
 def test_one_server_for_all_users_is_taken_in_too(
     make_daemon: Callable[..., DaemonProcess], request: pytest.FixtureRequest
 ) -> None:
@@ -215,7 +216,9 @@ def test_one_server_for_all_users_is_taken_in_too(
     assert [client.do("add") for client in clients] == [RIGHT, RIGHT]
 
 
-def test_a_user_who_is_not_root_has_the_same(make_daemon: Callable[..., DaemonProcess]) -> None:
+def test_the_daemon_of_an_ordinary_user_is_replaced_in_the_same_way(
+    make_daemon: Callable[..., DaemonProcess],
+) -> None:
     daemon = make_daemon()
     for name in ("pipe", "log"):
         os.chown(daemon.directory / name, A, A)
@@ -236,6 +239,7 @@ def test_a_user_who_is_not_root_has_the_same(make_daemon: Callable[..., DaemonPr
         client.end(signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_clients_that_begin_while_there_is_none_wait_for_the_next(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     daemon.kill()
@@ -247,10 +251,13 @@ def test_clients_that_begin_while_there_is_none_wait_for_the_next(daemon: Daemon
     assert len(daemon.servers()) == 1
 
 
-def test_without_another_daemon_who_waited_goes_on_without_mps(daemon: DaemonProcess, make_client: Make) -> None:
+@pytest.mark.long
+def test_without_another_daemon_a_waiting_client_goes_on_without_mps(
+    daemon: DaemonProcess, make_client: Make
+) -> None:
     active, waiting = make_client(A).connect(), make_client(B)
     waiting.begin("init")
-    wait_until(lambda: is_in_line(daemon, waiting), "the line")
+    wait_until(lambda: is_queued(daemon, waiting), "the queue")
     daemon.kill()
     # It requires MPS, so that it goes no other way.
     assert waiting.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
@@ -259,7 +266,8 @@ def test_without_another_daemon_who_waited_goes_on_without_mps(daemon: DaemonPro
     again(daemon)
 
 
-def test_a_wish_for_a_server_outlives_the_daemon(daemon: DaemonProcess, make_client: Make) -> None:
+@pytest.mark.long
+def test_a_queued_start_of_a_server_outlives_the_daemon(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client(A).connect()
     daemon.say(f"start_server -uid {B}")
     daemon.kill()
@@ -268,6 +276,7 @@ def test_a_wish_for_a_server_outlives_the_daemon(daemon: DaemonProcess, make_cli
     wait_until(lambda: any(line.endswith(f"for user {B}") and "Starting new" in line for line in daemon.log()), "it")
 
 
+@pytest.mark.long
 def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     server = server_of(daemon)
@@ -282,7 +291,7 @@ def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make)
     assert client.do("add") == RIGHT
     late = make_client()
     late.begin("init")
-    wait_until(lambda: is_in_line(daemon, late), "the line")
+    wait_until(lambda: is_queued(daemon, late), "the queue")
     client.end()
     assert late.result() == "CUDA_SUCCESS"
     assert server_of(daemon) != server
@@ -298,6 +307,7 @@ def test_a_server_without_clients_leaves_with_its_daemon(daemon: DaemonProcess) 
     assert daemon.servers() == []
 
 
+@pytest.mark.long
 def test_a_busy_server_leaves_after_its_last_client(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     server = server_of(daemon)
@@ -308,6 +318,7 @@ def test_a_busy_server_leaves_after_its_last_client(daemon: DaemonProcess, make_
     wait_until(lambda: not alive(server), "the end of the server")
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_return_is_given_up(daemon: DaemonProcess, make_client: Make) -> None:
     make_client().connect()
     server = server_of(daemon)
@@ -321,6 +332,7 @@ def test_a_server_that_does_not_return_is_given_up(daemon: DaemonProcess, make_c
     assert not alive(server)
 
 
+@pytest.mark.long
 def test_a_stopped_server_of_the_daemon_before_leaves_no_stopped_executor(
     daemon: DaemonProcess, make_client: Make
 ) -> None:
@@ -342,6 +354,7 @@ def test_a_stopped_server_of_the_daemon_before_leaves_no_stopped_executor(
     client.end()
 
 
+@pytest.mark.long
 def test_a_fault_between_two_daemons(
     make_daemon: Callable[..., DaemonProcess], request: pytest.FixtureRequest
 ) -> None:
@@ -394,11 +407,12 @@ def test_with_other_devices_it_is_not_taken_in(daemon: DaemonProcess, make_clien
 # --- --replace
 
 
+@pytest.mark.long
 def test_replace_under_load(daemon: DaemonProcess, make_client: Make) -> None:
     clients = [make_client(uid).connect() for uid in (A, A, A)]
     waiting = patient(make_client(B))
     waiting.begin("init")
-    wait_until(lambda: is_in_line(daemon, waiting), "the line")
+    wait_until(lambda: is_queued(daemon, waiting), "the queue")
     daemon.hear_out()
     before, first = daemon.say("ps"), daemon.pid
     for _ in range(3):
@@ -443,7 +457,8 @@ def test_another_user_cannot_replace_it(daemon: DaemonProcess) -> None:
     assert alive(daemon.pid)
 
 
-def test_a_pid_file_that_names_another_process_harms_nobody(daemon: DaemonProcess) -> None:
+@pytest.mark.long
+def test_a_pid_file_that_names_another_process_does_no_harm(daemon: DaemonProcess) -> None:
     path = daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid"
     for text, reason in ((str(os.getpid()), "is not the daemon that runs"), ("x", "does not say which")):
         path.write_text(text)
@@ -453,6 +468,7 @@ def test_a_pid_file_that_names_another_process_harms_nobody(daemon: DaemonProces
     assert alive(daemon.pid)
 
 
+@pytest.mark.long
 def test_replace_in_the_foreground(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     daemon.hear_out()
@@ -482,7 +498,7 @@ def test_a_forged_server_is_refused(daemon: DaemonProcess, make_client: Make) ->
     try:
         with socket.socket(socket.AF_UNIX) as forger:
             forger.settimeout(SECONDS)
-            wait_until(lambda: _connects(forger, path), "the door")
+            wait_until(lambda: _connects(forger, path), "the socket")
             # It says it is the server that is awaited; the kernel says who it is.
             forger.sendall(messages.encode(link.ServerReturn(Versions(), server, "ACTIVE", False, 0)))
             assert forger.recv(65536)

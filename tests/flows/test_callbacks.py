@@ -18,7 +18,7 @@ def free_mebibytes(client: ClientProcess) -> int:
     return int(client.do("mem").split()[0])
 
 
-def test_a_slow_function_holds_nobody_up_and_its_clients_death_frees_everything(
+def test_a_slow_function_delays_no_other_client_and_its_clients_death_frees_everything(
     daemon: DaemonProcess, make_client: MakeClient
 ) -> None:
     slow, other = make_client().connect(), make_client().connect()

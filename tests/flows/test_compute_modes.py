@@ -42,7 +42,7 @@ def exclusive(make_node: MakeNode) -> Node:
 
 
 def refused(client: ClientProcess) -> str:
-    """Expect that the client gets no server; return what it is told."""
+    """Check that the client gets no server; return the reason it gets."""
     assert client.do("init") == REFUSED
     return client.do("error")
 
@@ -69,6 +69,7 @@ def test_an_exclusive_device_refuses_a_second_daemons_server_until_it_is_free(ex
     assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
+@pytest.mark.long
 def test_servers_of_different_users_keep_one_another_out(exclusive: Node) -> None:
     first, second = exclusive.daemon("a"), exclusive.daemon("b")
     exclusive.client(first, 1000).connect()
@@ -78,6 +79,7 @@ def test_servers_of_different_users_keep_one_another_out(exclusive: Node) -> Non
     exclusive.client(second, 1001).connect()
 
 
+@pytest.mark.long
 def test_a_killed_server_holds_nothing(exclusive: Node) -> None:
     first, second = exclusive.daemon("a"), exclusive.daemon("b")
     exclusive.client(first, 1000).connect()
@@ -86,12 +88,14 @@ def test_a_killed_server_holds_nothing(exclusive: Node) -> None:
     exclusive.client(second, 1001).connect()
 
 
+@pytest.mark.long
 def test_on_a_shared_device_both_serve(make_node: MakeNode) -> None:
     node = make_node()
     for name in ("a", "b"):
         node.client(node.daemon(name)).connect()
 
 
+@pytest.mark.long
 def test_a_device_that_a_daemon_does_not_show_does_not_concern_it(make_node: MakeNode) -> None:
     node = make_node(TWO)
     node.client(node.daemon("a")).connect()
@@ -100,6 +104,7 @@ def test_a_device_that_a_daemon_does_not_show_does_not_concern_it(make_node: Mak
     refused(node.client(node.daemon("c", CUDA_VISIBLE_DEVICES="1")))
 
 
+@pytest.mark.long
 def test_a_server_that_cannot_have_all_its_devices_holds_none(make_node: MakeNode) -> None:
     node = make_node('[[device]]\ncompute_mode = "EXCLUSIVE_PROCESS"\ncount = 2\n')
     second = node.daemon("a", CUDA_VISIBLE_DEVICES="1")
@@ -135,6 +140,7 @@ def test_a_relative_path_is_the_same_machine(make_node: MakeNode, monkeypatch: p
     assert "compute mode PROHIBITED" in failure(daemon)
 
 
+@pytest.mark.long
 def test_a_daemon_of_a_user_shares_the_machine_too(make_node: MakeNode) -> None:
     node = make_node()
     node.set_mode("3")  # by root: so the folder is there
@@ -143,6 +149,7 @@ def test_a_daemon_of_a_user_shares_the_machine_too(make_node: MakeNode) -> None:
     refused(node.client(node.daemon("b")))
 
 
+@pytest.mark.long
 def test_an_exclusive_device_that_cannot_be_held_is_refused_and_a_shared_one_is_not(make_node: MakeNode) -> None:
     node = make_node('[[device]]\ncompute_mode = "EXCLUSIVE_PROCESS"\n[[device]]\n')
     # Nobody but root can make the folder of its state, and root's daemon has not been here.
@@ -155,6 +162,7 @@ def test_an_exclusive_device_that_cannot_be_held_is_refused_and_a_shared_one_is_
     node.client(shared, 1000).connect()
 
 
+@pytest.mark.long
 def test_a_server_that_could_not_register_says_so_and_does_later(make_node: MakeNode) -> None:
     node = make_node("[[device]]\n[[device]]\n")
     first, second = node.daemon("a"), node.daemon("b")
@@ -170,7 +178,8 @@ def test_a_server_that_could_not_register_says_so_and_does_later(make_node: Make
     assert f"process {first.servers()[0]} uses it" in failure(second)
 
 
-def test_an_exclusive_server_says_who_is_to_be_looked_for(exclusive: Node) -> None:
+@pytest.mark.long
+def test_an_exclusive_server_names_the_process_in_its_way(exclusive: Node) -> None:
     daemon = exclusive.daemon("a")
     with StateFolder(str(exclusive.machine)).locked():
         refused(exclusive.client(daemon))
@@ -209,7 +218,7 @@ def test_the_process_table_shows_servers_and_their_clients(make_node: MakeNode) 
     assert not alive(server)
 
 
-def test_a_device_is_reset_only_when_nobody_uses_it(make_node: MakeNode) -> None:
+def test_a_device_is_reset_only_when_it_is_not_in_use(make_node: MakeNode) -> None:
     node = make_node()
     daemon = node.daemon("a")
     node.client(daemon).connect()

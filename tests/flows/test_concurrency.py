@@ -1,4 +1,4 @@
-"""Any number of user interfaces at once: whatever a hundred of them do, the others are answered."""
+"""Many user interfaces at once: whatever a hundred of them do, the others are answered."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_thousand_connections_at_once_are_all_answered(
     is_prompt(daemon)
 
 
-def test_a_pending_quit_delays_nobody(daemon: DaemonProcess, make_client: MakeClient) -> None:
+def test_a_pending_quit_delays_no_other_command(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
     (server,) = daemon.servers()
     quits = [subprocess.Popen([PYMPSD], env=daemon.environment, stdin=subprocess.PIPE) for _ in range(3)]
@@ -141,7 +141,7 @@ def test_a_pending_quit_delays_nobody(daemon: DaemonProcess, make_client: MakeCl
     assert [each.wait(SECONDS) for each in quits] == [0] * 3
 
 
-def test_operators_who_hang_up_in_the_middle(daemon: DaemonProcess, at_its_end_no_descriptor_is_left: None) -> None:
+def test_operators_that_hang_up_in_the_middle(daemon: DaemonProcess, at_its_end_no_descriptor_is_left: None) -> None:
     frames = CONVERSATION + line_frame("device_query") + line_frame("get_server_list")
     for length in range(1, len(frames) + 1):
         with socket.socket(socket.AF_UNIX) as sock:

@@ -27,7 +27,7 @@ OTHER = 12345
 
 
 def ready(daemon: DaemonProcess, count: int = 1) -> int:
-    """Wait until so many servers were ready; return the PID of the one there is."""
+    """Wait until that many servers were ready; return the PID of the one there is."""
     wait_until(lambda: sum(line.endswith(": Ready") for line in daemon.log()) == count, "a ready server")
     (server,) = daemon.servers()
     return server
@@ -60,6 +60,7 @@ def test_c1_the_next_commands_find_it_at_once(make_daemon: MakeDaemon) -> None:
     os.waitpid(int(pid), 0)
 
 
+@pytest.mark.long(but=["<&- >&- 2>&-"])
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_c2_descriptors_that_the_caller_closed_are_not_taken_for_others(make_daemon: MakeDaemon, closed: str) -> None:
     daemon = make_daemon()
@@ -139,7 +140,7 @@ def test_c4_exit_status_1_when_it_is_not(daemon: DaemonProcess) -> None:
 
 
 LIMIT = ("--timeout", "3")
-"""The tool's own bound: exit status 2 when the daemon says nothing for so long (some callers kill it after 3 s)."""
+"""The tool's own bound: exit status 2 when the daemon says nothing for this long (some callers kill it after 3 s)."""
 
 
 def asked_in_time(daemon: DaemonProcess, text: str) -> str:
@@ -179,6 +180,7 @@ def test_c5_answers_while_a_quit_is_pending(daemon: DaemonProcess, make_client: 
         assert quitting.wait(SECONDS) == 0
 
 
+@pytest.mark.long
 def test_c5_answers_while_a_server_is_stopped(daemon: DaemonProcess, make_client: MakeClient) -> None:
     make_client().connect()
     (server,) = daemon.servers()
@@ -246,7 +248,7 @@ def test_c12_a_pipe_directory_of_any_mode(make_daemon: MakeDaemon, mode: int) ->
     assert daemon.say("get_server_list") == ""
     assert pipe.stat().st_mode & 0o7777 == mode, "the directory is its owner's"
     if mode == 0o700:
-        # Root can; another user cannot reach it, and is told so.
+        # Root can; another user cannot reach it, and gets that as the reason.
         refused = daemon.run([], "get_server_list", uid=OTHER)
         assert refused.returncode == 1
         assert refused.stderr.startswith(
@@ -385,6 +387,7 @@ def test_c16_start_server_on_stdin_for_a_user(daemon: DaemonProcess) -> None:
 ORDERS = [("-d", "-M"), ("-M", "-d"), ("-d", "-multiuser-server"), ("--multiuser-server", "-d")]
 
 
+@pytest.mark.long(but=["--multiuser-server -d"])
 @pytest.mark.parametrize("arguments", ORDERS, ids=" ".join)
 def test_c16_multiuser_on_the_command_line_in_either_order(
     make_daemon: MakeDaemon, arguments: tuple[str, str]
@@ -401,6 +404,7 @@ def test_c16_multiuser_on_the_command_line_in_either_order(
     assert os.stat(f"/proc/{server}").st_uid == 0, "one server, root's"
 
 
+@pytest.mark.long(but=["-M -f"])
 @pytest.mark.parametrize("arguments", [("-f", "-multiuser-server"), ("-M", "-f")], ids=" ".join)
 def test_c16_c17_the_unit_of_the_ecs_image(
     directory: Path, make_supervisor: Callable[..., Supervisor], arguments: tuple[str, str]
@@ -417,6 +421,7 @@ def test_c16_c17_the_unit_of_the_ecs_image(
     assert supervisor.stop(whole_group=False) == (0, [])
 
 
+@pytest.mark.long(but=["KillMode=mixed-/dev/null"])
 @pytest.mark.parametrize("stdin_closed", [False, True], ids=["/dev/null", "closed"])
 @pytest.mark.parametrize("whole_group", [False, True], ids=["KillMode=mixed", "KillMode=control-group"])
 def test_c17_foreground_stays_restarts_and_takes_the_unit_along(
@@ -457,6 +462,7 @@ def test_c17_foreground_stays_restarts_and_takes_the_unit_along(
 UUIDS = [device.uuid for device in describe("4xH200")]
 
 
+@pytest.mark.long(but=["3,0-chosen1", "GPU-41a80500-chosen5"])
 @pytest.mark.parametrize(
     ("visible", "chosen"),
     [
@@ -482,6 +488,7 @@ def test_c18_a_device_that_is_none_is_explained(make_daemon: MakeDaemon) -> None
     assert "MIG-7685caad" in done.stderr
 
 
+@pytest.mark.long(but=["words0-0-100.0\\n", "words5-1-100.0\\n"])
 @pytest.mark.parametrize(
     ("words", "status", "printed"),
     [

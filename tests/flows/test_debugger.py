@@ -39,13 +39,13 @@ def make_debugged(make_client: MakeClient) -> Iterator[MakeClient]:
 
 
 def waits(daemon: DaemonProcess, client: ClientProcess, count: int) -> None:
-    """Return when a debugged client waits for so many others."""
+    """Return when a debugged client waits for that many others."""
     told = f"Client {client.pid} of user {os.stat(f'/proc/{client.pid}').st_uid} is under a debugger: "
-    wait_until(lambda: f"{told}it waits for {count} to leave" in daemon.log(), "the debugged client's knock")
+    wait_until(lambda: f"{told}it waits for {count} to leave" in daemon.log(), "the debugged client's request")
 
 
 def goes_on(daemon: DaemonProcess, client: ClientProcess) -> bool:
-    """Whether a client was told to go on without MPS."""
+    """Whether a client was asked to go on without MPS."""
     return any(line.startswith(f"Client {client.pid} ") and "without MPS" in line for line in daemon.log())
 
 
@@ -85,13 +85,14 @@ def test_it_waits_for_the_clients_that_are_there_and_not_for_later_ones(
     assert daemon.say(f"get_client_list {server}").split() == [str(later.pid)]
 
 
-def test_it_waits_for_those_in_line_too(
+@pytest.mark.long
+def test_it_waits_for_those_in_the_queue_too(
     daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
 ) -> None:
     first = make_client().connect()
     second = make_client(NOBODY)
     second.begin("init")
-    wait_until(lambda: any(f"Client {second.pid} of user" in line for line in daemon.log()), "the knock")
+    wait_until(lambda: any(f"Client {second.pid} of user" in line for line in daemon.log()), "the request")
     debugged = make_debugged()
     debugged.begin("init")
     waits(daemon, debugged, 2)
@@ -103,6 +104,7 @@ def test_it_waits_for_those_in_line_too(
     assert goes_on(daemon, debugged)
 
 
+@pytest.mark.long
 def test_no_server_leaves_for_a_debugged_client_of_another_user(
     daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
 ) -> None:
@@ -118,6 +120,7 @@ def test_no_server_leaves_for_a_debugged_client_of_another_user(
     assert make_client().connect().do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_its_death_while_it_waits_is_noticed(
     daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
 ) -> None:
@@ -131,7 +134,7 @@ def test_its_death_while_it_waits_is_noticed(
     waits(daemon, debugged, 1)
     assert descriptors() > before
     debugged.end(signal.SIGKILL)
-    # The first client's knock may not have been over when they were counted.
+    # The first client's handshake may not have been over when they were counted.
     wait_until(lambda: descriptors() <= before, "the end of its connection")
     first.end()
     assert make_client().connect().do("add") == RIGHT

@@ -10,13 +10,16 @@ from itertools import count, islice
 from pathlib import Path
 
 import pytest
+from attrs import define
 from processes import PYMPSD, ClientProcess, DaemonProcess, alive, children_of, wait_until
 
 from pympsd.wire import frames
 
 MakeDaemon = Callable[..., DaemonProcess]
+Start = Callable[[DaemonProcess], ClientProcess]
 ADVICE = "raise the limit of open file descriptors to 16384 or more (ulimit -n)"
 DOCUMENTED = "MPS Server failed to create/open SHM segment."
+HARD = 200
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
@@ -31,140 +34,178 @@ def set_limit(pid: int, soft: int) -> None:
 
 
 def leave_room(pid: int, room: int) -> None:
-    """Limit a process so that it can open just so many descriptors more."""
+    """Limit a process so that it can open only that many descriptors more."""
     used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
     free = (number for number in count() if number not in used)
     set_limit(pid, next(islice(free, room, None)))
 
 
-def in_log(daemon: DaemonProcess, words: str) -> None:
-    """A server's lines come through its link to the daemon: wait for one."""
-    wait_until(lambda: any(words in line for line in daemon.log("server.log")), f"a line with {words!r}")
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start clients, which are ended after the test."""
+    made: list[ClientProcess] = []
+
+    def client(daemon: DaemonProcess) -> ClientProcess:
+        made.append(daemon.client())
+        return made[-1]
+
+    yield client
+    for each in made:
+        each.end()
 
 
-def starts_with(daemon: DaemonProcess, soft: int, hard: int) -> None:
-    """Start the daemon under limits of its own."""
+@pytest.fixture
+def limited(make_daemon: MakeDaemon) -> DaemonProcess:
+    """A daemon that was started under limits of its own."""
+    daemon = make_daemon()
     script = daemon.directory / "limited"
-    script.write_text(f'#!/bin/sh\nulimit -S -n {soft}\nulimit -H -n {hard}\nexec {PYMPSD} "$@"\n')
+    script.write_text(f'#!/bin/sh\nulimit -S -n 64\nulimit -H -n {HARD}\nexec {PYMPSD} "$@"\n')
     script.chmod(0o755)
     daemon.command = str(script)
     assert daemon.start().returncode == 0
     daemon.command = PYMPSD
+    return daemon
+
+
+@define
+class Sharing:
+    """Processes under limits of their own: a daemon, its server with an executor, and a connected client."""
+
+    daemon: DaemonProcess
+    server: int
+    executor: int
+    client: ClientProcess
+    start: Start
+
+    def start_client(self) -> ClientProcess:
+        """Start another client."""
+        return self.start(self.daemon)
+
+
+def logs(daemon: DaemonProcess, words: str) -> None:
+    """Wait for a line in server.log, which comes through the server's link to the daemon."""
+    wait_until(lambda: any(words in line for line in daemon.log("server.log")), f"a line with {words!r}")
 
 
 @pytest.fixture
-def clients(make_daemon: MakeDaemon) -> Iterator[list[ClientProcess]]:
-    """What is in the list is ended after the test."""
-    made: list[ClientProcess] = []
-    yield made
-    for client in made:
-        client.end()
-
-
-def test_daemon_servers_and_executors_use_the_hard_limit(
-    make_daemon: MakeDaemon, clients: list[ClientProcess]
-) -> None:
-    daemon = make_daemon()
-    starts_with(daemon, soft=64, hard=200)
-    clients.append(daemon.client().connect())
-    (server,) = daemon.servers()
+def sharing(limited: DaemonProcess, start: Start) -> Sharing:
+    """A client is connected."""
+    client = start(limited).connect()
+    (server,) = limited.servers()
     (executor,) = children_of(server)
-    for pid in (daemon.pid, server, executor):
-        assert limits(pid) == (200, 200)
+    return Sharing(limited, server, executor, client, start)
 
 
-def test_a_server_without_descriptors_refuses_one_client_and_serves_the_others(
-    make_daemon: MakeDaemon, clients: list[ClientProcess]
-) -> None:
-    daemon = make_daemon()
-    starts_with(daemon, soft=64, hard=200)
-    first = daemon.client().connect()
-    clients.append(first)
-    (server,) = daemon.servers()
-    leave_room(server, 4)
-    refused = daemon.client()
-    clients.append(refused)
+def test_daemon_servers_and_executors_use_the_hard_limit(sharing: Sharing) -> None:
+    for pid in (sharing.daemon.pid, sharing.server, sharing.executor):
+        assert limits(pid) == (HARD, HARD)
+
+
+def test_a_server_without_descriptors_refuses_one_client_and_serves_the_others(sharing: Sharing) -> None:
+    leave_room(sharing.server, 4)
+    refused = sharing.start_client()
     assert refused.do("init") == "CUDA_ERROR_OPERATING_SYSTEM"
     assert "the MPS server is out of file descriptors" in refused.do("error")
     assert ADVICE in refused.do("error")
-    in_log(daemon, DOCUMENTED)
-    in_log(daemon, f"Refusing client {refused.pid}: the MPS server is out of file descriptors: Too many open files")
-    assert first.do("add") == RIGHT
-    assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
-    set_limit(server, 200)
+    logs(sharing.daemon, DOCUMENTED)
+    logs(
+        sharing.daemon,
+        f"Refusing client {refused.pid}: the MPS server is out of file descriptors: Too many open files",
+    )
+    assert sharing.client.do("add") == RIGHT
+    assert sharing.daemon.say(f"get_server_status {sharing.server}") == "ACTIVE\n"
+    set_limit(sharing.server, HARD)
     assert refused.connect().do("add") == RIGHT, "the same process can try again"
-    assert daemon.servers() == [server]
+    assert sharing.daemon.servers() == [sharing.server]
 
 
 @pytest.mark.parametrize("room", [0, 1])
-def test_a_server_that_cannot_even_take_a_session_goes_on(
-    make_daemon: MakeDaemon, clients: list[ClientProcess], room: int
-) -> None:
-    daemon = make_daemon()
-    starts_with(daemon, soft=64, hard=200)
-    first = daemon.client().connect()
-    clients.append(first)
-    (server,) = daemon.servers()
-    leave_room(server, room)
-    refused = daemon.client()
-    clients.append(refused)
+def test_a_server_that_cannot_even_take_a_session_goes_on(sharing: Sharing, room: int) -> None:
+    leave_room(sharing.server, room)
+    refused = sharing.start_client()
     assert refused.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    in_log(daemon, DOCUMENTED)
-    assert first.do("add") == RIGHT
-    listed = f"{first.pid}\n"
-    wait_until(lambda: daemon.say(f"get_client_list {server}") == listed, "the daemon to know that it is not there")
-    set_limit(server, 200)
+    logs(sharing.daemon, DOCUMENTED)
+    assert sharing.client.do("add") == RIGHT
+    listed = f"{sharing.client.pid}\n"
+    wait_until(
+        lambda: sharing.daemon.say(f"get_client_list {sharing.server}") == listed,
+        "the end of the refused client's row",
+    )
+    set_limit(sharing.server, HARD)
     assert refused.connect().do("add") == RIGHT
-    assert daemon.servers() == [server]
+    assert sharing.daemon.servers() == [sharing.server]
 
 
-def test_an_executor_without_descriptors_fails_one_context(
-    make_daemon: MakeDaemon, clients: list[ClientProcess]
-) -> None:
-    daemon = make_daemon()
-    starts_with(daemon, soft=64, hard=200)
-    first = daemon.client().connect()
-    clients.append(first)
-    (server,) = daemon.servers()
-    (executor,) = children_of(server)
-    leave_room(executor, 0)
-    second = daemon.client()
-    clients.append(second)
+def test_an_executor_without_descriptors_fails_one_context(sharing: Sharing) -> None:
+    leave_room(sharing.executor, 0)
+    second = sharing.start_client()
     assert second.do("init") == "CUDA_SUCCESS"
     assert second.do("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
     assert ADVICE in second.do("error")
-    in_log(daemon, DOCUMENTED)
-    assert first.do("add") == RIGHT
-    set_limit(executor, 200)
+    logs(sharing.daemon, DOCUMENTED)
+    assert sharing.client.do("add") == RIGHT
+    set_limit(sharing.executor, HARD)
     assert second.do("ctx 0") == "CUDA_SUCCESS"
     assert second.do("add") == RIGHT
-    assert children_of(server) == [executor]
+    assert children_of(sharing.server) == [sharing.executor]
+
+
+def test_a_daemon_without_descriptors_keeps_its_servers_and_comes_back(sharing: Sharing) -> None:
+    daemon = sharing.daemon
+    leave_room(daemon.pid, 6)
+    with ExitStack() as idle:
+        # Operators who say nothing: each holds descriptors of the daemon for as long as it likes.
+        while not any(ADVICE in line for line in daemon.log()):
+            operator = idle.enter_context(socket.socket(socket.AF_UNIX))
+            operator.connect(str(daemon.directory / "pipe" / "control"))
+            operator.settimeout(0.2)
+            try:
+                operator.sendall(frames.encode(frames.OPERATOR_HELLO) + frames.encode(frames.OPERATOR_LINE, b"ps"))
+                operator.recv(1)
+            except (TimeoutError, ConnectionError):
+                pass
+        assert f"Refusing a connection: Too many open files: {ADVICE}" in daemon.log()
+        refused = sharing.start_client()
+        assert refused.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+        assert sharing.client.do("add") == RIGHT
+        assert alive(sharing.server)
+    wait_until(lambda: refused.do("init") == "CUDA_SUCCESS", "service after the operators have left")
+    assert refused.do("ctx 0") == "CUDA_SUCCESS"
+    assert refused.do("add") == RIGHT
+    assert daemon.servers() == [sharing.server]
 
 
 @pytest.mark.parametrize("room", [1, 3])
 def test_a_server_that_cannot_start_an_executor_fails_one_context(
-    make_daemon: MakeDaemon, clients: list[ClientProcess], room: int
+    limited: DaemonProcess, start: Start, room: int
 ) -> None:
-    daemon = make_daemon()
-    starts_with(daemon, soft=64, hard=200)
-    client = daemon.client()
-    clients.append(client)
+    client = start(limited)
     assert client.do("init") == "CUDA_SUCCESS"
-    (server,) = daemon.servers()
+    (server,) = limited.servers()
     leave_room(server, room)
     assert client.do("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
     assert "the executor of device 0 could not be started" in client.do("error")
     assert ADVICE in client.do("error")
-    in_log(daemon, DOCUMENTED)
-    in_log(daemon, ADVICE)
-    set_limit(server, 200)
+    logs(limited, DOCUMENTED)
+    logs(limited, ADVICE)
+    set_limit(server, HARD)
     assert client.do("ctx 0") == "CUDA_SUCCESS"
     assert client.do("add") == RIGHT
 
 
-def test_a_client_without_descriptors_is_told(daemon: DaemonProcess, clients: list[ClientProcess]) -> None:
-    client = daemon.client()
-    clients.append(client)
+def test_a_daemon_that_cannot_start_a_server_says_so_and_can_later(limited: DaemonProcess, start: Start) -> None:
+    # Room for a client's connection and its pidfd, not for a server's link and pipes as well.
+    leave_room(limited.pid, 4)
+    refused = start(limited)
+    assert refused.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert ADVICE in refused.do("error")
+    assert any("Failed to start a server for user 0" in line and ADVICE in line for line in limited.log())
+    set_limit(limited.pid, HARD)
+    assert refused.connect().do("add") == RIGHT
+
+
+def test_a_client_without_descriptors_gets_a_reason(daemon: DaemonProcess, start: Start) -> None:
+    client = start(daemon)
     assert client.do("count")  # all that it imports is there
     hard = limits(client.pid)[1]
     leave_room(client.pid, 0)
@@ -181,51 +222,3 @@ def test_a_client_without_descriptors_is_told(daemon: DaemonProcess, clients: li
     assert client.do("add") == RIGHT
     (server,) = daemon.servers()
     assert daemon.say(f"get_client_list {server}") == f"{client.pid}\n"
-
-
-def test_a_daemon_without_descriptors_keeps_its_servers_and_comes_back(
-    make_daemon: MakeDaemon, clients: list[ClientProcess]
-) -> None:
-    daemon = make_daemon()
-    starts_with(daemon, soft=64, hard=200)
-    first = daemon.client().connect()
-    clients.append(first)
-    (server,) = daemon.servers()
-    leave_room(daemon.pid, 6)
-    with ExitStack() as idle:
-        # Operators who say nothing: each holds descriptors of the daemon for as long as it likes.
-        while not any(ADVICE in line for line in daemon.log()):
-            operator = idle.enter_context(socket.socket(socket.AF_UNIX))
-            operator.connect(str(daemon.directory / "pipe" / "control"))
-            operator.settimeout(0.2)
-            try:
-                operator.sendall(frames.encode(frames.OPERATOR_HELLO) + frames.encode(frames.OPERATOR_LINE, b"ps"))
-                operator.recv(1)
-            except (TimeoutError, ConnectionError):
-                pass
-        assert f"Refusing a connection: Too many open files: {ADVICE}" in daemon.log()
-        refused = daemon.client()
-        clients.append(refused)
-        assert refused.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-        assert first.do("add") == RIGHT
-        assert alive(server)
-    wait_until(lambda: refused.do("init") == "CUDA_SUCCESS", "service after the operators have left")
-    assert refused.do("ctx 0") == "CUDA_SUCCESS"
-    assert refused.do("add") == RIGHT
-    assert daemon.servers() == [server]
-
-
-def test_a_daemon_that_cannot_start_a_server_says_so_and_can_later(
-    make_daemon: MakeDaemon, clients: list[ClientProcess]
-) -> None:
-    daemon = make_daemon()
-    starts_with(daemon, soft=64, hard=200)
-    # Room for a client at the door (the connection and its pidfd), not for a server's link and pipes as well.
-    leave_room(daemon.pid, 4)
-    refused = daemon.client()
-    clients.append(refused)
-    assert refused.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    assert ADVICE in refused.do("error")
-    assert any("Failed to start a server for user 0" in line and ADVICE in line for line in daemon.log())
-    set_limit(daemon.pid, 200)
-    assert refused.connect().do("add") == RIGHT

@@ -40,6 +40,7 @@ def seen(daemon: DaemonProcess, visible: str) -> str:
         client.end()
 
 
+@pytest.mark.long(but=["0,2-1-1", "0,1,2-2,1,0-3", "0,1,2-7,0-CUDA_ERROR_NO_DEVICE"])
 @pytest.mark.parametrize(
     ("daemons", "clients", "count"),
     [
@@ -89,7 +90,7 @@ def test_devices_can_be_asked_for_with_no_server(make_daemon: MakeDaemon, ready:
 
 
 def refusal(node: Node) -> list[str]:
-    """Expect that a client gets no server; return what server.log says from the failure on."""
+    """Check that a client gets no server; return what server.log says from the failure on."""
     daemon = node.daemon("a")
     client = node.client(daemon)
     assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"

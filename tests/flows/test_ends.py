@@ -37,6 +37,7 @@ def _is_gone_without_a_trace(daemon: DaemonProcess, family: list[int], shared: s
     assert shared_memory() == shared
 
 
+@pytest.mark.long(but=["quit -t 1-endless", "SIGTERM-stopped server"])
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("how", ["quit -t 1", "SIGTERM"])
 def test_7_the_daemons_end(daemon: DaemonProcess, make_client: Make, how: str, state: str) -> None:
@@ -58,6 +59,7 @@ def test_7_the_daemons_end(daemon: DaemonProcess, make_client: Make, how: str, s
     assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
 
 
+@pytest.mark.long(but=["endless"])
 @pytest.mark.parametrize("state", STATES)
 def test_7_shutdown_server_by_force(daemon: DaemonProcess, make_client: Make, state: str) -> None:
     client = make_client().connect()
@@ -74,6 +76,7 @@ def test_7_shutdown_server_by_force(daemon: DaemonProcess, make_client: Make, st
     assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
 
 
+@pytest.mark.long
 def test_7_quit_waits_for_a_stopped_client_and_is_answered_when_it_dies(
     daemon: DaemonProcess, make_client: Make
 ) -> None:
@@ -89,6 +92,7 @@ def test_7_quit_waits_for_a_stopped_client_and_is_answered_when_it_dies(
     assert not alive(server)
 
 
+@pytest.mark.long(but=["endless"])
 @pytest.mark.parametrize("state", ["idle", "endless", "stopped client"])
 def test_3_terminate_client_in_every_state(daemon: DaemonProcess, make_client: Make, state: str) -> None:
     client, neighbour = make_client().connect(), make_client().connect()
@@ -105,6 +109,7 @@ def test_3_terminate_client_in_every_state(daemon: DaemonProcess, make_client: M
     assert f"Volta MPS: status of client {{{client.pid}, 1}} is INACTIVE" in daemon.log("server.log")
 
 
+@pytest.mark.long(but=["executor"])
 @pytest.mark.parametrize(
     ("stopped", "bound", "why"),
     [
@@ -135,13 +140,14 @@ def test_3_terminate_client_behind_what_is_stopped_is_answered_within_its_bound(
     assert bound - 1 < took < bound + 10
     os.kill(victim, signal.SIGCONT)
     assert neighbour.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-    # It was told, or is told again: an operator asks until it is done.
+    # It got the request, or gets it again: an operator asks until it is done.
     wait_until(lambda: daemon.say(f"terminate_client {server} {client.pid}") in ("0\n", "201\n"), "the termination")
     assert client.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
     assert daemon.say(f"terminate_client {server} {neighbour.pid}") == "0\n"
     assert daemon.servers() == [server]
 
 
+@pytest.mark.long
 def test_3_a_daemon_is_replaced_by_one_that_resets_devices_under_its_clients(
     make_daemon: Callable[..., DaemonProcess], directory: Path
 ) -> None:
@@ -168,6 +174,7 @@ def test_3_a_daemon_is_replaced_by_one_that_resets_devices_under_its_clients(
         client.end(signal.SIGKILL)
 
 
+@pytest.mark.long(but=["copying-9", "launching-15", "computing-11"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGINT])
 @pytest.mark.parametrize("moment", ["idle", "copying", "launching", "computing"])
 def test_4_a_client_that_dies_frees_everything(
@@ -193,7 +200,7 @@ def test_4_a_client_that_dies_frees_everything(
     assert total == int(before.split()[1])
 
 
-def test_4_a_client_that_dies_behind_a_stopped_executor_holds_nobody_up(
+def test_4_a_client_that_dies_behind_a_stopped_executor_delays_no_other_user(
     daemon: DaemonProcess, make_client: Make
 ) -> None:
     client = make_client(10001).connect()

@@ -41,14 +41,14 @@ def unlimited(pid: int, which: int) -> None:
 
 
 def no_more_memory(pid: int, room: int) -> None:
-    """Let a process map just so many bytes more."""
+    """Let a process map only that many bytes more."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
     limit(pid, resource.RLIMIT_AS, pages * resource.getpagesize() + room)
 
 
 @pytest.fixture
 def clients() -> Iterator[list[ClientProcess]]:
-    """What is in the list is ended with the test; stands before the daemon's fixture, so that it ends later."""
+    """End the clients in the list after the test; requested before the daemon's fixture, so that it ends later."""
     made: list[ClientProcess] = []
     yield made
     for client in made:
@@ -115,7 +115,7 @@ class Interpreter:
         self._replace(lambda path: path.symlink_to(os.path.realpath(sys.executable)))
 
     def break_it(self, deaths: int | None = None) -> None:
-        """What it is asked to run ends at once, complaining; after so many deaths it works."""
+        """What it is asked to run ends at once, complaining; after that many deaths it works."""
         self._break("echo the library libpossible.so is not there >&2\nexit 3\n", deaths)
 
     def break_later(self, moment: str, deaths: int | None = None) -> None:
@@ -166,6 +166,7 @@ def fragile(interpreter: Interpreter, make_daemon: MakeDaemon) -> DaemonProcess:
     return daemon
 
 
+@pytest.mark.long
 def test_a_server_that_dies_at_its_start_is_tried_again_and_the_client_served(
     clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter
 ) -> None:
@@ -184,7 +185,7 @@ def test_a_server_that_dies_at_its_start_is_tried_again_and_the_client_served(
     assert fragile.log("server.log").count("the library libpossible.so is not there") == 2
 
 
-def test_a_server_that_always_dies_is_given_up_and_all_who_wait_are_told(
+def test_a_server_that_always_dies_is_given_up_and_all_waiting_clients_get_the_reason(
     clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter
 ) -> None:
     interpreter.break_it()
@@ -214,6 +215,7 @@ def pauses(daemon: DaemonProcess, reason: str) -> list[str]:
     return [pause for before, found, pause in said if found and not before]
 
 
+@pytest.mark.long(but=["admission"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_server_that_dies_later_is_tried_again_and_the_client_served(
     clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter, moment: str
@@ -228,8 +230,9 @@ def test_a_server_that_dies_later_is_tried_again_and_the_client_served(
     assert fragile.log("server.log").count("the library libpossible.so has gone") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_server_that_always_dies_later_is_given_up_and_all_who_wait_are_told(
+def test_a_server_that_always_dies_later_is_given_up_and_all_waiting_clients_get_the_reason(
     clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter, moment: str
 ) -> None:
     interpreter.break_later(moment)
@@ -278,6 +281,7 @@ def test_a_quit_between_two_tries_refuses_the_client_and_ends(
 # --- processes and threads
 
 
+@pytest.mark.long(but=["memory"])
 @pytest.mark.parametrize("which", [resource.RLIMIT_NPROC, resource.RLIMIT_AS], ids=["processes", "memory"])
 def test_a_daemon_that_can_start_no_process_refuses_one_client(
     clients: list[ClientProcess], own: DaemonProcess, which: int
@@ -298,6 +302,7 @@ def test_a_daemon_that_can_start_no_process_refuses_one_client(
     assert refused.connect().do("add") == RIGHT, "the same process can try again"
 
 
+@pytest.mark.long(but=["memory"])
 @pytest.mark.parametrize("which", [resource.RLIMIT_NPROC, resource.RLIMIT_AS], ids=["processes", "memory"])
 def test_a_server_that_can_start_no_process_fails_one_context(
     clients: list[ClientProcess], daemon: DaemonProcess, which: int
@@ -320,6 +325,7 @@ def test_a_server_that_can_start_no_process_fails_one_context(
     assert daemon.servers() == [server]
 
 
+@pytest.mark.long
 def test_an_executor_that_can_start_no_thread_fails_one_context(
     clients: list[ClientProcess], daemon: DaemonProcess
 ) -> None:
@@ -345,6 +351,7 @@ def test_an_executor_that_can_start_no_thread_fails_one_context(
 # --- memory, and shared memory
 
 
+@pytest.mark.long(but=["shared memory"])
 @pytest.mark.parametrize(
     ("which", "code", "reason"),
     [
@@ -443,6 +450,7 @@ def test_a_full_log_disk_costs_lines_and_says_how_many(clients: list[ClientProce
     assert lines[-1].endswith("UI closed") or any(line.endswith("Cmd:ps") for line in lines[lines.index(lost) :])
 
 
+@pytest.mark.long(but=["3-/control_privileged"])
 @pytest.mark.parametrize(
     ("inodes", "file"), [(1, ""), (2, "/control"), (3, "/control_privileged"), (5, "/nvidia-cuda-mps-control.pid")]
 )
@@ -495,7 +503,7 @@ def test_a_pipe_directory_that_fills_up_costs_only_what_a_next_daemon_would_know
         daemon.pid = 0  # reaped
 
 
-def test_a_full_dev_shm_hinders_nobody(clients: list[ClientProcess], make_daemon: MakeDaemon) -> None:
+def test_a_full_dev_shm_does_no_harm(clients: list[ClientProcess], make_daemon: MakeDaemon) -> None:
     daemon = make_daemon()
     disk = Disk(daemon, Path("/dev/shm"), "size=4k")
     assert daemon.start().returncode == 0

@@ -42,7 +42,7 @@ def _executors(daemon: DaemonProcess, server: int) -> dict[int, int]:
 
 
 def _comes_and_goes(daemon: DaemonProcess, make_client: Make) -> int:
-    """A client of device 0 comes and goes, so that its executor is idle; return the server."""
+    """Connect and end a client of device 0, so that its executor is idle; return the server."""
     make_client().connect(0).end()
     (server,) = daemon.servers()
     wait_until(lambda: daemon.say(f"get_client_list {server}") == "", "the client's end")
@@ -57,10 +57,10 @@ def test_1_the_four_clients_of_the_documents(daemon: DaemonProcess, make_client:
     assert a.do("illegal") == READY
     assert a.do("sync") == FATAL
     wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
-    assert b.trouble() == ELSEWHERE
+    assert b.first_error() == ELSEWHERE
     assert b.do("ctx 0") == READY
-    assert b.trouble() == FATAL
-    assert c.trouble() == ELSEWHERE
+    assert b.first_error() == FATAL
+    assert c.first_error() == ELSEWHERE
     assert c.do("sync") == ELSEWHERE
     assert d.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     late = make_client()
@@ -79,6 +79,7 @@ def test_1_the_four_clients_of_the_documents(daemon: DaemonProcess, make_client:
     assert (after[0] != before[0], after[1] != before[1], after[2] == before[2]) == (True, True, True)
 
 
+@pytest.mark.long
 def test_1_the_documented_lines_in_order(daemon: DaemonProcess, make_client: Make) -> None:
     a, b = make_client().connect(0), make_client().connect(0)
     assert b.do("newctx 1") == READY
@@ -116,6 +117,7 @@ def test_1_the_documented_lines_in_order(daemon: DaemonProcess, make_client: Mak
     ]
 
 
+@pytest.mark.long
 def test_1_a_fault_during_a_recovery_keeps_the_status(daemon: DaemonProcess, make_client: Make) -> None:
     a, d = make_client().connect(0), make_client().connect(2)
     (server,) = daemon.servers()
@@ -148,6 +150,7 @@ def test_5_a_killed_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProces
     assert _executors(daemon, server)[0] != victim
 
 
+@pytest.mark.long
 def test_5_a_wedged_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProcess, make_client: Make) -> None:
     a, d = make_client().connect(0), make_client().connect(2)
     late = [make_client(), make_client()]
@@ -187,6 +190,7 @@ def test_5_a_wedged_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProces
     assert (after[0] != before[0], after[2] == before[2]) == (True, True)
 
 
+@pytest.mark.long
 def test_5_an_idle_executor_may_die_unnoticed(daemon: DaemonProcess, make_client: Make) -> None:
     server = _comes_and_goes(daemon, make_client)
     os.kill(_executors(daemon, server)[0], signal.SIGKILL)
@@ -194,6 +198,7 @@ def test_5_an_idle_executor_may_die_unnoticed(daemon: DaemonProcess, make_client
     assert _status(daemon, server) == "ACTIVE"
 
 
+@pytest.mark.long
 def test_5_an_executor_that_dies_while_a_context_is_opened_on_it_is_replaced_for_it(
     daemon: DaemonProcess, make_client: Make
 ) -> None:

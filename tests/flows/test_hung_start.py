@@ -1,4 +1,4 @@
-"""A server that hangs in the midst of its start, registered and not ready: bounded, and nobody waits for ever."""
+"""A server that hangs in the midst of its start, registered and not ready: bounded, and no client waits for ever."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from processes import DaemonProcess, wait_until
 
 START_SECONDS = 60.0
-"""A server has so long to become ready (pympsd/state_machine/admission.py)."""
+"""The time a server has to become ready (pympsd/state_machine/admission.py)."""
 
 
-def test_it_is_killed_who_waited_is_told_and_the_next_one_works(
+@pytest.mark.long
+def test_it_is_killed_the_waiting_client_gets_the_reason_and_the_next_server_works(
     make_daemon: Callable[..., DaemonProcess], directory: Path
 ) -> None:
     machine = directory / "machine.toml"

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from processes import SECONDS, ClientProcess, DaemonProcess, wait_until
 
-PROGRAM = Path(__file__).parents[1] / "support" / "limits_program.py"
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "context_pool.py"
 EACH = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -29,16 +28,11 @@ Start = Callable[..., ClientProcess]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start clients that can tell their limits; they are killed after the test."""
+    """Start clients, which are killed after the test."""
     made: list[ClientProcess] = []
 
     def client(daemon: DaemonProcess, **more: str) -> ClientProcess:
-        environment = {**daemon.environment, "PYMPSD_REQUIRE_MPS": "1", **more}
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            [sys.executable, PROGRAM], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
-        )
-        made.append(ClientProcess(process))
+        made.append(daemon.client(**more))
         return made[-1]
 
     yield client
@@ -57,7 +51,7 @@ def running(make_daemon: Callable[..., DaemonProcess], **settings: str) -> Daemo
 
 def with_context(client: ClientProcess) -> ClientProcess:
     assert client.do("init") == "CUDA_SUCCESS"
-    assert client.do("newctx 0") == "CUDA_SUCCESS", client.do("why")
+    assert client.do("newctx 0") == "CUDA_SUCCESS", client.do("error")
     return client
 
 
@@ -102,6 +96,7 @@ def test_percentages_at_all_levels(make_daemon: Callable[..., DaemonProcess], st
     assert client.do("sm") == "10", "the context before is still current"
 
 
+@pytest.mark.long
 def test_a_clients_percentage_is_fixed_when_it_starts(daemon: DaemonProcess, start: Start) -> None:
     client = with_context(start(daemon, **{PERCENTAGE: "30"}))
     client.do(f"env {EACH} 1")
@@ -128,7 +123,7 @@ def test_the_recorded_client_with_a_percentage_for_each_context(daemon: DaemonPr
         assert client.do("dtor") == "CUDA_SUCCESS"
     for asked in (131, 132, 133):
         assert client.do(f"ctxaff 0 {asked}") == f"{UNSUPPORTED} 0"
-        assert "1 to 104 SMs" in client.do("why")
+        assert "1 to 104 SMs" in client.do("error")
     client.end()
     wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "its end")
     made = [line for line in daemon.log("server.log") if line.endswith("is ACTIVE")]
@@ -136,6 +131,7 @@ def test_the_recorded_client_with_a_percentage_for_each_context(daemon: DaemonPr
     assert numbers == list(range(1, 10)), "recorded: a refused context takes no number"
 
 
+@pytest.mark.long
 def test_two_clients_with_half_each_run_on_disjoint_multiprocessors(daemon: DaemonProcess, start: Start) -> None:
     one, other = (with_context(start(daemon, **{PERCENTAGE: "50"})) for _ in range(2))
     places = []
@@ -148,7 +144,7 @@ def test_two_clients_with_half_each_run_on_disjoint_multiprocessors(daemon: Daem
 
 
 def test_a_pool_of_contexts(daemon: DaemonProcess) -> None:
-    """The example in the documentation: it says of what it asked for how much it has."""
+    """The example in the documentation, which prints what it asked for and what it got."""
     environment = {**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}
     done = subprocess.run(
         [sys.executable, EXAMPLE], env=environment, capture_output=True, text=True, timeout=2 * SECONDS
@@ -182,12 +178,12 @@ def test_the_pool_of_contexts_needs_a_daemon(tmp_path: Path) -> None:
 
 def limit_of(client: ClientProcess, device: int = 0) -> int:
     """Return what the client may hold on a device, in MiB, as cuMemGetInfo tells it."""
-    assert client.do(f"newctx {device}") == "CUDA_SUCCESS", client.do("why")
+    assert client.do(f"newctx {device}") == "CUDA_SUCCESS", client.do("error")
     return int(client.do("mem").split()[1])
 
 
 def begun(client: ClientProcess) -> ClientProcess:
-    assert client.do("init") == "CUDA_SUCCESS", client.do("why")
+    assert client.do("init") == "CUDA_SUCCESS", client.do("error")
     return client
 
 
@@ -220,6 +216,7 @@ def test_memory_limits_at_three_levels(three_devices: DaemonProcess, start: Star
     assert limit_of(client) == 3 << 10, "an earlier client keeps its own"
 
 
+@pytest.mark.long
 def test_memory_limits_by_uuid_and_prefix_and_the_last_one_wins(three_devices: DaemonProcess, start: Start) -> None:
     daemon = three_devices
     ids = uuids(daemon)
@@ -236,45 +233,50 @@ def test_memory_limits_by_uuid_and_prefix_and_the_last_one_wins(three_devices: D
         assert [limit_of(client, device) for device in range(3)] == expected, text
 
 
+@pytest.mark.long
 def test_an_index_counts_as_the_client_counts(three_devices: DaemonProcess, start: Start) -> None:
     client = begun(start(three_devices, CUDA_VISIBLE_DEVICES="2,0", **{MEMORY: "0=1G,1=2G"}))
     assert [limit_of(client, device) for device in range(2)] == [1 << 10, 2 << 10]
     hidden = start(three_devices, CUDA_VISIBLE_DEVICES="2,0", **{MEMORY: "2=1G"})
     assert hidden.do("init") == "CUDA_ERROR_INVALID_VALUE"
     ids = uuids(three_devices)
-    assert "'2=1G': 2 is no device of this process" in hidden.do("why")
-    assert f"its devices are 0 ({ids[2]}), 1 ({ids[0]})" in hidden.do("why")
+    assert "'2=1G': 2 is no device of this process" in hidden.do("error")
+    assert f"its devices are 0 ({ids[2]}), 1 ({ids[0]})" in hidden.do("error")
 
 
-@pytest.mark.parametrize(
-    ("entry", "allowed"),
-    [
-        ("junk", "junk is no device of this process"),
-        ("0=", "a whole number from 1 and G or M"),
-        ("0=abc", "a whole number from 1 and G or M"),
-        ("0=1T", "a whole number from 1 and G or M"),
-        ("0=0G", "0 for no limit"),
-        ("9=1G", "its devices are 0 (GPU-"),
-        ("GPU-=1G", "the beginning of several UUIDs"),
-        ("GPU-ffff=1G", "no device of this process"),
-    ],
-)
-def test_a_limit_that_cannot_be_is_refused_with_its_entry_or_ignored(
-    three_devices: DaemonProcess, start: Start, entry: str, allowed: str
-) -> None:
-    daemon = three_devices
-    text = f"0=1G,{entry},1=2G"
-    client = start(daemon, **{MEMORY: text})
-    assert client.do("init") == "CUDA_ERROR_INVALID_VALUE"
-    why = client.do("why")
-    assert why.startswith(f"{MEMORY}: '{entry}': ")
-    assert allowed in why
-    assert "PYMPSD_LENIENT_LIMITS=1" in why
-    assert client.do("count") == "None"
-    one_line(daemon, f"{MEMORY}: {entry} is refused: ")
-    lenient = begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: text}))
-    assert [limit_of(lenient, device) for device in range(3)] == [1 << 10, 2 << 10, 143155], "the others hold"
-    one_line(daemon, f"{MEMORY}: {entry} is ignored: ")
+IMPOSSIBLE = {
+    "junk": "junk is no device of this process",
+    "0=": "a whole number from 1 and G or M",
+    "0=abc": "a whole number from 1 and G or M",
+    "0=1T": "a whole number from 1 and G or M",
+    "0=0G": "0 for no limit",
+    "9=1G": "its devices are 0 (GPU-",
+    "GPU-=1G": "the beginning of several UUIDs",
+    "GPU-ffff=1G": "no device of this process",
+}
+
+
+def test_an_impossible_limit_is_refused_with_its_entry(three_devices: DaemonProcess, start: Start) -> None:
+    for entry, allowed in IMPOSSIBLE.items():
+        client = start(three_devices, **{MEMORY: f"0=1G,{entry},1=2G"})
+        assert client.do("init") == "CUDA_ERROR_INVALID_VALUE", entry
+        why = client.do("error")
+        assert why.startswith(f"{MEMORY}: '{entry}': ")
+        assert allowed in why
+        assert "PYMPSD_LENIENT_LIMITS=1" in why
+        assert client.do("count") == "None"
+        client.end()
+        one_line(three_devices, f"{MEMORY}: {entry} is refused: ")
+
+
+@pytest.mark.long
+def test_an_impossible_limit_may_be_ignored(three_devices: DaemonProcess, start: Start) -> None:
+    for entry in IMPOSSIBLE:
+        client = begun(start(three_devices, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: f"0=1G,{entry},1=2G"}))
+        limits = [limit_of(client, device) for device in range(3)]
+        assert limits == [1 << 10, 2 << 10, 143155], f"the others hold beside {entry}"
+        client.end()
+        one_line(three_devices, f"{MEMORY}: {entry} is ignored: ")
 
 
 def test_the_log_says_it_in_the_clients_voice(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
@@ -289,7 +291,7 @@ def test_the_log_says_it_in_the_clients_voice(make_daemon: Callable[..., DaemonP
 def test_a_very_long_text_is_refused_in_few_words(daemon: DaemonProcess, start: Start) -> None:
     client = start(daemon, **{MEMORY: "0=" + "9" * 100_000 + ",x" * 5})
     assert client.do("init") == "CUDA_ERROR_INVALID_VALUE"
-    why = client.do("why")
+    why = client.do("error")
     assert "(and 5 more)" in why
     assert len(why) < 1000
 
@@ -314,7 +316,7 @@ def test_a_limit_is_the_process_s(daemon: DaemonProcess, start: Start) -> None:
 def test_one_process_may_hold_all_48_and_a_freed_slot_is_usable_at_once(daemon: DaemonProcess, start: Start) -> None:
     client, other = begun(start(daemon)), begun(start(daemon))
     assert client.do("contexts 60") == f"48 {FULL}"
-    assert "1 of the device's 48 connections, and 0 are free" in client.do("why")
+    assert "1 of the device's 48 connections, and 0 are free" in client.do("error")
     in_server_log(daemon, REACHED.format(48))
     for _ in range(2):
         assert other.do("newctx 0") == FULL
@@ -330,6 +332,7 @@ def test_one_process_may_hold_all_48_and_a_freed_slot_is_usable_at_once(daemon: 
     assert other.do("contexts 60") == f"48 {FULL}"
 
 
+@pytest.mark.long
 def test_a_refused_context_takes_no_serial(daemon: DaemonProcess, start: Start) -> None:
     """Recorded: after 48 contexts and 22 refusals the next context has ID 49."""
     client, other = begun(start(daemon)), begun(start(daemon))
@@ -347,6 +350,7 @@ def test_a_refused_context_takes_no_serial(daemon: DaemonProcess, start: Start) 
     wait_until(lambda: f"Client {other.pid} disconnected" in daemon.log("server.log"), "its end")
 
 
+@pytest.mark.long
 def test_each_device_has_its_own_connections(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
     daemon = running(make_daemon, PYMPSD_EMULATED_DEVICES="2xH200")
     client = begun(start(daemon))
@@ -354,6 +358,7 @@ def test_each_device_has_its_own_connections(make_daemon: Callable[..., DaemonPr
     assert client.do("newctx 1") == "CUDA_SUCCESS"
 
 
+@pytest.mark.long(but=["32-3", "2-48"])
 @pytest.mark.parametrize(("text", "room"), [("32", 3), ("4", 24), ("3", 24), ("2", 48), ("33", 3), ("x", 48)])
 def test_more_connections_leave_room_for_fewer_contexts(
     daemon: DaemonProcess, start: Start, text: str, room: int
@@ -363,6 +368,7 @@ def test_more_connections_leave_room_for_fewer_contexts(
     in_server_log(daemon, REACHED.format(48))
 
 
+@pytest.mark.long
 def test_many_clients_at_once_are_not_refused_while_there_is_room(daemon: DaemonProcess, start: Start) -> None:
     """12 processes, each of which wants 4 of the 48 at the same time, twice; one more is refused."""
     clients = [begun(start(daemon)) for _ in range(12)]
@@ -388,7 +394,7 @@ def test_before_volta_there_are_16_contexts_and_neither_percentages_nor_memory_l
     assert client.do("newctx 0") == "CUDA_SUCCESS"
     assert (client.do("sm"), client.do("mem").split()[1]) == ("56", "16276")
     assert client.do("ctxaff 0 8") == f"{UNSUPPORTED} 0"
-    assert "Volta or newer" in client.do("why")
+    assert "Volta or newer" in client.do("error")
     assert client.do("contexts 20") == f"15 {FULL}"
     in_server_log(daemon, REACHED.format(16))
 
@@ -396,11 +402,12 @@ def test_before_volta_there_are_16_contexts_and_neither_percentages_nor_memory_l
 # --- priority
 
 
-def test_a_change_of_the_default_priority_is_told_with_the_next_client(daemon: DaemonProcess, start: Start) -> None:
-    """Recorded: ``Client Priority set to`` in server.log; a client's own setting is not told."""
+@pytest.mark.long
+def test_a_change_of_the_default_priority_is_logged_with_the_next_client(daemon: DaemonProcess, start: Start) -> None:
+    """Recorded: ``Client Priority set to`` in server.log; a client's own setting is not logged."""
 
     def told_after(**environment: str) -> list[str]:
-        """What has been told when a client has come and gone."""
+        """The lines logged when a client has come and gone."""
         client = with_context(start(daemon, **environment))
         client.end()
         wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "its end")

@@ -1,4 +1,4 @@
-"""Somebody removes files of the pipe directory under a daemon that runs, as programs that clean /tmp do."""
+"""Files of the pipe directory are removed under a running daemon, as programs that clean /tmp do."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def ended(daemon: DaemonProcess, number: signal.Signals) -> None:
     daemon.await_end()
 
 
+@pytest.mark.long(but=["the directory"])
 @pytest.mark.parametrize("removed", ["the directory", "the lock"])
 def test_a_daemon_leaves_its_successors_files_alone(
     daemon: DaemonProcess, make_daemon: MakeDaemon, make_client: Make, removed: str
@@ -74,6 +75,7 @@ def test_a_daemon_whose_lock_is_gone_keeps_its_servers(
     assert not alive(server)
 
 
+@pytest.mark.long(but=["a client"])
 @pytest.mark.parametrize("event", ["a command", "a client"])
 def test_a_state_file_that_is_gone_comes_back(
     daemon: DaemonProcess, make_daemon: MakeDaemon, make_client: Make, event: str

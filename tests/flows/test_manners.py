@@ -45,6 +45,7 @@ def one_session(daemon: DaemonProcess) -> int:
 # --- SIGHUP
 
 
+@pytest.mark.long(but=["server.log"])
 @pytest.mark.parametrize("name", ["control.log", "server.log"])
 def test_sighup_opens_logs_that_were_moved_anew(daemon: DaemonProcess, name: str) -> None:
     log = daemon.directory / "log" / name
@@ -85,6 +86,7 @@ def test_sighup_without_the_directory_keeps_the_old_files(daemon: DaemonProcess)
 # --- dialects
 
 
+@pytest.mark.long(but=["documented-option with =", "r580-environment", "json-option"])
 @pytest.mark.parametrize("by", ["option", "option with =", "environment"])
 @pytest.mark.parametrize("dialect", ["documented", "r580", "json"])
 def test_dialects(make_daemon: MakeDaemon, dialect: str, by: str) -> None:
@@ -127,6 +129,7 @@ def test_a_dialect_that_is_none(make_daemon: MakeDaemon) -> None:
 # --- signals
 
 
+@pytest.mark.long(but=["15"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_busy_clients_within_a_bound(
     daemon: DaemonProcess, make_client: MakeClient, number: signal.Signals
@@ -145,6 +148,7 @@ def test_a_signal_ends_it_with_busy_clients_within_a_bound(
     assert [client.do("sync") for client in clients] == ["CUDA_ERROR_MPS_RPC_FAILURE"] * 2
 
 
+@pytest.mark.long
 def test_a_signal_again_and_again_is_no_worse(daemon: DaemonProcess, make_client: MakeClient) -> None:
     make_client().connect().do("endless")
     for _ in range(5):
@@ -153,6 +157,7 @@ def test_a_signal_again_and_again_is_no_worse(daemon: DaemonProcess, make_client
     assert daemon.log().count("Exit with status 0") == 1
 
 
+@pytest.mark.long
 def test_foreground_exits_0_by_a_signal_with_a_busy_client(directory: Path) -> None:
     daemon = DaemonProcess(directory)
     foreground = subprocess.Popen(
@@ -228,6 +233,7 @@ def test_a_quit_from_other_namespaces(daemon: DaemonProcess) -> None:
     wait_until(lambda: not alive(daemon.pid), "the end of the daemon")
 
 
+@pytest.mark.long
 def test_foreground_with_stdin_at_its_end_stays(directory: Path) -> None:
     daemon = DaemonProcess(directory)
     reader, writer = os.pipe()

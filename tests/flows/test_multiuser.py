@@ -19,7 +19,7 @@ RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 @pytest.fixture
 def daemon(make_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
-    """A multi-user daemon that logs as driver 580 does; in it, whoever waits has no patience at all."""
+    """A multi-user daemon that logs as driver 580 does; in it, waiting users have no patience at all."""
     running = make_daemon(PYMPSD_LOG_DIALECT="r580", PYMPSD_TURN_PATIENCE="0")
     assert running.start("-d", "-multiuser-server").returncode == 0
     return running
@@ -56,6 +56,7 @@ def test_clients_of_all_users_compute_at_once_on_one_server_of_root(
     assert rows == [[str(client.pid), str(number), str(server)] for number, client in enumerate(clients, 1)]
 
 
+@pytest.mark.long
 def test_a_server_for_another_user_is_the_one_there_is(daemon: DaemonProcess, clients: list[ClientProcess]) -> None:
     clients[1].connect()
     (server,) = daemon.servers()
@@ -66,9 +67,9 @@ def test_a_server_for_another_user_is_the_one_there_is(daemon: DaemonProcess, cl
 def test_the_control_log_is_as_recorded(daemon: DaemonProcess, clients: list[ClientProcess]) -> None:
     for client in clients:
         client.connect()
-        # The next one's knock is not to be quicker than the line about its context.
-        knocked = f"NEW CLIENT {client.pid} "
-        wait_until(lambda knocked=knocked: sum(knocked in line for line in daemon.log()) == 2, "both its lines")
+        # The next one's request must not come before the line about its context.
+        requested = f"NEW CLIENT {client.pid} "
+        wait_until(lambda requested=requested: sum(requested in line for line in daemon.log()) == 2, "both its lines")
     (server,) = daemon.servers()
     daemon.say("start_server -uid 1000")
     for client in clients:
@@ -149,6 +150,7 @@ def test_each_user_has_an_executor_of_his_own_on_each_device(sharing: DaemonProc
     assert len({client.do("alloc 4096") for client in (users[2], of_user(OTHER).connect())}) == 2
 
 
+@pytest.mark.long
 def test_a_fault_of_one_user_costs_no_other(sharing: DaemonProcess, of_user: OfUser) -> None:
     culprit, neighbour, other = of_user(NOBODY).connect(), of_user(NOBODY).connect(), of_user(OTHER).connect()
     (server,) = sharing.servers()
@@ -156,7 +158,7 @@ def test_a_fault_of_one_user_costs_no_other(sharing: DaemonProcess, of_user: OfU
     culprit.do("illegal")
     assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
     wait_until(lambda: sharing.say(f"get_server_status {server}") == "FAULT\n", "the fault")
-    assert neighbour.trouble() == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert neighbour.first_error() == "CUDA_ERROR_ILLEGAL_ADDRESS"
     assert other.do("add") == RIGHT
     assert other.do("newctx 0") == "CUDA_SUCCESS"
     assert of_user(NOBODY).do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
@@ -170,7 +172,8 @@ def test_a_fault_of_one_user_costs_no_other(sharing: DaemonProcess, of_user: OfU
     assert other.do("add") == RIGHT
 
 
-def test_a_user_who_has_gone_makes_room_for_the_next(sharing: DaemonProcess, of_user: OfUser) -> None:
+@pytest.mark.long
+def test_a_user_that_has_gone_makes_room_for_the_next(sharing: DaemonProcess, of_user: OfUser) -> None:
     stays = of_user(OTHER).connect()
     (server,) = sharing.servers()
     before: dict[int, list[int]] = {}

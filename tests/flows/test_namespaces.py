@@ -141,7 +141,8 @@ def test_clients_that_the_daemon_cannot_see_are_told_apart_by_serial(
     assert all(re.search(r"client_program\.py$", row[5]) for row in shown)
 
 
-def test_nobody_is_terminated_by_a_pid_that_is_nobodys(
+@pytest.mark.long
+def test_no_client_is_terminated_by_a_pid_that_belongs_to_none(
     daemon_inside: DaemonProcess, invisible: list[ClientProcess]
 ) -> None:
     out_here, sibling = (client.connect() for client in invisible)
@@ -152,6 +153,7 @@ def test_nobody_is_terminated_by_a_pid_that_is_nobodys(
     assert out_here.do("add") == sibling.do("add") == RIGHT
 
 
+@pytest.mark.long(but=["sibling"])
 @pytest.mark.parametrize("which", [0, 1], ids=["out here", "sibling"])
 def test_the_end_of_a_client_that_cannot_be_seen_is_noticed(
     daemon_inside: DaemonProcess, invisible: list[ClientProcess], which: int

@@ -1,4 +1,4 @@
-"""Operators: answers, privileges, servers of users, and peers that mean no good (recorded: start-up, multiuser)."""
+"""Operators: answers, privileges, servers of users, and hostile peers (recorded: start-up, multiuser)."""
 
 from __future__ import annotations
 
@@ -121,6 +121,7 @@ def test_a_server_whose_daemon_dies_while_it_starts_leaves(daemon: DaemonProcess
     wait_until(lambda: not alive(server), "the server's end")
 
 
+@pytest.mark.long
 def test_a_server_its_user_has_stopped_gives_up_its_turn(daemon: DaemonProcess) -> None:
     daemon.say(f"start_server -uid {OTHER}\n")
     stopped = ready(daemon)
@@ -240,11 +241,11 @@ def test_servers_are_children_of_the_daemon(daemon: DaemonProcess) -> None:
     assert children_of(daemon.pid) == [server]
 
 
-# --- peers that mean no good
+# --- hostile peers
 
 
-def knock(daemon: DaemonProcess, data: bytes, name: str = "control") -> bytes:
-    """Connect, say something, and return all that is answered."""
+def send(daemon: DaemonProcess, data: bytes, name: str = "control") -> bytes:
+    """Connect, send bytes, and return the whole answer."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(SECONDS)
         sock.connect(str(daemon.directory / "pipe" / name))
@@ -271,12 +272,12 @@ BAD_WORDS = {
 def test_a_peer_that_talks_nonsense_loses_its_connection_and_nothing_else(
     daemon: DaemonProcess, words: bytes
 ) -> None:
-    assert knock(daemon, words) == b""
+    assert send(daemon, words) == b""
     wait_until(lambda: "Unable to read new connection type information" in daemon.log(), "the log line")
     assert daemon.say("get_server_list") == ""
 
 
-def test_mute_peers_delay_nobody(daemon: DaemonProcess) -> None:
+def test_mute_peers_delay_no_other(daemon: DaemonProcess) -> None:
     mute = []
     try:
         for _ in range(200):
@@ -290,22 +291,22 @@ def test_mute_peers_delay_nobody(daemon: DaemonProcess) -> None:
             sock.close()
 
 
-def test_clients_do_not_knock_at_the_privileged_socket(daemon: DaemonProcess) -> None:
+def test_clients_are_refused_at_the_privileged_socket(daemon: DaemonProcess) -> None:
     from pympsd.wire.messages import ClientHello, encode
     from pympsd.wire.versions import Versions
 
     hello = encode(ClientHello(Versions(), 1, "x", 1, {}))
-    assert knock(daemon, hello, "control_privileged") == b""
+    assert send(daemon, hello, "control_privileged") == b""
     assert daemon.servers() == []
 
 
-def test_a_client_of_another_version_is_told(daemon: DaemonProcess) -> None:
+def test_a_client_of_another_version_gets_the_reason(daemon: DaemonProcess) -> None:
     from pympsd.wire import messages
     from pympsd.wire.framing import FrameReader
     from pympsd.wire.versions import Versions
 
     hello = messages.encode(messages.ClientHello(Versions(oldest=90, newest=99), 1, "x", 1, {}))
-    (frame,) = FrameReader().feed(knock(daemon, hello))
+    (frame,) = FrameReader().feed(send(daemon, hello))
     refused = messages.decode(frame)
     assert isinstance(refused, messages.Refused)
     assert "versions 90 to 99" in refused.reason

@@ -6,13 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from processes import ClientProcess, DaemonProcess
+from processes import CLIENT, ClientProcess, DaemonProcess
 
 Start = Callable[..., ClientProcess]
-PROGRAM = str(Path(__file__).parents[1] / "support" / "rules_program.py")
 MIB = 1 << 20
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 COPIED = "CUDA_SUCCESS right=True"
@@ -39,7 +37,7 @@ def start(daemon: DaemonProcess) -> Iterator[Start]:
 
     def begin(*within: str, **environment: str) -> ClientProcess:
         process = subprocess.Popen(
-            [*within, sys.executable, PROGRAM],
+            [*within, sys.executable, CLIENT],
             env={**daemon.environment, "PYMPSD_REQUIRE_MPS": "1", "PATH": os.environ["PATH"], **environment},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -52,7 +50,7 @@ def start(daemon: DaemonProcess) -> Iterator[Start]:
 
 
 def small_shared_memory(size: str) -> list[str]:
-    """A command that starts another in a mount namespace where /dev/shm has so many bytes."""
+    """A command that starts another in a mount namespace where /dev/shm has that many bytes."""
     mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
     return ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
 
@@ -65,6 +63,7 @@ volta = pytest.mark.parametrize("machine", ["V100"])
 # --- contexts and provisioning
 
 
+@pytest.mark.long(but=["P100-16"])
 @pytest.mark.parametrize(("machine", "most"), [("P100", 16), ("V100", 48)])
 def test_a_device_has_fewer_connections(start: Start, most: int) -> None:
     client = start().connect()
@@ -72,6 +71,7 @@ def test_a_device_has_fewer_connections(start: Start, most: int) -> None:
     assert answers == ["CUDA_SUCCESS"] * (most - 1) + ["CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"]
 
 
+@pytest.mark.long(but=["P100"])
 @both
 def test_percentages_and_memory_limits_answer_as_ever_and_hold_on_volta_only(
     daemon: DaemonProcess, start: Start, machine: str

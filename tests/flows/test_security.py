@@ -1,4 +1,4 @@
-"""What another user of the machine cannot do to somebody's server, executors and clients (docs/security.md).
+"""What another user of the machine cannot do to a user's server, executors and clients (docs/security.md).
 
 What a client can do to the others of its own server is fuzzed: tests/fuzz.
 """
@@ -80,7 +80,7 @@ while data := sock.recv(65536):
     said += data
 print(said.hex())
 """
-"""Say something at a socket; print the whole answer."""
+"""Send bytes to a socket; print the whole answer."""
 TRIED = 15
 
 
@@ -110,13 +110,13 @@ def as_user(uid: int, program: str, *arguments: object) -> str:
 
 
 def processes_of(daemon: DaemonProcess, client: ClientProcess) -> dict[str, int]:
-    """All that works for a client, by what it is."""
+    """The processes that work for a client, by kind."""
     (server,) = daemon.servers()
     (executor,) = children_of(server)
     return {"server": server, "executor": executor, "client": client.pid, "daemon": daemon.pid}
 
 
-def test_a_stranger_can_neither_read_nor_signal_nor_trace_what_works_for_somebody_else(
+def test_a_stranger_can_neither_read_nor_signal_nor_trace_processes_of_another_user(
     daemon: DaemonProcess, owner: ClientProcess
 ) -> None:
     processes = processes_of(daemon, owner)
@@ -156,14 +156,14 @@ def sockets_of(pid: int) -> list[str]:
 def test_sessions_links_and_streams_have_no_name_to_connect_to(daemon: DaemonProcess, owner: ClientProcess) -> None:
     processes = processes_of(daemon, owner)
     doors = ["control", "control_privileged"]
-    # A connection that is still being closed has the name of the door it came in by.
+    # A connection that is still being closed has the name of the socket it came in by.
     wait_until(lambda: list(filter(None, sockets_of(daemon.pid))) == doors, "two named sockets, and no more")
     found = {name: sockets_of(pid) for name, pid in processes.items()}
     assert sum(map(len, found.values())) > 8
     assert [name for names in found.values() for name in names if name] == doors
 
 
-def test_shared_memory_has_no_name_and_is_nobody_elses(daemon: DaemonProcess, owner: ClientProcess) -> None:
+def test_shared_memory_has_no_name_and_belongs_to_its_user(daemon: DaemonProcess, owner: ClientProcess) -> None:
     executor = processes_of(daemon, owner)["executor"]
     links = [os.readlink(fd) for fd in Path(f"/proc/{executor}/fd").iterdir()]
     memories = [link for link in links if "memfd" in link]
@@ -197,8 +197,9 @@ for name in ("pympsd.state", "control"):
     assert (pipe / "pympsd.state").exists()
 
 
+@pytest.mark.long(but=["Server"])
 @pytest.mark.parametrize("who", ["Server", "Control"])
-def test_a_line_through_the_fifo_is_marked_other_whoever_it_imitates(
+def test_a_line_through_the_fifo_is_marked_other_whatever_it_imitates(
     daemon: DaemonProcess, owner: ClientProcess, who: str
 ) -> None:
     server = processes_of(daemon, owner)["server"]
@@ -254,6 +255,7 @@ def test_only_a_servers_own_link_speaks_for_it(daemon: DaemonProcess, owner: Cli
     assert owner.do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_after_the_daemons_death_a_stranger_is_neither_server_nor_daemon(
     daemon: DaemonProcess, owner: ClientProcess
 ) -> None:
@@ -273,25 +275,32 @@ def test_after_the_daemons_death_a_stranger_is_neither_server_nor_daemon(
         again.stop()
 
 
-def test_a_client_is_who_the_kernel_says_whatever_it_says_itself(daemon: DaemonProcess, owner: ClientProcess) -> None:
+def test_a_clients_identity_is_the_kernels_whatever_it_says_itself(
+    daemon: DaemonProcess, owner: ClientProcess
+) -> None:
     server = processes_of(daemon, owner)["server"]
     control = str(daemon.directory / "pipe" / "control")
-    with socket.socket(socket.AF_UNIX) as door:
-        door.connect(control)
-        door.sendall(messages.encode(hello(owner.pid)))
-        wait_until(lambda: any("Server is not ready, push" in line for line in daemon.log()[-3:]), "the knock")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(control)
+        connection.sendall(messages.encode(hello(owner.pid)))
+        wait_until(lambda: any("Server is not ready, push" in line for line in daemon.log()[-3:]), "the request")
         pending = [line for line in daemon.log() if line.startswith(f"NEW CLIENT {os.getpid()} from user 0: ")]
         assert len(pending) == 1, "it waits for its own user's turn, under its own PID"
     assert daemon.say(f"get_client_list {server}") == f"{owner.pid}\n"
     assert owner.do("add") == RIGHT
 
 
-def test_a_stranger_gets_no_client_of_somebody_elses_server(daemon: DaemonProcess, owner: ClientProcess) -> None:
+@pytest.mark.long
+def test_a_stranger_cannot_become_a_client_of_another_users_server(
+    daemon: DaemonProcess, owner: ClientProcess
+) -> None:
     server = processes_of(daemon, owner)["server"]
     stranger = daemon.client(STRANGER)
     try:
         stranger.begin("init")
-        wait_until(lambda: any(f"{stranger.pid} from user {STRANGER}" in line for line in daemon.log()), "the knock")
+        wait_until(
+            lambda: any(f"{stranger.pid} from user {STRANGER}" in line for line in daemon.log()), "the request"
+        )
         for command in (f"terminate_client {server} {owner.pid}", f"shutdown_server {server} -f", "quit -t 0"):
             daemon.run([], command, uid=STRANGER)
         assert daemon.say(f"get_client_list {server}") == f"{owner.pid}\n"

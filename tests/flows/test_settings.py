@@ -157,6 +157,7 @@ def test_environment_defaults(make_daemon: MakeDaemon) -> None:
     assert daemon.say(f"get_active_thread_percentage {new_server(daemon)}") == "30.0\n"
 
 
+@pytest.mark.long(but=["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"])
 @pytest.mark.parametrize("name", ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIMIT"])
 def test_environment_memory_limit_is_the_default(make_daemon: MakeDaemon, name: str) -> None:
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200", **{name: "0=1G,1=512MB"})
@@ -190,6 +191,7 @@ def test_shutdown_server_waits_for_its_clients(daemon: DaemonProcess, make_clien
     assert alive(daemon.pid)
 
 
+@pytest.mark.long
 def test_shutdown_server_by_force_does_not(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
     client.do("endless")
@@ -202,6 +204,7 @@ def test_shutdown_server_by_force_does_not(daemon: DaemonProcess, make_client: M
     assert daemon.say("shutdown_server 1") == "Server 1 not found\n"
 
 
+@pytest.mark.long(but=["busy"])
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_terminate_client(daemon: DaemonProcess, make_client: MakeClient, busy: bool) -> None:
     client, neighbour = make_client().connect(), make_client().connect()
@@ -226,7 +229,7 @@ def test_terminate_client(daemon: DaemonProcess, make_client: MakeClient, busy: 
     assert neighbour.do("add") == RIGHT
 
 
-def test_terminate_client_of_nobody(daemon: DaemonProcess, make_client: MakeClient) -> None:
+def test_terminate_client_of_a_pid_that_is_no_client(daemon: DaemonProcess, make_client: MakeClient) -> None:
     make_client().connect()
     (server,) = daemon.servers()
     done = daemon.run([], f"terminate_client {server} 1")
@@ -254,6 +257,7 @@ def multiuser(make_daemon: MakeDaemon) -> DaemonProcess:
     return daemon
 
 
+@pytest.mark.long
 def test_multiuser_clients_of_two_users_on_one_server_of_root(multiuser: DaemonProcess) -> None:
     clients = [multiuser.client(uid) for uid in (NOBODY, OTHER, 0)]
     try:
@@ -301,17 +305,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("line", "expected"), REFUSED.items(), ids=REFUSED.keys())
-def test_a_refused_command_gets_one_line_on_stderr(
-    daemon: DaemonProcess, line: str, expected: tuple[str, str]
-) -> None:
-    printed, allowed = expected
-    done = daemon.run([], line)
-    assert (done.returncode, done.stdout) == (0, printed)
-    assert done.stderr.count("\n") == 1
-    assert allowed in done.stderr
-    assert daemon.run(["--strict"], line).returncode == 1
-    assert daemon.run(line.split()).returncode == 1
+def test_a_refused_command_gets_one_line_on_stderr(daemon: DaemonProcess) -> None:
+    for line, (printed, allowed) in REFUSED.items():
+        done = daemon.run([], line)
+        assert (done.returncode, done.stdout) == (0, printed), line
+        assert done.stderr.count("\n") == 1
+        assert allowed in done.stderr
+        assert daemon.run(["--strict"], line).returncode == 1
+        assert daemon.run(line.split()).returncode == 1
     assert daemon.say("get_default_active_thread_percentage\nget_default_client_priority") == "100.0\n0\n"
     assert daemon.say("get_default_device_pinned_mem_limit 0") == ""
 
@@ -347,13 +348,14 @@ def test_a_daemon_that_is_stopped(daemon: DaemonProcess) -> None:
     assert daemon.say("ps") == "Server not found\n"
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", ""])
-def test_a_timeout_that_cannot_be(daemon: DaemonProcess, value: str) -> None:
-    done = daemon.run(["--timeout", value], "ps")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--timeout is a number of seconds above 0" in done.stderr
+def test_a_timeout_that_cannot_be(daemon: DaemonProcess) -> None:
+    for value in ("0", "-1", "soon", "nan", "inf", ""):
+        done = daemon.run(["--timeout", value], "ps")
+        assert (done.returncode, done.stdout) == (2, ""), value
+        assert "--timeout is a number of seconds above 0" in done.stderr
 
 
+@pytest.mark.long
 def test_a_quit_with_clients_is_not_cut_off_by_the_timeout(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
     words, pipe = [PYMPSD, "--timeout", "3"], subprocess.PIPE

@@ -88,6 +88,7 @@ def test_a_second_daemon_is_refused(daemon: DaemonProcess, make_daemon) -> None:
     assert daemon.say("get_server_list") == ""
 
 
+@pytest.mark.long
 def test_of_eight_racing_daemons_one_wins(make_daemon) -> None:  # type: ignore[no-untyped-def]
     daemon = make_daemon()
     racers = [
@@ -236,7 +237,7 @@ def test_a_number_of_queues_hinders_no_emulated_machine(make_daemon: Callable[..
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_who_only_lists_devices_reads_no_setting_of_executors(directory: Path) -> None:
+def test_listing_devices_reads_no_setting_of_executors(directory: Path) -> None:
     settings = {"PYMPSD_EMULATED_DEVICES": "H200", "PYMPSD_WORKER": "x", "PYMPSD_DEVICE_CONNECTIONS": "64"}
     done = subprocess.run(
         [sys.executable, "-m", "pympsd.devices"], env=DaemonProcess(directory, settings).environment,
@@ -312,7 +313,7 @@ def test_python_dash_m_works_too(daemon: DaemonProcess) -> None:
     assert (done.returncode, done.stdout) == (0, b'Unknown command "foo"\n')
 
 
-def test_a_foreground_daemon_whose_output_nobody_reads_goes_on(directory: Path) -> None:
+def test_a_foreground_daemon_whose_output_is_not_read_goes_on(directory: Path) -> None:
     daemon = DaemonProcess(directory)
     words, null = [PYMPSD, "-f"], subprocess.DEVNULL
     process = subprocess.Popen(words, env=daemon.environment, stdin=null, stdout=subprocess.PIPE)

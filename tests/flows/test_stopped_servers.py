@@ -1,4 +1,4 @@
-"""A server that is stopped, or that has no descriptor to spare: it holds up nobody but its own user."""
+"""A server that is stopped, or that has no descriptor to spare: it delays only its own user."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes oth
 MakeDaemon = Callable[..., DaemonProcess]
 A, B = 10001, 10002
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-MOST_KNOCKS = 2000
+MOST_CONNECTIONS = 2000
 """Far more than a socket holds of what a server has not read."""
 
 
 @pytest.fixture
 def clients() -> Iterator[list[ClientProcess]]:
-    """What is in the list is ended with the test; stands before the daemon's fixture, so that it ends later."""
+    """End the clients in the list after the test; requested before the daemon's fixture, so that it ends later."""
     made: list[ClientProcess] = []
     yield made
     for client in made:
@@ -45,21 +45,22 @@ def set_limit(pid: int, soft: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
 
 
-def knock(daemon: DaemonProcess) -> object:
-    """Come as a client of this process's user, and leave with the answer."""
-    with socket.socket(socket.AF_UNIX) as door:
-        door.settimeout(SECONDS)
-        door.connect(str(daemon.directory / "pipe" / "control"))
-        door.sendall(encode(ClientHello(Versions(), os.getpid(), "knocks", 1, {})))
+def connect(daemon: DaemonProcess) -> object:
+    """Connect as a client of this process's user; return the answer."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(SECONDS)
+        connection.connect(str(daemon.directory / "pipe" / "control"))
+        connection.sendall(encode(ClientHello(Versions(), os.getpid(), "connects", 1, {})))
         reader, frames = FrameReader(fds_allowed=1), []
         while not frames:
-            data, fds, _, _ = socket.recv_fds(door, 65536, 1)
+            data, fds, _, _ = socket.recv_fds(connection, 65536, 1)
             assert data, "the daemon has hung up"
             frames = list(reader.feed(data, tuple(fds)))
         close_all(frames[0].fds)
         return decode(frames[0])
 
 
+@pytest.mark.long
 def test_clients_that_died_behind_a_stopped_server_hold_no_turn(
     clients: list[ClientProcess], daemon: DaemonProcess
 ) -> None:
@@ -77,7 +78,8 @@ def test_clients_that_died_behind_a_stopped_server_hold_no_turn(
     assert log[silent:].count(f"Server {server} does not answer: killing it") == 1
 
 
-def test_nor_do_they_hold_up_a_quit_also_when_another_daemon_admitted_them(
+@pytest.mark.long
+def test_clients_that_died_behind_a_stopped_server_do_not_delay_a_quit_of_the_next_daemon(
     clients: list[ClientProcess], daemon: DaemonProcess
 ) -> None:
     clients.append(daemon.client(A).connect())
@@ -102,7 +104,7 @@ def test_a_stopped_server_takes_only_a_share_of_the_daemons_descriptors(
     before = len(descriptors(daemon.pid))
     set_limit(daemon.pid, 256)
     os.kill(server, signal.SIGSTOP)
-    answers = (knock(daemon) for _ in range(MOST_KNOCKS))
+    answers = (connect(daemon) for _ in range(MOST_CONNECTIONS))
     refused = next(answer for answer in answers if not isinstance(answer, SessionGranted))
     assert isinstance(refused, Refused)
     assert refused.reason.endswith("the server of user 0 takes no clients: it is stopped or stuck")
@@ -114,9 +116,10 @@ def test_a_stopped_server_takes_only_a_share_of_the_daemons_descriptors(
     assert first.do("add") == RIGHT
     wait_until(lambda: daemon.say(f"get_client_list {server}") == f"{first.pid}\n", "the others' end")
     wait_until(lambda: len(descriptors(daemon.pid)) <= before, "the end of their descriptors")
-    assert isinstance(knock(daemon), SessionGranted)
+    assert isinstance(connect(daemon), SessionGranted)
 
 
+@pytest.mark.long(but=["its link gives one back"])
 @pytest.mark.parametrize("room", [True, False], ids=["its link gives one back", "without any"])
 def test_a_server_at_its_limit_of_descriptors_outlives_its_daemon(
     clients: list[ClientProcess], daemon: DaemonProcess, room: bool

@@ -41,7 +41,7 @@ class Terminal:
         return (shown + text.encode()).decode().replace("\r\n", "\n")
 
     def type(self, keys: str) -> None:
-        """Press keys."""
+        """Send key presses."""
         os.write(self.screen, keys.encode())
 
     def enter(self, line: str) -> str:

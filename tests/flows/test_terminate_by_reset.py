@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def node(directory: Path) -> Iterator[Node]:
-    """Three H200 whose kernels nobody can stop."""
+    """Three H200 whose kernels cannot be stopped."""
     made = Node(directory, MACHINE)
     yield made
     made.close()
@@ -70,7 +70,8 @@ def _held(node: Node, pid: int) -> int:
     return sum(int(row.split(", ")[1]) for row in rows if row.split(", ")[0] == str(pid))
 
 
-def test_without_the_option_the_answer_is_702_and_nobody_else_notices(node: Node, make: Make) -> None:
+@pytest.mark.long
+def test_without_the_option_the_answer_is_702_and_no_other_client_notices(node: Node, make: Make) -> None:
     daemon = _daemon(node)
     client, neighbour = make(daemon), make(daemon)
     (server,) = daemon.servers()
@@ -88,6 +89,7 @@ def test_without_the_option_the_answer_is_702_and_nobody_else_notices(node: Node
     assert "Client termination succeeded." not in log
 
 
+@pytest.mark.long
 def test_with_it_the_device_is_reset_as_by_a_fatal_fault(node: Node, make: Callable[..., ClientProcess]) -> None:
     daemon = _daemon(node, "--terminate-by-reset")
     a, b, c, d = (make(daemon, device) for device in (0, 0, 1, 2))
@@ -99,9 +101,9 @@ def test_with_it_the_device_is_reset_as_by_a_fatal_fault(node: Node, make: Calla
     assert daemon.say(f"terminate_client {server} {a.pid}") == "0\n"
     assert _status(daemon, server) == "FAULT"
     assert len(set(before) & set(children_of(server))) == 2, "the process of device 0 alone has ended"
-    assert a.result() == TERMINATED, "told when the operator's wish came"
-    assert [b.trouble(), b.do("ctx 0"), b.trouble()] == [ELSEWHERE, READY, ELSEWHERE]
-    assert c.trouble() == ELSEWHERE
+    assert a.result() == TERMINATED, "notified when the operator's request came"
+    assert [b.first_error(), b.do("ctx 0"), b.first_error()] == [ELSEWHERE, READY, ELSEWHERE]
+    assert c.first_error() == ELSEWHERE
     assert d.do("add") == RIGHT
     assert a.do("newctx 0") == ELSEWHERE, "as after any fatal fault the process has to end"
     late = node.client(daemon)
@@ -143,7 +145,8 @@ def test_with_it_a_kernel_that_ends_in_time_resets_nothing(node: Node, make: Mak
     assert client.do("add") == RIGHT
 
 
-def test_a_killed_clients_memory_is_counted_and_shown_until_nobody_is_left(node: Node, make: Make) -> None:
+@pytest.mark.long
+def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(node: Node, make: Make) -> None:
     daemon = _daemon(node)
     client, neighbour = make(daemon), make(daemon)
     (server,) = daemon.servers()

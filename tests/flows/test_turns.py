@@ -120,7 +120,7 @@ def test_a_newcomer_of_the_active_user_overtakes_before_patience_is_over(start: 
     assert not waiting.has_result()
 
 
-def test_and_not_after(start: Start) -> None:
+def test_a_newcomer_of_the_active_user_waits_once_patience_is_over(start: Start) -> None:
     users = start("0.05")
     first = users.client(0).connect()
     server = users.server_of(0)
@@ -138,6 +138,7 @@ def test_and_not_after(start: Start) -> None:
     users.server_of(0)
 
 
+@pytest.mark.long
 def test_without_patience_newcomers_wait_from_the_start(start: Start) -> None:
     users = start("", PYMPSD_TURN_PATIENCE="0")
     users.client(0).connect()
@@ -145,6 +146,7 @@ def test_without_patience_newcomers_wait_from_the_start(start: Start) -> None:
     users.waiting(0, after=f"user {NOBODY}")
 
 
+@pytest.mark.long
 def test_the_option_wins_over_the_variable(start: Start) -> None:
     users = start("600", PYMPSD_TURN_PATIENCE="0")
     users.client(0).connect()
@@ -161,7 +163,8 @@ def test_a_patience_that_cannot_be_keeps_the_daemon_from_starting(make_daemon: M
     assert done.stderr == "PYMPSD_TURN_PATIENCE is a number of seconds, 0 or more, not '-1'\n"
 
 
-def test_start_server_is_a_wish_in_the_same_line(start: Start) -> None:
+@pytest.mark.long
+def test_start_server_is_a_request_in_the_same_queue(start: Start) -> None:
     users = start()
     first = users.client(0).connect()
     server = users.server_of(0)
@@ -171,22 +174,24 @@ def test_start_server_is_a_wish_in_the_same_line(start: Start) -> None:
     behind = users.waiting(NOBODY, after=f"user 0, user {OTHER}")
     assert users.daemon.servers() == [server]
     first.end()
-    # The wish is granted in its turn; its server has no clients, so the turn passes on at once.
+    # The request is granted in its turn; its server has no clients, so the turn passes on at once.
     assert behind.result() == "CUDA_SUCCESS"
     started = [line.rpartition(" ")[2] for line in users.daemon.log() if line.startswith("Starting new server")]
     assert started == ["0", str(OTHER), str(NOBODY)]
 
 
-def test_a_wish_with_nobody_behind_it_keeps_its_server(start: Start) -> None:
+@pytest.mark.long
+def test_a_start_with_nothing_queued_behind_it_keeps_its_server(start: Start) -> None:
     users = start()
     first = users.client(0).connect()
     users.daemon.say(f"start_server -uid {OTHER}")
     first.end()
     ready = f"for user {OTHER}"
-    wait_until(lambda: any(line.endswith(ready) and "Starting" in line for line in users.daemon.log()), "the wish")
+    wait_until(lambda: any(line.endswith(ready) and "Starting" in line for line in users.daemon.log()), "the start")
     users.server_of(OTHER)
 
 
+@pytest.mark.long
 def test_a_waiting_client_that_dies_no_longer_holds_up_newcomers(start: Start) -> None:
     users = start("0")
     first = users.client(0).connect()
@@ -201,7 +206,8 @@ def test_a_waiting_client_that_dies_no_longer_holds_up_newcomers(start: Start) -
     assert users.daemon.servers() == [server]
 
 
-def test_quit_refuses_the_line_and_waits_for_those_who_are_served(start: Start) -> None:
+@pytest.mark.long
+def test_quit_refuses_the_queue_and_waits_for_those_served(start: Start) -> None:
     users = start("0")
     first = users.client(0).connect()
     line = [users.waiting(NOBODY, after="user 0"), users.waiting(OTHER, after=f"user 0, user {NOBODY}")]
@@ -222,6 +228,7 @@ def test_quit_refuses_the_line_and_waits_for_those_who_are_served(start: Start) 
     assert users.daemon.log()[-1] == "Exit with status 0"
 
 
+@pytest.mark.long
 def test_shutdown_server_gives_the_turn_away_when_its_clients_have_left(start: Start) -> None:
     users = start()
     first = users.client(0).connect()
@@ -234,6 +241,7 @@ def test_shutdown_server_gives_the_turn_away_when_its_clients_have_left(start: S
     assert not newcomer.has_result()
 
 
+@pytest.mark.long
 def test_a_forced_shutdown_gives_the_turn_away_at_once(start: Start) -> None:
     users = start()
     first = users.client(0).connect()
@@ -284,22 +292,23 @@ def test_an_ordinary_users_daemon_and_clients_of_others_refuse_each_other(own: D
     assert own.servers() == []
 
 
-def test_an_ordinary_users_daemon_refuses_whoever_asks_all_the_same(own: DaemonProcess) -> None:
+def test_an_ordinary_users_daemon_refuses_every_other_user_all_the_same(own: DaemonProcess) -> None:
     assert own.start().returncode == 0
-    with socket.socket(socket.AF_UNIX) as knocking:
-        knocking.settimeout(SECONDS)
-        knocking.connect(str(own.directory / "pipe" / "control"))
-        knocking.sendall(encode(ClientHello(Versions(), os.getpid(), "root's", 1, {})))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(SECONDS)
+        client.connect(str(own.directory / "pipe" / "control"))
+        client.sendall(encode(ClientHello(Versions(), os.getpid(), "root's", 1, {})))
         reader = FrameReader(fds_allowed=0)
         frames = []
         while not frames:
-            frames = list(reader.feed(knocking.recv(65536)))
+            frames = list(reader.feed(client.recv(65536)))
     answer = decode(frames[0])
     assert isinstance(answer, Refused)
     assert f"run by user {OTHER} and serves that user only, not 0; start one as that user" in answer.reason
     assert any(line.startswith(f"Refusing client {os.getpid()} from user 0: this MPS") for line in own.log())
 
 
+@pytest.mark.long(but=["-d--multiuser-server", "-f--M"])
 @pytest.mark.parametrize("option", MULTIUSER)
 @pytest.mark.parametrize("way", ["-d", "-f"])
 def test_multiuser_server_is_refused_to_an_ordinary_user(own: DaemonProcess, option: str, way: str) -> None:

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from processes import ClientProcess, DaemonProcess, alive, children_of, wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -152,6 +153,7 @@ def test_after_fork_the_childs_handles_are_dead(make_client: MakeClient) -> None
     assert client.do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_an_endless_kernel_and_quit_with_a_bound(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
     client.do("endless")
@@ -167,6 +169,7 @@ def test_an_endless_kernel_and_quit_with_a_bound(daemon: DaemonProcess, make_cli
     assert daemon.log()[-1] == "Exit with status 0"
 
 
+@pytest.mark.long
 def test_quit_waits_for_clients_refuses_new_ones_and_answers_queries(
     daemon: DaemonProcess, make_client: MakeClient
 ) -> None:
@@ -191,6 +194,7 @@ def test_quit_waits_for_clients_refuses_new_ones_and_answers_queries(
     assert not alive(server)
 
 
+@pytest.mark.long
 def test_a_killed_server_is_an_rpc_failure_and_the_next_client_gets_a_new_one(
     daemon: DaemonProcess, make_client: MakeClient
 ) -> None:
@@ -205,13 +209,14 @@ def test_a_killed_server_is_an_rpc_failure_and_the_next_client_gets_a_new_one(
     assert daemon.servers() != [server]
 
 
+@pytest.mark.long
 def test_clients_of_another_user_wait_for_their_turn(daemon: DaemonProcess, make_client: MakeClient) -> None:
     first = make_client().connect()
     (server,) = daemon.servers()
     second = make_client(NOBODY)
     second.begin("init")
     waiting = f"NEW CLIENT {second.pid} from user {NOBODY}: Server is not ready, push client to pending list"
-    wait_until(lambda: waiting in daemon.log(), "the second user's knock")
+    wait_until(lambda: waiting in daemon.log(), "the second user's request")
     assert not second.has_result()
     first.end()
     assert second.result() == "CUDA_SUCCESS"
@@ -222,11 +227,12 @@ def test_clients_of_another_user_wait_for_their_turn(daemon: DaemonProcess, make
     assert {os.stat(f"/proc/{pid}").st_uid for pid in (now, *children_of(now))} == {NOBODY}
 
 
-def test_a_waiting_client_that_dies_leaves_the_line(daemon: DaemonProcess, make_client: MakeClient) -> None:
+@pytest.mark.long
+def test_a_waiting_client_that_dies_leaves_the_queue(daemon: DaemonProcess, make_client: MakeClient) -> None:
     first = make_client().connect()
     second = make_client(NOBODY)
     second.begin("init")
-    wait_until(lambda: any(f"CLIENT {second.pid} " in line for line in daemon.log()), "the knock")
+    wait_until(lambda: any(f"CLIENT {second.pid} " in line for line in daemon.log()), "the request")
     second.end(signal.SIGKILL)
     assert first.do("add") == RIGHT
     first.end()

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 from processes import ClientProcess, DaemonProcess
@@ -18,10 +17,6 @@ __all__ = ["_orphans_are_adopted", "daemon", "directory", "make_client", "make_d
 
 collect_ignore_glob = [] if VARIABLE in os.environ else ["test_*.py"]
 
-PROGRAM = str(Path(__file__).with_name("gpu_program.py"))
-SUPPORT = str(Path(__file__).parents[1] / "support")
-"""Where the programs are that it builds on."""
-
 
 @pytest.fixture
 def start_of(make_daemon: Callable[..., DaemonProcess]) -> Iterator[Callable[..., ClientProcess]]:
@@ -29,8 +24,8 @@ def start_of(make_daemon: Callable[..., DaemonProcess]) -> Iterator[Callable[...
     made: list[ClientProcess] = []
 
     def client(of: DaemonProcess, uid: int = 0, device: int = 0, **more: str) -> ClientProcess:
-        environment = {**of.environment, "PYMPSD_REQUIRE_MPS": "1", "PYTHONPATH": SUPPORT, **more}
-        made.append(ClientProcess.start(environment, uid, PROGRAM))
+        environment = {**of.environment, "PYMPSD_REQUIRE_MPS": "1", **more}
+        made.append(ClientProcess.start(environment, uid))
         assert made[-1].connect(device).do("warm") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
         return made[-1]
 

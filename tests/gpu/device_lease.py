@@ -18,7 +18,7 @@ from typing import IO, Any
 from attrs import define, field
 
 OPENING_SECONDS = 90.0
-"""A worker has so long to open its devices."""
+"""How long a worker may take to open its devices."""
 LAST_WORDS = 2000
 
 

@@ -19,13 +19,13 @@ PACKAGES = ("pympsd", "pympsd_server", "pympsd_client")
 INSTALLED_FROM = (*PACKAGES, "scripts", "pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in")
 TESTED_WITH = ("tests", "docs", "scripts", "pyproject.toml")
 SOMEBODY = 10001
-"""A user who is nobody else."""
+"""A user of its own."""
 SECONDS = 120.0
 
 
 @contextlib.contextmanager
 def awake() -> Iterator[None]:
-    """Keep GPUs initialised meanwhile: where nobody has its file open, a GPU takes a second or more to wake up."""
+    """Keep GPUs initialised meanwhile: when no process has its file open, a GPU takes a second or more to wake up."""
     with contextlib.ExitStack() as files:
         for path in Path("/dev").glob("nvidia[0-9]*"):
             with contextlib.suppress(OSError):
@@ -34,7 +34,7 @@ def awake() -> Iterator[None]:
 
 
 def missing() -> list[str]:
-    """Return what this interpreter lacks."""
+    """Return the packages that this interpreter lacks."""
     return [name for name in NEEDED if find_spec(name) is None]
 
 
@@ -142,7 +142,7 @@ def why_no_other_users(python: Path, rehearse: bool) -> str:
 
 
 def _devices(python: Path, **how: Any) -> dict[str, Any]:
-    """Ask as the daemon does, with nothing of this environment but where libraries are."""
+    """Ask as the daemon does, with only the library paths of this environment."""
     passed = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     how = {"capture_output": True, "text": True, "cwd": "/", **how, "env": {**passed, "PYMPSD_BACKEND": "cuda"}}
     done = subprocess.run([python, "-I", "-m", "pympsd.devices"], timeout=SECONDS, **how)

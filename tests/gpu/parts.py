@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TOTAL_SECONDS = 570.0
-"""What has not ended so long after the first part's start is killed, with all that it started."""
+"""What has not ended this long after the first part's start is killed, with all that it started."""
 REHEARSAL_SECONDS = 3600.0
 """A part of a rehearsal that takes longer is killed."""
 GRACE_SECONDS = 10.0
-"""What a part started may take so long to end after it."""
+"""How long what a part started may take to end after it."""
 FEW_QUEUES = {"PYMPSD_DEVICE_CONNECTIONS": "16"}
 """Enough where a test has one client: a context with 32 takes half a second to make, and seconds beside others."""
 NO_TESTS = 5
@@ -36,7 +36,7 @@ class Part:
     devices: str = ""
     """Backends that one process has open for the whole part."""
     spread: float = 0.0
-    """In how many processes at a time its tests run: so many of each of the runner's jobs, and one at least."""
+    """In how many processes at a time its tests run: that many of each of the runner's jobs, and one at least."""
     rehearsed: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
     """Environment variables."""
@@ -143,7 +143,7 @@ class Runner:
         return self.output / f"{part.name}.log"
 
     def _await(self, one: Running) -> None:
-        # A rehearsal may be on any machine, with nobody waiting for it.
+        # A rehearsal may be on any machine, with nothing waiting for it.
         limit = self._over if not self.rehearse else one.began + REHEARSAL_SECONDS
         try:
             one.status = one.process.wait(max(0.1, limit - time.monotonic()))

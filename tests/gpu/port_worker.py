@@ -1,8 +1,8 @@
-"""A process with devices open, that does what it is told through the port, and nothing else.
+"""A process with devices open, that carries out the commands it gets through the port, and nothing else.
 
 ``python -m tests.gpu.port_worker FD BACKEND ...`` opens one device a backend, in this one process, each in an address
 window of its own. Requests and answers are pickled tuples over a socket; the keeper starts this process anew when a
-kernel has ruined a device or never ends, for nothing else makes a GPU usable again.
+kernel has poisoned a device or never ends, for nothing else makes a GPU usable again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Bench:
         self.user = PortUser.on(self.device)
 
     def allocate(self, count: int) -> int:
-        """Return the address of so many bytes, all zero."""
+        """Return the address of that many bytes, all zero."""
         return self.at_work.context.allocate(count)
 
     def write(self, address: int, data: bytes) -> None:

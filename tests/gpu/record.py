@@ -1,4 +1,4 @@
-"""Tells a file how tests end, at once: what a run that is cut short would otherwise keep to itself."""
+"""Records in a file how tests end, at once: a run that is cut short would otherwise lose it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from attrs import define, field
 
 SHOWN = 6000
-"""So many characters, the last ones, of each of a failed test's captured outputs."""
+"""The number of last characters kept of each captured output of a failed test."""
 
 
 @define(eq=False)
 class Record:
-    """A pytest plugin. Several processes may append to one file: what is told of a test is one write."""
+    """A pytest plugin. Several processes may append to one file: what is written of a test is one write."""
 
     _config: pytest.Config
     _fd: int
@@ -29,11 +29,11 @@ class Record:
         os.write(self._fd, f"{text}\n".encode(errors="replace"))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Say what runs: the last of these names what was cut short."""
+        """Record which test runs: the last such record names the one that was cut short."""
         self._say(f"{time.monotonic() - self._began:6.1f} s: began {nodeid}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Say how a test's call ended, and all of what failed."""
+        """Record how a test's call ended, and every failure in full."""
         if report.failed:
             said = [f"----- {title}\n{text[-SHOWN:]}" for title, text in report.sections]
             self._say("\n".join([f"FAILED {report.nodeid} ({report.when})", report.longreprtext, *said, "-----"]))
@@ -41,7 +41,7 @@ class Record:
             self._say(f"{report.outcome} {report.nodeid} {report.duration:.2f} s")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Say what could not be collected."""
+        """Record what could not be collected."""
         if report.failed:
             self._say(f"FAILED to collect {report.nodeid}\n{report.longreprtext}")
 

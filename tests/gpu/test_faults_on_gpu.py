@@ -54,7 +54,7 @@ def test_a_fault_reaches_the_neighbours_and_the_server_recovers(
     assert not alive(executor)
 
 
-def test_a_fault_is_seen_though_nobody_waits_for_it(daemon: DaemonProcess, start: Start) -> None:
+def test_a_fault_is_seen_though_no_call_waits_for_it(daemon: DaemonProcess, start: Start) -> None:
     culprit = start()
     (server,) = daemon.servers()
     assert culprit.do("illegal") == READY

@@ -19,7 +19,7 @@ Start = Callable[..., ClientProcess]
 def places(client: ClientProcess) -> set[int]:
     """Return the multiprocessors that a grid ran on whose blocks stay until there is no room for more."""
     code, _, numbers = client.do(f"stay {16 * gpu().multiprocessors}").partition(" ")
-    assert code == "CUDA_SUCCESS", client.do("why")
+    assert code == "CUDA_SUCCESS", client.do("error")
     return set(map(int, numbers.split(",")))
 
 

@@ -38,7 +38,7 @@ def both(make_daemon: Callable[..., DaemonProcess], tmp_path: Path) -> Iterator[
 def window(client: ClientProcess) -> int:
     """Return the window that a new allocation of the client lies in."""
     code, address = client.do("alloc 4096").split()
-    assert code == "CUDA_SUCCESS", client.do("why")
+    assert code == "CUDA_SUCCESS", client.do("error")
     return (int(address, 16) - window_of(0)) // WINDOW_BYTES
 
 
@@ -82,7 +82,7 @@ def test_a_fault_of_one_leaves_the_other_alone(both: DaemonProcess, start_of: St
 def test_a_client_of_both_carries_a_fault_over(both: DaemonProcess, start_of: StartOf) -> None:
     """As documented: devices that share a client are contained together."""
     bridge, elsewhere, culprit = start_of(both), start_of(both, device=1), start_of(both)
-    assert bridge.do("newctx 1") == "CUDA_SUCCESS", bridge.do("why")
+    assert bridge.do("newctx 1") == "CUDA_SUCCESS", bridge.do("error")
     assert bridge.do("warm") == RIGHT
     (server,) = both.servers()
     executors = children_of(server)

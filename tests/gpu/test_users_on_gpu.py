@@ -24,7 +24,7 @@ def test_users_take_turns_on_servers_of_their_own(daemon: DaemonProcess, start: 
     assert owners(daemon) == {A}
     second = daemon.client(B)
     second.begin("init")
-    wait_until(lambda: any(f"CLIENT {second.pid} " in line for line in daemon.log()), "the knock")
+    wait_until(lambda: any(f"CLIENT {second.pid} " in line for line in daemon.log()), "the request")
     assert first.do("add") == RIGHT
     assert not second.has_result()
     first.end()

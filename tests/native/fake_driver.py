@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Callable
 from ctypes import c_int, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +13,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, NativeCalls
+from pympsd_server.backends.interface import BackendError
 from pympsd_server.native.states import STREAM_EVENTS, DriverCalls, StreamState
 
 SOURCE: Final = Path(__file__).with_name("driver.c")
@@ -67,6 +68,14 @@ def build(folder: Path) -> Path:
     return built
 
 
+@frozen(eq=False)
+class FakeAccess:
+    """What a worker uses of a device's native access."""
+
+    calls: DriverCalls
+    refused: Callable[[int], BackendError]
+
+
 class FakeDriver:
     """The driver for all tests of a process: ``reset`` it before each."""
 
@@ -83,14 +92,14 @@ class FakeDriver:
         ctypes.memset(self._words, 0, ctypes.sizeof(self._words))
         self._made = 0
 
-    def native_calls(self) -> NativeCalls:
-        """Return the native calls to open a worker with."""
+    def native_access(self) -> FakeAccess:
+        """Return the native access to open a worker with."""
         names = ("set_current", "launch", "write_value", "record_event", "query_event")
         addresses = {name: ctypes.cast(getattr(self._library, f"fake_{name}"), c_void_p).value for name in names}
         calls = DriverCalls(context=CONTEXT, threads_limit=THREADS_LIMIT, shared_limit=SHARED_LIMIT, **addresses)
         calls.grid_limit[:] = [GRID_LIMIT, 65535, 65535]
         calls.block_limit[:] = [BLOCK_LIMIT, 1024, 64]
-        return NativeCalls(calls, lambda code: BackendError(Result(code), "the fake driver refused it"))
+        return FakeAccess(calls, lambda code: BackendError(Result(code), "the fake driver refused it"))
 
     def stream(self, is_default: bool = False, blocking: bool = True) -> StreamState:
         """Return a new stream, which progresses by ``advance``."""

@@ -74,7 +74,7 @@ class Rig:
         self.client_memory = StagingMemory(self.memory.fd, shared.SHARED_BYTES, ring_layout.AREA_BYTES)
         area = self.memory.view[shared.SHARED_BYTES :]
         address = ctypes.addressof(ctypes.c_char.from_buffer(area))
-        self.worker = NativeWorker(self.server_end.fileno(), address, self.driver.native_calls(), self.spin_ns)
+        self.worker = NativeWorker(self.server_end.fileno(), address, self.driver.native_access(), self.spin_ns)
         self.default_stream = self.driver.stream(is_default=True)
         self.context = self.add_context(SERIAL, self.default_stream)
 

@@ -25,12 +25,12 @@ REASON = "it was not built"
 
 @frozen
 class FakeDevice:
-    """A device with or without native calls."""
+    """A device that a native worker reaches."""
 
-    native_calls: object | None
+    native: object
 
 
-EMULATED: Any = FakeDevice(None)
+EMULATED: Any = object()
 REAL: Any = FakeDevice(object())
 
 

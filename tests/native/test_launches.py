@@ -211,14 +211,14 @@ def test_only_four_operations_are_executed_natively(rig: Rig, name: str) -> None
     assert rig.is_answered == (name in native[1:])
 
 
-def test_without_native_calls_everything_goes_to_python(make_rig: Any, driver: FakeDriver) -> None:
-    driver.native_calls = lambda: None  # type: ignore[method-assign, return-value]
+def test_without_native_access_everything_goes_to_python(make_rig: Any, driver: FakeDriver) -> None:
+    driver.native_access = lambda: None  # type: ignore[method-assign, return-value]
     try:
         rig = make_rig()
         some = [rig.launch(), rig.pack("SYNCHRONIZE_STREAM", 0), rig.pack("QUERY_STREAM", 0)]
         assert rig.run(*some) == [DeclinedRecord(each, 0) for each in some]
     finally:
-        del driver.native_calls
+        del driver.native_access
     assert driver.count == 0
 
 

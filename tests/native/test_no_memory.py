@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from ctypes import pointer
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pympsd.wire.executor_messages import Attach, Attached, Detach, DropClient, 
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor import attachments
 from pympsd_server.executor.attachments import Attachments
+from pympsd_server.native.states import ContextState, DriverCalls, StreamState
 
 
 def _fail(*_: object) -> None:
@@ -40,11 +42,23 @@ class FakeContext:
         self.destroyed = True
 
 
+class FakeNative:
+    """Native access to a device whose driver is never called."""
+
+    def __init__(self) -> None:
+        self.calls = DriverCalls()
+        self.stream = StreamState()
+
+    def context_state(self, context: object) -> ContextState:
+        """Return a new state."""
+        return ContextState(default_stream=pointer(self.stream))
+
+
 @define(eq=False)
 class FakeDevice:
     """A device that executes nothing."""
 
-    native_calls: Any = None
+    native: Any = field(factory=lambda: FakeNative())
     stream_priorities: tuple[int, int] = (0, 0)
     unfinished: int = 0
     contexts: list[FakeContext] = field(factory=list)
@@ -105,7 +119,7 @@ def test_no_memory_for_a_context(owner: FakeOwner, monkeypatch: pytest.MonkeyPat
         assert isinstance(owner.ask(_attach(1, True)), Attached)
 
     with monkeypatch.context() as broken:
-        broken.setattr("pympsd_server.executor.client.Outside", _fail)
+        broken.setattr("pympsd_server.executor.client.NativeMirror", _fail)
         assert isinstance(owner.ask(_attach(2, new_stream)), ExecutorRefused)
     assert owner.device.contexts[-1].destroyed
     if not new_stream:

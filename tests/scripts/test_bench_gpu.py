@@ -1,6 +1,6 @@
 """The GPU benchmark without a GPU: its table, its verdicts, what it does when something fails, and a rehearsal.
 
-The rehearsal has pympsd on the emulated GPU, and the native clients on a stand-in for libcuda (fake_driver.c).
+The rehearsal has pympsd on the emulated GPU, and the native clients on a fake libcuda (fake_driver.c).
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ fi
 
 
 @pytest.fixture
-def stand_ins(tmp_path: Path) -> dict[str, str]:
+def fake_drivers(tmp_path: Path) -> dict[str, str]:
     """An environment with a driver and a vendor's daemon that only look so; the daemon never ends by itself."""
     if COMPILER is None:
         pytest.skip("the native clients need a C compiler")
@@ -372,10 +372,11 @@ def rehearse(environment: dict[str, str], *words: str) -> subprocess.CompletedPr
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
-def test_a_rehearsal_measures_everything_and_leaves_nobody(stand_ins: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_rehearsal_measures_everything_and_leaves_no_process(fake_drivers: dict[str, str], tmp_path: Path) -> None:
     place = tmp_path / "figures.json"
     asked = "--ways pympsd,bindings,slicing,vendor,prototype --counts 1,2 --seconds 0.05 --commit abc"
-    done = rehearse(stand_ins, *asked.split(), "--json", str(place))
+    done = rehearse(fake_drivers, *asked.split(), "--json", str(place))
     assert done.returncode == 0, (done.stdout, done.stderr)
     figures = Figures.load(place)
     assert (figures.failures, figures.left_out, figures.facts["commit"]) == ([], [], "abc")
@@ -391,9 +392,11 @@ def test_a_rehearsal_measures_everything_and_leaves_nobody(stand_ins: dict[str, 
     assert json.loads(place.read_text())["cores"] >= 1
 
 
-def test_native_clients_that_fail_are_told_with_the_drivers_error(stand_ins: dict[str, str], tmp_path: Path) -> None:
+def test_native_clients_that_fail_are_reported_with_the_drivers_error(
+    fake_drivers: dict[str, str], tmp_path: Path
+) -> None:
     place = tmp_path / "figures.json"
-    environment = {**stand_ins, "DRIVER_STAND_IN_FAILS": "1"}
+    environment = {**fake_drivers, "DRIVER_STAND_IN_FAILS": "1"}
     words = ["--ways", "slicing", "--only", "launches,copies", "--counts", "1", "--json", str(place)]
     done = rehearse(environment, *words)
     assert done.returncode == 1

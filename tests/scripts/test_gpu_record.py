@@ -60,7 +60,7 @@ def test_a_run_that_is_killed_has_told_what_failed(tmp_path: Path) -> None:
     assert record.endswith("began test_it.py::test_that_never_ends\n")
 
 
-def test_what_cannot_be_collected_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_collected_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import nothing_of_that_name\n")
     said, _ = pytest_in(tmp_path).communicate(timeout=SECONDS)
     assert "No module named 'nothing_of_that_name'" in (tmp_path / "record").read_text(), said

@@ -87,6 +87,7 @@ def node() -> Iterator[BatchNode]:
     shutil.rmtree(directory)
 
 
+@pytest.mark.long(but=["MPS=true"])
 @pytest.mark.parametrize("account", ["MPS=true", "project7,mps=TRUE"])
 def test_a_job_with_mps(node: BatchNode, account: str) -> None:
     said = node.run(
@@ -125,12 +126,14 @@ def test_a_job_without(node: BatchNode) -> None:
     assert node.called() == []
 
 
+@pytest.mark.long
 def test_the_next_job_finds_the_node_as_new(node: BatchNode) -> None:
     one = [f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?", JOB, f"{EPILOGUE} MPS=true 0 > /dev/null"]
     assert node.run(*one, *one, SHOW) == ["prologue 0", *WORKED, "prologue 0", *WORKED, "Default Default "]
     assert node.called() == []
 
 
+@pytest.mark.long
 def test_a_client_that_the_job_leaves_behind_does_not_hold_the_node_up(node: BatchNode) -> None:
     fifo = f"{node.directory}/steps"
     said = node.run(
@@ -150,6 +153,7 @@ def test_a_client_that_the_job_leaves_behind_does_not_hold_the_node_up(node: Bat
     assert node.called() == []
 
 
+@pytest.mark.long
 def test_a_node_whose_mps_does_not_quit_is_marked_offline(node: BatchNode) -> None:
     said = node.run(
         f"{PROLOGUE} MPS=true > /dev/null",
@@ -230,6 +234,7 @@ def test_a_job_whose_server_cannot_start_goes_back_to_the_queue(node: BatchNode)
     assert "uses it" in (node.directory / "log" / "server.log").read_text()
 
 
+@pytest.mark.long
 def test_a_server_that_hangs_is_not_waited_for_for_ever(node: BatchNode) -> None:
     """A daemon that never says ACTIVE, as a drop-in: it takes commands from standard input only."""
     fake = node.directory / "bin" / "nvidia-cuda-mps-control"

@@ -1,10 +1,14 @@
-"""The scripts keep what they promise."""
+"""The scripts do what they say."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,3 +23,28 @@ def test_the_generated_docs_are_those_of_the_code() -> None:
 def test_link_nvidia_names_says_how_it_is_used() -> None:
     done = subprocess.run([ROOT / "scripts" / "link-nvidia-names"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "usage: link-nvidia-names DIR   (a folder that exists)\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on", "last"),
+    [
+        ("", "-q {parallel} -m not long", "left out: the long tests "),
+        ("--all -q", "{parallel} -q", ""),
+        ("tests/flows -x", "tests/flows -x", ""),
+    ],
+)
+def test_the_tests_run_in_parallel_without_the_long_ones(
+    tmp_path: Path, given: str, passed_on: str, last: str
+) -> None:
+    pytest_stub = tmp_path / "pytest"
+    pytest_stub.write_text('#!/bin/sh\nprintf "%s\\n" "$*"\nexit 3\n')
+    pytest_stub.chmod(0o755)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "test", tmp_path / "scripts")
+    environment = f"root={tmp_path}; bin={tmp_path}; install_pympsd() {{ :; }}\n"
+    (tmp_path / "scripts" / "environment").write_text(environment)
+    done = subprocess.run([tmp_path / "scripts" / "test", *given.split()], capture_output=True, text=True)
+    parallel = f"-n {len(os.sched_getaffinity(0)) + 1} --dist worksteal"
+    first, _, rest = done.stdout.partition("\n")
+    assert (done.returncode, first) == (3, passed_on.format(parallel=parallel))
+    assert (rest.startswith(last), bool(rest)) == (True, bool(last))

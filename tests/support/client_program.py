@@ -1,196 +1,378 @@
-"""A client that does one step a line: reads a command, does it with pympsd_client, prints one line of result.
+"""A client that does one command a line: reads it, does it with pympsd_client, and prints one line of result.
 
-Steps: init; ctx DEVICE; newctx DEVICE; add (vector addition of 1<<16 floats, checked); fill VALUE; check VALUE;
-endless; illegal; hostfunc quick|endless; sync; count; sm; mem; alloc BYTES; free; close DEVICE; badptx; fork;
-error (the last one's reason); patience SECONDS (to wait for another daemon when one has died); exit.
+A command is a method of Program, its words are the method's arguments: "alloc 1024" is do_alloc("1024").
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 import threading
+from typing import Any
 
 import numpy as np
+from client_kernels import DYNAMIC_PARALLELISM, MODULES, UNKNOWN_INSTRUCTION
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._connect import retry
 
 COUNT = 1 << 16
-
-PTX = b"""
-.version 7.0
-.target sm_70
-.address_size 64
-.visible .entry add_one(.param .u64 data, .param .u32 n) {
-    .reg .pred %p<2>; .reg .b32 %r<6>; .reg .b64 %rd<4>; .reg .f32 %f<3>;
-    ld.param.u64 %rd1, [data]; ld.param.u32 %r1, [n];
-    mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x;
-    mad.lo.s32 %r5, %r2, %r3, %r4;
-    setp.ge.s32 %p1, %r5, %r1;
-    @%p1 bra DONE;
-    cvta.to.global.u64 %rd1, %rd1;
-    mul.wide.s32 %rd2, %r5, 4; add.s64 %rd3, %rd1, %rd2;
-    ld.global.f32 %f1, [%rd3]; add.f32 %f2, %f1, 0f3F800000; st.global.f32 [%rd3], %f2;
-DONE:
-    ret;
-}
-.visible .entry endless() {
-    .reg .b32 %r<2>;
-    mov.u32 %r1, 0;
-AGAIN:
-    add.u32 %r1, %r1, 1;
-    bra AGAIN;
-}
-"""
+WAITING_THREADS = 64
+STAY_NANOSECONDS = 2_000_000
+SM_COUNT = cuda.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT
+SUCCESS = cuda.CUresult.CUDA_SUCCESS
+ADDRESS = (ctypes.c_uint64,)
 
 
-BAD_PTX = b""".version 7.0
-.target sm_70
-.address_size 64
-.visible .entry k() { .reg .u32 %r1; frobnicate.u32 %r1; ret; }
-"""
+def result_of(answer: tuple[Any, ...]) -> str:
+    """Return the name of a driver call's result code."""
+    return str(answer[0].name)
+
+
+def first(answer: tuple[Any, ...]) -> Any:
+    """Return a driver call's first value, None when it has failed."""
+    return answer[1] if len(answer) > 1 else None
 
 
 class Program:
-    """What the steps share."""
+    """The commands, and what they share."""
 
     def __init__(self) -> None:
-        self.functions = None
-        self.context = None
+        self.functions: dict[str, Any] = {}
+        """Kernels of the current context."""
         self.allocated = None
+        self.held = 0
+        self.pinned: list[int] = []
+        self.arrays: list[np.ndarray[Any, Any]] = []
 
-    def step(self, name: str, *words: str) -> str:
-        """Do one step; return its line."""
+    def run(self, name: str, *words: str) -> str:
+        """Do one command; return its line."""
         return str(getattr(self, f"do_{name}")(*words))
 
+    # --- the process
+
     def do_init(self) -> str:
-        return _said(cuda.cuInit(0))
+        return result_of(cuda.cuInit(0))
 
     def do_patience(self, seconds: str) -> str:
+        """Wait that long for another daemon when one has died."""
         retry.RETRY_S = retry.QUEUE_RETRY_S = float(seconds)
         return seconds
 
     def do_pid(self) -> str:
         return str(os.getpid())
 
-    def do_ctx(self, device: str) -> str:
-        result, self.context = _pair(cuda.cuDevicePrimaryCtxRetain(int(device)))
-        if result == cuda.CUresult.CUDA_SUCCESS:
-            cuda.cuCtxSetCurrent(self.context)
-        return _said((result,))
-
-    def do_close(self, device: str) -> str:
-        self.functions = None
-        return _said(cuda.cuDevicePrimaryCtxRelease(int(device)))
-
-    def do_newctx(self, device: str) -> str:
-        # The functions are those of the context before.
-        self.functions = None
-        return _said(cuda.cuCtxCreate(0, int(device)))
-
-    def _function(self, name: str):  # type: ignore[no-untyped-def]
-        if self.functions is None:
-            result, module = _pair(cuda.cuModuleLoadData(PTX))
-            assert result == cuda.CUresult.CUDA_SUCCESS, last_error()
-            names = ("add_one", "endless")
-            self.functions = {each: _pair(cuda.cuModuleGetFunction(module, each.encode()))[1] for each in names}
-        return self.functions[name]
-
-    def do_add(self) -> str:
-        host = np.arange(COUNT, dtype=np.float32)
-        data = _pair(cuda.cuMemAlloc(host.nbytes))[1]
-        cuda.cuMemcpyHtoD(data, host, host.nbytes)
-        parameters = ((data, COUNT), (None, ctypes.c_uint32))
-        launched = cuda.cuLaunchKernel(self._function("add_one"), COUNT // 256, 1, 1, 256, 1, 1, 0, 0, parameters, 0)
-        synced = cuda.cuCtxSynchronize()
-        cuda.cuMemcpyDtoH(host, data, host.nbytes)
-        cuda.cuMemFree(data)
-        wrong = np.count_nonzero(host != np.arange(COUNT, dtype=np.float32) + 1)
-        return f"{_said(launched)} {_said(synced)} wrong={wrong}"
-
-    def do_endless(self) -> str:
-        stream = _pair(cuda.cuStreamCreate(1))[1]
-        return _said(cuda.cuLaunchKernel(self._function("endless"), 1, 1, 1, 32, 1, 1, 0, stream, 0, 0))
-
-    def do_illegal(self) -> str:
-        parameters = ((0x7000_0000_0000, 1), (ctypes.c_uint64, ctypes.c_uint32))
-        return _said(cuda.cuLaunchKernel(self._function("add_one"), 1, 1, 1, 32, 1, 1, 0, 0, parameters, 0))
-
-    def do_hostfunc(self, kind: str) -> str:
-        """Launch a host function, "quick" or "endless", in a stream of its own; say how the stream is then."""
-        stream = _pair(cuda.cuStreamCreate(1))[1]
-        begun = threading.Event()
-
-        def endless(_: int) -> None:
-            begun.set()
-            threading.Event().wait()
-
-        said = _said(cuda.cuLaunchHostFunc(stream, endless if kind == "endless" else lambda _: begun.set(), 0))
-        if said != "CUDA_SUCCESS":
-            return said
-        begun.wait(30)
-        look = cuda.cuStreamQuery if kind == "endless" else cuda.cuStreamSynchronize
-        return f"{said} begun={begun.is_set()} {_said(look(stream))}"
+    def do_env(self, name: str, value: str | None = None) -> str:
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+        return "ok"
 
     def do_error(self) -> str:
+        """The last error in words."""
         return last_error()
-
-    def do_sync(self) -> str:
-        return _said(cuda.cuCtxSynchronize())
-
-    def do_count(self) -> str:
-        return str(_pair(cuda.cuDeviceGetCount())[1])
-
-    def do_sm(self) -> str:
-        attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-        return str(_pair(cuda.cuDeviceGetAttribute(attribute, 0))[1])
-
-    def do_mem(self) -> str:
-        _, free, total = cuda.cuMemGetInfo()
-        return f"{int(free) >> 20} {int(total) >> 20}"
-
-    def do_alloc(self, count: str) -> str:
-        result, self.allocated = _pair(cuda.cuMemAlloc(int(count)))
-        return f"{_said((result,))} {int(self.allocated or 0):#x}"
-
-    def do_copyhalf(self, count: str) -> str:
-        return _said(cuda.cuMemcpyHtoD(self.allocated, bytes(int(count)), int(count)))
-
-    def do_badptx(self) -> str:
-        log = bytearray(2048)
-        options = [cuda.CUjit_option.CU_JIT_ERROR_LOG_BUFFER, cuda.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
-        result = cuda.cuModuleLoadDataEx(BAD_PTX, 2, options, [log, len(log)])
-        return f"{_said(result)} {bytes(log).rstrip(bytes(1)).decode()!r}"
 
     def do_fork(self) -> str:
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
-            os.write(writer, _said(cuda.cuCtxSynchronize()).encode())
+            os.write(writer, self.do_sync().encode())
             os._exit(0)
         os.close(writer)
         os.waitpid(child, 0)
         with os.fdopen(reader) as said:
             return f"child {said.read()} parent {self.do_sync()}"
 
+    # --- contexts
 
-def _said(answer: tuple) -> str:  # type: ignore[type-arg]
-    return answer[0].name
+    def do_ctx(self, device: str) -> str:
+        """Make the primary context current."""
+        answer = cuda.cuDevicePrimaryCtxRetain(int(device))
+        if not answer[0]:
+            cuda.cuCtxSetCurrent(answer[1])
+        return result_of(answer)
 
+    def do_close(self, device: str) -> str:
+        self.functions = {}
+        return result_of(cuda.cuDevicePrimaryCtxRelease(int(device)))
 
-def _pair(answer: tuple) -> tuple:  # type: ignore[type-arg]
-    return (answer[0], answer[1] if len(answer) > 1 else None)
+    def do_newctx(self, device: str) -> str:
+        self.functions = {}
+        return result_of(cuda.cuCtxCreate(0, int(device)))
+
+    def do_ctxaff(self, device: str, count: str) -> str:
+        """Create a context that asks for that many multiprocessors; print how many it got."""
+        affinity = cuda.CUexecAffinityParam()
+        affinity.type = SM_COUNT
+        affinity.param.smCount.val = int(count)
+        parameters = cuda.CUctxCreateParams()
+        parameters.execAffinityParams = [affinity]
+        parameters.numExecAffinityParams = 1
+        self.functions = {}
+        code = cuda.cuCtxCreate(parameters, 0, int(device))[0]
+        return f"{code.name} {self.do_affinity() if not code else 0}"
+
+    def do_affinity(self) -> str:
+        code, affinity = cuda.cuCtxGetExecAffinity(SM_COUNT)
+        return code.name if code else str(affinity.param.smCount.val)
+
+    def do_contexts(self, count: str) -> str:
+        """Create that many contexts, or as many as there is room for."""
+        made, code = 0, SUCCESS
+        self.functions = {}
+        while made < int(count) and not code:
+            code = cuda.cuCtxCreate(0, 0)[0]
+            made += not code
+        return f"{made} {code.name}"
+
+    def do_dtor(self) -> str:
+        self.functions = {}
+        return result_of(cuda.cuCtxDestroy(cuda.cuCtxGetCurrent()[1]))
+
+    def do_sync(self) -> str:
+        return result_of(cuda.cuCtxSynchronize())
+
+    def do_prio(self) -> str:
+        code, *span = cuda.cuCtxGetStreamPriorityRange()
+        return f"{code.name} {span}"
+
+    # --- the device
+
+    def do_count(self) -> str:
+        return str(first(cuda.cuDeviceGetCount()))
+
+    def do_sm(self) -> str:
+        attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        return str(first(cuda.cuDeviceGetAttribute(attribute, 0)))
+
+    def do_mem(self) -> str:
+        """The free and the total memory in MiB."""
+        _, free, total = cuda.cuMemGetInfo()
+        return f"{int(free) >> 20} {int(total) >> 20}"
+
+    # --- memory
+
+    def do_alloc(self, count: str) -> str:
+        answer = cuda.cuMemAlloc(int(count))
+        self.allocated = first(answer)
+        return f"{result_of(answer)} {int(self.allocated or 0):#x}"
+
+    def do_copyhalf(self, count: str) -> str:
+        return result_of(cuda.cuMemcpyHtoD(self.allocated, bytes(int(count)), int(count)))
+
+    def do_hold(self, value: str) -> str:
+        """Allocate a float on the device; print its address."""
+        self.held = int(cuda.cuMemAlloc(4)[1])
+        cuda.cuMemcpyHtoD(self.held, struct.pack("f", float(value)), 4)
+        return hex(self.held)
+
+    def do_value(self) -> str:
+        """The float that is held."""
+        return self._read(self.held)
+
+    def do_peek(self, address: str) -> str:
+        """Copy the float at an address to the host."""
+        return self._read(int(address, 16))
+
+    def _read(self, address: int) -> str:
+        room = bytearray(4)
+        answer = cuda.cuMemcpyDtoH(room, address, 4)
+        return f"{result_of(answer)} {struct.unpack('f', room)[0]}"
+
+    def do_pin(self, count: str) -> str:
+        """Allocate page-locked memory, copy it to the device and back."""
+        size = int(count)
+        answer = cuda.cuMemAllocHost(size)
+        if answer[1] is None:
+            return result_of(answer)
+        self.pinned.append(answer[1])
+        host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(answer[1]))
+        host[:] = np.arange(size) % 251
+        data = cuda.cuMemAlloc(size)[1]
+        # Page-locked memory is read when the stream comes to the copy, as in CUDA.
+        copied = [cuda.cuMemcpyHtoDAsync(data, answer[1], size, 0), cuda.cuStreamSynchronize(0)]
+        host[:] = 0
+        copied += [cuda.cuMemcpyDtoHAsync(answer[1], data, size, 0), cuda.cuMemFree(data)]
+        right = bool((host == np.arange(size) % 251).all())
+        return " ".join(sorted({result_of(each) for each in (answer, *copied)})) + f" right={right}"
+
+    def do_unpin(self) -> str:
+        return result_of(cuda.cuMemFreeHost(self.pinned.pop()))
+
+    def do_register(self, count: str) -> str:
+        array = np.zeros(int(count), np.uint8)
+        self.arrays.append(array)
+        return result_of(cuda.cuMemHostRegister(array, array.nbytes, 0))
+
+    # --- kernels
+
+    def load(self, name: str) -> Any:
+        """Load a kernel's module if none of its kernels has been used in this context; return the result code."""
+        if name in self.functions:
+            return SUCCESS
+        ptx, names = next(module for module in MODULES if name in module[1])
+        result, *module = cuda.cuModuleLoadData(ptx)
+        if not result:
+            self.functions |= {each: first(cuda.cuModuleGetFunction(module[0], each.encode())) for each in names}
+        return result
+
+    def launch(
+        self, name: str, *values: Any, types: Any = ADDRESS, blocks: int = 1, threads: int = 1, stream: Any = 0
+    ) -> str:
+        """Launch a kernel; return the result's name."""
+        result = self.load(name)
+        if result:
+            return str(result.name)
+        parameters = (values, types) if values else 0
+        grid = (blocks, 1, 1, threads, 1, 1)
+        return result_of(cuda.cuLaunchKernel(self.functions[name], *grid, 0, stream, parameters, 0))
+
+    def do_warm(self) -> str:
+        """Load every module: on a GPU that waits for all kernels that run, so it comes before them."""
+        self.load("busy")
+        return self.do_add()
+
+    def do_add(self) -> str:
+        """Add one to each of 65,536 floats, and count the wrong ones."""
+        host = np.arange(COUNT, dtype=np.float32)
+        data = first(cuda.cuMemAlloc(host.nbytes))
+        cuda.cuMemcpyHtoD(data, host, host.nbytes)
+        launched = self.launch(
+            "add_one", data, COUNT, types=(None, ctypes.c_uint32), blocks=COUNT // 256, threads=256
+        )
+        synced = self.do_sync()
+        cuda.cuMemcpyDtoH(host, data, host.nbytes)
+        cuda.cuMemFree(data)
+        wrong = np.count_nonzero(host != np.arange(COUNT, dtype=np.float32) + 1)
+        return f"{launched} {synced} wrong={wrong}"
+
+    def do_endless(self) -> str:
+        return self.launch("endless", threads=32, stream=first(cuda.cuStreamCreate(1)))
+
+    def do_illegal(self) -> str:
+        return self._add_one_at(0x7000_0000_0000)
+
+    def do_stray(self, address: str) -> str:
+        """Have a kernel add one to the float at an address."""
+        return f"{self._add_one_at(int(address, 16))} {self.do_sync()}"
+
+    def _add_one_at(self, address: int) -> str:
+        return self.launch("add_one", address, 1, types=(ctypes.c_uint64, ctypes.c_uint32), threads=32)
+
+    def do_trap(self) -> str:
+        return self.launch("trapped")
+
+    def do_busy(self, milliseconds: str) -> str:
+        return self.launch("busy", int(milliseconds) * 1_000_000)
+
+    def do_spin(self) -> str:
+        """Launch a kernel that waits for a word of memory."""
+        self.words = cuda.cuMemAlloc(4 * (WAITING_THREADS + 1))[1]
+        cuda.cuMemsetD32(self.words, 0, WAITING_THREADS + 1)
+        self.streams = [cuda.cuStreamCreate(1)[1] for _ in range(2)]
+        launched = self.launch("wait_for_word", int(self.words), threads=WAITING_THREADS, stream=self.streams[0])
+        return f"{launched} {result_of(cuda.cuStreamQuery(self.streams[0]))}"
+
+    def do_release(self) -> str:
+        """Write the word that it waits for."""
+        word = np.array([3], np.uint32)
+        return result_of(cuda.cuMemcpyHtoDAsync(self.words, word, word.nbytes, self.streams[1]))
+
+    def do_spun(self) -> str:
+        """Wait for that kernel, and count what it wrote wrong."""
+        synced = cuda.cuStreamSynchronize(self.streams[0])
+        found = np.zeros(WAITING_THREADS + 1, np.uint32)
+        cuda.cuMemcpyDtoH(found, self.words, found.nbytes)
+        wrong = np.count_nonzero(found[1:] != 3 * np.arange(WAITING_THREADS, dtype=np.uint32))
+        return f"{result_of(synced)} wrong={wrong}"
+
+    def do_places(self, blocks: str) -> str:
+        """The multiprocessors that the blocks of a grid ran on."""
+        code, places = self.multiprocessors(int(blocks), 64)
+        return f"{code} {','.join(map(str, sorted(set(places))))}"
+
+    def do_stay(self, blocks: str) -> str:
+        """The same for blocks that do not leave before all have begun, or 2 ms have passed."""
+        code, places = self.multiprocessors(int(blocks), 32, STAY_NANOSECONDS)
+        return f"{code} {','.join(map(str, sorted(set(places))))}"
+
+    def multiprocessors(self, blocks: int, threads: int, nanoseconds: int = 0) -> tuple[str, list[int]]:
+        """Return the result of a grid, and the multiprocessor of each of its blocks."""
+        out = cuda.cuMemAlloc(4 * blocks)[1]
+        self.launch("places", int(out), nanoseconds, types=ADDRESS * 2, blocks=blocks, threads=threads)
+        places = np.full(blocks, -1, np.int32)
+        copied = cuda.cuMemcpyDtoH(places, out, places.nbytes)
+        cuda.cuMemFree(out)
+        return result_of(copied), places.tolist()
+
+    # --- modules
+
+    def do_badptx(self) -> str:
+        log = bytearray(2048)
+        options = [cuda.CUjit_option.CU_JIT_ERROR_LOG_BUFFER, cuda.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        answer = cuda.cuModuleLoadDataEx(UNKNOWN_INSTRUCTION, 2, options, [log, len(log)])
+        return f"{result_of(answer)} {bytes(log).rstrip(bytes(1)).decode()!r}"
+
+    def do_nested(self) -> str:
+        return result_of(cuda.cuModuleLoadData(DYNAMIC_PARALLELISM))
+
+    def do_image(self, path: str) -> str:
+        """Load a file whose kernel ``twice`` doubles floats, and have it double some."""
+        code, module = cuda.cuModuleLoad(path.encode())
+        if module is None:
+            return str(code.name)
+        function = cuda.cuModuleGetFunction(module, b"twice")[1]
+        host = np.arange(1000, dtype=np.float32)
+        data = cuda.cuMemAlloc(host.nbytes)[1]
+        cuda.cuMemcpyHtoD(data, host, host.nbytes)
+        parameters = ((int(data), host.size), (ctypes.c_void_p, ctypes.c_int))
+        cuda.cuLaunchKernel(function, 4, 1, 1, 256, 1, 1, 0, 0, parameters, 0)
+        found = np.empty_like(host)
+        codes = {code, cuda.cuMemcpyDtoH(found, data, host.nbytes)[0], cuda.cuMemFree(data)[0]}
+        codes.add(cuda.cuModuleUnload(module)[0])
+        return f"{' '.join(sorted(each.name for each in codes))} wrong={int((found != 2 * host).sum())}"
+
+    # --- host functions, and what MPS refuses
+
+    def do_hostfunc(self, kind: str) -> str:
+        """Launch a host function, "quick" or "endless", in a stream of its own; print the stream's state then."""
+        stream = first(cuda.cuStreamCreate(1))
+        begun = threading.Event()
+
+        def endless(_: int) -> None:
+            begun.set()
+            threading.Event().wait()
+
+        said = result_of(cuda.cuLaunchHostFunc(stream, endless if kind == "endless" else lambda _: begun.set(), 0))
+        if said != "CUDA_SUCCESS":
+            return said
+        begun.wait(30)
+        look = cuda.cuStreamQuery if kind == "endless" else cuda.cuStreamSynchronize
+        return f"{said} begun={begun.is_set()} {result_of(look(stream))}"
+
+    def do_callbacks(self) -> str:
+        ran: list[str] = []
+        answers = [
+            cuda.cuLaunchHostFunc(0, lambda data: ran.append("host function"), None),
+            cuda.cuStreamAddCallback(0, lambda stream, status, data: ran.append("callback"), None, 0),
+        ]
+        self.do_sync()
+        return f"{' '.join(map(result_of, answers))} {ran}"
+
+    def do_refused(self, name: str) -> str:
+        return result_of(getattr(cuda, name)(0, 0))
 
 
 def main(program: Program) -> None:
-    """Do steps until the end of the input."""
+    """Do commands until the end of the input."""
     for line in sys.stdin:
         if line.split() == ["exit"]:
             return
-        print(program.step(*line.split()), flush=True)
+        print(program.run(*line.split()), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sessions thrown at a live daemon: afterwards it answers, has no more descriptors than before, and is no fatter."""
+"""Sessions thrown at a live daemon: afterwards it answers, and has no more descriptors or memory than before."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Found:
 
     commands: int
     unreadable: int
-    """Connections that were closed because nothing could be made of them."""
+    """Connections closed because of what they sent."""
     servers: int
     descriptors_before: int
     descriptors_after: int
@@ -31,7 +31,7 @@ class Found:
 
 
 def descriptors(pid: int) -> int:
-    """Return how many a process has open."""
+    """Return the number of descriptors that a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
@@ -41,7 +41,7 @@ def resident_kib(pid: int) -> int:
 
 
 def _harmless(line: bytes, source: random.Random) -> bytes:
-    """A line that would end the daemon or start a server is not for every session."""
+    """Return the line, or a harmless one if it would end the daemon or, in most sessions, start a server."""
     name = next(iter(split(line)), "")
     if name == "quit" or (name == "start_server" and source.random() > 0.02):
         return b"get_server_list"
@@ -49,7 +49,7 @@ def _harmless(line: bytes, source: random.Random) -> bytes:
 
 
 def _open(control: str, data: bytes, source: random.Random) -> socket.socket | None:
-    """Say it; hang up at once, or leave the connection to be read from later."""
+    """Send it; close at once, or leave the connection to be read from later."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.settimeout(30)
@@ -83,7 +83,7 @@ def _read_to_its_end(sock: socket.socket) -> None:
 
 
 def fuzz_daemon(daemon: DaemonProcess, seed: int, sessions: int) -> Found:
-    """Hold so many sessions, some at once; raise AssertionError when the daemon took harm."""
+    """Hold that many sessions, some at once; raise AssertionError when the daemon took harm."""
     control = str(daemon.directory / "pipe" / "control")
     assert daemon.say("ps") == "Server not found\n"
     wait_until(lambda: daemon.log()[-1] == "UI closed", "the end of the first session")
@@ -124,7 +124,7 @@ def _without_quit(data: bytes) -> bytes:
 
 
 def _quiet(daemon: DaemonProcess) -> bool:
-    """Whether no server is left; those there are told to leave."""
+    """Whether no server is left; those that are there are asked to leave."""
     for server in daemon.servers():
         daemon.say(f"shutdown_server {server} -f")
     return not daemon.servers()

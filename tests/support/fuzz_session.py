@@ -1,4 +1,4 @@
-"""Spoilt session messages thrown at a live server, while another client of it computes: it goes on, and owes nothing.
+"""Invalid session messages thrown at a live server, while another client computes: it goes on, and leaks nothing.
 
 The bad client has a session as any other: what it says there is cut, spoilt, not for the server, or not its own.
 """
@@ -50,12 +50,12 @@ class RawSession:
 
     @classmethod
     def open(cls, control: str) -> RawSession:
-        """Knock as a client does; return the session, welcomed."""
-        with socket.socket(socket.AF_UNIX) as door:
-            door.settimeout(SECONDS)
-            door.connect(control)
-            door.sendall(messages.encode(ClientHello(Versions(), os.getpid(), "fuzz", 0, {})))
-            granted, fds = next(_received(door, FrameReader(fds_allowed=2)))
+        """Connect as a client does; return the session, welcomed."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(SECONDS)
+            connection.connect(control)
+            connection.sendall(messages.encode(ClientHello(Versions(), os.getpid(), "fuzz", 0, {})))
+            granted, fds = next(_received(connection, FrameReader(fds_allowed=2)))
         assert isinstance(granted, SessionGranted), granted
         sock = socket.socket(fileno=fds[0])
         sock.settimeout(SECONDS)
@@ -102,7 +102,7 @@ def _received(
 
 
 def _said(source: random.Random) -> tuple[bytes, int]:
-    """One thing to say, with so many descriptors beside it."""
+    """One thing to say, with that many descriptors beside it."""
     request, number = source.randrange(1 << 16), source.choice((*_NUMBERS[:10], source.getrandbits(63)))
     match source.randrange(12):
         case 0 | 1:
@@ -149,7 +149,7 @@ def _spoilt(data: bytes, source: random.Random) -> bytearray:
 
 
 def fuzz_session(daemon: DaemonProcess, good: ClientProcess, seed: int, sessions: int) -> FoundSessions:
-    """Hold so many sessions; raise AssertionError when the server, or ``good``, took harm.
+    """Hold that many sessions; raise AssertionError when the server, or ``good``, took harm.
 
     ``good`` is connected to the one server there is.
     """

@@ -38,12 +38,12 @@ BROKEN_LENGTHS: Final = 0.3
 BY_RING: Final = 0.7
 """The share of sessions whose records come by the ring, where there is one (PYMPSD_WORKER=native)."""
 STALLED_SECONDS: Final = 0.5
-"""A stream that takes no record for so long waits for a kernel without end: the session is over."""
+"""A stream that takes no record for this long waits for an endless kernel: the session is over."""
 HANDLES: Final = tuple((GENERATION << records.GENERATION_SHIFT) + number for number in range(16, 48))
 STREAMS: Final = HANDLES[8:12]
 EVENTS: Final = HANDLES[12:16]
 HELD_UP: Final = HANDLES[16]
-"""The stream of host functions: who calls them holds it up."""
+"""The stream of host functions: a slow call holds it up."""
 _EDGES: Final = (0, 1, 2, 4, 15, 511, 512, 4096, 1 << 24, 1 << 32, 1 << 40, 2**63 - 1, 2**63, 2**64 - 512, 2**64 - 1)
 _QUERY: Final = 1 << 61
 """Sequence numbers from here on are the fuzz's own questions."""
@@ -58,7 +58,7 @@ class Found:
     sessions: int
     stalled: int
     """Sessions ended behind a kernel without end."""
-    ruined: int
+    poisoned: int
     """Contexts that faulted; all of them the bad client's."""
     checks: int
     """Results of others that were right meanwhile."""
@@ -70,7 +70,7 @@ class Found:
 
 @define
 class Witness:
-    """A client that computes and checks, in a thread of its own, until it is told to stop."""
+    """A client that computes and checks, in a thread of its own, until it is stopped."""
 
     client: RawClient
     checks: int = 0
@@ -123,7 +123,7 @@ class Witness:
 
 @define
 class Attack:
-    """One session of the bad client: what it sends, made from its own things."""
+    """One session of the bad client: what it sends, made from its own objects."""
 
     source: random.Random
     client: RawClient
@@ -135,7 +135,7 @@ class Attack:
     modules: list[int] = field(factory=list)
 
     def settle(self) -> None:
-        """Have a few things of its own."""
+        """Create a few objects of its own."""
         self.addresses = [self.client.allocate(size) for size in (64, 4096, 1 << 20)]
         for size in (100, 4096):
             address, host = self.client.allocate_pinned(size)
@@ -281,7 +281,7 @@ class StreamFuzz:
     consumed: int = 0
     sessions: int = 0
     stalled: int = 0
-    ruined: int = 0
+    poisoned: int = 0
     results: Counter[int] = field(factory=Counter)
 
     def session(self) -> None:
@@ -366,13 +366,13 @@ class StreamFuzz:
         self.executor.send(DropClient(1 << 40, 1))
         while not isinstance(message := self.executor.receive()[0], ExecutorDone):
             assert isinstance(message, ContextFaulted), message
-            assert message.context == 1, "another client's context was ruined"
-            self.ruined += 1
+            assert message.context == 1, "another client's context was poisoned"
+            self.poisoned += 1
         assert self.executor.alive, "the executor has ended"
 
 
 def fuzz_stream(seed: int, wanted: int) -> Found:
-    """Throw at least so many records at an executor; raise AssertionError when it, or a witness, took harm."""
+    """Throw at least that many records at an executor; raise AssertionError when it, or a witness, took harm."""
     with tempfile.TemporaryFile() as said:
         executor = ExecutorOwner.start(stderr=said).ready()
         try:
@@ -410,5 +410,5 @@ def _fuzz(executor: ExecutorOwner, seed: int, wanted: int) -> Found:
     assert all(witness.checks for witness in witnesses), "a witness had no turn"
     after = _resident_kib(executor.process.pid)
     return Found(
-        fuzz.consumed, fuzz.sessions, fuzz.stalled, fuzz.ruined, checks, Counter(fuzz.results), before, after
+        fuzz.consumed, fuzz.sessions, fuzz.stalled, fuzz.poisoned, checks, Counter(fuzz.results), before, after
     )

@@ -84,7 +84,7 @@ class Operator:
 
 
 def ask_all_at_once(control: str, count: int, line: str) -> list[float]:
-    """Open so many connections, give each one line, read every answer; return the seconds of each from the start.
+    """Open that many connections, give each one line, read every answer; return the seconds of each from the start.
 
     Raises AssertionError when one is closed without its answer or the limit is over.
     """

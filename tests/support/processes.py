@@ -24,8 +24,11 @@ CLIENT = str(Path(__file__).with_name("client_program.py"))
 SECONDS = 30.0
 """The absolute limit of anything a flow waits for."""
 
+POLL_SECONDS = 0.002
+"""The pause between two looks of a poll: without one, the tests take the processor from what they wait for."""
+
 EXECUTORS_SECONDS = 10.0
-"""Executors whose server was killed have so long to end (a GPU lets go of them in its own time)."""
+"""How long executors whose server was killed may take to end (a GPU releases them in its own time)."""
 TESTS_OWN = ("test-pipe-", "pympsd-left-by-a-test")
 """What tests that run at the same time put into /dev/shm begins like this."""
 
@@ -46,16 +49,16 @@ def alive(pid: int) -> bool:
 
 
 def wait_until(condition, what: str = "what was waited for", seconds: float = SECONDS) -> None:  # type: ignore[no-untyped-def]
-    """Look again and again, within the limit, for something that no descriptor tells."""
+    """Poll, within the limit, for a condition that no descriptor signals."""
     give_up = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < give_up, f"{what} did not happen within {seconds:.0f} s"
-        os.sched_yield()
+        time.sleep(POLL_SECONDS)
 
 
 @contextlib.contextmanager
 def killed_after(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
-    """Use a process that the block ends; where it fails the process is killed, or it would be waited for for ever."""
+    """Use a process that the block ends; kill it when the block fails, or the wait for it would not end."""
     with process:
         try:
             yield process
@@ -170,7 +173,7 @@ class DaemonProcess:
         return [int(pid) for pid in self.say("get_server_list").split()]
 
     def hear_out(self) -> None:
-        """Return when the daemon has taken in what its servers had told it: this answer comes behind that."""
+        """Return when the daemon has taken in what its servers had sent: this answer comes after that."""
         for server in self.servers():
             assert self.say(f"terminate_client {server} 1") == "201\n"
 
@@ -200,10 +203,10 @@ class DaemonProcess:
 
 
 def _await_executors() -> None:
-    """Wait until those that were adopted have ended: nobody waits for the executors of a server that was killed."""
+    """Wait until those that were adopted have ended: no server waits for the executors of one that was killed."""
     give_up = time.monotonic() + EXECUTORS_SECONDS
     while any(alive(pid) and _is_awaited(pid) for pid in children_of(os.getpid())) and time.monotonic() < give_up:
-        os.sched_yield()
+        time.sleep(POLL_SECONDS)
 
 
 def _is_awaited(pid: int) -> bool:
@@ -228,7 +231,7 @@ class ClientProcess:
 
     @classmethod
     def start(cls, environment: dict[str, str], uid: int, program: str = CLIENT) -> ClientProcess:
-        """Start it with nothing but an environment."""
+        """Start it with only this environment."""
         process = subprocess.Popen(
             [sys.executable, program],
             env=environment,
@@ -246,7 +249,7 @@ class ClientProcess:
         return self.process.pid
 
     def begin(self, step: str) -> None:
-        """Tell it to do a step, and do not wait."""
+        """Begin a step, and do not wait for its result."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{step}\n")
         self.process.stdin.flush()
@@ -261,8 +264,8 @@ class ClientProcess:
             raise AssertionError(f"the client ended: {self.process.stderr.read()}")
         return line.rstrip("\n")
 
-    def trouble(self) -> str:
-        """Synchronise until that fails, and return how: a fault reaches others than its culprit a moment later."""
+    def first_error(self) -> str:
+        """Synchronise until that fails; return the result: a fault reaches its neighbours a moment later."""
         said = ""
 
         def failed() -> bool:
@@ -270,7 +273,7 @@ class ClientProcess:
             said = self.do("sync")
             return said != "CUDA_SUCCESS"
 
-        wait_until(failed, "the trouble")
+        wait_until(failed, "the error")
         return said
 
     def has_result(self) -> bool:

@@ -77,7 +77,7 @@ class Supervisor:
         return self.process.wait()
 
     def clean_up(self) -> None:
-        """Kill and reap whatever a failed test left."""
+        """Kill and reap what a failed test left."""
         if self.process is not None and self.process.poll() is None:
             for pid in reversed(self.unit()):
                 _kill(pid, signal.SIGKILL)

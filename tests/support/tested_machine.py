@@ -20,7 +20,7 @@ VARIABLE = "PYMPSD_TEST_BACKEND"
 REHEARSAL = "rehearsal"
 LIKE_A_GPU = str(Path(__file__).parents[1] / "gpu" / "like_a_gpu.toml")
 WORKER = "PYMPSD_WORKER"
-"""Passed on to every daemon under test: who executes records."""
+"""Passed on to every daemon under test: what executes records."""
 PASSED_ON = ("LD_LIBRARY_PATH",)
 """What else of the test process's environment a GPU's daemons get: where the driver is."""
 CHOICES = ("PYMPSD_BACKEND", "PYMPSD_EMULATED_DEVICES")
@@ -28,12 +28,12 @@ CHOICES = ("PYMPSD_BACKEND", "PYMPSD_EMULATED_DEVICES")
 
 
 def rehearses() -> bool:
-    """Whether the GPU's part is played by an emulated device."""
+    """Whether an emulated device stands for the GPU."""
     return os.environ.get(VARIABLE) == REHEARSAL
 
 
 def on_gpu() -> bool:
-    """Whether daemons that ask for no machine of their own get a GPU, be it a played one."""
+    """Whether daemons that ask for no machine of their own get a GPU, or the device that stands for it."""
     return os.environ.get(VARIABLE) in ("cuda", REHEARSAL)
 
 

@@ -1,4 +1,4 @@
-"""A client in Python, told by lines on standard input what to do and when: client_program.py pympsd|bindings PTX
+"""A client in Python, which takes commands by lines of standard input: client_program.py pympsd|bindings PTX
 
 The same loops for both: ``pympsd`` is a client of the daemon, ``bindings`` is cuda.bindings alone. Commands and
 answers are those of baseline.c, and ``asynchronous BATCH TIMES``: ns of each call of cuLaunchKernel, a mean for each
@@ -72,7 +72,7 @@ class Client:
         return ctypes.addressof(pointers)
 
     def launcher(self, nanoseconds: int, blocks: int, threads: int) -> Callable[[int], None]:
-        """Return what launches so many times: the loop a user would write who is in a hurry."""
+        """Return what launches that many times: the loop that a user in a hurry would write."""
         launch, function, stream = cuda.cuLaunchKernel, self.function, self.stream
         parameters = self.parameters(nanoseconds)
 
@@ -186,7 +186,7 @@ def _sleep_until(moment: int) -> None:
 
 
 def main() -> None:
-    """Do what the lines say."""
+    """Carry out the commands."""
     client = Client(Path(sys.argv[2]).read_bytes())
     print("ok", flush=True)
     for line in sys.stdin:

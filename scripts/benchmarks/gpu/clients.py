@@ -1,4 +1,4 @@
-"""Clients as processes that are told by lines what to do, each wait with a limit; and a growing set of them."""
+"""Clients as processes that take commands by lines, each wait with a limit; and a growing set of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attrs import define, field
 
 START_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 30.0
-"""What a client may take longer than it was told to."""
+"""How much longer a client may take than it was given."""
 END_SECONDS: Final = 5.0
 _LAST_WORDS: Final = 400
 _CHUNK: Final = 1 << 16
@@ -68,7 +68,7 @@ class Client:
         return rest
 
     def ask(self, line: str, seconds: float = 0.0) -> str:
-        """Give it a command that takes so many seconds; return its answer."""
+        """Give it a command that takes that many seconds; return its answer."""
         self.tell(line)
         return self.answer(seconds + ANSWER_SECONDS)
 
@@ -91,13 +91,13 @@ class Client:
         return said[-1][:_LAST_WORDS] if said else f"status {self.process.returncode}, without a word"
 
     def end(self) -> None:
-        """Tell it to leave."""
+        """Ask it to end."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
 
     def reap(self, seconds: float) -> None:
-        """Wait for its end so long, then kill it."""
+        """Wait that long for its end, then kill it."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -130,7 +130,7 @@ class Crowd:
     clients: list[Client] = field(factory=list)
 
     def grow(self, count: int) -> None:
-        """Have so many, more than before; raise Failure."""
+        """Have that many, more than before; raise Failure."""
         wanted = 1 if self.shared else count
         there = len(self.clients)
         while len(self.clients) < wanted:
@@ -142,7 +142,7 @@ class Crowd:
             self.clients[0].ask(f"grow {count}")
 
     def ask(self, line: str, seconds: float) -> list[float]:
-        """Give all of them a command that takes so many seconds; return the numbers all of them answer."""
+        """Give all of them a command that takes that many seconds; return the numbers all of them answer."""
         for client in self.clients:
             client.tell(line)
         give_up = time.monotonic() + seconds + ANSWER_SECONDS

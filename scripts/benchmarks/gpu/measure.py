@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
         "--counts", type=_counts, default=COUNTS, help="numbers of clients, ascending (default 1,2,4,8,16,32,48)"
     )
     parser.add_argument(
-        "--limit", type=float, default=540.0, help="begin nothing after so many seconds (default 540)"
+        "--limit", type=float, default=540.0, help="begin nothing after that many seconds (default 540)"
     )
     parser.add_argument("--json", type=Path, help="where the raw figures go (default: a temporary folder)")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")

@@ -31,7 +31,7 @@ _NANO: Final = 1_000_000_000
 
 @frozen
 class Situation:
-    """Who is there, and with which settings (variables of the environment, as any MPS takes them)."""
+    """The clients, and their settings (variables of the environment, as any MPS takes them)."""
 
     name: str
     small: Mapping[str, str]

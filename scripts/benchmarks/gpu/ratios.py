@@ -24,7 +24,7 @@ _TWO: Final = (2,)
 
 @frozen
 class Row:
-    """Ratios by number of clients (None: not measured), and what those in ``judged`` are to be: ``sense`` a bound."""
+    """Ratios by number of clients (None: not measured), and what those in ``judged`` must be: ``sense`` a bound."""
 
     what: str
     against: str
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def target(self) -> str:
-        """What was to be reached, in words; nothing where it is only reported."""
+        """The target in words; empty if it is only reported."""
         if self.bound is None or not set(self.judged) & set(self.ratios):
             return ""
         where = "" if set(self.judged) >= set(self.ratios) else f" at N={_numbers(self.judged)}"

@@ -17,7 +17,7 @@ SECTION: Final = "launches"
 WARM_SECONDS: Final = 0.2
 TAIL_SECONDS: Final = 0.1
 PATIENCE: Final = 3
-"""After so many failures the rest of a way is given up."""
+"""After this many failures the rest of a way is given up."""
 UNBOUNDED_CLIENTS: Final = 16
 _NANO: Final = 1_000_000_000
 

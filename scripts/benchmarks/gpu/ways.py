@@ -179,7 +179,7 @@ def bindings() -> Iterator[Way]:
 
 @contextmanager
 def _directories() -> Iterator[tuple[str, dict[str, str]]]:
-    """Make a directory for pipes and logs and an environment that names it; at the end nobody who used it is left."""
+    """Make a directory for pipes and logs, and an environment that names it; end what still uses it afterwards."""
     with tempfile.TemporaryDirectory(prefix="pympsd-bench-", ignore_cleanup_errors=True) as directory:
         os.chmod(directory, 0o755)
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tests.chaos.episodes import met_by_culprit, settled
 from tests.chaos.history import History, Incident, Life, Span, Step
+from tests.chaos.recoveries import met_by_culprit, settled
 from tests.chaos.schedule import Containment, Kind
 
 ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED = 700, 716, 719
@@ -66,7 +66,7 @@ def _met(history: History, life: Life, span: Span, incident: Incident) -> float 
 
 
 def _told(history: History, incident: Incident) -> float | None:
-    """Return when the culprit was told its own error, None where it was not: another end came first."""
+    """Return when the culprit got its own error, None where it was not: another end came first."""
     met = met_by_culprit(history.lives, incident)
     codes = {
         step.code for life in history.lives for step in life.steps

@@ -1,4 +1,4 @@
-"""How a soak's client talks: each step told as a line of JSON before and after, and told from outside what to do."""
+"""How a soak's client talks: it reports each step as a line of JSON before and after, and reads commands."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def step(name: str, device: int, context: int, work: Callable[[], int]) -> int:
 
 
 def asked(patience: float) -> str:
-    """Return what the client is told within so many seconds: "", a fault's name, or "end" when nobody is there."""
+    """Return the command read within that many seconds: "", a fault's name, or "end" at the end of the input."""
     if not select.select([sys.stdin], [], [], patience)[0]:
         return ""
     return sys.stdin.readline().strip() or "end"

@@ -1,4 +1,4 @@
-"""Where a soak takes place: a root daemon on an emulated machine of small devices, its tools, its logs."""
+"""The testbed of a soak: a root daemon on an emulated machine of small devices, its tools, its logs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from processes import PYMPSD, alive, children_of
 
 from tests.chaos.history import FOR_EVER, History, Incident, Life
 from tests.chaos.identity import NOBODY, Who, there, who
-from tests.chaos.schedule import DEVICES, PLAIN, USERS, ClientPlan, Containment, Kind, Scene
-from tests.chaos.story import ServerStory, Story, read
+from tests.chaos.log_history import LogHistory, ServerHistory, read
+from tests.chaos.schedule import DEVICES, PLAIN, USERS, ClientPlan, Containment, Kind, Setup
 
 CLIENT: Final = str(Path(__file__).with_name("client.py"))
 MACHINE: Final = """fault_containment = "{containment}"
@@ -32,9 +32,9 @@ multiprocessors = 8
 memory_mib = 8192
 """
 TOOL_SECONDS: Final = 30.0
-"""A command of an operator is answered within so long, whatever goes on; the tool itself gives up after 10 s."""
+"""The longest time to an operator command's answer, whatever goes on; the tool itself gives up after 10 s."""
 CHOSEN_OUTSIDE: Final = ("PYMPSD_WORKER", "PYMPSD_LAUNCHES")
-"""Who executes and who packs records: the soak's own environment says it, if anything does."""
+"""What executes and what packs records: set by the soak's own environment, if anything."""
 PATIENCE: Final = "2"
 """Seconds: users wait for each other for as long as the clients that are there live, and no longer."""
 OF_CLIENTS: Final = {"PYMPSD_REQUIRE_MPS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -64,23 +64,23 @@ class Tail:
 
 
 @define
-class Stage:
-    """Everything a soak has in hand. Times are of the monotonic clock, which is the same one for all processes."""
+class Testbed:
+    """The state of a soak. Times are of the monotonic clock, which is the same one for all processes."""
 
     directory: Path
     uids: tuple[int, ...]
     journal: IO[str]
-    scene: Scene = PLAIN
+    setup: Setup = PLAIN
     history: History = field(factory=History)
-    story: Story = field(factory=lambda: Story(who))
+    logs: LogHistory = field(factory=lambda: LogHistory(who))
     counts: Counter[str] = field(factory=Counter)
     problems: list[str] = field(factory=list)
     killed: set[Who] = field(factory=set)
     """Daemons, servers and executors that this tool killed, or gave the daemon cause to kill."""
     forced: set[Who] = field(factory=set)
-    """Servers that were told to end at once."""
+    """Servers that were ordered to end at once."""
     stdin: dict[int, Any] = field(factory=dict)
-    """Client number -> where it is told what to do."""
+    """Client number -> its standard input, which takes commands."""
     daemon: Who = NOBODY
     busy: bool = False
     """Whether the daemon is being ended or started."""
@@ -93,7 +93,7 @@ class Stage:
     def __attrs_post_init__(self) -> None:
         log = self.directory / "log"
         self._tails = Tail(log / "control.log"), Tail(log / "server.log")
-        self.history.containment = self.scene.containment
+        self.history.containment = self.setup.containment
 
     # --- what is there
 
@@ -106,7 +106,7 @@ class Stage:
             "PYMPSD_BACKEND": "emulated",
             "PYMPSD_EMULATED_DEVICES": str(self.directory / "machine.toml"),
             "PYMPSD_TURN_PATIENCE": PATIENCE,
-            "PYMPSD_LOG_DIALECT": self.scene.dialect,
+            "PYMPSD_LOG_DIALECT": self.setup.dialect,
             "TMPDIR": str(self.directory / "tmp"),
             **{name: os.environ[name] for name in CHOSEN_OUTSIDE if name in os.environ},
         }
@@ -117,33 +117,33 @@ class Stage:
         for name in ("pipe", "log", "tmp"):
             (self.directory / name).mkdir()
         (self.directory / "tmp").chmod(0o1777)
-        (self.directory / "machine.toml").write_text(machine(self.scene.containment))
+        (self.directory / "machine.toml").write_text(machine(self.setup.containment))
 
     def living(self) -> list[Life]:
         """Return the clients that run."""
         return [life for life in self.history.lives if life.ended == FOR_EVER]
 
-    def server(self) -> ServerStory | None:
+    def server(self) -> ServerHistory | None:
         """Return the server there is, as far as the log tells."""
-        return next((each for each in reversed(self.story.running()) if there(each.who)), None)
+        return next((each for each in reversed(self.logs.running()) if there(each.who)), None)
 
     # --- records
 
     def note(self, what: str, **fields: Any) -> None:
-        """Keep a line for whoever wants to know what went on."""
+        """Keep a line of what went on."""
         row = {"time": round(now() - self.began, 3), "what": what, **fields}
         self.journal.write(json.dumps(row) + "\n")
         self.journal.flush()
 
     def blame(self, problem: str) -> None:
-        """Something is not as it must be."""
+        """Record a problem."""
         self.problems.append(problem)
         self.note("PROBLEM", problem=problem)
         print(f"PROBLEM: {problem}", file=sys.stderr, flush=True)
 
     @contextmanager
     def incident(self, kind: Kind, number: int, **facts: Any) -> Iterator[Incident]:
-        """Something is done to somebody from now to the end of this."""
+        """Record an incident from now to the end of the block."""
         incident = Incident(kind, number, now(), **facts)
         self.history.incidents.append(incident)
         self.counts[str(kind)] += 1
@@ -158,7 +158,7 @@ class Stage:
         return any(one.kind in ON_THE_DAEMON and one.ended >= since for one in self.history.incidents)
 
     async def until(self, at: float) -> None:
-        """Wait until so many seconds after the beginning."""
+        """Wait until that many seconds after the beginning."""
         await trio.sleep(max(0.0, self.began + at - now()))
 
     # --- processes
@@ -190,7 +190,7 @@ class Stage:
         return life, process
 
     def release(self, pid: int) -> None:
-        """A process of our own has been reaped: its PID is anybody's."""
+        """Forget a process of our own that has been reaped: its PID may be reused."""
         self._own.discard(pid)
 
     async def tool(self, text: str, options: tuple[str, ...] = (), uid: int = 0) -> tuple[int | None, str]:
@@ -223,17 +223,17 @@ class Stage:
     # --- housekeeping
 
     def listen(self) -> None:
-        """Take in what the logs have told since."""
+        """Take in what the logs have gained since."""
         control, server = self._tails
         # The other order would meet a server's lines before its start.
         told = server.more()
         for line in read(control.more()):
-            self.story.hear_control(line)
+            self.logs.hear_control(line)
         for line in read(told):
-            self.story.hear_server(line)
-        for server in self.story.running():
+            self.logs.hear_server(line)
+        for server in self.logs.running():
             server.lost = server.gone_on and not there(server.who)
-        running = [server.pid for server in self.story.running() if there(server.who)]
+        running = [server.pid for server in self.logs.running() if there(server.who)]
         if len(running) > 1 and running != self._rivals:
             self._rivals = running
             self.blame(f"the servers {running} run at the same time")

@@ -1,22 +1,22 @@
-"""The parser of the logs' story."""
+"""The reader of the logs."""
 
 from __future__ import annotations
 
 from pympsd.journal.catalogue import SERVER_LINES
 from pympsd.journal.dialects import Dialect
 from tests.chaos.identity import Who
-from tests.chaos.story import Line, Story, judge, read
+from tests.chaos.log_history import Line, LogHistory, judge, read
 
 
-def told(control: str, server: str = "", story: Story | None = None) -> Story:
-    story = story or Story()
+def told(control: str, server: str = "", logs: LogHistory | None = None) -> LogHistory:
+    logs = logs or LogHistory()
     for line in control.strip().splitlines():
         pid, _, text = line.strip().partition(" ")
-        story.hear_control(Line("", "Control", int(pid), text))
+        logs.hear_control(Line("", "Control", int(pid), text))
     for line in server.strip().splitlines():
         pid, _, text = line.strip().partition(" ")
-        story.hear_server(Line("", "Server", int(pid), text))
-    return story
+        logs.hear_server(Line("", "Server", int(pid), text))
+    return logs
 
 
 START = "1 Starting control daemon using socket /x\n1 Starting new server 7 for user 5\n1 NEW SERVER 7: Ready\n"
@@ -34,10 +34,10 @@ def test_lines_as_they_are_written() -> None:
     ]
 
 
-def test_a_whole_story() -> None:
-    story = told(START + END, MET + LEFT)
-    assert judge(story, (), (), [50]) == []
-    assert [(server.pid, server.uid, server.status, server.met) for server in story.servers] == [(7, 5, 0, {50})]
+def test_a_whole_session() -> None:
+    logs = told(START + END, MET + LEFT)
+    assert judge(logs, (), (), [50]) == []
+    assert [(server.pid, server.uid, server.status, server.met) for server in logs.servers] == [(7, 5, 0, {50})]
 
 
 def test_a_server_that_never_ends() -> None:
@@ -63,7 +63,7 @@ def test_a_client_that_leaves_twice() -> None:
     assert len(judge(told(START + END, MET + LEFT + LEFT), {Who(7)}, (), ())) == 2
 
 
-def test_a_status_that_nobody_made() -> None:
+def test_a_status_without_a_cause() -> None:
     crashed = START + END.replace("status 0\n1 Exit", "status 1\n1 Exit")
     assert judge(told(crashed), (), (), ()) == ["server 7 ended with status 1, and nobody killed it"]
     assert judge(told(crashed), {Who(7)}, (), ()) == []
@@ -73,7 +73,7 @@ def test_a_client_that_no_server_met() -> None:
     assert judge(told(START + END, MET + LEFT), (), (), [50, 51]) == ["client 51 had a server, and no server met it"]
 
 
-def test_defects_are_told() -> None:
+def test_defects_are_reported() -> None:
     defect = "1 The control daemon met an internal error, continuing: x\n"
     assert len(judge(told(START + defect + END), (), (), ())) == 1
     assert len(judge(told(START + END, "7 Protocol violation by client 50: x"), (), (), ())) == 1
@@ -107,11 +107,11 @@ R580_LEFT = (
 )
 
 
-def test_the_same_story_in_the_dialect_of_driver_580() -> None:
-    story = told(START + END, R580_MET + R580_LEFT)
-    assert story.servers[0].met == {50}
-    assert story.servers[0].contexts == {(50, 1): 0}
-    assert judge(story, (), (), [50]) == []
+def test_the_same_session_in_the_dialect_of_driver_580() -> None:
+    logs = told(START + END, R580_MET + R580_LEFT)
+    assert logs.servers[0].met == {50}
+    assert logs.servers[0].contexts == {(50, 1): 0}
+    assert judge(logs, (), (), [50]) == []
     assert len(judge(told(START + END, R580_MET), (), (), [50])) == 2
     assert len(judge(told(START + END, R580_MET + R580_LEFT * 2), (), (), [50])) == 2
 
@@ -121,25 +121,29 @@ def test_lines_are_written_in_both_dialects_as_they_are_read_here() -> None:
     for dialect in (Dialect.DOCUMENTED, Dialect.R580):
         events = (("client_connected", 0), ("context_active", 1), ("context_exit", 1), ("client_disconnected", 0))
         lines = [(SERVER_LINES[event].sentence(dialect) or "").format(**{**who, "context": n}) for event, n in events]
-        story = told(START + END, "\n".join(f"7 {line}" for line in lines))
-        assert story.servers[0].met == {50}
-        assert story.servers[0].contexts == {(50, 1): 0}
-        assert story.servers[0].clients == {50: 0}
+        logs = told(START + END, "\n".join(f"7 {line}" for line in lines))
+        assert logs.servers[0].met == {50}
+        assert logs.servers[0].contexts == {(50, 1): 0}
+        assert logs.servers[0].clients == {50: 0}
 
 
 def test_a_server_with_the_pid_of_one_before_is_another() -> None:
     starts = iter((11, 22, 33))
-    story = Story(lambda pid: Who(pid, next(starts)))
-    told(START + "1 Server 7 exited with status -9\n", MET, story)
-    told("1 Starting new server 7 for user 6\n1 NEW SERVER 7: Ready\n7 Device 1 is run by process 70\n", "", story)
-    told("", "7 Device 1 is run by process 70", story)
-    told("1 Server 7 exited with status -9\n1 Exit with status 0", "", story)
-    first, second = story.servers
+    logs = LogHistory(lambda pid: Who(pid, next(starts)))
+    told(START + "1 Server 7 exited with status -9\n", MET, logs)
+    told(
+        "1 Starting new server 7 for user 6\n1 NEW SERVER 7: Ready\n7 Device 1 is run by process 70\n",
+        "",
+        logs,
+    )
+    told("", "7 Device 1 is run by process 70", logs)
+    told("1 Server 7 exited with status -9\n1 Exit with status 0", "", logs)
+    first, second = logs.servers
     assert (first.who, second.who) == (Who(7, 11), Who(7, 22))
     assert second.executors == {Who(70, 33): 1}
     # Who killed the one has not killed the other.
-    assert judge(story, {first.who}, (), ()) == ["server 7 ended with status -9, and nobody killed it"]
-    assert judge(story, {first.who, second.who}, (), ()) == []
+    assert judge(logs, {first.who}, (), ()) == ["server 7 ended with status -9, and nobody killed it"]
+    assert judge(logs, {first.who, second.who}, (), ()) == []
 
 
 def test_before_volta_a_fault_may_end_a_server() -> None:

@@ -1,4 +1,4 @@
-"""The logs' story, read line by line: who began and who ended; and whether it is consistent.
+"""What the logs tell, read line by line: which processes began and ended; and whether it is consistent.
 
 Lines are those of the documented dialect or of r580 (docs/log-lines.md), which says less. Nothing here reads a file.
 """
@@ -43,15 +43,15 @@ class Line:
 
 
 def read(text: str) -> Iterator[Line]:
-    """Yield the lines of a log; a line without a stamp is its own text, of nobody."""
+    """Yield the lines of a log; a line without a stamp is its own text, of no process."""
     for row in text.splitlines():
         matched = _LINE.fullmatch(row)
         yield Line(matched[1], matched[2], int(matched[3]), matched[4]) if matched else Line("", "", 0, row)
 
 
 @define
-class ServerStory:
-    """A server: who it was for, how it ended, and who it met."""
+class ServerHistory:
+    """A server: its user, how it ended, and the clients it met."""
 
     who: Who
     uid: int
@@ -62,7 +62,7 @@ class ServerStory:
     """PID -> how often it came less how often it left."""
     contexts: dict[tuple[int, int], int] = field(factory=dict)
     executors: dict[Who, int] = field(factory=dict)
-    """Process -> device, of those that run. (The end of its executors at its own end is not told.)"""
+    """Process -> device, of those that run. (The end of its executors at its own end is not logged.)"""
     met: set[int] = field(factory=set)
     complete: bool = True
     """Whether no line of its log was dropped."""
@@ -80,15 +80,15 @@ class ServerStory:
 
 
 @define
-class Story:
-    """Follows both logs. ``identify`` returns the process that has a PID now: asked when the PID is told."""
+class LogHistory:
+    """Follows both logs. ``identify`` returns the process that has a PID now: asked when the PID is logged."""
 
     identify: Callable[[int], Who] = Who
-    servers: list[ServerStory] = field(factory=list)
+    servers: list[ServerHistory] = field(factory=list)
     problems: list[str] = field(factory=list)
     daemons: list[int] = field(factory=list)
     _open: bool = False
-    """Whether the last daemon has not said its last word."""
+    """Whether the last daemon has not logged its exit."""
 
     def hear_control(self, line: Line) -> None:
         """Take in a line of control.log."""
@@ -133,11 +133,11 @@ class Story:
         elif _DROPPED.match(text):
             server.complete = False
 
-    def server(self, pid: int) -> ServerStory | None:
+    def server(self, pid: int) -> ServerHistory | None:
         """Return the latest server of a PID."""
         return next((each for each in reversed(self.servers) if each.pid == pid), None)
 
-    def running(self) -> list[ServerStory]:
+    def running(self) -> list[ServerHistory]:
         """Return the servers that have not ended."""
         return [each for each in self.servers if each.status is None and not each.lost]
 
@@ -162,7 +162,7 @@ class Story:
         others = [each.pid for each in self.running() if not each.gone_on]
         if others:
             self.problems.append(f"server {pid} is started while {others} have not ended")
-        self.servers.append(ServerStory(self.identify(pid), uid))
+        self.servers.append(ServerHistory(self.identify(pid), uid))
 
     def _server_ready(self, pid: int) -> None:
         server = self.server(pid)
@@ -183,26 +183,26 @@ def _count(counts: dict[object, int], key: object, more: int) -> None:
     counts[key] = counts.get(key, 0) + more
 
 
-def judge(story: Story, killed: Collection[Who], forced: Collection[Who], attached: Iterable[int]) -> list[str]:
+def judge(logs: LogHistory, killed: Collection[Who], forced: Collection[Who], attached: Iterable[int]) -> list[str]:
     """Return what is inconsistent at the end, when the last daemon has quit.
 
     ``killed``: processes this tool killed, or gave the daemon cause to kill. ``forced``: servers told to end at once,
     which say no more. ``attached``: PIDs of clients that have had a server: each was met.
     """
-    found = list(story.problems)
+    found = list(logs.problems)
     met: set[int] = set()
-    for server in story.servers:
+    for server in logs.servers:
         met |= server.met
         cut_short = server.who in killed or server.who in forced or server.by_fault
         found += _ends(server, cut_short)
         if server.complete and not server.gone_on:
             found += _books(server, cut_short)
-    if all(each.complete and not each.gone_on for each in story.servers):
+    if all(each.complete and not each.gone_on for each in logs.servers):
         found += [f"client {pid} had a server, and no server met it" for pid in attached if pid not in met]
     return found
 
 
-def _ends(server: ServerStory, cut_short: bool) -> Iterator[str]:
+def _ends(server: ServerHistory, cut_short: bool) -> Iterator[str]:
     if server.status is None and not server.gone_on:
         yield f"server {server.pid} was started and never ended"
     elif server.by_fault and server.status not in (None, _FAULT_STATUS) and not server.gone_on:
@@ -211,7 +211,7 @@ def _ends(server: ServerStory, cut_short: bool) -> Iterator[str]:
         yield f"server {server.pid} ended with status {server.status}, and nobody killed it"
 
 
-def _books(server: ServerStory, cut_short: bool) -> Iterator[str]:
+def _books(server: ServerHistory, cut_short: bool) -> Iterator[str]:
     for what, counts in (("client", server.clients), ("context", server.contexts)):
         for who, count in counts.items():
             if count < 0 or (count and not cut_short):

@@ -11,15 +11,15 @@ from tests.chaos.history import FOR_EVER, History, Incident, Life
 from tests.chaos.schedule import DEVICES, STOPS, Containment, Kind
 
 SLACK: Final = 2.0
-"""Seconds between something and its being noticed by everybody, on a machine that is busy."""
+"""Seconds between something and every process's noticing it, on a busy machine."""
 RETRY_SECONDS: Final = 1.5
-"""A client knocks again for 2 s when its daemon has gone; a shorter outage it must not notice."""
+"""A client tries to connect again for 2 s when its daemon has gone; a shorter outage it must not notice."""
 NOTICED: Final = 5.0
-"""After so many seconds a killed executor has been noticed, its server stopped or not."""
+"""After this many seconds a killed executor has been noticed, its server stopped or not."""
 
 
 @define
-class Episode:
+class Recovery:
     """Faults of one user's clients that overlap: devices and clients (by number) that they may have reached."""
 
     began: float
@@ -29,21 +29,21 @@ class Episode:
     faults: list[Incident] = field(factory=list)
 
 
-def episodes(history: History, uid: int) -> list[Episode]:
-    """Return a user's episodes in order, as far as they are known: one is over when all it reached have gone."""
-    found: list[Episode] = []
+def recoveries(history: History, uid: int) -> list[Recovery]:
+    """Return a user's recoveries in order, as far as they are known: one is over when all it reached have gone."""
+    found: list[Recovery] = []
     lives = [life for life in history.lives if life.uid == uid]
     faults = [each for each in history.incidents if each.kind in (Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL)]
     for incident in sorted((each for each in faults if each.uid == uid), key=lambda each: each.began):
-        episode = _episode(history, lives, incident)
-        if found and found[-1].ended >= episode.began:
+        recovery = _recovery(history, lives, incident)
+        if found and found[-1].ended >= recovery.began:
             last = found[-1]
-            last.ended = max(last.ended, episode.ended)
-            last.devices |= episode.devices
-            last.clients |= episode.clients
+            last.ended = max(last.ended, recovery.ended)
+            last.devices |= recovery.devices
+            last.clients |= recovery.clients
             last.faults.append(incident)
         else:
-            found.append(episode)
+            found.append(recovery)
     return found
 
 
@@ -61,7 +61,7 @@ def reach(lives: list[Life], device: int, since: float, until: float) -> tuple[s
 
 
 def settled(incidents: Iterable[Incident], since: float, seconds: float) -> float:
-    """Return when everybody has had so many seconds since a time: later when something was stopped meanwhile."""
+    """Return when every process has had that many seconds since a time: later if one was stopped meanwhile."""
     until = since + seconds
     for stop in sorted((one for one in incidents if one.kind in STOPS), key=lambda one: one.began):
         if stop.began <= until and stop.ended >= since:
@@ -70,14 +70,14 @@ def settled(incidents: Iterable[Incident], since: float, seconds: float) -> floa
 
 
 def met_by_culprit(lives: list[Life], incident: Incident) -> float | None:
-    """Return when the culprit of a fault was told of an error, None when it has not been."""
+    """Return when the culprit of a fault got an error, None when it has not been."""
     for life in lives:
         if life.plan.number == incident.client:
             return next((step.ended for step in life.steps if step.code and step.ended >= incident.began), None)
     return None
 
 
-def _episode(history: History, lives: list[Life], incident: Incident) -> Episode:
+def _recovery(history: History, lives: list[Life], incident: Incident) -> Recovery:
     until = _noticed(history, lives, incident)
     devices, clients = _reached(history, lives, incident, until)
     ended = max((life.ended for life in clients), default=until)
@@ -85,13 +85,13 @@ def _episode(history: History, lives: list[Life], incident: Incident) -> Episode
     over = FOR_EVER
     if ended != FOR_EVER:
         over = settled(history.incidents, max(ended, until), SLACK + NOTICED)
-    return Episode(incident.began, over, devices, {life.plan.number for life in clients}, [incident])
+    return Recovery(incident.began, over, devices, {life.plan.number for life in clients}, [incident])
 
 
 def _reached(history: History, lives: list[Life], incident: Incident, until: float) -> tuple[set[int], list[Life]]:
     if history.containment is Containment.SERVER:
         return set(range(DEVICES)), [
-            life for life in lives if life.knocked <= until and life.ended >= incident.began - SLACK
+            life for life in lives if life.init_began <= until and life.ended >= incident.began - SLACK
         ]
     if history.containment is Containment.CLIENT and incident.kind is Kind.CLIENT_FAULT:
         return set(), [life for life in lives if life.plan.number == incident.client]
@@ -99,7 +99,7 @@ def _reached(history: History, lives: list[Life], incident: Incident, until: flo
 
 
 def _noticed(history: History, lives: list[Life], incident: Incident) -> float:
-    """Return until when the fault has surely been met: the culprit was told, or its executor had some time."""
+    """Return until when the fault has surely been met: the culprit got its error, or its executor had some time."""
     if incident.kind is Kind.EXECUTOR_KILL:
         return settled(history.incidents, incident.began, NOTICED)
     met = met_by_culprit(lives, incident)

@@ -1,0 +1,282 @@
+"""Chaos carried out: each kind is a function that does it to a process that is there, if any."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
+
+import trio
+
+from tests.chaos.history import FOR_EVER, Life
+from tests.chaos.identity import Who, strike, there
+from tests.chaos.schedule import DEVICES, FAULTS, Action, Kind, stop_seconds
+from tests.chaos.testbed import Testbed, now
+
+KILLED_AFTER: Final = 4.0
+"""A server that is stopped for longer may be killed by its daemon: told to leave, or awaited (5 and 10 s)."""
+END_SECONDS: Final = 30.0
+"""A daemon that is told to end has ended after so long."""
+NOTICE_SECONDS: Final = 15.0
+NOBODYS: Final = -2
+Act = Callable[[Testbed, Action], Awaitable[None]]
+_Any = TypeVar("_Any")
+
+QUERIES: Final = (
+    "ps", "get_server_list", "get_device_client_list", "device_query", "device_query --csv", "nonsense",
+    "get_server_status {server}", "get_client_list {server}", "ps -p {server}", "get_client_list 1",
+    "get_default_active_thread_percentage",
+    "get_default_device_pinned_mem_limit 0", "get_active_thread_percentage {server}",
+)  # fmt: skip
+LIMITS: Final = (
+    "set_default_active_thread_percentage 50", "set_default_active_thread_percentage 100",
+    "set_default_device_pinned_mem_limit 0 3G", "set_default_device_pinned_mem_limit 1 4G",
+    "set_active_thread_percentage {server} 75", "set_device_pinned_mem_limit {server} 2 2G",
+    "set_default_client_priority 1", "set_default_client_priority 0",
+    "set_default_device_pinned_mem_limit 0 nonsense",
+)  # fmt: skip
+
+
+def pick(among: Sequence[_Any], share: float) -> _Any | None:
+    """Return one of several, None of none."""
+    return among[min(int(share * len(among)), len(among) - 1)] if among else None
+
+
+async def _client_kill(testbed: Testbed, action: Action) -> None:
+    life = pick(testbed.living(), action.pick)
+    if life is not None:
+        with testbed.incident(action.kind, action.number, pid=life.pid, client=life.plan.number, uid=life.uid):
+            life.killed = True
+            strike(life.who, signal.SIGKILL if action.extent < 0.7 else signal.SIGSEGV)
+
+
+async def _client_stop(testbed: Testbed, action: Action) -> None:
+    life = pick(testbed.living(), action.pick)
+    if life is not None:
+        with testbed.incident(action.kind, action.number, pid=life.pid, client=life.plan.number, uid=life.uid):
+            await _stop(life.who, action)
+
+
+async def _client_fault(testbed: Testbed, action: Action) -> None:
+    # The incident begins when the client says that it does it. One that is being told of another is left alone.
+    life = pick(_attached(testbed), action.pick)
+    if life is not None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            await testbed.stdin[life.plan.number].send_all(f"{pick(FAULTS, action.extent)}\n".encode())
+
+
+async def _client_terminate(testbed: Testbed, action: Action) -> None:
+    life = pick([each for each in testbed.living() if each.attached != FOR_EVER], action.pick)
+    if life is not None:
+        await terminate(testbed, life, action.number)
+
+
+async def terminate(testbed: Testbed, life: Life, number: int) -> None:
+    """An operator terminates a client."""
+    server = testbed.server()
+    if server is None or server.uid != life.uid:
+        return
+    facts = {"pid": life.pid, "client": life.plan.number, "uid": life.uid}
+    with testbed.incident(Kind.CLIENT_TERMINATE, number, **facts) as incident:
+        said = await _say(testbed, f"terminate_client {server.pid} {life.pid}")
+    incident.note = said.strip()
+
+
+async def _executor_kill(testbed: Testbed, action: Action) -> None:
+    found = _executor(testbed, action)
+    if found is not None:
+        executor, device, uid = found
+        with testbed.incident(action.kind, action.number, pid=executor.pid, uid=uid, device=device) as incident:
+            testbed.killed.add(executor)
+            if not strike(executor, signal.SIGKILL):
+                incident.uid = NOBODYS  # it had gone
+
+
+async def _executor_stop(testbed: Testbed, action: Action) -> None:
+    found = _executor(testbed, action)
+    if found is not None:
+        executor, device, uid = found
+        with testbed.incident(action.kind, action.number, pid=executor.pid, uid=uid, device=device):
+            await _stop(executor, action)
+
+
+async def _server_kill(testbed: Testbed, action: Action) -> None:
+    server = testbed.server()
+    if server is not None:
+        with testbed.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
+            testbed.killed.add(server.who)
+            strike(server.who, signal.SIGKILL)
+            with trio.move_on_after(NOTICE_SECONDS):
+                while server.status is None:
+                    await trio.sleep(0.05)
+
+
+async def _server_stop(testbed: Testbed, action: Action) -> None:
+    server = testbed.server()
+    if server is not None:
+        with testbed.incident(action.kind, action.number, pid=server.pid, uid=server.uid) as incident:
+            await _stop(server.who, action)
+        # On a busy machine it may have been for longer than was planned.
+        if incident.ended - incident.began > KILLED_AFTER:
+            testbed.killed.add(server.who)
+
+
+async def _daemon_stop(testbed: Testbed, action: Action) -> None:
+    with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
+        await _stop(testbed.daemon, action)
+
+
+async def _daemon_kill(testbed: Testbed, action: Action) -> None:
+    with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
+        testbed.killed.add(testbed.daemon)
+        strike(testbed.daemon, signal.SIGKILL)
+        await testbed.until_gone(testbed.daemon, END_SECONDS)
+        await testbed.start_daemon()
+    await _adopted(testbed)
+
+
+async def _daemon_replace(testbed: Testbed, action: Action) -> None:
+    with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
+        old = testbed.daemon
+        await testbed.start_daemon("--replace")
+        if not await testbed.until_gone(old, END_SECONDS):
+            testbed.blame(f"daemon {old.pid} was replaced and is still there")
+    await _adopted(testbed)
+
+
+async def _adopted(testbed: Testbed) -> None:
+    """The server that was there is the new daemon's, unless it has ended meanwhile."""
+    server = testbed.server()
+    with trio.move_on_after(NOTICE_SECONDS):
+        while server is not None and there(server.who):
+            status, said = await testbed.tool("get_server_list\n")
+            if status == 0 and str(server.pid) in said.split():
+                return
+            await trio.sleep(0.2)
+        return
+    testbed.blame(f"server {server.pid if server else 0} is there and was not adopted")
+
+
+async def _daemon_term(testbed: Testbed, action: Action) -> None:
+    with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
+        everything = _everything(testbed)
+        strike(testbed.daemon, signal.SIGTERM)
+        await _over(testbed, "SIGTERM", everything)
+        await testbed.start_daemon()
+
+
+async def _quit(testbed: Testbed, action: Action) -> None:
+    with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
+        everything = _everything(testbed)
+        status, said = await testbed.tool(f"quit -t {int(action.extent * 3)}\n")
+        if status != 0:
+            testbed.blame(f"quit ended with {status}: {said}")
+        await _over(testbed, "quit -t", everything)
+        await testbed.start_daemon()
+
+
+async def _over(testbed: Testbed, what: str, everything: set[Who]) -> None:
+    """The daemon ends, and nothing of it is left; what is left is blamed, and the daemon killed."""
+    if not await testbed.until_gone(testbed.daemon, END_SECONDS):
+        testbed.blame(f"daemon {testbed.daemon.pid} is there {END_SECONDS:.0f} s after {what}")
+        strike(testbed.daemon, signal.SIGKILL)
+    left = [one.pid for one in sorted(everything) if not await testbed.until_gone(one, NOTICE_SECONDS)]
+    if left:
+        testbed.blame(f"the servers or executors {left} are there after {what}")
+
+
+def _everything(testbed: Testbed) -> set[Who]:
+    """Return the servers there are, which are to be forced, and their executors."""
+    testbed.listen()
+    servers = [server for server in testbed.logs.running() if there(server.who)]
+    testbed.forced |= {server.who for server in servers}
+    return {one for server in servers for one in (server.who, *server.executors)}
+
+
+async def _shutdown_server(testbed: Testbed, action: Action) -> None:
+    server = testbed.server()
+    if server is None:
+        return
+    forced = action.kind is Kind.SHUTDOWN_SERVER_FORCED
+    if forced:
+        testbed.forced.add(server.who)
+    with testbed.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
+        await _say(testbed, f"shutdown_server {server.pid}{' -f' if forced else ''}")
+        with trio.move_on_after(NOTICE_SECONDS if forced else 0):
+            while server.status is None:
+                await trio.sleep(0.05)
+
+
+async def _start_server(testbed: Testbed, action: Action) -> None:
+    with testbed.incident(action.kind, action.number):
+        await _say(testbed, f"start_server -uid {pick(testbed.uids, action.pick)}")
+
+
+async def _queries(testbed: Testbed, action: Action) -> None:
+    with testbed.incident(action.kind, action.number):
+        await _command(testbed, action, QUERIES, uid=testbed.uids[0] if action.extent < 0.5 else 0)
+
+
+async def _limits(testbed: Testbed, action: Action) -> None:
+    with testbed.incident(action.kind, action.number):
+        await _command(testbed, action, LIMITS)
+
+
+async def _command(testbed: Testbed, action: Action, among: tuple[str, ...], uid: int = 0) -> None:
+    server = testbed.server()
+    line = pick(among, action.pick) or ""
+    await _say(testbed, line.format(server=server.pid if server else 0), uid)
+
+
+async def _say(testbed: Testbed, line: str, uid: int = 0) -> str:
+    """An operator's command is answered, unless the daemon is not there to do it."""
+    began = now()
+    status, said = await testbed.tool(f"{line}\n", uid=uid)
+    if status != 0 and not testbed.troubled(began):
+        testbed.blame(f"{line!r} was answered with status {status}: {said!r}")
+    return said
+
+
+async def _stop(process: Who, action: Action) -> None:
+    if strike(process, signal.SIGSTOP):
+        try:
+            await trio.sleep(stop_seconds(action.extent))
+        finally:
+            strike(process, signal.SIGCONT)
+
+
+def _attached(testbed: Testbed) -> list[Life]:
+    return [each for each in testbed.living() if each.attached != FOR_EVER and each.plan.work != "endless"]
+
+
+def _executor(testbed: Testbed, action: Action) -> tuple[Who, int, int] | None:
+    """Return an executor, its device and uid. (Logs of the dialect r580 name none.)"""
+    server = testbed.server()
+    found = pick(sorted(server.executors.items()) if server else (), action.pick)
+    if server is None or found is None or not there(found[0]):
+        return None
+    assert found[1] < DEVICES
+    return *found, server.uid
+
+
+ACTIONS: Final[dict[Kind, Act]] = {
+    Kind.CLIENT_KILL: _client_kill,
+    Kind.CLIENT_STOP: _client_stop,
+    Kind.CLIENT_FAULT: _client_fault,
+    Kind.CLIENT_TERMINATE: _client_terminate,
+    Kind.EXECUTOR_KILL: _executor_kill,
+    Kind.EXECUTOR_STOP: _executor_stop,
+    Kind.SERVER_KILL: _server_kill,
+    Kind.SERVER_STOP: _server_stop,
+    Kind.DAEMON_STOP: _daemon_stop,
+    Kind.DAEMON_KILL: _daemon_kill,
+    Kind.DAEMON_REPLACE: _daemon_replace,
+    Kind.DAEMON_TERM: _daemon_term,
+    Kind.QUIT: _quit,
+    Kind.SHUTDOWN_SERVER: _shutdown_server,
+    Kind.SHUTDOWN_SERVER_FORCED: _shutdown_server,
+    Kind.START_SERVER: _start_server,
+    Kind.QUERIES: _queries,
+    Kind.LIMITS: _limits,
+}
