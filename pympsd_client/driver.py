@@ -7,256 +7,33 @@ handle and structure types are those of cuda-bindings, reached through this modu
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any, Final
 
-from pympsd_client._api.context import (
-    cuCtxCreate,
-    cuCtxCreate_v3,
-    cuCtxCreate_v4,
-    cuCtxDestroy,
-    cuCtxGetApiVersion,
-    cuCtxGetCurrent,
-    cuCtxGetDevice,
-    cuCtxGetExecAffinity,
-    cuCtxGetFlags,
-    cuCtxGetStreamPriorityRange,
-    cuCtxPopCurrent,
-    cuCtxPushCurrent,
-    cuCtxSetCurrent,
-    cuCtxSynchronize,
-    cuDevicePrimaryCtxGetState,
-    cuDevicePrimaryCtxRelease,
-    cuDevicePrimaryCtxReset,
-    cuDevicePrimaryCtxRetain,
-    cuDevicePrimaryCtxSetFlags,
-)
-from pympsd_client._api.device import (
-    cuDeviceCanAccessPeer,
-    cuDeviceGet,
-    cuDeviceGetAttribute,
-    cuDeviceGetByPCIBusId,
-    cuDeviceGetCount,
-    cuDeviceGetExecAffinitySupport,
-    cuDeviceGetName,
-    cuDeviceGetP2PAttribute,
-    cuDeviceGetPCIBusId,
-    cuDeviceGetUuid,
-    cuDeviceGetUuid_v2,
-    cuDeviceTotalMem,
-    cuDriverGetVersion,
-    cuInit,
-)
-from pympsd_client._api.errors import cuGetErrorName, cuGetErrorString
-from pympsd_client._api.host_memory import (
-    cuMemAllocHost,
-    cuMemFreeHost,
-    cuMemHostAlloc,
-    cuMemHostGetDevicePointer,
-    cuMemHostGetFlags,
-    cuMemHostRegister,
-    cuMemHostUnregister,
-)
-from pympsd_client._api.memory import (
-    cuMemAlloc,
-    cuMemcpy,
-    cuMemcpyAsync,
-    cuMemcpyDtoD,
-    cuMemcpyDtoDAsync,
-    cuMemcpyDtoH,
-    cuMemcpyDtoHAsync,
-    cuMemcpyHtoD,
-    cuMemcpyHtoDAsync,
-    cuMemcpyPeer,
-    cuMemcpyPeerAsync,
-    cuMemFree,
-    cuMemGetInfo,
-    cuMemsetD8,
-    cuMemsetD8Async,
-    cuMemsetD16,
-    cuMemsetD16Async,
-    cuMemsetD32,
-    cuMemsetD32Async,
-)
-from pympsd_client._api.module import (
-    cuFuncGetAttribute,
-    cuFuncSetAttribute,
-    cuLaunchKernel,
-    cuModuleGetFunction,
-    cuModuleGetGlobal,
-    cuModuleLoad,
-    cuModuleLoadData,
-    cuModuleLoadDataEx,
-    cuModuleUnload,
-)
-from pympsd_client._api.occupancy import (
-    cuLaunchCooperativeKernel,
-    cuLaunchKernelEx,
-    cuOccupancyMaxActiveBlocksPerMultiprocessor,
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
-    cuOccupancyMaxPotentialBlockSize,
-    cuOccupancyMaxPotentialBlockSizeWithFlags,
-)
-from pympsd_client._api.stream import (
-    cuEventCreate,
-    cuEventDestroy,
-    cuEventElapsedTime,
-    cuEventQuery,
-    cuEventRecord,
-    cuEventSynchronize,
-    cuLaunchHostFunc,
-    cuStreamAddCallback,
-    cuStreamCreate,
-    cuStreamCreateWithPriority,
-    cuStreamDestroy,
-    cuStreamGetCtx,
-    cuStreamGetFlags,
-    cuStreamGetPriority,
-    cuStreamQuery,
-    cuStreamSynchronize,
-    cuStreamWaitEvent,
-)
-from pympsd_client._api.unsupported import (
-    cuCtxDisablePeerAccess,
-    cuCtxEnablePeerAccess,
-    cuIpcCloseMemHandle,
-    cuIpcGetEventHandle,
-    cuIpcGetMemHandle,
-    cuIpcOpenEventHandle,
-    cuIpcOpenMemHandle,
-    cuMemAdvise,
-    cuMemAllocManaged,
-    cuMemPrefetchAsync,
-    cuMemRangeGetAttribute,
-    cuMemRangeGetAttributes,
-    cuStreamAttachMemAsync,
-)
+from pympsd_client._api import entry_point as _entry_point
 from pympsd_client._arguments.bindings import bindings as _bindings
-from pympsd_client._objects.process import here as _here
+from pympsd_client._objects.process import process as _process
+from pympsd_client.signatures import SIGNATURES as _SIGNATURES
 
-__all__ = [
-    "cuCtxCreate",
-    "cuCtxDestroy",
-    "cuCtxDisablePeerAccess",
-    "cuCtxEnablePeerAccess",
-    "cuCtxGetApiVersion",
-    "cuCtxGetCurrent",
-    "cuCtxGetDevice",
-    "cuCtxGetExecAffinity",
-    "cuCtxGetFlags",
-    "cuCtxGetStreamPriorityRange",
-    "cuCtxPopCurrent",
-    "cuCtxPushCurrent",
-    "cuCtxSetCurrent",
-    "cuCtxSynchronize",
-    "cuDeviceCanAccessPeer",
-    "cuDeviceGet",
-    "cuDeviceGetAttribute",
-    "cuDeviceGetByPCIBusId",
-    "cuDeviceGetCount",
-    "cuDeviceGetExecAffinitySupport",
-    "cuDeviceGetName",
-    "cuDeviceGetP2PAttribute",
-    "cuDeviceGetPCIBusId",
-    "cuDeviceGetUuid",
-    "cuDeviceGetUuid_v2",
-    "cuDevicePrimaryCtxGetState",
-    "cuDevicePrimaryCtxRelease",
-    "cuDevicePrimaryCtxReset",
-    "cuDevicePrimaryCtxRetain",
-    "cuDevicePrimaryCtxSetFlags",
-    "cuDeviceTotalMem",
-    "cuDriverGetVersion",
-    "cuEventCreate",
-    "cuEventDestroy",
-    "cuEventElapsedTime",
-    "cuEventQuery",
-    "cuEventRecord",
-    "cuEventSynchronize",
-    "cuFuncGetAttribute",
-    "cuFuncSetAttribute",
-    "cuGetErrorName",
-    "cuGetErrorString",
-    "cuInit",
-    "cuIpcCloseMemHandle",
-    "cuIpcGetEventHandle",
-    "cuIpcGetMemHandle",
-    "cuIpcOpenEventHandle",
-    "cuIpcOpenMemHandle",
-    "cuLaunchCooperativeKernel",
-    "cuLaunchHostFunc",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "cuMemAdvise",
-    "cuMemAlloc",
-    "cuMemAllocHost",
-    "cuMemAllocManaged",
-    "cuMemFree",
-    "cuMemFreeHost",
-    "cuMemGetInfo",
-    "cuMemHostAlloc",
-    "cuMemHostGetDevicePointer",
-    "cuMemHostGetFlags",
-    "cuMemHostRegister",
-    "cuMemHostUnregister",
-    "cuMemPrefetchAsync",
-    "cuMemRangeGetAttribute",
-    "cuMemRangeGetAttributes",
-    "cuMemcpy",
-    "cuMemcpyAsync",
-    "cuMemcpyDtoD",
-    "cuMemcpyDtoDAsync",
-    "cuMemcpyDtoH",
-    "cuMemcpyDtoHAsync",
-    "cuMemcpyHtoD",
-    "cuMemcpyHtoDAsync",
-    "cuMemcpyPeer",
-    "cuMemcpyPeerAsync",
-    "cuMemsetD8",
-    "cuMemsetD8Async",
-    "cuMemsetD16",
-    "cuMemsetD16Async",
-    "cuMemsetD32",
-    "cuMemsetD32Async",
-    "cuModuleGetFunction",
-    "cuModuleGetGlobal",
-    "cuModuleLoad",
-    "cuModuleLoadData",
-    "cuModuleLoadDataEx",
-    "cuModuleUnload",
-    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
-    "cuOccupancyMaxPotentialBlockSize",
-    "cuOccupancyMaxPotentialBlockSizeWithFlags",
-    "cuStreamAddCallback",
-    "cuStreamAttachMemAsync",
-    "cuStreamCreate",
-    "cuStreamCreateWithPriority",
-    "cuStreamDestroy",
-    "cuStreamGetCtx",
-    "cuStreamGetFlags",
-    "cuStreamGetPriority",
-    "cuStreamQuery",
-    "cuStreamSynchronize",
-    "cuStreamWaitEvent",
-]
-
-
-_FUNCTIONS: Final = tuple(__all__)
+_CUDA_12: Final = frozenset({"cuCtxCreate_v3", "cuCtxCreate_v4"})
+"""Functions that are here where the installed cuda-bindings has them too."""
+_FUNCTIONS: Final = tuple(sorted(name for name in _SIGNATURES if name not in _CUDA_12))
 """The driver functions that are here; what a program takes with ``import *`` has the types and constants too."""
-_CUDA_12: Final = {"cuCtxCreate_v3": cuCtxCreate_v3, "cuCtxCreate_v4": cuCtxCreate_v4}
-"""Names that are here where the installed cuda-bindings has them too."""
-del cuCtxCreate_v3, cuCtxCreate_v4
+_making: Final = Lock()
 
 
 def __getattr__(name: str) -> Any:
-    """Give what cuda-bindings has: enums, types, constants; a driver function missing here is named as such."""
+    """Return a driver function, or what cuda-bindings has: enums, types, constants."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _FUNCTIONS or (name in _CUDA_12 and hasattr(_bindings, name)):
+        with _making:
+            if name not in globals():
+                globals()[name] = _entry_point.make(_SIGNATURES[name])
+        return globals()[name]
     found = getattr(_bindings, name)
-    if name in _CUDA_12:
-        return _CUDA_12[name]
     # A driver function that pympsd does not have is there only where the program runs natively.
-    if _is_driver_function(name) and _here.native is None:
+    if _is_driver_function(name) and _process.native is None:
         raise AttributeError(_missing(name))
     return found
 
@@ -280,4 +57,5 @@ def __dir__() -> list[str]:
     return sorted({*_FUNCTIONS, *(name for name in public if not _is_driver_function(name))})
 
 
-__all__ += [name for name in __dir__() if name not in _FUNCTIONS]
+cuLaunchKernel = _entry_point.make(_SIGNATURES["cuLaunchKernel"])  # at once: the launch cache is made with it
+__all__ = __dir__()  # made from the rows

@@ -5,109 +5,85 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._api.entry_point import door
-from pympsd_client._arguments.bindings import CUcontext, CUdevice, CUexecAffinityParam, CUexecAffinityType
-from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.numbers import number, unsigned
-from pympsd_client._connect.connection import Connection
-from pympsd_client._objects.context import Context, context_of, handles
-from pympsd_client._objects.process import current, here
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._arguments.structs import SM_COUNT
+from pympsd_client._objects.context import Context, context_of, contexts, current
+from pympsd_client._objects.process import process
+from pympsd_client._objects.thread_local import this_thread
 
 _SCHEDULING: Final = (0, 1, 2, 4)
 _SCHEDULING_MASK: Final = 0x07
 _FLAGS_MASK: Final = 0xFF
 _API_VERSION: Final = 3020
 """What drivers since CUDA 3.2 answer for every context."""
-_SM_COUNT: Final = int(CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT)
 
 
-class _Absent:
-    """The mark of an argument that was not given."""
-
-
-_ABSENT: Final = _Absent()
-
-
-@door(1)
-def cuDevicePrimaryCtxRetain(dev: Any) -> tuple[Any, ...]:
+def retain_primary(device: int) -> int:
     """Return the device's primary context, one user more; it is not made current."""
-    return SUCCESS, CUcontext(here.primary(dev).retain(here.require()).handle)
+    return process.primary(device).retain(process.require()).handle
 
 
-@door()
-def cuDevicePrimaryCtxRelease(dev: Any) -> tuple[Any, ...]:
+def release_primary(device: int) -> None:
     """One user less; the last one's release frees what the context held. INVALID_CONTEXT when not retained."""
-    here.primary(dev).release(here.require())
-    return DONE
+    process.primary(device).release(process.require())
 
 
-@door()
-def cuDevicePrimaryCtxReset(dev: Any) -> tuple[Any, ...]:
+def reset_primary(device: int) -> None:
     """Free what the primary context holds; its users retain it again to go on."""
-    here.primary(dev).reset(here.require())
-    return DONE
+    process.primary(device).reset(process.require())
 
 
-@door(2)
-def cuDevicePrimaryCtxGetState(dev: Any) -> tuple[Any, ...]:
+def primary_state(device: int) -> tuple[int, int]:
     """Return the flags, and 1 when the context is active, else 0."""
-    primary = here.primary(dev)
-    return SUCCESS, primary.flags, int(primary.context is not None and primary.context.active)
+    primary = process.primary(device)
+    return primary.flags, int(primary.context is not None and primary.context.active)
 
 
-@door()
-def cuDevicePrimaryCtxSetFlags(dev: Any, flags: Any) -> tuple[Any, ...]:
+def set_primary_flags(device: int, flags: int) -> None:
     """Set the flags of the primary context; they change nothing about how an executor works."""
-    primary = here.primary(dev)
-    primary.flags = _flags(flags)
+    primary = process.primary(device)
+    primary.flags = _checked_flags(flags)
     if primary.context is not None:
         primary.context.flags = primary.flags
-    return DONE
 
 
-@door(1)
-def cuCtxCreate(ctxCreateParams: Any = None, flags: Any = 0, dev: Any = _ABSENT) -> tuple[Any, ...]:
+def create_variant(ctxCreateParams: Any = None, flags: Any = 0, dev: Any = ...) -> int:
     """Make a context and make it current; called as in CUDA 13 ``(params, flags, dev)`` or 12 ``(flags, dev)``.
 
-    With execution affinity in the params it has so many SMs, rounded up: cuCtxGetExecAffinity tells how many.
+    With execution affinity in the params it has that number of SMs, rounded up: cuCtxGetExecAffinity returns it.
     UNSUPPORTED_EXEC_AFFINITY for 0 SMs, for more than the process may use, and without MPS;
     MPS_MAX_CLIENTS_REACHED and what else the server refuses with.
     """
-    if dev is _ABSENT:
+    if dev is ...:
         ctxCreateParams, flags, dev = None, ctxCreateParams, flags
-    return _create(here.require(), _affinity_of(ctxCreateParams), flags, dev)
+    return create(ctxCreateParams, unsigned(flags, 32), number(dev))
 
 
-@door(1)
-def cuCtxCreate_v3(paramsArray: Any, numParams: Any, flags: Any, dev: Any) -> tuple[Any, ...]:
+def create_with_affinity(parameters: Any, count: int, flags: int, device: int) -> int:
     """Make a context as CUDA 12 does, with a list of ``numParams`` CUexecAffinityParam; see cuCtxCreate."""
-    return _create(here.require(), _affinity(paramsArray, number(numParams)), flags, dev)
+    return _create(_affinity(parameters, count), flags, device)
 
 
-@door(1)
-def cuCtxCreate_v4(ctxCreateParams: Any, flags: Any, dev: Any) -> tuple[Any, ...]:
+def create(parameters: Any, flags: int, device: int) -> int:
     """Make a context as CUDA 12 does; see cuCtxCreate."""
-    return _create(here.require(), _affinity_of(ctxCreateParams), flags, dev)
-
-
-def _create(connection: Connection, affinity: int | None, flags: Any, dev: Any) -> tuple[Any, ...]:
-    context = Context(here.device(dev), _flags(flags), primary=False, affinity=affinity)
-    try:
-        context.open(connection)
-    except BaseException:
-        handles.contexts.pop(context.handle, None)
-        raise
-    mine.stack.append(context)
-    return SUCCESS, CUcontext(context.handle)
-
-
-def _affinity_of(parameters: Any) -> int | None:
     if parameters is None:
-        return None
+        return _create(None, flags, device)
     if parameters.cigParams:
         raise CudaError(Result.ERROR_NOT_SUPPORTED, "contexts in graphics mode (cigParams) are not supported")
-    return _affinity(parameters.execAffinityParams, number(parameters.numExecAffinityParams))
+    affinity = _affinity(parameters.execAffinityParams, number(parameters.numExecAffinityParams))
+    return _create(affinity, flags, device)
+
+
+def _create(affinity: int | None, flags: int, device: int) -> int:
+    context = Context(process.device(device), _checked_flags(flags), primary=False, affinity=affinity)
+    try:
+        context.open(process.require())
+    except BaseException:
+        contexts.pop(context.handle, None)
+        raise
+    this_thread.stack.append(context)
+    return context.handle
 
 
 def _affinity(parameters: Any, count: int) -> int | None:
@@ -116,128 +92,99 @@ def _affinity(parameters: Any, count: int) -> int | None:
     if count != len(entries):
         raise invalid_value(f"there are {len(entries)} execution affinities and their number is said to be {count}")
     for entry in entries:
-        _check_affinity_type(entry.type)
+        _check_affinity_type(number(entry.type))
     return number(entries[-1].param.smCount.val) if entries else None
 
 
-def _check_affinity_type(kind: Any) -> None:
-    if number(kind) != _SM_COUNT:
-        raise invalid_value(f"the execution affinity type is SM_COUNT ({_SM_COUNT}), not {number(kind)}")
+def _check_affinity_type(kind: int) -> None:
+    if kind != SM_COUNT:
+        raise invalid_value(f"the execution affinity type is SM_COUNT ({SM_COUNT}), not {kind}")
 
 
-@door(1)
-def cuCtxGetExecAffinity(typename: Any) -> tuple[Any, ...]:
+def execution_affinity(kind: int) -> int:
     """Return the SMs the current context may use, as a CUexecAffinityParam of type SM_COUNT.
 
     UNSUPPORTED_EXEC_AFFINITY where contexts cannot be kept to some: without MPS, and before Volta.
     """
-    connection = here.require()
     context = current()
-    _check_affinity_type(typename)
-    if not (connection.provisions and context.device.facts.is_volta_or_newer):
+    _check_affinity_type(kind)
+    if not (process.require().provisions and context.device.facts.is_volta_or_newer):
         reason = "there is no execution affinity here: it needs an MPS daemon and a Volta or newer device"
         raise CudaError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, reason)
-    affinity = CUexecAffinityParam()
-    affinity.type = CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT
-    affinity.param.smCount.val = context.usable().multiprocessors
-    return SUCCESS, affinity
+    return context.usable().multiprocessors
 
 
-@door()
-def cuCtxDestroy(ctx: Any) -> tuple[Any, ...]:
+def destroy(handle: int) -> None:
     """Destroy a context and free what it held; it leaves the calling thread's stack if it is on top.
 
     Where it is current to other threads it stays so: their calls return CONTEXT_IS_DESTROYED.
     """
-    connection = here.require()
-    context = context_of(ctx)
+    context = context_of(handle)
     if context.primary:
         raise CudaError(
             Result.ERROR_INVALID_CONTEXT, "a primary context is not destroyed; call cuDevicePrimaryCtxRelease"
         )
-    handles.contexts.pop(context.handle, None)
-    if mine.stack and mine.stack[-1] is context:
-        mine.stack.pop()
-    context.close(connection)
-    return DONE
+    contexts.pop(context.handle, None)
+    stack = this_thread.stack
+    if stack and stack[-1] is context:
+        stack.pop()
+    context.close(process.require())
 
 
-@door(1)
-def cuCtxGetCurrent() -> tuple[Any, ...]:
+def current_handle() -> int:
     """Return the calling thread's current context; a NULL handle when there is none."""
-    here.require()
-    return SUCCESS, CUcontext(mine.stack[-1].handle if mine.stack else 0)
+    return current().handle if this_thread.stack else 0
 
 
-@door()
-def cuCtxSetCurrent(ctx: Any) -> tuple[Any, ...]:
+def set_current(handle: int) -> None:
     """Put a context in place of the one on top of the stack; NULL takes that one off."""
-    here.require()
-    handle = number(ctx)
     context = context_of(handle) if handle else None
-    if mine.stack:
-        mine.stack.pop()
+    if this_thread.stack:
+        this_thread.stack.pop()
     if context is not None:
-        mine.stack.append(context)
-    return DONE
+        this_thread.stack.append(context)
 
 
-@door()
-def cuCtxPushCurrent(ctx: Any) -> tuple[Any, ...]:
+def push_current(handle: int) -> None:
     """Put a context on top of the calling thread's stack."""
-    here.require()
-    mine.stack.append(context_of(number(ctx)))
-    return DONE
+    this_thread.stack.append(context_of(handle))
 
 
-@door(1)
-def cuCtxPopCurrent() -> tuple[Any, ...]:
+def pop_current() -> int:
     """Take the current context off the stack and return it; INVALID_CONTEXT when there is none."""
-    here.require()
     context = current()
-    mine.stack.pop()
-    return SUCCESS, CUcontext(context.handle)
+    this_thread.stack.pop()
+    return context.handle
 
 
-@door(1)
-def cuCtxGetDevice() -> tuple[Any, ...]:
+def device_of_current() -> int:
     """Return the current context's device."""
-    here.require()
-    return SUCCESS, CUdevice(current().device.number)
+    return current().device.number
 
 
-@door()
-def cuCtxSynchronize() -> tuple[Any, ...]:
+def synchronize() -> None:
     """Wait for all work of the current context; return the error of earlier asynchronous work, if any."""
     current().synchronize()
-    return DONE
 
 
-@door(1)
-def cuCtxGetFlags() -> tuple[Any, ...]:
+def flags_of_current() -> int:
     """Return the flags of the current context."""
-    here.require()
-    return SUCCESS, current().flags
+    return current().flags
 
 
-@door(1)
-def cuCtxGetApiVersion(ctx: Any) -> tuple[Any, ...]:
+def api_version(handle: int) -> int:
     """Return the API version of a context (NULL: the current one)."""
-    here.require()
-    context = context_of(number(ctx)) if number(ctx) else current()
+    context = context_of(handle) if handle else current()
     context.usable()
-    return SUCCESS, _API_VERSION
+    return _API_VERSION
 
 
-@door(2)
-def cuCtxGetStreamPriorityRange() -> tuple[Any, ...]:
+def stream_priority_range() -> tuple[int, int]:
     """Return the least and the greatest stream priority of the current context (the greatest is the lower number)."""
-    least, greatest = current().usable().stream_priorities
-    return SUCCESS, least, greatest
+    return current().usable().stream_priorities
 
 
-def _flags(flags: Any) -> int:
-    value = unsigned(flags, 32)
-    if value & ~_FLAGS_MASK or value & _SCHEDULING_MASK not in _SCHEDULING:
-        raise invalid_value(f"context flags are CUctx_flags with at most one way of scheduling, not {value:#x}")
-    return value
+def _checked_flags(flags: int) -> int:
+    if flags & ~_FLAGS_MASK or flags & _SCHEDULING_MASK not in _SCHEDULING:
+        raise invalid_value(f"context flags are CUctx_flags with at most one way of scheduling, not {flags:#x}")
+    return flags

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any
+from typing import Final
 
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary.results import Result
-from pympsd_client._api.entry_point import door
-from pympsd_client._arguments.bindings import CUdevice, CUexecAffinityType, CUuuid, members
-from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, invalid_value
-from pympsd_client._arguments.numbers import number
+from pympsd_client._arguments.bindings import members
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.structs import SM_COUNT
 from pympsd_client._connect.connection import Device
-from pympsd_client._objects.process import here
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._objects.process import process
+from pympsd_client._objects.thread_local import this_thread
 
-_ATTRIBUTES = members("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_")
-_SM_COUNT = int(CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT)
+_ATTRIBUTES: Final = members("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_")
 
 
-@door()
-def cuInit(Flags: Any) -> tuple[Any, ...]:
+def initialize(flags: int) -> None:
     """Connect to the MPS daemon, or go on without one; see `pympsd_client`.
 
     Returns MPS_CONNECTION_FAILED where PYMPSD_REQUIRE_MPS=1 and there is no daemon; what the daemon refuses with
@@ -28,129 +24,111 @@ def cuInit(Flags: Any) -> tuple[Any, ...]:
     and PYMPSD_LAUNCHES that cannot be; NOT_SUPPORTED for PYMPSD_LAUNCHES=native without the extension. Waits while
     another user's server has its turn; after 10 s a RuntimeWarning says so.
     """
-    here.initialize(number(Flags))
-    return DONE
+    process.initialize(flags)
 
 
-@door(1)
-def cuDriverGetVersion() -> tuple[Any, ...]:
+def driver_version() -> int:
     """Return 1000 x major + 10 x minor of the CUDA version answered with. Works before cuInit."""
-    if here.forked:
-        here.require()
-    connection = here.connection
-    return SUCCESS, CUDA_VERSION if connection is None else connection.driver_version
+    if process.forked:
+        process.require()
+    connection = process.connection
+    return CUDA_VERSION if connection is None else connection.driver_version
 
 
-@door(1)
-def cuDeviceGetCount() -> tuple[Any, ...]:
-    """Return how many devices this process sees."""
-    connection = here.require()
+def count() -> int:
+    """Return the number of devices that this process sees."""
+    connection = process.require()
     connection.check()
-    return SUCCESS, len(connection.devices)
+    return len(connection.devices)
 
 
-@door(1)
-def cuDeviceGet(ordinal: Any) -> tuple[Any, ...]:
+def device(ordinal: int) -> int:
     """Return the device of an ordinal from 0; INVALID_DEVICE."""
-    return SUCCESS, CUdevice(here.device(number(ordinal)).number)
+    return process.device(ordinal).number
 
 
-@door(1)
-def cuDeviceGetName(length: Any, dev: Any) -> tuple[Any, ...]:
+def name(length: int, device: int) -> bytes:
     """Return ``length`` bytes: the device's name, cut to fit, and NULs. INVALID_VALUE for a length below 1."""
-    device = here.device(dev)
-    return SUCCESS, _padded(device.facts.name, number(length))
+    return _padded(process.device(device).facts.name, length)
 
 
-@door(1)
-def cuDeviceGetUuid(dev: Any) -> tuple[Any, ...]:
+def uuid(device: int) -> bytes:
     """Return the device's UUID as a CUuuid of 16 bytes."""
-    digits = here.device(dev).facts.uuid.removeprefix("GPU-").replace("-", "")
-    uuid = CUuuid()
-    ctypes.memmove(uuid.getPtr(), bytes.fromhex(digits), 16)
-    return SUCCESS, uuid
+    return bytes.fromhex(process.device(device).facts.uuid.removeprefix("GPU-").replace("-", ""))
 
 
-cuDeviceGetUuid_v2 = cuDeviceGetUuid
-
-
-@door(1)
-def cuDeviceTotalMem(dev: Any) -> tuple[Any, ...]:
+def total_memory(device: int) -> int:
     """Return the device's memory in bytes."""
-    return SUCCESS, here.device(dev).facts.memory_bytes
+    return process.device(device).facts.memory_bytes
 
 
-@door(1)
-def cuDeviceGetAttribute(attrib: Any, dev: Any) -> tuple[Any, ...]:
+def attribute(wanted: int, device: int) -> int:
     """Return an attribute's value: 0 for one this device does not have, INVALID_VALUE for one that does not exist."""
-    device = here.device(dev)
-    wanted = number(attrib)
+    found = process.device(device)
     if wanted not in _ATTRIBUTES.values():
         raise invalid_value(f"there is no device attribute {wanted}")
     if wanted == _ATTRIBUTES["MULTIPROCESSOR_COUNT"]:
-        return SUCCESS, _multiprocessors(device)
-    facts = device.facts.attributes
+        return _multiprocessors(found)
+    facts = found.facts.attributes
     names = [name for name, value in _ATTRIBUTES.items() if value == wanted]  # an attribute may have aliases
-    return SUCCESS, next((facts[name] for name in names if name in facts), 0)
+    return next((facts[name] for name in names if name in facts), 0)
 
 
 def _multiprocessors(device: Device) -> int:
     """Of the current context where each context has its own share, else of the process (MPS documents, 4.2.5)."""
-    stack = mine.stack
-    if here.require().per_context and stack and stack[-1].device is device:
+    stack = this_thread.stack
+    if process.require().per_context and stack and stack[-1].device is device:
         opened = stack[-1].opened
         if opened is not None:
-            return opened.multiprocessors
+            return int(opened.multiprocessors)
     return device.facts.attributes.get("MULTIPROCESSOR_COUNT", device.facts.multiprocessors)
 
 
-@door(1)
-def cuDeviceGetExecAffinitySupport(typename: Any, dev: Any) -> tuple[Any, ...]:
+def execution_affinity_support(kind: int, device: int) -> int:
     """Return 1 when contexts can be kept to a number of SMs: under MPS, on Volta and newer. INVALID_VALUE."""
-    device = here.device(dev)
-    if number(typename) != _SM_COUNT:
-        raise invalid_value(f"the execution affinity type is SM_COUNT ({_SM_COUNT}), not {number(typename)}")
-    return SUCCESS, int(here.require().provisions and device.facts.is_volta_or_newer)
+    facts = process.device(device).facts
+    if kind != SM_COUNT:
+        raise invalid_value(f"the execution affinity type is SM_COUNT ({SM_COUNT}), not {kind}")
+    return int(process.require().provisions and facts.is_volta_or_newer)
 
 
-@door(1)
-def cuDeviceGetPCIBusId(length: Any, dev: Any) -> tuple[Any, ...]:
+def pci_bus_id(length: int, device: int) -> bytes:
     """Return ``length`` bytes: domain:bus:device.function in hexadecimal, and NULs. INVALID_VALUE below 13."""
-    device = here.device(dev)
-    if number(length) < 13:
-        raise invalid_value(f"a PCI bus id needs 13 bytes, not {number(length)}")
+    found = process.device(device)
+    if length < 13:
+        raise invalid_value(f"a PCI bus id needs 13 bytes, not {length}")
+    return _padded(_bus_id(found), length)
+
+
+def _bus_id(device: Device) -> str:
     domain, rest = device.facts.pci.split(":", 1)
-    bus, number_of_it, function = rest.replace(":", ".").split(".")
-    name = f"{int(domain, 16):04X}:{int(bus, 16):02X}:{int(number_of_it, 16):02X}.{int(function, 16):X}"
-    return SUCCESS, _padded(name, number(length))
+    bus, number, function = rest.replace(":", ".").split(".")
+    return f"{int(domain, 16):04X}:{int(bus, 16):02X}:{int(number, 16):02X}.{int(function, 16):X}"
 
 
-@door(1)
-def cuDeviceGetByPCIBusId(pciBusId: Any) -> tuple[Any, ...]:
+def device_by_pci_bus_id(text: str) -> int:
     """Return the device with a PCI bus id (bytes, as cuDeviceGetPCIBusId gives them); INVALID_DEVICE for none."""
-    wanted = bytes(pciBusId).rstrip(b"\0").decode("ascii", "replace").upper()
-    for index in range(len(here.require().devices)):
-        name: bytes = cuDeviceGetPCIBusId(16, index)[1]
-        if wanted in (name.rstrip(b"\0").decode(), name.rstrip(b"\0").decode().removeprefix("0000:")):
-            return SUCCESS, CUdevice(index)
+    wanted = text.upper()
+    connection = process.require()
+    connection.check()
+    for each in connection.devices:
+        if wanted in (_bus_id(each), _bus_id(each).removeprefix("0000:")):
+            return each.number
     raise CudaError(Result.ERROR_INVALID_DEVICE, f"no visible device has the PCI bus id {wanted}")
 
 
-@door(1)
-def cuDeviceCanAccessPeer(dev: Any, peerDev: Any) -> tuple[Any, ...]:
-    """Return 0: copies between devices are staged by this library, peer access there is none."""
-    here.device(dev)
-    here.device(peerDev)
-    return SUCCESS, 0
+def can_access_peer(device: int, peer: int) -> int:
+    """Return 0: copies between devices are staged by this library, there is no peer access."""
+    process.device(device)
+    process.device(peer)
+    return 0
 
 
-@door(1)
-def cuDeviceGetP2PAttribute(attrib: Any, srcDevice: Any, dstDevice: Any) -> tuple[Any, ...]:
+def peer_attribute(attribute: int, source: int, destination: int) -> int:
     """Return 0 for every attribute of a pair of devices: there is no peer access."""
-    here.device(srcDevice)
-    here.device(dstDevice)
-    number(attrib)
-    return SUCCESS, 0
+    process.device(source)
+    process.device(destination)
+    return 0
 
 
 def _padded(text: str, length: int) -> bytes:

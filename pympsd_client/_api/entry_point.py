@@ -1,46 +1,165 @@
-"""What every door has in common: errors become results, and a program that runs natively goes to the driver."""
+"""Public functions made from their rows: arguments converted, errors become results, outputs get their types.
+
+A program that runs natively goes to the vendor's driver. Each function is Python source that is compiled once,
+when the program first names it: its parameters are its own, and a call runs no more than it needs.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from functools import wraps
+from importlib import import_module
 from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, failed
-from pympsd_client._objects.process import here
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._arguments import bindings, structs
+from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
+from pympsd_client._arguments.host_pointer import HostMemory
+from pympsd_client._arguments.numbers import number, text, unsigned
+from pympsd_client._command_stream.launch_cache import with_cache
+from pympsd_client._objects.process import process
+from pympsd_client._objects.thread_local import this_thread
+from pympsd_client.signatures import Calling, Parameter, Signature
 
-Door = Callable[..., tuple[Any, ...]]
+EntryPoint = Callable[..., tuple[Any, ...]]
 _NOT_PERMITTED: Final = (
     "a host function or stream callback makes no CUDA calls; let it set a flag, and another thread make the call"
 )
+_UNSIGNED: Final = {"unsigned char": 8, "unsigned short": 16, "unsigned int": 32, "size_t": 64}
+_AS_GIVEN: Final = frozenset(
+    {
+        "CUctxCreateParams *",
+        "CUexecAffinityParam *",
+        "CUhostFn",
+        "CUjit_option *",
+        "CUlaunchConfig *",
+        "CUstreamCallback",
+        "PyObject *",
+        "void **",
+    }
+)
+"""Types whose values the core takes apart."""
+_STRUCTS: Final = {"CUDA_MEMCPY2D *": structs.copy_2d, "CUDA_MEMCPY3D *": structs.copy_3d}
+_WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "CUcontext": bindings.CUcontext,
+    "CUdevice": bindings.CUdevice,
+    "CUdeviceptr": bindings.CUdeviceptr,
+    "CUevent": bindings.CUevent,
+    "CUfunction": bindings.CUfunction,
+    "CUmodule": bindings.CUmodule,
+    "CUstream": bindings.CUstream,
+    "CUuuid": structs.uuid,
+    "CUexecAffinityParam": structs.sm_affinity,
+}
+"""What makes an output's value what cuda.bindings returns; an int or bytes is returned as it is."""
 
 
-def door(outputs: int = 0) -> Callable[[Door], Door]:
-    """Make a function a driver call: it returns ``(CUresult, output, ...)``, on failure with None for each output."""
+def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryPoint:
+    """Return the public function of a row: ``(CUresult, output, ...)``, on failure with None for each output."""
+    if core is None:
+        core = getattr(import_module(f"pympsd_client.{signature.module}"), signature.core)
+    names: dict[str, Any] = {
+        "_DONE": DONE,
+        "_SUCCESS": SUCCESS,
+        "_CudaError": CudaError,
+        "_HostMemory": HostMemory,
+        "_core": core,
+        "_exhausted": _exhausted,
+        "_failed": failed,
+        "_not_permitted": _not_permitted,
+        "_number": number,
+        "_process": process,
+        "_struct": _STRUCTS,
+        "_text": text,
+        "_this_thread": this_thread,
+        "_unsigned": unsigned,
+        "_wrap": _WRAPPERS,
+    }
+    exec(compile(_source(signature), f"<{signature.name}>", "exec"), names)
+    function: Any = names[signature.name]
+    function.__doc__ = core.__doc__
+    function.__module__ = "pympsd_client.driver"
+    if signature.calling is Calling.VARIANTS:
+        function.__signature__ = inspect.Signature(
+            [inspect.Parameter(one.name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for one in signature.inputs]
+        )
+    if signature.name == "cuLaunchKernel":
+        function = with_cache(function, DONE, this_thread)
+    made: EntryPoint = function
+    return made
 
-    def make(function: Door) -> Door:
-        name = function.__name__
 
-        @wraps(function)
-        def call(*arguments: Any, **keywords: Any) -> tuple[Any, ...]:
-            if here.native is not None:
-                result: tuple[Any, ...] = getattr(here.native, name)(*arguments, **keywords)
-                return result
-            if here.calls_back and mine.in_host_function:
-                return failed(CudaError(Result.ERROR_NOT_PERMITTED, _NOT_PERMITTED), outputs)
-            try:
-                return function(*arguments, **keywords)
-            except CudaError as error:
-                return failed(error, outputs)
-            except OSError as error:
-                if error.errno not in EXHAUSTED:
-                    raise
-                reason = f"this process is out of file descriptors: {explain(error)}"
-                return failed(CudaError(Result.ERROR_OPERATING_SYSTEM, reason), outputs)
+def _source(signature: Signature) -> str:
+    name, outputs, calling = signature.name, len(signature.outputs), signature.calling
+    is_variants = calling is Calling.VARIANTS
+    given = "*arguments, **keywords" if is_variants else ", ".join(one.name for one in signature.inputs)
+    lines = [f"def {name}({given}):"]
+    if calling is not Calling.ANYWHERE:
+        lines += [
+            "    if _process.native is not None:",
+            f"        return _process.native.{name}({given})",
+            "    if _process.calls_back and _this_thread.in_host_function:",
+            f"        return _not_permitted({outputs})",
+        ]
+    lines.append("    try:")
+    if calling is not Calling.UNCONVERTED and not is_variants:
+        lines += [f"        {line}" for one in signature.inputs for line in _conversion(one)]
+    if calling not in (Calling.ANYWHERE, Calling.BEFORE_INIT):
+        lines += ["        if _process.connection is None:", "            _process.require()"]
+    lines += [f"        {line}" for line in _call(signature)]
+    lines += ["    except _CudaError as error:", f"        return _failed(error, {outputs})"]
+    lines += ["    except OSError as error:", f"        return _failed(_exhausted(error), {outputs})"]
+    return "\n".join(lines)
 
-        return call
 
-    return make
+def _conversion(parameter: Parameter) -> list[str]:
+    """Return the lines that make a plain value of an argument; one that is plain already costs a look at its type."""
+    name, bits = parameter.name, _UNSIGNED.get(parameter.type)
+    if parameter.type in _AS_GIVEN or _is_host_pointer(parameter):
+        return []
+    if bits is not None:
+        wrong = f"type({name}) is not int or not 0 <= {name} < {1 << bits}"
+        return [f"if {wrong}: {name} = _unsigned({name}, {bits})"]
+    if parameter.type == "char *":
+        return [f"{name} = _text({name})"]
+    if parameter.type in _STRUCTS:
+        return [f"{name} = _struct[{parameter.type!r}]({name})"]
+    return [f"if type({name}) is not int: {name} = _number({name})"]
+
+
+def _call(signature: Signature) -> list[str]:
+    outputs = signature.outputs
+    call = f"_core({signature.arguments})"
+    wrapped = [one.type in _WRAPPERS for one in outputs]
+    if not outputs:
+        lines = [call, "return _DONE"]
+    elif not any(wrapped):
+        lines = [f"return _SUCCESS, {'' if len(outputs) == 1 else '*'}{call}"]
+    elif len(outputs) == 1:
+        lines = [f"return _SUCCESS, _wrap[{outputs[0].type!r}]({call})"]
+    else:
+        values = (
+            f"_wrap[{one.type!r}]({one.name}_)" if is_wrapped else f"{one.name}_"
+            for one, is_wrapped in zip(outputs, wrapped, strict=True)
+        )
+        lines = [", ".join(f"{one.name}_" for one in outputs) + f" = {call}", f"return _SUCCESS, {', '.join(values)}"]
+    # A buffer is held last, when all other arguments are found good.
+    held = [f"_HostMemory({one.name}) as {one.name}" for one in signature.inputs if _is_host_pointer(one)]
+    return [f"with {', '.join(held)}:", *(f"    {line}" for line in lines)] if held else lines
+
+
+def _is_host_pointer(parameter: Parameter) -> bool:
+    return parameter.type == "void *"
+
+
+def _not_permitted(outputs: int) -> tuple[Any, ...]:
+    return failed(CudaError(Result.ERROR_NOT_PERMITTED, _NOT_PERMITTED), outputs)
+
+
+def _exhausted(error: OSError) -> CudaError:
+    """Return what descriptors that ran out become; raise any other error, which is the program's own, again."""
+    if error.errno not in EXHAUSTED:
+        raise error
+    reason = f"this process is out of file descriptors: {explain(error)}"
+    return CudaError(Result.ERROR_OPERATING_SYSTEM, reason)

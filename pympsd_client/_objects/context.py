@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from itertools import count
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, FLAG_POISONED, GENERATION_SHIFT
@@ -15,39 +16,15 @@ from pympsd_client._command_stream.answers import Answer
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.operations import Operation
 from pympsd_client._connect.connection import Connection, Device, Opened
-from pympsd_client._objects.thread_local import mine
-
-if TYPE_CHECKING:
-    from pympsd_client._objects.event import Event
-    from pympsd_client._objects.module import Function, Module
-    from pympsd_client._objects.stream import Stream
+from pympsd_client._objects.thread_local import this_thread
 
 _count = count(FIRST_HANDLE).__next__
 
 
-class Handles:
-    """What handles stand for, by handle, for the whole process."""
-
-    def __init__(self) -> None:
-        self.contexts: dict[int, Context] = {}
-        self.modules: dict[int, Module] = {}
-        self.functions: dict[int, Function] = {}
-        self.streams: dict[int, Stream] = {}
-        self.events: dict[int, Event] = {}
-        self.memory: dict[int, Context] = {}
-        """Allocations by address: who made them."""
-
-    def forget(self, context: Context) -> None:
-        """Drop what belonged to a context."""
-        tables: tuple[dict[int, Any], ...] = (self.modules, self.functions, self.streams, self.events)
-        for table in tables:
-            for handle in [handle for handle, owned in tuple(table.items()) if owned.context is context]:
-                table.pop(handle, None)
-        for address in [address for address, owner in tuple(self.memory.items()) if owner is context]:
-            self.memory.pop(address, None)
-
-
-handles: Final = Handles()
+contexts: Final[dict[int, Context]] = {}
+"""The contexts of this process by handle."""
+when_closed: Final[list[Callable[[Context], None]]] = []
+"""Called with a context that closes: they drop what belonged to it."""
 
 
 class Context:
@@ -63,9 +40,9 @@ class Context:
         self.opened: Opened | None = None
         self.orphans: deque[int] = deque()
         """Per-thread streams of threads that have ended."""
-        self._trouble: CudaError | None = _not_open()
+        self._sticky_error: CudaError | None = _not_open()
         self._changing: Final = Lock()
-        handles.contexts[self.handle] = self
+        contexts[self.handle] = self
 
     def open(self, connection: Connection) -> None:
         """Open it if it is closed; raise CudaError."""
@@ -73,18 +50,19 @@ class Context:
             if self.opened is None:
                 self.opened = connection.open_context(self.device, self.flags, self._affinity)
                 self.serial = self.opened.serial
-                self._trouble = None
+                self._sticky_error = None
 
     def close(self, connection: Connection) -> None:
         """Close it and free what it held, unless it is closed; a poisoned context can be closed like any other."""
         with self._changing:
             if self.opened is not None:
                 try:
-                    self.opened, self._trouble = None, _not_open()
+                    self.opened, self._sticky_error = None, _not_open()
                 finally:
                     invalidate()
                 self.orphans.clear()
-                handles.forget(self)
+                for drop in when_closed:
+                    drop(self)
                 connection.close_context(self.device, self.serial)
 
     @property
@@ -93,15 +71,15 @@ class Context:
         return self.opened is not None
 
     @property
-    def trouble(self) -> CudaError | None:
+    def sticky_error(self) -> CudaError | None:
         """The error every call in this context returns, or None."""
-        return self._trouble
+        return self._sticky_error
 
     def usable(self) -> Opened:
         """Return what opening gave; raise the error that sticks."""
-        opened, trouble = self.opened, self._trouble
-        if trouble is not None or opened is None:
-            raise (trouble or _not_open()).again()
+        opened, error = self.opened, self._sticky_error
+        if error is not None or opened is None:
+            raise (error or _not_open()).again()
         return opened
 
     def poison(self, serial: int, code: int, reason: str) -> None:
@@ -109,15 +87,15 @@ class Context:
 
         ``serial`` says which context was meant: one closed since, and opened anew, has nothing to do with it.
         """
-        if self._trouble is None and serial == self.serial:
+        if self._sticky_error is None and serial == self.serial:
             try:
-                self._trouble = CudaError(code, reason or "an earlier fault ruined this context")
+                self._sticky_error = CudaError(code, reason or "an earlier fault ruined this context")
             finally:
                 invalidate()
 
     def after_fork(self, error: CudaError) -> None:
         """In a forked child nothing of it can be used."""
-        self._trouble = error
+        self._sticky_error = error
 
     def mint(self) -> int:
         """Return a handle that no other object of this process has, of this executor's generation."""
@@ -159,12 +137,24 @@ def _not_open() -> CudaError:
     )
 
 
-def context_of(handle: Any) -> Context:
+def context_of(handle: int) -> Context:
     """Return the context of a handle; raise INVALID_CONTEXT."""
-    found = handles.contexts.get(int(handle))
+    found = contexts.get(handle)
     if found is None:
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{int(handle):#x} is no context of this process")
+        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is no context of this process")
     return found
+
+
+def current() -> Context:
+    """Return the calling thread's current context; raise INVALID_CONTEXT when it has none."""
+    stack = this_thread.stack
+    if not stack:
+        raise CudaError(
+            Result.ERROR_INVALID_CONTEXT,
+            "no context is current to this thread; call cuCtxCreate, or cuDevicePrimaryCtxRetain and cuCtxSetCurrent",
+        )
+    context: Context = stack[-1]
+    return context
 
 
 def context_on(ordinal: int) -> Context:
@@ -172,11 +162,10 @@ def context_on(ordinal: int) -> Context:
 
     A process's contexts on one device share its memory.
     """
-    stack = mine.stack
-    if stack and stack[-1].device.ordinal == ordinal:
-        return stack[-1]
-    for context in tuple(handles.contexts.values()):
-        if context.device.ordinal == ordinal and context.active and context.trouble is None:
+    if this_thread.stack and current().device.ordinal == ordinal:
+        return current()
+    for context in tuple(contexts.values()):
+        if context.device.ordinal == ordinal and context.active and context.sticky_error is None:
             return context
     raise CudaError(
         Result.ERROR_INVALID_VALUE, "the address is on a device on which this process has no usable context"

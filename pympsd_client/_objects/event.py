@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from attrs import define
 
 from pympsd.vocabulary.results import Result
+from pympsd.wire.records import Kind
 from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
-from pympsd_client._arguments.numbers import number
 from pympsd_client._command_stream import operations
-from pympsd_client._objects.context import Context, handles
-from pympsd_client._objects.process import current
+from pympsd_client._objects.context import Context
+from pympsd_client._objects.handle_table import HandleTable
 from pympsd_client._objects.stream import resolve
 
 BLOCKING_SYNC: Final = 1
@@ -29,6 +29,9 @@ class Event:
     recorded: bool = False
 
 
+events: Final[HandleTable[Event]] = HandleTable("event", "destroyed, or never created", Kind.EVENT)
+
+
 def create(context: Context, flags: int) -> Event:
     """Make an event; raise CudaError."""
     if flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS):
@@ -39,30 +42,17 @@ def create(context: Context, flags: int) -> Event:
         raise CudaError(Result.ERROR_NOT_SUPPORTED, "pympsd has no events between processes; leave the flag out")
     handle = context.mint()
     context.post(operations.CREATE_EVENT, handle, flags)
-    event = handles.events[handle] = Event(handle, context, flags)
-    return event
+    return events.add(Event(handle, context, flags))
 
 
-def event_of(handle: Any) -> Event:
-    """Return the event of a handle; raise INVALID_HANDLE."""
-    value = number(handle)
-    event = handles.events.get(value)
-    if event is None:
-        current().usable()
-        raise invalid_handle(f"{value:#x} is no event of this process (destroyed, or never created)")
-    return event
+def destroy(handle: int) -> None:
+    """Destroy an event, done or not."""
+    events.destroy(events.find(handle))
 
 
-def destroy(handle: Any) -> None:
-    """Forget an event, done or not."""
-    event = event_of(handle)
-    event.context.post(operations.DESTROY_EVENT, event.handle)
-    handles.events.pop(event.handle, None)
-
-
-def record(handle: Any, stream: Any) -> None:
-    """The event stands for what is in a stream so far; both are of one context, else INVALID_HANDLE."""
-    event = event_of(handle)
+def record(handle: int, stream: int) -> None:
+    """Have the event stand for what is in a stream so far; INVALID_HANDLE if they are of different contexts."""
+    event = events.find(handle)
     context, its_stream = resolve(stream)
     if context is not event.context:
         raise invalid_handle("the event and the stream are of different contexts; create both in one")
@@ -70,29 +60,29 @@ def record(handle: Any, stream: Any) -> None:
     event.recorded = True
 
 
-def query(handle: Any) -> None:
-    """Return when what it last recorded is done (or nothing was recorded); raise NOT_READY when it is not."""
-    event = event_of(handle)
+def query(handle: int) -> None:
+    """SUCCESS when what it recorded is done, or nothing was recorded; else NOT_READY."""
+    event = events.find(handle)
     event.context.usable()
     if event.recorded:
         event.context.call(operations.QUERY_EVENT, event.handle)
 
 
-def synchronize(handle: Any) -> None:
+def synchronize(handle: int) -> None:
     """Wait until what it last recorded is done."""
-    event = event_of(handle)
+    event = events.find(handle)
     event.context.usable()
     if event.recorded:
         event.context.call(operations.SYNCHRONIZE_EVENT, event.handle)
 
 
-def make_stream_wait(stream: Any, handle: Any) -> None:
-    """Later work of a stream waits for the event.
+def make_stream_wait(stream: int, handle: int) -> None:
+    """Have later work of a stream wait for the event.
 
     The event of another context may be another executor's, so it is waited for here, before the stream's later
     work is sent at all.
     """
-    event = event_of(handle)
+    event = events.find(handle)
     context, its_stream = resolve(stream)
     context.usable()
     if context is event.context:
@@ -101,9 +91,9 @@ def make_stream_wait(stream: Any, handle: Any) -> None:
         synchronize(handle)
 
 
-def elapsed_milliseconds(start: Any, end: Any) -> float:
-    """Return the time between two recorded events; INVALID_HANDLE, NOT_READY as in CUDA."""
-    first, second = event_of(start), event_of(end)
+def elapsed_milliseconds(start: int, end: int) -> float:
+    """Return milliseconds between two recorded events; INVALID_HANDLE, NOT_READY."""
+    first, second = events.find(start), events.find(end)
     for event in (first, second):
         event.context.usable()
         if event.flags & DISABLE_TIMING:

@@ -22,9 +22,9 @@ from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.session import Session
 from pympsd_client._objects.context import Context
-from pympsd_client._objects.process import here
+from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import resolve
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._objects.thread_local import this_thread
 
 _HOST_FN: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _STREAM_CALLBACK: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
@@ -36,7 +36,7 @@ _CALL_BACK: Final = ctypes.CFUNCTYPE(None, ctypes.py_object, ctypes.py_object, c
 _making: Final = Lock()
 
 
-def launch(stream: Any, function: Any, data: Any) -> None:
+def launch(stream: int, function: Any, data: Any) -> None:
     """Run ``function(data)`` when the stream comes here; not when the context is in error. Raise CudaError."""
     context, its_stream = _place(stream)
     address = _address(function)
@@ -48,23 +48,23 @@ def launch(stream: Any, function: Any, data: Any) -> None:
     _post(context, its_stream, _holding((function, data), lambda status: c_function(pointer)), on_error=False)
 
 
-def add_callback(stream: Any, callback: Any, data: Any) -> None:
+def add_callback(stream: int, callback: Any, data: Any) -> None:
     """Run ``callback(stream, status, data)`` when the stream comes here, or the context ends in an error."""
     context, its_stream = _place(stream)
-    handle, address = number(stream), _address(callback)
+    address = _address(callback)
     if address is None:
         guarded = _CALL_BACK(callback)
-        _post(context, its_stream, lambda status: guarded(CUstream(handle), result_of(status), data), on_error=True)
+        _post(context, its_stream, lambda status: guarded(CUstream(stream), result_of(status), data), on_error=True)
         return
     c_function, pointer = _STREAM_CALLBACK(address), _pointer(data)
-    run = _holding((callback, data), lambda status: c_function(handle, status, pointer))
+    run = _holding((callback, data), lambda status: c_function(stream, status, pointer))
     _post(context, its_stream, run, on_error=True)
 
 
-def _place(stream: Any) -> tuple[Context, int]:
+def _place(stream: int) -> tuple[Context, int]:
     context, its_stream = resolve(stream)
     context.usable()
-    if isinstance(here.connection, Session) and not context.device.facts.is_volta_or_newer:
+    if isinstance(process.connection, Session) and not context.device.facts.is_volta_or_newer:
         major, minor = context.device.facts.compute_capability
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
@@ -103,15 +103,15 @@ def _holding(kept: object, run: Callable[[int], None]) -> Callable[[int], None]:
 
 def _post(context: Context, stream: int, run: Callable[[int], None], *, on_error: bool) -> None:
     opened = context.usable()
-    here.calls_back = True
+    process.calls_back = True
     invalidate()
 
     def marked(status: int) -> None:
-        mine.in_host_function = True
+        this_thread.in_host_function = True
         try:
             run(status)
         finally:
-            mine.in_host_function = False
+            this_thread.in_host_function = False
 
     _callbacks_of(opened.transport).launch(PendingCallback(context, opened.serial, stream, marked, on_error))
 

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_COOPERATIVE
-from pympsd_client._api.entry_point import door
-from pympsd_client._arguments.errors import DONE, CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.errors import DONE, CudaError, failed, invalid_handle, invalid_value
 from pympsd_client._arguments.kernel_parameters import code_of, flat, raw_packer, record_bytes, typed_packer
 from pympsd_client._arguments.numbers import number, unsigned
 from pympsd_client._command_stream.launch_cache import fits_plan, launcher
 from pympsd_client._command_stream.operations import LAUNCH_BYTES, LAUNCH_OPCODE, SEQUENCE_AT
-from pympsd_client._objects.context import handles
-from pympsd_client._objects.module import Function
+from pympsd_client._objects.context import current
+from pympsd_client._objects.module import Function, functions
 from pympsd_client._objects.occupancy import check_cooperative
-from pympsd_client._objects.process import current, here
+from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import PER_THREAD, resolve
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def launch(
     ``cooperative``: all its blocks are to be resident at once.
     """
     cache = launcher()
-    epoch = 0 if cache is None else cache.epoch  # what is checked from here on holds until plans are invalidated
+    epoch = 0 if cache is None else cache.epoch  # what is found from here on holds until plans are invalidated
     context = function.context
     opened = context.usable()
     if context is not current():
@@ -77,11 +76,11 @@ def _add_plan(
 ) -> None:
     """Add a plan for launches like one that was sent, if it can have one."""
     writer = transport.writer
-    if writer is None or here.calls_back or type(parameters) is not tuple or not fits_plan(parameters, record):
+    if writer is None or process.calls_back or type(parameters) is not tuple or not fits_plan(parameters, record):
         return
     # The kernel was looked up before the epoch was read: it may have been unloaded between.
     types = parameters[1]
-    if types not in function.packers or handles.functions.get(function.handle) is not function:
+    if types not in function.packers or functions.get(function.handle) is not function:
         return
     values = tuple(
         (LAUNCH_BYTES + offset, code_of(ctype))
@@ -93,9 +92,11 @@ def _add_plan(
     )  # fmt: skip
 
 
-@door()
 def _ring_bell(transport: Transport) -> tuple[Any, ...]:
-    transport.ring_bell()
+    try:
+        transport.ring_bell()
+    except CudaError as error:
+        return failed(error, 0)
     return DONE
 
 

@@ -8,16 +8,16 @@ from typing import Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout, ModuleLayout
+from pympsd.wire.records import Kind
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value, lost
+from pympsd_client._arguments.errors import CudaError, invalid_value, lost
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.kernel_parameters import Packer
-from pympsd_client._arguments.numbers import number
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._objects.context import Context, handles
-from pympsd_client._objects.memory import upload
-from pympsd_client._objects.process import current
+from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.copies import upload
+from pympsd_client._objects.handle_table import HandleTable
 
 _ATTRIBUTES: Final = {value: name for name, value in members("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_").items()}
 _DYNAMIC_LIMIT: Final = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
@@ -43,8 +43,7 @@ class Module:
         found = self._functions.get(name)
         if found is None:
             raise _not_found("kernel", name, self._functions)
-        handles.functions[found.handle] = found
-        return found
+        return functions.add(found)
 
     def variable(self, name: str) -> GlobalLayout:
         """Return a variable by name; raise NOT_FOUND."""
@@ -61,10 +60,9 @@ class Module:
     def unload(self) -> None:
         """Free it once its running kernels have ended; its handles are invalid from now on."""
         try:
-            self.context.call(operations.UNLOAD_MODULE, self.handle)
-            handles.modules.pop(self.handle, None)
+            modules.destroy(self)
             for function in self._functions.values():
-                handles.functions.pop(function.handle, None)
+                functions.remove(function.handle)
         finally:
             invalidate()
 
@@ -114,6 +112,10 @@ class Function:
         return most - self.attributes.get("SHARED_SIZE_BYTES", 0)
 
 
+modules: Final[HandleTable[Module]] = HandleTable("module", "unloaded, or never loaded", Kind.MODULE)
+functions: Final[HandleTable[Function]] = HandleTable("kernel", "its module unloaded, perhaps")
+
+
 def _not_found(kind: str, name: str, known: dict[str, Any]) -> CudaError:
     has = ", ".join(sorted(known)[:20]) or "none"
     return CudaError(Result.ERROR_NOT_FOUND, f"the module has no {kind} {name!r}; it has {has}")
@@ -131,8 +133,7 @@ def load(image: bytes) -> Module:
         layout = ModuleLayout.decode(answer)
     except RemoteError as error:
         raise lost(f"the executor sent {error}") from None
-    module = handles.modules[handle] = Module(handle, context, layout)
-    return module
+    return modules.add(Module(handle, context, layout))
 
 
 def load_file(path: bytes) -> Module:
@@ -147,20 +148,19 @@ def load_file(path: bytes) -> Module:
     return load(image)
 
 
-def image_at(pointer: Any) -> bytes:
+def image_at(memory: HostMemory) -> bytes:
     """Return the image at a pointer or in a buffer: text up to its NUL, binaries by the size in their header."""
-    with HostMemory(pointer) as memory:
-        memory.check(0, to_be_written=False)
-        head = ctypes.string_at(memory.address, 4 if memory.size is None else min(4, memory.size))
-        if head == _FAT_WRAPPER:
-            raise CudaError(Result.ERROR_INVALID_IMAGE, "a fat binary's wrapper is no image; pass what it points to")
-        binary = head in (_ELF, _FAT_BINARY)
-        if memory.size is not None:
-            data = ctypes.string_at(memory.address, memory.size)
-            return data if binary else data.split(b"\0", 1)[0]
-        if binary:
-            return ctypes.string_at(memory.address, _binary_size(memory.address, head))
-        return ctypes.string_at(memory.address)
+    memory.check(0, to_be_written=False)
+    head = ctypes.string_at(memory.address, 4 if memory.size is None else min(4, memory.size))
+    if head == _FAT_WRAPPER:
+        raise CudaError(Result.ERROR_INVALID_IMAGE, "a fat binary's wrapper is no image; pass what it points to")
+    binary = head in (_ELF, _FAT_BINARY)
+    if memory.size is not None:
+        data = ctypes.string_at(memory.address, memory.size)
+        return data if binary else data.split(b"\0", 1)[0]
+    if binary:
+        return ctypes.string_at(memory.address, _binary_size(memory.address, head))
+    return ctypes.string_at(memory.address)
 
 
 def _binary_size(address: int, head: bytes) -> int:
@@ -170,21 +170,3 @@ def _binary_size(address: int, head: bytes) -> int:
     header = ctypes.string_at(address, 64)  # elf(5), Elf64_Ehdr: the section headers lie last
     sections = int.from_bytes(header[40:48], "little")
     return sections + int.from_bytes(header[58:60], "little") * int.from_bytes(header[60:62], "little")
-
-
-def module_of(handle: Any) -> Module:
-    """Return the module of a handle; raise INVALID_HANDLE."""
-    found = handles.modules.get(number(handle))
-    if found is None:
-        current().usable()
-        raise invalid_handle(f"{number(handle):#x} is no module of this process (unloaded, or never loaded)")
-    return found
-
-
-def function_of(handle: Any) -> Function:
-    """Return the kernel of a handle; raise INVALID_HANDLE."""
-    found = handles.functions.get(number(handle))
-    if found is None:
-        current().usable()
-        raise invalid_handle(f"{number(handle):#x} is no kernel of this process (its module unloaded, perhaps)")
-    return found

@@ -16,8 +16,7 @@ from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._connect.discovery import REQUIRE, Way, check_switches, without_daemon
 from pympsd_client._connect.private_executor import PrivateExecutors, PrivateExecutorWarning, native_driver
 from pympsd_client._connect.retry import connect_with_retry
-from pympsd_client._objects.context import Context, handles
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._objects.context import Context, contexts
 
 _FORKED: Final = (
     "CUDA cannot be used in a process forked after cuInit; start the child with spawn or exec, or fork before cuInit"
@@ -25,7 +24,7 @@ _FORKED: Final = (
 
 
 class Process:
-    """What this process is to its devices; one instance, `here`."""
+    """What this process is to its devices; one instance, `process`."""
 
     def __init__(self) -> None:
         self.native: Any = None
@@ -63,7 +62,7 @@ class Process:
             self.native = bindings
             return
         self._connected(PrivateExecutors(environment))
-        # The frames above: initialize, cuInit's door (two), the program.
+        # The frames above: initialize, cuInit and its core, the program.
         warnings.warn(f"{answer}: running on a private emulated device", PrivateExecutorWarning, stacklevel=5)
 
     def _connected(self, connection: Connection) -> None:
@@ -81,11 +80,10 @@ class Process:
         if self.forked:
             raise _forked()
 
-    def device(self, number: Any) -> Device:
+    def device(self, index: int) -> Device:
         """Return a visible device by its number; raise INVALID_DEVICE. A server that is gone is noticed here."""
         connection = self.require()
         connection.check()
-        index = int(number)
         if not 0 <= index < len(connection.devices):
             raise CudaError(
                 Result.ERROR_INVALID_DEVICE,
@@ -93,9 +91,9 @@ class Process:
             )
         return connection.devices[index]
 
-    def primary(self, number: Any) -> Primary:
+    def primary(self, index: int) -> Primary:
         """Return what is known of a device's primary context."""
-        return self.primaries[self.device(number).number]
+        return self.primaries[self.device(index).number]
 
     def after_fork(self) -> None:
         """In a forked child nothing works any more, if anything had begun; the parent is unharmed."""
@@ -106,7 +104,7 @@ class Process:
         self.forked = True
         invalidate()
         connection, self.connection = self.connection, None
-        for context in handles.contexts.values():
+        for context in contexts.values():
             context.after_fork(_forked())
         if connection is not None:
             connection.abandon()
@@ -137,7 +135,7 @@ class Primary:
                 context.open(connection)
             except BaseException:
                 if self.context is None:
-                    handles.contexts.pop(context.handle, None)
+                    contexts.pop(context.handle, None)
                 raise
             self.context = context
             self._references += 1
@@ -163,18 +161,6 @@ def _forked() -> CudaError:
     return CudaError(Result.ERROR_NOT_INITIALIZED, _FORKED)
 
 
-here: Final = Process()
-os.register_at_fork(after_in_child=here.after_fork)
-atexit.register(here.at_exit)
-
-
-def current() -> Context:
-    """Return the calling thread's current context; raise INVALID_CONTEXT when it has none."""
-    stack = mine.stack
-    if stack:
-        return stack[-1]
-    here.require()
-    raise CudaError(
-        Result.ERROR_INVALID_CONTEXT,
-        "no context is current to this thread; call cuCtxCreate, or cuDevicePrimaryCtxRetain and cuCtxSetCurrent",
-    )
+process: Final = Process()
+os.register_at_fork(after_in_child=process.after_fork)
+atexit.register(process.at_exit)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.records import STREAM_LEGACY
-from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
-from pympsd_client._arguments.numbers import number
+from pympsd.wire.records import STREAM_LEGACY, Kind
+from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._objects.context import Context, handles
-from pympsd_client._objects.process import current
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.handle_table import HandleTable
+from pympsd_client._objects.thread_local import this_thread
 
 NON_BLOCKING: Final = 1
 LEGACY: Final = (0, 1)
@@ -32,6 +31,9 @@ class Stream:
     priority: int
 
 
+streams: Final[HandleTable[Stream]] = HandleTable("stream", "destroyed, or never created", Kind.STREAM)
+
+
 def create(context: Context, flags: int, priority: int) -> Stream:
     """Make a stream; raise CudaError."""
     if flags & ~NON_BLOCKING:
@@ -42,69 +44,55 @@ def create(context: Context, flags: int, priority: int) -> Stream:
         context.post(operations.DESTROY_STREAM, context.orphans.popleft())
     handle = context.mint()
     context.post(operations.CREATE_STREAM, handle, flags, clamped)
-    stream = handles.streams[handle] = Stream(handle, context, flags, clamped)
-    return stream
+    return streams.add(Stream(handle, context, flags, clamped))
 
 
-def destroy(handle: Any) -> None:
-    """Forget a stream; what was started in it goes on to its end."""
-    stream = stream_of(handle)
+def destroy(handle: int) -> None:
+    """Destroy a stream; what was started in it goes on to its end. INVALID_HANDLE for the special ones."""
+    stream = streams.find(handle)
     try:
-        stream.context.post(operations.DESTROY_STREAM, stream.handle)
-        handles.streams.pop(stream.handle, None)
+        streams.destroy(stream)
     finally:
         invalidate()
 
 
-def stream_of(handle: Any) -> Stream:
-    """Return a stream somebody created; INVALID_HANDLE for the special ones and for what is none."""
-    current_handle = number(handle)
-    stream = handles.streams.get(current_handle)
-    if stream is None:
-        current().usable()
-        raise invalid_handle(f"{current_handle:#x} is no stream of this process (destroyed, or never created)")
-    return stream
-
-
-def resolve(handle: Any) -> tuple[Context, int]:
+def resolve(handle: int) -> tuple[Context, int]:
     """Return the context of a stream and how records name the stream."""
-    value = number(handle)
-    if value in LEGACY:
+    if handle in LEGACY:
         return current(), STREAM_LEGACY
-    if value == PER_THREAD:
+    if handle == PER_THREAD:
         return _per_thread(current())
-    stream = stream_of(value)
+    stream = streams.find(handle)
     return stream.context, stream.handle
 
 
 def _per_thread(context: Context) -> tuple[Context, int]:
     key = (context, context.serial)
-    own = mine.streams.handles.get(key)
+    own = this_thread.streams.handles.get(key)
     if own is None:
-        own = mine.streams.handles[key] = create(context, 0, 0).handle
+        own = this_thread.streams.handles[key] = create(context, 0, 0).handle
     return context, own
 
 
-def query(handle: Any) -> None:
-    """Return when all work so far is done; raise NOT_READY when it is not."""
+def query(handle: int) -> None:
+    """SUCCESS when all work so far is done, else NOT_READY."""
     context, stream = resolve(handle)
     context.call(operations.QUERY_STREAM, stream)
 
 
-def synchronize(handle: Any) -> None:
-    """Wait for all work so far."""
+def synchronize(handle: int) -> None:
+    """Wait for all work so far; return the error of earlier asynchronous work, if any."""
     context, stream = resolve(handle)
     context.call(operations.SYNCHRONIZE_STREAM, stream)
 
 
-def properties(handle: Any) -> Stream:
+def properties(handle: int) -> Stream:
     """Return flags, priority and context, also of the special streams (flags and priority 0, current context)."""
-    value = number(handle)
-    if value in LEGACY or value == PER_THREAD:
+    if handle in LEGACY or handle == PER_THREAD:
         context = current()
         context.usable()
-        return Stream(value, context, 0, 0)
-    stream = stream_of(value)
+        return Stream(handle, context, 0, 0)
+    stream = streams.find(handle)
     if not stream.context.active:
         raise CudaError(Result.ERROR_CONTEXT_IS_DESTROYED, "the stream's context is destroyed")
     return stream

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from typing import Any, Final, Protocol
 
-if TYPE_CHECKING:
-    from pympsd_client._objects.context import Context
+
+class StreamOwner(Protocol):
+    """A context, as far as the streams of a thread that ends concern it."""
+
+    serial: int
+    orphans: deque[int]
 
 
 class ThreadStreams:
@@ -17,7 +22,7 @@ class ThreadStreams:
     """
 
     def __init__(self) -> None:
-        self.handles: dict[tuple[Context, int], int] = {}
+        self.handles: dict[tuple[StreamOwner, int], int] = {}
 
     def __del__(self) -> None:
         for (context, serial), handle in self.handles.items():
@@ -25,15 +30,15 @@ class ThreadStreams:
                 context.orphans.append(handle)
 
 
-class _Mine(threading.local):
+class _ThreadState(threading.local):
     """One instance's attributes are this thread's own."""
 
     def __init__(self) -> None:
-        self.stack: list[Context] = []
+        self.stack: list[Any] = []
         """Contexts current to this thread, the last one on top (CUDA driver API, Context Management)."""
         self.streams = ThreadStreams()
         self.in_host_function = False
         """Whether this thread runs a host function just now, in which CUDA calls are not permitted."""
 
 
-mine: Final = _Mine()
+this_thread: Final = _ThreadState()

@@ -16,9 +16,13 @@ from pympsd_client._arguments.errors import CudaError, failed
 from pympsd_client._command_stream.launch_cache import is_native
 from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
-from pympsd_client._objects.context import handles
-from pympsd_client._objects.process import here
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._objects.context import contexts
+from pympsd_client._objects.event import events
+from pympsd_client._objects.memory import allocations
+from pympsd_client._objects.module import functions, modules
+from pympsd_client._objects.process import process
+from pympsd_client._objects.stream import streams
+from pympsd_client._objects.thread_local import this_thread
 from tests.client.fake_executor import FakeExecutor
 
 WITH_NATIVE_WORKERS: Final = frozenset(
@@ -27,6 +31,7 @@ WITH_NATIVE_WORKERS: Final = frozenset(
         "test_client_modules",
         "test_client_occupancy",
         "test_client_pinned",
+        "test_client_region_copies",
         "test_client_streams",
     }
 )
@@ -53,7 +58,7 @@ def make_executor() -> Iterator[Callable[..., FakeExecutor]]:
     yield make
     for executor in made:
         executor.close()
-    handles.contexts.clear()
+    contexts.clear()
 
 
 @pytest.fixture
@@ -65,21 +70,21 @@ def executor(make_executor: Callable[..., FakeExecutor]) -> FakeExecutor:
 @pytest.fixture
 def fresh_process() -> Iterator[Callable[[Connection], None]]:
     """Pretend that cuInit has reached a connection; afterwards the process is as before cuInit."""
-    before = here.connection, here.primaries
-    tables = (handles.contexts, handles.modules, handles.functions, handles.streams, handles.events, handles.memory)
-    kept = [dict(table) for table in tables]  # type: ignore[call-overload]
-    stack = list(mine.stack)
-    mine.stack.clear()
-    here.connection, here.primaries = None, {}
-    here.calls_back = False
-    yield here._connected
-    here.connection, here.primaries = before
-    here.native, here.forked = None, False
+    before = process.connection, process.primaries
+    tables = [contexts, *(each._objects for each in (modules, functions, streams, events, allocations))]
+    kept = [dict(table) for table in tables]
+    stack = list(this_thread.stack)
+    this_thread.stack.clear()
+    process.connection, process.primaries = None, {}
+    process.calls_back = False
+    yield process._connected
+    process.connection, process.primaries = before
+    process.native, process.forked = None, False
     for table, was in zip(tables, kept, strict=True):
         table.clear()
         table.update(was)
-    mine.stack[:] = stack
-    mine.streams.handles.clear()
+    this_thread.stack[:] = stack
+    this_thread.streams.handles.clear()
     failed(CudaError(0, ""), 0)  # no message of an earlier failure
 
 
@@ -130,8 +135,8 @@ def devices(private: PrivateExecutors, fresh_process: Callable[[Connection], Non
     """CUDA initialised on two real devices; contexts left over are destroyed."""
     fresh_process(private)
     yield
-    mine.streams.handles.clear()
-    for context in tuple(handles.contexts.values()):
+    this_thread.streams.handles.clear()
+    for context in tuple(contexts.values()):
         context.close(private)
 
 

@@ -14,8 +14,8 @@ from pympsd_client._command_stream import callback_threads, host_callbacks, laun
 from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
 from pympsd_client._objects import launch as launch_module
-from pympsd_client._objects.context import handles
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._objects.context import contexts
+from pympsd_client._objects.thread_local import this_thread
 from tests.client.conftest import ok, started
 from tests.client.launcher_rig import extension
 from tests.client.test_client_streams import PTX
@@ -95,8 +95,8 @@ def devices(
     """CUDA initialised on them; contexts left over are destroyed."""
     fresh_process(executors)
     yield executors
-    mine.streams.handles.clear()
-    for context in tuple(handles.contexts.values()):
+    this_thread.streams.handles.clear()
+    for context in tuple(contexts.values()):
         context.close(executors)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from cuda.bindings import driver as real
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
+from pympsd_client.signatures import SIGNATURES, Calling
 
 FUNCTIONS = [name for name in cuda._FUNCTIONS if hasattr(real, name)]
 
@@ -35,13 +38,14 @@ def _outputs(name: str) -> int:
     return sum(1 for line in lines if " : " in line and not line.startswith(":py"))
 
 
-ALWAYS_THERE = ("cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString")
-ARGUMENTS = {"cuLaunchKernel": (0,) * 11, "cuModuleLoad": (b"x",), "cuModuleGetFunction": (0, b"f")}
+def _needs_init(name: str) -> bool:
+    return SIGNATURES[name].calling not in (Calling.BEFORE_INIT, Calling.ANYWHERE)
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in ALWAYS_THERE])
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if _needs_init(name)])
 def test_before_cuinit_every_call_says_so_with_none_for_each_output(name: str, fresh_process: object) -> None:
-    arguments = ARGUMENTS.get(name) or [b"x" if one == "name" else 0 for one in _names(getattr(real, name))]
+    given = {"char *": b"x", "CUDA_MEMCPY2D *": None, "CUDA_MEMCPY3D *": None}
+    arguments = [given.get(one.type, 0) for one in SIGNATURES[name].inputs]
     answer = getattr(cuda, name)(*arguments)
     assert answer == (cuda.CUresult.CUDA_ERROR_NOT_INITIALIZED, *(None,) * _outputs(name))
     assert "cuInit" in last_error()
@@ -91,11 +95,25 @@ def test_a_function_that_is_missing_is_named() -> None:
     assert not hasattr(cuda, "_driver")
 
 
-def test_where_the_message_points_there_is_something() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    section = readme.partition("## How it differs from the vendor's MPS\n")[2].partition("\n## ")[0]
-    for missing in ("graphs", "memory pools", "2D and 3D copies", "cuLibrary*", "cuLink*"):
-        assert missing in section
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_a_row_names_a_core_that_takes_what_it_lists(name: str) -> None:
+    signature = SIGNATURES[name]
+    core = getattr(import_module(f"pympsd_client.{signature.module}"), signature.core)
+    if "*" not in signature.arguments:
+        listed = ast.parse(f"core({signature.arguments})", mode="eval").body
+        assert isinstance(listed, ast.Call)
+        inspect.signature(core).bind(*listed.args)
+    assert core.__doc__
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_row_has_the_parameters_and_outputs_of_the_driver(name: str) -> None:
+    assert len(SIGNATURES[name].outputs) == _outputs(name)
+    assert getattr(cuda, name).__doc__
+
+
+def test_the_message_about_a_missing_function_points_to_a_section_of_the_readme() -> None:
+    assert "## How it differs from the vendor's MPS\n" in (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def test_a_star_brings_functions_types_and_constants() -> None:

@@ -21,9 +21,9 @@ from pympsd_client import last_error
 from pympsd_client._command_stream import callback_threads, host_callbacks
 from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._connect.session import Session
-from pympsd_client._objects.context import Context, handles
-from pympsd_client._objects.process import here
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._objects.context import Context, contexts
+from pympsd_client._objects.process import process
+from pympsd_client._objects.thread_local import this_thread
 from tests.client.conftest import ok
 from tests.client.fake_executor import FACTS, OPCODES, FakeExecutor
 from tests.client.test_client_process import _run
@@ -396,7 +396,7 @@ def fake(
     )
     fresh_process(executor)
     context = executor.context()
-    mine.stack.append(context)
+    this_thread.stack.append(context)
     return executor, context
 
 
@@ -437,7 +437,7 @@ def test_an_announcement_with_the_flag_poisons_the_context(fake: tuple[FakeExecu
     (record,) = records_of(executor, "HOST_FUNCTION")
     executor.send(executor.answer(record, result=700, reason="gone wrong", flags=FLAG_POISONED))
     assert heard.get(timeout=SECONDS)[1] == R.CUDA_ERROR_ILLEGAL_ADDRESS
-    assert context.trouble is not None
+    assert context.sticky_error is not None
     assert records_of(executor, "HOST_FUNCTION_DONE") == []
 
 
@@ -477,7 +477,7 @@ def test_backpressure_applies_only_while_functions_are_pending(fake: tuple[FakeE
     executor.seen.clear()
 
     def post_many() -> None:
-        mine.stack.append(context)
+        this_thread.stack.append(context)
         for _ in range(far):
             ok(cuda.cuMemsetD32Async(0x6000_0000_0000, 0, 1, 0))
 
@@ -513,16 +513,16 @@ def test_pre_volta_clients_of_a_server_have_no_callbacks(
     old = Device(0, 0, evolve(FACTS, compute_capability=(6, 0)))
     context = Context(old, 0, primary=False)
     context.open(executor)
-    mine.stack.append(context)
+    this_thread.stack.append(context)
     seen: list[int] = []
     ok(cuda.cuLaunchHostFunc(0, seen.append, 1))  # without MPS
-    monkeypatch.setattr(here, "connection", object.__new__(Session))
+    monkeypatch.setattr(process, "connection", object.__new__(Session))
     for answer in (cuda.cuLaunchHostFunc(0, seen.append, 2), cuda.cuStreamAddCallback(0, seen.append, 2, 0)):
         assert answer == (R.CUDA_ERROR_NOT_SUPPORTED,)
         assert "not supported on pre-Volta MPS clients" in last_error()
         assert "6.0" in last_error()
     monkeypatch.undo()
-    handles.contexts.pop(context.handle)
+    contexts.pop(context.handle)
 
 
 # --- whole processes

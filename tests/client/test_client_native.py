@@ -9,8 +9,8 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client._connect import private_executor
-from pympsd_client._objects import process
-from pympsd_client._objects.process import here
+from pympsd_client._objects import process as process_module
+from pympsd_client._objects.process import process
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def native(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> list[tuple
         return call
 
     driver = SimpleNamespace(**{name: note(name) for name in cuda._FUNCTIONS})
-    monkeypatch.setattr(process, "bindings", driver)
-    monkeypatch.setattr(process, "native_driver", lambda: True)
+    monkeypatch.setattr(process_module, "bindings", driver)
+    monkeypatch.setattr(process_module, "native_driver", lambda: True)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
     monkeypatch.delenv("PYMPSD_REQUIRE_MPS", raising=False)
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_SUCCESS,)
@@ -38,7 +38,7 @@ def test_every_call_goes_to_the_driver_unchanged(native: list[tuple[Any, ...]]) 
     assert cuda.cuMemAlloc(bytesize=64) == (cuda.CUresult.CUDA_SUCCESS, "cuMemAlloc")
     assert cuda.cuCtxCreate(0, 1) == (cuda.CUresult.CUDA_SUCCESS, "cuCtxCreate")
     cuda.cuInit(0)
-    assert native == [("cuMemAlloc", ("bytesize", 64)), ("cuCtxCreate", 0, 1), ("cuInit", 0)]
+    assert native == [("cuMemAlloc", 64), ("cuCtxCreate", 0, 1), ("cuInit", 0)]
 
 
 def test_functions_that_pympsd_lacks_exist_natively(native: list[tuple[Any, ...]]) -> None:
@@ -46,14 +46,14 @@ def test_functions_that_pympsd_lacks_exist_natively(native: list[tuple[Any, ...]
 
 
 def test_fork_is_left_to_the_driver(native: list[tuple[Any, ...]]) -> None:
-    here.after_fork()
-    assert not here.forked
+    process.after_fork()
+    assert not process.forked
 
 
 def test_a_program_that_requires_mps_tries_no_driver(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
     monkeypatch.setenv("PYMPSD_REQUIRE_MPS", "1")
-    monkeypatch.setattr(process, "native_driver", lambda: pytest.fail("asked the driver"))
+    monkeypatch.setattr(process_module, "native_driver", lambda: pytest.fail("asked the driver"))
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,)
 
 

@@ -21,7 +21,7 @@ from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import parallel_copy
 from pympsd_client._command_stream.staging_memory import GRAIN
 from pympsd_client._command_stream.staging_slots import take_slot
-from pympsd_client._objects import memory
+from pympsd_client._objects import copies
 from tests.client.conftest import ok
 from tests.client.fake_executor import OPCODES, SHARED_BYTES, FakeExecutor
 
@@ -148,7 +148,7 @@ def test_a_ctrl_c_just_before_the_wait_is_raised_after_the_helpers_have_ended(
 @pytest.fixture(params=[2, 4])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """The number of threads that make copies of any size."""
-    monkeypatch.setattr(memory, "thread_count", lambda count: request.param)
+    monkeypatch.setattr(copies, "thread_count", lambda count: request.param)
     return int(request.param)
 
 
@@ -240,7 +240,7 @@ def test_a_parallel_copy_leaves_no_slot_in_use(executor: FakeExecutor, threads: 
         return executor.answer(record)
 
     executor.reply = reply
-    memory.to_device(context, 0, 1 << 30, host.ctypes.data, size, wait=True)
-    memory.from_device(context, 0, back.ctypes.data, 1 << 30, size)
+    copies.to_device(context, 0, 1 << 30, host.ctypes.data, size, wait=True)
+    copies.from_device(context, 0, back.ctypes.data, 1 << 30, size)
     assert (back == host).all()
     assert transport.staging.in_use == 0

@@ -11,7 +11,8 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._api.entry_point import door
+from pympsd_client._api import entry_point
+from pympsd_client.signatures import SIGNATURES
 from tests.client.conftest import ok
 
 COUNT = 3_000_000
@@ -48,19 +49,19 @@ def test_an_address_belongs_to_the_context_it_comes_with(places: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_descriptors_that_ran_out_become_a_result(number: int) -> None:
-    @door(2)
-    def cuOpensSomething() -> tuple[Any, ...]:
+def test_descriptors_that_ran_out_become_a_result(number: int, devices: None) -> None:
+    def without_descriptors(device: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    assert cuOpensSomething() == (cuda.CUresult.CUDA_ERROR_OPERATING_SYSTEM, None, None)
+    state = entry_point.make(SIGNATURES["cuDevicePrimaryCtxGetState"], without_descriptors)
+    assert state(0) == (cuda.CUresult.CUDA_ERROR_OPERATING_SYSTEM, None, None)
     assert "16384 or more (ulimit -n)" in last_error()
 
 
-def test_another_error_of_the_programs_own_code_stays_what_it_is() -> None:
-    @door()
-    def cuCallsTheProgram() -> tuple[Any, ...]:
+def test_another_error_of_the_programs_own_code_stays_what_it_is(devices: None) -> None:
+    def of_the_program(device: int) -> None:
         raise PermissionError(errno.EPERM, "the program's own")
 
+    state = entry_point.make(SIGNATURES["cuDevicePrimaryCtxGetState"], of_the_program)
     with pytest.raises(PermissionError, match="the program's own"):
-        cuCallsTheProgram()
+        state(0)

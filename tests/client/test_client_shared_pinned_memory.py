@@ -26,7 +26,7 @@ from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import callback_threads, host_callbacks, operations
 from pympsd_client._objects import shared_pinned_memory
-from pympsd_client._objects.context import Context, handles
+from pympsd_client._objects.context import Context, contexts
 from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.shared_pinned_memory import share
 from tests.client.conftest import ok
@@ -365,7 +365,7 @@ def test_more_than_a_clients_limit_is_refused_with_the_limit(context: Any) -> No
 
 def test_a_poisoned_contexts_memory_stays_the_processs(context: Any) -> None:
     address = ok(cuda.cuMemAllocHost(COUNT))
-    current = handles.contexts[int(context)]
+    current = contexts[int(context)]
     current.poison(current.serial, 700, "a fault")
     at(address)[:] = 3
     assert int(cuda.cuMemcpyHtoD(pinned_window_of(0), address, 1)[0]) == 700

@@ -13,9 +13,9 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._objects.context import handles
-from pympsd_client._objects.process import here
-from pympsd_client._objects.thread_local import mine
+from pympsd_client._objects.context import contexts
+from pympsd_client._objects.process import process
+from pympsd_client._objects.thread_local import this_thread
 from tests.client.conftest import ok
 
 PTX = Path(__file__).with_name("kernels.ptx").read_bytes()
@@ -169,18 +169,18 @@ def test_the_special_streams(kernels: Kernels, stream: Any) -> None:
 
 
 def test_each_thread_has_its_own_per_thread_stream(kernels: Kernels, context: Any) -> None:
-    owned = handles.contexts[int(context)]
+    owned = contexts[int(context)]
 
     def in_a_thread() -> int:
         ok(cuda.cuCtxSetCurrent(context))
         kernels.store(4, 2)
         ok(cuda.cuStreamSynchronize(2))
-        return next(iter(mine.streams.handles.values()))
+        return next(iter(this_thread.streams.handles.values()))
 
     with ThreadPoolExecutor(1) as thread:
         theirs = thread.submit(in_a_thread).result(30)
     kernels.store(5, 2)
-    assert next(iter(mine.streams.handles.values())) != theirs
+    assert next(iter(this_thread.streams.handles.values())) != theirs
     assert theirs not in owned.orphans  # the thread has ended, and the next stream has taken its stream away
 
 
@@ -208,7 +208,7 @@ def test_contexts_make_a_stack(devices: None) -> None:
     assert int(ok(cuda.cuCtxGetCurrent())) == int(first)
     ok(cuda.cuCtxPushCurrent(second))
     ok(cuda.cuCtxSetCurrent(first))
-    assert [stacked.handle for stacked in mine.stack] == [int(first), int(first)]
+    assert [stacked.handle for stacked in this_thread.stack] == [int(first), int(first)]
     ok(cuda.cuCtxSetCurrent(None))
     ok(cuda.cuCtxSetCurrent(0))
     assert int(ok(cuda.cuCtxGetCurrent())) == 0
@@ -236,9 +236,9 @@ def test_contexts_are_made_with_keywords_too(devices: None, arguments: dict[str,
     ],
 )
 def test_contexts_that_cannot_be(devices: None, arguments: tuple[Any, ...], result: Any) -> None:
-    known = len(handles.contexts)
+    known = len(contexts)
     assert cuda.cuCtxCreate(*arguments) == (result, None)
-    assert len(handles.contexts) == known
+    assert len(contexts) == known
     assert int(ok(cuda.cuCtxGetCurrent())) == 0
 
 
@@ -307,7 +307,7 @@ def test_a_primary_context_that_was_ruined_opens_anew(devices: None) -> None:
     ok(cuda.cuDevicePrimaryCtxRetain(0))
     assert Kernels().read(2) == 0
     ok(cuda.cuCtxSynchronize())
-    assert handles.contexts[int(ok(cuda.cuCtxGetCurrent()))].usable().transport.staging.in_use == 0
+    assert contexts[int(ok(cuda.cuCtxGetCurrent()))].usable().transport.staging.in_use == 0
     ok(cuda.cuDevicePrimaryCtxRelease(0))
 
 
@@ -336,7 +336,7 @@ def test_what_is_known_of_a_device(devices: None) -> None:
     assert ok(cuda.cuDeviceCanAccessPeer(device, 0)) == 0
     attribute = cuda.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED
     assert ok(cuda.cuDeviceGetP2PAttribute(attribute, device, 0)) == 0
-    facts = here.device(1).facts
+    facts = process.device(1).facts
     assert "GPU-" + bytes(ok(cuda.cuDeviceGetUuid(device)).bytes).hex() == facts.uuid.replace("-", "", 5).replace(
         "GPU", "GPU-"
     )

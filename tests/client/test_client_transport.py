@@ -16,7 +16,7 @@ from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.staging_memory import GRAIN
-from pympsd_client._objects import memory as device_memory
+from pympsd_client._objects import copies
 from pympsd_client._objects.context import Context
 from tests.client.fake_executor import OPCODES, SHARED_BYTES, FakeExecutor
 
@@ -37,7 +37,7 @@ def test_an_error_carries_its_reason(make_executor: MakeExecutor) -> None:
     with pytest.raises(CudaError, match="no such address") as caught:
         context.call(operations.FREE, 1)
     assert caught.value.code == INVALID_VALUE
-    assert context.trouble is None
+    assert context.sticky_error is None
 
 
 def test_records_of_one_thread_arrive_in_order(executor: FakeExecutor) -> None:
@@ -129,7 +129,7 @@ def test_a_quiet_answer_poisons_its_context_too(make_executor: MakeExecutor) -> 
 
 def _copy(context: Context, data: bytes, wait: bool) -> None:
     with HostMemory(data) as memory:
-        device_memory.to_device(context, 0, BASE, memory.address, len(data), wait)
+        copies.to_device(context, 0, BASE, memory.address, len(data), wait)
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -141,7 +141,7 @@ def test_a_copy_larger_than_the_staging_memory_goes_through_its_slots(executor: 
     assert bytes(executor.memory[BASE + place] for place in range(len(data))) == data
     target = bytearray(len(data))
     with HostMemory(target) as memory:
-        device_memory.from_device(context, 0, memory.address, BASE, len(data))
+        copies.from_device(context, 0, memory.address, BASE, len(data))
     assert bytes(target) == data
     assert executor.transport.staging.in_use == 0
 

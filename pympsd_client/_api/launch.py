@@ -1,0 +1,64 @@
+"""Launches of kernels (CUDA driver API, Execution Control)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.bindings import members
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.numbers import number
+from pympsd_client._objects import launch as launches
+from pympsd_client._objects.module import functions
+
+_ATTRIBUTES: Final = {value: name for name, value in members("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_").items()}
+_known: Final = functions.get
+
+
+def launch(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any, extra: Any) -> None:
+    """Start a kernel and return at once; what goes wrong in it is reported by a later call.
+
+    Parameters as ``(values, ctypes types)``, as an address or buffer of pointers, or through ``extra`` (an address).
+    INVALID_VALUE for a shape or parameters that cannot be, LAUNCH_OUT_OF_RESOURCES for more threads than the kernel
+    was built for, INVALID_HANDLE, or the error that poisoned the context earlier.
+    """
+    launches.launch(_known(int(function)) or functions.find(number(function)), shape, stream, parameters, extra)
+
+
+def launch_cooperative(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any) -> None:
+    """Start a kernel all of whose blocks are resident at once, so that they may wait for each other.
+
+    COOPERATIVE_LAUNCH_TOO_LARGE for more blocks than the context's multiprocessors hold; else as cuLaunchKernel.
+    """
+    launches.launch(functions.find(number(function)), shape, stream, parameters, 0, cooperative=True)
+
+
+def launch_with_attributes(config: Any, function: Any, parameters: Any, extra: Any) -> None:
+    """Start a kernel by a CUlaunchConfig; of its attributes COOPERATIVE is honoured, others are NOT_SUPPORTED."""
+    found = functions.find(number(function))
+    if config is None:
+        raise invalid_value("cuLaunchKernelEx takes a CUlaunchConfig, not None")
+    shape = (
+        config.gridDimX, config.gridDimY, config.gridDimZ,
+        config.blockDimX, config.blockDimY, config.blockDimZ, config.sharedMemBytes,
+    )  # fmt: skip
+    cooperative = _cooperative(config)
+    launches.launch(found, shape, config.hStream, parameters, extra, cooperative=cooperative)
+
+
+def _cooperative(config: Any) -> bool:
+    """Return whether the launch attributes ask for a cooperative launch; raise for one that is not supported."""
+    cooperative = False
+    count, attributes = number(config.numAttrs), list(config.attrs or ())
+    if count != len(attributes):
+        raise invalid_value(f"there are {len(attributes)} launch attributes and their number is said to be {count}")
+    for attribute in attributes:
+        name = _ATTRIBUTES.get(number(attribute.id), str(number(attribute.id)))
+        if name == "COOPERATIVE":
+            cooperative = bool(attribute.value.cooperative)
+        elif name != "IGNORE":
+            raise CudaError(
+                Result.ERROR_NOT_SUPPORTED,
+                f"pympsd does not have the launch attribute {name} yet; it has COOPERATIVE and IGNORE",
+            )
+    return cooperative

@@ -1,0 +1,65 @@
+"""Copies of rows and slices (CUDA driver API, Memory Management: cuMemcpy2D and cuMemcpy3D)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.bindings import members
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.structs import Copy3D, CopySide
+from pympsd_client._objects import region_copy
+from pympsd_client._objects.context import current
+from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.region_copy import Extent, Region
+
+_TYPES: Final = members("CUmemorytype", "CU_MEMORYTYPE_")
+_ADDRESS_LIMIT: Final = 1 << 64
+
+
+def copy(given: Copy3D | None, stream: int, wait: bool = False) -> None:
+    """Copy rows, in 3D slices of rows, between host and device memory, in stream order.
+
+    A pitch of 0 stands for the offset in a row and the width, a height of 0 for the offset and the height. The
+    asynchronous form returns early only where neither side is pageable host memory. INVALID_VALUE for a pitch or
+    height that is too small, a pitch above MAX_PITCH, NULL; NOT_SUPPORTED for arrays.
+    """
+    context = current()
+    context.usable()
+    if given is None:
+        raise invalid_value("the description of the copy is NULL")
+    extent = Extent(given.width, given.height, given.depth)
+    most = context.device.facts.attributes.get("MAX_PITCH", _ADDRESS_LIMIT)
+    destination, source = (
+        _region(side, name, extent, most) for side, name in ((given.destination, "dst"), (given.source, "src"))
+    )
+    region_copy.copy(destination, source, extent, stream, wait)
+
+
+def _region(side: CopySide, name: str, extent: Extent, most: int) -> Region:
+    kind = side.memory_type
+    if kind == _TYPES["ARRAY"]:
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            f"{name}MemoryType is ARRAY: pympsd does not have CUDA arrays yet; copy linear memory",
+        )
+    if kind not in _TYPES.values():
+        raise invalid_value(f"{name}MemoryType is HOST, DEVICE or UNIFIED (1, 2 or 4), not {kind}")
+    if side.level:
+        raise invalid_value(f"{name}LOD is 0, not {side.level}")
+    end, last = side.x + extent.width, side.y + extent.height
+    pitch, rows = side.pitch or end, side.rows or last
+    if pitch < end:
+        raise invalid_value(f"{name}Pitch is {pitch}: less than {name}XInBytes and the width, {end}")
+    if side.pitch > most:
+        raise invalid_value(f"{name}Pitch is {pitch}: more than the device's MAX_PITCH, {most}")
+    if extent.depth > 1 and rows < last:
+        raise invalid_value(f"{name}Height is {rows}: less than {name}Y and the height, {last}")
+    base = side.host if kind == _TYPES["HOST"] else side.device
+    if base == 0 and extent.bytes:
+        raise invalid_value(f"the {name} pointer is NULL; give an address that belongs to {name}MemoryType")
+    is_host = kind == _TYPES["HOST"] or (kind == _TYPES["UNIFIED"] and pinned.region_at(base) is not None)
+    region = Region(is_host, base + (side.z * rows + side.y) * pitch + side.x, pitch, pitch * rows)
+    if region.address + region.span(extent) > _ADDRESS_LIMIT:
+        raise invalid_value(f"the copy does not end within the address space: {name} begins at {region.address:#x}")
+    return region

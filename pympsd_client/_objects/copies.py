@@ -1,0 +1,229 @@
+"""Copies of device memory: through the staging memory, by the device from and to page-locked memory, within it.
+
+Each chunk of a staged copy is one record, whose bytes lie in a slot of the staging memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from threading import Event
+
+from attrs import frozen
+
+from pympsd.wire.records import FLAG_QUIET
+from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.operations import Operation
+from pympsd_client._command_stream.parallel_copy import copy_in_parallel, thread_count
+from pympsd_client._command_stream.staging_slots import release_slot, take_slot
+from pympsd_client._command_stream.transport import Transport
+from pympsd_client._connect.connection import Opened
+from pympsd_client._objects.context import Context
+
+Recorder = Callable[[int, int, int, int], bytes]
+"""Packs a piece's record from the context's serial, the sequence number, the offset of the slot and flags."""
+
+
+@frozen
+class Piece:
+    """A part of a staged copy, ``size`` bytes; ``move`` copies them into or out of the slot at an address."""
+
+    size: int
+    move: Callable[[int], object]
+    record: Recorder
+
+
+def _linear(operation: Operation, size: int, *operands: int) -> Recorder:
+    def record(serial: int, sequence: int, offset: int, flags: int) -> bytes:
+        return operation.record(serial, sequence, *operands, offset, size, flags=flags)
+
+    return record
+
+
+def _from_host(source: int, size: int, record: Recorder) -> Piece:
+    return Piece(size, lambda slot: ctypes.memmove(slot, source, size), record)
+
+
+def _to_host(target: int, size: int, record: Recorder) -> Piece:
+    return Piece(size, lambda slot: ctypes.memmove(target, slot, size), record)
+
+
+def to_device(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
+    """Copy ``count`` host bytes at address ``source`` to device memory, in stream order.
+
+    The source may change as soon as this returns. With ``wait`` it returns when the bytes have arrived, else when
+    they are on their way: an error is then told by a later call (CUDA driver API, API synchronization behavior).
+    """
+    opened = context.usable()
+    threads = thread_count(count)
+    limit = opened.transport.staging.limit_for(threads)
+
+    def send(start: int, size: int, stop: Event | None = None) -> None:
+        pieces = (
+            _from_host(source + at, length, _linear(operations.COPY_TO_DEVICE, length, stream, destination + at))
+            for at, length in _chunks(start, size, limit, stop)
+        )
+        send_pieces(context, opened, pieces, wait)
+
+    if threads == 1:
+        send(0, count)
+    else:
+        copy_in_parallel(count, threads, send)
+
+
+def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait: bool) -> None:
+    """Copy pieces to the device, with ``wait`` until all have arrived. Raise CudaError."""
+    transport = opened.transport
+    flags = 0 if wait else FLAG_QUIET
+    sent: list[int] = []
+    try:
+        for piece in pieces:
+            sequence = transport.sequence()
+            offset = _filled_slot(transport, context, sequence, piece)
+            if wait:
+                transport.expect(sequence)
+                sent.append(sequence)
+            transport.post(piece.record(opened.serial, sequence, offset, flags))
+        for sequence in sent:
+            context.judge(opened, transport.answer(sequence))
+    finally:
+        for sequence in sent:
+            transport.discard(sequence)
+
+
+def _filled_slot(transport: Transport, context: Context, sequence: int, piece: Piece) -> int:
+    """Return the offset of a slot that holds a piece's bytes."""
+    offset = take_slot(transport, sequence, piece.size, context)
+    try:
+        piece.move(transport.staging.address + offset)
+    except BaseException:  # Ctrl-C: no record will be sent for it
+        transport.free_slot(sequence)
+        raise
+    return offset
+
+
+@frozen
+class _Asked:
+    """A piece on its way from the device: the offset in the staging memory at which it will lie."""
+
+    sequence: int
+    offset: int
+    piece: Piece
+
+
+def from_device(context: Context, stream: int, target: int, source: int, count: int) -> None:
+    """Copy ``count`` bytes of device memory to the host address ``target``, in stream order; return when there.
+
+    Pageable memory is what both forms of the call get, so both are synchronous, as CUDA documents.
+    """
+    opened = context.usable()
+    threads = thread_count(count)
+    limit = opened.transport.staging.limit_for(threads)
+
+    def fetch(start: int, size: int, stop: Event | None = None) -> None:
+        pieces = (
+            _to_host(target + at, length, _linear(operations.COPY_FROM_DEVICE, length, stream, source + at))
+            for at, length in _chunks(start, size, limit, stop)
+        )
+        fetch_pieces(context, opened, pieces, 4 if threads == 1 else 2)
+
+    if threads == 1:
+        fetch(0, count)
+    else:
+        copy_in_parallel(count, threads, fetch)
+
+
+def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], most: int) -> None:
+    """Copy pieces to the host, at most ``most`` under way at once, so that every thread has some."""
+    transport = opened.transport
+    asked: deque[_Asked] = deque()
+    try:
+        for piece in pieces:
+            if len(asked) == most:
+                _copy_out(context, opened, asked)
+            sequence = transport.sequence()
+            offset = transport.staging.take(sequence, piece.size, context, kept=True)
+            while offset is None and asked:  # our own slots first: a thread never waits while it keeps some
+                _copy_out(context, opened, asked)
+                offset = transport.staging.take(sequence, piece.size, context, kept=True)
+            if offset is None:
+                offset = take_slot(transport, sequence, piece.size, context, kept=True)
+            asked.append(_Asked(sequence, offset, piece))
+            transport.expect(sequence)
+            transport.post(piece.record(opened.serial, sequence, offset, 0))
+        while asked:
+            _copy_out(context, opened, asked)
+    finally:
+        # After an error or Ctrl-C the executor may still write into them: they are free when it has answered.
+        for slot in asked:
+            _release(transport, slot.sequence)
+
+
+def _copy_out(context: Context, opened: Opened, asked: deque[_Asked]) -> None:
+    """Wait for the first piece that was asked for, and copy it to where it belongs."""
+    slot, transport = asked[0], opened.transport
+    context.judge(opened, transport.answer(slot.sequence))
+    slot.piece.move(transport.staging.address + slot.offset)
+    _release(transport, slot.sequence)
+    asked.popleft()
+
+
+def _release(transport: Transport, sequence: int) -> None:
+    release_slot(transport, sequence)
+    transport.discard(sequence)
+
+
+def from_pinned(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
+    """Copy page-locked memory that the executor has too to the device, in stream order: the device reads it itself.
+
+    Without ``wait`` it returns at once, and the source is read later.
+    """
+    context.post(operations.COPY_TO_DEVICE_PINNED, stream, destination, source, count)
+    if wait:
+        context.call(operations.SYNCHRONIZE_STREAM, stream)
+
+
+def to_pinned(context: Context, stream: int, target: int, source: int, count: int, wait: bool) -> None:
+    """Copy device memory to page-locked memory that the executor has too, in stream order: the device writes it."""
+    context.post(operations.COPY_FROM_DEVICE_PINNED, stream, target, source, count)
+    if wait:
+        context.call(operations.SYNCHRONIZE_STREAM, stream)
+
+
+def upload(context: Context, operation: Operation, handle: int, data: bytes) -> None:
+    """Send bytes slot by slot, each a record (handle, offset in the staging memory, bytes); wait for the answers."""
+    opened = context.usable()
+    transport = opened.transport
+    held = ctypes.create_string_buffer(data, len(data))
+    for start, size in _chunks(0, len(data), transport.staging.slot_limit):
+        sequence = transport.sequence()
+        piece = _from_host(ctypes.addressof(held) + start, size, _linear(operation, size, handle))
+        offset = _filled_slot(transport, context, sequence, piece)
+        record = piece.record(opened.serial, sequence, offset, 0)
+        context.judge(opened, transport.call(sequence, record))
+
+
+def between_devices(
+    destination: tuple[Context, int], source: tuple[Context, int], to: int, start: int, count: int
+) -> None:
+    """Copy device memory to another device, staged here; returns when the bytes have arrived."""
+    limit = source[0].usable().transport.staging.slot_limit
+    staging = ctypes.create_string_buffer(min(count, limit))
+    address = ctypes.addressof(staging)
+    for offset, size in _chunks(0, count, limit):
+        from_device(*source, address, start + offset, size)
+        to_device(*destination, to + offset, address, size, wait=True)
+
+
+def on_device(context: Context, stream: int, destination: int, source: int, count: int) -> None:
+    """Copy within one device, in stream order; returns at once."""
+    context.post(operations.COPY_ON_DEVICE, stream, destination, source, count)
+
+
+def _chunks(first: int, count: int, limit: int, stop: Event | None = None) -> Iterator[tuple[int, int]]:
+    """Yield (start, size) of the chunks of ``count`` bytes from ``first``; stop when the event is set."""
+    for start in range(first, first + count, limit):
+        if stop is not None and stop.is_set():
+            return
+        yield start, min(limit, first + count - start)

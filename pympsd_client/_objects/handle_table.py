@@ -1,0 +1,87 @@
+"""The objects of this process by handle: a table for each kind, which loses what a closed context owned."""
+
+from __future__ import annotations
+
+from typing import Final, Generic, Protocol, TypeVar
+
+from pympsd.wire.records import OPERATIONS, Kind, Use
+from pympsd_client._arguments.errors import invalid_handle
+from pympsd_client._command_stream.operations import Operation
+from pympsd_client._objects.context import Context, current, when_closed
+
+
+class Owned(Protocol):
+    """An object with a handle that belongs to a context."""
+
+    @property
+    def handle(self) -> int:
+        """What the program names it by."""
+
+    @property
+    def context(self) -> Context:
+        """The context it is destroyed with."""
+
+
+T = TypeVar("T", bound=Owned)
+
+
+class HandleTable(Generic[T]):
+    """Objects of one kind by handle. Safe for threads: each step is one of a dictionary's."""
+
+    def __init__(self, noun: str, why_missing: str, kind: Kind | None = None) -> None:
+        """``noun`` and ``why_missing`` are words of the refusal; ``kind`` names the wire's destroy operation."""
+        self._noun: Final = noun
+        self._why_missing: Final = why_missing
+        self._objects: Final[dict[int, T]] = {}
+        self._destroy: Final = None if kind is None else _destroy_operation(kind)
+        self.get: Final = self._objects.get
+        when_closed.append(self._drop)
+
+    def add(self, owned: T) -> T:
+        """Enter an object under its handle and return it."""
+        self._objects[owned.handle] = owned
+        return owned
+
+    def find(self, handle: int) -> T:
+        """Return the object of a handle; raise INVALID_HANDLE."""
+        found = self._objects.get(handle)
+        if found is None:
+            current().usable()
+            raise invalid_handle(f"{handle:#x} is no {self._noun} of this process ({self._why_missing})")
+        return found
+
+    def remove(self, handle: int) -> T | None:
+        """Take an object out; return it, or None where there was none."""
+        return self._objects.pop(handle, None)
+
+    def put_back(self, owned: T) -> None:
+        """Enter an object again that was taken out, unless its handle names another one by now."""
+        self._objects.setdefault(owned.handle, owned)
+
+    def destroy(self, owned: T) -> None:
+        """Have the executor destroy an object, and take it out once that is sent, or answered where it is."""
+        if self._destroy is None:
+            raise TypeError(f"the wire destroys no {self._noun}")
+        operation, is_answered = self._destroy
+        (owned.context.call if is_answered else owned.context.post)(operation, owned.handle)
+        self.remove(owned.handle)
+
+    def all(self) -> tuple[T, ...]:
+        """Return the objects of all contexts."""
+        return tuple(self._objects.values())
+
+    def clear(self) -> None:
+        """Take everything out."""
+        self._objects.clear()
+
+    def _drop(self, context: Context) -> None:
+        for owned in self.all():
+            if owned.context is context:
+                self.remove(owned.handle)
+
+
+def _destroy_operation(kind: Kind) -> tuple[Operation, bool]:
+    for row in OPERATIONS:
+        if any(operand.kind is kind and operand.use is Use.DESTROYED for operand in row.operands):
+            return Operation(row.name), row.answered
+    raise KeyError(kind)
