@@ -276,4 +276,4 @@ def _round(
 
 def _last_words(testbed: Testbed) -> list[str]:
     attached = [life.pid for life in testbed.history.lives if life.attached != FOR_EVER]
-    return judge(testbed.story, testbed.killed, testbed.forced, attached)
+    return judge(testbed.logs, testbed.killed, testbed.forced, attached)
