@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attrs import frozen
 
 
@@ -12,5 +14,5 @@ class Answer:
     operands: tuple[float, ...] = ()
     tail: bytes = b""
     fds: tuple[int, ...] = ()
-    created: object = None
+    created: Any = None
     """The object that the operation's new handle stands for."""

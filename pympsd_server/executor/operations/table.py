@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pympsd.channel.descriptors import close_all
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.records import Completion, Kind, Use
-from pympsd_server.backends.interface import BackendError, Stream
+from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.client_context import ClientContext, StreamEntry
 from pympsd_server.executor.operations import event, execution, memory, module, stream
 from pympsd_server.executor.operations.answer import Answer
@@ -42,9 +42,11 @@ class Row:
     def __init__(self, operation: records.Operation, execute: Execute) -> None:
         self.scope: Final = operation.scope
         self.answered: Final = operation.answered
-        self._operation: Final = operation
-        self._layout: Final = operation.operand_layout
-        self._answer_layout: Final = operation.answer_layout
+        self._name: Final = operation.name
+        self._tail: Final = operation.tail
+        self._unpack: Final = operation.operand_layout.unpack_from
+        self._size: Final = operation.operand_layout.size
+        self._pack: Final = operation.answer_layout.pack
         self._execute: Final = execute
         self._handles: Final = tuple(
             (index, operand.kind, operand.use)
@@ -52,67 +54,73 @@ class Row:
             if operand.kind is not None
         )
         self._created: Final = next(((index, kind) for index, kind, use in self._handles if use is Use.CREATED), None)
+        self.run: Final[Callable[[Request, bytes], None]] = {
+            Completion.AT_ONCE: self._run_at_once,
+            Completion.QUEUED: self._run_queued,
+            Completion.AWAITED: self._run_awaited,
+        }[operation.completion]
+        """Executes a record's body and answers it, or has it answered later; BackendError."""
 
-    def run(self, request: Request, body: bytes) -> None:
-        """Execute a record's body and answer it, or have it answered later; BackendError."""
-        operands, tail = self._read(body)
-        arguments: list[Any] = list(operands)
-        entry = self._resolve(request.context, arguments) if self._handles else None
-        if self._operation.tail:
-            arguments.append(tail)
-        match self._operation.completion:
-            case Completion.QUEUED:
-                self._execute(request, *arguments)
-                if entry is not None:
-                    request.resources.backpressure.enter(entry)
-            case Completion.AWAITED:
-                request.answer_when_done(partial(self._execute, request, *arguments))
-            case Completion.AT_ONCE:
-                self._finish(request, operands, self._execute(request, *arguments) or _EMPTY)
+    def _run_at_once(self, request: Request, body: bytes) -> None:
+        arguments = self._read(body)
+        created = arguments[self._created[0]] if self._created is not None else 0
+        if self._handles:
+            self._resolve(request.context, arguments)
+        answer = self._execute(request, *arguments) or _EMPTY
+        if self._created is not None:
+            kind = self._created[1]
+            entry = StreamEntry(answer.created) if kind is Kind.STREAM else answer.created
+            request.context.table(kind).mint(created, entry)
+        try:
+            request.succeed(self._pack(*answer.operands), answer.tail, answer.fds)
+        finally:
+            close_all(answer.fds)
 
-    def _read(self, body: bytes) -> tuple[tuple[int, ...], bytes]:
-        size = self._layout.size
-        if len(body) < size or (len(body) > size and not self._operation.tail):
-            reason = f"{self._operation.name} with a body of {len(body)} bytes, its operands have {size}"
+    def _run_queued(self, request: Request, body: bytes) -> None:
+        arguments = self._read(body)
+        entry = self._resolve(request.context, arguments)
+        self._execute(request, *arguments)
+        if entry is not None:
+            request.resources.backpressure.enter(entry)
+
+    def _run_awaited(self, request: Request, body: bytes) -> None:
+        arguments = self._read(body)
+        if self._handles:
+            self._resolve(request.context, arguments)
+        request.answer_when_done(partial(self._execute, request, *arguments))
+
+    def _read(self, body: bytes) -> list[Any]:
+        """Return the operands, and the tail behind them if the operation has one."""
+        size = self._size
+        if len(body) == size and not self._tail:
+            return list(self._unpack(body))
+        if len(body) < size or not self._tail:
+            reason = f"{self._name} with a body of {len(body)} bytes, its operands have {size}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
-        operands, tail = self._layout.unpack_from(body), body[size:]
-        if self._operation.tail:
-            stated = operands[-1]
-            if records.padded(stated) != len(tail):
-                reason = (
-                    f"{self._operation.name} states {stated} bytes of {self._operation.tail} and brings {len(tail)}"
-                )
-                raise BackendError(Result.ERROR_INVALID_VALUE, reason)
-            tail = tail[:stated]
-        return operands, tail
+        operands = self._unpack(body)
+        stated, brought = operands[-1], len(body) - size
+        if records.padded(stated) != brought:
+            reason = f"{self._name} states {stated} bytes of {self._tail} and brings {brought}"
+            raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+        return [*operands, body[size : size + stated]]
 
     def _resolve(self, context: ClientContext, arguments: list[Any]) -> StreamEntry | None:
         """Replace handles by their objects, but for new ones, which are checked; return the stream's entry."""
         entry = None
         for index, kind, use in self._handles:
             handle = arguments[index]
-            if use in (Use.CREATED, Use.ANNOUNCED):
-                context.table(kind).check_new(handle)
+            if use is Use.NAMED:
+                if kind is Kind.STREAM:
+                    entry = context.stream(handle)
+                    arguments[index] = entry.backend
+                else:
+                    arguments[index] = context.table(kind)[handle]
             elif use is Use.DESTROYED:
                 taken = context.table(kind).take(handle)
                 arguments[index] = taken.backend if kind is Kind.STREAM else taken
-            elif kind is Kind.STREAM:
-                entry = context.stream(handle)
-                arguments[index] = entry.backend
             else:
-                arguments[index] = context.table(kind)[handle]
+                context.table(kind).check_new(handle)
         return entry
-
-    def _finish(self, request: Request, operands: tuple[int, ...], answer: Answer) -> None:
-        if self._created is not None:
-            index, kind = self._created
-            created = StreamEntry(cast("Stream", answer.created)) if kind is Kind.STREAM else answer.created
-            request.context.table(kind).mint(operands[index], created)
-        try:
-            if self.answered:
-                request.succeed(self._answer_layout.pack(*answer.operands), answer.tail, answer.fds)
-        finally:
-            close_all(answer.fds)
 
 
 ROWS: Final = {operation.opcode: Row(operation, _FUNCTIONS[operation.name]) for operation in records.OPERATIONS}
