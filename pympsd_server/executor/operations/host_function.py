@@ -1,4 +1,4 @@
-"""Operations on functions of the client's, which its streams wait for."""
+"""Operations on the client's host functions, which its streams wait for."""
 
 from __future__ import annotations
 

@@ -116,12 +116,12 @@ def _allocate_pinned(request: Request, count: int) -> Answer:
 
 
 def _free_pinned(request: Request, address: int) -> None:
-    """Free a piece, whatever has become of its context: at once to the client, in truth after its work so far."""
+    """Free a piece, even if its context has gone: for the client at once, in fact after its work so far."""
     _after_all_work(request.resources, request.resources.pinned.take(address))
 
 
 def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
-    """Call ``act`` once the work that all contexts of a client have been given so far is done, or they are gone."""
+    """Call ``act`` once the work of all contexts of a client so far is done, or they have gone."""
     contexts = tuple(client.contexts.values())
     lock, left = Lock(), len(contexts) + 1
 
@@ -136,7 +136,7 @@ def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
     for context in contexts:
         try:
             context.backend.notify(done)
-        except BackendError:  # it takes no work any more, and has none
+        except BackendError:  # it accepts no more work, and has none
             done(Outcome())
     done(Outcome())
 
