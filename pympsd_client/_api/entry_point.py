@@ -98,7 +98,8 @@ def _source(signature: Signature) -> str:
     if calling is not Calling.ANYWHERE:
         lines += [
             "    if _process.native is not None:",
-            f"        return _process.native.{name}({given})",
+            # cuda.bindings names a function without the suffix of its version.
+            f"        return _process.native.{name.removesuffix('_v2')}({given})",
             "    if _process.calls_back and _this_thread.in_host_function:",
             f"        return _not_permitted({outputs})",
         ]

@@ -22,13 +22,16 @@ def copy(given: Copy3D | None, stream: int, wait: bool = False) -> None:
 
     A pitch of 0 means the offset in a row plus the width, a height of 0 the offset plus the height. The
     asynchronous form returns early only where neither side is pageable host memory. INVALID_VALUE for a pitch or
-    height that is too small, a pitch above MAX_PITCH, NULL; NOT_SUPPORTED for arrays.
+    height that is too small, a pitch above MAX_PITCH, NULL; NOT_SUPPORTED for arrays. As on a GPU (driver 580), a
+    copy of nothing succeeds without a look at its sides.
     """
     context = current()
     context.usable()
     if given is None:
         raise invalid_value("the description of the copy is NULL")
     extent = Extent(given.width, given.height, given.depth)
+    if not extent.bytes:
+        return
     most = context.device.facts.attributes.get("MAX_PITCH", _ADDRESS_LIMIT)
     destination, source = (
         _region(side, name, extent, most) for side, name in ((given.destination, "dst"), (given.source, "src"))
@@ -53,10 +56,10 @@ def _region(side: CopySide, name: str, extent: Extent, most: int) -> Region:
         raise invalid_value(f"{name}Pitch is {pitch}: less than {name}XInBytes and the width, {end}")
     if side.pitch > most:
         raise invalid_value(f"{name}Pitch is {pitch}: more than the device's MAX_PITCH, {most}")
-    if extent.depth > 1 and rows < last:
+    if rows < last:
         raise invalid_value(f"{name}Height is {rows}: less than {name}Y and the height, {last}")
     base = side.host if kind == _TYPES["HOST"] else side.device
-    if base == 0 and extent.bytes:
+    if base == 0:
         raise invalid_value(f"the {name} pointer is NULL; give an address that belongs to {name}MemoryType")
     is_host = kind == _TYPES["HOST"] or (kind == _TYPES["UNIFIED"] and pinned.region_at(base) is not None)
     region = Region(is_host, base + (side.z * rows + side.y) * pitch + side.x, pitch, pitch * rows)

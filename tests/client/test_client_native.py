@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pympsd_client import driver as cuda
+from pympsd_client._arguments.bindings import bindings
 from pympsd_client._connect import private_executor
 from pympsd_client._objects import process as process_module
 from pympsd_client._objects.process import process
@@ -25,7 +26,7 @@ def native(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> list[tuple
 
         return call
 
-    driver = SimpleNamespace(**{name: note(name) for name in cuda._FUNCTIONS})
+    driver = SimpleNamespace(**{name: note(name) for name in cuda._FUNCTIONS if hasattr(bindings, name)})
     monkeypatch.setattr(process_module, "bindings", driver)
     monkeypatch.setattr(process_module, "native_driver", lambda: True)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
@@ -39,6 +40,15 @@ def test_every_call_goes_to_the_driver_unchanged(native: list[tuple[Any, ...]]) 
     assert cuda.cuCtxCreate(0, 1) == (cuda.CUresult.CUDA_SUCCESS, "cuCtxCreate")
     cuda.cuInit(0)
     assert native == [("cuMemAlloc", 64), ("cuCtxCreate", 0, 1), ("cuInit", 0)]
+
+
+@pytest.mark.parametrize("name", cuda._FUNCTIONS)
+def test_every_function_has_its_counterpart_in_the_bindings(name: str) -> None:
+    assert hasattr(bindings, name.removesuffix("_v2"))
+
+
+def test_a_function_of_a_version_is_called_by_its_plain_name(native: list[tuple[Any, ...]]) -> None:
+    assert cuda.cuDeviceGetUuid_v2(0) == (cuda.CUresult.CUDA_SUCCESS, "cuDeviceGetUuid")
 
 
 def test_functions_that_pympsd_lacks_exist_natively(native: list[tuple[Any, ...]]) -> None:

@@ -257,6 +257,7 @@ def test_a_pitched_allocation_beyond_any_device_is_out_of_memory(context: Any) -
         ({"srcPitch": 1 << 31}, "srcPitch is 2147483648: more than the device's MAX_PITCH"),
         ({"srcHeight": 2}, "srcHeight is 2: less than srcY and the height, 3"),
         ({"dstHeight": 4, "dstY": 2}, "dstHeight is 4: less than dstY and the height, 5"),
+        ({"srcHeight": 2, "Depth": 1}, "srcHeight is 2: less than srcY and the height, 3"),
         ({"srcPitch": 1 << 30, "srcHeight": 1 << 34}, "does not end within the address space"),
         ({"srcLOD": 1}, "srcLOD is 0, not 1"),
     ],
@@ -274,6 +275,7 @@ def test_sides_are_host_device_or_unified_memory(context: Any) -> None:
     assert cuda.cuMemcpy3D(described(shape, (ARRAY, 1), device)) == (cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED,)
     assert "srcMemoryType is ARRAY" in last_error()
     unset = cuda.CUDA_MEMCPY2D()
+    unset.WidthInBytes = unset.Height = 1
     assert cuda.cuMemcpy2D(unset) == INVALID
     assert "dstMemoryType is HOST, DEVICE or UNIFIED (1, 2 or 4), not 0" in last_error()
     assert cuda.cuMemcpy2D(described(shape, (HOST, 0), device, cuda.CUDA_MEMCPY2D())) == INVALID
@@ -286,8 +288,8 @@ def test_sides_are_host_device_or_unified_memory(context: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["WidthInBytes", "Height", "Depth"])
-def test_a_copy_of_nothing_moves_nothing(context: Any, name: str) -> None:
-    shape = {"WidthInBytes": 10, "Height": 3, "Depth": 2} | {name: 0}
+def test_a_copy_of_nothing_succeeds_whatever_its_sides_are(context: Any, name: str) -> None:
+    shape = {"WidthInBytes": 10, "Height": 3, "Depth": 2, "srcPitch": 9} | {name: 0}
     assert cuda.cuMemcpy3D(described(shape, (DEVICE, 0), (DEVICE, 0))) == DONE
 
 

@@ -1,4 +1,4 @@
-"""Operations on code: images in parts, loading, launching."""
+"""Operations on code: images in parts, loading, unloading."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import ModuleLayout
-from pympsd.wire.records import FLAG_COOPERATIVE, HEADER_BYTES, RECORD_LIMIT
-from pympsd_server.backends.interface import BackendError, Launch, Module, Stream
+from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT
+from pympsd_server.backends.interface import BackendError, Module
 from pympsd_server.executor.operations.answer import Answer
 from pympsd_server.executor.request import Request
 
@@ -33,28 +33,8 @@ def _unload(request: Request, module: Module) -> None:
     module.unload()
 
 
-def _launch(
-    request: Request,
-    stream: Stream,
-    module: Module,
-    function: int,
-    gx: int,
-    gy: int,
-    gz: int,
-    bx: int,
-    by: int,
-    bz: int,
-    shared_bytes: int,
-    parameter_bytes: int,
-    parameters: bytes,
-) -> None:
-    cooperative = bool(request.flags & FLAG_COOPERATIVE)
-    stream.launch(Launch(module, function, (gx, gy, gz), (bx, by, bz), shared_bytes, parameters, cooperative))
-
-
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "IMAGE_PART": _image_part,
     "LOAD_MODULE": _load,
     "UNLOAD_MODULE": _unload,
-    "LAUNCH": _launch,
 }

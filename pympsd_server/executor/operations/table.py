@@ -21,7 +21,7 @@ from pympsd.wire import records
 from pympsd.wire.records import Completion, Kind, Use
 from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.client_context import ClientContext, StreamEntry
-from pympsd_server.executor.operations import event, host_function, memory, module, stream
+from pympsd_server.executor.operations import event, execution, memory, module, stream
 from pympsd_server.executor.operations.answer import Answer
 from pympsd_server.executor.request import Request
 
@@ -30,7 +30,7 @@ _EMPTY: Final = Answer()
 _FUNCTIONS: Final[Mapping[str, Execute]] = {
     **memory.FUNCTIONS,
     **module.FUNCTIONS,
-    **host_function.FUNCTIONS,
+    **execution.FUNCTIONS,
     **stream.FUNCTIONS,
     **event.FUNCTIONS,
 }

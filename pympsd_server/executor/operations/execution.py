@@ -1,4 +1,4 @@
-"""Operations on the client's host functions, which its streams wait for."""
+"""Operations of execution control: kernel launches, and the client's host functions, which its streams wait for."""
 
 from __future__ import annotations
 
@@ -6,8 +6,28 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Completion, Outcome, Stream
+from pympsd.wire.records import FLAG_COOPERATIVE
+from pympsd_server.backends.interface import BackendError, Completion, Launch, Module, Outcome, Stream
 from pympsd_server.executor.request import Request
+
+
+def _launch(
+    request: Request,
+    stream: Stream,
+    module: Module,
+    function: int,
+    gx: int,
+    gy: int,
+    gz: int,
+    bx: int,
+    by: int,
+    bz: int,
+    shared_bytes: int,
+    parameter_bytes: int,
+    parameters: bytes,
+) -> None:
+    cooperative = bool(request.flags & FLAG_COOPERATIVE)
+    stream.launch(Launch(module, function, (gx, gy, gz), (bx, by, bz), shared_bytes, parameters, cooperative))
 
 
 def _host_function(request: Request, stream: Stream, token: int) -> None:
@@ -31,6 +51,7 @@ def _room(request: Request, done: Completion) -> None:
 
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "LAUNCH": _launch,
     "HOST_FUNCTION": _host_function,
     "HOST_FUNCTION_DONE": _host_function_done,
     "ROOM": _room,
