@@ -23,7 +23,7 @@ SM_COUNT = cuda.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT
 
 
 def main():
-    """Make the pool, use every context of it at the same time; return the exit status."""
+    """Make the pool, use all its contexts at the same time; return the exit status."""
     check(cuda.cuInit(0))
     device = check(cuda.cuDeviceGet(0))
     if not check(cuda.cuDeviceGetExecAffinitySupport(SM_COUNT, device)):
@@ -52,7 +52,7 @@ def main():
 
 
 def make_context(device, multiprocessors):
-    """Return a context that is kept to so many multiprocessors, rounded up; it is left current to nobody."""
+    """Return a context limited to ``multiprocessors``, rounded up; it is current to no thread."""
     affinity = cuda.CUexecAffinityParam()
     affinity.type = SM_COUNT
     affinity.param.smCount.val = multiprocessors
@@ -64,9 +64,9 @@ def make_context(device, multiprocessors):
 
 
 def fill(context):
-    """Launch as many blocks as a context holds; return (multiprocessors, blocks, how many met, places)."""
+    """Launch the blocks that a context holds; return (multiprocessors, blocks, the number that met, places)."""
     check(cuda.cuCtxSetCurrent(context))
-    granted = check(cuda.cuCtxGetExecAffinity(SM_COUNT))  # its parts are views: it has to outlive their use
+    granted = check(cuda.cuCtxGetExecAffinity(SM_COUNT))  # its fields are views: it must outlive their use
     multiprocessors = granted.param.smCount.val
     module = check(cuda.cuModuleLoadData(KERNEL.read_bytes()))
     function = check(cuda.cuModuleGetFunction(module, b"meet"))
@@ -87,7 +87,7 @@ def fill(context):
 
 
 def check(answer):
-    """Return what a driver call returned besides its result; leave with the reason when it failed."""
+    """Return the output of a driver call; exit with the reason if it failed."""
     result, *values = answer
     if result != cuda.CUresult.CUDA_SUCCESS:
         sys.exit(f"{result.name}: {last_error()}")

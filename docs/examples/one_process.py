@@ -1,7 +1,7 @@
 """One of two processes that share a GPU: one_process.py KERNEL.ptx KERNEL START EXPECTED
 
-Runs the kernel over 1<<20 floats that all are START, and checks that every one became EXPECTED. Says "ready" when it
-has a context and waits for a line on standard input; says "done" and waits for another before it leaves.
+Runs the kernel over 1<<20 floats that all are START, and checks that every one became EXPECTED. Prints "ready" when
+it has a context and waits for a line on standard input; prints "done" and waits for another before it exits.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ THREADS = 256
 
 
 def check(answer):
-    """Return what a driver call returned besides its result; leave with the reason when it failed."""
+    """Return the output of a driver call; exit with the reason if it failed."""
     result, *values = answer
     if result != cuda.CUresult.CUDA_SUCCESS:
         sys.exit(f"{result.name}: {last_error()}")
@@ -26,7 +26,7 @@ def check(answer):
 
 
 def wait_for_line(word):
-    """Tell the parent how far this process is; go on when it says so."""
+    """Report progress to the parent; wait until it lets this process continue."""
     print(word, flush=True)
     sys.stdin.readline()
 

@@ -1,4 +1,4 @@
-"""Provisioning, shown: two clients with half of the SMs each, and (for root) two users who take turns.
+"""Provisioning by example: two clients with half of the SMs each, and (for root) two users who take turns.
 
 Starts daemons in a temporary directory on an emulated H200, and shows what docs/provisioning.md explains. Exit status
 1 if anything differs from what it should be.
@@ -48,7 +48,7 @@ def halves():
 
 
 def turns():
-    """A user who comes while another user's client works waits for its end, and no longer."""
+    """A user's client waits exactly until another user's client, which came first, has ended."""
     print("== Two users take turns")
     with daemon() as environment, clients(environment, USERS[0]) as (one,):
         read_line(one)
@@ -122,12 +122,12 @@ def spans(numbers):
 
 
 def log(environment):
-    """Return what control.log says."""
+    """Return the content of control.log."""
     return Path(environment["CUDA_MPS_LOG_DIRECTORY"], "control.log").read_text()
 
 
 def read_line(client):
-    """Return the next line a client says."""
+    """Return the next line that a client prints."""
     line = client.stdout.readline().rstrip("\n")
     if not line:
         sys.exit(f"a client ended with status {client.wait(SECONDS)}")
@@ -135,7 +135,7 @@ def read_line(client):
 
 
 def tell(client):
-    """Let a client go on."""
+    """Let a client continue."""
     client.stdin.write("\n")
     client.stdin.flush()
 

@@ -1,4 +1,4 @@
-"""Two processes share one GPU through the daemon: what scripts/demo runs.
+"""Two processes share one GPU through the daemon; scripts/demo runs this.
 
 Starts a daemon in a temporary directory; two client processes run at the same time, one adds 1.0 to 1<<20 floats, the
 other multiplies 1<<20 floats by 2.0; shows ps while both run and the two logs, and quits. Exit status 1 if anything
@@ -49,7 +49,7 @@ def main():
 
 
 def run_clients(environment):
-    """Run both clients side by side; return what went wrong."""
+    """Run both clients at the same time; return the problems."""
     clients = [start_client(environment, *job) for job in JOBS]
     try:
         return accompany(environment, clients)
@@ -63,7 +63,7 @@ def run_clients(environment):
 
 
 def accompany(environment, clients):
-    """Take both clients through their steps, with ps in between."""
+    """Step both clients through their work, with ps in between."""
     for client in clients:
         read_line(client)  # ready
     for client in clients:
@@ -90,12 +90,12 @@ def start_client(environment, kernel, start, expected):
 
 
 def read_line(client):
-    """Return the next line a client says."""
+    """Return the next line that a client prints."""
     return client.stdout.readline().rstrip("\n")
 
 
 def tell(client):
-    """Let a client go on; one that has ended says why in its exit status."""
+    """Let a client continue; one that has ended reports why in its exit status."""
     with suppress(BrokenPipeError):
         client.stdin.write("\n")
         client.stdin.flush()

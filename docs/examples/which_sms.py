@@ -1,7 +1,7 @@
 """One client of provisioning.py: which_sms.py
 
-Makes a context and says how many SMs it may use; waits for a line; runs a kernel whose blocks say which SM they run
-on and says which they were; waits for another line before it leaves. Each line but the first is one JSON value.
+Makes a context and prints the number of SMs it may use; waits for a line; runs a kernel whose blocks report the SM
+they run on and prints these; waits for another line before it exits. Each line but the first is one JSON value.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ COUNT = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 
 def check(answer):
-    """Return what a driver call returned besides its result; leave with the reason when it failed."""
+    """Return the output of a driver call; exit with the reason if it failed."""
     result, *values = answer
     if result != cuda.CUresult.CUDA_SUCCESS:
         sys.exit(f"{result.name}: {last_error()}")

@@ -72,7 +72,7 @@ class Completion(Enum):
 
 
 class Space(IntEnum):
-    """Where one side of a COPY_3D is."""
+    """Where one side of a COPY_3D or COPY_3D_STAGED is; one of the latter is STAGING, none of the former."""
 
     DEVICE = 0
     """Device memory; its base is an address."""
@@ -141,6 +141,11 @@ _STREAM: Final = _handle(Kind.STREAM)
 _EVENT: Final = _handle(Kind.EVENT)
 _MODULE: Final = _handle(Kind.MODULE)
 
+_SIDES: Final = (
+    *_u64("destination_space destination destination_pitch destination_slice_pitch"),
+    *_u64("source_space source source_pitch source_slice_pitch width height depth"),
+)
+
 # Opcodes by chapter of the driver API, 256 each; a chapter's free numbers are for its later operations.
 
 _MEMORY: Final = (
@@ -155,18 +160,10 @@ _MEMORY: Final = (
     Operation(0x106, "COPY_ON_DEVICE", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
     # `height` rows of `count` elements of `width` bytes, `pitch` bytes apart.
     Operation(0x107, "FILL", (_STREAM, *_u64("destination value width count pitch height")), Completion.QUEUED),
-    # Spaces as in Space, base, bytes between rows, bytes between slices of each side; the answer gives a slot back.
-    Operation(
-        0x108,
-        "COPY_3D",
-        (
-            _STREAM,
-            *_u64("destination_space destination destination_pitch destination_slice_pitch"),
-            *_u64("source_space source source_pitch source_slice_pitch width height depth"),
-        ),
-        Completion.AWAITED,
-        answered=True,
-    ),
+    # Spaces as in Space, base, bytes between rows, bytes between slices of each side. Like the linear copies: one with
+    # a side in the shared memory is COPY_3D_STAGED, whose answer gives the slot back; COPY_3D is not answered.
+    Operation(0x108, "COPY_3D", (_STREAM, *_SIDES), Completion.QUEUED),
+    Operation(0x109, "COPY_3D_STAGED", (_STREAM, *_SIDES), Completion.AWAITED, answered=True),
     # Page-locked host memory at one address on both sides: its descriptor comes with the answer. It belongs to the
     # process: to free it no context is named (0), and it stays until the work so far is done.
     Operation(0x110, "ALLOCATE_PINNED", _u64("bytes"), answered=True, answers=_u64("address"), brings_fd=True),

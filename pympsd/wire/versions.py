@@ -8,8 +8,9 @@ from attrs import frozen
 
 from pympsd.version import VERSION
 
-OLDEST: Final = 1
-NEWEST: Final = 1
+OLDEST: Final = 2
+NEWEST: Final = 2
+"""2: the opcodes of the command stream by chapter, and FILL with rows."""
 FEATURES: Final[tuple[str, ...]] = ("socket-transport",)
 
 

@@ -16,32 +16,32 @@ _SCHEDULING: Final = (0, 1, 2, 4)
 _SCHEDULING_MASK: Final = 0x07
 _FLAGS_MASK: Final = 0xFF
 _API_VERSION: Final = 3020
-"""What drivers since CUDA 3.2 answer for every context."""
+"""The answer of drivers since CUDA 3.2 for every context."""
 
 
 def retain_primary(device: int) -> int:
-    """Return the device's primary context, one user more; it is not made current."""
+    """Return the device's primary context, counting one more user; it is not made current."""
     return process.primary(device).retain(process.require()).handle
 
 
 def release_primary(device: int) -> None:
-    """One user less; the last one's release frees what the context held. INVALID_CONTEXT when not retained."""
+    """Count one user less; the last release frees what the context held. INVALID_CONTEXT if not retained."""
     process.primary(device).release(process.require())
 
 
 def reset_primary(device: int) -> None:
-    """Free what the primary context holds; its users retain it again to go on."""
+    """Free what the primary context holds; its users retain it again to continue."""
     process.primary(device).reset(process.require())
 
 
 def primary_state(device: int) -> tuple[int, int]:
-    """Return the flags, and 1 when the context is active, else 0."""
+    """Return the flags, and 1 if the context is active, else 0."""
     primary = process.primary(device)
     return primary.flags, int(primary.context is not None and primary.context.active)
 
 
 def set_primary_flags(device: int, flags: int) -> None:
-    """Set the flags of the primary context; they change nothing about how an executor works."""
+    """Set the flags of the primary context; they do not affect the executor."""
     primary = process.primary(device)
     primary.flags = _checked_flags(flags)
     if primary.context is not None:
@@ -53,7 +53,7 @@ def create_variant(ctxCreateParams: Any = None, flags: Any = 0, dev: Any = ...) 
 
     With execution affinity in the params it has that number of SMs, rounded up: cuCtxGetExecAffinity returns it.
     UNSUPPORTED_EXEC_AFFINITY for 0 SMs, for more than the process may use, and without MPS;
-    MPS_MAX_CLIENTS_REACHED and what else the server refuses with.
+    MPS_MAX_CLIENTS_REACHED and the server's other refusals.
     """
     if dev is ...:
         ctxCreateParams, flags, dev = None, ctxCreateParams, flags
@@ -104,7 +104,7 @@ def _check_affinity_type(kind: int) -> None:
 def execution_affinity(kind: int) -> int:
     """Return the SMs the current context may use, as a CUexecAffinityParam of type SM_COUNT.
 
-    UNSUPPORTED_EXEC_AFFINITY where contexts cannot be kept to some: without MPS, and before Volta.
+    UNSUPPORTED_EXEC_AFFINITY if contexts cannot be limited: without MPS, and before Volta.
     """
     context = current()
     _check_affinity_type(kind)
@@ -115,9 +115,9 @@ def execution_affinity(kind: int) -> int:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a context and free what it held; it leaves the calling thread's stack if it is on top.
+    """Destroy a context and free what it held; pop it from the calling thread's stack if it is on top.
 
-    Where it is current to other threads it stays so: their calls return CONTEXT_IS_DESTROYED.
+    It stays current to other threads: their calls return CONTEXT_IS_DESTROYED.
     """
     context = context_of(handle)
     if context.primary:
@@ -132,12 +132,12 @@ def destroy(handle: int) -> None:
 
 
 def current_handle() -> int:
-    """Return the calling thread's current context; a NULL handle when there is none."""
+    """Return the calling thread's current context; a NULL handle if there is none."""
     return current().handle if this_thread.stack else 0
 
 
 def set_current(handle: int) -> None:
-    """Put a context in place of the one on top of the stack; NULL takes that one off."""
+    """Replace the context on top of the stack; NULL pops it."""
     context = context_of(handle) if handle else None
     if this_thread.stack:
         this_thread.stack.pop()
@@ -146,12 +146,12 @@ def set_current(handle: int) -> None:
 
 
 def push_current(handle: int) -> None:
-    """Put a context on top of the calling thread's stack."""
+    """Push a context onto the calling thread's stack."""
     this_thread.stack.append(context_of(handle))
 
 
 def pop_current() -> int:
-    """Take the current context off the stack and return it; INVALID_CONTEXT when there is none."""
+    """Pop the current context and return it; INVALID_CONTEXT if there is none."""
     context = current()
     this_thread.stack.pop()
     return context.handle

@@ -17,18 +17,18 @@ _ATTRIBUTES: Final = members("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_")
 
 
 def initialize(flags: int) -> None:
-    """Connect to the MPS daemon, or go on without one; see `pympsd_client`.
+    """Connect to the MPS daemon, or continue without one; see `pympsd_client`.
 
-    Returns MPS_CONNECTION_FAILED where PYMPSD_REQUIRE_MPS=1 and there is no daemon; what the daemon refuses with
-    (MPS_SERVER_NOT_READY, ...); NO_DEVICE; INVALID_VALUE for flags, and for PYMPSD_REQUIRE_MPS, PYMPSD_LENIENT_LIMITS
-    and PYMPSD_LAUNCHES that cannot be; NOT_SUPPORTED for PYMPSD_LAUNCHES=native without the extension. Waits while
-    another user's server has its turn; after 10 s a RuntimeWarning says so.
+    Returns MPS_CONNECTION_FAILED if PYMPSD_REQUIRE_MPS=1 and there is no daemon; the daemon's refusal
+    (MPS_SERVER_NOT_READY, ...); NO_DEVICE; INVALID_VALUE for flags, and for invalid values of PYMPSD_REQUIRE_MPS,
+    PYMPSD_LENIENT_LIMITS and PYMPSD_LAUNCHES; NOT_SUPPORTED for PYMPSD_LAUNCHES=native without the extension. Waits
+    while another user's server has its turn; after 10 s a RuntimeWarning says so.
     """
     process.initialize(flags)
 
 
 def driver_version() -> int:
-    """Return 1000 x major + 10 x minor of the CUDA version answered with. Works before cuInit."""
+    """Return 1000 x major + 10 x minor of the reported CUDA version. Works before cuInit."""
     if process.forked:
         process.require()
     connection = process.connection
@@ -75,7 +75,7 @@ def attribute(wanted: int, device: int) -> int:
 
 
 def _multiprocessors(device: Device) -> int:
-    """Of the current context where each context has its own share, else of the process (MPS documents, 4.2.5)."""
+    """Return that of the current context if each has its own share, else of the process (MPS documents, 4.2.5)."""
     stack = this_thread.stack
     if process.require().per_context and stack and stack[-1].device is device:
         opened = stack[-1].opened
@@ -85,7 +85,7 @@ def _multiprocessors(device: Device) -> int:
 
 
 def execution_affinity_support(kind: int, device: int) -> int:
-    """Return 1 when contexts can be kept to a number of SMs: under MPS, on Volta and newer. INVALID_VALUE."""
+    """Return 1 if contexts can be limited to a number of SMs: under MPS, on Volta and newer. INVALID_VALUE."""
     facts = process.device(device).facts
     if kind != SM_COUNT:
         raise invalid_value(f"the execution affinity type is SM_COUNT ({SM_COUNT}), not {kind}")

@@ -1,7 +1,7 @@
-"""Public functions made from their rows: arguments converted, errors become results, outputs get their types.
+"""Public functions made from their rows: convert arguments, turn errors into results, give outputs their types.
 
-A program that runs natively goes to the vendor's driver. Each function is Python source that is compiled once,
-when the program first names it: its parameters are its own, and a call runs no more than it needs.
+In a program that runs natively they call the vendor's driver. Each function is Python source, compiled when the
+program first names it: it has its own parameters, and a call runs no more than it needs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _AS_GIVEN: Final = frozenset(
         "void **",
     }
 )
-"""Types whose values the core takes apart."""
+"""Types whose values the core reads by field."""
 _STRUCTS: Final = {"CUDA_MEMCPY2D *": structs.copy_2d, "CUDA_MEMCPY3D *": structs.copy_3d}
 _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUcontext": bindings.CUcontext,
@@ -52,7 +52,7 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUuuid": structs.uuid,
     "CUexecAffinityParam": structs.sm_affinity,
 }
-"""What makes an output's value what cuda.bindings returns; an int or bytes is returned as it is."""
+"""Converts an output's value to the type that cuda.bindings returns; an int or bytes is returned as it is."""
 
 
 def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryPoint:
@@ -115,7 +115,7 @@ def _source(signature: Signature) -> str:
 
 
 def _conversion(parameter: Parameter) -> list[str]:
-    """Return the lines that make a plain value of an argument; one that is plain already costs a look at its type."""
+    """Return the lines that convert an argument to a plain value; a plain one costs only a check of its type."""
     name, bits = parameter.name, _UNSIGNED.get(parameter.type)
     if parameter.type in _AS_GIVEN or _is_host_pointer(parameter):
         return []
@@ -145,7 +145,7 @@ def _call(signature: Signature) -> list[str]:
             for one, is_wrapped in zip(outputs, wrapped, strict=True)
         )
         lines = [", ".join(f"{one.name}_" for one in outputs) + f" = {call}", f"return _SUCCESS, {', '.join(values)}"]
-    # A buffer is held last, when all other arguments are found good.
+    # A buffer is held last, when all other arguments are known to be valid.
     held = [f"_HostMemory({one.name}) as {one.name}" for one in signature.inputs if _is_host_pointer(one)]
     return [f"with {', '.join(held)}:", *(f"    {line}" for line in lines)] if held else lines
 
@@ -159,7 +159,7 @@ def _not_permitted(outputs: int) -> tuple[Any, ...]:
 
 
 def _exhausted(error: OSError) -> CudaError:
-    """Return what descriptors that ran out become; raise any other error, which is the program's own, again."""
+    """Return the error for exhausted descriptors; reraise any other error, which is the program's own."""
     if error.errno not in EXHAUSTED:
         raise error
     reason = f"this process is out of file descriptors: {explain(error)}"

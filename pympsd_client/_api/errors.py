@@ -1,4 +1,4 @@
-"""Error names and descriptions (CUDA driver API, Error Handling). They work always, in a forked child too."""
+"""Error names and descriptions (CUDA driver API, Error Handling). Available always, also in a forked child."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pympsd_client._arguments.errors import description_of, invalid_value, name_
 
 
 def name(error: int) -> bytes:
-    """Return a result's name as bytes; INVALID_VALUE for a number that is none."""
+    """Return a result's name as bytes; INVALID_VALUE for an unknown number."""
     found = name_of(error)
     if found is None:
         raise invalid_value(f"{error} is no CUresult")
@@ -14,7 +14,7 @@ def name(error: int) -> bytes:
 
 
 def description(error: int) -> bytes:
-    """Return a result's description as bytes; INVALID_VALUE for a number that is none."""
+    """Return a result's description as bytes; INVALID_VALUE for an unknown number."""
     found = description_of(error)
     if found is None:
         raise invalid_value(f"{error} is no CUresult")

@@ -1,7 +1,7 @@
-"""Page-locked host memory (CUDA driver API, Memory Management): what `_objects.pinned_memory` keeps, by its calls.
+"""Page-locked host memory (CUDA driver API, Memory Management): the calls over `_objects.pinned_memory`.
 
-What is allocated here the device of the current context copies from and to by itself, asynchronously; with another
-device, and memory that is registered, copies go as for any memory. Before Volta the size of /dev/shm bounds both.
+The device of the current context copies from and to allocated memory directly and asynchronously; copies with another
+device, and of registered memory, work as for any memory. Before Volta the size of /dev/shm bounds both.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def allocate(size: int, flags: int) -> int:
 
 
 def free(address: int) -> None:
-    """Free what cuMemAllocHost or cuMemHostAlloc gave; INVALID_VALUE for any other address."""
+    """Free memory of cuMemAllocHost or cuMemHostAlloc; INVALID_VALUE for any other address."""
     pinned.free(address)
 
 
 def register(memory: HostMemory, size: int, flags: int) -> None:
-    """Count memory of the program as page-locked: a buffer, or an address. INVALID_VALUE where none is mapped.
+    """Count memory of the program as page-locked: a buffer, or an address. INVALID_VALUE if it is not mapped.
 
-    Copies from and to it are as quick as of any memory: only what cuMemHostAlloc gave is copied by the device itself.
-    HOST_MEMORY_ALREADY_REGISTERED where some of it is; NOT_SUPPORTED for I/O memory and for the flag READ_ONLY.
+    Copies from and to it are as fast as of any memory: only memory of cuMemHostAlloc is copied by the device itself.
+    HOST_MEMORY_ALREADY_REGISTERED if some of it is; NOT_SUPPORTED for I/O memory and for the flag READ_ONLY.
     """
     bounded = _bounded()
     if memory.size is not None and size > memory.size:
@@ -50,12 +50,12 @@ def register(memory: HostMemory, size: int, flags: int) -> None:
 
 
 def unregister(address: int) -> None:
-    """Undo cuMemHostRegister; HOST_MEMORY_NOT_REGISTERED for what it was not called with."""
+    """Undo cuMemHostRegister; HOST_MEMORY_NOT_REGISTERED for an address it was not called with."""
     pinned.unregister(address)
 
 
 def flags(address: int) -> int:
-    """Return the flags that page-locked memory was allocated with; INVALID_VALUE outside of any."""
+    """Return the flags that page-locked memory was allocated with; INVALID_VALUE for any other address."""
     region = pinned.region_at(address)
     if region is None or region.pages is None:
         raise invalid_value(f"{address:#x} is not within what cuMemAllocHost or cuMemHostAlloc gave")
@@ -65,8 +65,8 @@ def flags(address: int) -> int:
 def device_pointer(address: int, flags: int) -> int:
     """Return the address by which kernels of the current context reach page-locked memory: the same one.
 
-    NOT_SUPPORTED where the device maps no host memory (attribute CAN_MAP_HOST_MEMORY); INVALID_VALUE for what
-    cuMemAllocHost or cuMemHostAlloc did not give on this device.
+    NOT_SUPPORTED if the device maps no host memory (attribute CAN_MAP_HOST_MEMORY); INVALID_VALUE for memory that
+    cuMemAllocHost or cuMemHostAlloc did not return on this device.
     """
     context = current()
     opened = context.usable()
@@ -82,9 +82,9 @@ def device_pointer(address: int, flags: int) -> int:
 
 
 def _bounded() -> bool:
-    """Whether /dev/shm bounds this process: a client of MPS that sees devices before Volta (then all of them are).
+    """Return whether /dev/shm bounds this process: a client of MPS that sees devices before Volta (then all are).
 
-    Raises CudaError without a context that works.
+    Raise CudaError without a usable context.
     """
     current().usable()
     connection = process.require()

@@ -16,11 +16,11 @@ _known: Final = functions.get
 
 
 def launch(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any, extra: Any) -> None:
-    """Start a kernel and return at once; what goes wrong in it is reported by a later call.
+    """Start a kernel and return at once; a later call reports its errors.
 
     Parameters as ``(values, ctypes types)``, as an address or buffer of pointers, or through ``extra`` (an address).
-    INVALID_VALUE for a shape or parameters that cannot be, LAUNCH_OUT_OF_RESOURCES for more threads than the kernel
-    was built for, INVALID_HANDLE, or the error that poisoned the context earlier.
+    INVALID_VALUE for an invalid shape or parameters, LAUNCH_OUT_OF_RESOURCES for more threads than the kernel was
+    built for, INVALID_HANDLE, or the error that poisoned the context earlier.
     """
     launches.launch(_known(int(function)) or functions.find(number(function)), shape, stream, parameters, extra)
 
@@ -34,7 +34,7 @@ def launch_cooperative(function: Any, shape: tuple[Any, ...], stream: Any, param
 
 
 def launch_with_attributes(config: Any, function: Any, parameters: Any, extra: Any) -> None:
-    """Start a kernel by a CUlaunchConfig; of its attributes COOPERATIVE is honoured, others are NOT_SUPPORTED."""
+    """Start a kernel by a CUlaunchConfig; the attribute COOPERATIVE is honoured, others are NOT_SUPPORTED."""
     found = functions.find(number(function))
     if config is None:
         raise invalid_value("cuLaunchKernelEx takes a CUlaunchConfig, not None")
@@ -47,7 +47,7 @@ def launch_with_attributes(config: Any, function: Any, parameters: Any, extra: A
 
 
 def _cooperative(config: Any) -> bool:
-    """Return whether the launch attributes ask for a cooperative launch; raise for one that is not supported."""
+    """Return whether the launch attributes ask for a cooperative launch; raise for an unsupported one."""
     cooperative = False
     count, attributes = number(config.numAttrs), list(config.attrs or ())
     if count != len(attributes):

@@ -1,6 +1,6 @@
 """Copies and fills of device memory (CUDA driver API, Memory Management). Sizes in bytes.
 
-A host pointer is an address or anything with a buffer; its size is checked where it is known. Streams as in CUDA:
+A host pointer is an address or an object with a buffer; its size is checked if it is known. Streams as in CUDA:
 NULL and CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, or one that was created.
 """
 
@@ -25,7 +25,7 @@ def between_any(destination: int, source: int, count: int, stream: int, wait: bo
     """
     to_host, from_host = (pinned.region_at(one) is not None for one in (destination, source))
     if to_host and from_host:
-        # In stream order: after the work before it, and done when this returns.
+        # In stream order: after the earlier work, and complete on return.
         streams.synchronize(stream)
         _within(destination, count)
         _within(source, count)
@@ -61,7 +61,7 @@ def peer_to_peer(
 
 
 def host_to_device(destination: int, host: HostMemory, count: int, stream: int, wait: bool = False) -> None:
-    """Copy from the host; the synchronous form returns when the bytes have arrived.
+    """Copy from the host; the synchronous form returns when the copy is complete.
 
     The asynchronous one keeps stream order; the source may change as soon as it returns, unless it is page-locked.
     """
@@ -73,14 +73,14 @@ def host_to_device(destination: int, host: HostMemory, count: int, stream: int, 
     device_memory.owner(destination)
     at, at_stream = device_memory.place(destination, context, its_stream, stream)
     if pinned.reached_by(at.usable().transport, host.address, count):
-        # Elsewhere than in the caller's stream nobody would wait for it.
+        # In any other stream than the caller's nothing would wait for it.
         copies.from_pinned(at, at_stream, destination, host.address, count, wait or at is not context)
     else:
         copies.to_device(at, at_stream, destination, host.address, count, wait)
 
 
 def device_to_host(host: HostMemory, source: int, count: int, stream: int, wait: bool = False) -> None:
-    """Copy to the host; the synchronous form returns when the bytes are there.
+    """Copy to the host; the synchronous form returns when the copy is complete.
 
     So does the asynchronous one, in stream order, unless the host memory is page-locked.
     """

@@ -21,7 +21,7 @@ def load(image: HostMemory) -> int:
 def load_with_options(image: HostMemory, count: int, options: Any, values: Any) -> int:
     """Load PTX with options: the error and info log buffers are filled, hints to the compiler have no effect.
 
-    INVALID_PTX with the reason in the error log; INVALID_VALUE, NOT_SUPPORTED for an option that cannot be.
+    INVALID_PTX with the reason in the error log; INVALID_VALUE, NOT_SUPPORTED for an invalid option.
     """
     current().usable()
     logs = jit_options.read(count, options, values)
@@ -56,7 +56,7 @@ def variable(module: int, name: str) -> tuple[int, int]:
 
 
 def attribute(attribute: int, function: int) -> int:
-    """Return an attribute of a kernel; INVALID_VALUE for one that is not known."""
+    """Return an attribute of a kernel; INVALID_VALUE for an unknown one."""
     return functions.find(function).attribute(attribute)
 
 

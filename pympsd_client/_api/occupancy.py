@@ -14,7 +14,7 @@ _CACHING_FLAGS: Final = (0, 1)
 
 
 def active_blocks(function: int, threads: int, dynamic_bytes: int, flags: int = 0) -> int:
-    """Return how many blocks of a number of threads and bytes of dynamic shared memory a multiprocessor holds.
+    """Return the number of blocks of a size in threads and dynamic shared bytes that a multiprocessor holds.
 
     The flags, 0 or DISABLE_CACHING_OVERRIDE, change nothing on these devices.
     """
@@ -25,7 +25,7 @@ def active_blocks(function: int, threads: int, dynamic_bytes: int, flags: int = 
 def best_block(
     function: int, dynamic_bytes_function: int, dynamic_bytes: int, most_threads: int, flags: int = 0
 ) -> tuple[int, int]:
-    """Return the blocks of a grid and the threads of a block that fill the context's multiprocessors.
+    """Return the numbers of blocks and of threads in a block that fill the context's multiprocessors.
 
     ``blockSizeToDynamicSMemSize`` is a C function's address (CUoccupancyB2DSize), or None for the constant size.
     The flags, 0 or DISABLE_CACHING_OVERRIDE, change nothing on these devices.

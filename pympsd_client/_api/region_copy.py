@@ -20,7 +20,7 @@ _ADDRESS_LIMIT: Final = 1 << 64
 def copy(given: Copy3D | None, stream: int, wait: bool = False) -> None:
     """Copy rows, in 3D slices of rows, between host and device memory, in stream order.
 
-    A pitch of 0 stands for the offset in a row and the width, a height of 0 for the offset and the height. The
+    A pitch of 0 means the offset in a row plus the width, a height of 0 the offset plus the height. The
     asynchronous form returns early only where neither side is pageable host memory. INVALID_VALUE for a pitch or
     height that is too small, a pitch above MAX_PITCH, NULL; NOT_SUPPORTED for arrays. As on a GPU (driver 580), a
     copy of nothing succeeds without a look at its sides.

@@ -18,7 +18,7 @@ def create(flags: int, priority: int) -> int:
 
 
 def wait_event(stream_handle: int, event_handle: int, flags: int) -> None:
-    """Have later work of the stream wait for the event (of another device: this call waits)."""
+    """Make later work of the stream wait for the event (of another device: this call waits)."""
     if flags:
         raise invalid_value(f"cuStreamWaitEvent takes CU_EVENT_WAIT_DEFAULT (0), not {flags}")
     event.make_stream_wait(stream_handle, event_handle)

@@ -1,7 +1,7 @@
-"""Features of CUDA that clients of MPS do not have here: IPC handles, managed memory, peer access; refused by name.
+"""Unsupported features of CUDA: IPC handles, managed memory, peer access; refused by name.
 
-Each call is there, returns the result that CUDA documents for a device without the feature, and `last_error` says
-what to do instead. The device attributes say the same.
+Each call exists, returns the result that CUDA documents for a device without the feature, and `last_error` says what
+to do instead. The device attributes agree.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _PEER: Final = (
 
 
 def ipc(name: str) -> None:
-    """Refused with CUDA_ERROR_NOT_SUPPORTED: there are no IPC handles. Share host memory instead."""
+    """Refuse with CUDA_ERROR_NOT_SUPPORTED: there are no IPC handles. Share host memory instead."""
     _refuse(Result.ERROR_NOT_SUPPORTED, name, _IPC)
 
 
 def managed(name: str) -> None:
-    """Refused with CUDA_ERROR_NOT_SUPPORTED: there is no managed memory. Use cuMemAlloc and copies instead."""
+    """Refuse with CUDA_ERROR_NOT_SUPPORTED: there is no managed memory. Use cuMemAlloc and copies instead."""
     _refuse(Result.ERROR_NOT_SUPPORTED, name, _MANAGED)
 
 
 def enable_peer(name: str) -> None:
-    """Refused with CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: cuMemcpyPeer and cuMemcpyDtoD need no peer access."""
+    """Refuse with CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: cuMemcpyPeer and cuMemcpyDtoD need no peer access."""
     _refuse(Result.ERROR_PEER_ACCESS_UNSUPPORTED, name, _PEER)
 
 
 def disable_peer(name: str) -> None:
-    """Refused with CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: there is no peer access."""
+    """Refuse with CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: there is no peer access."""
     _refuse(Result.ERROR_PEER_ACCESS_NOT_ENABLED, name, _PEER)
 
 
 def _refuse(code: int, name: str, reason: str) -> None:
-    current().usable()  # a missing context, or one in error, comes first
+    current().usable()  # a missing context, or one in error, takes precedence
     raise CudaError(code, f"{name}: {reason}")

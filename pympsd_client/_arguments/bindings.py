@@ -1,6 +1,6 @@
-"""The one place where cuda-bindings comes in: its enums and handle types, never its driver calls.
+"""The only module that imports cuda-bindings: its enums and handle types, never its driver calls.
 
-(`_fallback` alone calls the driver, and only where a program runs natively.)
+(Only `_fallback` calls the driver, and only when a program runs natively.)
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ CUuuid: Final[Any] = _driver.CUuuid
 
 
 def members(enum: str, prefix: str) -> dict[str, int]:
-    """Return the numbers of an enum of cuda-bindings by name, aliases included, without their prefix."""
+    """Return the values of an enum of cuda-bindings by name without prefix, aliases included."""
     names = vars(getattr(_driver, enum))
     return {name.removeprefix(prefix): int(names[name]) for name in names if name.startswith(prefix)}

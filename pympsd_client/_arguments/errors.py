@@ -1,4 +1,4 @@
-"""Errors: the exception inside, the CUresult and the readable message outside."""
+"""Errors: an exception internally, a CUresult and a readable message for callers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pympsd_client._arguments.bindings import CUresult
 
 SUCCESS: Final[Any] = CUresult.CUDA_SUCCESS
 DONE: Final[tuple[Any]] = (SUCCESS,)
-"""What a call without outputs returns when it went well."""
+"""The result of a successful call without outputs."""
 _MEMBERS: Final[dict[int, Any]] = {int(member): member for member in CUresult}
 _ROLE: Final = re.compile(r":py:obj:`~?\.?([^`]*)`")
 
@@ -21,7 +21,7 @@ class _Last(threading.local):
 
 
 _last: Final = _Last()
-"""The message of each thread's last failed call."""
+"""Each thread's message of its last failed call."""
 
 
 class CudaError(Exception):
@@ -33,7 +33,7 @@ class CudaError(Exception):
         self.reason = reason
 
     def again(self) -> CudaError:
-        """Return the same error afresh: one exception raised in several threads would mix their tracebacks."""
+        """Return a copy of the error: one exception raised in several threads would mix their tracebacks."""
         return CudaError(self.code, self.reason)
 
 
@@ -48,17 +48,17 @@ def invalid_handle(reason: str) -> CudaError:
 
 
 def lost(reason: str) -> CudaError:
-    """Return CUDA_ERROR_MPS_RPC_FAILURE: the other side is gone, or breaks the protocol."""
+    """Return CUDA_ERROR_MPS_RPC_FAILURE: the other side has gone, or violates the protocol."""
     return CudaError(Result.ERROR_MPS_RPC_FAILURE, reason)
 
 
 def result_of(code: int) -> Any:
-    """Return the CUresult of a number; one that this cuda-bindings does not know is CUDA_ERROR_UNKNOWN."""
+    """Return the CUresult of a number; CUDA_ERROR_UNKNOWN for one that this cuda-bindings does not know."""
     return _MEMBERS.get(code, CUresult.CUDA_ERROR_UNKNOWN)
 
 
 def failed(error: CudaError, outputs: int) -> tuple[Any, ...]:
-    """Keep the message for `last_error`; return what a failed call returns: its result and None for each output."""
+    """Keep the message for `last_error`; return a failed call's result: its CUresult and None for each output."""
     _last.message = error.reason
     return (result_of(error.code), *(None,) * outputs)
 
@@ -66,19 +66,19 @@ def failed(error: CudaError, outputs: int) -> tuple[Any, ...]:
 def last_error() -> str:
     """Return the message of this thread's last failed call: what was wrong, what is allowed, what to do.
 
-    Empty when no call of this thread has failed. A call that succeeds leaves it as it is.
+    Empty if no call of this thread has failed. A successful call does not change it.
     """
     return _last.message
 
 
 def name_of(code: int) -> bytes | None:
-    """Return a result's name as cuGetErrorName does, or None for a number that is none."""
+    """Return a result's name as cuGetErrorName does, or None for an unknown number."""
     member = _MEMBERS.get(code)
     return None if member is None else str(member.name).encode()
 
 
 def description_of(code: int) -> bytes | None:
-    """Return the first sentence of a result's documentation, or its name where there is none."""
+    """Return the first sentence of a result's documentation, or its name if it has none."""
     member = _MEMBERS.get(code)
     if member is None:
         return None

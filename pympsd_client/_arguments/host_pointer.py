@@ -1,4 +1,4 @@
-"""Host memory as callers name it: an address, or anything with a buffer, as cuda.bindings accepts them."""
+"""Host memory as callers pass it: an address, or an object with a buffer, as cuda.bindings accepts them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _release.argtypes = (ctypes.POINTER(_Buffer),)
 
 
 class HostMemory:
-    """``size`` bytes (None: not known) at ``address``, held while the ``with`` block lasts.
+    """``size`` bytes (None: not known) at ``address``, held for the duration of the ``with`` block.
 
     Accepts what cuda.bindings does for a ``void *``: an int, None (0), an object with a buffer, or with __int__.
-    A one-element array is a buffer here, where cuda.bindings takes it for a number. TypeError for all else.
+    A one-element array is a buffer here; cuda.bindings treats it as a number. TypeError for anything else.
     """
 
     def __init__(self, pointer: Any) -> None:
@@ -80,7 +80,7 @@ class HostMemory:
             self._buffer = None
 
     def check(self, count: int, to_be_written: bool) -> None:
-        """Raise INVALID_VALUE unless ``count`` bytes can be read, or written, here."""
+        """Raise INVALID_VALUE unless ``count`` bytes can be read, or written."""
         if self.address == 0:
             raise invalid_value("the host pointer is NULL; pass an address or an object with a buffer")
         if self.size is not None and count > self.size:

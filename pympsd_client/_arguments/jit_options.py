@@ -18,12 +18,12 @@ _OPTIONS: Final = {value: name for name, value in members("CUjit_option", "CU_JI
 _REFUSED: Final = frozenset(
     {"GLOBAL_SYMBOL_NAMES", "GLOBAL_SYMBOL_ADDRESSES", "GLOBAL_SYMBOL_COUNT", "LTO", "REFERENCED_KERNEL_NAMES"}
 )
-"""Options that change what the code is linked with: going on without them would run other code than was asked for."""
+"""Options that change what the code is linked with: without them, different code would run."""
 
 
 @define
 class Logs:
-    """Where the caller wants the logs: buffers (anything with one, or an address) and their sizes in bytes."""
+    """The caller's log buffers (an object with a buffer, or an address) and their sizes in bytes."""
 
     info: Any = None
     info_size: int = 0
@@ -31,13 +31,13 @@ class Logs:
     error_size: int = 0
 
     def write(self, error: str) -> None:
-        """Write the error log (empty: all went well) and an empty info log, each with its NUL, cut to size."""
+        """Write the error log (empty on success) and an empty info log, NUL-terminated and cut to size."""
         _write(self.error, self.error_size, error)
         _write(self.info, self.info_size, "")
 
 
 def read(count: int, options: Sequence[Any] | None, values: Sequence[Any] | None) -> Logs:
-    """Return where the logs go; INVALID_VALUE and NOT_SUPPORTED name the option that is wrong."""
+    """Return the log buffers; INVALID_VALUE and NOT_SUPPORTED name the option that is wrong."""
     if len(options or ()) < count or len(values or ()) < count:
         raise invalid_value(
             f"numOptions is {count}; there are {len(options or ())} options and {len(values or ())} values"
@@ -67,7 +67,7 @@ def _pairs(options: Sequence[Any] | None, values: Sequence[Any] | None, count: i
 def _write(buffer: Any, size: int, text: str) -> None:
     if buffer is None or size <= 0:
         return
-    # cuda-bindings takes bytes for a log and the driver writes into them: so do we, never beyond their end.
+    # cuda-bindings takes bytes for a log and the driver writes into them: do the same, never beyond their end.
     with HostMemory(buffer) as memory:
         room = size if memory.size is None else min(size, memory.size)
         if room and memory.address:

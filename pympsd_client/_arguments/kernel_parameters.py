@@ -1,4 +1,4 @@
-"""Kernel parameters: from the forms cuda.bindings accepts to a LAUNCH record with the flat buffer as its tail.
+"""Kernel parameters: the forms cuda.bindings accepts, packed into a LAUNCH record with the flat buffer as its tail.
 
 The forms: ``(values, ctypes types)``, an address or buffer of an array of pointers, and through ``extra`` the flat
 buffer itself (CUDA driver API, cuLaunchKernel; cuda.bindings, cuLaunchKernel).
@@ -56,7 +56,7 @@ def raw_packer(layout: FunctionLayout) -> Packer:
 
 
 def typed_packer(layout: FunctionLayout, types: tuple[Any, ...]) -> Packer | None:
-    """Return a packer for values of these ctypes types, or None when they need a closer look each time.
+    """Return a packer for values of these ctypes types, or None if each launch must inspect them.
 
     A type of None is a handle or pointer object, 8 bytes wide.
     """
@@ -76,12 +76,12 @@ def typed_packer(layout: FunctionLayout, types: tuple[Any, ...]) -> Packer | Non
 
 
 def code_of(ctype: Any) -> str:
-    """Return how a value of a type that has a packer lies in a record: as in struct, ``o`` for an object's int."""
+    """Return the record format of a type that has a packer: as in struct, ``o`` for an object's int."""
     return "o" if ctype is None else _CODES[ctype]
 
 
 def _converting(pack: Packer, types: tuple[Any, ...]) -> Packer:
-    """Handles know no __index__, which struct asks for."""
+    """Return a packer that converts handles to int: they lack the __index__ that struct needs."""
     plain = len(struct.unpack(LAUNCH_FORMAT, bytes(LAUNCH_BYTES)))
     handles = tuple(plain + place for place, ctype in enumerate(types) if ctype is None)
 
@@ -95,7 +95,7 @@ def _converting(pack: Packer, types: tuple[Any, ...]) -> Packer:
 
 
 def flat(layout: FunctionLayout, parameters: Any, extra: Any) -> bytes:
-    """Return the flat buffer of a function's parameters from any form; raise CudaError, TypeError."""
+    """Return the flat buffer of a function's parameters, given in any form; raise CudaError, TypeError."""
     if number(extra):
         if parameters is not None and not (isinstance(parameters, int) and parameters == 0):
             raise invalid_value("kernelParams and extra were both given; give one")
@@ -128,7 +128,7 @@ def _from_values(layout: FunctionLayout, parameters: tuple[Any, ...]) -> bytes:
 
 
 def _value_bytes(value: Any, ctype: Any, size: int) -> bytes:
-    """Return what the driver would read at the value's place (8 zeroed bytes for a simple type)."""
+    """Return the bytes that the driver would read at the value's address (8 zeroed bytes for a simple type)."""
     if ctype is None:
         return _object_bytes(value, size)
     if ctype is ctypes.c_void_p:
@@ -158,7 +158,7 @@ def _pointer_value(value: Any) -> int:
         return value.value or 0
     if isinstance(value, int):
         return value & (1 << 64) - 1
-    if isinstance(value, CUdeviceptr):  # what it points to; cuda.bindings would pass where the handle itself lies
+    if isinstance(value, CUdeviceptr):  # its value; cuda.bindings would pass the address of the handle itself
         return int(value)
     if callable(getattr(value, "getPtr", None)):
         return int(value.getPtr())
@@ -208,7 +208,7 @@ def _from_extra(layout: FunctionLayout, address: int) -> bytes:
 
 
 def _second(address: int) -> bytes:
-    """The value after a key; nothing need lie after CU_LAUNCH_PARAM_END."""
+    """Return the value after a key; CU_LAUNCH_PARAM_END needs none."""
     return ctypes.string_at(address + 8, 8) if int.from_bytes(ctypes.string_at(address, 8), "little") else bytes(8)
 
 

@@ -1,4 +1,4 @@
-"""Numbers as cuda.bindings takes them from its callers: handles, None for 0, and C's ranges."""
+"""Argument conversion as in cuda.bindings: handles, None for 0, and C's ranges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def number(value: Any) -> int:
-    """Return the number of an int, a handle, an enum member or None (0); TypeError for all else."""
+    """Return the number of an int, a handle, an enum member or None (0); TypeError for anything else."""
     if value is None:
         return 0
     if isinstance(value, str | bytes | bytearray) or not hasattr(value, "__int__"):
@@ -23,7 +23,7 @@ def unsigned(value: Any, bits: int = 64) -> int:
 
 
 def text(value: Any) -> str:
-    """Return a name that came as bytes, as cuda.bindings takes ``char *``; TypeError for all else."""
+    """Return a name passed as bytes, as cuda.bindings takes ``char *``; TypeError for anything else."""
     if not isinstance(value, bytes | bytearray):
         raise TypeError(f"expected bytes, {type(value).__name__} found")
     return bytes(value).split(b"\0", 1)[0].decode("utf-8", "surrogateescape")

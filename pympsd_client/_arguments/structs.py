@@ -1,4 +1,4 @@
-"""Structures: plain values made of those of cuda.bindings, and the other way round."""
+"""Structures: conversion between plain values and those of cuda.bindings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sm_affinity(count: int) -> Any:
 
 @frozen
 class CopySide:
-    """One side of a copy of rows and slices. ``pitch`` and ``rows`` are 0 where the program gave none."""
+    """One side of a copy of rows and slices. ``pitch`` and ``rows`` are 0 if the program gave none."""
 
     memory_type: int
     host: int
@@ -42,7 +42,7 @@ class CopySide:
     y: int
     z: int
     level: int
-    """Of a mipmapped array."""
+    """The level of a mipmapped array."""
 
 
 @frozen
@@ -76,12 +76,12 @@ class _Memcpy3D(ctypes.Structure):
 
 
 def copy_2d(given: Any) -> Copy3D | None:
-    """Return the values of a CUDA_MEMCPY2D, None for None; TypeError for all else."""
+    """Return the values of a CUDA_MEMCPY2D, None for None; TypeError for anything else."""
     return None if given is None else _copy_at(_address(given, "CUDA_MEMCPY2D"), _Memcpy2D)
 
 
 def copy_3d(given: Any) -> Copy3D | None:
-    """Return the values of a CUDA_MEMCPY3D, None for None; TypeError for all else."""
+    """Return the values of a CUDA_MEMCPY3D, None for None; TypeError for anything else."""
     return None if given is None else _copy_at(_address(given, "CUDA_MEMCPY3D"), _Memcpy3D)
 
 

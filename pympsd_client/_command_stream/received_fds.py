@@ -14,10 +14,10 @@ from operator import itemgetter
 from typing import Any, Final
 
 from pympsd.channel.descriptors import FD_BYTES, received, whole
-from pympsd.wire.records import BY_NAME
+from pympsd.wire.records import ANSWER, OPERATIONS
 
-BRINGS_FD: Final = BY_NAME["ALLOCATE_PINNED"].opcode
-"""The operation whose successful answers bring one descriptor each."""
+BRINGS_FD: Final = frozenset(ANSWER | operation.opcode for operation in OPERATIONS if operation.brings_fd)
+"""Opcodes of the answers that come with one descriptor each, if they are successful."""
 NO_ROOM: Final = -1
 """In place of a descriptor that this process had no room for."""
 

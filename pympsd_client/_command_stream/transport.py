@@ -273,7 +273,7 @@ class Transport:
             if len(received) < length:
                 break
             body = bytes(received[HEADER_BYTES:length])
-            if self.received_fds is not None and opcode == ANSWER | BRINGS_FD and not result:
+            if self.received_fds is not None and opcode in BRINGS_FD and not result:
                 self.received_fds.claim(sequence, body)
             self._settle(sequence, (flags, result, body))
             del received[:length]

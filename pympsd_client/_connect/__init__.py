@@ -1,1 +1,1 @@
-"""How a program reaches a daemon, a private executor, or the native driver."""
+"""Connecting a program to a daemon, a private executor, or the native driver."""

@@ -1,7 +1,7 @@
 """CUDA_FORCE_API_VERSION: a program that asks for an API from before CUDA 4.0 gets no context under MPS.
 
 (MPS documents, 2.3.2.) C programs pass it to their compiler; here it is an environment variable, 1000 x major + 10 x
-minor: 3020. A number at its start counts, as C reads it; a value that starts with none is ignored.
+minor: 3020. As in C, a leading number counts and the rest is ignored; a value without one is ignored.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _NUMBER: Final = re.compile(r"\s*\+?([0-9]+)")
 
 
 def forced_version(text: str | None) -> int | None:
-    """Return the version that the variable's value asks for; None when it names none."""
+    """Return the version that the variable's value asks for; None if it names none."""
     found = _NUMBER.match(text or "")
     return int(found[1]) if found is not None else None
 
 
 def check_api_version(environment: Mapping[str, str]) -> None:
-    """Raise NOT_SUPPORTED when the environment asks for an API from before CUDA 4.0."""
+    """Raise NOT_SUPPORTED if the environment asks for an API from before CUDA 4.0."""
     version = forced_version(environment.get(VARIABLE))
     if version is not None and version < OLDEST:
         raise CudaError(

@@ -1,4 +1,4 @@
-"""What every way to the devices has in common: devices, opened contexts, and the `Connection` that opens them."""
+"""The common interface of all connections: devices, opened contexts, and the `Connection` that opens them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pympsd_client._command_stream.transport import Transport
 
 @frozen(eq=False)
 class Device:
-    """A visible device: ``number`` as this client counts, ``ordinal`` as the daemon does (it names the window)."""
+    """A visible device: ``number`` is the client's, ``ordinal`` the daemon's (it selects the address window)."""
 
     number: int
     ordinal: int
@@ -37,12 +37,12 @@ class Opened:
 
 
 class Connection(Protocol):
-    """The way to the devices: a session with an MPS server, or private executors."""
+    """The connection to the devices: a session with an MPS server, or private executors."""
 
     devices: tuple[Device, ...]
     driver_version: int
     provisions: bool
-    """Whether contexts can be kept to some of a device's SMs: only under MPS (MPS documents, 2.3.5.2)."""
+    """Whether contexts can be limited to some of a device's SMs: only under MPS (MPS documents, 2.3.5.2)."""
     per_context: bool
     """Whether each context has an active thread percentage of its own."""
 
@@ -53,10 +53,10 @@ class Connection(Protocol):
         """Close it and free what it held; raise CudaError."""
 
     def check(self) -> None:
-        """Raise CudaError when the other side has gone."""
+        """Raise CudaError if the other side has gone."""
 
     def close(self) -> None:
-        """End it in order; never raises."""
+        """Close it in order; never raises."""
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors."""

@@ -15,12 +15,12 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.framing import Frame, FrameReader
 
 FDS_LIMIT: Final = 2
-"""ContextOpened and Attached bring two: the command stream and the staging memory."""
+"""ContextOpened and Attached carry two: the command stream and the staging memory."""
 _CHUNK: Final = 65536
 
 
 class Ended(Exception):
-    """The other side closed the conversation, or broke the protocol."""
+    """The other side closed the conversation, or violated the protocol."""
 
 
 class Conversation:
@@ -32,7 +32,7 @@ class Conversation:
         self._frames: deque[Frame] = deque()
 
     def send(self, message: object) -> None:
-        """Send a message; raise Ended when the other side is gone."""
+        """Send a message; raise Ended if the other side has gone."""
         try:
             self.socket.sendall(messages.encode(message))
         except OSError as error:
@@ -41,7 +41,7 @@ class Conversation:
     def receive(self, timeout: float | None = None) -> tuple[Any, tuple[int, ...]]:
         """Return the next message and its descriptors (the caller owns them); wait ``timeout`` seconds at most.
 
-        Raise Ended, TimeoutError, and OSError when this process has no room for the descriptors.
+        Raise Ended, TimeoutError, and OSError if this process has no room for the descriptors.
         """
         while not self._frames:
             self._wait(timeout)
@@ -56,7 +56,7 @@ class Conversation:
             raise Ended(f"it sent {error}") from None
 
     def _wait(self, timeout: float | None) -> None:
-        # Wait apart from reading, so that Ctrl-C ends the wait and loses no byte or descriptor.
+        # Wait separately from reading, so that Ctrl-C ends the wait and loses no byte or descriptor.
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         if not poll.poll(None if timeout is None else timeout * 1000):
@@ -102,7 +102,7 @@ class Conversation:
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, tuple[int, ...], bool]:
-    """Receive bytes and descriptors; those are close-on-exec, for executors started meanwhile."""
+    """Receive bytes and descriptors, close-on-exec because executors may be started meanwhile."""
     room = socket.CMSG_SPACE(FDS_LIMIT * FD_BYTES)
     data, controls, flags, _ = connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
     return data, *whole(received(controls), flags)

@@ -1,4 +1,4 @@
-"""How a program reaches a device: through a daemon, natively, or on a private executor. Pure functions."""
+"""The choice how a program reaches a device: a daemon, natively, or a private executor. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Way(Enum):
 
     DAEMON = "daemon"
     REFUSE = "refuse"
-    """There is no daemon, and the program requires one."""
+    """No daemon is running, and the program requires one."""
     NATIVE = "native"
     PRIVATE = "private"
 
@@ -45,7 +45,7 @@ def without_daemon(environment: Mapping[str, str], native_driver: bool) -> Way:
 
 
 def hello_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a daemon and its server honour, printable."""
+    """Return the variables that a daemon and its server honour, as printable text."""
     return {
         printable(name): printable(value)
         for name, value in environment.items()
@@ -60,7 +60,7 @@ def command_line(raw: bytes, limit: int = 4096) -> str:
 
 def is_traced(status: bytes) -> bool:
     """Return whether a process runs under a debugger, from its /proc/PID/status (proc(5), TracerPid)."""
-    # At the start of a line: the process's name, which comes first, may contain the word.
+    # Match only at the start of a line: the process's name, which comes first, may contain the word.
     return status.partition(b"\nTracerPid:")[2].partition(b"\n")[0].strip() not in (b"", b"0")
 
 

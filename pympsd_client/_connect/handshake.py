@@ -24,7 +24,7 @@ from pympsd_client._connect.discovery import REQUIRE, command_line, control_sock
 from pympsd_client._connect.session import Session
 
 SILENT_WAIT_S: Final = 10.0
-"""After this long a warning says, once, what cuInit waits for."""
+"""Seconds until a single warning says what cuInit waits for."""
 _WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
 _FRAMES: Final = 8
 """_awaited, request_session, connect_with_retry, _reach_devices, initialize, cuInit (two), the program."""
@@ -32,7 +32,7 @@ _PEER_CREDENTIALS: Final = struct.Struct("3i")
 
 
 class BrokenOff(CudaError):
-    """The other side ended the conversation before its answer: it has died, and another may be there soon."""
+    """The other side ended the conversation before its answer: it has died, and another may start soon."""
 
 
 class NotWelcomed(BrokenOff):
@@ -40,7 +40,7 @@ class NotWelcomed(BrokenOff):
 
 
 def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | str:
-    """Return a connection to the daemon's socket, or the reason why there is none."""
+    """Return a connection to the daemon's socket, or the reason why it failed."""
     path = control_socket(environment)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -55,15 +55,15 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
     """Ask the daemon for a session and wait for it, as long as another user's turn lasts; own the connection.
 
     Return the session, or the reason why this process runs without MPS: a debugger, after the other clients have
-    left. Raise CudaError: the daemon's or server's refusal, or MPS_CONNECTION_FAILED; BrokenOff when the conversation
-    only ended.
+    left. Raise CudaError: the daemon's or server's refusal, or MPS_CONNECTION_FAILED; BrokenOff if the conversation
+    ended without an answer.
     """
     daemon = Conversation(connection)
     try:
         _check_owner(connection)
         hello = _hello(environment)
         if hello.traced and environment.get(REQUIRE) == "1":
-            # The daemon would say the same after a wait.
+            # The daemon would answer the same after a wait.
             return "this process runs under a debugger, for which there is no MPS server"
         daemon.send(hello)
         what = f"the MPS control daemon at {control_socket(environment)}"
@@ -86,7 +86,7 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
 
 
 def _welcome(server: Conversation, pid: int) -> SessionWelcome:
-    """Wait for the welcome of a server; close the conversation and raise CudaError when it does not come."""
+    """Wait for the welcome of a server; close the conversation and raise CudaError if it does not come."""
     try:
         what = f"the welcome of its MPS server (PID {pid}), which is stopped or busy"
         message, fds = _awaited(server, what, _FRAMES + 1)
@@ -105,7 +105,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
 
 
 def _awaited(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:
-    """Receive what cuInit waits for; warn when it takes long.
+    """Receive what cuInit waits for; warn if it takes long.
 
     ``frames``: the number of frames from here up to cuInit's caller, at which the warning points.
     """
@@ -117,7 +117,7 @@ def _awaited(conversation: Conversation, what: str, frames: int) -> tuple[Any, t
 
 
 def _check_owner(connection: socket.socket) -> None:
-    """Refuse a daemon of another user, which would see and run our work; trust only root's and our own."""
+    """Refuse the daemon of another user, which would see and run this work; trust only root's and the user's own."""
     uid = _peer_uid(connection)
     if uid in (0, os.getuid()):
         return

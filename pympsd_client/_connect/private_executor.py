@@ -1,6 +1,6 @@
-"""Without a daemon: the native driver where there is one, else private executors, one for each device.
+"""Devices without a daemon: the native driver if there is one, else private executors, one for each device.
 
-They are the server's executors, started by path over a socketpair, and speak the same command stream.
+These are the server's executors, started by path over a socketpair, with the same command stream.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PrivateExecutorWarning(RuntimeWarning):
 
 
 def native_driver() -> bool:
-    """Return whether libcuda loads and initialises here: then the program runs natively."""
+    """Return whether libcuda loads and initialises: then the program runs natively."""
     try:
         ctypes.CDLL("libcuda.so.1")
         return bool(bindings.cuInit(0)[0] == bindings.CUresult.CUDA_SUCCESS)
@@ -63,7 +63,7 @@ def native_driver() -> bool:
 
 
 def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return the devices that an environment describes (`pympsd.devices` says how); raise CudaError."""
+    """Return the devices that an environment describes (see `pympsd.devices`); raise CudaError."""
     script = Path(pympsd.version.__file__).parent / "devices" / "__main__.py"
     try:
         child = subprocess.run(
@@ -86,14 +86,14 @@ def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
 class PrivateExecutors:
     """Executors of this process alone, each started when its device is first used. Safe for threads.
 
-    Without MPS there is no provisioning: no percentage, memory limit, priority or execution affinity holds.
+    Without MPS there is no provisioning: no percentage, memory limit, priority or execution affinity applies.
     """
 
     provisions = False
     per_context = False
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Raise CudaError when the devices cannot be listed or there is none."""
+        """Raise CudaError if the devices cannot be listed or there are none."""
         self.driver_version: int = CUDA_VERSION
         self.devices: tuple[Device, ...] = list_devices(environment)
         self._environment: Final = dict(environment)
@@ -118,7 +118,7 @@ class PrivateExecutors:
             self._running[device.ordinal].detach(serial)
 
     def check(self) -> None:
-        """Do nothing: the command stream itself notices an executor's end."""
+        """Do nothing: the command stream itself detects an executor's end."""
 
     def close(self) -> None:
         """End the executors and reap them."""
@@ -200,7 +200,7 @@ class Executor:
             self._link.send(message)
             answer: Any = None
             while isinstance(answer, ContextFaulted) or getattr(answer, "request", 0) != request:
-                # Faults are taken from the command stream, which reports them too.
+                # Faults are read from the command stream, which reports them too.
                 answer, fds = self._link.receive()
                 if isinstance(answer, Attached) and len(fds) == 2:
                     self._transport = open_stream(fds, answer.shared_bytes, lost, answer.ring_bytes)
@@ -213,7 +213,7 @@ class Executor:
         return answer
 
     def close(self) -> None:
-        """Close the link and the command stream, wait for the process to end, kill it if it does not."""
+        """Close the link and the command stream; wait for the process to end, or kill it."""
         if self._transport is not None:
             self._transport.close()
         self._link.close()

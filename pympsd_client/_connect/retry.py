@@ -1,4 +1,4 @@
-"""Connecting to MPS: the handshake, begun again when a daemon or server dies during it."""
+"""Connecting to MPS: the handshake, retried if a daemon or server dies during it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pympsd_client._connect.handshake import BrokenOff, NotWelcomed, connect_to_
 from pympsd_client._connect.session import Session
 
 RETRY_S: Final = 2.0
-"""Seconds in which another daemon may take the place of one that died, for a client that begins meanwhile."""
+"""Seconds in which another daemon may replace one that died, for a client that starts meanwhile."""
 QUEUE_RETRY_S: Final = 10.0
 """The same for a client that was connected to the daemon that died: it was waiting anyway."""
 QUEUED_S: Final = 0.1
-"""A conversation that lasted this long was one in the queue, and the daemon ended it by its own end."""
+"""A conversation of at least these seconds was waiting in the queue, and ended because its daemon did."""
 GRANTS_LIMIT: Final = 6
 """The number of servers that may end before their welcome; the daemon gives up after four and says why."""
 _FIRST_PAUSE: Final = 0.02
@@ -24,11 +24,11 @@ _LONGEST_PAUSE: Final = 0.25
 
 
 def connect_with_retry(environment: Mapping[str, str]) -> Session | str:
-    """Return a session, or the reason why this process goes on without MPS. Raise CudaError: a refusal.
+    """Return a session, or the reason why this process runs without MPS. Raise CudaError: a refusal.
 
-    A conversation that ended before an answer is begun again: a client in the queue of a daemon that was killed
-    queues at the next one. When a living daemon ends every conversation, give up after a while; so too when servers
-    end as soon as they are granted, however long the wait for each was.
+    Retry a conversation that ended before an answer: a client in the queue of a daemon that was killed queues at the
+    next one. Give up after a while if a living daemon ends every conversation, and if servers end as soon as they are
+    granted, however long the wait for each was.
     """
     lost = False
     grants = 0

@@ -25,9 +25,9 @@ from pympsd_client._connect.connection import Device, Opened, open_stream
 from pympsd_client._connect.conversation import Conversation, Ended
 
 SERVER_END_S: Final = 0.5
-"""A server that ends closes its sessions and its executors' links in any order, within this time."""
+"""Seconds within which an ending server closes its sessions and its executors' links, in any order."""
 _STREAM_FDS: Final = 4
-"""A command stream comes as two descriptors; another thread may open some meanwhile."""
+"""A command stream takes two descriptors; another thread may open some meanwhile."""
 
 
 class Session:
@@ -36,9 +36,9 @@ class Session:
     provisions = True
 
     def __init__(self, conversation: Conversation, welcome: SessionWelcome, per_context: bool = False) -> None:
-        """Own a conversation that the server's welcome came by.
+        """Own the conversation on which the server's welcome came.
 
-        ``per_context``: the process began with partitioning of each context (MPS documents, 4.2.6).
+        ``per_context``: the process started with partitioning of each context (MPS documents, 4.2.6).
         """
         self.per_context = per_context
         self._conversation: Final = conversation
@@ -57,7 +57,7 @@ class Session:
         """Ask the server for a context on a device; raise CudaError with its refusal."""
         check_api_version(os.environ)
         if device.ordinal not in self._transports:
-            # Descriptors that this process has no room for would be lost on the way.
+            # Without room in this process the descriptors would be lost in transit.
             require_room(_STREAM_FDS)
         percentage = _percentage_now() if self.per_context else None
         with self._asking:
@@ -70,7 +70,7 @@ class Session:
             if transport is None:
                 raise self._gone("it opened a context and gave no command stream")
             if transport.error is not None:
-                # The executor has ended meanwhile; the server outlives it.
+                # The executor has ended meanwhile, but not the server.
                 raise transport.error.again()
         return Opened(
             serial=answer.context,
@@ -82,7 +82,7 @@ class Session:
         )
 
     def close_context(self, device: Device, serial: int) -> None:
-        """Ask the server to close a context; return when what it held is free."""
+        """Ask the server to close a context; return when its resources are free."""
         with self._asking:
             number = self._number()
             answer = self._ask(CloseContext(request=number, context=serial), number)
@@ -107,7 +107,7 @@ class Session:
         return answer
 
     def _adopt(self, answer: object, fds: tuple[int, ...]) -> None:
-        """Keep the command stream that came along, even with the answer to a request that Ctrl-C ended."""
+        """Keep the command stream that came with an answer, even one to a request that Ctrl-C ended."""
         device = self._asked.pop(getattr(answer, "request", 0), None)
         if not fds:
             return
@@ -123,7 +123,7 @@ class Session:
             self._conversation.send(CloseContext(request=self._number(), context=answer.context))
 
     def _stream_ended(self, reason: str) -> CudaError:
-        """Return the error of an executor's end: with its server, or alone, which is a fatal fault of its device."""
+        """Return the error of an executor's end: its server's end, or alone, a fatal fault of its device."""
         if self._conversation.ends_within(SERVER_END_S):
             return self._gone("it has ended")
         return CudaError(Result.ERROR_LAUNCH_FAILED, f"a fatal GPU fault: {reason}")
@@ -138,14 +138,14 @@ class Session:
         return self._lost.again()
 
     def check(self) -> None:
-        """Raise MPS_RPC_FAILURE when the server has gone; it stays gone for this process."""
+        """Raise MPS_RPC_FAILURE if the server has gone; it stays gone for this process."""
         if self._lost is None and self._conversation.over:
             self._gone("it has ended")
         if self._lost is not None:
             raise self._lost.again()
 
     def close(self) -> None:
-        """Leave; the server frees what this process held."""
+        """End the session; the server frees what this process held."""
         for transport in tuple(self._transports.values()):
             transport.close()
         self._conversation.close()
@@ -158,7 +158,7 @@ class Session:
 
 
 def _percentage_now() -> float | None:
-    """Return the percentage for a context made now; None when the environment holds no valid one."""
+    """Return the percentage for a context made now; None if the environment has no valid one."""
     try:
         return ThreadPercentage.parse(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")).value
     except BadLimit:

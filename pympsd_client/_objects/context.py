@@ -1,4 +1,4 @@
-"""Contexts: one client context of an executor, its errors that stick, and what belongs to it."""
+"""Contexts: one client context of an executor, its sticky error, and the objects that belong to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _count = count(FIRST_HANDLE).__next__
 contexts: Final[dict[int, Context]] = {}
 """The contexts of this process by handle."""
 when_closed: Final[list[Callable[[Context], None]]] = []
-"""Called with a context that closes: they drop what belonged to it."""
+"""Called with a context that closes, to drop the objects that belonged to it."""
 
 
 class Context:
@@ -53,7 +53,7 @@ class Context:
                 self._sticky_error = None
 
     def close(self, connection: Connection) -> None:
-        """Close it and free what it held, unless it is closed; a poisoned context can be closed like any other."""
+        """Close it and free what it held, unless it is closed; a poisoned context can be closed too."""
         with self._changing:
             if self.opened is not None:
                 try:
@@ -76,16 +76,16 @@ class Context:
         return self._sticky_error
 
     def usable(self) -> Opened:
-        """Return what opening gave; raise the error that sticks."""
+        """Return the properties of the opened context; raise its sticky error."""
         opened, error = self.opened, self._sticky_error
         if error is not None or opened is None:
             raise (error or _not_open()).again()
         return opened
 
     def poison(self, serial: int, code: int, reason: str) -> None:
-        """Poison the context after a fault: from now on every call in it fails with this error, at once.
+        """Poison the context after a fault: from now on every call in it fails at once with this error.
 
-        ``serial`` says which context was meant: one closed since, and opened anew, has nothing to do with it.
+        ``serial`` identifies the context at the time of the fault; no effect if it was closed or reopened since.
         """
         if self._sticky_error is None and serial == self.serial:
             try:
@@ -94,7 +94,7 @@ class Context:
                 invalidate()
 
     def after_fork(self, error: CudaError) -> None:
-        """In a forked child nothing of it can be used."""
+        """In a forked child, fail every use of it with this error."""
         self._sticky_error = error
 
     def mint(self) -> int:
@@ -104,7 +104,7 @@ class Context:
     # --- records
 
     def post(self, operation: Operation, *operands: int) -> None:
-        """Send a record that is not answered."""
+        """Send a record without an answer."""
         opened = self.usable()
         opened.transport.post(operation.record(opened.serial, opened.transport.sequence(), *operands))
 
@@ -116,7 +116,7 @@ class Context:
         return self.judge(opened, opened.transport.call(sequence, record))
 
     def judge(self, opened: Opened, answer: Answer) -> bytes:
-        """Return an answer's operands and tail, or raise its error (which sticks where it says so)."""
+        """Return an answer's operands and tail, or raise its error (and keep it if it is marked sticky)."""
         flags, result, body = answer
         if result == Result.SUCCESS:
             return body
@@ -158,7 +158,7 @@ def current() -> Context:
 
 
 def context_on(ordinal: int) -> Context:
-    """Return a usable context on a device (its ordinal), the current one first; raise INVALID_VALUE without one.
+    """Return a usable context on a device (its ordinal), preferably the current one; raise INVALID_VALUE if none.
 
     A process's contexts on one device share its memory.
     """

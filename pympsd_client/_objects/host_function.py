@@ -1,8 +1,8 @@
 """Functions of the program that run in its own process, in stream order (CUDA driver API, Execution Control).
 
-A function comes as cuda.bindings takes it: the address of a C function, as a number or a CUhostFn. A ctypes function
-or any other callable does too (not where the program runs natively: there every call is cuda.bindings' own). What a
-Python function raises goes to `sys.unraisablehook`, and the stream goes on.
+A function is passed as to cuda.bindings: the address of a C function, as a number or a CUhostFn. A ctypes function
+or any other callable works too (not when the program runs natively: then every call is cuda.bindings' own). What a
+Python function raises goes to `sys.unraisablehook`, and the stream continues.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from pympsd_client._objects.thread_local import this_thread
 _HOST_FN: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _STREAM_CALLBACK: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 _C_FUNCTION: Final[Any] = _HOST_FN.__bases__[0]
-"""What all ctypes functions are."""
-# A callable is called through ctypes as well: its exceptions then go where those of a ctypes function go.
+"""The common type of all ctypes functions."""
+# A callable is called through ctypes as well, so its exceptions are handled like those of a ctypes function.
 _CALL_HOST: Final = ctypes.CFUNCTYPE(None, ctypes.py_object)
 _CALL_BACK: Final = ctypes.CFUNCTYPE(None, ctypes.py_object, ctypes.py_object, ctypes.py_object)
 _making: Final = Lock()
 
 
 def launch(stream: int, function: Any, data: Any) -> None:
-    """Run ``function(data)`` when the stream comes here; not when the context is in error. Raise CudaError."""
+    """Run ``function(data)`` in stream order, unless the context is in error by then; raise CudaError."""
     context, its_stream = _place(stream)
     address = _address(function)
     if address is None:
@@ -49,7 +49,7 @@ def launch(stream: int, function: Any, data: Any) -> None:
 
 
 def add_callback(stream: int, callback: Any, data: Any) -> None:
-    """Run ``callback(stream, status, data)`` when the stream comes here, or the context ends in an error."""
+    """Run ``callback(stream, status, data)`` in stream order, or when the context ends in an error."""
     context, its_stream = _place(stream)
     address = _address(callback)
     if address is None:
@@ -75,7 +75,7 @@ def _place(stream: int) -> tuple[Context, int]:
 
 
 def _address(function: Any) -> int | None:
-    """Return the address of a C function; None for a callable of Python; TypeError for what is neither."""
+    """Return the address of a C function; None for a Python callable; TypeError for anything else."""
     if isinstance(function, _C_FUNCTION):
         address = ctypes.cast(function, ctypes.c_void_p).value or 0
     elif callable(function) and not hasattr(function, "__int__"):
@@ -93,7 +93,7 @@ def _pointer(data: Any) -> int:
 
 
 def _holding(kept: object, run: Callable[[int], None]) -> Callable[[int], None]:
-    """Return the same function, keeping what it points to until it is dropped."""
+    """Return the same function with a reference that keeps the callable alive until the function is dropped."""
 
     def call(status: int, _kept: object = kept) -> None:
         run(status)

@@ -1,6 +1,6 @@
-"""Occupancy: how many blocks of a kernel the multiprocessors of a context hold at once (CUDA driver API, Occupancy).
+"""Occupancy: the number of resident blocks of a kernel on a context's multiprocessors (CUDA driver API, Occupancy).
 
-The arithmetic is the executor's own (`pympsd.vocabulary.occupancy`), so what is said here holds there.
+The arithmetic is the executor's own (`pympsd.vocabulary.occupancy`), so the results hold there.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._objects.module import Function
 
 _TO_DYNAMIC_BYTES: Final = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)
-"""CUoccupancyB2DSize: bytes of dynamic shared memory for a block of so many threads."""
+"""CUoccupancyB2DSize: bytes of dynamic shared memory for a block of a given number of threads."""
 
 
 def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
-    """Return how many blocks one multiprocessor holds, 0 when a block does not fit; INVALID_VALUE for no threads."""
+    """Return the number of blocks one multiprocessor holds, 0 if none fits; INVALID_VALUE for no threads."""
     function.context.usable()
     if threads < 1:
         raise invalid_value(f"a block has at least 1 thread, not {threads}")
@@ -34,7 +34,7 @@ def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
 def best_block(function: Function, dynamic_bytes: Callable[[int], int], most: int) -> tuple[int, int]:
     """Return (blocks of a grid that fills the context's multiprocessors, threads of a block).
 
-    The block is the largest of those with which a multiprocessor holds the most threads; ``most`` 0 is no bound.
+    The block is the largest of those that give a multiprocessor the most threads; ``most`` 0: no bound.
     """
     facts, attributes = function.context.device.facts.attributes, function.attributes
     bound = min(attributes.get("MAX_THREADS_PER_BLOCK", 1024), facts.get("MAX_THREADS_PER_BLOCK", 1024))
@@ -48,7 +48,7 @@ def best_block(function: Function, dynamic_bytes: Callable[[int], int], most: in
 
 
 def dynamic_bytes_by_block(pointer: int, constant: int) -> Callable[[int], int]:
-    """Return what gives a block's dynamic shared memory in bytes: the program's own function, or a constant."""
+    """Return the function of a block's dynamic shared memory in bytes: the program's own, or a constant one."""
     if not pointer:
         return lambda threads: constant
     call = _TO_DYNAMIC_BYTES(pointer)
@@ -56,9 +56,9 @@ def dynamic_bytes_by_block(pointer: int, constant: int) -> Callable[[int], int]:
 
 
 def check_cooperative(function: Function, shape: tuple[int, ...]) -> None:
-    """Raise unless all blocks of a launch are resident at once, which is what makes it cooperative.
+    """Raise unless all blocks of a launch can be resident at once, as a cooperative launch requires.
 
-    NOT_SUPPORTED on a device that has no such launches; COOPERATIVE_LAUNCH_TOO_LARGE.
+    NOT_SUPPORTED on a device without such launches; COOPERATIVE_LAUNCH_TOO_LARGE.
     """
     facts = function.context.device.facts
     if not facts.attributes.get("COOPERATIVE_LAUNCH"):

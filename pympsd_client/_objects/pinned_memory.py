@@ -1,9 +1,9 @@
-"""Page-locked host memory of this process, accounted for (CUDA, Memory Management).
+"""Page-locked host memory of this process, and its accounting (CUDA, Memory Management).
 
-What is allocated is shared with the executor of the context it was allocated in, which copies from and to it by
-itself; on other devices, and where the program registers memory of its own, copies go as for any memory. Before Volta
-a client's page-locked memory lies within /dev/shm, whose size bounds it (MPS documents, 2.3.2). Like CUDA's with
-unified addressing it belongs to the process, not to a context: it stays until it is freed.
+Allocated memory is shared with the executor of the context it was allocated in, which copies from and to it directly;
+copies with other devices, and of memory that the program registers, work as for any memory. Before Volta the size of
+/dev/shm bounds a client's page-locked memory (MPS documents, 2.3.2). As in CUDA with unified addressing it belongs to
+the process, not to a context: it stays until it is freed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 @frozen
 class Region:
-    """``size`` bytes from ``address`` that are page-locked; ``pages`` is None where the caller owns the memory."""
+    """``size`` page-locked bytes from ``address``; ``pages`` is None if the caller owns the memory."""
 
     address: int
     size: int
@@ -50,7 +50,7 @@ class Region:
 
     @property
     def charged(self) -> int:
-        """Bytes of the whole pages it lies in."""
+        """The bytes of the whole pages that contain it."""
         return _whole_pages(self.address, self.size)[1]
 
 
@@ -61,9 +61,9 @@ class Pinned:
         self._shared_memory: Final = shared_memory
         self._regions: Final[dict[int, Region]] = {}
         self._coming = 0
-        """Bytes of allocations that are being made."""
+        """Bytes of allocations in progress."""
         self._shared: tuple[tuple[int, Region], ...] = ()
-        """Those that an executor has too, by address; replaced whole, for copies look without the lock."""
+        """Those shared with an executor, by address; replaced whole, because copies read it without the lock."""
         self._changing: Final = Lock()
 
     def allocate(self, size: int, flags: int, bounded: bool, make: Callable[[int], SharedPages]) -> int:
@@ -100,7 +100,7 @@ class Pinned:
         )
 
     def free(self, address: int) -> None:
-        """Give an allocation back; INVALID_VALUE for what is no allocation's start. Address 0 is nothing to free."""
+        """Free an allocation; INVALID_VALUE unless one starts at ``address``. No effect for address 0."""
         if address == 0:
             return
         with self._changing:
@@ -112,9 +112,9 @@ class Pinned:
         region.pages.close()
 
     def reached_by(self, transport: Transport, address: int, count: int) -> bool:
-        """Whether the executor behind a transport copies from and to these bytes by itself.
+        """Return whether the executor behind a transport copies from and to these bytes directly.
 
-        Raises CudaError INVALID_VALUE where they begin in such memory and do not end in it.
+        Raise CudaError INVALID_VALUE if they begin in such memory but do not end in it.
         """
         if not PINNED_BASE <= address < PINNED_END:
             return False
@@ -133,7 +133,7 @@ class Pinned:
         return region.pages.transport is transport
 
     def register(self, address: int, size: int, flags: int, bounded: bool) -> None:
-        """Count the caller's own memory as page-locked; it stays the caller's to free, once unregistered."""
+        """Count the caller's own memory as page-locked; the caller frees it after unregistering it."""
         if address == 0 or size == 0:
             raise invalid_value("cuMemHostRegister takes an address and at least 1 byte")
         if flags & ~(PORTABLE | DEVICE_MAP | IO_MEMORY | READ_ONLY):
@@ -145,7 +145,7 @@ class Pinned:
                 "it is, without registering it",
             )
         start, length = _whole_pages(address, size)
-        # It changes nothing, and fails where a page is not mapped.
+        # It changes nothing, and fails if a page is not mapped.
         if start + length >= 1 << 64 or _msync(start, length, _MS_ASYNC) != 0:
             raise invalid_value(f"the {size} bytes at {address:#x} are not all memory of this process")
         with self._changing:
@@ -170,7 +170,7 @@ class Pinned:
             del self._regions[address]
 
     def region_at(self, address: int) -> Region | None:
-        """Return the region that an address lies in."""
+        """Return the region that contains an address, or None."""
         for region in tuple(self._regions.values()):
             if region.address <= address < region.address + region.size:
                 return region
@@ -191,7 +191,7 @@ class Pinned:
     def _size(self) -> int:
         try:
             found = os.statvfs(self._shared_memory)
-        except OSError:  # there is none: nothing fits
+        except OSError:  # no shared memory: nothing fits
             return 0
         return found.f_blocks * found.f_frsize
 
@@ -201,7 +201,7 @@ def _start(entry: tuple[int, Region]) -> int:
 
 
 def _whole_pages(address: int, size: int) -> tuple[int, int]:
-    """Return the start and the length of the pages that a range lies in."""
+    """Return the start and the length of the pages that contain a range."""
     start = address // mmap.PAGESIZE * mmap.PAGESIZE
     end = -(-(address + size) // mmap.PAGESIZE) * mmap.PAGESIZE
     return start, end - start

@@ -1,4 +1,4 @@
-"""This process: whether and how it reached its devices (cuInit), what fork and exit do to it."""
+"""The state of this process: its connection to the devices (cuInit), and its handling of fork and exit."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FORKED: Final = (
 
 
 class Process:
-    """What this process is to its devices; one instance, `process`."""
+    """The CUDA state of this process; one instance, `process`."""
 
     def __init__(self) -> None:
         self.native: Any = None
-        """The module cuda.bindings.driver when the program runs natively: every call is its own then."""
+        """The module cuda.bindings.driver if the program runs natively: every call then goes to it."""
         self.connection: Connection | None = None
         self.forked = False
         self.calls_back = False
@@ -37,7 +37,7 @@ class Process:
         self.primaries: dict[int, Primary] = {}
 
     def initialize(self, flags: int) -> None:
-        """Do what cuInit does, once; raise CudaError. Other threads wait until it is done."""
+        """Initialize as cuInit does, once; raise CudaError. Other threads wait until it is done."""
         self._refuse_forked()
         if flags != 0:
             raise invalid_value(f"cuInit takes no flags: 0, not {flags}")
@@ -81,7 +81,7 @@ class Process:
             raise _forked()
 
     def device(self, index: int) -> Device:
-        """Return a visible device by its number; raise INVALID_DEVICE. A server that is gone is noticed here."""
+        """Return a visible device by its number; raise INVALID_DEVICE, or the error of a server that has gone."""
         connection = self.require()
         connection.check()
         if not 0 <= index < len(connection.devices):
@@ -92,11 +92,11 @@ class Process:
         return connection.devices[index]
 
     def primary(self, index: int) -> Primary:
-        """Return what is known of a device's primary context."""
+        """Return a device's primary context."""
         return self.primaries[self.device(index).number]
 
     def after_fork(self) -> None:
-        """In a forked child nothing works any more, if anything had begun; the parent is unharmed."""
+        """In a forked child, disable everything if cuInit was called; the parent is not affected."""
         begun = self.connection is not None or self._starting.locked()
         self._starting = Lock()
         if self.native is not None or not begun:
@@ -110,7 +110,7 @@ class Process:
             connection.abandon()
 
     def at_exit(self) -> None:
-        """Leave in order."""
+        """Close the connection in order."""
         connection = self.connection
         if connection is not None:
             connection.close()
@@ -127,7 +127,7 @@ class Primary:
         self._changing: Final = Lock()
 
     def retain(self, connection: Connection) -> Context:
-        """Count one more user; open the context when it is closed. Raise CudaError."""
+        """Count one more user; open the context if it is closed. Raise CudaError."""
         with self._changing:
             context = self.context or Context(self.device, self.flags, primary=True)
             context.flags = self.flags if not context.active else context.flags
@@ -142,7 +142,7 @@ class Primary:
             return context
 
     def release(self, connection: Connection) -> None:
-        """Count one user less; the last one's closes the context. INVALID_CONTEXT when there is none."""
+        """Count one user less; the last release closes the context. INVALID_CONTEXT if there is no user."""
         with self._changing:
             if self._references == 0 or self.context is None:
                 raise CudaError(Result.ERROR_INVALID_CONTEXT, "the primary context is not retained")
@@ -151,7 +151,7 @@ class Primary:
                 self.context.close(connection)
 
     def reset(self, connection: Connection) -> None:
-        """Free all it held; its users keep their references and retain it again to go on."""
+        """Free all that it holds; its users keep their references and retain it again to continue."""
         with self._changing:
             if self.context is not None:
                 self.context.close(connection)

@@ -9,7 +9,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from pympsd.wire.records import FLAG_QUIET, Space
+from pympsd.wire.records import Space
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.copies import Piece, Recorder, fetch_pieces, send_pieces
@@ -102,13 +102,9 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
 
 
 def _by_the_device(context: Context, stream: int, sides: tuple[int, ...], extent: Extent, wait: bool) -> None:
-    operands = (stream, *sides, extent.width, extent.height, extent.depth)
+    context.post(operations.COPY_3D, stream, *sides, extent.width, extent.height, extent.depth)
     if wait:
-        context.call(operations.COPY_3D, *operands)
-        return
-    opened = context.usable()
-    sequence = opened.transport.sequence()
-    opened.transport.post(operations.COPY_3D.record(opened.serial, sequence, *operands, flags=FLAG_QUIET))
+        context.call(operations.SYNCHRONIZE_STREAM, stream)
 
 
 def _to_device(context: Context, stream: int, device: Region, host: Region, extent: Extent, wait: bool) -> None:
@@ -158,7 +154,7 @@ def _recorder(device: Region, box: Extent, stream: int, *, to_host: bool) -> Rec
         staged = _packed(True, offset, box).operands(Space.STAGING)
         there = device.operands(Space.DEVICE)
         sides = (*staged, *there) if to_host else (*there, *staged)
-        return operations.COPY_3D.record(
+        return operations.COPY_3D_STAGED.record(
             serial, sequence, stream, *sides, box.width, box.height, box.depth, flags=flags
         )
 

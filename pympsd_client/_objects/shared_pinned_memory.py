@@ -1,4 +1,4 @@
-"""Page-locked memory that an executor has at the same address, so that its device copies from and to it by itself."""
+"""Page-locked memory that an executor maps at the same address, so that its device copies from and to it directly."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from pympsd_client._objects.context import Context
 
 _NO_CONTEXT: Final = 0
-"""It is the process's: to free it no context is named."""
+"""It belongs to the process: freeing it names no context."""
 _ADDRESS: Final = struct.Struct("=Q")
 _preparing: Final = Lock()
 
 
 @frozen(eq=False)
 class SharedPages:
-    """``size`` bytes at ``address``, here and in the executor behind ``transport``."""
+    """``size`` bytes at ``address``, in this process and in the executor behind ``transport``."""
 
     address: int
     size: int
     transport: Transport
 
     def close(self) -> None:
-        """Give them back: here at once, in the executor when what it was told so far is done."""
-        unmap(self.address, self.size)  # first: once they are free there, the address may be given out again
+        """Free them: in this process at once, in the executor when the work submitted so far is done."""
+        unmap(self.address, self.size)  # first: once freed in the executor, the address may be reused
         _free(self.transport, self.address)
 
 
 def share(context: Context, size: int) -> SharedPages:
-    """Return ``size`` new bytes, all zero, which the executor of a context reaches; raise CudaError."""
+    """Return ``size`` new zeroed bytes shared with the executor of a context; raise CudaError."""
     opened = context.usable()
     transport = opened.transport
     fds = _descriptors_of(transport, opened.serial)
@@ -69,13 +69,13 @@ def share(context: Context, size: int) -> SharedPages:
 
 
 def _descriptors_of(transport: Transport, serial: int) -> ReceivedFds:
-    """Return where descriptors arrive; from now on every reader of the stream receives them."""
+    """Return the received descriptors; from now on every reader of the stream receives them."""
     with _preparing:
         if transport.received_fds is None:
             transport.received_fds = ReceivedFds()
         fds = transport.received_fds
         if not fds.ready:
-            # Another thread may be reading without them this very moment: with this answer it begins anew.
+            # Another thread may be reading without them now: this answer makes it start over.
             sequence = transport.sequence()
             transport.call(sequence, operations.MEMORY_INFO.record(serial, sequence, flags=FLAG_QUIET))
             fds.ready = True
@@ -86,7 +86,7 @@ def _free(transport: Transport, address: int) -> None:
     sequence = transport.sequence()
     transport.expect(sequence)
     try:
-        # Urgent: it is no work of a stream's, and is exempt from backpressure.
+        # Urgent: it is not stream work, and is exempt from backpressure.
         transport.post(operations.FREE_PINNED.record(_NO_CONTEXT, sequence, address), urgent=True)
         transport.answer(sequence)
     except CudaError:  # the executor has gone, and its memory with it

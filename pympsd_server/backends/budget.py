@@ -1,4 +1,4 @@
-"""Accounts of device memory, in bytes: of a device, and of a client's part of it; for every backend."""
+"""Accounts of device memory, in bytes, of a device and of each client; for every backend."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 
 NOTEWORTHY_BYTES: Final = 64 << 20
-"""Memory that others on the device have freed counts from this amount on."""
+"""Memory freed by others on the device counts from this amount on."""
 GRANULE_BYTES: Final = 512
 """Allocations are accounted in whole granules, as the address space lays them out."""
 
 
 def charged(count: int) -> int:
-    """Return the number of bytes that an allocation of ``count`` bytes is accounted as."""
+    """Return the number of bytes charged for an allocation of ``count`` bytes."""
     return -(-count // GRANULE_BYTES) * GRANULE_BYTES
 
 
@@ -27,7 +27,7 @@ class DeviceBudget:
     """All memory of one device, in bytes; safe to use from several threads.
 
     ``in_all`` returns the bytes taken in all, by clients of this executor and others: it is called at the start, and
-    before a client is refused, for others may have freed some since. None: others take none.
+    before a client is refused, because others may have freed some since. None: others take none.
     """
 
     total: int
@@ -36,7 +36,7 @@ class DeviceBudget:
     on_change: Callable[[], None] | None = field(default=None, init=False)
     """Called, from any thread, after bytes were taken or returned."""
     _others: int = field(default=0, init=False)
-    """The used bytes that clients of this executor have not taken."""
+    """The used bytes not taken by clients of this executor."""
     _lock: Lock = field(factory=Lock, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -63,7 +63,7 @@ class DeviceBudget:
         in_all = self.in_all()
         with self._lock:
             freed = self.used - in_all
-            # What clients are charged differs a little from what their memory takes on the device.
+            # The bytes charged to clients differ a little from the memory taken on the device.
             if freed < NOTEWORTHY_BYTES:
                 return False
             freed = min(freed, self._others)
@@ -98,7 +98,7 @@ class ClientBudget:
 
     @property
     def free(self) -> int:
-        """Bytes that could still be taken."""
+        """The bytes that can still be taken."""
         return max(0, min(self.total - self.used, self.device.total - self.device.used))
 
     def take(self, count: int, what: str = "an allocation") -> None:

@@ -1,12 +1,12 @@
 """The port between an executor and the backend that runs the work: Device, Context, Module, Stream, Event.
 
-Addresses are device addresses inside the device's own window, sizes are bytes. Calls are made from the executor's
-worker threads, several at once; none waits for a stream. What happens later, in stream order, is reported through a
-``Completion``: called once, from any thread, with the result of the context up to that point.
+Addresses are device addresses inside the device's own window, sizes are bytes. The executor's worker threads make
+calls concurrently; no call waits for a stream. The end of asynchronous work is reported through a ``Completion``:
+called once, from any thread, with the result of the context up to that point.
 
 Errors are ``BackendError``: a CUresult number and a sentence. Sources: the CUDA driver API, chapters Memory
-Management, Module Management, Execution Control, Stream Management and Event Management. What a native worker needs
-besides is in `pympsd_server.native.access`.
+Management, Module Management, Execution Control, Stream Management and Event Management. The additional interface for
+a native worker is in `pympsd_server.native.access`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 
 
 class BackendError(Exception):
-    """A call failed: ``code`` is the CUresult, the message is for a person."""
+    """A call failed: ``code`` is the CUresult, the message is for users."""
 
     def __init__(self, code: Result, reason: str) -> None:
         super().__init__(reason)
@@ -44,33 +44,33 @@ Completion = Callable[[Outcome], None]
 
 @frozen
 class Capabilities:
-    """What a device of a backend can do, as values: callers never ask which backend or model it is."""
+    """The capabilities of a backend's device, as values: callers never ask which backend or model it is."""
 
     isolates_address_spaces: bool
-    """Whether clients cannot reach each other's memory from kernels (never by calls)."""
+    """Whether clients' memory is isolated from each other's kernels (from calls it always is)."""
     contains_faults: bool
-    """Whether a fault can be kept to its client; if not the device's process must be replaced."""
+    """Whether a fault can be contained to its client; if not, the device's process must be replaced."""
     stops_kernels: bool
     """Whether a running kernel can be stopped."""
     limits_multiprocessors: bool
-    """Whether a context can be kept to some of the device's SMs."""
+    """Whether a context can be limited to some of the device's SMs."""
     limits_memory: bool
-    """Whether a client can be kept to some of the device's memory."""
+    """Whether a client can be limited to some of the device's memory."""
     sees_blocks: bool = True
-    """Whether it sees blocks begin, which its traces then tell."""
+    """Whether its traces report the start of blocks."""
     passes_waiting_kernels: bool = True
-    """Whether a kernel can begin while one of another stream that came before it waits for room."""
+    """Whether a kernel can begin while an earlier one of another stream waits for room."""
     maps_host_memory: bool = False
-    """Whether kernels reach memory given to ``register_host_memory`` by its address."""
+    """Whether kernels can access memory given to ``register_host_memory`` by its address."""
 
 
 class Space(Enum):
-    """Where the bytes of a region are, and when they may be accessed."""
+    """The location of a region's bytes, and when they may be accessed."""
 
     DEVICE = "device"
     """Device memory."""
     STAGING = "staging"
-    """Host memory shared with the client; it stays as it is until the copy's completion."""
+    """Host memory shared with the client; unchanged until the copy's completion."""
     PINNED = "pinned"
     """Host memory given to ``register_host_memory``; accessed when the stream reaches the copy."""
 
@@ -144,19 +144,19 @@ class Launch:
     shared_bytes: int
     parameters: bytes
     cooperative: bool = False
-    """All blocks must be resident together, or the launch is refused: COOPERATIVE_LAUNCH_TOO_LARGE."""
+    """All blocks must be resident at once, or the launch is refused: COOPERATIVE_LAUNCH_TOO_LARGE."""
 
 
 @frozen
 class Quota:
-    """What a context may use; a device without the capability to limit something does not look at the limit."""
+    """The limits of a context; a device ignores a limit for which it lacks the capability."""
 
     multiprocessors: int
-    """How many; 0, or as many as there are: all of them, and it counts as the user of none."""
+    """Their number; 0, or the device's whole number: all of them, and the context counts as the user of none."""
     memory_bytes: int
-    """The limit of the client process, which all its contexts share, the overhead of each included; 0: none.
+    """The limit of the client process, shared by all its contexts, the overhead of each included; 0: none.
 
-    The figure of its first context counts for as long as it has any.
+    The value of its first context applies as long as it has any.
     """
     priority: int
     """As ClientPriority.level: 0 normal, 1 below normal."""
@@ -178,10 +178,10 @@ class Stream(Protocol):
         """Run a kernel."""
 
     def record(self, event: Event) -> None:
-        """Record an event: it is done when the work before it in this stream is."""
+        """Record an event: it is done when the earlier work in this stream is."""
 
     def wait(self, event: Event) -> None:
-        """Make later work wait for what the event last recorded; an event never recorded delays nothing."""
+        """Make later work wait for the event's last recording; an event never recorded delays nothing."""
 
     def notify(self, done: Completion) -> None:
         """Call back when all work so far in this stream is done (at once when it is)."""
@@ -189,8 +189,8 @@ class Stream(Protocol):
     def launch_host_function(self, begin: Completion) -> PendingHostFunction:
         """Call ``begin`` when the stream reaches this point; later work waits until the function is finished.
 
-        ``begin`` may be called before this returns. When the context is poisoned or destroyed nothing waits any more,
-        and a ``begin`` that was not called yet is called with that outcome.
+        ``begin`` may be called before this returns. If the context is poisoned or destroyed the wait ends, and a
+        ``begin`` that was not called yet is called with that outcome.
         """
 
     @property
@@ -202,7 +202,7 @@ class Stream(Protocol):
 
 
 class PendingHostFunction(Protocol):
-    """A stream's wait for a function of the client."""
+    """A stream's wait for a host function of the client."""
 
     def finish(self) -> None:
         """Resume the stream; no effect a second time. BackendError INVALID_VALUE before ``begin`` was called."""
@@ -213,21 +213,21 @@ class Event(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether what it last recorded is done; true when never recorded."""
+        """Whether its last recording is done; true if never recorded."""
 
     def notify(self, done: Completion) -> None:
-        """Call back when what it last recorded is done."""
+        """Call back when its last recording is done."""
 
     def milliseconds_since(self, start: Event) -> float:
-        """Time between two recorded events; BackendError INVALID_HANDLE or NOT_READY as in CUDA."""
+        """Return the time between two recorded events; BackendError INVALID_HANDLE or NOT_READY as in CUDA."""
 
 
 class Module(Protocol):
-    """Loaded code; its layouts are what the client launches by."""
+    """Loaded code, and the layouts that the client launches with."""
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
-        """Its kernels, in the order LAUNCH counts them."""
+        """Its kernels, in the order of LAUNCH's indices."""
 
     @property
     def globals(self) -> Sequence[GlobalLayout]:
@@ -250,14 +250,14 @@ class Context(Protocol):
         """
 
     def memory_info(self) -> tuple[int, int]:
-        """Return (free, total) bytes; total is the limit where there is one."""
+        """Return (free, total) bytes; total is the limit if there is one."""
 
     def load_module(self, image: bytes) -> Module:
         """Load code; BackendError INVALID_PTX, INVALID_IMAGE ... with a reason that names line and instruction."""
 
     @property
     def default_stream(self) -> Stream:
-        """The legacy default stream: waits for and is waited for by the context's blocking streams."""
+        """The legacy default stream, which synchronizes with the context's blocking streams in both directions."""
 
     def create_stream(self, non_blocking: bool, priority: int) -> Stream:
         """Return a new stream; priority is clamped to the range of ``stream_priorities``."""
@@ -275,12 +275,12 @@ class Context(Protocol):
     def terminate(self, outcome: Outcome) -> None:
         """Poison the context: stop what runs, drop what waits; ``outcome`` is its sticky error from now on.
 
-        BackendError LAUNCH_TIMEOUT, after two seconds, when kernels still run that the device cannot stop; called
-        again it waits again.
+        BackendError LAUNCH_TIMEOUT, after two seconds, if kernels still run that the device cannot stop; a further
+        call waits again.
         """
 
     def abandon(self) -> None:
-        """Accept no more work and wait for nothing; the two seconds of ``destroy``, which must follow, begin here."""
+        """Accept no more work, without waiting; start the two seconds of ``destroy``, which must follow."""
 
     def destroy(self) -> None:
         """Stop or finish what runs and free everything; later completions get CONTEXT_IS_DESTROYED.
@@ -295,7 +295,7 @@ class Device(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this implementation can do."""
+        """The capabilities of this implementation."""
 
     @property
     def stream_priorities(self) -> tuple[int, int]:
@@ -307,7 +307,7 @@ class Device(Protocol):
 
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
-        """The multiprocessors of each living context, and the most of them it used."""
+        """The multiprocessors of each live context, and the most of them it used."""
 
     @property
     def batch_traces(self) -> Sequence[BatchTrace]:
@@ -315,16 +315,16 @@ class Device(Protocol):
 
     @property
     def memory_used(self) -> Mapping[int, int]:
-        """Bytes of device memory by address space: what its allocations take, and its contexts themselves."""
+        """Bytes of device memory by address space: its allocations and its contexts themselves."""
 
     @property
     def unfinished(self) -> int:
         """The number of destroyed contexts that keep their resources because their kernels still run."""
 
     def register_host_memory(self, address: int, memory: memoryview) -> Callable[[], None]:
-        """Register pinned host memory for direct access; kernels reach it too, where the device maps it.
+        """Register pinned host memory for direct access, also by kernels if the device maps it.
 
-        ``memory`` are its bytes at ``address``, whole pages, which stay while it is referred to. Return a callback
+        ``memory`` is its bytes at ``address``, whole pages, which stay mapped while referenced. Return a callback
         that unregisters it, to be called once after its last use. The reference is dropped when no work can access it
         any more. BackendError OUT_OF_MEMORY or the driver's refusal.
         """
@@ -338,7 +338,7 @@ class Device(Protocol):
         """Create a context; contexts of one ``address_space`` (one client process) share memory.
 
         ``on_fault`` is called once, from any thread, when the context is poisoned. ``serial`` names it in traces.
-        BackendError OUT_OF_MEMORY if there is no room for the context itself; the reason says how much it needs.
+        BackendError OUT_OF_MEMORY if there is no room for the context itself; the reason names the bytes it needs.
         """
 
     def close(self) -> None:

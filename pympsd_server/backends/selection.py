@@ -1,4 +1,4 @@
-"""Which implementation of the port runs the work: the only module that imports one."""
+"""The choice of the backend: the only module that imports an implementation of the port."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pympsd_server.backends.interface import BackendError, Device
 
 
 def open_device(setup: ExecutorSetup) -> Device:
-    """Open the device that a setup describes; BackendError names a backend that this build has not."""
+    """Open the device that a setup describes; BackendError names a backend that this build lacks."""
     if setup.backend == "emulated":
         from pympsd_server.backends.emulated.device.device import EmulatedDevice
 

@@ -1,4 +1,4 @@
-"""Answers to one client: written at once if its socket takes them, else kept for a while."""
+"""Answers to one client: written at once if its socket has room, else kept until it has."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ KEPT_BYTES: Final = 4 << 20
 
 @define(eq=False)
 class _Kept:
-    """Bytes that wait for room; ``fds`` are duplicates and are sent with the first byte."""
+    """Bytes that wait for room; ``fds`` are duplicates, sent with the first byte."""
 
     data: bytearray
     fds: tuple[int, ...] = field(default=())
 
 
 class AnswerWriter:
-    """Sends from any thread and never waits: the compute thread completes the calls of all clients."""
+    """Sends from any thread without blocking: the compute thread completes the calls of all clients."""
 
     def __init__(self, stream: socket.socket, native: NativeWorker | None = None) -> None:
         """``native`` sends answers too, so all bytes go through it."""
@@ -47,7 +47,7 @@ class AnswerWriter:
     def send(self, answer: bytes, fds: tuple[int, ...] = ()) -> None:
         """Send an answer after earlier ones; no effect once the client is disconnected.
 
-        Descriptors go along with its first byte, and stay the caller's to close.
+        Descriptors are sent with its first byte; the caller closes them.
         """
         with self._lock:
             if self._broken:
@@ -63,7 +63,7 @@ class AnswerWriter:
                 flusher = threading.Thread(target=self._flush, name="answers", daemon=True)
                 try:
                     flusher.start()
-                except RuntimeError:  # the system has no thread for it
+                except RuntimeError:  # no more threads
                     self._cut_off()
                 else:
                     self._flusher = flusher

@@ -48,7 +48,7 @@ class Attachments:
         self._send = send
         self._clients: dict[int, Client] = {}
         self._owners: dict[int, Client] = {}
-        """For each context its client."""
+        """The client of each context."""
         self.workers = Workers.chosen(device)
         self._native = self.workers.native
         self._access = native_access(device)
@@ -90,7 +90,7 @@ class Attachments:
             client, fds = self._client(request)
             client.add(request.context, context)
         except BaseException:
-            close_all(fds)  # a new client without a context has no stream: its worker ends
+            close_all(fds)  # ends the stream, and so the worker, of a new client without a context
             context.backend.destroy()
             raise
         self._owners[request.context] = client
@@ -129,7 +129,7 @@ class Attachments:
             client.start()
         except RuntimeError as error:
             close_all((ours.detach(), theirs.detach(), memory.fd))
-            # The mapping has a descriptor of its own, until nothing looks at it.
+            # The mapping keeps a duplicate descriptor until its last view is dropped.
             client.resources.staging.release()
             memory.view.release()
             reason = f"no thread for this client: {error}; {PROCESS_ADVICE}"

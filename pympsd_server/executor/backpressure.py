@@ -35,7 +35,7 @@ class Backpressure:
         if stream.uncounted == _GROUP:
             self._count(stream)
         elif self._uncounted >= LIMIT:
-            # A few in each of very many streams count too.
+            # Small numbers in each of many streams count too.
             self._count_all()
 
     def _count_all(self) -> None:
@@ -50,7 +50,7 @@ class Backpressure:
         try:
             stream.backend.notify(lambda outcome: self._add(-count))
         except BackendError:
-            self._add(-count)  # the context is poisoned: what it had queued is dropped
+            self._add(-count)  # the context is poisoned: its queued work is dropped
 
     def enter_answered(self) -> None:
         """Count a request that waits for its completion."""
@@ -73,7 +73,7 @@ class Backpressure:
             notify()
 
     def when_half_is_free(self, notify: Callable[[], None]) -> None:
-        """Call back once less than half of what the client may queue is unfinished, at once if it is already."""
+        """Call ``notify`` once less than half of the limit is unfinished, at once if it is already."""
         self._count_all()
         with self._changed:
             if self._unfinished >= HALF:
@@ -82,7 +82,7 @@ class Backpressure:
         notify()
 
     def wait_for_room(self) -> None:
-        """Wait until the client may queue more; at most until the client is dropped."""
+        """Wait until the client may queue more, or is dropped."""
         if self._unfinished < LIMIT:
             return
         with self._changed:

@@ -24,19 +24,19 @@ _JOIN_SECONDS: Final = 1.0
 
 
 class Client:
-    """``contexts`` are keyed by the owner's serials, which records name them by."""
+    """``contexts`` are keyed by the owner's serials, as named in records."""
 
     def __init__(
         self, stream: socket.socket, staging: memoryview, pinned: PinnedMemory, native: NativeWorker | None = None
     ) -> None:
-        """``native`` takes records from the ring and executes those it can."""
+        """``native`` reads records from the ring and executes those it can."""
         self._stream = stream
         self._native = native
         self.contexts: dict[int, ClientContext] = {}
         answers = AnswerWriter(stream, native)
         self.resources = ClientResources(answers, Backpressure(), staging, pinned, self.contexts)
         self._latest = 0
-        """The greatest serial that a context of this client has had."""
+        """The greatest serial of this client's contexts so far."""
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
     def start(self) -> None:
@@ -56,12 +56,12 @@ class Client:
             self._native.close()
         self.resources.answers.close()
         for context in self.contexts.values():
-            context.abandon()  # all of them first: so they wait for their kernels together
+            context.abandon()  # all of them first, so that they wait for their kernels together
         for context in self.contexts.values():
             context.destroy()
         self.resources.pinned.close()
         self.resources.backpressure.close()
-        # A worker in the midst of a long translation ends when that does; it is not waited for.
+        # A worker in a long translation ends when that does; do not wait for it.
         self._worker.join(_JOIN_SECONDS)
 
     # --- the worker
@@ -71,7 +71,7 @@ class Client:
             for incoming in from_socket(self._stream) if self._native is None else from_worker(self._native):
                 self._execute(incoming)
         except RemoteError:
-            pass  # the length field is broken: no later record can be found, so the stream ends here
+            pass  # the length field is invalid: no later record can be found, so end the stream
         self.resources.answers.close()
         self._stream.close()
 
@@ -93,7 +93,7 @@ class Client:
         except MemoryError as error:
             reason = f"the executor has no memory left for this call: {error}"
             request.fail(Outcome(Result.ERROR_OUT_OF_MEMORY, reason))
-        except Exception as error:  # a defect of ours: it fails this call, and no other
+        except Exception as error:  # an internal error: fail only this call
             reason = f"the executor failed: {type(error).__name__}: {error}"
             request.fail(Outcome(Result.ERROR_UNKNOWN, reason))
 
@@ -119,7 +119,7 @@ class Client:
         self.resources.backpressure.wait_for_room()
 
     def _no_context(self, serial: int) -> BackendError:
-        # Serials only grow: one below the latest was a context while its record was on its way.
+        # Serials only grow: one below the latest named a context when its record was sent.
         if 0 < serial <= self._latest:
             return BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
         return BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {serial} in this process")

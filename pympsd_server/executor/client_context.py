@@ -1,4 +1,4 @@
-"""One context of a client, as its records see it: objects by handle, partial images, the error to deliver."""
+"""One context of a client, as records use it: objects by handle, partial images, the error to deliver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMAGE_COUNT_LIMIT: Final = 64
 
 @define(eq=False)
 class StreamEntry:
-    """A stream, and the number of its unanswered operations that are not counted yet (see backpressure)."""
+    """A stream, and the number of its unanswered operations not counted yet (see backpressure)."""
 
     backend: Stream
     uncounted: int = 0
@@ -32,7 +32,7 @@ class ClientContext:
         self.backend = backend
         self._tables: Final[dict[Kind, HandleTable[Any]]] = {kind: HandleTable(kind, generation) for kind in Kind}
         self.host_functions: dict[int, PendingHostFunction] = {}
-        """Functions of the client's that are not done, by its tokens."""
+        """The client's unfinished host functions, by its tokens."""
         self.images = Images()
         self._default = StreamEntry(backend.default_stream)
         self._lock = Lock()
@@ -66,7 +66,7 @@ class ClientContext:
         self.backend.destroy()
 
     def defer(self, outcome: Outcome) -> None:
-        """Keep an error that no call waits for; the first one counts."""
+        """Keep an error that no call waits for, unless one is kept already."""
         with self._lock:
             if self._deferred is None:
                 self._deferred = outcome
@@ -74,7 +74,7 @@ class ClientContext:
                     self._mirror.set_deferred(True)
 
     def take_deferred(self) -> Outcome | None:
-        """Return the error that the next waiting call delivers, once."""
+        """Return and clear the error for the next waiting call."""
         if self._deferred is None:
             return None
         with self._lock:

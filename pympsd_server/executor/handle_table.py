@@ -10,13 +10,13 @@ from pympsd.wire.records import FIRST_HANDLE, GENERATION_SHIFT, Kind
 from pympsd_server.backends.interface import BackendError
 
 HANDLE_LIMIT: Final = 1 << 14
-"""Objects of one kind a context may have: each costs the executor memory of its own."""
+"""The most objects of one kind in a context: each costs the executor memory."""
 _COUNT_MASK: Final = (1 << GENERATION_SHIFT) - 1
 _T = TypeVar("_T")
 
 
 class Mirror(Protocol):
-    """A copy of a context's state elsewhere, which follows every change."""
+    """A copy of a context's state outside Python, updated with every change."""
 
     def add(self, kind: Kind, handle: int, entry: object) -> None:
         """Add the object of a new handle."""
@@ -25,14 +25,14 @@ class Mirror(Protocol):
         """Remove a handle."""
 
     def set_deferred(self, deferred: bool) -> None:
-        """Note whether an error waits for the next call that waits."""
+        """Note whether an error must be delivered to the next waiting call."""
 
     def close(self) -> None:
-        """End it: nothing of the context is executed elsewhere any more."""
+        """Stop executing records of the context outside Python."""
 
 
 class HandleTable(Generic[_T]):
-    """The objects of one kind in one context. They are destroyed by the operation that takes them out."""
+    """The objects of one kind in one context. The operation that removes an object destroys it."""
 
     def __init__(self, kind: Kind, generation: int) -> None:
         self._kind = kind

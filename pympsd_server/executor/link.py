@@ -27,7 +27,7 @@ class _Outgoing:
 
 
 class Link:
-    """Sending never blocks the caller: a stopped owner must not hold up the compute thread."""
+    """Sends without blocking the caller: a stopped owner must not hold up the compute thread."""
 
     def __init__(self, link: socket.socket) -> None:
         self._socket = link
@@ -38,37 +38,37 @@ class Link:
         self._sender.start()
 
     def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
-        """Send a message; the descriptors are closed here once they are sent."""
+        """Send a message, and close the descriptors once they are sent."""
         self._outgoing.put(_Outgoing(messages.encode(message, len(fds)), fds))
 
     def drain(self) -> None:
-        """Send what is waiting, and nothing more."""
+        """Send the waiting messages, and accept no more."""
         self._outgoing.put(None)
         self._sender.join()
 
     def _send_all(self) -> None:
         while (item := self._outgoing.get()) is not None:
-            with suppress(OSError):  # the owner is gone: watch() sees it
+            with suppress(OSError):  # the owner has gone: watch() detects it
                 self._send(item)
             for fd in item.fds:
                 os.close(fd)
 
     def _send(self, item: _Outgoing) -> None:
-        # The descriptors travel with the first byte of their frame.
+        # The descriptors are sent with the first byte of their frame.
         sent = socket.send_fds(self._socket, [item.data], item.fds) if item.fds else 0
         self._socket.sendall(item.data[sent:])
 
     def first(self) -> Any:
-        """Return the owner's first message, None at the end of the link; RemoteError for a malformed one."""
+        """Return the owner's first message, None if the link ends; RemoteError for a malformed one."""
         while not self._received:
             if not self._receive():
                 return None
         return self._received.popleft()
 
     def watch(self, handle: Callable[[Any], None]) -> None:
-        """Hand messages to ``handle`` in a thread of its own, in order; return when the link ends.
+        """Pass messages to ``handle`` in a separate thread, in order; return when the link ends.
 
-        Only this thread reads the link, and all else it does is to answer a Ping: the end is seen at once.
+        The calling thread only reads the link and answers Pings, so it detects the end at once.
         """
         requests: SimpleQueue[Any] = SimpleQueue()
         threading.Thread(target=_take_all, args=(requests, handle), name="owner", daemon=True).start()

@@ -1,4 +1,4 @@
-"""An executor's life: settle in, open the device its owner names, serve until the link ends."""
+"""An executor's main program: set up the process, open the device its owner names, serve until the link ends."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from pympsd_server.backends.interface import Device
 
 _SWITCH_SECONDS: Final = 0.0005
-"""How long a busy thread keeps the interpreter from another: a client's call must not wait 5 ms for a kernel."""
+"""The interpreter's switch interval, in seconds: a client's call must not wait 5 ms for a kernel."""
 _FIRST_VICTIM: Final = "1000"
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run until the owner goes; exit status 1 when there is no device, or the owner is no proper one."""
+    """Run until the owner's link ends; exit status 1 if there is no device, or the owner violates the protocol."""
     parser = argparse.ArgumentParser(prog="pympsd-executor", description="Owns one device. Started by its server.")
     parser.add_argument("--link-fd", type=int, required=True, help="inherited socket to the owner")
     parser.add_argument("--name", help="how to show in ps")
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     except RemoteError as error:
         print(f"pympsd executor: the owner broke the rules: {error}", file=sys.stderr, flush=True)
         status = 1
-    # No process is left that waits for an answer: exit, even if kernels run.
+    # No process waits for an answer any more: exit, even if kernels run.
     os._exit(status)
 
 
@@ -53,7 +53,7 @@ def _settle_in() -> None:
     keep_freed_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        # What clients make a device hold is this process's memory: it goes first, not the machine's other work.
+        # A device's memory is this process's: out of memory, kill it before the machine's other work.
         file.write(_FIRST_VICTIM)
 
 
@@ -70,7 +70,7 @@ def _serve(link: Link) -> int:
         link.send(ExecutorFailed(error.code, error.reason))
         link.drain()
         return 1
-    gc.freeze()  # what is loaded stays: no later collection looks at it again
+    gc.freeze()  # loaded objects stay: later collections skip them
     link.send(ExecutorReady(os.getpid(), attachments.workers.description))
     if setup.reports_memory:
         report_memory(device, link.send)
@@ -84,7 +84,7 @@ def _open(setup: ExecutorSetup) -> Device:
             Result.ERROR_NOT_SUPPORTED,
             f"this executor is of build {build_id()}, its owner of {setup.build}: start the owner anew",
         )
-    # NumPy reads this when it is imported; one compute thread has no use for a pool of others.
+    # NumPy reads this when it is imported; a single compute thread needs no thread pool.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from pympsd_server.backends.selection import open_device
 

@@ -1,4 +1,4 @@
-"""Settings of malloc: freed memory is kept, because it is needed again at once.
+"""Settings of malloc: keep freed memory, because it is needed again at once.
 
 A kernel on the emulated device creates and drops thousands of arrays of some hundred KiB. By default the C library
 returns such memory to the system each time and gets it again page by page: a vector addition of 1M floats took 42 ms,
@@ -14,11 +14,11 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = 256 << 20
 _MAPPED_FROM_BYTES: Final = 32 << 20
-"""Larger pieces are mapped one by one; glibc accepts no more here (mallopt(3))."""
+"""Larger pieces are mapped one by one; the greatest value that glibc accepts (mallopt(3))."""
 
 
 def keep_freed_memory() -> None:
-    """Set the C library's thresholds; a library that has no mallopt keeps its ways."""
+    """Set the C library's thresholds; no effect in a library without mallopt."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)

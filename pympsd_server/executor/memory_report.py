@@ -1,4 +1,4 @@
-"""Reports to the owner what clients hold on the device, whenever it has changed: the process table shows it."""
+"""Reports clients' memory on the device to the owner whenever it changes, for the process table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pympsd.wire.executor_messages import MemoryUsed
 from pympsd_server.backends.interface import Device
 
 PAUSE_SECONDS: Final = 0.25
-"""Between two reports: however often a program allocates, reports cost nothing."""
+"""Seconds between two reports, so that frequent allocations do not make them costly."""
 
 
 def report_memory(device: Device, send: Callable[[MemoryUsed], None]) -> None:
-    """Start reporting, in a thread of its own that waits until something changes."""
+    """Start reporting, in a separate thread that waits for changes."""
     changed = threading.Event()
     device.watch_memory(changed.set)
     threading.Thread(target=_report, args=(device, send, changed), name="memory report", daemon=True).start()

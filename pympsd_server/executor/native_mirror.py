@@ -1,4 +1,4 @@
-"""Records that a native worker executes outside the interpreter: whether there is one, and what it must know."""
+"""The native worker, which executes records outside the interpreter: its choice, and the state it must know."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _DROP_SECONDS: Final = 1.0
 
 
 def native_access(device: Device) -> NativeAccess | None:
-    """Return how a native worker reaches a device; None if only Python can."""
+    """Return a native worker's access to a device; None if only Python has access."""
     return device.native if isinstance(device, NativeDevice) else None
 
 
 @frozen
 class Workers:
-    """Which workers the clients of a device get."""
+    """The kind of workers for the clients of a device."""
 
     native: bool
     description: str
@@ -33,7 +33,7 @@ class Workers:
 
     @classmethod
     def chosen(cls, device: Device) -> Workers:
-        """Choose; BackendError NOT_SUPPORTED for what cannot be had."""
+        """Choose the kind; BackendError NOT_SUPPORTED if the requested one is not available."""
         try:
             choice = chosen_worker(os.environ)
         except BadSetting as error:
@@ -75,7 +75,7 @@ class NativeMirror:
             self._worker.drop_module(self._serial, handle)
 
     def set_deferred(self, deferred: bool) -> None:
-        """Leave calls that wait to Python while an error must be delivered."""
+        """Leave waiting calls to Python while an error must be delivered."""
         self._state.deferred = int(deferred)
 
     def close(self) -> None:

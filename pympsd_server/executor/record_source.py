@@ -1,4 +1,4 @@
-"""The source of a client's records: its socket, read here, or a native worker that leaves some to Python."""
+"""The source of a client's records: its socket, or a native worker that leaves some to Python."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pympsd_server.native.worker import NativeWorker
 _RECEIVE_BYTES: Final = 1 << 18
 _SPIN_NS: Final = 50_000
 _CLIENT_SPIN_COUNT: Final = 600
-"""About 30 us of looking at a word from Python."""
+"""About 30 us of polling a word from Python."""
 _SPINNING_TAKES_CORES: Final = 4
-"""With fewer, a spinning thread keeps another from running."""
+"""With fewer, a spinning thread blocks another from running."""
 
 
 @frozen

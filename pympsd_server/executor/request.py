@@ -1,4 +1,4 @@
-"""One record being executed: what it may use of its client, and the way its answer goes."""
+"""One record being executed: the resources of its client, and its answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REASON_BYTES: Final = 1 << 16
 
 @frozen(eq=False)
 class ClientResources:
-    """What the requests of one client share."""
+    """The resources that the requests of one client share."""
 
     answers: AnswerWriter
     backpressure: Backpressure
@@ -28,14 +28,13 @@ class ClientResources:
     """The shared memory for bulk data."""
     pinned: PinnedMemory
     contexts: Mapping[int, ClientContext]
-    """By the owner's serials, which records name them by."""
+    """By the owner's serials, as named in records."""
 
 
 class Request:
     """``answered``: the operation has an answer; ``waited``: and its sender waits for it (FLAG_QUIET is not set).
 
-    Exactly one of ``succeed``, ``fail`` and ``complete`` is
-    called, once, from any thread.
+    Exactly one of ``succeed``, ``fail`` and ``complete`` is called, once, from any thread.
     """
 
     __slots__ = ("_context", "_opcode", "_sequence", "answered", "flags", "resources", "waited")
@@ -83,7 +82,7 @@ class Request:
             self.fail(outcome)
 
     def answer_when_done(self, begin: Callable[[Completion], None]) -> None:
-        """Begin something that completes later, and answer then; until then it counts as the client's work."""
+        """Call ``begin`` with a Completion that answers; until then the request counts as the client's work."""
         backpressure = self.resources.backpressure
         backpressure.enter_answered()
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"
 from operators import Operator, ask_all_at_once
 
 PIPELINED = 500
-"""Commands given at once in the long session, so that it measures the daemon and not the round trips."""
+"""Commands sent at once in the long session, so that it measures the daemon and not the round trips."""
 
 
 def measure(report: Report) -> None:
@@ -67,7 +67,7 @@ def _many_connections(report: Report, env: dict[str, str]) -> None:
 
 
 def _memory(report: Report, env: dict[str, str]) -> None:
-    """Resident memory after 10,000 and after 100,000 commands, in one session and in as many again."""
+    """Measure resident memory after 10,000 and after 100,000 commands."""
     pid = Path(env["CUDA_MPS_PIPE_DIRECTORY"], "nvidia-cuda-mps-control.pid").read_text()
     _give(env, 10_000)
     early = _resident_mib(pid)

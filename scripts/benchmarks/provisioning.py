@@ -1,4 +1,4 @@
-"""Provisioning: how quickly a turn passes between users, many clients at once, and ps among many of them."""
+"""Provisioning: the time to pass a turn between users, many clients at once, and ps with many clients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ sys.stdin.readline()
 
 
 def measure(report: Report) -> None:
-    """Measure provisioning; passing turns takes root, which alone can have clients of several users."""
+    """Measure provisioning; passing turns needs root, because only root can run clients of several users."""
     if os.geteuid() == 0:
         turns, starts = zip(*(_turn() for _ in range(5)), strict=True)
         excess = statistics.median(turn - start for turn, start in zip(turns, starts, strict=True))
@@ -65,7 +65,7 @@ def measure(report: Report) -> None:
 
 
 def _turn() -> tuple[float, float]:
-    """Return seconds from a user's last client's end to the next user's context, and what a start takes alone."""
+    """Return the seconds from a user's last client's end to the next user's context, and those of a start alone."""
     with daemon.running() as (env, _):
         first, second = (_Client(env, uid) for uid in USERS)
         start = _begin(first)
@@ -115,11 +115,11 @@ class _Client:
         self.process.stdin.write(b"\n")
 
     def await_context(self) -> float:
-        """Return when it had its context (monotonic seconds)."""
+        """Return the time at which it had its context (monotonic seconds)."""
         return float(json.loads(self._line()))
 
     def end(self) -> None:
-        """Release it, and reap it."""
+        """Let it end, and reap it."""
         self.process.communicate(timeout=SECONDS)
 
 
@@ -141,7 +141,7 @@ def _all_at_once(report: Report, clients: list[_Client]) -> None:
 
 
 def _hellos_at_once(env: dict[str, str], count: int) -> list[float]:
-    """Return for each of many hellos, all sent before the first answer, the seconds until its session came."""
+    """Return the seconds to the session of each of many hellos, all sent before the first answer."""
     sockets = []
     for _ in range(count):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

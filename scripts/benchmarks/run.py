@@ -1,4 +1,4 @@
-"""Runs the benchmarks named on the command line (all that can be, when none is); exit status 1 when one is over."""
+"""Run the benchmarks named on the command line (default: all possible); exit status 1 if one is over its bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHAT = ("control", "client", "provisioning", "translator")
 
 
 def main() -> int:
-    """Measure and print; what ``gpu`` measures stands for itself, with options of its own."""
+    """Measure and print; ``gpu`` is separate, with its own options."""
     if sys.argv[1:2] == ["gpu"]:
         return measure.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)

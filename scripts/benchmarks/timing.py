@@ -1,4 +1,4 @@
-"""How the benchmarks time: medians of repeated runs, and a table of figures beside what they are held against."""
+"""Timing for the benchmarks: medians of repeated runs, and a table of figures with their bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attrs import define, field
 
 
 def median_seconds(work: Callable[[], object], times: int, warm: int = 2) -> float:
-    """Return the median wall time of some work."""
+    """Return the median wall time of ``work``."""
     for _ in range(warm):
         work()
     taken = []
@@ -23,17 +23,17 @@ def median_seconds(work: Callable[[], object], times: int, warm: int = 2) -> flo
 
 @define
 class Report:
-    """Figures with their bounds; printed as they come."""
+    """Figures with their bounds, printed as they are added."""
 
     rows: list[tuple[str, float, float, str]] = field(factory=list)
 
     def add(self, what: str, figure: float, bound: float, unit: str) -> None:
-        """Note a figure that is to be at most its bound."""
+        """Add a figure that must be at most its bound."""
         self.rows.append((what, figure, bound, unit))
         verdict = "ok" if figure <= bound else "OVER"
         print(f"{what:<72} {figure:10.2f} {unit:<3} (at most {bound:g}) {verdict}", flush=True)
 
     @property
     def over(self) -> int:
-        """How many figures are over their bounds."""
+        """The number of figures over their bounds."""
         return sum(figure > bound for _, figure, bound, _ in self.rows)

@@ -13,7 +13,7 @@ BENCH = "tests.emulated.bench_against_study"
 
 
 def measure(report: Report, study: str | None) -> None:
-    """Run both on each kernel; each ratio is ours over the study's."""
+    """Run both on each kernel; each ratio is this translator's time over the study's."""
     if study is None:
         sys.exit("translator needs --study FILE, the prototype it is held against")
     words = [sys.executable, "-m", BENCH, str(Path(study).resolve())]

@@ -11,7 +11,7 @@ from attrs import define
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pympsd.wire.records import BY_NAME, FLAG_QUIET
+from pympsd.wire.records import BY_NAME
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._objects import region_copy
@@ -306,7 +306,7 @@ def test_a_copy_beyond_an_allocation_is_an_error(context: Any) -> None:
 # --- the records
 
 
-def test_a_copy_on_one_device_is_one_record_that_is_waited_for_when_synchronous(
+def test_a_copy_on_one_device_is_one_record_and_a_wait_when_it_is_synchronous(
     executor: FakeExecutor, fresh_process: Any
 ) -> None:
     fresh_process(executor)
@@ -318,6 +318,7 @@ def test_a_copy_on_one_device_is_one_record_that_is_waited_for_when_synchronous(
     assert cuda.cuMemcpy3DAsync(copied, 0) == DONE
     assert cuda.cuCtxSynchronize() == DONE
     sent = [record for record in executor.seen if record.opcode == BY_NAME["COPY_3D"].opcode]
-    assert [record.flags & FLAG_QUIET for record in sent] == [0, FLAG_QUIET]
+    waits = [record for record in executor.seen if record.opcode == BY_NAME["SYNCHRONIZE_STREAM"].opcode]
+    assert (len(sent), len(waits)) == (2, 1)
     operands = (0, 0, first + 2052, 12, 36, 0, first, 16, 48, 8, 3, 2)
     assert [executor.operands(record) for record in sent] == [operands, operands]

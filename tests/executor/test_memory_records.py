@@ -10,6 +10,7 @@ from pympsd.vocabulary.device_facts import window_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach
+from pympsd_server.executor.answers import KEPT_BYTES
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import ENDLESS, RawClient
 
@@ -159,16 +160,16 @@ def test_rows_and_slices_come_from_the_shared_memory_and_return_to_it(client: Ra
     address, data = client.allocate(4096), os.urandom(48)
     client.memory[:48] = data
     extent = (8, LINES, 2)
-    client.good("COPY_3D", 0, DEVICE, address + 16, PITCH, SLICE, STAGING, 0, 8, 24, *extent)
+    client.good("COPY_3D_STAGED", 0, DEVICE, address + 16, PITCH, SLICE, STAGING, 0, 8, 24, *extent)
     assert block(client.read(address, 4096), 16) == data
-    client.good("COPY_3D", 0, STAGING, 4096, 8, 24, DEVICE, address + 16, PITCH, SLICE, *extent)
+    client.good("COPY_3D_STAGED", 0, STAGING, 4096, 8, 24, DEVICE, address + 16, PITCH, SLICE, *extent)
     assert client.memory[4096 : 4096 + 48] == data
 
 
 def test_rows_and_slices_are_copied_on_the_device_and_nothing_between_them_is(client: RawClient) -> None:
     first, second, data = client.allocate(4096), client.allocate(4096), os.urandom(4096)
     client.write(first, data)
-    client.good("COPY_3D", 0, DEVICE, second, 8, 24, DEVICE, first, PITCH, SLICE, 8, LINES, 2)
+    client.send("COPY_3D", 0, DEVICE, second, 8, 24, DEVICE, first, PITCH, SLICE, 8, LINES, 2)
     assert client.read(second, 4096) == block(data) + bytes(4096 - 48)
 
 
@@ -200,11 +201,29 @@ def test_a_copy_of_rows_that_cannot_be_is_an_invalid_value(client: RawClient, si
     ]
     operands = list(sides)
     operands[1], operands[5] = on_device
-    answer = client.call("COPY_3D", 0, *operands, 8, LINES, 2)
+    answer = client.call("COPY_3D_STAGED", 0, *operands, 8, LINES, 2)
     assert answer.result == VALUE
     assert answer.reason
     assert client.read(address, 4096) == bytes(4096)
 
 
 def test_a_copy_without_rows_is_done_at_once(client: RawClient) -> None:
-    client.good("COPY_3D", 0, DEVICE, 0, 8, 24, STAGING, 0, 8, 24, 8, 0, 2)
+    client.good("COPY_3D_STAGED", 0, DEVICE, 0, 8, 24, STAGING, 0, 8, 24, 8, 0, 2)
+
+
+def test_a_copy_that_is_not_answered_does_not_reach_the_shared_memory(client: RawClient) -> None:
+    address = client.allocate(4096)
+    client.send("COPY_3D", 0, DEVICE, address, 8, 24, STAGING, 0, 8, 24, 8, LINES, 2)
+    answer = client.call("SYNCHRONIZE_CONTEXT")
+    assert answer.result == VALUE
+    assert "COPY_3D_STAGED" in answer.reason
+
+
+def test_copies_of_rows_on_the_device_leave_no_answers_unread(client: RawClient) -> None:
+    # 24 bytes of answer to each of them would be more than an executor keeps for a client that reads none.
+    count = KEPT_BYTES // records.HEADER_BYTES + 100
+    address = client.allocate(4096)
+    copies = records.pack("COPY_3D", 1, 1, 0, DEVICE, address + 64, 8, 24, DEVICE, address, 8, 24, 8, 2, 1) * 1000
+    for _ in range(count // 1000 + 1):
+        client.stream.sendall(copies)
+    client.good("SYNCHRONIZE_CONTEXT")

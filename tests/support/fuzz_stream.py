@@ -187,7 +187,7 @@ class Attack:
                 return [stream, address, source.choice(self.addresses), size]
             case "FILL":
                 return [stream, address, source.getrandbits(32), source.choice((1, 2, 4)), size, *self._rows()]
-            case "COPY_3D":
+            case "COPY_3D" | "COPY_3D_STAGED":
                 sides = [
                     self._side(source.choice((0, 0, address)), source.randrange(3), *self._rows()) for _ in range(2)
                 ]

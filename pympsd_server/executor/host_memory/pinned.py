@@ -1,7 +1,7 @@
 """Page-locked memory of one client: shared with it at the same address, and reached by its device's copies.
 
-It is created here and sealed, so that no client can shrink it. Freed memory stays mapped on this side until no work
-on the device can access it; the backend knows when.
+The executor creates and seals it, so that no client can shrink it. Freed memory stays mapped in the executor until no
+work on the device can access it; the backend knows when.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TRIES: Final = 8
 
 @frozen
 class Allocation:
-    """A new piece: ``fd`` is for the client, and is closed once it is sent."""
+    """A new piece; ``fd`` is for the client, and is closed once it is sent."""
 
     address: int
     fd: int
@@ -55,7 +55,7 @@ class PinnedMemory:
         self._pieces: dict[int, _Piece] = {}
 
     def allocate(self, count: int) -> Allocation:
-        """Return a new piece of ``count`` bytes, zero; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        """Return a new zeroed piece of ``count`` bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         if count == 0:
             raise BackendError(Result.ERROR_INVALID_VALUE, "an allocation has at least 1 byte")
         size = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -117,7 +117,7 @@ class PinnedMemory:
         return piece.unregister
 
     def close(self) -> None:
-        """Unregister all of it once the client's contexts are gone; later allocations fail."""
+        """Unregister all of it, after the client's contexts are destroyed; later allocations fail."""
         with self._lock:
             self._closed = True
             pieces = tuple(self._pieces.values())

@@ -1,7 +1,7 @@
 """Address ranges and byte limits of page-locked memory for the clients of one device.
 
-Host memory belongs to everybody on the machine, and an executor is the first to go when it runs out: one client has a
-quarter of it at most, all of them together a half. What a client has freed counts until it is really gone.
+All users of the machine share host memory, and an executor is the first to be killed when it runs out: one client has
+a quarter of it at most, all of them together a half. Memory that a client has freed counts until it is unmapped.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 
 PIECES_LIMIT: Final = 4096
-"""Pieces one client may have: each is a mapping of this process, of which the system lets it have 65,530."""
+"""Pieces one client may have: each is a mapping of this process, which may have 65,530."""
 ALL_PIECES_LIMIT: Final = 16384
 GRAIN_BYTES: Final = 1 << 16
-"""Pieces begin at multiples of this (the largest page there is), with at least a page between two of them."""
+"""Pieces begin at multiples of this (the largest page size), with at least a page between two of them."""
 _MEMINFO: Final = "/proc/meminfo"
 _GROUPS: Final = Path("/sys/fs/cgroup")
 
@@ -36,13 +36,13 @@ def machine_bytes(own_group: Path = Path("/proc/self/cgroup"), groups: Path = _G
         paths = [line[3:] for line in own_group.read_text().splitlines() if line.startswith("0::")]
         for group in (groups / path.lstrip("/") for path in paths):
             for each in (group, *group.parents):
-                with suppress(OSError, ValueError):  # there is none, or it says "max"
+                with suppress(OSError, ValueError):  # no limit file, or "max"
                     limits.append(int((each / "memory.max").read_text()))
     return min(limits)
 
 
 def available_bytes() -> int:
-    """Return the bytes of memory that are available now (proc(5), MemAvailable)."""
+    """Return the bytes of memory available now (proc(5), MemAvailable)."""
     try:
         with open(_MEMINFO, "rb") as file:
             for line in file:
@@ -54,13 +54,13 @@ def available_bytes() -> int:
 
 
 class PinnedAddresses:
-    """The ranges in use, by owner. Safe for threads, and for finalizers that the garbage collector runs."""
+    """The ranges in use, by owner. Safe for threads and for finalizers run by the garbage collector."""
 
     def __init__(
         self, ordinal: int, machine: int | None = None, available: Callable[[], int] = available_bytes
     ) -> None:
-        """``ordinal`` is the device's and chooses the window; ``machine``: bytes of memory, as found by default."""
-        # A finalizer may run in a thread that holds the lock already, so the lock is reentrant.
+        """``ordinal`` is the device's and selects the window; ``machine``: bytes of memory, determined by default."""
+        # A finalizer may run in a thread that already holds the lock, so the lock is reentrant.
         self._lock = RLock()
         self._base = pinned_window_of(ordinal) if ordinal < PINNED_WINDOWS else 0
         self._end = self._base + (1 << PINNED_BITS) if self._base else 0
@@ -75,7 +75,7 @@ class PinnedAddresses:
         self._next = self._start_anywhere()
 
     def _start_anywhere(self) -> int:
-        # A program may still map memory of an executor that has ended: the next one starts elsewhere.
+        # A program may still map memory of an executor that has ended: start the next one elsewhere.
         if not self._base:
             return 0
         return self._base + int.from_bytes(os.urandom(4), "little") % (1 << PINNED_BITS - 17) * GRAIN_BYTES

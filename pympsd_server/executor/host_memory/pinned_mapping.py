@@ -1,4 +1,4 @@
-"""Memory mapped at a chosen address, for as long as its bytes are referred to."""
+"""Memory mapped at a chosen address while its bytes are referenced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 FIXED_NOREPLACE: Final = 0x100000
 """MAP_FIXED_NOREPLACE: at this address or not at all; kernels before 4.17 take it as a hint."""
 _FAILED: Final = ctypes.c_void_p(-1).value
-# Python's own mmap chooses no address.
+# Python's own mmap cannot map at a given address.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _map = _libc.mmap
 _map.restype = ctypes.c_void_p
@@ -37,9 +37,9 @@ class _Bytes:
 
 
 def mapped_at(fd: int, address: int, size: int, gone: Callable[[], None]) -> memoryview:
-    """Return ``size`` bytes of a file, mapped at ``address``; OSError (EEXIST where something else is there).
+    """Return ``size`` bytes of a file, mapped at ``address``; OSError (EEXIST if something else is mapped there).
 
-    When nothing refers to the bytes any more they are unmapped, and then ``gone`` is called, from any thread.
+    When the last reference to the bytes is dropped, unmap them and then call ``gone``, from any thread.
     """
     found = _map(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | FIXED_NOREPLACE, fd, 0)
     if found == _FAILED:

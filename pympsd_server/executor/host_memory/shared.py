@@ -1,4 +1,4 @@
-"""The shared memory for bulk data, created and sealed here, so that no client can shrink it."""
+"""The shared memory for bulk data, created and sealed by the executor, so that no client can shrink it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 @frozen
 class SharedMemory:
-    """``view`` is our mapping, ``fd`` the descriptor for the client, which the receiver of this object closes."""
+    """``view`` is the executor's mapping, ``fd`` the client's descriptor; the receiver of this object closes it."""
 
     fd: int
     view: memoryview
 
 
 def make(ring_bytes: int = 0) -> SharedMemory:
-    """Return new shared memory of SHARED_BYTES and a ring's, all zero; OSError if the system has none."""
+    """Return new zeroed shared memory of SHARED_BYTES and a ring's; OSError if the system has none."""
     size = SHARED_BYTES + ring_bytes
     fd = make_sealed("pympsd-bulk", size)
     try:

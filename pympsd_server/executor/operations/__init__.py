@@ -1,1 +1,1 @@
-"""What each operation of the command stream does, a module for each chapter."""
+"""The operations of the command stream, a module for each chapter."""

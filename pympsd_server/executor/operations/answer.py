@@ -1,4 +1,4 @@
-"""What an operation that is done at once answers."""
+"""The answer of an operation that completes at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attrs import frozen
 
 @frozen(eq=False)
 class Answer:
-    """Operands as the operation's answer layout names them; ``fds`` are closed once they are sent."""
+    """Operands in the order of the operation's answer layout; ``fds`` are closed once they are sent."""
 
     operands: tuple[float, ...] = ()
     tail: bytes = b""

@@ -26,7 +26,7 @@ def _create(request: Request, handle: int, flags: int) -> Answer:
 
 
 def _destroy(request: Request, event: Event) -> None:
-    """Nothing is left to do: it is out of its table."""
+    """Do nothing: it is already removed from its table."""
 
 
 def _record(request: Request, event: Event, stream: Stream) -> None:

@@ -1,4 +1,4 @@
-"""Operations of execution control: kernel launches, and functions of the client's that its streams wait for."""
+"""Operations of execution control: kernel launches, and the client's host functions, which its streams wait for."""
 
 from __future__ import annotations
 

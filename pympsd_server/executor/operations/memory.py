@@ -76,13 +76,27 @@ def _copy_from_device_pinned(request: Request, stream: Stream, destination: int,
     stream.copy(_linear(pinned, _device(source), count))
 
 
-def _copy_3d(request: Request, stream: Stream, *operands: Any) -> None:
-    *sides, width, height, depth, done = operands
+def _copy_3d(request: Request, stream: Stream, *operands: int) -> None:
+    copy = _regions(request, *operands)
+    if Space.STAGING in (copy.destination.space, copy.source.space):
+        raise BackendError(
+            Result.ERROR_INVALID_VALUE, "COPY_3D does not reach the shared memory; COPY_3D_STAGED does"
+        )
+    stream.copy(copy)
+
+
+def _copy_3d_staged(request: Request, stream: Stream, *operands: Any) -> None:
+    *numbers, done = operands
+    stream.copy(_regions(request, *numbers), done)
+
+
+def _regions(request: Request, *operands: int) -> Copy:
+    *sides, width, height, depth = operands
     extent = Extent(width, height, depth)
     destination, source = (_region(request, extent, *side) for side in (sides[:4], sides[4:]))
     if destination.space is not Space.DEVICE and source.space is not Space.DEVICE:
         raise BackendError(Result.ERROR_INVALID_VALUE, "a copy between two regions of host memory")
-    stream.copy(Copy(destination, source, extent), done)
+    return Copy(destination, source, extent)
 
 
 def _region(request: Request, extent: Extent, space: int, base: int, pitch: int, slice_pitch: int) -> Region:
@@ -116,12 +130,12 @@ def _allocate_pinned(request: Request, count: int) -> Answer:
 
 
 def _free_pinned(request: Request, address: int) -> None:
-    """Free a piece, whatever has become of its context: at once to the client, in truth after its work so far."""
+    """Free a piece, even if its context has gone: for the client at once, in fact after its work so far."""
     _after_all_work(request.resources, request.resources.pinned.take(address))
 
 
 def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
-    """Call ``act`` once the work that all contexts of a client have been given so far is done, or they are gone."""
+    """Call ``act`` once the work of all contexts of a client so far is done, or they have gone."""
     contexts = tuple(client.contexts.values())
     lock, left = Lock(), len(contexts) + 1
 
@@ -136,7 +150,7 @@ def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
     for context in contexts:
         try:
             context.backend.notify(done)
-        except BackendError:  # it takes no work any more, and has none
+        except BackendError:  # it accepts no more work, and has none
             done(Outcome())
     done(Outcome())
 
@@ -149,6 +163,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "COPY_FROM_DEVICE": _copy_from_device,
     "COPY_ON_DEVICE": _copy_on_device,
     "COPY_3D": _copy_3d,
+    "COPY_3D_STAGED": _copy_3d_staged,
     "FILL": _fill,
     "ALLOCATE_PINNED": _allocate_pinned,
     "FREE_PINNED": _free_pinned,

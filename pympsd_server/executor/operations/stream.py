@@ -11,7 +11,7 @@ from pympsd_server.executor.operations.answer import Answer
 from pympsd_server.executor.request import Request
 
 _NON_BLOCKING: Final = 1
-"""Of CUstream_flags of the driver API."""
+"""A flag of the driver API's CUstream_flags."""
 
 
 def check_ready(done: bool) -> None:

@@ -1,10 +1,10 @@
-"""The operations of the command stream: a function for every row of the wire's table, and how a row is executed.
+"""The operations of the command stream: a function for every row of the wire's table, and its execution.
 
 A function takes its request and the operands, a handle resolved to its object (a stream to the backend's). It
 
-- returns an Answer, or None for an empty one, if the operation is done at once;
-- puts work in its stream, if it is queued: the work is then counted for backpressure;
-- takes a Completion too, as the last argument, if it is awaited: the answer goes out when that is called.
+- returns an Answer, or None for an empty one, if the operation completes at once;
+- queues work in its stream, if it is asynchronous: the work is then counted for backpressure;
+- takes a Completion as the last argument, if it is awaited: calling it sends the answer.
 
 BackendError is answered, or kept for the context's next waiting call.
 """
@@ -37,7 +37,7 @@ _FUNCTIONS: Final[Mapping[str, Execute]] = {
 
 
 class Row:
-    """One operation: how its body is read, its handles are resolved, and it is executed."""
+    """One operation: reads its body, resolves its handles, and executes it."""
 
     def __init__(self, operation: records.Operation, execute: Execute) -> None:
         self.scope: Final = operation.scope
@@ -105,7 +105,7 @@ class Row:
         return [*operands, body[size : size + stated]]
 
     def _resolve(self, context: ClientContext, arguments: list[Any]) -> StreamEntry | None:
-        """Replace handles by their objects, but for new ones, which are checked; return the stream's entry."""
+        """Replace handles by their objects, except new ones, which are checked; return the stream's entry."""
         entry = None
         for index, kind, use in self._handles:
             handle = arguments[index]

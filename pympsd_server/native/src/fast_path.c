@@ -235,7 +235,7 @@ static enum fast_path_result execute(struct fast_path *path, struct fast_path_co
         return FAST_PATH_PASS;
     if (header->opcode == OP_SYNCHRONIZE_STREAM)
         return wait_for(path, context, stream, wait, code);
-    return is_settled(stream) ? FAST_PATH_ANSWER : FAST_PATH_PASS; /* QUERY_STREAM */
+    return header->opcode == OP_QUERY_STREAM && is_settled(stream) ? FAST_PATH_ANSWER : FAST_PATH_PASS;
 }
 
 static int set_current(struct fast_path *path)

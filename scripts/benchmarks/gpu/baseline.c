@@ -1,18 +1,18 @@
-/* What pympsd is held against: a native CUDA client, told by lines on standard input what to do and when.
+/* The baseline for pympsd: a native CUDA client, which reads commands from standard input.
  *
  *   baseline PTX          one client: one stream. Several such processes share the GPU by time slicing, or by the
  *                         vendor's MPS where CUDA_MPS_PIPE_DIRECTORY names one's.
  *   baseline PTX threads  the prototype of a one-context design: `grow N` makes N streams, and `launch`
  *                         runs on each in a thread of its own, with nothing between the thread and the driver.
  *
- * Times are nanoseconds of CLOCK_MONOTONIC. Each command is answered by a line of `ok` and numbers; what fails says why
- * on standard error, and the process ends:
+ * Times are nanoseconds of CLOCK_MONOTONIC. Each command is answered by a line of `ok` and numbers; after a failure the
+ * process prints the reason on standard error and ends:
  *
  *   launch NS BLOCKS THREADS BATCH BEGIN FINISH STOP   launches/s of each stream between BEGIN and FINISH; the work
- *                         goes on until STOP, so that nobody's figure profits from others' ends. The stream is
+ *                         goes on until STOP, so that no stream's figure profits from others' ends. The stream is
  *                         synchronised after each BATCH launches (0: never, only the driver's queue bounds it).
  *   wait NS BLOCKS THREADS BEGIN FINISH MOST           ns of each launch and synchronise, at most MOST of them
- *   fill NS BLOCKS THREADS BEGIN STOP                  keeps up to four launches unfinished all the time; how many
+ *   fill NS BLOCKS THREADS BEGIN STOP                  keeps up to four launches unfinished; the number of launches
  *   allocate TIMES                                     ns of each cuMemAlloc and cuMemFree
  *   copies BYTES TIMES                                 ns of each copy: pageable to device, to host, pinned to
  *                                                      device, to host; TIMES of each
@@ -75,7 +75,7 @@ static int stream_count;
 static void fail(const char *what, const char *why)
 {
     fprintf(stderr, "%s: %s\n", what, why);
-    _exit(1); /* an answer that was begun stays without its end */
+    _exit(1); /* a partial answer stays without its end */
 }
 
 static void check(CUresult result, const char *what)
@@ -173,7 +173,7 @@ static void *run_launches(void *given)
         count += step;
         time = now();
         if (!from && time >= work->begin) {
-            from = time; /* one that began late measures half as long at least */
+            from = time; /* after a late start, measure at least half as long */
             first = count;
             finish = finish > from + length / 2 ? finish : from + length / 2;
         } else if (!to && from && time >= finish) {

@@ -1,8 +1,8 @@
-"""A client in Python, which takes commands by lines of standard input: client_program.py pympsd|bindings PTX
+"""A client in Python, which reads commands from standard input: client_program.py pympsd|bindings PTX
 
 The same loops for both: ``pympsd`` is a client of the daemon, ``bindings`` is cuda.bindings alone. Commands and
 answers are those of baseline.c, and ``asynchronous BATCH TIMES``: ns of each call of cuLaunchKernel, a mean for each
-batch. A batch of 0, never to synchronise, is baseline.c's alone.
+batch. Only baseline.c has a batch of 0 (never synchronise).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ else:
 
 
 def ran(answer: tuple[Any, ...]) -> Any:
-    """Return the output of a call that worked; end the program when it did not."""
+    """Return the output of a successful call; end the program if it failed."""
     if answer[0] != cuda.CUresult.CUDA_SUCCESS:
         sys.exit(f"{answer[0].name}{_reason()}")
     return answer[1] if len(answer) > 1 else None
@@ -60,19 +60,19 @@ class Client:
         ran(cuda.cuStreamSynchronize(self.stream))
 
     def parameters(self, nanoseconds: int) -> Any:
-        """Return the kernel's parameters, made once, in the form that is quickest for the library.
+        """Return the kernel's parameters, made once, in the library's fastest form.
 
-        pympsd packs ``(values, types)`` itself; cuda.bindings is quickest with an array of pointers made ahead.
+        pympsd packs ``(values, types)`` itself; cuda.bindings is fastest with an array of pointers made ahead.
         """
         if sys.argv[1] == "pympsd":
             return (nanoseconds,), (ctypes.c_uint64,)
         value = ctypes.c_uint64(nanoseconds)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(value))
-        self._held[:] = [value, pointers]  # they live until the next kernel's
+        self._held[:] = [value, pointers]  # kept until the next kernel's
         return ctypes.addressof(pointers)
 
     def launcher(self, nanoseconds: int, blocks: int, threads: int) -> Callable[[int], None]:
-        """Return what launches that many times: the loop that a user in a hurry would write."""
+        """Return a function that launches a number of times: the loop that a performance-minded user would write."""
         launch, function, stream = cuda.cuLaunchKernel, self.function, self.stream
         parameters = self.parameters(nanoseconds)
 
@@ -85,7 +85,7 @@ class Client:
     # --- commands
 
     def launch(self, ns: int, blocks: int, threads: int, batch: int, *window: int) -> Iterable[float]:
-        """Launches/s between two moments; the work goes on until a third."""
+        """Measure launches/s between two times; the work continues until a third."""
         begin, finish, stop = window
         launches = self.launcher(ns, blocks, threads)
         count = first = last = start = end = 0
@@ -96,14 +96,14 @@ class Client:
             moment = now()
             if not start and moment >= begin:
                 start, first = moment, count
-                finish = max(finish, start + (finish - begin) // 2)  # one that began late measures half as long
+                finish = max(finish, start + (finish - begin) // 2)  # after a late start, measure half as long
             elif not end and start and moment >= finish:
                 end, last = moment, count
             if end and moment >= stop:
                 return [(last - first) * 1e9 / (end - start)]
 
     def wait(self, ns: int, blocks: int, threads: int, *window: int) -> Iterable[int]:
-        """Nanoseconds of each launch and synchronise."""
+        """Measure the nanoseconds of each launch and synchronise."""
         begin, finish, most = window
         launches, wait, stream, clock = self.launcher(ns, blocks, threads), cuda.cuStreamSynchronize, self.stream, now
         launches(20)
@@ -117,7 +117,7 @@ class Client:
             wait(stream)
             moment = clock()
             taken.append(moment - start)
-        self.synchronise()  # it tells whether any failed
+        self.synchronise()  # ends the program if any failed
         return taken
 
     def fill(self, ns: int, blocks: int, threads: int, begin: int, stop: int) -> Iterable[int]:
@@ -136,7 +136,7 @@ class Client:
         return [count]
 
     def asynchronous(self, batch: int, times: int) -> Iterable[float]:
-        """Nanoseconds of one call, a mean for each batch; the end of the work is waited for outside."""
+        """Measure the nanoseconds of one call, a mean for each batch, excluding the wait for the work's end."""
         launches = self.launcher(0, 1, 32)
         taken = []
         for _ in range(times):
@@ -147,7 +147,7 @@ class Client:
         return taken
 
     def allocate(self, times: int) -> Iterable[int]:
-        """Nanoseconds of each cuMemAlloc and cuMemFree."""
+        """Measure the nanoseconds of each cuMemAlloc and cuMemFree."""
         taken = []
         for _ in range(times):
             start = now()
@@ -156,7 +156,7 @@ class Client:
         return taken
 
     def copies(self, size: int, times: int) -> Iterable[int]:
-        """Nanoseconds of each copy: pageable to device, to host, pinned to device, to host."""
+        """Measure the nanoseconds of each copy: pageable to device, to host, pinned to device, to host."""
         there, pinned = ran(cuda.cuMemAlloc(size)), ran(cuda.cuMemAllocHost(size))
         pageable = (ctypes.c_char * size)()
         taken = []
@@ -186,7 +186,7 @@ def _sleep_until(moment: int) -> None:
 
 
 def main() -> None:
-    """Carry out the commands."""
+    """Execute the commands."""
     client = Client(Path(sys.argv[2]).read_bytes())
     print("ok", flush=True)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Clients as processes that take commands by lines, each wait with a limit; and a growing set of them."""
+"""Clients as processes that read commands by lines, with a limit on each wait; and a growing set of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from attrs import define, field
 
 START_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 30.0
-"""How much longer a client may take than it was given."""
+"""Seconds that a client may take beyond its limit."""
 END_SECONDS: Final = 5.0
 _LAST_WORDS: Final = 400
 _CHUNK: Final = 1 << 16
 
 
 class Failure(Exception):
-    """A figure could not be measured, and why."""
+    """A figure could not be measured; the message says why."""
 
 
 @define
@@ -36,7 +36,7 @@ class Client:
     @classmethod
     def start(cls, command: tuple[str, ...], environment: Mapping[str, str]) -> Client:
         """Start one; `answer` returns when it is ready."""
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is the client's as long as that lives
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the client lives
         try:
             process = subprocess.Popen(
                 command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
@@ -56,7 +56,7 @@ class Client:
             raise Failure(f"a client ended: {self._last_words()}") from None
 
     def answer(self, seconds: float) -> str:
-        """Return what follows ``ok`` in the next answer; raise Failure when none comes in time."""
+        """Return the text after ``ok`` in the next answer; raise Failure if none comes in time."""
         give_up = time.monotonic() + seconds
         while (end := self._received.find(b"\n")) < 0:
             self._receive(give_up)
@@ -68,7 +68,7 @@ class Client:
         return rest
 
     def ask(self, line: str, seconds: float = 0.0) -> str:
-        """Give it a command that takes that many seconds; return its answer."""
+        """Give it a command that takes ``seconds``; return its answer."""
         self.tell(line)
         return self.answer(seconds + ANSWER_SECONDS)
 
@@ -97,7 +97,7 @@ class Client:
             self.process.stdin.close()
 
     def reap(self, seconds: float) -> None:
-        """Wait that long for its end, then kill it."""
+        """Wait ``seconds`` for its end, then kill it."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -110,7 +110,7 @@ class Client:
 
 
 def end_all(clients: list[Client]) -> None:
-    """End clients, those that do not leave by force; the list is empty then."""
+    """End clients and empty the list; kill those that do not end."""
     give_up = time.monotonic() + END_SECONDS
     for client in clients:
         client.end()
@@ -120,7 +120,7 @@ def end_all(clients: list[Client]) -> None:
 
 @define
 class Crowd:
-    """A set of clients that grows: exactly as many are there as work.
+    """A growing set of clients, all of which work.
 
     ``shared``: they are the threads of one process.
     """
@@ -130,7 +130,7 @@ class Crowd:
     clients: list[Client] = field(factory=list)
 
     def grow(self, count: int) -> None:
-        """Have that many, more than before; raise Failure."""
+        """Grow to ``count`` clients; raise Failure."""
         wanted = 1 if self.shared else count
         there = len(self.clients)
         while len(self.clients) < wanted:
@@ -142,7 +142,7 @@ class Crowd:
             self.clients[0].ask(f"grow {count}")
 
     def ask(self, line: str, seconds: float) -> list[float]:
-        """Give all of them a command that takes that many seconds; return the numbers all of them answer."""
+        """Give all of them a command that takes ``seconds``; return the numbers of all answers."""
         for client in self.clients:
             client.tell(line)
         give_up = time.monotonic() + seconds + ANSWER_SECONDS

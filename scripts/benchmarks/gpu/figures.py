@@ -1,4 +1,4 @@
-"""What was measured, by section and way, and what could not be; kept as JSON."""
+"""The figures by section and way, and those that could not be measured; kept as JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Figures:
         place[keys[-1]] = value
 
     def get(self, *keys: str) -> float | None:
-        """Return a figure, None when it was not measured."""
+        """Return a figure, None if it was not measured."""
         place: Any = self.values
         for key in keys:
             if not isinstance(place, dict) or key not in place:
@@ -44,19 +44,19 @@ class Figures:
         print(f"    {cell}: -  ({reason})", flush=True)
 
     def leave_out(self, cell: str, reason: str) -> None:
-        """Note that a figure cannot be had here."""
+        """Note that a figure is not available on this machine."""
         self.left_out.append({"cell": cell, "reason": reason})
         print(f"    {cell}: left out ({reason})", flush=True)
 
     def save(self, path: Path) -> None:
-        """Write all of it."""
+        """Write all figures to a file."""
         said = {"sections": self.sections, **self.facts, "failures": self.failures}
         said |= {"left_out": self.left_out, "figures": self.values}
         path.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Figures:
-        """Read what was saved."""
+        """Read figures that were saved."""
         said = json.loads(path.read_text())
         sections, values = said.pop("sections"), said.pop("figures")
         failures, left_out = said.pop("failures"), said.pop("left_out")
@@ -65,17 +65,17 @@ class Figures:
 
 @define
 class Run:
-    """One run: its figures, and what was asked for."""
+    """One run: its figures, and its options."""
 
     figures: Figures
     seconds: float
     counts: tuple[int, ...]
     give_up: float
-    """When the whole run is to end (monotonic seconds)."""
+    """The end of the whole run (monotonic seconds)."""
     rehearsal: bool = False
 
     def check_time(self) -> None:
-        """Raise Failure when there is none left."""
+        """Raise Failure if no time is left."""
         if time.monotonic() > self.give_up:
             raise Failure("out of time")
 

@@ -1,4 +1,4 @@
-"""What is launched: the kernels, their shapes, and how many clients launch them."""
+"""The kernels, their shapes, and the numbers of clients that launch them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ HERE: Final = Path(__file__).parent
 SPIN: Final = HERE / "spin.ptx"
 COUNTS: Final = (1, 2, 4, 8, 16, 32, 48)
 UNBOUNDED: Final = 0
-"""As a batch: the stream is never synchronised, only the driver's queue bounds what is unfinished."""
+"""A batch of 0: the stream is never synchronised, only the driver's queue bounds the unfinished launches."""
 
 
 @frozen
 class Kernel:
-    """A launch of `spin`: its time, its shape, and after how many launches a client synchronises its stream."""
+    """A launch of `spin`: its time, its shape, and the number of launches after which a client synchronises."""
 
     name: str
     nanoseconds: int
@@ -25,7 +25,7 @@ class Kernel:
     batch: int = 1
 
     def words(self) -> str:
-        """Return what commands to clients begin with."""
+        """Return the first words of commands to clients."""
         return f"{self.nanoseconds} {self.blocks} {self.threads}"
 
 
@@ -39,9 +39,9 @@ KERNELS: Final = (
 
 EMPTY: Final = Kernel("empty", 0, 1)
 SMALL: Final = Kernel("10 µs x 64 blocks", 10_000, 64, threads=128)
-"""The one whose quality of service is measured."""
+"""The kernel whose quality of service is measured."""
 
 
 def filling(multiprocessors: int, waves: int = 8) -> Kernel:
-    """Return a neighbour that takes every thread a GPU has, 8 waves of blocks of 190 µs: about 1.5 ms."""
+    """Return a neighbour that takes every thread of a GPU, 8 waves of blocks of 190 µs: about 1.5 ms."""
     return Kernel("fills the GPU", 190_000, 2 * waves * multiprocessors, threads=1024)

@@ -1,4 +1,4 @@
-"""What a run was made on: the GPU, its driver, the processor, the commit and the build."""
+"""The machine of a run: the GPU, its driver, the processor, the commit and the build."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def facts(commit: str | None) -> dict[str, Any]:
-    """Return them; what cannot be found out is None."""
+    """Return the facts; None for those that cannot be determined."""
     name, driver = _gpu()
     git = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     return {

@@ -47,7 +47,7 @@ SHORT_NAMES: Final = {
 }
 NEED_BASELINE: Final = {ways.SLICING, ways.VENDOR, ways.ONE_CONTEXT}
 MEASURED: Final = Path(__file__).parents[3] / "docs" / "measured" / "gpu-h200.json"
-"""What docs/performance.md is written from."""
+"""The source of docs/performance.md."""
 EMULATED: Final = "emulated"
 NATIVE: Final = "native"
 
@@ -90,13 +90,13 @@ def _measure(run: Run, given: argparse.Namespace) -> None:
             ways.VENDOR: lambda: ways.vendor(baseline),
             ways.ONE_CONTEXT: lambda: ways.one_context(baseline),
         }
-        for name in SECTIONS_OF:  # pympsd first: a run of the wrong worker is to end at once
+        for name in SECTIONS_OF:  # pympsd first: end a run of the wrong worker at once
             if name in given.ways and (baseline or name not in NEED_BASELINE):
                 _measure_way(run, name, starts[name])
 
 
 def _baseline(run: Run, directory: str) -> str:
-    """Return the path of the native client, nothing where it cannot be built."""
+    """Return the path of the native client, empty if it cannot be built."""
     try:
         return ways.build_baseline(directory)
     except Failure as error:
@@ -126,7 +126,7 @@ def _measure_way(run: Run, name: str, running: Running) -> None:
 
 
 def _report(figures: Figures) -> int:
-    """Print the table and what is to be said of it; return the exit status."""
+    """Print the table and the notes on it; return the exit status."""
     counts = tuple(figures.facts["counts"])
     rows = ratios.rows(figures, counts)
     short = sum(row.is_short(count) for row in rows for count in row.ratios)

@@ -1,4 +1,4 @@
-"""Nothing outlives the benchmark: daemons and what they leave behind become its children, and are ended with it."""
+"""Cleanup of processes: daemons and their descendants become the benchmark's children, and are ended with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def end_children() -> list[int]:
         return []
     killed: set[int] = set()
     give_up = time.monotonic() + _SECONDS_TO_DIE
-    while time.monotonic() < give_up:  # the death of one may bring its children here
+    while time.monotonic() < give_up:  # a child that ends may leave its own children to this process
         for pid in _children():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

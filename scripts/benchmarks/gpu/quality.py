@@ -31,7 +31,7 @@ _NANO: Final = 1_000_000_000
 
 @frozen
 class Situation:
-    """The clients, and their settings (variables of the environment, as any MPS takes them)."""
+    """The clients, and their settings (environment variables, as any MPS reads them)."""
 
     name: str
     small: Mapping[str, str]
@@ -47,7 +47,7 @@ SITUATIONS: Final = (
 
 
 def measure(run: Run, way: ways.Way) -> None:
-    """Measure the situations a way knows: without any MPS there are no settings."""
+    """Measure the situations that a way supports: without any MPS there are no settings."""
     for situation in SITUATIONS if way.name != ways.SLICING else SITUATIONS[:2]:
         cell = f"{SMALL.name} {situation.name}, {way.name}"
         try:
@@ -97,6 +97,6 @@ def _beside(run: Run, small: Client, neighbour: Client | None) -> list[float]:
 
 
 def _neighbour(run: Run, client: Client) -> Kernel:
-    if run.rehearsal:  # the emulated GPU runs as many threads on one core
+    if run.rehearsal:  # the emulated GPU runs all threads on one core
         return filling(1, waves=1)
     return filling(int(client.ask(f"attribute {_MULTIPROCESSORS}")))

@@ -1,4 +1,4 @@
-"""What the figures say of pympsd, held against each baseline and the targets: one table. Pure."""
+"""The ratios of pympsd to each baseline, compared with the targets: one table. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TWO: Final = (2,)
 
 @frozen
 class Row:
-    """Ratios by number of clients (None: not measured), and what those in ``judged`` must be: ``sense`` a bound."""
+    """Ratios by number of clients (None: not measured), and the bound of those in ``judged``, with its ``sense``."""
 
     what: str
     against: str
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """``met``, ``short`` and where, ``not measured`` and where; nothing without a target."""
+        """``met``, ``short`` and where, ``not measured`` and where; empty without a target."""
         if not self.target:
             return ""
         short = [count for count in self.judged if self.is_short(count)]
@@ -61,7 +61,7 @@ class Row:
 
 
 def rows(figures: Figures, counts: tuple[int, ...] = COUNTS) -> list[Row]:
-    """Return the table's rows for the sections that were asked for."""
+    """Return the table's rows for the requested sections."""
     found: list[Row] = []
     if throughput.SECTION in figures.sections:
         found += _launches(figures, counts)
@@ -75,7 +75,7 @@ def rows(figures: Figures, counts: tuple[int, ...] = COUNTS) -> list[Row]:
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:
-    """Return a ratio, None where either is missing."""
+    """Return a ratio, None if either value is missing."""
     return ours / theirs if ours is not None and theirs else None
 
 

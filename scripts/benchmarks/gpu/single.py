@@ -1,4 +1,4 @@
-"""One client: how long calls take, and how quick copies are."""
+"""One client: the latency of calls, and the rate of copies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COPIES: Final = 7
 
 
 def quantile(samples: Sequence[float], part: float) -> float:
-    """Return the sample that so large a part of all lies below."""
+    """Return the sample below which ``part`` of all samples lie."""
     ordered = sorted(samples)
     if not ordered:
         raise Failure("there were no samples")
@@ -32,7 +32,7 @@ def quantile(samples: Sequence[float], part: float) -> float:
 
 
 def measure_latency(run: Run, way: ways.Way) -> None:
-    """Microseconds of launch and synchronise, of an asynchronous launch (from Python), of allocate and free."""
+    """Measure the µs of launch and synchronise, of an asynchronous launch (from Python), of allocate and free."""
     figures = run.figures
 
     def put(what: str, nanoseconds: float) -> None:
@@ -54,7 +54,7 @@ def measure_latency(run: Run, way: ways.Way) -> None:
 
 
 def measure_copies(run: Run, way: ways.Way) -> None:
-    """GB/s (10^9 bytes) of copies of 256 MiB, the median of seven."""
+    """Measure the GB/s (10^9 bytes) of copies of 256 MiB, the median of seven."""
     size = (16 if run.rehearsal else 256) * MEBIBYTE
 
     def measure(client: Client) -> None:

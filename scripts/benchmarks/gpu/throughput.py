@@ -17,13 +17,13 @@ SECTION: Final = "launches"
 WARM_SECONDS: Final = 0.2
 TAIL_SECONDS: Final = 0.1
 PATIENCE: Final = 3
-"""After this many failures the rest of a way is given up."""
+"""The number of failures after which the rest of a way is skipped."""
 UNBOUNDED_CLIENTS: Final = 16
 _NANO: Final = 1_000_000_000
 
 
 def measure(run: Run, way: ways.Way) -> None:
-    """Measure every cell of one way; a failed one is noted, the next begins with new clients."""
+    """Measure every cell of one way; after a failed one, which is noted, start new clients."""
     crowd = Crowd(way.start, way.shared)
     failures = 0
     try:
@@ -49,7 +49,7 @@ def measure(run: Run, way: ways.Way) -> None:
 
 
 def _cells(way: ways.Way, counts: tuple[int, ...]) -> Iterator[tuple[int, Kernel, str]]:
-    """Return number of clients, kernel, and the name the figure goes under."""
+    """Yield the number of clients, the kernel, and the name of the figure."""
     for count in counts if way.name != ways.BINDINGS else (1,):
         for kernel in KERNELS:
             yield count, kernel, way.name

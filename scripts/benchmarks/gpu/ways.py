@@ -1,4 +1,4 @@
-"""The ways to share a GPU: pympsd, time slicing, the vendor's MPS, one context; how clients of each are started."""
+"""The ways to share a GPU: pympsd, time slicing, the vendor's MPS, one context; starting the clients of each."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ COMMAND_SECONDS: Final = 30.0
 LOG_SECONDS: Final = 2.0
 _VENDOR_CONTROL: Final = "nvidia-cuda-mps-control"
 VENDOR_FOLDERS: Final = "/usr/local/nvidia/bin:/usr/local/nvidia:/opt/nvidia/bin:/usr/bin"
-"""Where the driver's programs are when they are not on the PATH."""
+"""The folders of the driver's programs if they are not on the PATH."""
 
 
 class NotInstalled(Failure):
-    """A way that this machine does not have: no fault of the run."""
+    """This machine does not have a way; not a failure of the run."""
 
 
 class WrongWorker(Failure):
@@ -49,9 +49,9 @@ class WrongWorker(Failure):
 
 @frozen
 class Way:
-    """How clients are started.
+    """Starts clients of one way.
 
-    ``check`` raises Failure when those running are not what they are to be; pympsd's returns the kind of its workers.
+    ``check`` raises Failure if the running ones are not as expected; pympsd's returns the kind of its workers.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Way:
 
 
 def worker_kind(server_log: str) -> str:
-    """Return what server.log says of the command streams' workers: ``native``, ``python``, ``mixed``, ``unknown``."""
+    """Return the command streams' kind of workers in server.log: ``native``, ``python``, ``mixed``, ``unknown``."""
     kinds = set(WORKER.findall(server_log))
     return kinds.pop() if len(kinds) == 1 else ("mixed" if kinds else UNKNOWN)
 
@@ -89,7 +89,7 @@ def build_baseline(directory: str) -> str:
 
 
 def plain_environment(nowhere: str) -> dict[str, str]:
-    """Return this process's environment without what concerns any MPS; clients find no daemon in ``nowhere``."""
+    """Return this process's environment without MPS variables; clients find no daemon in ``nowhere``."""
     ours = ("CUDA_MPS_", "PYMPSD_", "CUDA_DEVICE_MAX_CONNECTIONS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {**kept, "CUDA_MPS_PIPE_DIRECTORY": nowhere}
@@ -102,7 +102,7 @@ def pympsd(backend: str, any_worker: bool) -> Iterator[Way]:
         environment = {**environment, "PYMPSD_BACKEND": backend}
         if backend == "emulated":
             environment["PYMPSD_EMULATED_DEVICES"] = "H200"
-        command = (sys.executable, "-P", "-m", "pympsd")  # the installed one, as its servers, wherever this runs
+        command = (sys.executable, "-P", "-m", "pympsd")  # the installed one, like its servers, in any directory
         waits = [LOG_SECONDS]
 
         def check() -> str:
@@ -120,7 +120,7 @@ def pympsd(backend: str, any_worker: bool) -> Iterator[Way]:
 
 
 def _worker_told(log: Path, seconds: float) -> str:
-    """Return the kind of worker that a log tells; its line may come a moment after the first client's context."""
+    """Return the kind of worker in a log; its line may be written a moment after the first client's context."""
     give_up = time.monotonic() + seconds
     while True:
         kind = worker_kind(log.read_text(errors="replace") if log.exists() else "")
@@ -130,13 +130,13 @@ def _worker_told(log: Path, seconds: float) -> str:
 
 
 def driver_program(name: str) -> str | None:
-    """Return the path of a program that comes with the driver, None where it is not installed."""
+    """Return the path of a program that comes with the driver, None if it is not installed."""
     return shutil.which(name) or shutil.which(name, path=VENDOR_FOLDERS)
 
 
 @contextmanager
 def vendor(baseline: str) -> Iterator[Way]:
-    """Run the vendor's daemon in directories of its own; NotInstalled where there is none."""
+    """Run the vendor's daemon in its own directories; NotInstalled if there is none."""
     control = driver_program(_VENDOR_CONTROL)
     if control is None:
         raise NotInstalled(f"{_VENDOR_CONTROL} is not installed")
@@ -156,7 +156,7 @@ def vendor(baseline: str) -> Iterator[Way]:
 
 @contextmanager
 def slicing(baseline: str) -> Iterator[Way]:
-    """Run native processes with contexts of their own; one of them is what runs natively."""
+    """Run native processes with a context each; one alone is the native baseline."""
     with _directories() as (_, environment):
         yield Way(SLICING, (baseline, str(SPIN)), environment)
 
@@ -171,7 +171,7 @@ def one_context(baseline: str) -> Iterator[Way]:
 
 @contextmanager
 def bindings() -> Iterator[Way]:
-    """Run natively from Python, by cuda.bindings."""
+    """Run natively from Python, with cuda.bindings."""
     with _directories() as (_, environment):
         command = (sys.executable, str(HERE / "client_program.py"), "bindings", str(SPIN))
         yield Way(BINDINGS, command, environment)
@@ -179,7 +179,7 @@ def bindings() -> Iterator[Way]:
 
 @contextmanager
 def _directories() -> Iterator[tuple[str, dict[str, str]]]:
-    """Make a directory for pipes and logs, and an environment that names it; end what still uses it afterwards."""
+    """Make a directory for pipes and logs, and an environment that names it; end its remaining users afterwards."""
     with tempfile.TemporaryDirectory(prefix="pympsd-bench-", ignore_cleanup_errors=True) as directory:
         os.chmod(directory, 0o755)
         try:

@@ -37,10 +37,15 @@ def check_pitches(extent: Extent, region: Region, most: int | None = None) -> No
 
 
 def simplified_copy(copy: Copy, most: int) -> Copy:
-    """Return a copy in as few dimensions as possible; BackendError INVALID_VALUE for impossible pitches."""
+    """Return a copy in as few dimensions as possible; BackendError INVALID_VALUE for impossible pitches.
+
+    Rows that are slices of one row each are left as slices where they lie too far apart for a pitch.
+    """
+    for region in (copy.destination, copy.source):
+        check_pitches(copy.extent, region, most)
     extent, (destination, source) = simplified(copy.extent, copy.destination, copy.source)
-    for region in (destination, source):
-        check_pitches(extent, region, most)
+    if extent.height > 1 and max(destination.pitch, source.pitch) > most:
+        return copy
     return Copy(destination, source, extent)
 
 

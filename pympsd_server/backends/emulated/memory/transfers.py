@@ -36,7 +36,10 @@ def check_copy(memory: AccessibleMemory, copy: Copy) -> None:
 def check_fill(memory: AccessibleMemory, fill: Fill) -> None:
     """Raise BackendError INVALID_VALUE unless all of the region is accessible and aligned to the element."""
     target, element = fill.destination, fill.element_bytes
-    if element not in (1, 2, 4) or (target.base | target.pitch | target.slice_pitch | fill.extent.width) % element:
+    offsets = target.base | fill.extent.width
+    if not fill.extent.is_linear:
+        offsets |= target.pitch | target.slice_pitch
+    if element not in (1, 2, 4) or offsets % element:
         raise _invalid(f"a fill of {element}-byte elements, rows of {fill.extent.width} bytes at {target.base:#x}")
     _check(memory, target, fill.extent)
 
