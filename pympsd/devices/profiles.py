@@ -2,7 +2,8 @@
 
 Figures are the vendor's published ones (CUDA C++ Programming Guide, table of compute capabilities, and the
 product pages); the H200's memory and attributes as driver 580 reports them (tests/data/corpus/recorded.json), and the
-H100's, except that features which the emulated device lacks, such as managed memory, are 0.
+H100's (tests/data/device-attributes-h100.txt), except that features which the emulated device lacks, such as
+managed memory, are 0.
 """
 
 from __future__ import annotations

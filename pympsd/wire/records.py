@@ -160,7 +160,7 @@ _MEMORY: Final = (
     Operation(0x106, "COPY_ON_DEVICE", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
     # `height` rows of `count` elements of `width` bytes, `pitch` bytes apart.
     Operation(0x107, "FILL", (_STREAM, *_u64("destination value width count pitch height")), Completion.QUEUED),
-    # Spaces as in Space, base, bytes between rows, bytes between slices of each side. Like the linear copies: one with
+    # Spaces as in Space, base, bytes between rows, between slices of each side. Like the linear copies: one with
     # a side in the shared memory is COPY_3D_STAGED, whose answer gives the slot back; COPY_3D is not answered.
     Operation(0x108, "COPY_3D", (_STREAM, *_SIDES), Completion.QUEUED),
     Operation(0x109, "COPY_3D_STAGED", (_STREAM, *_SIDES), Completion.AWAITED, answered=True),
@@ -257,7 +257,7 @@ def padded(length: int) -> int:
 
 
 def pack(name: str, context: int, sequence: int, *operands: int, tail: bytes = b"", flags: int = 0) -> bytes:
-    """Return the record of an operation by name (the quick paths keep their layouts instead)."""
+    """Return the record of an operation by name (the fast paths keep their layouts instead)."""
     operation = BY_NAME[name]
     layout = operation.layout
     length = padded(layout.size + len(tail))

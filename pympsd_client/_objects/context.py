@@ -38,7 +38,7 @@ class Context:
         self.handle: Final = (1 << GENERATION_SHIFT) | _count()
         self.serial = 0
         self.opened: Opened | None = None
-        self.orphans: deque[int] = deque()
+        self.ended_threads_streams: deque[int] = deque()
         """Per-thread streams of threads that have ended."""
         self._sticky_error: CudaError | None = _not_open()
         self._changing: Final = Lock()
@@ -60,7 +60,7 @@ class Context:
                     self.opened, self._sticky_error = None, _not_open()
                 finally:
                     invalidate()
-                self.orphans.clear()
+                self.ended_threads_streams.clear()
                 for drop in when_closed:
                     drop(self)
                 connection.close_context(self.device, self.serial)
@@ -89,7 +89,7 @@ class Context:
         """
         if self._sticky_error is None and serial == self.serial:
             try:
-                self._sticky_error = CudaError(code, reason or "an earlier fault ruined this context")
+                self._sticky_error = CudaError(code, reason or "an earlier fault poisoned this context")
             finally:
                 invalidate()
 

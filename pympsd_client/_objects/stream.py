@@ -40,8 +40,8 @@ def create(context: Context, flags: int, priority: int) -> Stream:
         raise invalid_value(f"stream flags are CU_STREAM_DEFAULT (0) or CU_STREAM_NON_BLOCKING (1), not {flags}")
     least, greatest = context.usable().stream_priorities
     clamped = max(min(priority, least), greatest)
-    while context.orphans:
-        context.post(operations.DESTROY_STREAM, context.orphans.popleft())
+    while context.ended_threads_streams:
+        context.post(operations.DESTROY_STREAM, context.ended_threads_streams.popleft())
     handle = context.mint()
     context.post(operations.CREATE_STREAM, handle, flags, clamped)
     return streams.add(Stream(handle, context, flags, clamped))

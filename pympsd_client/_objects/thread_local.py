@@ -11,7 +11,7 @@ class StreamOwner(Protocol):
     """A context, as far as the streams of a thread that ends concern it."""
 
     serial: int
-    orphans: deque[int]
+    ended_threads_streams: deque[int]
 
 
 class ThreadStreams:
@@ -27,7 +27,7 @@ class ThreadStreams:
     def __del__(self) -> None:
         for (context, serial), handle in self.handles.items():
             if context.serial == serial:
-                context.orphans.append(handle)
+                context.ended_threads_streams.append(handle)
 
 
 class _ThreadState(threading.local):

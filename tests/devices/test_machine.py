@@ -251,3 +251,15 @@ def test_attributes_can_be_changed_without_touching_the_device() -> None:
     (device,) = describe("H200")
     changed = with_attributes(device, COMPUTE_MODE=2)
     assert (changed.attributes["COMPUTE_MODE"], device.attributes["COMPUTE_MODE"]) == (2, 0)
+
+
+def test_an_h100_has_the_attributes_that_driver_580_reports() -> None:
+    head, *lines = (Path(__file__).parents[1] / "data" / "device-attributes-h100.txt").read_text().splitlines()
+    reported = {name: int(value) for name, value in (line.split() for line in lines)}
+    (device,) = describe("H100")
+    assert head == f"{device.name}, total memory in bytes: {device.memory_bytes}"
+    assert (device.multiprocessors, device.compute_capability) == (132, (9, 0))
+    of_the_model = [name for name in device.attributes if "SHARED" in name or "CLOCK" in name or "CACHE_SIZE" in name]
+    assert len(of_the_model) > 6
+    for name in (*of_the_model, "GLOBAL_MEMORY_BUS_WIDTH", "ASYNC_ENGINE_COUNT", "MAX_THREADS_PER_MULTIPROCESSOR"):
+        assert device.attributes[name] == reported[name], name

@@ -79,9 +79,7 @@ def _copy_from_device_pinned(request: Request, stream: Stream, destination: int,
 def _copy_3d(request: Request, stream: Stream, *operands: int) -> None:
     copy = _regions(request, *operands)
     if Space.STAGING in (copy.destination.space, copy.source.space):
-        raise BackendError(
-            Result.ERROR_INVALID_VALUE, "COPY_3D does not reach the shared memory; COPY_3D_STAGED does"
-        )
+        raise BackendError(Result.ERROR_INVALID_VALUE, "COPY_3D reaches no shared memory; COPY_3D_STAGED does")
     stream.copy(copy)
 
 

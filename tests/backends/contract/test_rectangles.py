@@ -312,3 +312,23 @@ def test_rectangles_keep_to_the_order_of_their_stream(
     gate.open()
     assert done.wait() == Result.SUCCESS
     assert target[:8] == b"ab\7dab\7d"
+
+
+def test_slices_of_one_row_may_lie_further_apart_than_any_pitch(user: PortUser) -> None:
+    distance = 1 << 31
+    address = user.context.allocate(distance + 16)
+    for offset, data in ((0, b"first"), (distance, b"other")):
+        assert user.write(address + offset, data).wait() == Result.SUCCESS
+    target, done = bytearray(10), Notified()
+    copy = Copy(in_staging(memoryview(target), 5, 5), on_device(address, 5, distance), Extent(5, 1, 2))
+    user.context.default_stream.copy(copy, done)
+    assert done.wait() == Result.SUCCESS
+    assert bytes(target) == b"firstother"
+
+
+@pytest.mark.parametrize("element_bytes", [1, 2, 4])
+def test_the_pitch_of_one_row_is_not_looked_at(user: PortUser, element_bytes: int) -> None:
+    address = user.context.allocate(16)
+    user.context.default_stream.fill(Fill(on_device(address, 3, 1), 0xFF, element_bytes, Extent(8)))
+    expected = (0xFF).to_bytes(element_bytes, "little") * (8 // element_bytes)
+    assert bytes(user.read(address, 8)) == expected

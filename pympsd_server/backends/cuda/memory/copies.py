@@ -160,7 +160,7 @@ def _issue(call: Callable[..., Any], to: Side, start: Side, extent: Extent, stre
 
 def _issue_pitched(call: Callable[..., Any], to: Side, start: Side, extent: Extent, stream: Any) -> None:
     # CUDA_MEMCPY3D counts the slice pitch in rows.
-    if extent.depth > 1 and any(side.slice_pitch % side.pitch for side in (to, start)):
+    if extent.depth > 1 and (extent.height == 1 or any(side.slice_pitch % side.pitch for side in (to, start))):
         layer = Extent(extent.width, extent.height)
         for index in range(extent.depth):
             call(cu.cuMemcpy3DAsync, _parameters(to.at(0, 0, index), start.at(0, 0, index), layer), stream)
