@@ -1,4 +1,4 @@
-"""A client process that works when it is told to: ``python -m tests.executor.contender`` from the repository's root.
+"""A client process that works on request: ``python -m tests.executor.contender`` from the repository's root.
 
 Each line on its standard input is an order, ``work BLOCKS THREADS ROUNDS`` or ``wait``, answered by a line when it is
 done.

@@ -51,7 +51,7 @@ class ExecutorOwner:
 
     @classmethod
     def start(cls, *options: str, **popen: Any) -> ExecutorOwner:
-        """Start an executor that has not been told anything yet."""
+        """Start an executor that has not received any message yet."""
         ours, theirs = socket.socketpair()
         ours.settimeout(SECONDS)
         interpreter = [sys.executable, "-I", *popen.pop("python_options", ())]

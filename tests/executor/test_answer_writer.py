@@ -46,7 +46,7 @@ def read_all(client: socket.socket, count: int) -> tuple[list[int], list[tuple[i
 
 
 def made(size: int) -> int:
-    """A descriptor that is told by its size."""
+    """Return a descriptor that its size identifies."""
     fd = os.memfd_create("answer", os.MFD_CLOEXEC)
     os.ftruncate(fd, size)
     return fd

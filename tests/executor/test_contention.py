@@ -1,4 +1,4 @@
-"""Client processes that want the device at the same time: who went when, and where, as the executor's trace tells."""
+"""Client processes that want the device at the same time: which one ran when, and where, by the executor's trace."""
 
 from __future__ import annotations
 

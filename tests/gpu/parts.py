@@ -178,7 +178,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def leftovers() -> list[str]:
+def end_remaining() -> list[str]:
     """Return the commands of processes that the tests left, a little after them; they are killed."""
     give_up = time.monotonic() + GRACE_SECONDS
     while (left := _alive(os.getpid())) and (seconds := give_up - time.monotonic()) > 0:

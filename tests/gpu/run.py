@@ -86,7 +86,7 @@ def main() -> int:
         try:
             failed = runner.run(chosen, for_pytest)
         finally:
-            left = parts.leftovers()
+            left = parts.end_remaining()
             for line in left:
                 print("left behind:", line)
     return 1 if failed or left else 0
