@@ -1,6 +1,6 @@
 """A client of a soak, run by path with its plan as JSON: does its work until its time is over or its context is lost.
 
-Each step is told in a line (client_protocol). A line on standard input names a kernel that faults, to be run next.
+It reports each step in a line (client_protocol). A line on standard input names a kernel that faults, to be run next.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Comparison:
 
     def _of_voice(self, voice: str, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
         def shown(entry: logs.Entry) -> str:
-            return f"{entry.who} {entry.pid}] {entry.text}"
+            return f"{entry.source} {entry.pid}] {entry.text}"
 
         return self.differences(f"the {voice}'s lines", [*map(shown, recorded)], [*map(shown, ours)])
 

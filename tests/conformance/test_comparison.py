@@ -15,8 +15,8 @@ LINES = ("Server has started", GONE.format(1), GONE.format(2), "Exiting")
 OURS = ("Server has started", GONE.format(11), GONE.format(12), "Exiting")
 
 
-def _log(who: int, *texts: str) -> list[str]:
-    return [f"[2026-01-01 01:16:01.758 Server {who:5}] {text}" for text in texts]
+def _log(pid: int, *texts: str) -> list[str]:
+    return [f"[2026-01-01 01:16:01.758 Server {pid:5}] {text}" for text in texts]
 
 
 def _wrong(ours: list[str], **decided: Any) -> str:

@@ -272,8 +272,8 @@ def test_an_ordinary_users_daemon_serves_its_own_user(own: DaemonProcess) -> Non
         assert client.connect().do("add") == RIGHT
         (server,) = own.servers()
         assert {os.stat(f"/proc/{pid}").st_uid for pid in (own.pid, server, *children_of(server))} == {OTHER}
-        told = own.run([], f"start_server -uid {NOBODY}")
-        assert f"run by user {OTHER} and can serve only that user" in told.stderr
+        refused = own.run([], f"start_server -uid {NOBODY}")
+        assert f"run by user {OTHER} and can serve only that user" in refused.stderr
         assert own.servers() == [server]
     finally:
         _end(client)
