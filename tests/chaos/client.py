@@ -34,7 +34,7 @@ NOT_READY: Final = 807
 MOST_CONTEXTS: Final = 4
 LINGERS: Final = 0.3
 LINGER_SECONDS: Final = 5.0
-"""Some clients try again so long after an error: by then nothing may succeed in what the error ended."""
+"""How long after an error some clients try again: by then nothing may succeed in what the error ended."""
 PAUSES: Final = (0, 0, 0.02, 0.1, 0.3)
 """Seconds between steps: a client is not always busy, and the machine is not ours alone."""
 

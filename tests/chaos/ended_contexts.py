@@ -13,7 +13,7 @@ ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED = 700, 716, 719
 RPC_FAILURE, CLIENT_TERMINATED = 806, 810
 FATAL: Final = frozenset({ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED})
 CONTAINED_SECONDS: Final = 4.0
-"""All that a fault reaches has ended so long after it was met, on a machine that is busy."""
+"""How long after a fault was met all that it reaches has ended, on a machine that is busy."""
 STICKY: Final = FATAL | {RPC_FAILURE, CLIENT_TERMINATED}
 """A context that has once answered with one of these answers with nothing else than errors; of 806, all of them."""
 

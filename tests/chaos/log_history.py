@@ -1,4 +1,4 @@
-"""What the logs tell, read line by line: which processes began and ended; and whether it is consistent.
+"""What the logs say, read line by line: which processes began and ended; and whether it is consistent.
 
 Lines are those of the documented dialect or of r580 (docs/log-lines.md), which says less. Nothing here reads a file.
 """

@@ -124,7 +124,7 @@ class Testbed:
         return [life for life in self.history.lives if life.ended == FOR_EVER]
 
     def server(self) -> ServerHistory | None:
-        """Return the server there is, as far as the log tells."""
+        """Return the server there is, as far as the log says."""
         return next((each for each in reversed(self.logs.running()) if there(each.process)), None)
 
     # --- records
@@ -190,7 +190,7 @@ class Testbed:
         return life, process
 
     def release(self, pid: int) -> None:
-        """Forget a process of our own that has been reaped: its PID may be reused."""
+        """Drop a process of our own that has been reaped: its PID may be reused."""
         self._own.discard(pid)
 
     async def tool(self, text: str, options: tuple[str, ...] = (), uid: int = 0) -> tuple[int | None, str]:

@@ -1,4 +1,4 @@
-"""Execution affinity as the client asks for it and tells it; without MPS there is none."""
+"""Execution affinity as the client requests and reports it; without MPS there is none."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ OWN: Final = re.compile(
 )
 CLIENT_LINES: Final = re.compile(r"NEW CLIENT|Refusing client")
 ALSO: Final = re.compile(r"NEW CLIENT (\d+) |(\d+) +\d+ +\d+ +GPU-")
-"""Begins a line of control.log that tells of a client: the daemon's, and a row of ps."""
+"""Begins a line of control.log that names a client: the daemon's, and a row of ps."""
 CLIENTS: Final = re.compile(r"\{PID: (\d+),|Client process (\d+) disconnected")
 GARBAGE: Final = "Received new client request for {PID: "
 ANSWERS: Final = ("Client {PID: ", "Server teardown in progress. Refusing to accept new client {PID: ")

@@ -23,7 +23,7 @@ def _wrong(ours: list[str], **decided: Any) -> str:
     step = {"do": "server.log", "lines": _log(SERVER, *LINES), **decided}
     known = Correspondence(frozenset({1, 2, SERVER}))
     if "some" not in decided:
-        # The clients that the steps tell of are known, those of a log of which some lines are shown may not be.
+        # The clients that the steps name are known, those of a log of which some lines are shown may not be.
         assert known.bind(1, 11)
         assert known.bind(2, 12)
     return Comparison(known).of_log(step, ours, [], [])

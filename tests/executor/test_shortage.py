@@ -36,7 +36,7 @@ PART = 15 << 20
 
 
 def no_more_memory(executor: ExecutorOwner, room: int = 0) -> None:
-    """Let the executor map just so many bytes more."""
+    """Let the executor map this number of bytes more, and none beyond."""
     pid = executor.process.pid
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
     resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + room, resource.RLIM_INFINITY))

@@ -1,4 +1,4 @@
-"""Compute modes of a machine that several daemons share: which may start a server, and what pympsd-smi shows of it."""
+"""Compute modes of a machine that several daemons share: which may start a server; what pympsd-smi shows of it."""
 
 from __future__ import annotations
 

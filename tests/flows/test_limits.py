@@ -177,7 +177,7 @@ def test_the_pool_of_contexts_needs_a_daemon(tmp_path: Path) -> None:
 
 
 def limit_of(client: ClientProcess, device: int = 0) -> int:
-    """Return what the client may hold on a device, in MiB, as cuMemGetInfo tells it."""
+    """Return what the client may hold on a device, in MiB, as cuMemGetInfo reports it."""
     assert client.do(f"newctx {device}") == "CUDA_SUCCESS", client.do("error")
     return int(client.do("mem").split()[1])
 

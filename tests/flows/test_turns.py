@@ -127,7 +127,7 @@ def test_a_newcomer_of_the_active_user_waits_once_patience_is_over(start: Start)
     waiting = users.waiting(NOBODY, after="user 0")
     users.becomes_closed(server, waiting=NOBODY)
     newcomer = users.waiting(0, after=f"user {NOBODY}")
-    # Whoever was admitted goes on, and makes more contexts.
+    # Admitted clients go on, and make more contexts.
     assert first.do("add") == RIGHT
     assert first.do("newctx 0") == "CUDA_SUCCESS"
     first.end()

@@ -76,7 +76,7 @@ class Running:
 
 @dataclass
 class Runner:
-    """Runs parts, in the given environment. ``output`` gets one file a part, where its tests tell how they end.
+    """Runs parts, in the given environment. ``output`` gets one file a part, where its tests report how they end.
 
     That is written as they end, so that a run that is cut short says what failed; what pytest says of each process
     comes behind it when that has ended.

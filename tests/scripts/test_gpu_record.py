@@ -1,4 +1,4 @@
-"""What scripts/test-gpu tells of tests while they run: all that is known when the run is cut short."""
+"""What scripts/test-gpu reports of tests while they run: all that is known when the run is cut short."""
 
 from __future__ import annotations
 
