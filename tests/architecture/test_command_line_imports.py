@@ -59,7 +59,7 @@ def test_the_packages_modules_on_the_path_are_few() -> None:
     }
 
 
-def test_the_version_is_quick_too() -> None:
+def test_printing_the_version_imports_almost_nothing() -> None:
     status, _, imported = _imported("-v")
     assert status == 0
     assert imported & set(SLOW.split()) == set()

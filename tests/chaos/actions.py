@@ -10,16 +10,16 @@ from typing import Final, TypeVar
 import trio
 
 from tests.chaos.history import FOR_EVER, Life
-from tests.chaos.identity import Who, strike, there
+from tests.chaos.identity import ProcessKey, strike, there
 from tests.chaos.schedule import DEVICES, FAULTS, Action, Kind, stop_seconds
 from tests.chaos.testbed import Testbed, now
 
 KILLED_AFTER: Final = 4.0
-"""A server that is stopped for longer may be killed by its daemon: told to leave, or awaited (5 and 10 s)."""
+"""A server that is stopped for longer may be killed by its daemon: asked to leave, or awaited (5 and 10 s)."""
 END_SECONDS: Final = 30.0
-"""A daemon that is told to end has ended after so long."""
+"""The time in which a daemon that is asked to end has ended."""
 NOTICE_SECONDS: Final = 15.0
-NOBODYS: Final = -2
+NO_UID: Final = -2
 Act = Callable[[Testbed, Action], Awaitable[None]]
 _Any = TypeVar("_Any")
 
@@ -48,18 +48,18 @@ async def _client_kill(testbed: Testbed, action: Action) -> None:
     if life is not None:
         with testbed.incident(action.kind, action.number, pid=life.pid, client=life.plan.number, uid=life.uid):
             life.killed = True
-            strike(life.who, signal.SIGKILL if action.extent < 0.7 else signal.SIGSEGV)
+            strike(life.process, signal.SIGKILL if action.extent < 0.7 else signal.SIGSEGV)
 
 
 async def _client_stop(testbed: Testbed, action: Action) -> None:
     life = pick(testbed.living(), action.pick)
     if life is not None:
         with testbed.incident(action.kind, action.number, pid=life.pid, client=life.plan.number, uid=life.uid):
-            await _stop(life.who, action)
+            await _stop(life.process, action)
 
 
 async def _client_fault(testbed: Testbed, action: Action) -> None:
-    # The incident begins when the client says that it does it. One that is being told of another is left alone.
+    # The incident begins when the client says that it does it. A client with another one under way is left alone.
     life = pick(_attached(testbed), action.pick)
     if life is not None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
@@ -90,7 +90,7 @@ async def _executor_kill(testbed: Testbed, action: Action) -> None:
         with testbed.incident(action.kind, action.number, pid=executor.pid, uid=uid, device=device) as incident:
             testbed.killed.add(executor)
             if not strike(executor, signal.SIGKILL):
-                incident.uid = NOBODYS  # it had gone
+                incident.uid = NO_UID  # it had gone
 
 
 async def _executor_stop(testbed: Testbed, action: Action) -> None:
@@ -105,8 +105,8 @@ async def _server_kill(testbed: Testbed, action: Action) -> None:
     server = testbed.server()
     if server is not None:
         with testbed.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
-            testbed.killed.add(server.who)
-            strike(server.who, signal.SIGKILL)
+            testbed.killed.add(server.process)
+            strike(server.process, signal.SIGKILL)
             with trio.move_on_after(NOTICE_SECONDS):
                 while server.status is None:
                     await trio.sleep(0.05)
@@ -116,10 +116,10 @@ async def _server_stop(testbed: Testbed, action: Action) -> None:
     server = testbed.server()
     if server is not None:
         with testbed.incident(action.kind, action.number, pid=server.pid, uid=server.uid) as incident:
-            await _stop(server.who, action)
+            await _stop(server.process, action)
         # On a busy machine it may have been for longer than was planned.
         if incident.ended - incident.began > KILLED_AFTER:
-            testbed.killed.add(server.who)
+            testbed.killed.add(server.process)
 
 
 async def _daemon_stop(testbed: Testbed, action: Action) -> None:
@@ -149,7 +149,7 @@ async def _adopted(testbed: Testbed) -> None:
     """The server that was there is the new daemon's, unless it has ended meanwhile."""
     server = testbed.server()
     with trio.move_on_after(NOTICE_SECONDS):
-        while server is not None and there(server.who):
+        while server is not None and there(server.process):
             status, said = await testbed.tool("get_server_list\n")
             if status == 0 and str(server.pid) in said.split():
                 return
@@ -176,7 +176,7 @@ async def _quit(testbed: Testbed, action: Action) -> None:
         await testbed.start_daemon()
 
 
-async def _over(testbed: Testbed, what: str, everything: set[Who]) -> None:
+async def _over(testbed: Testbed, what: str, everything: set[ProcessKey]) -> None:
     """The daemon ends, and nothing of it is left; what is left is blamed, and the daemon killed."""
     if not await testbed.until_gone(testbed.daemon, END_SECONDS):
         testbed.blame(f"daemon {testbed.daemon.pid} is there {END_SECONDS:.0f} s after {what}")
@@ -186,12 +186,12 @@ async def _over(testbed: Testbed, what: str, everything: set[Who]) -> None:
         testbed.blame(f"the servers or executors {left} are there after {what}")
 
 
-def _everything(testbed: Testbed) -> set[Who]:
+def _everything(testbed: Testbed) -> set[ProcessKey]:
     """Return the servers there are, which are to be forced, and their executors."""
     testbed.listen()
-    servers = [server for server in testbed.logs.running() if there(server.who)]
-    testbed.forced |= {server.who for server in servers}
-    return {one for server in servers for one in (server.who, *server.executors)}
+    servers = [server for server in testbed.logs.running() if there(server.process)]
+    testbed.forced |= {server.process for server in servers}
+    return {one for server in servers for one in (server.process, *server.executors)}
 
 
 async def _shutdown_server(testbed: Testbed, action: Action) -> None:
@@ -200,7 +200,7 @@ async def _shutdown_server(testbed: Testbed, action: Action) -> None:
         return
     forced = action.kind is Kind.SHUTDOWN_SERVER_FORCED
     if forced:
-        testbed.forced.add(server.who)
+        testbed.forced.add(server.process)
     with testbed.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
         await _say(testbed, f"shutdown_server {server.pid}{' -f' if forced else ''}")
         with trio.move_on_after(NOTICE_SECONDS if forced else 0):
@@ -238,7 +238,7 @@ async def _say(testbed: Testbed, line: str, uid: int = 0) -> str:
     return said
 
 
-async def _stop(process: Who, action: Action) -> None:
+async def _stop(process: ProcessKey, action: Action) -> None:
     if strike(process, signal.SIGSTOP):
         try:
             await trio.sleep(stop_seconds(action.extent))
@@ -250,7 +250,7 @@ def _attached(testbed: Testbed) -> list[Life]:
     return [each for each in testbed.living() if each.attached != FOR_EVER and each.plan.work != "endless"]
 
 
-def _executor(testbed: Testbed, action: Action) -> tuple[Who, int, int] | None:
+def _executor(testbed: Testbed, action: Action) -> tuple[ProcessKey, int, int] | None:
     """Return an executor, its device and uid. (Logs of the dialect r580 name none.)"""
     server = testbed.server()
     found = pick(sorted(server.executors.items()) if server else (), action.pick)

@@ -1,6 +1,6 @@
 """A client of a soak, run by path with its plan as JSON: does its work until its time is over or its context is lost.
 
-Each step is told in a line (client_protocol). A line on standard input names a kernel that faults, to be run next.
+It reports each step in a line (client_protocol). A line on standard input names a kernel that faults, to be run next.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOT_READY: Final = 807
 MOST_CONTEXTS: Final = 4
 LINGERS: Final = 0.3
 LINGER_SECONDS: Final = 5.0
-"""Some clients try again so long after an error: by then nothing may succeed in what the error ended."""
+"""How long after an error some clients try again: by then nothing may succeed in what the error ended."""
 PAUSES: Final = (0, 0, 0.02, 0.1, 0.3)
 """Seconds between steps: a client is not always busy, and the machine is not ours alone."""
 

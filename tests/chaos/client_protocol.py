@@ -36,16 +36,16 @@ def say(**fields: Any) -> None:
 
 
 def step(name: str, device: int, context: int, work: Callable[[], int]) -> int:
-    """Do a step, which returns how much was wrong; tell of it before and after; return its CUresult."""
+    """Do a step, which returns how much was wrong; report it before and after; return its CUresult."""
     began = time.monotonic()
     say(doing=name, device=device, context=context)
-    told: dict[str, Any] = {"name": name, "began": began, "device": device, "context": context, "code": 0}
+    report: dict[str, Any] = {"name": name, "began": began, "device": device, "context": context, "code": 0}
     try:
-        told["wrong"] = work()
+        report["wrong"] = work()
     except Failed as failed:
-        told |= {"code": failed.code, "call": failed.call, "why": failed.why}
-    say(doing="between", step=told)
-    return int(told["code"])
+        report |= {"code": failed.code, "call": failed.call, "why": failed.why}
+    say(doing="between", step=report)
+    return int(report["code"])
 
 
 def asked(patience: float) -> str:

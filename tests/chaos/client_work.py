@@ -184,7 +184,7 @@ class Bench:
         return int(called != [0, 1, 2, 3]) + int(not last.is_set()) + int(back[0] != 4 * BLOCK)
 
     def idle(self) -> int:
-        """Nobody else is here: what is taken of the device is what one context costs, and comes back."""
+        """With no other client: what is taken of the device is what one context costs, and comes back."""
         alone = _taken()
         other = check(cuda.cuCtxCreate, 0, self.device)
         both = _taken()

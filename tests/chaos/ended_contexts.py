@@ -13,7 +13,7 @@ ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED = 700, 716, 719
 RPC_FAILURE, CLIENT_TERMINATED = 806, 810
 FATAL: Final = frozenset({ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED})
 CONTAINED_SECONDS: Final = 4.0
-"""All that a fault reaches has ended so long after it was met, on a machine that is busy."""
+"""How long after a fault was met all that it reaches has ended, on a machine that is busy."""
 STICKY: Final = FATAL | {RPC_FAILURE, CLIENT_TERMINATED}
 """A context that has once answered with one of these answers with nothing else than errors; of 806, all of them."""
 
@@ -33,7 +33,7 @@ def _ends(history: History, life: Life, step: Step, span: Span) -> Iterator[str]
         if earlier.context == step.context and earlier.code in STICKY:
             yield f"a context that answered with {earlier.code} at {earlier.ended:.3f}"
         elif earlier.code == RPC_FAILURE:
-            yield f"a process that was told of its server's end at {earlier.ended:.3f}"
+            yield f"a process that learnt of its server's end at {earlier.ended:.3f}"
         elif earlier.code in FATAL and _all_of_it_ends(history) and _is_past(history, earlier.ended, step):
             yield f"a process that a fatal fault ({earlier.code}) had reached at {earlier.ended:.3f}"
     for incident in history.incidents:
@@ -61,12 +61,12 @@ def _met(history: History, life: Life, span: Span, incident: Incident) -> float 
         return incident.ended
     if incident.kind is Kind.CLIENT_FAULT and _all_of_it_ends(history):
         reached = same_device or history.containment is Containment.SERVER
-        return _told(history, incident) if reached else None
+        return _culprits_error(history, incident) if reached else None
     return None
 
 
-def _told(history: History, incident: Incident) -> float | None:
-    """Return when the culprit got its own error, None where it was not: another end came first."""
+def _culprits_error(history: History, incident: Incident) -> float | None:
+    """Return when the culprit got its own error, or None if another end came first."""
     met = met_by_culprit(history.lives, incident)
     codes = {
         step.code for life in history.lives for step in life.steps

@@ -1,4 +1,4 @@
-"""What happened in a soak, as values: what was done to whom and when, and what every client said."""
+"""What happened in a soak, as values: what was done to which client and when, and what all clients reported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from tests.chaos.identity import Who
+from tests.chaos.identity import ProcessKey
 from tests.chaos.schedule import ClientPlan, Containment, Kind
 
 FOR_EVER = float("inf")
@@ -72,9 +72,9 @@ class Life:
     """When its process started, in clock ticks since boot."""
 
     @property
-    def who(self) -> Who:
+    def process(self) -> ProcessKey:
         """Its process."""
-        return Who(self.pid, self.born)
+        return ProcessKey(self.pid, self.born)
 
     def hear(self, said: dict[str, Any]) -> None:
         """Take in a line of the client's."""

@@ -1,4 +1,4 @@
-"""Which process is meant: its PID alone is another one's before long (many machines have 32,768 of them)."""
+"""Keys of processes: a PID alone is reused before long (many machines have 32,768 of them)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 GONE: Final = -1
 
 
-class Who(NamedTuple):
+class ProcessKey(NamedTuple):
     """A process: its PID and when it started, in clock ticks since boot (proc(5), stat, field 22)."""
 
     pid: int
@@ -18,21 +18,21 @@ class Who(NamedTuple):
     """GONE: it had ended before it was looked at."""
 
 
-NOBODY: Final = Who(0, GONE)
+NO_PROCESS: Final = ProcessKey(0, GONE)
 
 
-def who(pid: int) -> Who:
+def key_of(pid: int) -> ProcessKey:
     """Return the process that has a PID now."""
-    return Who(pid, _state_and_start(pid)[1])
+    return ProcessKey(pid, _state_and_start(pid)[1])
 
 
-def there(one: Who) -> bool:
+def there(one: ProcessKey) -> bool:
     """Whether a process is there still, and no zombie."""
     state, started = _state_and_start(one.pid)
     return one.started == started != GONE and state not in "ZX"
 
 
-def strike(one: Who, number: int) -> bool:
+def strike(one: ProcessKey, number: int) -> bool:
     """Send a signal to a process if it is still the same; return whether it was sent."""
     try:
         watched = os.pidfd_open(one.pid)

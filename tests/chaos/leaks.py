@@ -13,7 +13,7 @@ from typing import Final
 from attrs import frozen
 from processes import POLL_SECONDS, alive, children_of
 
-from tests.chaos.identity import Who, who
+from tests.chaos.identity import ProcessKey, key_of
 
 PUBLIC: Final = ("/dev/shm", "/tmp", "/var/tmp")
 STAYS: Final = {"control", "control_lock", "control_privileged"}
@@ -32,13 +32,13 @@ class Before:
 
     descriptors: frozenset[str]
     files: frozenset[str]
-    processes: frozenset[Who]
+    processes: frozenset[ProcessKey]
     """Of this process' own: other tests keep executors, too."""
 
     @classmethod
     def now(cls) -> Before:
         """Look around."""
-        return cls(frozenset(_descriptors()), frozenset(_files()), frozenset(map(who, _processes(()))))
+        return cls(frozenset(_descriptors()), frozenset(_files()), frozenset(map(key_of, _processes(()))))
 
 
 def leaks(before: Before, directory: Path, uids: Collection[int], patience: float = GOING_SECONDS) -> list[str]:
@@ -51,8 +51,8 @@ def leaks(before: Before, directory: Path, uids: Collection[int], patience: floa
 
 
 def _left(before: Before, directory: Path, uids: Collection[int]) -> list[str]:
-    left = set(map(who, _processes(uids))) - before.processes
-    found = [f"process {who.pid}: {_command(who.pid)}" for who in sorted(left)]
+    left = set(map(key_of, _processes(uids))) - before.processes
+    found = [f"process {one.pid}: {_command(one.pid)}" for one in sorted(left)]
     found += [f"descriptor {one}" for one in sorted(set(_descriptors()) - before.descriptors)]
     found += [f"file {path}" for path in sorted(set(_files()) - before.files) if _is_ours(path, directory, uids)]
     found += [f"temporary file {path}" for path in sorted((directory / "tmp").iterdir())]

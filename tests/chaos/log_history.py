@@ -1,4 +1,4 @@
-"""What the logs tell, read line by line: which processes began and ended; and whether it is consistent.
+"""What the logs say, read line by line: which processes began and ended; and whether it is consistent.
 
 Lines are those of the documented dialect or of r580 (docs/log-lines.md), which says less. Nothing here reads a file.
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from tests.chaos.identity import Who
+from tests.chaos.identity import ProcessKey
 
 _LINE: Final = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (\w+) +(\d+)\] ?(.*)")
 _STARTS: Final = re.compile(r"Starting new server (\d+) for user (\d+)")
@@ -37,7 +37,7 @@ class Line:
     """A line of a log: its stamp's parts and its text."""
 
     time: str
-    who: str
+    source: str
     pid: int
     text: str
 
@@ -53,7 +53,7 @@ def read(text: str) -> Iterator[Line]:
 class ServerHistory:
     """A server: its user, how it ended, and the clients it met."""
 
-    who: Who
+    process: ProcessKey
     uid: int
     ready: bool = False
     status: int | None = None
@@ -61,7 +61,7 @@ class ServerHistory:
     clients: dict[int, int] = field(factory=dict)
     """PID -> how often it came less how often it left."""
     contexts: dict[tuple[int, int], int] = field(factory=dict)
-    executors: dict[Who, int] = field(factory=dict)
+    executors: dict[ProcessKey, int] = field(factory=dict)
     """Process -> device, of those that run. (The end of its executors at its own end is not logged.)"""
     met: set[int] = field(factory=set)
     complete: bool = True
@@ -76,14 +76,14 @@ class ServerHistory:
     @property
     def pid(self) -> int:
         """Its PID, as the log has it."""
-        return self.who.pid
+        return self.process.pid
 
 
 @define
 class LogHistory:
     """Follows both logs. ``identify`` returns the process that has a PID now: asked when the PID is logged."""
 
-    identify: Callable[[int], Who] = Who
+    identify: Callable[[int], ProcessKey] = ProcessKey
     servers: list[ServerHistory] = field(factory=list)
     problems: list[str] = field(factory=list)
     daemons: list[int] = field(factory=list)
@@ -183,17 +183,19 @@ def _count(counts: dict[object, int], key: object, more: int) -> None:
     counts[key] = counts.get(key, 0) + more
 
 
-def judge(logs: LogHistory, killed: Collection[Who], forced: Collection[Who], attached: Iterable[int]) -> list[str]:
+def judge(
+    logs: LogHistory, killed: Collection[ProcessKey], forced: Collection[ProcessKey], attached: Iterable[int]
+) -> list[str]:
     """Return what is inconsistent at the end, when the last daemon has quit.
 
-    ``killed``: processes this tool killed, or gave the daemon cause to kill. ``forced``: servers told to end at once,
+    ``killed``: processes this tool killed, or gave the daemon cause to kill. ``forced``: servers made to end at once,
     which say no more. ``attached``: PIDs of clients that have had a server: each was met.
     """
     found = list(logs.problems)
     met: set[int] = set()
     for server in logs.servers:
         met |= server.met
-        cut_short = server.who in killed or server.who in forced or server.by_fault
+        cut_short = server.process in killed or server.process in forced or server.by_fault
         found += _ends(server, cut_short)
         if server.complete and not server.gone_on:
             found += _books(server, cut_short)
@@ -208,11 +210,11 @@ def _ends(server: ServerHistory, cut_short: bool) -> Iterator[str]:
     elif server.by_fault and server.status not in (None, _FAULT_STATUS) and not server.gone_on:
         yield f"server {server.pid} ended with status {server.status} where a fault was to end it"
     elif server.status and not cut_short:
-        yield f"server {server.pid} ended with status {server.status}, and nobody killed it"
+        yield f"server {server.pid} ended with status {server.status}, and was not killed"
 
 
 def _books(server: ServerHistory, cut_short: bool) -> Iterator[str]:
     for what, counts in (("client", server.clients), ("context", server.contexts)):
-        for who, count in counts.items():
+        for name, count in counts.items():
             if count < 0 or (count and not cut_short):
-                yield f"server {server.pid}: {what} {who} came {count:+d} times more often than it left"
+                yield f"server {server.pid}: {what} {name} came {count:+d} times more often than it left"

@@ -1,7 +1,7 @@
 """Which errors a client may see: one table, and the judge that holds every step of a client against it.
 
 The sources are the contract (MPS documents 2.3.3.2 and 4.1.2.8 among them) and what the recorded sessions show. What
-is not in the table is a failure: an error that nobody's doing explains, a success where there must be none.
+is not in the table is a failure: an error that no action explains, a success where there must be none.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     Kind.QUERIES: {},
     Kind.LIMITS: {},
 }
-"""Kind of chaos -> who may get which CUresults of it."""
+"""Kind of chaos -> role -> the CUresults that it may get."""
 """On devices of today. Elsewhere a fault of a client's reaches"""
 WITHIN_THE_CLIENT: Final = {Role.VICTIM: frozenset({CULPRITS})}
 """only its context, where the machine contains faults;"""
@@ -117,20 +117,20 @@ FAULTS: Final = frozenset({Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL})
 
 def problems(history: History, life: Life) -> Iterator[str]:
     """Yield what is wrong with a client that has ended, each in a sentence."""
-    who = f"client {life.plan.number} (PID {life.pid}, uid {life.uid}, {life.plan.work})"
+    name = f"client {life.plan.number} (PID {life.pid}, uid {life.uid}, {life.plan.work})"
     if life.hung:
-        yield f"{who} hangs in {life.doing!r}"
+        yield f"{name} hangs in {life.doing!r}"
     elif not life.killed and life.status != 0:
-        yield f"{who} ended with status {life.status} in {life.doing!r}: {life.complaint.strip()[-500:]}"
+        yield f"{name} ended with status {life.status} in {life.doing!r}: {life.complaint.strip()[-500:]}"
     history = history.around(life)
     found = recoveries(history, life.uid)
     for step in life.steps:
         if step.wrong:
-            yield f"{who}: {step.wrong} wrong in {step.name!r} at {step.ended:.3f}"
+            yield f"{name}: {step.wrong} wrong in {step.name!r} at {step.ended:.3f}"
         if step.code and not explanation(history, found, life, step):
-            yield f"{who}: {step.code} of {step.call} in {step.name!r} at {step.ended:.3f} has no cause ({step.why})"
+            yield f"{name}: {step.code} of {step.call} in {step.name!r} at {step.ended:.3f} has no cause ({step.why})"
         elif not step.code and (why := ended_before(history, life, step)) is not None:
-            yield f"{who}: {step.name!r} at {step.began:.3f} goes on in {why}"
+            yield f"{name}: {step.name!r} at {step.began:.3f} goes on in {why}"
 
 
 def explanation(history: History, found: list[Recovery], life: Life, step: Step) -> Incident | None:
@@ -147,7 +147,7 @@ def explanation(history: History, found: list[Recovery], life: Life, step: Step)
 
 
 def allowances(history: History, incident: Incident) -> dict[Role, frozenset[int]]:
-    """Return who may get which CUresults of what was done, on this machine and with what else was done meanwhile."""
+    """Return the CUresults that an incident allows by role, on this machine and with what else was done meanwhile."""
     if incident.kind is Kind.SERVER_STOP and _lasts_over(incident, RETURN_SECONDS, ADOPTION, history):
         return KILLED_SERVER
     if incident.kind in FAULTS and history.containment is Containment.SERVER:

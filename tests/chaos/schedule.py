@@ -174,7 +174,7 @@ def _clients(source: random.Random, seconds: float, pace: float) -> Iterator[Cli
     at, number = 0.0, 0
     while at < seconds:
         number += 1
-        # Mostly of the user who was here last: a server with one client only would show little.
+        # Mostly of the last client's user: a server with one client only would show little.
         if number == 1 or source.random() < 0.25:
             user = source.randrange(USERS)
         work = source.choices(WORKS, (3, 3, 2, 3, 2, 2, 4, 1))[0]

@@ -20,7 +20,7 @@ from processes import adopt_orphans, children_of
 
 from tests.chaos.actions import ACTIONS, terminate
 from tests.chaos.history import FOR_EVER, Incident, Life
-from tests.chaos.identity import Who, strike, there
+from tests.chaos.identity import ProcessKey, strike, there
 from tests.chaos.leaks import Before, crowded, leaks
 from tests.chaos.log_history import judge
 from tests.chaos.outcomes import FAULT_CODES, HANG_SECONDS, patience, problems
@@ -34,7 +34,7 @@ AT_ONCE: Final = 6
 LISTEN_SECONDS: Final = 0.1
 PROBE_SECONDS: Final = 2.0
 SETTLE_SECONDS: Final = 15.0
-NOBODY: Final = ("", "Server not found\n")
+NO_CLIENTS: Final = ("", "Server not found\n")
 
 
 @define
@@ -54,7 +54,7 @@ class Soak:
         testbed = self.testbed
         await testbed.start_daemon()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_house)
+            nursery.start_soon(self._listen_and_judge)
             async with trio.open_nursery() as cast:
                 cast.start_soon(self._start_clients, cast)
                 cast.start_soon(self._do_chaos, cast)
@@ -65,7 +65,7 @@ class Soak:
         testbed.reap()
         self._judge_until(FOR_EVER)
 
-    async def _keep_house(self) -> None:
+    async def _listen_and_judge(self) -> None:
         while True:
             self.testbed.listen()
             self.testbed.reap()
@@ -134,14 +134,14 @@ class Soak:
             # What comes of that is judged; it goes on with another one.
             await trio.sleep(life.plan.seconds)
         life.killed = True
-        strike(life.who, signal.SIGKILL)
+        strike(life.process, signal.SIGKILL)
 
     async def _watch(self, life: Life) -> None:
         while (left := patience(self.testbed.history, life, now())) > 0:
             await trio.sleep(left)
         life.hung = True
         self.testbed.note("hang", number=life.plan.number, doing=life.doing)
-        strike(life.who, signal.SIGKILL)
+        strike(life.process, signal.SIGKILL)
 
     def _judge_until(self, time: float) -> None:
         due = [life for life in self._unjudged if life.ended <= time]
@@ -186,7 +186,7 @@ class Soak:
             await testbed.tool(f"set_device_pinned_mem_limit {server.pid} {device} 0\n")
         user = testbed.uids.index(server.uid) if server else 0
         await self._live(ClientPlan(now() - testbed.began, 0, user, "probe", tuple(range(DEVICES)), PROBE_SECONDS, 1))
-        if (listed := await self._listed()) not in NOBODY:
+        if (listed := await self._listed()) not in NO_CLIENTS:
             testbed.blame(f"all clients have ended, and ps shows {listed!r}")
         with trio.move_on_after(SETTLE_SECONDS):
             while self._crowded():
@@ -197,7 +197,7 @@ class Soak:
     async def _listed(self) -> str:
         """Return what ps shows when it has had time to become empty."""
         give_up = now() + SETTLE_SECONDS
-        while (listed := (await self.testbed.tool("ps\n"))[1]) not in NOBODY and now() < give_up:
+        while (listed := (await self.testbed.tool("ps\n"))[1]) not in NO_CLIENTS and now() < give_up:
             await trio.sleep(LISTEN_SECONDS)
         return listed
 
@@ -206,7 +206,7 @@ class Soak:
         executors: list[int] = []
         with suppress(OSError):  # it has ended meanwhile
             executors = children_of(server.pid) if server else []
-        return list(crowded(_pid(self.testbed.daemon), _pid(server.who if server else None), executors))
+        return list(crowded(_pid(self.testbed.daemon), _pid(server.process if server else None), executors))
 
     async def _end(self) -> None:
         testbed = self.testbed
@@ -217,7 +217,7 @@ class Soak:
             testbed.blame("the daemon is there after the last quit")
 
 
-def _pid(process: Who | None) -> int:
+def _pid(process: ProcessKey | None) -> int:
     """Return a process's PID, 0 when it is not there."""
     return process.pid if process is not None and there(process) else 0
 
@@ -247,7 +247,7 @@ def soak(
             for part in rounds(seed, seconds):
                 total.add(part, *_round(part, frozenset(kinds), pace, file, keep / f"round-{part.number}"))
     finally:
-        adopt_orphans(False)  # the orphans of later tests in this process are not its business
+        adopt_orphans(False)  # the orphans of later tests in this process are not its own
     return total.as_json()
 
 

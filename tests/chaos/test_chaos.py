@@ -73,7 +73,7 @@ def test_a_log_is_followed_by_whole_lines(tmp_path: Path) -> None:
     tail = Tail(tmp_path / "log")
     assert tail.more() == ""
     with (tmp_path / "log").open("a") as file:
-        for text, told in (("one\ntw", "one\n"), ("o", ""), ("\nthree\n", "two\nthree\n")):
+        for text, lines in (("one\ntw", "one\n"), ("o", ""), ("\nthree\n", "two\nthree\n")):
             file.write(text)
             file.flush()
-            assert tail.more() == told
+            assert tail.more() == lines

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.identity import GONE, NOBODY, Who, strike, there, who
+from tests.chaos.identity import GONE, NO_PROCESS, ProcessKey, key_of, strike, there
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_is_there_until_it_ends(child: subprocess.Popen[bytes]) -> None:
-    one = who(child.pid)
+    one = key_of(child.pid)
     assert one.started > 0
     assert there(one)
     assert strike(one, signal.SIGKILL)
@@ -30,20 +30,20 @@ def test_a_process_is_there_until_it_ends(child: subprocess.Popen[bytes]) -> Non
     assert not there(one), "it is a zombie"
     child.wait()
     assert not there(one)
-    assert who(child.pid) == Who(child.pid, GONE)
-    assert not there(who(child.pid))
+    assert key_of(child.pid) == ProcessKey(child.pid, GONE)
+    assert not there(key_of(child.pid))
     assert not strike(one, signal.SIGKILL)
 
 
 def test_another_process_of_its_pid_is_not_it_and_is_never_struck(child: subprocess.Popen[bytes]) -> None:
-    now = who(child.pid)
-    before = Who(child.pid, now.started - 1)
+    now = key_of(child.pid)
+    before = ProcessKey(child.pid, now.started - 1)
     assert not there(before)
     assert not strike(before, signal.SIGKILL)
     assert there(now)
 
 
 def test_no_process_is_nowhere() -> None:
-    assert not there(NOBODY)
-    assert not strike(NOBODY, signal.SIGKILL)
-    assert not there(Who(os.getpid(), GONE))
+    assert not there(NO_PROCESS)
+    assert not strike(NO_PROCESS, signal.SIGKILL)
+    assert not there(ProcessKey(os.getpid(), GONE))

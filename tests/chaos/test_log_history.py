@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pympsd.journal.catalogue import SERVER_LINES
 from pympsd.journal.dialects import Dialect
-from tests.chaos.identity import Who
+from tests.chaos.identity import ProcessKey
 from tests.chaos.log_history import Line, LogHistory, judge, read
 
 
-def told(control: str, server: str = "", logs: LogHistory | None = None) -> LogHistory:
+def history_of(control: str, server: str = "", logs: LogHistory | None = None) -> LogHistory:
     logs = logs or LogHistory()
     for line in control.strip().splitlines():
         pid, _, text = line.strip().partition(" ")
@@ -35,66 +35,74 @@ def test_lines_as_they_are_written() -> None:
 
 
 def test_a_whole_session() -> None:
-    logs = told(START + END, MET + LEFT)
+    logs = history_of(START + END, MET + LEFT)
     assert judge(logs, (), (), [50]) == []
     assert [(server.pid, server.uid, server.status, server.met) for server in logs.servers] == [(7, 5, 0, {50})]
 
 
 def test_a_server_that_never_ends() -> None:
-    assert "server 7 was started and never ended" in judge(told(START), (), (), ())
+    assert "server 7 was started and never ended" in judge(history_of(START), (), (), ())
 
 
 def test_a_daemon_that_leaves_a_server() -> None:
-    assert judge(told(START + "1 Exit with status 0"), (), (), ())
+    assert judge(history_of(START + "1 Exit with status 0"), (), (), ())
 
 
 def test_two_servers_at_once() -> None:
     two = START + "1 Starting new server 8 for user 6\n1 Server 8 exited with status 0\n" + END
-    assert judge(told(two), (), (), ()) == ["server 8 is started while [7] have not ended"]
+    assert judge(history_of(two), (), (), ()) == ["server 8 is started while [7] have not ended"]
 
 
 def test_a_client_that_never_leaves() -> None:
-    assert len(judge(told(START + END, MET), (), (), ())) == 2
-    assert judge(told(START + END, MET), {Who(7)}, (), ()) == []
-    assert judge(told(START + END, MET), (), {Who(7)}, ()) == []
+    assert len(judge(history_of(START + END, MET), (), (), ())) == 2
+    assert judge(history_of(START + END, MET), {ProcessKey(7)}, (), ()) == []
+    assert judge(history_of(START + END, MET), (), {ProcessKey(7)}, ()) == []
 
 
 def test_a_client_that_leaves_twice() -> None:
-    assert len(judge(told(START + END, MET + LEFT + LEFT), {Who(7)}, (), ())) == 2
+    assert len(judge(history_of(START + END, MET + LEFT + LEFT), {ProcessKey(7)}, (), ())) == 2
 
 
 def test_a_status_without_a_cause() -> None:
     crashed = START + END.replace("status 0\n1 Exit", "status 1\n1 Exit")
-    assert judge(told(crashed), (), (), ()) == ["server 7 ended with status 1, and nobody killed it"]
-    assert judge(told(crashed), {Who(7)}, (), ()) == []
+    assert judge(history_of(crashed), (), (), ()) == ["server 7 ended with status 1, and was not killed"]
+    assert judge(history_of(crashed), {ProcessKey(7)}, (), ()) == []
 
 
 def test_a_client_that_no_server_met() -> None:
-    assert judge(told(START + END, MET + LEFT), (), (), [50, 51]) == ["client 51 had a server, and no server met it"]
+    assert judge(history_of(START + END, MET + LEFT), (), (), [50, 51]) == [
+        "client 51 had a server, and no server met it"
+    ]
 
 
 def test_defects_are_reported() -> None:
     defect = "1 The control daemon met an internal error, continuing: x\n"
-    assert len(judge(told(START + defect + END), (), (), ())) == 1
-    assert len(judge(told(START + END, "7 Protocol violation by client 50: x"), (), (), ())) == 1
+    assert len(judge(history_of(START + defect + END), (), (), ())) == 1
+    assert len(judge(history_of(START + END, "7 Protocol violation by client 50: x"), (), (), ())) == 1
 
 
 def test_dropped_lines_leave_the_books_open() -> None:
-    assert judge(told(START + END, MET + "7 3 log lines were dropped: too many at once"), (), (), [51]) == []
+    assert judge(history_of(START + END, MET + "7 3 log lines were dropped: too many at once"), (), (), [51]) == []
 
 
 def test_a_killed_daemons_server_may_go_on() -> None:
     killed = START + "2 Starting control daemon using socket /x\n"
-    assert judge(told(killed + "2 Exit with status 0", MET), {Who(1)}, (), [50]) == []
-    # Its end may be told by the one that took it on.
+    assert judge(history_of(killed + "2 Exit with status 0", MET), {ProcessKey(1)}, (), [50]) == []
+    # The daemon that adopted it may log its end.
     assert (
-        judge(told(killed + "2 Server 7 exited with status 0\n2 Exit with status 0", MET), {Who(1)}, (), [50]) == []
+        judge(
+            history_of(killed + "2 Server 7 exited with status 0\n2 Exit with status 0", MET),
+            {ProcessKey(1)},
+            (),
+            [50],
+        )
+        == []
     )
 
 
 def test_readiness_and_ends_out_of_nothing() -> None:
-    assert judge(told("1 Starting control daemon using socket /x\n1 NEW SERVER 7: Ready\n"), (), (), ())
-    assert judge(told(START + END + "1 Server 7 exited with status 0"), (), (), ())
+    assert judge(history_of("1 Starting control daemon using socket /x\n1 NEW SERVER 7: Ready\n"), (), (), ())
+    assert judge(history_of(START + END + "1 Server 7 exited with status 0"), (), (), ())
 
 
 R580_MET = (
@@ -108,20 +116,22 @@ R580_LEFT = (
 
 
 def test_the_same_session_in_the_dialect_of_driver_580() -> None:
-    logs = told(START + END, R580_MET + R580_LEFT)
+    logs = history_of(START + END, R580_MET + R580_LEFT)
     assert logs.servers[0].met == {50}
     assert logs.servers[0].contexts == {(50, 1): 0}
     assert judge(logs, (), (), [50]) == []
-    assert len(judge(told(START + END, R580_MET), (), (), [50])) == 2
-    assert len(judge(told(START + END, R580_MET + R580_LEFT * 2), (), (), [50])) == 2
+    assert len(judge(history_of(START + END, R580_MET), (), (), [50])) == 2
+    assert len(judge(history_of(START + END, R580_MET + R580_LEFT * 2), (), (), [50])) == 2
 
 
 def test_lines_are_written_in_both_dialects_as_they_are_read_here() -> None:
-    who = {"pid": 50, "context": 1, "left": 0}
+    client = {"pid": 50, "context": 1, "left": 0}
     for dialect in (Dialect.DOCUMENTED, Dialect.R580):
         events = (("client_connected", 0), ("context_active", 1), ("context_exit", 1), ("client_disconnected", 0))
-        lines = [(SERVER_LINES[event].sentence(dialect) or "").format(**{**who, "context": n}) for event, n in events]
-        logs = told(START + END, "\n".join(f"7 {line}" for line in lines))
+        lines = [
+            (SERVER_LINES[event].sentence(dialect) or "").format(**{**client, "context": n}) for event, n in events
+        ]
+        logs = history_of(START + END, "\n".join(f"7 {line}" for line in lines))
         assert logs.servers[0].met == {50}
         assert logs.servers[0].contexts == {(50, 1): 0}
         assert logs.servers[0].clients == {50: 0}
@@ -129,26 +139,26 @@ def test_lines_are_written_in_both_dialects_as_they_are_read_here() -> None:
 
 def test_a_server_with_the_pid_of_one_before_is_another() -> None:
     starts = iter((11, 22, 33))
-    logs = LogHistory(lambda pid: Who(pid, next(starts)))
-    told(START + "1 Server 7 exited with status -9\n", MET, logs)
-    told(
+    logs = LogHistory(lambda pid: ProcessKey(pid, next(starts)))
+    history_of(START + "1 Server 7 exited with status -9\n", MET, logs)
+    history_of(
         "1 Starting new server 7 for user 6\n1 NEW SERVER 7: Ready\n7 Device 1 is run by process 70\n",
         "",
         logs,
     )
-    told("", "7 Device 1 is run by process 70", logs)
-    told("1 Server 7 exited with status -9\n1 Exit with status 0", "", logs)
+    history_of("", "7 Device 1 is run by process 70", logs)
+    history_of("1 Server 7 exited with status -9\n1 Exit with status 0", "", logs)
     first, second = logs.servers
-    assert (first.who, second.who) == (Who(7, 11), Who(7, 22))
-    assert second.executors == {Who(70, 33): 1}
-    # Who killed the one has not killed the other.
-    assert judge(logs, {first.who}, (), ()) == ["server 7 ended with status -9, and nobody killed it"]
-    assert judge(logs, {first.who, second.who}, (), ()) == []
+    assert (first.process, second.process) == (ProcessKey(7, 11), ProcessKey(7, 22))
+    assert second.executors == {ProcessKey(70, 33): 1}
+    # ProcessKey killed the one has not killed the other.
+    assert judge(logs, {first.process}, (), ()) == ["server 7 ended with status -9, and was not killed"]
+    assert judge(logs, {first.process, second.process}, (), ()) == []
 
 
 def test_before_volta_a_fault_may_end_a_server() -> None:
     ends = START + END.replace("status 0\n1 Exit", "status 1\n1 Exit")
     fault = f"7 {SERVER_LINES['fault_ends_server'].sentence(Dialect.R580)}"
-    assert judge(told(ends, MET + fault), (), (), ()) == []
-    assert len(judge(told(ends, MET), (), (), ())) == 3
-    assert len(judge(told(ends.replace("status 1", "status 2"), MET + fault), (), (), ())) == 1
+    assert judge(history_of(ends, MET + fault), (), (), ()) == []
+    assert len(judge(history_of(ends, MET), (), (), ())) == 3
+    assert len(judge(history_of(ends.replace("status 1", "status 2"), MET + fault), (), (), ())) == 1

@@ -58,7 +58,7 @@ def test_what_must_not_be_noticed_allows_no_client_an_error() -> None:
         Kind.CLIENT_KILL, Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP,
         Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.QUERIES, Kind.LIMITS,
     ]  # fmt: skip
-    # Adoption: who has a server goes on.
+    # Adoption: clients that have a server go on.
     assert all(set(TABLE[kind]) == {Role.CONNECTING} for kind in (Kind.DAEMON_KILL, Kind.DAEMON_REPLACE))
 
 
@@ -176,9 +176,9 @@ def test_a_context_that_has_ended_never_succeeds_again(code: int) -> None:
 @pytest.mark.parametrize("name", ["add", "close"])
 def test_a_server_that_has_gone_once_is_gone_for_all_of_a_process(name: str) -> None:
     killed = Incident(Kind.SERVER_KILL, 1, 4.9, 5.0, uid=ALICE)
-    told, later = a_step(806, 5.0, 0, name), a_step(0, 5.2, 1, context=2)
-    found = judged(a_life(1, devices=(0, 1)), told, later, incidents=(killed,))
-    assert ["told of its server's end" in each for each in found] == [True]
+    lost, later = a_step(806, 5.0, 0, name), a_step(0, 5.2, 1, context=2)
+    found = judged(a_life(1, devices=(0, 1)), lost, later, incidents=(killed,))
+    assert ["learnt of its server's end" in each for each in found] == [True]
 
 
 def test_a_memory_that_was_full_is_not_the_end() -> None:
@@ -205,7 +205,7 @@ def test_a_process_that_a_fault_has_reached_has_no_other_context(containment: Co
         (Containment.SERVER, 1, True),
     ],
 )
-def test_a_neighbour_whom_a_fault_must_reach_does_not_go_on(
+def test_a_neighbour_that_a_fault_must_reach_does_not_go_on(
     containment: Containment, device: int, ends: bool
 ) -> None:
     culprit, neighbour = a_life(1), a_life(2, devices=(device,))

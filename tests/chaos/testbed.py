@@ -18,7 +18,7 @@ from attrs import define, field
 from processes import PYMPSD, alive, children_of
 
 from tests.chaos.history import FOR_EVER, History, Incident, Life
-from tests.chaos.identity import NOBODY, Who, there, who
+from tests.chaos.identity import NO_PROCESS, ProcessKey, key_of, there
 from tests.chaos.log_history import LogHistory, ServerHistory, read
 from tests.chaos.schedule import DEVICES, PLAIN, USERS, ClientPlan, Containment, Kind, Setup
 
@@ -72,16 +72,16 @@ class Testbed:
     journal: IO[str]
     setup: Setup = PLAIN
     history: History = field(factory=History)
-    logs: LogHistory = field(factory=lambda: LogHistory(who))
+    logs: LogHistory = field(factory=lambda: LogHistory(key_of))
     counts: Counter[str] = field(factory=Counter)
     problems: list[str] = field(factory=list)
-    killed: set[Who] = field(factory=set)
+    killed: set[ProcessKey] = field(factory=set)
     """Daemons, servers and executors that this tool killed, or gave the daemon cause to kill."""
-    forced: set[Who] = field(factory=set)
+    forced: set[ProcessKey] = field(factory=set)
     """Servers that were ordered to end at once."""
     stdin: dict[int, Any] = field(factory=dict)
     """Client number -> its standard input, which takes commands."""
-    daemon: Who = NOBODY
+    daemon: ProcessKey = NO_PROCESS
     busy: bool = False
     """Whether the daemon is being ended or started."""
     began: float = 0.0
@@ -124,8 +124,8 @@ class Testbed:
         return [life for life in self.history.lives if life.ended == FOR_EVER]
 
     def server(self) -> ServerHistory | None:
-        """Return the server there is, as far as the log tells."""
-        return next((each for each in reversed(self.logs.running()) if there(each.who)), None)
+        """Return the server there is, as far as the log says."""
+        return next((each for each in reversed(self.logs.running()) if there(each.process)), None)
 
     # --- records
 
@@ -183,14 +183,14 @@ class Testbed:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             user=uid, group=uid, extra_groups=[], cwd="/",
         )  # fmt: skip
-        life = Life(plan, process.pid, uid, now(), heard=now(), born=who(process.pid).started)
+        life = Life(plan, process.pid, uid, now(), heard=now(), born=key_of(process.pid).started)
         self.history.lives.append(life)
         self.counts[f"client {plan.work}"] += 1
         self.note("client", number=plan.number, pid=process.pid, uid=uid, work=plan.work, devices=plan.devices)
         return life, process
 
     def release(self, pid: int) -> None:
-        """Forget a process of our own that has been reaped: its PID may be reused."""
+        """Drop a process of our own that has been reaped: its PID may be reused."""
         self._own.discard(pid)
 
     async def tool(self, text: str, options: tuple[str, ...] = (), uid: int = 0) -> tuple[int | None, str]:
@@ -217,7 +217,7 @@ class Testbed:
         status, said = await self.tool("", ("-d", *more))
         pid_file = self.directory / "pipe" / "nvidia-cuda-mps-control.pid"
         assert status == 0, f"pympsd -d {' '.join(more)}: status {status}: {said}"
-        self.daemon = who(int(pid_file.read_text()))
+        self.daemon = key_of(int(pid_file.read_text()))
         self.note("daemon", pid=self.daemon.pid)
 
     # --- housekeeping
@@ -226,14 +226,14 @@ class Testbed:
         """Take in what the logs have gained since."""
         control, server = self._tails
         # The other order would meet a server's lines before its start.
-        told = server.more()
+        server_lines = server.more()
         for line in read(control.more()):
             self.logs.hear_control(line)
-        for line in read(told):
+        for line in read(server_lines):
             self.logs.hear_server(line)
         for server in self.logs.running():
-            server.lost = server.gone_on and not there(server.who)
-        running = [server.pid for server in self.logs.running() if there(server.who)]
+            server.lost = server.gone_on and not there(server.process)
+        running = [server.pid for server in self.logs.running() if there(server.process)]
         if len(running) > 1 and running != self._rivals:
             self._rivals = running
             self.blame(f"the servers {running} run at the same time")
@@ -247,7 +247,7 @@ class Testbed:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
-    async def until_gone(self, process: Who, seconds: float) -> bool:
+    async def until_gone(self, process: ProcessKey, seconds: float) -> bool:
         """Wait for a process's end; return whether it came in time."""
         with trio.move_on_after(seconds):
             while there(process):

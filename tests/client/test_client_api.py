@@ -1,4 +1,4 @@
-"""The doors: names, arguments and returns as in cuda.bindings.driver."""
+"""The driver functions: names, arguments and returns as in cuda.bindings.driver."""
 
 from __future__ import annotations
 
@@ -117,12 +117,12 @@ def test_the_message_about_a_missing_function_points_to_a_section_of_the_readme(
 
 
 def test_a_star_brings_functions_types_and_constants() -> None:
-    brought: dict[str, Any] = {}
-    exec("from pympsd_client.driver import *", brought)
+    imported: dict[str, Any] = {}
+    exec("from pympsd_client.driver import *", imported)
     for name in ("CUresult", "CUdeviceptr", "CUdevice_attribute", "CU_STREAM_PER_THREAD"):
-        assert brought[name] is getattr(real, name)
-    assert all(brought[name] is getattr(cuda, name) for name in FUNCTIONS)
-    assert "cuGraphCreate" not in brought
+        assert imported[name] is getattr(real, name)
+    assert all(imported[name] is getattr(cuda, name) for name in FUNCTIONS)
+    assert "cuGraphCreate" not in imported
     assert sorted(dir(cuda)) == sorted(cuda.__all__)
 
 
@@ -140,7 +140,7 @@ def test_what_is_no_number_raises_as_in_cuda_bindings(call: Any, error: type[Exc
         call()
 
 
-def test_importing_the_doors_loads_neither_trio_nor_structlog_nor_numpy() -> None:
+def test_importing_the_driver_functions_loads_neither_trio_nor_structlog_nor_numpy() -> None:
     program = (
         "import sys; import pympsd_client; assert 'cuda' not in sys.modules; from pympsd_client import driver; "
         "print(sorted({'trio', 'structlog', 'numpy', 'pympsd_server'} & set(sys.modules)))"

@@ -143,7 +143,7 @@ def test_bad_addresses_and_sizes_are_named(device_bytes: Any, call: Any, words: 
     ok(cuda.cuCtxSynchronize())
 
 
-def test_an_asynchronous_mistake_is_told_by_a_later_call_once(device_bytes: Any) -> None:
+def test_an_asynchronous_error_is_returned_once_by_a_later_call(device_bytes: Any) -> None:
     ok(cuda.cuMemsetD8(int(device_bytes) + (64 << 20) - 1, 0, 2))
     assert cuda.cuCtxSynchronize() == INVALID_VALUE
     ok(cuda.cuCtxSynchronize())

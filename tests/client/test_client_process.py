@@ -127,7 +127,7 @@ print(name(cuda.cuCtxSynchronize()), name(cuda.cuMemAlloc(4)), len(children()))
 """
 
 
-def test_after_fork_the_child_is_told_and_the_parent_unharmed() -> None:
+def test_after_fork_calls_fail_in_the_child_and_work_in_the_parent() -> None:
     done = _run(FORK, "-Wignore::RuntimeWarning")
     child, parent = done.stdout.splitlines()
     assert child == "0 {'CUDA_ERROR_NOT_INITIALIZED'} True b'CUDA_ERROR_NOT_INITIALIZED' []"
@@ -182,7 +182,7 @@ def test_a_process_ends_though_its_kernel_does_not(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode, done.stderr) == ("CUDA_SUCCESS\n", 0, "")
 
 
-def test_a_killed_executor_is_told_for_ever() -> None:
+def test_the_error_of_a_killed_executor_is_sticky() -> None:
     program = f"""
     ready()
     os.kill(children()[0], {int(signal.SIGKILL)})

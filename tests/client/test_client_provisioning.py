@@ -1,4 +1,4 @@
-"""Execution affinity as the client asks for it and tells it; without MPS there is none."""
+"""Execution affinity as the client requests and reports it; without MPS there is none."""
 
 from __future__ import annotations
 
@@ -101,7 +101,9 @@ def test_another_type_of_affinity_is_none(under_mps: FakeExecutor) -> None:
     assert cuda.cuDeviceGetExecAffinitySupport(MAX, 0) == INVALID
 
 
-def test_the_support_is_told(under_mps: FakeExecutor, fresh_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_support_for_affinity_is_reported(
+    under_mps: FakeExecutor, fresh_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert ok(cuda.cuDeviceGetExecAffinitySupport(SM_COUNT, 0)) == 1
     older = Device(0, 0, evolve(FACTS, compute_capability=(6, 0)))
     monkeypatch.setattr(FakeExecutor, "devices", (older,))

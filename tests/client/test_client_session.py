@@ -349,9 +349,9 @@ def test_a_daemon_that_breaks_the_rules_is_no_connection(
         request_session(connected(daemon), daemon.environment)
 
 
-@pytest.mark.parametrize("whom", ["the daemon", "the server"])
+@pytest.mark.parametrize("peer_name", ["the daemon", "the server"])
 def test_a_long_wait_is_warned_of_once_and_goes_on(
-    daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch, whom: str
+    daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch, peer_name: str
 ) -> None:
     shown: list[tuple[str, type[Warning], str]] = []
     is_shown = threading.Event()
@@ -363,7 +363,7 @@ def test_a_long_wait_is_warned_of_once_and_goes_on(
     def answer_after_the_warning(daemon: FakeDaemon, peer: Peer) -> None:
         ours, theirs = socket.socketpair()
         server = Peer(daemon._own(ours))
-        if whom == "the server":
+        if peer_name == "the server":
             monkeypatch.setattr(handshake, "SILENT_WAIT_S", 0.001)
             peer.send(SessionGranted(1, 7, 4321), theirs.detach())
             peer = server
@@ -371,7 +371,7 @@ def test_a_long_wait_is_warned_of_once_and_goes_on(
         assert is_shown.wait(30)
         peer.send(Refused(SERVER_NOT_READY, "not today"))
 
-    monkeypatch.setattr(handshake, "SILENT_WAIT_S", 0.001 if whom == "the daemon" else 60.0)
+    monkeypatch.setattr(handshake, "SILENT_WAIT_S", 0.001 if peer_name == "the daemon" else 60.0)
     for name, value in daemon.environment.items():
         monkeypatch.setenv(name, value)
     daemon.handshake = answer_after_the_warning
@@ -385,7 +385,7 @@ def test_a_long_wait_is_warned_of_once_and_goes_on(
         "the daemon": f"the MPS control daemon at {daemon.directory}/control: others have their turn (control.log",
         "the server": "the welcome of its MPS server (PID 4321), which is stopped or busy",
     }
-    assert expected[whom] in message
+    assert expected[peer_name] in message
     assert (category, filename) == (RuntimeWarning, __file__), "it points at the program"
 
 
@@ -402,15 +402,15 @@ def test_a_server_that_does_not_welcome_is_no_connection(daemon: FakeDaemon) -> 
     assert caught.value.code == CONNECTION_FAILED
 
 
-@pytest.mark.parametrize(("uid", "who"), [(4711, "uid 4711"), (65534, "another user namespace")])
+@pytest.mark.parametrize(("uid", "owner"), [(4711, "uid 4711"), (65534, "another user namespace")])
 def test_another_users_daemon_is_not_trusted(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, uid: int, who: str
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, uid: int, owner: str
 ) -> None:
     daemon.handshake = lambda daemon, peer: None
     daemon.start()
     connection = connected(daemon)
     monkeypatch.setattr(handshake, "_peer_uid", lambda connection: uid)
-    with pytest.raises(CudaError, match=who) as caught:
+    with pytest.raises(CudaError, match=owner) as caught:
         request_session(connection, daemon.environment)
     assert caught.value.code == CONNECTION_FAILED
     daemon.stop()

@@ -294,7 +294,7 @@ def test_the_primary_context_lives_as_long_as_it_is_retained(devices: None) -> N
     ok(cuda.cuDevicePrimaryCtxRelease(0))
 
 
-def test_a_primary_context_that_was_ruined_opens_anew(devices: None) -> None:
+def test_a_poisoned_primary_context_can_be_opened_again(devices: None) -> None:
     ok(cuda.cuCtxSetCurrent(ok(cuda.cuDevicePrimaryCtxRetain(0))))
     kernels = Kernels()
     address = ok(cuda.cuMemAlloc(1 << 20))
@@ -369,7 +369,7 @@ def test_an_attribute_that_does_not_exist(devices: None) -> None:
 # --- faults
 
 
-def test_an_illegal_address_ruins_its_context_and_no_other(kernels: Kernels, context: Any) -> None:
+def test_an_illegal_address_poisons_only_its_own_context(kernels: Kernels, context: Any) -> None:
     function = ok(cuda.cuModuleGetFunction(kernels.module, b"store"))
     launch = (function, 1, 1, 1, 1, 1, 1, 0, 0, ((0x1234, 1), STORE), 0)
     ok(cuda.cuLaunchKernel(*launch))

@@ -18,7 +18,7 @@ class Comparison:
     known: Correspondence
 
     def of_log(self, step: dict[str, Any], lines: list[str], commands: list[str], repeated: list[str]) -> str:
-        """Compare a log: ``lines`` are what ours gained, ``commands`` what operators said of which the steps tell.
+        """Compare a log: ``lines`` are what ours gained, ``commands`` what operators said that the steps record.
 
         ``repeated`` are those that were given again and again until their answer was there.
         """
@@ -63,7 +63,7 @@ class Comparison:
         wrong: list[str] = []
         for voice, said in sorted(logs.VOICES[name](recorded).items()):
             known = str(self.known.ours.get(int(voice), "")) if voice.isdecimal() else voice
-            # A client that only this log tells of may be any that is not known yet.
+            # A client that only this log names may be any that is not known yet.
             strangers = [each for each in given if each.isdecimal() and int(each) not in self.known.theirs]
             missing = [self._missing(said, given[each]) for each in ([known] if known else strangers)]
             wrong += min(missing, key=len, default=[f"no client of ours is left for {voice}"])
@@ -85,7 +85,7 @@ class Comparison:
 
     def _of_voice(self, voice: str, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
         def shown(entry: logs.Entry) -> str:
-            return f"{entry.who} {entry.pid}] {entry.text}"
+            return f"{entry.source} {entry.pid}] {entry.text}"
 
         return self.differences(f"the {voice}'s lines", [*map(shown, recorded)], [*map(shown, ours)])
 

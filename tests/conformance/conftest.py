@@ -37,9 +37,9 @@ def make_daemon() -> Iterator[Callable[..., ReplayDaemon]]:
         for name in ("pipe", "log"):
             (directory / name).mkdir()
             shutil.chown(directory / name, uid, uid)
-        told = {**this_machine.settings(machine, directory / "machine.toml"), "PYMPSD_LOG_DIALECT": "r580"}
-        told |= {name: value.replace("{directory}", str(directory)) for name, value in settings.items()}
-        made.append(ReplayDaemon(directory, told, uid))
+        environment = {**this_machine.settings(machine, directory / "machine.toml"), "PYMPSD_LOG_DIALECT": "r580"}
+        environment |= {name: value.replace("{directory}", str(directory)) for name, value in settings.items()}
+        made.append(ReplayDaemon(directory, environment, uid))
         return made[-1]
 
     yield make

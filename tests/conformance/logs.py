@@ -13,7 +13,7 @@ from typing import Final
 
 from attrs import frozen
 
-STAMP = re.compile(r"\[[0-9-]{10} [0-9:.]{12} (?P<who>\w+) +(?P<pid>\d+)\] (?P<text>.*)", re.DOTALL)
+STAMP = re.compile(r"\[[0-9-]{10} [0-9:.]{12} (?P<source>\w+) +(?P<pid>\d+)\] (?P<text>.*)", re.DOTALL)
 VENDORS_ONLY: Final = {
     "User did not send valid credentials": "frightens people on every healthy connect (mps-behaviour, Logs)",
     "Control will try shutting down server": "the vendor polls; the turn passes by event here",
@@ -29,7 +29,7 @@ OWN: Final = re.compile(
 )
 CLIENT_LINES: Final = re.compile(r"NEW CLIENT|Refusing client")
 ALSO: Final = re.compile(r"NEW CLIENT (\d+) |(\d+) +\d+ +\d+ +GPU-")
-"""Begins a line of control.log that tells of a client: the daemon's, and a row of ps."""
+"""Begins a line of control.log that names a client: the daemon's, and a row of ps."""
 CLIENTS: Final = re.compile(r"\{PID: (\d+),|Client process (\d+) disconnected")
 GARBAGE: Final = "Received new client request for {PID: "
 ANSWERS: Final = ("Client {PID: ", "Server teardown in progress. Refusing to accept new client {PID: ")
@@ -38,9 +38,9 @@ ANSWERS: Final = ("Client {PID: ", "Server teardown in progress. Refusing to acc
 
 @frozen
 class Entry:
-    """A line of a log: who says it, and what; a text may go on over several lines."""
+    """A line of a log: its source, PID and text; a text may go on over several lines."""
 
-    who: str
+    source: str
     pid: int
     text: str
 
@@ -51,9 +51,9 @@ def entries(lines: list[str]) -> list[Entry]:
     for line in lines:
         stamp = STAMP.fullmatch(line)
         if stamp is not None:
-            found.append(Entry(stamp["who"], int(stamp["pid"]), stamp["text"]))
+            found.append(Entry(stamp["source"], int(stamp["pid"]), stamp["text"]))
         elif found:
-            found[-1] = Entry(found[-1].who, found[-1].pid, f"{found[-1].text}\n{line}")
+            found[-1] = Entry(found[-1].source, found[-1].pid, f"{found[-1].text}\n{line}")
     return found
 
 
@@ -119,9 +119,9 @@ def without_garbage(recorded: list[Entry]) -> list[Entry]:
     for place, entry in enumerate(recorded):
         if entry.text.startswith(GARBAGE):
             after = next((other.text for other in recorded[place + 1 :] if other.text.startswith(ANSWERS)), "")
-            who = re.search(r"\{.*\}", after)
-            if who is not None:
-                mended[place] = Entry(entry.who, entry.pid, f"Received new client request for {who[0]}")
+            client = re.search(r"\{.*\}", after)
+            if client is not None:
+                mended[place] = Entry(entry.source, entry.pid, f"Received new client request for {client[0]}")
     return mended
 
 

@@ -260,7 +260,7 @@ class Replay:
     def _new_client(self, step: dict[str, Any]) -> ClientProcess:
         environment = {**self.daemon(0).environment, "PYMPSD_REQUIRE_MPS": "1", **step.get("environment", {})}
         if "CUDA_VISIBLE_DEVICES" not in step.get("environment", {}):
-            # What the daemon was told is not for its clients.
+            # The daemon's settings are not its clients'.
             environment.pop("CUDA_VISIBLE_DEVICES", None)
         pipe = subprocess.PIPE
         command, user = [sys.executable, CLIENT], step.get("uid", 0) or None

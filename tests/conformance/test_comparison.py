@@ -15,15 +15,15 @@ LINES = ("Server has started", GONE.format(1), GONE.format(2), "Exiting")
 OURS = ("Server has started", GONE.format(11), GONE.format(12), "Exiting")
 
 
-def _log(who: int, *texts: str) -> list[str]:
-    return [f"[2026-01-01 01:16:01.758 Server {who:5}] {text}" for text in texts]
+def _log(pid: int, *texts: str) -> list[str]:
+    return [f"[2026-01-01 01:16:01.758 Server {pid:5}] {text}" for text in texts]
 
 
 def _wrong(ours: list[str], **decided: Any) -> str:
     step = {"do": "server.log", "lines": _log(SERVER, *LINES), **decided}
     known = Correspondence(frozenset({1, 2, SERVER}))
     if "some" not in decided:
-        # The clients that the steps tell of are known, those of a log of which some lines are shown may not be.
+        # The clients that the steps name are known, those of a log of which some lines are shown may not be.
         assert known.bind(1, 11)
         assert known.bind(2, 12)
     return Comparison(known).of_log(step, ours, [], [])

@@ -21,7 +21,7 @@ CASES: Final[list[dict[str, Any]]] = [
 DIFFERENCES: Final[list[dict[str, Any]]] = tomllib.loads((HERE / "differences.toml").read_text())["difference"]
 MOST: Final = 20
 NO_CASES: Final = ("Accepting connection...", "NEW UI", "UI closed", "Starting new server", "NEW SERVER")
-"""Begin lines of which the recording of a case does not tell; a server is ready when it is."""
+"""Begin lines that the recording of a case leaves out; a server is ready when it is."""
 
 
 def test_the_table_of_differences_is_short_and_names_its_cases() -> None:

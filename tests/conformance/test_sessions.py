@@ -54,7 +54,7 @@ def _recorded_pids(steps: list[dict[str, Any]]) -> frozenset[int]:
 
 
 def _mentioned(steps: list[dict[str, Any]]) -> set[int]:
-    # The PIDs that the vendor prints where it says who asks are uninitialised memory.
+    # The PIDs that the vendor prints for the client of a request are uninitialised memory.
     lines = [line for step in steps for line in step.get("lines", []) if logs.GARBAGE not in line]
     found = [logs.ALSO.match(line.partition("] ")[2]) or logs.CLIENTS.search(line) for line in lines]
     return {int(each[1] or each[2]) for each in found if each}
@@ -87,7 +87,7 @@ def test_a_session_goes_as_recorded(
 
 
 def test_what_comes_before_a_servers_setup_reaches_it_after(make_daemon: Callable[..., ReplayDaemon]) -> None:
-    """The recorded quit met a server that was initialising: here the daemon is quick enough to meet it before."""
+    """The recorded quit met a server that was initialising: here the daemon is fast enough to meet it before."""
     daemon = make_daemon()
     assert daemon.start().returncode == 0
     done = daemon.run([], "start_server -uid 0\nset_default_active_thread_percentage 50\nquit\n")

@@ -15,7 +15,7 @@ from tested_machine import gpu, on_gpu, with_machine
 HERE = Path(__file__).parent
 RECORDED: Final = tomllib.loads((HERE / "one-h200.toml").read_text())["device"][0]
 SHORT: Final = 22
-"""So many characters of a UUID does ps show."""
+"""The number of characters of a UUID that ps shows."""
 
 
 def settings(machine: str, copy: Path) -> dict[str, str]:

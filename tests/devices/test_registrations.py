@@ -184,8 +184,8 @@ def test_a_user_cannot_register_another_users_process(folder: StateFolder, pid: 
 
 
 def test_users_and_root_can_register_their_own_processes(folder: StateFolder, server: Fork) -> None:
-    his = server(uid=1000, uuid=OTHER)
-    for pid, uid in ((his, 1000), (1, 0)):
+    server_1000 = server(uid=1000, uuid=OTHER)
+    for pid, uid in ((server_1000, 1000), (1, 0)):
         lock = claim(folder, pid, uid)
         assert [one.pid for one in registered(folder, UUID)] == [pid]
         os.close(lock)

@@ -133,7 +133,7 @@ OF_40 = "setp.lt.u32 %q, %i0, 32; selp.b32 %i1, 0xffffffff, 0xff, %q;"
 
 
 def votes_of(values: np.ndarray) -> list[int]:
-    """What each of 40 threads is told when those vote whose value is above 500."""
+    """Return what each of 40 threads receives when the threads with a value above 500 vote."""
     bits = [sum(1 << i for i, v in enumerate(values[a:b]) if v > 500) for a, b in ((0, 32), (32, 40))]
     return [bits[0]] * 32 + [bits[1]] * 8
 

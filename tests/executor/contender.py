@@ -1,4 +1,4 @@
-"""A client process that works when it is told to: ``python -m tests.executor.contender`` from the repository's root.
+"""A client process that works on request: ``python -m tests.executor.contender`` from the repository's root.
 
 Each line on its standard input is an order, ``work BLOCKS THREADS ROUNDS`` or ``wait``, answered by a line when it is
 done.
@@ -47,7 +47,7 @@ class Contender:
         self._blocks = 0
 
     def work(self, blocks: int, threads: int, rounds: int) -> str:
-        """Launch so many blocks of so many threads and so many rounds."""
+        """Launch a number of blocks, of a number of threads that run a number of rounds."""
         self._blocks, self._where = blocks, self._client.allocate(4 * blocks)
         shape = {"grid": (blocks, 1, 1), "block": (threads, 1, 1)}
         self._client.launch(self._module, 0, struct.pack("=QI", self._where, rounds), self._stream, **shape)

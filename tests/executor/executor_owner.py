@@ -51,7 +51,7 @@ class ExecutorOwner:
 
     @classmethod
     def start(cls, *options: str, **popen: Any) -> ExecutorOwner:
-        """Start an executor that has not been told anything yet."""
+        """Start an executor that has not received any message yet."""
         ours, theirs = socket.socketpair()
         ours.settimeout(SECONDS)
         interpreter = [sys.executable, "-I", *popen.pop("python_options", ())]
@@ -72,7 +72,7 @@ class ExecutorOwner:
         return cls(process, ours)
 
     def set_up(self, device: DeviceFacts | None = None, **changes: Any) -> Any:
-        """Tell it its device; return its first word."""
+        """Send it its device; return its first message."""
         # Others edit the sources while tests run: the digest must not be an older one than the executor's.
         build = changes.get("build", build_id.__wrapped__())
         backend = changes.get("backend", "emulated")
@@ -184,5 +184,5 @@ class ExecutorOwner:
 
 
 def readable(sock: socket.socket, seconds: float) -> bool:
-    """Return whether something can be read within so many seconds."""
+    """Return whether something can be read within a number of seconds."""
     return bool(select.select([sock], [], [], seconds)[0])

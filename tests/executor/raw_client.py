@@ -122,7 +122,7 @@ class RawClient:
     def try_to_put(self, record: bytes) -> bool:
         """Put a record in the ring; wait a little and return False when it is full."""
         assert self.ring is not None
-        with threading.Lock():  # taken and released: the fence between the record and the look whether anybody sleeps
+        with threading.Lock():  # taken and released: the fence between the record and the check for a sleeping reader
             is_put = self.ring.put(record)
         if self.ring.asleep:
             with suppress(BlockingIOError):  # it has bells enough

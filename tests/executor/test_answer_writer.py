@@ -26,7 +26,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def numbered(number: int) -> bytes:
-    """An answer's length of bytes that tell them apart."""
+    """Return bytes of an answer's length that identify it."""
     return number.to_bytes(HEADER_BYTES, "little")
 
 
@@ -46,7 +46,7 @@ def read_all(client: socket.socket, count: int) -> tuple[list[int], list[tuple[i
 
 
 def made(size: int) -> int:
-    """A descriptor that is told by its size."""
+    """Return a descriptor that is identified by its size."""
     fd = os.memfd_create("answer", os.MFD_CLOEXEC)
     os.ftruncate(fd, size)
     return fd

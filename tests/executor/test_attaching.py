@@ -172,7 +172,7 @@ def test_it_volunteers_to_the_out_of_memory_killer(executor: ExecutorOwner) -> N
     assert Path(f"/proc/{executor.process.pid}/oom_score_adj").read_text() == "1000\n"
 
 
-def test_a_ruined_context_is_reported_once(executor: ExecutorOwner) -> None:
+def test_a_poisoned_context_is_reported_once(executor: ExecutorOwner) -> None:
     client = executor.attach(context=4)
     module, layout = client.load()
     names = [function.name for function in layout.functions]

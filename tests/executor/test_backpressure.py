@@ -40,7 +40,7 @@ def is_full(limit: Backpressure) -> bool:
 def test_one_stream_fills_it_and_its_end_empties_it() -> None:
     limit, entry = Backpressure(), Entry()
     for _ in range(LIMIT):
-        limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
+        limit.enter(entry)  # type: ignore[arg-type]  # a fake
     assert is_full(limit)
     entry.backend.finish()
     assert not is_full(limit)
@@ -50,33 +50,33 @@ def test_one_stream_fills_it_and_its_end_empties_it() -> None:
 def test_one_operation_in_each_of_very_many_streams_fills_it() -> None:
     limit, entries = Backpressure(), [Entry() for _ in range(LIMIT)]
     for entry in entries:
-        limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
+        limit.enter(entry)  # type: ignore[arg-type]  # a fake
     assert is_full(limit)
     for entry in entries:
         entry.backend.finish()
     assert not is_full(limit)
 
 
-def test_who_asks_is_told_once_half_is_free() -> None:
-    limit, entry, told = Backpressure(), Entry(), []
-    limit.when_half_is_free(lambda: told.append("at once"))
+def test_waiters_are_notified_when_half_is_free() -> None:
+    limit, entry, notified = Backpressure(), Entry(), []
+    limit.when_half_is_free(lambda: notified.append("at once"))
     for _ in range(HALF):
-        limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
-    limit.when_half_is_free(lambda: told.append("later"))
-    limit.when_half_is_free(lambda: told.append("later too"))
-    assert told == ["at once"]
+        limit.enter(entry)  # type: ignore[arg-type]  # a fake
+    limit.when_half_is_free(lambda: notified.append("later"))
+    limit.when_half_is_free(lambda: notified.append("later too"))
+    assert notified == ["at once"]
     entry.backend.finish()
-    assert told == ["at once", "later", "later too"]
-    limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
+    assert notified == ["at once", "later", "later too"]
+    limit.enter(entry)  # type: ignore[arg-type]  # a fake
     entry.backend.finish()
-    assert len(told) == 3
+    assert len(notified) == 3
 
 
-def test_work_that_is_not_counted_yet_counts_for_who_asks() -> None:
-    limit, entries, told = Backpressure(), [Entry() for _ in range(HALF)], []
+def test_a_request_for_room_counts_work_that_is_not_counted_yet() -> None:
+    limit, entries, notified = Backpressure(), [Entry() for _ in range(HALF)], []
     for entry in entries:
-        limit.enter(entry)  # type: ignore[arg-type]  # a stand-in
-    limit.when_half_is_free(lambda: told.append(True))
-    assert not told
+        limit.enter(entry)  # type: ignore[arg-type]  # a fake
+    limit.when_half_is_free(lambda: notified.append(True))
+    assert not notified
     entries[0].backend.finish()
-    assert told
+    assert notified

@@ -1,4 +1,4 @@
-"""Client processes that want the device at the same time: who went when, and where, as the executor's trace tells."""
+"""Client processes that want the device at the same time: which one ran when, and where, by the executor's trace."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def batches_of(executor: ExecutorOwner, context: int) -> list[BatchTrace]:
 
 
 def wait_for_batches(executor: ExecutorOwner, context: int, count: int) -> None:
-    """Wait until a context has begun so many."""
+    """Wait until a context has begun this number."""
     limit = time.monotonic() + SECONDS
     while len(batches_of(executor, context)) < count:
         assert time.monotonic() < limit, "its batches do not begin"

@@ -43,7 +43,7 @@ def test_the_blocks_of_a_cooperative_launch_meet(executor: ExecutorOwner) -> Non
     assert (batch.first_block, batch.blocks) == (0, 128)
 
 
-def test_a_cooperative_launch_that_is_too_large_is_told_at_the_next_call(executor: ExecutorOwner) -> None:
+def test_a_cooperative_launch_that_is_too_large_fails_the_next_call(executor: ExecutorOwner) -> None:
     client = executor.attach(multiprocessors=4)
     module, _ = client.load()
     launch(client, module, 9, 1024)

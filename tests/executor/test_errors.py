@@ -82,7 +82,7 @@ def test_a_fault_sticks_to_its_context_and_no_other(executor: ExecutorOwner) -> 
     assert neighbour.read(theirs, 64) == b"z" * 64
 
 
-def test_who_waits_when_the_fault_happens_is_told(client: RawClient) -> None:
+def test_a_call_that_waits_returns_the_fault(client: RawClient) -> None:
     module, _ = client.load()
     client.launch(module, TRAPPED)
     answer = client.call("SYNCHRONIZE_STREAM", 0)
@@ -147,7 +147,7 @@ def test_a_function_that_is_not_there(client: RawClient) -> None:
         assert client.call("SYNCHRONIZE_CONTEXT").result == Result.ERROR_INVALID_HANDLE
 
 
-def test_an_unknown_context_is_answered_when_somebody_waits(client: RawClient) -> None:
+def test_an_unknown_context_is_reported_by_the_next_call_that_waits(client: RawClient) -> None:
     client.send("FILL", 0, 0, 0, 1, 1, 0, 1, context=99)
     answer = client.call("SYNCHRONIZE_CONTEXT", context=99)
     assert answer.result == Result.ERROR_INVALID_CONTEXT

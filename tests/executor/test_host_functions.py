@@ -1,4 +1,4 @@
-"""Host functions as records: announced in stream order, released by their token, by a ruin or by the client's end."""
+"""Host functions as records: announced in stream order; released by token, poisoning or the end of the client."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_events_and_the_default_stream_wait_too(client: RawClient) -> None:
     client.good("QUERY_EVENT", event)
 
 
-def test_a_pending_function_holds_nobody_else(executor: ExecutorOwner) -> None:
+def test_a_pending_function_delays_no_other_client(executor: ExecutorOwner) -> None:
     client, neighbour = executor.attach(client=1, context=1), executor.attach(client=2, context=2)
     stream, other = make_stream(client), make_stream(client)
     begun(client, stream, 1)
@@ -151,8 +151,8 @@ def test_a_fault_tells_those_that_have_not_begun(client: RawClient) -> None:
     begun(client, stream, 1)
     second = post(client, stream, 2)
     client.launch(module, TRAPPED, stream=other)
-    told = client.answer(second)
-    assert (told.result, told.flags) == (Result.ERROR_LAUNCH_FAILED, records.FLAG_POISONED)
+    answer = client.answer(second)
+    assert (answer.result, answer.flags) == (Result.ERROR_LAUNCH_FAILED, records.FLAG_POISONED)
     client.send("HOST_FUNCTION_DONE", 1)
     late = client.answer(post(client, stream, 3))
     assert (late.result, late.flags) == (Result.ERROR_LAUNCH_FAILED, records.FLAG_POISONED)
@@ -188,12 +188,12 @@ def test_a_client_that_never_answers_is_dropped_at_once(executor: ExecutorOwner)
     assert pending(client, stream)
     neighbour.good("SYNCHRONIZE_CONTEXT")
     assert isinstance(executor.drop(1), ExecutorDone)
-    with pytest.raises((EOFError, BrokenPipeError, ConnectionResetError)):  # the last: a bell that nobody heard
+    with pytest.raises((EOFError, BrokenPipeError, ConnectionResetError)):  # the last: a bell that was never read
         client.call("QUERY_STREAM", stream)
     neighbour.good("SYNCHRONIZE_CONTEXT")
 
 
-def test_room_is_told_once_half_of_the_limit_is_free(client: RawClient) -> None:
+def test_room_is_reported_when_half_of_the_limit_is_free(client: RawClient) -> None:
     stream, address = make_stream(client), client.allocate(64)
     client.good("ROOM")
     begun(client, stream, 1)
@@ -207,7 +207,7 @@ def test_room_is_told_once_half_of_the_limit_is_free(client: RawClient) -> None:
     client.good("SYNCHRONIZE_STREAM", stream)
 
 
-def test_who_asks_for_no_room_holds_up_only_itself(executor: ExecutorOwner) -> None:
+def test_a_client_that_asks_for_no_room_delays_only_itself(executor: ExecutorOwner) -> None:
     client, neighbour = executor.attach(client=1, context=1), executor.attach(client=2, context=2)
     stream, address = make_stream(client), client.allocate(64)
     begun(client, stream, 1)

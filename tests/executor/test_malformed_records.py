@@ -36,7 +36,7 @@ class Pair:
 
     @contextmanager
     def bad_client(self) -> Iterator[RawClient]:
-        """Another client, dropped at the end; an attack may have ruined its context, but no other."""
+        """Another client, dropped at the end; an attack may have poisoned its context, but no other."""
         client = self.executor.attach(client=1, context=1)
         try:
             yield client
@@ -91,7 +91,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(attack=st.lists(mutated(), min_size=1, max_size=20), value=st.integers(0, 2**32 - 1))
-def test_mutated_records_harm_nobody_else(pair: Pair, attack: list[bytes], value: int) -> None:
+def test_mutated_records_harm_no_other_client(pair: Pair, attack: list[bytes], value: int) -> None:
     with pair.bad_client() as bad:
         bad.allocate(4096)
         bad.stream.sendall(b"".join(attack))
@@ -103,7 +103,7 @@ def test_mutated_records_harm_nobody_else(pair: Pair, attack: list[bytes], value
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(garbage=st.binary(min_size=1, max_size=200), value=st.integers(0, 2**32 - 2))
-def test_garbage_harms_nobody_else(pair: Pair, garbage: bytes, value: int) -> None:
+def test_garbage_harms_no_other_client(pair: Pair, garbage: bytes, value: int) -> None:
     with pair.bad_client() as bad:
         bad.stream.sendall(garbage)
         pair.check(value)
@@ -158,7 +158,7 @@ def _send_for_ever(client: RawClient, records_: bytes) -> None:
         client.stream.sendall(records_)
 
 
-def test_a_client_that_reads_no_answers_is_cut_off_and_nobody_waits_for_it(pair: Pair) -> None:
+def test_a_client_that_reads_no_answers_is_cut_off_and_delays_no_other(pair: Pair) -> None:
     question = records.pack("ALLOCATE", 1, 1, 2**64 - 1) * 500  # answers are longer than questions
     with pair.bad_client() as deaf:
         with pytest.raises((ConnectionResetError, BrokenPipeError)):

@@ -106,7 +106,7 @@ def test_what_lies_outside_is_an_invalid_value(client: RawClient, name: str, ope
     ("destination", "width", "count"),
     [(0, 3, 1), (0, 8, 1), (2, 4, 1), (0, 4, 1025), (0, 4, 2**64 - 1), (4096, 1, 1), (0, 0, 5)],
 )
-def test_a_fill_that_does_not_fit_is_told_at_the_next_call(
+def test_a_fill_that_does_not_fit_fails_the_next_call(
     client: RawClient, destination: int, width: int, count: int
 ) -> None:
     address = client.allocate(4096)
@@ -121,7 +121,7 @@ def test_more_than_there_is_cannot_be_had(client: RawClient) -> None:
     assert client.allocate(1 << 30)
 
 
-def test_quick_calls_do_not_queue_behind_a_kernel(client: RawClient) -> None:
+def test_short_calls_do_not_queue_behind_a_kernel(client: RawClient) -> None:
     module, _ = client.load()
     stream = client.handle()
     client.send("CREATE_STREAM", stream, 1, 0)

@@ -1,4 +1,4 @@
-"""What clients hold is told to the owner that wants to know, when it has changed."""
+"""Memory reports: what clients hold is sent to an owner that asked for it, when it has changed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reports:
         return message, fds
 
     def until(self, wanted: Callable[[dict[int, int]], bool]) -> None:
-        """Wait for a state of things to be told."""
+        """Wait for a report that satisfies a condition."""
         while not wanted(self.held):
             self.next()
 
@@ -74,7 +74,7 @@ def test_it_follows_contexts_and_allocations(start: Start) -> None:
     reports.until(lambda held: held == {})
 
 
-def test_many_changes_are_told_in_few_words(start: Start) -> None:
+def test_many_changes_are_reported_in_few_messages(start: Start) -> None:
     reports = Reports(start())
     first = reports.attach(1)
     reports.until(lambda held: list(held) == [1])
@@ -87,7 +87,7 @@ def test_many_changes_are_told_in_few_words(start: Start) -> None:
     assert said < 100
 
 
-def test_an_owner_that_did_not_ask_is_told_nothing(executor: ExecutorOwner) -> None:
+def test_an_owner_that_did_not_ask_receives_no_report(executor: ExecutorOwner) -> None:
     executor.attach().allocate(1 << 20)
     executor.drop(1)
     executor.send(Ping(99))

@@ -69,7 +69,7 @@ def test_ranges_never_meet_and_sums_never_exceed(steps: list[tuple[str, str, int
                 del held[address]
             continue
         size = pages * PAGE
-        used = sum(each for who, each in held.values() if who == owner)
+        used = sum(each for holder, each in held.values() if holder == owner)
         fits = used + size <= MACHINE // 4 and sum(each for _, each in held.values()) + size <= MACHINE // 2
         if not fits:
             with refused("bytes of page-locked memory"):

@@ -110,7 +110,7 @@ def test_what_is_no_memory_of_this_client_is_not_touched(executor: ExecutorOwner
     assert client.read(data, 4 * PAGE) == b"d" * (4 * PAGE)
     assert foreign_bytes[:] == b"f" * (2 * PAGE)
     assert not any(own_bytes[:] + freed_bytes[:])
-    assert deferred(client) == 0, "each mistake is told once"
+    assert deferred(client) == 0, "each mistake is reported once"
 
 
 def test_the_devices_own_addresses_are_checked_too(client: RawClient) -> None:
@@ -287,16 +287,16 @@ def test_bodies_of_any_length_are_read_or_refused(client: RawClient) -> None:
     assert client.call("FREE_PINNED", address, context=12345).result == 0, "whatever context it names"
 
 
-def test_a_ruined_context_frees_and_copies_nothing_more(executor: ExecutorOwner, client: RawClient) -> None:
+def test_a_poisoned_context_frees_and_copies_nothing_more(executor: ExecutorOwner, client: RawClient) -> None:
     address, memory = client.allocate_pinned(PAGE)
     data = client.allocate(PAGE)
     module, _ = client.load()
     client.launch(module, 3)  # trap
-    ruined = client.call("SYNCHRONIZE_CONTEXT").result
-    assert ruined == Result.ERROR_LAUNCH_FAILED
+    poisoned = client.call("SYNCHRONIZE_CONTEXT").result
+    assert poisoned == Result.ERROR_LAUNCH_FAILED
     executor.receive()
     client.send("COPY_FROM_DEVICE_PINNED", 0, address, data, PAGE)
-    assert client.call("ALLOCATE_PINNED", PAGE).result == ruined
+    assert client.call("ALLOCATE_PINNED", PAGE).result == poisoned
     assert client.free_pinned(address).result == 0
     assert not any(memory[:])
     wait_until_unmapped(executor)

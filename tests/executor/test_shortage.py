@@ -36,7 +36,7 @@ PART = 15 << 20
 
 
 def no_more_memory(executor: ExecutorOwner, room: int = 0) -> None:
-    """Let the executor map just so many bytes more."""
+    """Let the executor map this number of bytes more, and none beyond."""
     pid = executor.process.pid
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
     resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + room, resource.RLIM_INFINITY))
@@ -59,7 +59,7 @@ def neighbour(executor: ExecutorOwner) -> tuple[RawClient, int, int]:
     return client, module, client.allocate(4)
 
 
-def test_a_kernel_without_host_memory_ruins_its_own_context_only(
+def test_a_kernel_without_host_memory_poisons_only_its_own_context(
     executor: ExecutorOwner, client: RawClient, neighbour: tuple[RawClient, int, int]
 ) -> None:
     module, _ = client.load(GREEDY)
@@ -71,7 +71,7 @@ def test_a_kernel_without_host_memory_ruins_its_own_context_only(
     assert "no host memory left" in answer.reason
     assert computes(*neighbour, 2)
     memory_again(executor)
-    # It is told to nobody else: the server would ruin the neighbours for it.
+    # It is not reported to the server, which would poison the neighbours' contexts for it.
     assert not readable(executor.link, 0)
     assert isinstance(executor.drop(1), ExecutorDone)
     again = executor.attach(client=3, context=3)

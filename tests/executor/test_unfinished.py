@@ -1,4 +1,4 @@
-"""Kernels that cannot be stopped: who has gone keeps what he held until they have ended, and the owner is told."""
+"""Kernels that cannot be stopped: a client that left holds its memory until they end; the owner is notified."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_client_that_was_dropped_holds_its_memory_until_its_kernel_has_ended(s
     busy(owner, goes, UNTIL, struct.pack("=QI", gate, 1))
     (before, _), unrelated = stays.memory_info(), owner.attach(client=3, context=3)
     assert owner.drop(1) == ExecutorDone(owner._request, unfinished=1)
-    assert owner.detach(3) == ExecutorDone(owner._request, unfinished=1), "told to everybody who leaves"
+    assert owner.detach(3) == ExecutorDone(owner._request, unfinished=1), "reported at every detach"
     assert stays.memory_info()[0] == before
     stays.launch(module, STORE, struct.pack("=QI", gate, 1))
     give_up = time.monotonic() + SECONDS
@@ -71,8 +71,8 @@ def test_a_termination_says_that_a_kernel_runs_and_drops_what_waits(start: Start
     busy(owner, client)
     waiting = client.send("SYNCHRONIZE_CONTEXT")
     owner.send(Terminate(100, context=1))
-    told, _ = owner.receive()
-    assert told.code == Result.ERROR_MPS_CLIENT_TERMINATED
+    notice, _ = owner.receive()
+    assert notice.code == Result.ERROR_MPS_CLIENT_TERMINATED
     refused = [owner.receive()[0], owner.ask(Terminate, context=1)[0]]
     assert all(isinstance(each, ExecutorRefused) for each in refused)
     assert [each.code for each in refused] == [Result.ERROR_LAUNCH_TIMEOUT] * 2

@@ -281,12 +281,12 @@ def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make)
     client = make_client().connect()
     server = server_of(daemon)
     quitting = daemon.begin("quit")
-    told = "Server was unable to shutdown due to 2 active clients"
-    wait_until(lambda: told in daemon.log("server.log"), "the quit")
+    line = "Server was unable to shutdown due to 2 active clients"
+    wait_until(lambda: line in daemon.log("server.log"), "the quit")
     daemon.kill()
     quitting.communicate(timeout=SECONDS)
     again(daemon)
-    # The quit is void; the server, which was told to leave with its last client, does so.
+    # The quit is void; the server, which was asked to leave with its last client, does so.
     assert daemon.servers() == [server]
     assert client.do("add") == RIGHT
     late = make_client()
@@ -396,8 +396,8 @@ def test_with_other_devices_it_is_not_taken_in(daemon: DaemonProcess, make_clien
     daemon.settings["PYMPSD_EMULATED_DEVICES"] = "2xA100"
     again(daemon)
     reason = "the devices of this daemon are others"
-    told = f"Server {server} is not taken in and goes with its last client: {reason}"
-    wait_until(lambda: told in daemon.log(), "its return in vain")
+    line = f"Server {server} is not taken in and goes with its last client: {reason}"
+    wait_until(lambda: line in daemon.log(), "its return in vain")
     assert daemon.servers() == []
     assert client.do("add") == RIGHT
     client.end()
@@ -484,7 +484,7 @@ def test_replace_in_the_foreground(daemon: DaemonProcess, make_client: Make) -> 
         assert new.wait(SECONDS) == 0
 
 
-# --- who is no server of it
+# --- processes that are not its servers
 
 
 def test_a_forged_server_is_refused(daemon: DaemonProcess, make_client: Make) -> None:
@@ -499,7 +499,7 @@ def test_a_forged_server_is_refused(daemon: DaemonProcess, make_client: Make) ->
         with socket.socket(socket.AF_UNIX) as forger:
             forger.settimeout(SECONDS)
             wait_until(lambda: _connects(forger, path), "the socket")
-            # It says it is the server that is awaited; the kernel says who it is.
+            # It says it is the server that is awaited; the kernel names its process.
             forger.sendall(messages.encode(link.ServerReturn(Versions(), server, "ACTIVE", False, 0)))
             assert forger.recv(65536)
             assert forger.recv(65536) == b""

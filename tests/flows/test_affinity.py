@@ -13,7 +13,7 @@ MakeDaemon = Callable[..., DaemonProcess]
 
 
 @pytest.mark.long(but=["first"])
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be told from all")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be distinguished from all")
 @pytest.mark.parametrize("which", [min, max], ids=["first", "last"])
 def test_servers_and_executors_inherit_the_daemons_affinity(
     make_daemon: MakeDaemon, which: Callable[[set[int]], int]

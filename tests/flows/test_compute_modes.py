@@ -1,4 +1,4 @@
-"""Compute modes of a machine that several daemons share: who may start a server, and what pympsd-smi shows of it."""
+"""Compute modes of a machine that several daemons share: which may start a server; what pympsd-smi shows of it."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_daemon_of_a_user_shares_the_machine_too(make_node: MakeNode) -> None:
 @pytest.mark.long
 def test_an_exclusive_device_that_cannot_be_held_is_refused_and_a_shared_one_is_not(make_node: MakeNode) -> None:
     node = make_node('[[device]]\ncompute_mode = "EXCLUSIVE_PROCESS"\n[[device]]\n')
-    # Nobody but root can make the folder of its state, and root's daemon has not been here.
+    # Only root can make the folder of its state, and root's daemon has not been here.
     held = node.daemon("a", uid=1000, CUDA_VISIBLE_DEVICES="0")
     refused(node.client(held, 1000))
     reason = failure(held)

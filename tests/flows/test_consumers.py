@@ -298,7 +298,7 @@ def test_c12_a_pipe_directory_on_dev_shm(make_daemon: MakeDaemon) -> None:
         path.rmdir()
 
 
-def test_c13_leftovers_of_another_time_look_dead_and_do_not_block(make_daemon: MakeDaemon) -> None:
+def test_c13_stale_files_of_another_time_look_dead_and_do_not_block(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon()
     pipe = daemon.directory / "pipe"
     for name in ("control", "control_privileged"):

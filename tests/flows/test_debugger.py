@@ -40,8 +40,8 @@ def make_debugged(make_client: MakeClient) -> Iterator[MakeClient]:
 
 def waits(daemon: DaemonProcess, client: ClientProcess, count: int) -> None:
     """Return when a debugged client waits for that many others."""
-    told = f"Client {client.pid} of user {os.stat(f'/proc/{client.pid}').st_uid} is under a debugger: "
-    wait_until(lambda: f"{told}it waits for {count} to leave" in daemon.log(), "the debugged client's request")
+    line = f"Client {client.pid} of user {os.stat(f'/proc/{client.pid}').st_uid} is under a debugger: "
+    wait_until(lambda: f"{line}it waits for {count} to leave" in daemon.log(), "the debugged client's request")
 
 
 def goes_on(daemon: DaemonProcess, client: ClientProcess) -> bool:

@@ -154,7 +154,7 @@ def test_a_daemon_without_descriptors_keeps_its_servers_and_comes_back(sharing: 
     daemon = sharing.daemon
     leave_room(daemon.pid, 6)
     with ExitStack() as idle:
-        # Operators who say nothing: each holds descriptors of the daemon for as long as it likes.
+        # Operators' connections without a command: each holds descriptors of the daemon for as long as it likes.
         while not any(ADVICE in line for line in daemon.log()):
             operator = idle.enter_context(socket.socket(socket.AF_UNIX))
             operator.connect(str(daemon.directory / "pipe" / "control"))

@@ -196,7 +196,7 @@ def test_a_server_that_always_dies_is_given_up_and_all_waiting_clients_get_the_r
     for client in waiting:
         assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
         assert "libpossible.so is not there; server.log says why" in client.do("error")
-    assert interpreter.tries % 4 == 0, "each who comes too late for the last try has four of its own"
+    assert interpreter.tries % 4 == 0, "each client that comes too late for the last try has four of its own"
     assert any(line.startswith("No server could be started for user 0 in 4 tries: ") for line in fragile.log())
     assert fragile.say("get_server_list") == ""
     interpreter.mend()
@@ -252,7 +252,7 @@ def test_a_server_that_always_dies_later_is_given_up_and_all_waiting_clients_get
     assert pauses(fragile, died)[:3] == ["0.1 s", "0.5 s", "2 s"]
     assert f"No server could be started for user 0 in 4 tries: {died}" in fragile.log()
     if moment == "admission":
-        # Their clients came again each time: now nobody of this user is let in for a while, nor a server started.
+        # Their clients came again each time: now no client of this user is let in for a while, nor a server started.
         assert interpreter.tries == 4
         assert late.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
         assert "it was tried 4 times; try again in 5 s" in late.do("error")
@@ -484,7 +484,7 @@ def test_a_pipe_directory_that_fills_up_costs_only_what_a_next_daemon_would_know
     assert (done.returncode, done.stderr) == (0, "")
     (daemon.pid,) = (pid for pid in children_of(os.getpid()) if pid not in others and alive(pid))
     daemon.command = PYMPSD
-    # Out here the directory is another one: who wants to reach the daemon looks through its eyes.
+    # Out here the directory is another one: the daemon is reached by the path that it sees.
     through = DaemonProcess(daemon.directory)
     through.settings = {"CUDA_MPS_PIPE_DIRECTORY": str(disk.seen)}
     ballast = disk.fill()

@@ -93,8 +93,8 @@ def test_1_the_documented_lines_in_order(daemon: DaemonProcess, make_client: Mak
     wait_until(lambda: _status(daemon, server) == "ACTIVE", "the recovery")
     log = daemon.log("server.log")
     story = log[log.index("Volta MPS: Server is handling a fatal GPU error.") :]
-    told = [text for text in story if not text.startswith(("Process ", "Device "))]
-    assert told == [
+    lines = [text for text in story if not text.startswith(("Process ", "Device "))]
+    assert lines == [
         "Volta MPS: Server is handling a fatal GPU error.",
         f"Volta MPS: status of client {{{a.pid}, 1}} is INACTIVE",
         f"Volta MPS: status of client {{{b.pid}, 1}} is INACTIVE",
@@ -171,7 +171,7 @@ def test_5_a_wedged_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProces
     wait_until(lambda: not alive(before[0]), "the wedged executor's end", 60)
     assert a.result() == ELSEWHERE
     assert a.do("sync") == ELSEWHERE
-    # Whether the fault reaches who was not in yet is timing; it is an answer.
+    # Whether the fault reaches a client that was not in yet is timing; either is an answer.
     not_in = (ELSEWHERE, "CUDA_ERROR_MPS_SERVER_NOT_READY")
     taken, untaken = (client.result() for client in late)
     assert late[0].do("sync") == ELSEWHERE if taken == READY else taken in not_in
@@ -238,7 +238,7 @@ def test_2_before_volta_a_fault_ends_the_server(daemon: DaemonProcess, make_clie
     executor = _executors(daemon, server)[1]
     os.kill(executor, signal.SIGSTOP)
     a.do("illegal")
-    # The server ends when all has stopped, and not before who caused it can ask.
+    # The server ends when all has stopped, and not before the client that caused it can ask.
     assert a.do("sync") == FATAL
     os.kill(executor, signal.SIGCONT)
     assert b.result() == ELSEWHERE

@@ -49,7 +49,7 @@ def test_it_is_killed_the_waiting_client_gets_the_reason_and_the_next_server_wor
         os.close(watched)
         assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
         assert "it was not ready within 60 s" in client.do("error")
-        for _ in range(2):  # the one who waited, and who comes anew
+        for _ in range(2):  # the client that waited, and a new one
             assert client.connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
             client.end()
             client = daemon.client()

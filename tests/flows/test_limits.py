@@ -177,7 +177,7 @@ def test_the_pool_of_contexts_needs_a_daemon(tmp_path: Path) -> None:
 
 
 def limit_of(client: ClientProcess, device: int = 0) -> int:
-    """Return what the client may hold on a device, in MiB, as cuMemGetInfo tells it."""
+    """Return what the client may hold on a device, in MiB, as cuMemGetInfo reports it."""
     assert client.do(f"newctx {device}") == "CUDA_SUCCESS", client.do("error")
     return int(client.do("mem").split()[1])
 
@@ -406,17 +406,17 @@ def test_before_volta_there_are_16_contexts_and_neither_percentages_nor_memory_l
 def test_a_change_of_the_default_priority_is_logged_with_the_next_client(daemon: DaemonProcess, start: Start) -> None:
     """Recorded: ``Client Priority set to`` in server.log; a client's own setting is not logged."""
 
-    def told_after(**environment: str) -> list[str]:
+    def lines_after(**environment: str) -> list[str]:
         """The lines logged when a client has come and gone."""
         client = with_context(start(daemon, **environment))
         client.end()
         wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "its end")
         return [line for line in daemon.log("server.log") if line.startswith("Client Priority set to")]
 
-    assert told_after() == []
+    assert lines_after() == []
     daemon.say("set_default_client_priority 1")
-    assert told_after() == ["Client Priority set to 1"]
-    assert told_after() == ["Client Priority set to 1"]
-    assert told_after(CUDA_MPS_CLIENT_PRIORITY="0") == ["Client Priority set to 1"]
+    assert lines_after() == ["Client Priority set to 1"]
+    assert lines_after() == ["Client Priority set to 1"]
+    assert lines_after(CUDA_MPS_CLIENT_PRIORITY="0") == ["Client Priority set to 1"]
     daemon.say("set_default_client_priority 0")
-    assert told_after(CUDA_MPS_CLIENT_PRIORITY="1") == ["Client Priority set to 1", "Client Priority set to 0"]
+    assert lines_after(CUDA_MPS_CLIENT_PRIORITY="1") == ["Client Priority set to 1", "Client Priority set to 0"]

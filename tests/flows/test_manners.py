@@ -52,7 +52,7 @@ def test_sighup_opens_logs_that_were_moved_anew(daemon: DaemonProcess, name: str
     moved = log.with_suffix(".1")
     log.rename(moved)
     daemon.say("frobnicate")
-    assert not log.exists(), "until it is told the daemon writes to the file it has"
+    assert not log.exists(), "until it is notified the daemon writes to the file it has"
     os.kill(daemon.pid, signal.SIGHUP)
     wait_until(log.exists, "the new file")
     one_session(daemon)

@@ -78,8 +78,8 @@ def test_the_control_log_is_as_recorded(daemon: DaemonProcess, clients: list[Cli
     assert daemon.say("quit") == ""
     assert not alive(daemon.pid)
     first, *others = (client.pid for client in clients)
-    told = ("NEW CLIENT", "NEW SERVER", "Starting new", "Try ", "Server", "Exit", "Client", "User", "Cmd:start")
-    assert [line for line in daemon.log() if line.startswith(told)] == [
+    beginnings = ("NEW CLIENT", "NEW SERVER", "Starting new", "Try ", "Server", "Exit", "Client", "User", "Cmd:start")
+    assert [line for line in daemon.log() if line.startswith(beginnings)] == [
         f"NEW CLIENT {first} from user 0: Server is not ready, push client to pending list",
         f"Starting new server {server} for user 0",
         f"NEW SERVER {server}: Ready",
@@ -180,14 +180,14 @@ def test_a_user_that_has_gone_makes_room_for_the_next(sharing: DaemonProcess, of
     for _ in range(2):
         goes = of_user(NOBODY).connect()
         before = before or _executors(sharing, server)
-        assert _executors(sharing, server) == before, "he came again, and nobody had wanted the room"
+        assert _executors(sharing, server) == before, "the user came again, and no other had wanted the room"
         goes.end()
-        wait_until(lambda pid=goes.pid: f"Client {pid} disconnected" in sharing.log("server.log"), "his end")
+        wait_until(lambda pid=goes.pid: f"Client {pid} disconnected" in sharing.log("server.log"), "its end")
     assert of_user(0).connect().do("add") == RIGHT
     after = _executors(sharing, server)
     assert (len(after[0]), after.get(NOBODY), after[OTHER]) == (1, None, before[OTHER])
     assert of_user(NOBODY).connect().do("add") == RIGHT
-    assert _executors(sharing, server)[0] == after[0], "whoever is there stays"
+    assert _executors(sharing, server)[0] == after[0], "users with clients keep theirs"
     assert stays.do("add") == RIGHT
 
 

@@ -71,7 +71,7 @@ def test_a_command_as_arguments(daemon: DaemonProcess) -> None:
 def test_start_server_for_three_users_in_turn(daemon: DaemonProcess) -> None:
     for uid in (0, NOBODY, OTHER):
         assert daemon.say(f"start_server -uid {uid}\n") == ""
-    # Nobody is a client of the first two: each leaves as soon as it is ready, for the next user waits.
+    # The first two have no client: each leaves as soon as it is ready, for the next user waits.
     wait_until(lambda: sum(line.endswith(": Ready") for line in daemon.log()) == 3, "three servers in turn")
     (server,) = daemon.servers()
     assert uid_of(server) == OTHER
@@ -188,7 +188,7 @@ def test_a_server_that_is_killed_is_noticed(daemon: DaemonProcess) -> None:
     assert daemon.say("get_server_list") == ""
 
 
-# --- who they show themselves as (C9)
+# --- the names that processes show (C9)
 
 
 def shown(pid: int) -> tuple[str, list[bytes]]:

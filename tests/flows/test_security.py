@@ -155,12 +155,12 @@ def sockets_of(pid: int) -> list[str]:
 
 def test_sessions_links_and_streams_have_no_name_to_connect_to(daemon: DaemonProcess, owner: ClientProcess) -> None:
     processes = processes_of(daemon, owner)
-    doors = ["control", "control_privileged"]
+    named = ["control", "control_privileged"]
     # A connection that is still being closed has the name of the socket it came in by.
-    wait_until(lambda: list(filter(None, sockets_of(daemon.pid))) == doors, "two named sockets, and no more")
+    wait_until(lambda: list(filter(None, sockets_of(daemon.pid))) == named, "two named sockets, and no more")
     found = {name: sockets_of(pid) for name, pid in processes.items()}
     assert sum(map(len, found.values())) > 8
-    assert [name for names in found.values() for name in names if name] == doors
+    assert [name for names in found.values() for name in names if name] == named
 
 
 def test_shared_memory_has_no_name_and_belongs_to_its_user(daemon: DaemonProcess, owner: ClientProcess) -> None:
@@ -198,12 +198,12 @@ for name in ("pympsd.state", "control"):
 
 
 @pytest.mark.long(but=["Server"])
-@pytest.mark.parametrize("who", ["Server", "Control"])
+@pytest.mark.parametrize("source", ["Server", "Control"])
 def test_a_line_through_the_fifo_is_marked_other_whatever_it_imitates(
-    daemon: DaemonProcess, owner: ClientProcess, who: str
+    daemon: DaemonProcess, owner: ClientProcess, source: str
 ) -> None:
     server = processes_of(daemon, owner)["server"]
-    forged = f"[2026-01-01 00:00:00.000 {who} {server:>5}] Client 1 encountered a fatal GPU error."
+    forged = f"[2026-01-01 00:00:00.000 {source} {server:>5}] Client 1 encountered a fatal GPU error."
     # Line ends of every kind, and an overlong beginning that would push the mark out of sight.
     lines = [forged, f"x\r{forged}", f"\x1b[2K{forged}", f"\u2028{forged}", " " * 5000 + forged]
     as_user(
@@ -215,9 +215,9 @@ def test_a_line_through_the_fifo_is_marked_other_whatever_it_imitates(
     log = daemon.directory / "log" / "server.log"
     wait_until(lambda: "the end" in log.read_text(), "the last line")
     written = log.read_text().split("\n")
-    told = [line for line in written if "encountered a fatal GPU error" in line]
-    assert len(told) == len(lines) - 1, "the overlong one is cut"
-    assert all(re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} Other     0\] ", line) for line in told)
+    forged_lines = [line for line in written if "encountered a fatal GPU error" in line]
+    assert len(forged_lines) == len(lines) - 1, "the overlong one is cut"
+    assert all(re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} Other     0\] ", line) for line in forged_lines)
     assert all(line.isprintable() for line in written)
     assert not [line for line in written if line.startswith("[2026-01-01 00:00:00.000")]
 

@@ -89,8 +89,8 @@ def test_priorities(daemon: DaemonProcess, make_client: MakeClient) -> None:
     make_client().connect()
     make_client(CUDA_MPS_CLIENT_PRIORITY="0").connect()
     assert daemon.servers() == [server]
-    told = "Client Priority set to 1"
-    wait_until(lambda: told in daemon.log("server.log"), "the log line of the default, which alone is told")
+    line = "Client Priority set to 1"
+    wait_until(lambda: line in daemon.log("server.log"), "the log line of the default, the only one logged")
     assert daemon.say("set_default_client_priority 2") == "Invalid priority value - must be 0 or 1!\n"
     assert daemon.say("get_default_client_priority") == "1\n"
 

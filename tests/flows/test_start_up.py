@@ -101,7 +101,7 @@ def test_of_eight_racing_daemons_one_wins(make_daemon) -> None:  # type: ignore[
     os.waitpid(daemon.pid, 0)
 
 
-def test_c13_leftovers_of_a_killed_daemon_neither_block_nor_look_alive(daemon: DaemonProcess, make_daemon) -> None:  # type: ignore[no-untyped-def]
+def test_c13_stale_files_of_a_killed_daemon_neither_block_nor_look_alive(daemon: DaemonProcess, make_daemon) -> None:  # type: ignore[no-untyped-def]
     os.kill(daemon.pid, signal.SIGKILL)
     wait_until(lambda: not alive(daemon.pid))
     assert listing(daemon.directory / "pipe") == FILES
@@ -275,13 +275,13 @@ def test_a_full_standard_output_is_no_absence_of_a_daemon(
 
 
 def test_a_full_standard_error_costs_only_what_is_said_there(daemon: DaemonProcess) -> None:
-    def told_to(full: int, text: bytes) -> int:
+    def status_of(full: int, text: bytes) -> int:
         return subprocess.run([PYMPSD], env=daemon.environment, input=text, stderr=full, timeout=SECONDS).returncode
 
     with open("/dev/full", "wb") as full:
-        assert told_to(full.fileno(), b"set_default_active_thread_percentage x\n") == 74
+        assert status_of(full.fileno(), b"set_default_active_thread_percentage x\n") == 74
         daemon.say("quit")
-        assert told_to(full.fileno(), b"ps\n") == 1
+        assert status_of(full.fileno(), b"ps\n") == 1
 
 
 def test_a_reader_that_has_left_is_no_end_of_the_daemon(daemon: DaemonProcess) -> None:

@@ -127,7 +127,7 @@ def test_a_newcomer_of_the_active_user_waits_once_patience_is_over(start: Start)
     waiting = users.waiting(NOBODY, after="user 0")
     users.becomes_closed(server, waiting=NOBODY)
     newcomer = users.waiting(0, after=f"user {NOBODY}")
-    # Whoever was admitted goes on, and makes more contexts.
+    # Admitted clients go on, and make more contexts.
     assert first.do("add") == RIGHT
     assert first.do("newctx 0") == "CUDA_SUCCESS"
     first.end()
@@ -272,8 +272,8 @@ def test_an_ordinary_users_daemon_serves_its_own_user(own: DaemonProcess) -> Non
         assert client.connect().do("add") == RIGHT
         (server,) = own.servers()
         assert {os.stat(f"/proc/{pid}").st_uid for pid in (own.pid, server, *children_of(server))} == {OTHER}
-        told = own.run([], f"start_server -uid {NOBODY}")
-        assert f"run by user {OTHER} and can serve only that user" in told.stderr
+        refused = own.run([], f"start_server -uid {NOBODY}")
+        assert f"run by user {OTHER} and can serve only that user" in refused.stderr
         assert own.servers() == [server]
     finally:
         _end(client)

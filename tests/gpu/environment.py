@@ -18,7 +18,7 @@ NEEDED = ("attrs", "cuda", "hypothesis", "msgspec", "numpy", "pytest", "pytest_t
 PACKAGES = ("pympsd", "pympsd_server", "pympsd_client")
 INSTALLED_FROM = (*PACKAGES, "scripts", "pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in")
 TESTED_WITH = ("tests", "docs", "scripts", "pyproject.toml")
-SOMEBODY = 10001
+TEST_UID = 10001
 """A user of its own."""
 SECONDS = 120.0
 
@@ -132,13 +132,13 @@ def why_no_other_users(python: Path, rehearse: bool) -> str:
         return "only root starts processes of others"
     imports = "import attrs, cuda.bindings.driver, msgspec, numpy, structlog, trio, pympsd_client, pympsd_server"
     try:
-        done = subprocess.run([python, "-I", "-c", imports], **_as_somebody(), timeout=SECONDS)
+        done = subprocess.run([python, "-I", "-c", imports], **_as_test_user(), timeout=SECONDS)
     except OSError as error:
-        return f"user {SOMEBODY} cannot reach this interpreter: {error.strerror}: {os.path.realpath(python)}"
+        return f"user {TEST_UID} cannot reach this interpreter: {error.strerror}: {os.path.realpath(python)}"
     if done.returncode:
-        return f"user {SOMEBODY} cannot use this interpreter: {done.stderr.strip().rpartition(chr(10))[2]}"
-    answer = {} if rehearse else _devices(python, **_as_somebody())
-    return f"user {SOMEBODY} cannot use the GPU: {answer['error']}" if "error" in answer else ""
+        return f"user {TEST_UID} cannot use this interpreter: {done.stderr.strip().rpartition(chr(10))[2]}"
+    answer = {} if rehearse else _devices(python, **_as_test_user())
+    return f"user {TEST_UID} cannot use the GPU: {answer['error']}" if "error" in answer else ""
 
 
 def _devices(python: Path, **how: Any) -> dict[str, Any]:
@@ -153,9 +153,9 @@ def _devices(python: Path, **how: Any) -> dict[str, Any]:
     return answer
 
 
-def _as_somebody() -> dict[str, Any]:
-    who = {"user": SOMEBODY, "group": SOMEBODY, "extra_groups": []}
-    return {**who, "capture_output": True, "text": True, "cwd": "/", "env": {}}
+def _as_test_user() -> dict[str, Any]:
+    identity = {"user": TEST_UID, "group": TEST_UID, "extra_groups": []}
+    return {**identity, "capture_output": True, "text": True, "cwd": "/", "env": {}}
 
 
 def _run(command: list[Any]) -> subprocess.CompletedProcess[str]:

@@ -76,7 +76,7 @@ class Running:
 
 @dataclass
 class Runner:
-    """Runs parts, in the given environment. ``output`` gets one file a part, where its tests tell how they end.
+    """Runs parts, in the given environment. ``output`` gets one file a part, where its tests report how they end.
 
     That is written as they end, so that a run that is cut short says what failed; what pytest says of each process
     comes behind it when that has ended.
@@ -178,7 +178,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def leftovers() -> list[str]:
+def end_remaining() -> list[str]:
     """Return the commands of processes that the tests left, a little after them; they are killed."""
     give_up = time.monotonic() + GRACE_SECONDS
     while (left := _alive(os.getpid())) and (seconds := give_up - time.monotonic()) > 0:

@@ -87,23 +87,23 @@ def facts_of(backend: str) -> DeviceFacts:
 
 def main(fd: int, backends: list[str]) -> None:
     """Open the devices, say so, and answer until the socket ends."""
-    told = Connection(fd)
+    connection = Connection(fd)
     benches = [
         Bench(open_device(ExecutorSetup("", ordinal, 1, backend, facts_of(backend))))
         for ordinal, backend in enumerate(backends)
     ]
-    told.send(("done", None))
+    connection.send(("done", None))
     while True:
         try:
-            which, verb, *arguments = told.recv()
+            which, verb, *arguments = connection.recv()
         except EOFError:
             return
         try:
-            told.send(("done", getattr(benches[which], verb)(*arguments)))
+            connection.send(("done", getattr(benches[which], verb)(*arguments)))
         except BackendError as error:
-            told.send(("refused", (int(error.code), error.reason)))
+            connection.send(("refused", (int(error.code), error.reason)))
         except Exception as error:
-            told.send(("lost", f"{type(error).__name__}: {error}"))
+            connection.send(("lost", f"{type(error).__name__}: {error}"))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def main() -> int:
     missing = environment.missing()
     if missing:
         sys.exit(f"{sys.executable} has no {', '.join(missing)}: install them, or name another in PYMPSD_PYTHON")
-    # A run that is cut short still ends what it started and tells what failed until then.
+    # A run that is cut short still ends what it started and reports what failed until then.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     parts.adopt_orphans()
     with workspace() as work, environment.awake():
@@ -86,7 +86,7 @@ def main() -> int:
         try:
             failed = runner.run(chosen, for_pytest)
         finally:
-            left = parts.leftovers()
+            left = parts.end_remaining()
             for line in left:
                 print("left behind:", line)
     return 1 if failed or left else 0

@@ -154,6 +154,6 @@ def test_a_client_killed_with_a_kernel_that_never_ends_harms_no_neighbour(
     (server,) = daemon.servers()
     (executor,) = children_of(server)
     neighbour.end()
-    wait_until(lambda: not alive(executor), "the end of the process that runs the kernel: nobody is left on it")
+    wait_until(lambda: not alive(executor), "the end of the process that runs the kernel: no client is left on it")
     assert start().do("add") == RIGHT, "the GPU is usable"
     assert status(daemon, server) == "ACTIVE"

@@ -56,12 +56,12 @@ def test_either_kind_of_worker_executes_what_clients_want(make_daemon: MakeDaemo
         for client in clients:
             client.end()
 
-    def told() -> list[str]:
+    def worker_kinds() -> list[str]:
         lines = (line.partition("command stream workers: ")[2] for line in daemon.log("server.log"))
         return [kind.split(",")[0] for kind in lines if kind]
 
-    wait_until(told, "the kind of workers in server.log")
-    assert told() == [worker]
+    wait_until(worker_kinds, "the kind of workers in server.log")
+    assert worker_kinds() == [worker]
 
 
 def test_an_emulated_device_is_used_where_it_is_asked_for(make_daemon: MakeDaemon) -> None:

@@ -14,7 +14,7 @@ Start = Callable[..., ClientProcess]
 
 
 def owners(daemon: DaemonProcess) -> set[int]:
-    """Return whose the server and its executors are."""
+    """Return the uids of the server and its executors."""
     (server,) = daemon.servers()
     return {os.stat(f"/proc/{pid}").st_uid for pid in (server, *children_of(server))}
 

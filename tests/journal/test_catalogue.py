@@ -109,8 +109,8 @@ def test_all_lists_of_dialects_agree() -> None:
     ],
 )
 def test_the_author_of_a_line_in_r580(expected: str, line: Line, fields: dict[str, int]) -> None:
-    who = expected.partition(" ")[0] if expected.startswith("Control") else "Server"
-    data = render(LogEntry(who, 500, "any", fields, 0.0), line, Dialect.R580)
+    source = expected.partition(" ")[0] if expected.startswith("Control") else "Server"
+    data = render(LogEntry(source, 500, "any", fields, 0.0), line, Dialect.R580)
     assert data is not None
     assert data.decode().partition(".000 ")[2] == f"{expected}\n"
 
@@ -281,13 +281,13 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.usefixtures("zone")
 def test_the_documents_example_lines(example: str) -> None:
     head, _, text = example[1:].partition("] ")
-    stamp, who, pid = head.rsplit(" ", 2)
+    stamp, source, pid = head.rsplit(" ", 2)
     when = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S.%f").timestamp()
     lines, event, fields = EVENTS[text]
-    assert render(LogEntry(who, int(pid), event, fields, when), lines[event], Dialect.DOCUMENTED) == (
+    assert render(LogEntry(source, int(pid), event, fields, when), lines[event], Dialect.DOCUMENTED) == (
         f"{example}\n".encode()
     )
-    assert line(when, who, int(pid), text) == f"{example}\n".encode()
+    assert line(when, source, int(pid), text) == f"{example}\n".encode()
 
 
 def test_every_example_has_an_event() -> None:

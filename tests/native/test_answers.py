@@ -116,23 +116,23 @@ def test_answers_of_both_arrive_whole_whatever_the_client_reads(rig: Rig, seed: 
     writer, source = _narrow(rig), random.Random(seed)
     rig.start()
     reader = Reader(rig.client_end)
-    waits, larges, brought = 600, 60, 20
+    waits, larges, with_fds = 600, 60, 20
 
     def python() -> None:
         numbers = random.Random(f"{seed}/python")
         for number in range(larges):
             writer.send(_large(BY_PYTHON + number, numbers.choice((0, 100, 5000, 40_000))))
-        for number in range(brought):
+        for number in range(with_fds):
             body = bytes([(BY_PYTHON + larges + number) % 256]) * 8
             with open(os.devnull) as file:
                 answer = records.pack_answer(BRINGS, BY_PYTHON + larges + number, 0, body)
                 writer.send(answer, (file.fileno(),))
-            writer.send(_large(BY_PYTHON + larges + brought + number, 30_000))
+            writer.send(_large(BY_PYTHON + larges + with_fds + number, 30_000))
 
     other = threading.Thread(target=python)
     other.start()
     sent = 0
-    while len(reader.answers) < waits + larges + 2 * brought:
+    while len(reader.answers) < waits + larges + 2 * with_fds:
         if sent < waits and source.random() < 0.7:
             for _ in range(min(waits - sent, source.choice((1, 5, 100)))):
                 rig.put(rig.pack("SYNCHRONIZE_STREAM", 0))
@@ -141,9 +141,9 @@ def test_answers_of_both_arrive_whole_whatever_the_client_reads(rig: Rig, seed: 
             reader.read(source.choice((24, 1000, 1 << 16)))
     other.join(SECONDS)
     assert not other.is_alive()
-    expected = Counter([*range(1, waits + 1), *range(BY_PYTHON, BY_PYTHON + larges + 2 * brought)])
+    expected = Counter([*range(1, waits + 1), *range(BY_PYTHON, BY_PYTHON + larges + 2 * with_fds)])
     assert Counter(answer.sequence for answer in reader.answers) == expected
-    assert reader.fds == brought
+    assert reader.fds == with_fds
     writer.close()
 
 

@@ -1,4 +1,4 @@
-"""What scripts/test-gpu tells of tests while they run: all that is known when the run is cut short."""
+"""What scripts/test-gpu reports of tests while they run: all that is known when the run is cut short."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pytest_in(folder: Path, *arguments: str, **more: tuple[int, ...]) -> subproc
     )  # fmt: skip
 
 
-def test_a_run_that_is_killed_has_told_what_failed(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_has_recorded_what_failed(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     (tmp_path / "test_it.py").write_text(TESTS.replace("WRITER", str(writer)))
     with pytest_in(tmp_path, pass_fds=(writer,)) as process:

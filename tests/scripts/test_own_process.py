@@ -25,9 +25,9 @@ def pytest_runtest_protocol(item, nextitem):
 @pytest.fixture(scope="module")
 def shared(request):
     yield os.getpid()
-    who = "tester" if os.environ["TESTER"] == str(os.getpid()) else "child"
+    process = "tester" if os.environ["TESTER"] == str(os.getpid()) else "child"
     with open("ends", "a") as ends:
-        print(request.module.__name__, who, file=ends)
+        print(request.module.__name__, process, file=ends)
 
 def pytest_sessionstart(session):
     os.environ["TESTER"] = str(os.getpid())

@@ -201,7 +201,7 @@ def test_standard_error_is_redirected_without_a_spare_descriptor() -> None:
         "from pympsd_server.service.daemon_reconnect import _redirect_stderr\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
         "_redirect_stderr()\n"
-        "os.write(2, b'nobody reads this')\n"
+        "os.write(2, b'this is never read')\n"
     )
     with open(os.devnull, "wb") as null:
         done = subprocess.run(

@@ -71,14 +71,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("dialect", [Dialect.DOCUMENTED, Dialect.R580])
-@pytest.mark.parametrize("who", CASES)
+@pytest.mark.parametrize("case", CASES)
 @bounded
 async def test_clients_in_a_loop_cannot_fill_the_log(
-    daemon: RunningDaemon, clock: Clock, who: str, dialect: Dialect
+    daemon: RunningDaemon, clock: Clock, case: str, dialect: Dialect
 ) -> None:
-    hello, beginning = CASES[who]
+    hello, beginning = CASES[case]
     set_dialect(daemon, dialect)
-    if who == "refused":
+    if case == "refused":
         daemon.dispatcher.state.uid = 500
     # Two lines each, the second of them (as the dialect has it or not) the client's.
     logged = dialect is Dialect.DOCUMENTED or beginning in ("NEW CLIENT ", "Refusing client ")

@@ -92,13 +92,13 @@ async def test_a_server_returns_only_once(daemon: RunningDaemon) -> None:
 
 
 @bounded
-@pytest.mark.parametrize("who", ["none was expected", "another process", "another user's", "a later process"])
-async def test_a_process_that_is_not_in_the_file_is_refused(daemon: RunningDaemon, who: str) -> None:
-    if who == "another process":
+@pytest.mark.parametrize("case", ["none was expected", "another process", "another user's", "a later process"])
+async def test_a_process_that_is_not_in_the_file_is_refused(daemon: RunningDaemon, case: str) -> None:
+    if case == "another process":
         save_predecessor(daemon, pid=os.getppid())
-    elif who == "another user's":
+    elif case == "another user's":
         save_predecessor(daemon, uid=500)
-    elif who == "a later process":
+    elif case == "a later process":
         edit(save_predecessor(daemon), f'"started":{{"{ME}":', f'"started":{{"{ME}":1')
     daemon.inherit()
     servers = [server.awaited for server in daemon.dispatcher.state.servers.values()]
@@ -107,7 +107,7 @@ async def test_a_process_that_is_not_in_the_file_is_refused(daemon: RunningDaemo
     (line,) = refused(daemon)
     assert f"Refusing process {ME} of user 0, which says it is a server: " in line
     assert [server.awaited for server in daemon.dispatcher.state.servers.values()] == servers
-    assert servers == ([] if who in ("none was expected", "a later process") else [True])
+    assert servers == ([] if case in ("none was expected", "a later process") else [True])
 
 
 @bounded

@@ -74,7 +74,7 @@ class Witness:
 
     client: RawClient
     checks: int = 0
-    trouble: str = ""
+    failure: str = ""
     _over: threading.Event = field(factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -89,7 +89,7 @@ class Witness:
         assert self._thread is not None
         self._thread.join(60)
         assert not self._thread.is_alive(), "another client's call hangs"
-        assert not self.trouble, self.trouble
+        assert not self.failure, self.failure
 
     def _work(self) -> None:
         try:
@@ -102,7 +102,7 @@ class Witness:
                     self._check_pinned(address, pinned, host)
                     self.checks += 1
         except Exception as error:
-            self.trouble = f"another client took harm: {error!r}"
+            self.failure = f"another client was harmed: {error!r}"
 
     def _check(self, module: int, address: int) -> None:
         pattern = struct.pack("=Q", self.checks * 0x9E3779B97F4A7C15 & 2**64 - 1) * 512
@@ -401,7 +401,7 @@ def _fuzz(executor: ExecutorOwner, seed: int, wanted: int) -> Found:
             except Exception as error:
                 error.add_note(f"session {fuzz.sessions} of seed {seed}")
                 raise
-            assert all(not witness.trouble for witness in witnesses), [witness.trouble for witness in witnesses]
+            assert all(not witness.failure for witness in witnesses), [witness.failure for witness in witnesses]
     finally:
         for witness in witnesses:
             witness.stop()

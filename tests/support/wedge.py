@@ -1,7 +1,7 @@
 """Wedges an executor: the thread of its link hangs in the kernel and does not come back; all else in it goes on.
 
-Its link's socket is told to hand nothing out before a MiB is there, which is never: a receive of that thread, once
-begun, does not return. That is no SIGSTOP, and no debugger: the process sleeps as it does while nobody wants
+Its link's socket is set to deliver nothing before a MiB is there, which is never: a receive of that thread, once
+begun, does not return. That is no SIGSTOP, and no debugger: the process sleeps as it does while no one wants
 anything of it.
 """
 
@@ -33,7 +33,7 @@ def wedge(executor: int, owner: int) -> None:
     """Wedge an executor of a server. What its link's thread waits for at the moment it still takes."""
     sockets = [_taken(executor, fd) for fd in _sockets(executor)]
     try:
-        # A pair belongs to who made it: the link's to the owner, a client's stream's to the executor.
+        # A pair belongs to the process that made it: the link's to the owner, a client's stream's to the executor.
         links = [sock for sock in sockets if _maker(sock) == owner]
         if len(links) != 1:
             raise NoLink(len(links))

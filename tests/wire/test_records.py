@@ -59,7 +59,7 @@ def test_completion_scope_and_handles_fit_each_other(operation: Operation) -> No
     if operation.completion is Completion.QUEUED:
         assert Kind.STREAM in kinds, "work is queued in a stream"
     if operation.completion is Completion.AWAITED:
-        assert operation.answered, "the answer is what tells that it is done"
+        assert operation.answered, "the answer is what reports that it is done"
         assert not operation.answers
     if operation.scope is Scope.PROCESS:
         assert not kinds, "handles belong to contexts"

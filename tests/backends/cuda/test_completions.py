@@ -142,7 +142,7 @@ def test_an_error_in_a_callback_does_not_affect_the_others(
         raise error
 
     watcher.add("stream", FakeMarker(is_passed=True), broken)
-    watcher.add("stream", FakeMarker(is_passed=True), lambda: notes.add("told"))
+    watcher.add("stream", FakeMarker(is_passed=True), lambda: notes.add("notified"))
     notes.wait()
     assert poisonings.values == []
     assert ("KeyError: 'a defect'" in capfd.readouterr().err) is isinstance(error, KeyError)

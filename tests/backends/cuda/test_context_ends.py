@@ -198,15 +198,15 @@ def test_dropping_a_client_of_several_contexts_waits_once(
         said.append(message)
         close_all(fds)
 
-    desk = Attachments(device, 1, send)
+    attachments = Attachments(device, 1, send)
     for number in range(6):
-        desk.handle(Attach(number, 1, number, not number, 0, 0, 0))
+        attachments.handle(Attach(number, 1, number, not number, 0, 0, 0))
     for context in tuple(device._contexts):
         address = context.allocate(4096)
         driver.stall(context.default_stream.handle)
         context.default_stream.fill(fill(address, 1, 1, 16))
     begun = clock.now
-    desk.handle(DropClient(6, 1))
+    attachments.handle(DropClient(6, 1))
     assert said[-1] == ExecutorDone(6, unfinished=6)
     assert clock.now - begun < PATIENCE_SECONDS + 0.1
 

@@ -17,9 +17,9 @@ MIB = 1 << 20
 PIECE = 256 << 10
 
 
-def refused(whose: str) -> pytest.RaisesExc[BackendError]:
+def refused(copies: str) -> pytest.RaisesExc[BackendError]:
     """Expect OUT_OF_MEMORY for the copies of one client, or of all."""
-    what = f"^{whose} that are not done"
+    what = f"^{copies} that are not done"
     return pytest.raises(BackendError, match=what, check=lambda error: error.code == Result.ERROR_OUT_OF_MEMORY)
 
 
