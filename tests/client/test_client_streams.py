@@ -181,7 +181,8 @@ def test_each_thread_has_its_own_per_thread_stream(kernels: Kernels, context: An
         theirs = thread.submit(in_a_thread).result(30)
     kernels.store(5, 2)
     assert next(iter(this_thread.streams.handles.values())) != theirs
-    assert theirs not in owned.ended_threads_streams  # the thread has ended, and the next stream has taken its stream away
+    # The thread has ended, and the next stream has taken its stream away.
+    assert theirs not in owned.ended_threads_streams
 
 
 def test_a_stream_of_another_context_is_no_stream_for_a_kernel(kernels: Kernels, streams: list[Any]) -> None:
