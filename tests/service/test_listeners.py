@@ -264,7 +264,7 @@ async def test_a_client_of_another_version_is_refused_with_both_versions(daemon:
     frame = await caller.receive()
     assert isinstance(frame, Frame)
     refused = messages.decode(frame)
-    assert refused == messages.Refused(805, "this client speaks versions 7 to 9, the daemon 1 to 1")
+    assert refused == messages.Refused(805, "this client speaks versions 7 to 9, the daemon 2 to 2")
     assert await caller.receive() is None
 
 
