@@ -141,6 +141,9 @@ class Replay:
             assert self.daemon(0).start().returncode == 0
         elif verb == "wait":
             wait_until(lambda: self.known.translated(rest) in self.daemon(0).log(), rest)
+        elif verb == "wait-server":
+            text = self.known.translated(rest)
+            wait_until(lambda: text in "\n".join(self.daemon(0).log("server.log")), text)
         elif verb == "read-only":
             (self.daemon(0).directory / rest).chmod(0o555)
         elif verb == "sigkill":
