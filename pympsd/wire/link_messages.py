@@ -165,7 +165,7 @@ class ServerReturn:
     pid: int
     status: str
     leaving: bool
-    """It was told to shut down, and ends with its last client."""
+    """It was asked to shut down, and ends with its last client."""
     clients: int
 
 

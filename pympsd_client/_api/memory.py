@@ -10,6 +10,7 @@ import ctypes
 
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
+from pympsd_client._command_stream import operations
 from pympsd_client._objects import copies
 from pympsd_client._objects import memory as device_memory
 from pympsd_client._objects import stream as streams
@@ -74,7 +75,8 @@ def host_to_device(destination: int, host: HostMemory, count: int, stream: int, 
     at, at_stream = device_memory.place(destination, context, its_stream, stream)
     if pinned.reached_by(at.usable().transport, host.address, count):
         # In any other stream than the caller's nothing would wait for it.
-        copies.from_pinned(at, at_stream, destination, host.address, count, wait or at is not context)
+        operation, waits = operations.COPY_TO_DEVICE_PINNED, wait or at is not context
+        copies.by_the_device(at, operation, at_stream, destination, host.address, count, wait=waits)
     else:
         copies.to_device(at, at_stream, destination, host.address, count, wait)
 
@@ -92,7 +94,8 @@ def device_to_host(host: HostMemory, source: int, count: int, stream: int, wait:
     device_memory.owner(source)
     at, at_stream = device_memory.place(source, context, its_stream, stream)
     if pinned.reached_by(at.usable().transport, host.address, count):
-        copies.to_pinned(at, at_stream, host.address, source, count, wait or at is not context)
+        operation, waits = operations.COPY_FROM_DEVICE_PINNED, wait or at is not context
+        copies.by_the_device(at, operation, at_stream, host.address, source, count, wait=waits)
     else:
         copies.from_device(at, at_stream, host.address, source, count)
 

@@ -15,6 +15,7 @@ class Operation:
         row = records.BY_NAME[name]
         self.name: Final = name
         self.opcode: Final = row.opcode
+        self.answered: Final = row.answered
         self.size: Final = row.layout.size
         self.answer: Final = row.answer_layout
         self._pack = row.layout.pack
@@ -33,8 +34,8 @@ def __getattr__(name: str) -> Operation:
 
 
 LAUNCH_OPCODE: Final = records.BY_NAME["LAUNCH"].opcode
-LAUNCH_FORMAT: Final = records.HEADER.format + "".join(operand.code for operand in records.BY_NAME["LAUNCH"].operands)
-"""Header and operands of LAUNCH; a function appends the layout of its parameters (`_parameters`)."""
+LAUNCH_FORMAT: Final = records.BY_NAME["LAUNCH"].layout.format
+"""Header and operands of LAUNCH; a function appends the layout of its parameters (`kernel_parameters`)."""
 LAUNCH_BYTES: Final = struct.calcsize(LAUNCH_FORMAT)
 SEQUENCE_AT: Final = records.HEADER_BYTES - 8
 """Where in a record its sequence number lies: last in the header."""

@@ -53,7 +53,7 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
     """Copy ``count`` host bytes at address ``source`` to device memory, in stream order.
 
     The source may change as soon as this returns. With ``wait`` it returns when the bytes have arrived, else when
-    they are on their way: an error is then told by a later call (CUDA driver API, API synchronization behavior).
+    they are on their way: an error is then returned by a later call (CUDA driver API, API synchronization behavior).
     """
     opened = context.usable()
     threads = thread_count(count)
@@ -174,19 +174,12 @@ def _release(transport: Transport, sequence: int) -> None:
     transport.discard(sequence)
 
 
-def from_pinned(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
-    """Copy page-locked memory that the executor has too to the device, in stream order: the device reads it itself.
+def by_the_device(context: Context, operation: Operation, stream: int, *operands: int, wait: bool) -> None:
+    """Have the device itself copy, in stream order, between device memory and page-locked memory of the executor.
 
-    Without ``wait`` it returns at once, and the source is read later.
+    Without ``wait`` return at once; page-locked memory is then read or written later.
     """
-    context.post(operations.COPY_TO_DEVICE_PINNED, stream, destination, source, count)
-    if wait:
-        context.call(operations.SYNCHRONIZE_STREAM, stream)
-
-
-def to_pinned(context: Context, stream: int, target: int, source: int, count: int, wait: bool) -> None:
-    """Copy device memory to page-locked memory that the executor has too, in stream order: the device writes it."""
-    context.post(operations.COPY_FROM_DEVICE_PINNED, stream, target, source, count)
+    context.post(operation, stream, *operands)
     if wait:
         context.call(operations.SYNCHRONIZE_STREAM, stream)
 
@@ -218,7 +211,7 @@ def between_devices(
 
 def on_device(context: Context, stream: int, destination: int, source: int, count: int) -> None:
     """Copy within one device, in stream order; returns at once."""
-    context.post(operations.COPY_ON_DEVICE, stream, destination, source, count)
+    by_the_device(context, operations.COPY_ON_DEVICE, stream, destination, source, count, wait=False)
 
 
 def _chunks(first: int, count: int, limit: int, stop: Event | None = None) -> Iterator[tuple[int, int]]:

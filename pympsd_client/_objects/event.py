@@ -101,6 +101,6 @@ def elapsed_milliseconds(start: int, end: int) -> float:
         if not event.recorded:
             raise invalid_handle("the event was never recorded; call cuEventRecord first")
     if first.context is not second.context:
-        raise invalid_handle("the two events are of different contexts; no time can be told between them")
+        raise invalid_handle("the two events are of different contexts; no time can be measured between them")
     answer = first.context.call(operations.ELAPSED_TIME, first.handle, second.handle)
     return float(operations.ELAPSED_TIME.answer.unpack_from(answer)[0])

@@ -62,8 +62,7 @@ class HandleTable(Generic[T]):
         """Have the executor destroy an object, and take it out once that is sent, or answered where it is."""
         if self._destroy is None:
             raise TypeError(f"the wire destroys no {self._noun}")
-        operation, is_answered = self._destroy
-        (owned.context.call if is_answered else owned.context.post)(operation, owned.handle)
+        (owned.context.call if self._destroy.answered else owned.context.post)(self._destroy, owned.handle)
         self.remove(owned.handle)
 
     def all(self) -> tuple[T, ...]:
@@ -80,8 +79,8 @@ class HandleTable(Generic[T]):
                 self.remove(owned.handle)
 
 
-def _destroy_operation(kind: Kind) -> tuple[Operation, bool]:
+def _destroy_operation(kind: Kind) -> Operation:
     for row in OPERATIONS:
         if any(operand.kind is kind and operand.use is Use.DESTROYED for operand in row.operands):
-            return Operation(row.name), row.answered
+            return Operation(row.name)
     raise KeyError(kind)

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from pympsd.wire.records import Space
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
-from pympsd_client._objects.copies import Piece, Recorder, fetch_pieces, send_pieces
+from pympsd_client._objects.copies import Piece, Recorder, by_the_device, fetch_pieces, send_pieces
 from pympsd_client._objects.memory import ordinal_at, owner, place
 from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.stream import resolve, synchronize
@@ -33,6 +33,11 @@ class Extent:
     def bytes(self) -> int:
         """The number of bytes in it."""
         return self.width * self.height * self.depth
+
+    @property
+    def operands(self) -> tuple[int, int, int]:
+        """The extent as COPY_3D names it."""
+        return self.width, self.height, self.depth
 
 
 @frozen
@@ -83,7 +88,8 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
         reading = place(source.address, context, its_stream, stream)
         if ordinal_at(source.address) == ordinal_at(destination.address):
             sides = (*destination.operands(Space.DEVICE), *source.operands(Space.DEVICE))
-            _by_the_device(*reading, sides, extent, wait or reading[0] is not context)
+            waits = wait or reading[0] is not context
+            by_the_device(reading[0], operations.COPY_3D, reading[1], *sides, *extent.operands, wait=waits)
         else:
             writing = place(destination.address, context, its_stream, stream)
             _between_devices(writing, reading, destination, source, extent)
@@ -94,17 +100,12 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
         spaces = (Space.PINNED, Space.DEVICE) if destination.is_host else (Space.DEVICE, Space.PINNED)
         sides = (*destination.operands(spaces[0]), *source.operands(spaces[1]))
         # Elsewhere than in the caller's stream nothing would wait for it.
-        _by_the_device(at, at_stream, sides, extent, wait or at is not context)
+        waits = wait or at is not context
+        by_the_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=waits)
     elif destination.is_host:
         _to_host(at, at_stream, destination, source, extent)
     else:
         _to_device(at, at_stream, destination, source, extent, wait)
-
-
-def _by_the_device(context: Context, stream: int, sides: tuple[int, ...], extent: Extent, wait: bool) -> None:
-    context.post(operations.COPY_3D, stream, *sides, extent.width, extent.height, extent.depth)
-    if wait:
-        context.call(operations.SYNCHRONIZE_STREAM, stream)
 
 
 def _to_device(context: Context, stream: int, device: Region, host: Region, extent: Extent, wait: bool) -> None:
@@ -154,9 +155,7 @@ def _recorder(device: Region, box: Extent, stream: int, *, to_host: bool) -> Rec
         staged = _packed(True, offset, box).operands(Space.STAGING)
         there = device.operands(Space.DEVICE)
         sides = (*staged, *there) if to_host else (*there, *staged)
-        return operations.COPY_3D_STAGED.record(
-            serial, sequence, stream, *sides, box.width, box.height, box.depth, flags=flags
-        )
+        return operations.COPY_3D_STAGED.record(serial, sequence, stream, *sides, *box.operands, flags=flags)
 
     return record
 

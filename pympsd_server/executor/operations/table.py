@@ -98,9 +98,9 @@ class Row:
             reason = f"{self._name} with a body of {len(body)} bytes, its operands have {size}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
         operands = self._unpack(body)
-        stated, brought = operands[-1], len(body) - size
-        if records.padded(stated) != brought:
-            reason = f"{self._name} states {stated} bytes of {self._tail} and brings {brought}"
+        stated, given = operands[-1], len(body) - size
+        if records.padded(stated) != given:
+            reason = f"{self._name} states {stated} bytes of {self._tail} and brings {given}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
         return [*operands, body[size : size + stated]]
 

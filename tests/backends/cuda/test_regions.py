@@ -12,11 +12,11 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES
 from pympsd_server.backends.cuda.memory.regions import (
     Side,
-    check_pitches,
     registered_pieces,
     simplified,
 )
 from pympsd_server.backends.interface import BackendError, Extent, Region
+from pympsd_server.backends.region_checks import check_pitches
 from tests.backends.contract.port_user import on_device
 
 EXTENTS = st.builds(Extent, st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)).filter(

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import cu
-from pympsd_server.backends.cuda.memory.regions import check_pitches, simplified
-from pympsd_server.backends.interface import BackendError, Extent, Fill, Region
+from pympsd_server.backends.cuda.memory.regions import simplified
+from pympsd_server.backends.interface import Extent, Fill, Region
+from pympsd_server.backends.region_checks import check_elements, check_pitches
 
 
 def checked_fill(fill: Fill) -> tuple[Extent, Region]:
     """Return the simplified extent and region of a fill; BackendError INVALID_VALUE for what the driver cannot do."""
-    element, extent, region = fill.element_bytes, fill.extent, fill.destination
-    offsets = region.base | extent.width
-    if not extent.is_linear:
-        offsets |= region.pitch | region.slice_pitch
-    if element not in (1, 2, 4) or offsets % element:
-        raise BackendError(Result.ERROR_INVALID_VALUE, f"a fill of width {element} at {region.base:#x}")
+    check_elements(fill)
+    extent, region = fill.extent, fill.destination
     if not extent.is_linear:
         extent, (region,) = simplified(extent, region)
         check_pitches(extent, region)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from attrs import evolve
 
-from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES, registered_parts
 from pympsd_server.backends.cuda.memory.staging import address_of
-from pympsd_server.backends.interface import BackendError, Copy, Extent, Region
+from pympsd_server.backends.interface import Copy, Extent, Region
+from pympsd_server.backends.region_checks import check_pitches
 
 
 def simplified(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ...]]:
@@ -27,15 +27,6 @@ def simplified(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, 
     return Extent(width, height, depth), regions
 
 
-def check_pitches(extent: Extent, region: Region, most: int | None = None) -> None:
-    """BackendError INVALID_VALUE if rows or slices overlap, or the pitch is more than ``most``."""
-    if extent.height > 1 and (region.pitch < extent.width or (most is not None and region.pitch > most)):
-        limit = "" if most is None else f" and at most {most}"
-        raise _invalid(f"a pitch of {region.pitch} bytes: it must be at least the width of {extent.width}{limit}")
-    if extent.depth > 1 and region.slice_pitch < (least := (extent.height - 1) * region.pitch + extent.width):
-        raise _invalid(f"a slice pitch of {region.slice_pitch} bytes: it must be at least {least}")
-
-
 def simplified_copy(copy: Copy, most: int) -> Copy:
     """Return a copy in as few dimensions as possible; BackendError INVALID_VALUE for impossible pitches.
 
@@ -47,10 +38,6 @@ def simplified_copy(copy: Copy, most: int) -> Copy:
     if extent.height > 1 and max(destination.pitch, source.pitch) > most:
         return copy
     return Copy(destination, source, extent)
-
-
-def _invalid(reason: str) -> BackendError:
-    return BackendError(Result.ERROR_INVALID_VALUE, reason)
 
 
 def rows_of(region: Region, extent: Extent) -> Any:

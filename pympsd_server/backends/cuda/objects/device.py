@@ -13,8 +13,8 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import BadSetting, chosen_connections
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.budget import DeviceBudget
+from pympsd_server.backends.counters import Counters
 from pympsd_server.backends.cuda.driver.calls import Driver, cu, plain_call
-from pympsd_server.backends.cuda.driver.counters import Counters
 from pympsd_server.backends.cuda.driver.native_calls import native_calls
 from pympsd_server.backends.cuda.driver.probe import uuid_of
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
@@ -249,8 +249,10 @@ class CudaDevice:
                 return
             self._error = outcome
         contexts = tuple(self._contexts)
-        suspects = sorted({name for context in contexts for name in context.suspect_kernels()})
-        reason = f"{outcome.reason}; launched last where work was unfinished: {', '.join(suspects) or 'no kernel'}"
+        suspect_kernels = sorted({name for context in contexts for name in context.suspect_kernels()})
+        reason = (
+            f"{outcome.reason}; launched last where work was unfinished: {', '.join(suspect_kernels) or 'no kernel'}"
+        )
         for context in contexts:
             context.queue.poison(Outcome(outcome.code, reason))
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from pympsd_server.backends.counters import Counters
 from pympsd_server.backends.cuda.driver.calls import Driver
-from pympsd_server.backends.cuda.driver.counters import Counters
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.memory.scratch import ScratchPool
 from pympsd_server.backends.cuda.memory.staging import Staging

@@ -16,6 +16,7 @@ from pympsd_server.backends.emulated.memory.address_space import AccessibleMemor
 from pympsd_server.backends.emulated.ptx.datatypes import Array, DType
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError, Copy, Extent, Fill, Region
+from pympsd_server.backends.region_checks import check_elements, check_pitches
 
 PIECE_BYTES: Final = 4 << 20
 _ROW_BYTES: Final = 512
@@ -35,13 +36,8 @@ def check_copy(memory: AccessibleMemory, copy: Copy) -> None:
 
 def check_fill(memory: AccessibleMemory, fill: Fill) -> None:
     """Raise BackendError INVALID_VALUE unless all of the region is accessible and aligned to the element."""
-    target, element = fill.destination, fill.element_bytes
-    offsets = target.base | fill.extent.width
-    if not fill.extent.is_linear:
-        offsets |= target.pitch | target.slice_pitch
-    if element not in (1, 2, 4) or offsets % element:
-        raise _invalid(f"a fill of {element}-byte elements, rows of {fill.extent.width} bytes at {target.base:#x}")
-    _check(memory, target, fill.extent)
+    check_elements(fill)
+    _check(memory, fill.destination, fill.extent)
 
 
 def _check(memory: AccessibleMemory, region: Region, extent: Extent) -> None:
@@ -49,7 +45,8 @@ def _check(memory: AccessibleMemory, region: Region, extent: Extent) -> None:
         span = extent.width
     else:
         span = region.span(extent)
-        _check_pitches(region, extent)
+        if extent.bytes:
+            check_pitches(extent, region)
     if not span:
         return
     if region.host is not None:
@@ -62,15 +59,6 @@ def _check(memory: AccessibleMemory, region: Region, extent: Extent) -> None:
         memory.view(region.base, span)
     except IllegalAddress as error:
         raise _invalid(str(error)) from None
-
-
-def _check_pitches(region: Region, extent: Extent) -> None:
-    if not extent.bytes:
-        return
-    if extent.height > 1 and region.pitch < extent.width:
-        raise _invalid(f"rows of {extent.width} bytes with a pitch of {region.pitch}")
-    if extent.depth > 1 and region.slice_pitch < region.span(Extent(extent.width, extent.height)):
-        raise _invalid(f"slices of {extent.height} rows with a slice pitch of {region.slice_pitch} bytes")
 
 
 def _invalid(reason: str) -> BackendError:
