@@ -64,4 +64,5 @@ def _version() -> str:
 def _help(name: str) -> str:
     from pympsd.commands.manual import usage
 
-    return f"{TITLE}\n{usage(name)}"
+    found = f"daemon {control_client.found_daemon()}" if name == OWN_NAME else ""
+    return f"{TITLE}\n{usage(name)}{found}"

@@ -26,6 +26,8 @@ LINE_LIMIT = 1 << 17
 """Longer lines are cut here; the daemon's own limit is lower."""
 AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024
 """The most lines, and bytes of lines, that are sent before the first of them is answered."""
+OTHER_KIND = "Protocol wrong type for socket"
+"""The daemon's socket is one for packets: it leads the driver's server, or is the vendor's own."""
 SILENCE = b"The MPS control daemon does not answer: it was reached and said nothing for %g s\n"
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 
@@ -47,7 +49,11 @@ def give_commands(words: "Sequence[str]", strict: bool = False, timeout: float =
     try:
         path = _pipe_directory() + b"/" + files.CONTROL.encode()
         reason = daemon.connect(path, timeout)
-        if reason:
+        if reason == OTHER_KIND and daemon.connect(_own_socket(), timeout):
+            from pympsd import vendor_daemon
+
+            return vendor_daemon.give_commands(path, words, strict, timeout)
+        if reason and reason != OTHER_KIND:
             _complain(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
             return UNREACHABLE
         daemon.send(frames.encode(frames.OPERATOR_HELLO))
@@ -63,6 +69,24 @@ def give_commands(words: "Sequence[str]", strict: bool = False, timeout: float =
     finally:
         daemon.close()
     return 1 if (words or strict) and refused else 0
+
+
+def found_daemon() -> str:
+    """Return a line that says which daemon there is."""
+    daemon = _Daemon()
+    path = _pipe_directory() + b"/" + files.CONTROL.encode()
+    try:
+        reason = daemon.connect(path, TIMEOUT)
+        if reason == OTHER_KIND:
+            is_vendor = daemon.connect(_own_socket(), TIMEOUT)
+            kind = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server"
+        else:
+            kind = f"no daemon ({reason})" if reason else "pympsd, with servers of its own"
+    except TimeoutError:
+        kind = "a daemon that does not answer"
+    finally:
+        daemon.close()
+    return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n"
 
 
 def print_text(text: str) -> int:
@@ -111,6 +135,11 @@ def _batches(chunks: "Iterator[list[bytes]]") -> "Iterator[list[bytes]]":
             size += len(line)
         if batch:
             yield batch
+
+
+def _own_socket() -> bytes:
+    """Return the path of the socket where pympsd's own protocol is spoken beside the driver's server."""
+    return _pipe_directory() + b"/" + files.OWN_CONTROL.encode()
 
 
 def _pipe_directory() -> bytes:

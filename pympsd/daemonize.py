@@ -11,6 +11,7 @@ from attrs import evolve
 
 from pympsd.devices.discovery import visible_machine
 from pympsd.devices.driver_probe import ask_driver
+from pympsd.devices.vendor_server import find_vendor_server
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
 from pympsd.journal.dialects import Dialect
 from pympsd.journal.files import LogFile
@@ -52,9 +53,12 @@ def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
             settings = evolve(settings, log_dialect=options.dialect)
         if options.turn_patience is not None:
             settings = evolve(settings, turn_patience=options.turn_patience)
-        settings, devices = visible_machine(settings, ask_driver)
+        machine = visible_machine(
+            settings, ask_driver, lambda: find_vendor_server(settings.vendor_server, os.environ)
+        )
+        settings = evolve(settings, backend=machine.backend, vendor_server=machine.vendor_server)
         check_executor_settings(os.environ, settings.backend)
-        if options.multiuser and not all(device.is_volta_or_newer for device in devices):
+        if options.multiuser and not all(device.is_volta_or_newer for device in machine.devices):
             return _complain(
                 "-multiuser-server: before Volta all clients of a server share one address space; several users can "
                 "share a server on Volta or newer devices only (CUDA_VISIBLE_DEVICES selects)",
@@ -79,7 +83,7 @@ def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
     journal = _open_journal(settings, foreground)
     return DaemonSetup(
         settings,
-        devices,
+        machine,
         directory,
         journal,
         SERVER_NAMES[options.name],

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from attrs import evolve
+
 import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.registry import REGISTRY, Caller, Decision
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import OperatorLine
 from pympsd.state_machine.instructions import Instruction, Log, reply
-from pympsd.vocabulary.answers import refusal
+from pympsd.vocabulary.answers import Answer, refusal
 
 LINE_LIMIT: Final = 64 * 1024
 """A longer line is cut to this number of bytes and is an unknown command."""
@@ -23,8 +25,24 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
     yield Log("command", {"line": shown.replace("\r", " ").replace("\n", " ")})
     decision = decide_line(daemon, Caller(event.session, event.uid), event.line)
     if decision.answer is not None:
-        yield from reply(event.session, decision.answer)
+        yield from reply(event.session, _with_note(decision.answer, event.silent))
     yield from decision.instructions
+
+
+def asks_servers(line: bytes) -> bool:
+    """Return whether the answer to a line depends on what servers know."""
+    words = split(line[:LINE_LIMIT])
+    known = REGISTRY.get(words[0]) if words else None
+    return known is not None and known.asks_servers
+
+
+def _with_note(answer: Answer, silent: tuple[int, ...]) -> Answer:
+    """Return an answer that says which servers did not answer."""
+    if not silent:
+        return answer
+    servers = ", ".join(map(str, silent))
+    note = f"server {servers} does not answer: of it this says what was known before"
+    return evolve(answer, diagnostic=f"{answer.diagnostic}; {note}" if answer.diagnostic else note)
 
 
 def decide_line(daemon: Daemon, caller: Caller, line: bytes) -> Decision:

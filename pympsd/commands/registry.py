@@ -44,6 +44,8 @@ class Command:
     name: str
     handler: Handler
     readers: dict[str, Reader]
+    asks_servers: bool = False
+    """Its answer depends on what servers know: those that do not report by themselves are asked before."""
 
     def run(self, daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
         """Read the arguments from the words after the name, and run the handler unless a reader refuses."""
@@ -59,13 +61,13 @@ class Command:
 REGISTRY: Final[dict[str, Command]] = {}
 
 
-def command(name: str, **readers: Reader) -> Callable[[Handler], Handler]:
+def command(name: str, *, asks_servers: bool = False, **readers: Reader) -> Callable[[Handler], Handler]:
     """Register a handler under a command's name."""
 
     def register(handler: Handler) -> Handler:
         if name in REGISTRY:
             raise ValueError(f"the command {name} is registered twice")
-        REGISTRY[name] = Command(name, handler, readers)
+        REGISTRY[name] = Command(name, handler, readers, asks_servers)
         return handler
 
     return register

@@ -9,6 +9,7 @@ if not __package__:  # run by path, isolated: the packages are two folders up
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 import msgspec
+from attrs import evolve
 
 from pympsd.devices.discovery import visible_machine
 from pympsd.devices.driver_probe import ask_driver
@@ -19,10 +20,15 @@ from pympsd.vocabulary.settings import Settings
 def main() -> int:
     """Print the devices that the environment describes."""
     try:
-        settings, devices = visible_machine(Settings.from_environment(os.environ), ask_driver)
-        if settings.backend == "emulated":
+        settings = Settings.from_environment(os.environ)
+        if settings.backend == "vendor":
+            # The driver's server is the daemon's: for a program by itself it makes no difference.
+            settings = evolve(settings, backend="auto")
+        machine = visible_machine(settings, ask_driver, find_server=str)
+        devices = machine.devices
+        if machine.backend == "emulated":
             devices = with_current_modes(devices, settings.emulated_devices)
-        answer: dict[str, object] = {"devices": devices, "backend": settings.backend}
+        answer: dict[str, object] = {"devices": devices, "backend": machine.backend}
     except ValueError as error:
         answer = {"error": str(error)}
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")

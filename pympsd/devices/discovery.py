@@ -1,8 +1,9 @@
-"""The visible devices of this machine, from settings, for the daemon and its servers.
+"""The backend and the visible devices of this machine, from settings, for the daemon and its servers.
 
-PYMPSD_BACKEND selects the backend; ``auto`` means the GPUs that the driver finds, and the emulated machine if there
-is no driver, no device, or PYMPSD_EMULATED_DEVICES is set. An installed driver that does not work is an error: on a
-machine with a GPU, work must not run on an emulated one unnoticed.
+PYMPSD_BACKEND selects the backend. ``auto`` means the emulated machine if PYMPSD_EMULATED_DEVICES is set, or if there
+is no driver or no device; else the GPUs that the driver finds, with the driver's own server (``vendor``) where there
+is one, and with ours (``cuda``) where there is none. An installed driver that does not work is an error: on a machine
+with a GPU, work must not run on an emulated one unnoticed.
 """
 
 from __future__ import annotations
@@ -32,29 +33,68 @@ class Probed:
     """Why the installed driver does not work."""
 
 
-def visible_machine(settings: Settings, probe: Callable[[], Probed]) -> tuple[Settings, tuple[DeviceFacts, ...]]:
-    """Return the settings with the backend resolved, and the visible devices in the daemon's order.
+@frozen
+class Machine:
+    """The backend of a daemon, and why it is that one; the visible devices in the daemon's order.
 
-    ``probe`` asks the driver and is called only if its answer matters. Raise NoDriver, BadMachine, NoVisibleDevice
-    or DuplicateDevice.
+    Without devices (vendor only) they become known when the first server starts.
     """
-    backend, devices = _machine(settings, probe)
-    chosen = keep_one_generation(devices, select(devices, settings.visible_devices))
-    return evolve(settings, backend=backend), tuple(devices[index] for index in chosen)
+
+    backend: str
+    reason: str
+    devices: tuple[DeviceFacts, ...]
+    vendor_server: str = ""
 
 
-def _machine(settings: Settings, probe: Callable[[], Probed]) -> tuple[str, tuple[DeviceFacts, ...]]:
-    if settings.backend != "emulated":
-        probed = probe()
-        if probed.devices:
-            return "cuda", probed.devices
-        if probed.unusable:
-            raise NoDriver(
-                f"the GPU driver of this machine cannot be used: {probed.unusable}; mend it, or set "
-                "PYMPSD_BACKEND=emulated to run on an emulated device"
-            )
-        if settings.backend == "cuda":
-            raise NoDriver(
-                f"PYMPSD_BACKEND=cuda: {probed.absent}; set PYMPSD_BACKEND=emulated to run on an emulated device"
-            )
-    return "emulated", describe(settings.emulated_devices)
+def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server: Callable[[], str]) -> Machine:
+    """Return the machine that the settings mean.
+
+    ``probe`` asks the driver and is called only if its answer matters; ``find_server`` returns the path of the
+    driver's server, or nothing. Raise NoDriver, BadMachine, NoVisibleDevice or DuplicateDevice.
+    """
+    machine = _machine(settings, probe, find_server)
+    if not machine.devices:
+        return machine
+    chosen = keep_one_generation(machine.devices, select(machine.devices, settings.visible_devices))
+    return evolve(machine, devices=tuple(machine.devices[index] for index in chosen))
+
+
+def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Callable[[], str]) -> Machine:
+    if settings.backend == "emulated":
+        return _emulated(settings, "it is asked for")
+    probed = probe()
+    if settings.backend == "vendor":
+        return _vendor(settings, probed, find_server)
+    if probed.devices:
+        server = "" if settings.backend == "cuda" else find_server()
+        found = f"the driver finds {len(probed.devices)} device{'s' if len(probed.devices) > 1 else ''}"
+        if server:
+            return Machine("vendor", f"{found}, and its MPS server is {server}", probed.devices, server)
+        without = "it is asked for" if settings.backend == "cuda" else f"{found}, but no MPS server of it"
+        return Machine("cuda", without, probed.devices)
+    if probed.unusable:
+        raise NoDriver(
+            f"the GPU driver of this machine cannot be used: {probed.unusable}; mend it, or set "
+            "PYMPSD_BACKEND=emulated to run on an emulated device"
+        )
+    if settings.backend == "cuda":
+        raise NoDriver(
+            f"PYMPSD_BACKEND=cuda: {probed.absent}; set PYMPSD_BACKEND=emulated to run on an emulated device"
+        )
+    return _emulated(settings, probed.absent)
+
+
+def _emulated(settings: Settings, reason: str) -> Machine:
+    return Machine("emulated", reason, describe(settings.emulated_devices))
+
+
+def _vendor(settings: Settings, probed: Probed, find_server: Callable[[], str]) -> Machine:
+    """Return the machine of the driver's server, which tells its devices itself if the driver could not be asked."""
+    server = find_server()
+    if not server:
+        named = settings.vendor_server and f"PYMPSD_VENDOR_SERVER={settings.vendor_server} is no program"
+        raise NoDriver(
+            f"PYMPSD_BACKEND=vendor: {named or 'no nvidia-cuda-mps-server is in PATH'}; name the driver's in "
+            "PYMPSD_VENDOR_SERVER, or set PYMPSD_BACKEND=cuda or emulated"
+        )
+    return Machine("vendor", f"it is asked for, and its server is {server}", probed.devices, server)

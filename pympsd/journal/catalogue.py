@@ -18,6 +18,7 @@ CONTROL_LINES: Final = {
         "To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={directory}"
     ),
     "daemon_version": same("CUDA MPS Control binary version: {version}"),
+    "daemon_backend": Line("The backend is {backend}: {reason}", None),
     "daemon_setting_refused": same("{complaint}"),
     "daemon_exiting": same("Exit with status {status}"),
     "lines_lost": same("{count} log lines could not be written: {reason}"),

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
-from attrs import Factory, define, field
+from attrs import Factory, define, field, frozen
 
 from pympsd.channel.descriptors import explain
-from pympsd.channel.message_channel import MessageChannel
-from pympsd.commands.operator_line import answer_line
+from pympsd.commands.operator_line import answer_line, asks_servers
 from pympsd.journal.setup import Journal
 from pympsd.service.rate_limit import UserRateLimits
 from pympsd.state_machine import instructions as do
@@ -26,8 +25,6 @@ from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import Settings
-from pympsd.wire import link_messages
-from pympsd.wire.messages import GoWithoutMps, Refused
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -40,38 +37,54 @@ CONNECT_LINES: Final = frozenset(
 """Log lines that any user may cause by connecting as a client."""
 
 
-class ConnectedOperator(Protocol):
-    """An operator's session (sessions.operator)."""
+@frozen
+class Admission:
+    """What a server is told of a client that it gets; ``pidfd`` is a copy for the server, -1 if none is available."""
 
-    channel: MessageChannel
+    client: int
+    peer: Peer
+    command: str
+    namespace: int
+    priority: int
+    environment: dict[str, str] = field(factory=dict)
+    pidfd: int = -1
+
+
+class ConnectedOperator(Protocol):
+    """An operator's session (sessions.operator, sessions.vendor.tool)."""
 
     def working(self) -> None: ...
     def answer(self, answer: Answer) -> None: ...
+    async def drain(self) -> None: ...
 
 
 class RunningServer(Protocol):
-    """A server's session (sessions.server)."""
+    """A server's session (sessions.server, sessions.vendor.server)."""
 
     uid: int
     pid: int
     kill: Callable[[], None]
 
     @property
-    def channel(self) -> MessageChannel: ...
-    @property
     def takes_clients(self) -> bool: ...
-    def send(self, message: object) -> None: ...
+    def admit(self, admission: Admission, connection: int) -> None: ...
+    def shut_down(self, forced: bool) -> None: ...
+    def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None: ...
+    def terminate(self, token: int, pid: int, by_reset: bool) -> None: ...
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None: ...
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None: ...
+    def somebody_waits(self) -> None: ...
+    async def refresh(self) -> bool: ...
 
 
 class WaitingClient(Protocol):
-    """The session of a client that is not admitted yet (sessions.client)."""
+    """The session of a client that is not admitted yet (sessions.client, sessions.vendor.client)."""
 
     @property
     def peer(self) -> Peer: ...
     def grant(self, server: RunningServer, priority: int) -> None: ...
-    def dismiss(self, message: Refused | GoWithoutMps) -> None: ...
+    def refuse(self, code: int, reason: str) -> None: ...
+    def go_without_mps(self, reason: str) -> None: ...
 
 
 @define
@@ -126,10 +139,27 @@ class Dispatcher:
             for instruction in instructions:
                 if not (isinstance(instruction, do.Log) and instruction.event in omitted):
                     self._carry_out(instruction)
+            if self.state.queue:
+                for server in self.servers.values():
+                    server.somebody_waits()
         except IllegalMove:
             raise
         except Exception as error:
             self.log.error("daemon_defect", reason=repr(error))
+
+    async def feed_line(self, session: int, uid: int, line: bytes) -> None:
+        """Handle an operator's line, with up-to-date tables if its answer depends on them."""
+        silent: list[int] = []
+
+        async def refresh(server: RunningServer) -> None:
+            if not await server.refresh():
+                silent.append(server.pid)
+
+        if asks_servers(line):
+            async with trio.open_nursery() as nursery:
+                for server in self.servers.values():
+                    nursery.start_soon(refresh, server)
+        self.feed(OperatorLine(session, uid, line, tuple(silent)))
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""
@@ -161,16 +191,16 @@ class Dispatcher:
                 self._refuse(client, code, reason)
             case do.ContinueWithoutMps(client, reason):
                 if client in self.clients:
-                    self.clients[client].dismiss(GoWithoutMps(reason))
+                    self.clients[client].go_without_mps(reason)
             case do.ShutDownServer(server, forced):
                 if server in self.servers:
-                    self.servers[server].send(link_messages.ShutDown(forced))
+                    self.servers[server].shut_down(forced)
             case do.UpdateServerLimits(server, percentage, limits):
                 if server in self.servers:
-                    self.servers[server].send(link_messages.LimitsChanged(percentage, limits))
+                    self.servers[server].set_limits(percentage, limits)
             case do.TerminateClient(server, token, pid, by_reset):
                 if server in self.servers:
-                    self.servers[server].send(link_messages.TerminateClient(token, pid, by_reset))
+                    self.servers[server].terminate(token, pid, by_reset)
             case do.WatchClient(client, server, pid):
                 if server in self.servers:
                     self.servers[server].watch_by_pid(self, client, pid)
@@ -204,7 +234,7 @@ class Dispatcher:
         if session is not None:
             if self.may_log(session.peer.uid, reason):
                 self.log.info("client_refused", pid=session.peer.pid, uid=session.peer.uid, reason=reason)
-            session.dismiss(Refused(code, reason))
+            session.refuse(code, reason)
 
     async def _timer(self, timer: Timer, seconds: float, scope: trio.CancelScope) -> None:
         with scope:

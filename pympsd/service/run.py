@@ -6,12 +6,14 @@ import contextlib
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import trio
 from attrs import evolve, frozen
 
+from pympsd.devices.discovery import Machine
 from pympsd.devices.state_folder import resolved, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
@@ -20,15 +22,17 @@ from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.service.files.state_file import StateFile, device_keys
 from pympsd.service.listeners import Listener
 from pympsd.service.processes.children import spawn_server
+from pympsd.service.processes.vendor_server import spawn_vendor_server
 from pympsd.service.replacement import HAND_OVER
 from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
+from pympsd.service.sessions.conversation import Conversation
+from pympsd.service.sessions.vendor.conversation import VendorConversation
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
-from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.settings import Settings
 
@@ -42,7 +46,7 @@ class DaemonSetup:
     """What is prepared before the fork."""
 
     settings: Settings
-    devices: tuple[DeviceFacts, ...]
+    machine: Machine
     directory: PipeDirectory
     journal: Journal
     show_server_as: str
@@ -94,18 +98,25 @@ async def _main(setup: DaemonSetup, ready: Callable[[], None], early: Sequence[i
 
 async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIterator[int]) -> Dispatcher:
     directory = setup.directory
-    control = trio.socket.from_stdlib_socket(directory.listen(files.CONTROL))
-    privileged = trio.socket.from_stdlib_socket(directory.listen(files.CONTROL_PRIVILEGED))
+    is_vendor = setup.settings.backend == "vendor"
+    # libcuda, finding a stream socket, goes on without MPS: programs that are not ours work beside an own server.
+    kind = socket.SOCK_SEQPACKET if is_vendor else socket.SOCK_STREAM
+    control = _listening(directory, files.CONTROL, kind)
+    privileged = _listening(directory, files.CONTROL_PRIVILEGED, kind)
+    own = _listening(directory, files.OWN_CONTROL, socket.SOCK_STREAM) if is_vendor else None
     fifo = directory.open_fifo()
     directory.write_pid(os.getpid())
     async with trio.open_nursery() as nursery:
-        limits, complaints = default_limits(setup.devices, setup.settings.memory_limits)
+        limits, complaints = default_limits(setup.machine.devices, setup.settings.memory_limits)
         dispatcher = _dispatcher(setup, limits, nursery)
         _log_start(dispatcher, setup, complaints)
         awaited = _save_and_inherit(dispatcher, directory)
         nursery.start_soon(_handle_signals, dispatcher, signals)
-        nursery.start_soon(Listener(dispatcher, control, True, awaited).run)
-        nursery.start_soon(Listener(dispatcher, privileged, False, {}).run)
+        listen = _own_listeners if own is None else _vendor_listeners
+        for listener in listen(dispatcher, control, privileged, awaited):
+            nursery.start_soon(listener.run)
+        if own is not None:
+            nursery.start_soon(Listener(dispatcher, own, Conversation(dispatcher, False).run).run)
         nursery.start_soon(read_fifo, dispatcher, fifo)
         os.chdir("/")
         await all_settled(awaited.values())
@@ -113,10 +124,34 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         await dispatcher.done.wait()
         with trio.move_on_after(FINAL_ANSWER_SECONDS):
             for operator in list(dispatcher.operators.values()):
-                await operator.channel.drain()
+                await operator.drain()
         nursery.cancel_scope.cancel()
     os.close(fifo)
     return dispatcher
+
+
+def _listening(directory: PipeDirectory, file: str, kind: socket.SocketKind) -> trio.socket.SocketType:
+    return trio.socket.from_stdlib_socket(directory.listen(file, kind))
+
+
+def _own_listeners(
+    dispatcher: Dispatcher,
+    control: trio.socket.SocketType,
+    privileged: trio.socket.SocketType,
+    awaited: Mapping[int, AwaitedServer],
+) -> Iterator[Listener]:
+    yield Listener(dispatcher, control, Conversation(dispatcher, True, awaited).run)
+    yield Listener(dispatcher, privileged, Conversation(dispatcher, False).run)
+
+
+def _vendor_listeners(
+    dispatcher: Dispatcher,
+    control: trio.socket.SocketType,
+    privileged: trio.socket.SocketType,
+    awaited: Mapping[int, AwaitedServer],
+) -> Iterator[Listener]:
+    yield Listener(dispatcher, control, VendorConversation(dispatcher, True).run)
+    yield Listener(dispatcher, privileged, VendorConversation(dispatcher, False).run)
 
 
 def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory) -> dict[int, AwaitedServer]:
@@ -135,7 +170,7 @@ def _dispatcher(setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: tr
     settings = setup.settings
     state = Daemon(
         os.geteuid(),
-        setup.devices,
+        setup.machine.devices,
         settings.thread_percentage,
         settings.client_priority,
         limits,
@@ -151,7 +186,7 @@ def _dispatcher(setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: tr
         journal=setup.journal,
         log=control_logger(setup.journal),
         nursery=nursery,
-        spawn=spawn_server,
+        spawn=spawn_vendor_server if settings.backend == "vendor" else spawn_server,
         reconnect_socket=setup.directory.name(files.CONTROL),
     )
 
@@ -160,6 +195,7 @@ def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: lis
     dispatcher.log.info("daemon_starting", socket=dispatcher.control_socket)
     dispatcher.log.info("daemon_connect_hint", directory=setup.directory.given)
     dispatcher.log.info("daemon_version", version=CUDA_VERSION)
+    dispatcher.log.info("daemon_backend", backend=setup.machine.backend, reason=setup.machine.reason)
     for complaint in (*setup.settings.complaints, *limit_complaints):
         dispatcher.log.warning("daemon_setting_refused", complaint=complaint)
 

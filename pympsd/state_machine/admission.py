@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from pympsd.state_machine import debuggers, failed_starts, turns
-from pympsd.state_machine.daemon_state import Client, Daemon, QueueEntry, Server
-from pympsd.state_machine.events import ClientConnected
+from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
+from pympsd.state_machine.events import ClientConnected, ReturnedContext, ServerReported
 from pympsd.state_machine.instructions import (
     AdmitClient,
     CancelTimer,
@@ -35,6 +35,11 @@ for that. A healthy server reports it at once, or within 5 s if one of its execu
 
 def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Admit a new client, queue it or refuse it."""
+    if event.joins and (server := _server_of(daemon, event)) is not None:
+        yield Log("client_server_exists", {"pid": event.peer.pid, "uid": event.peer.uid})
+        failed_starts.has_served(daemon, server)
+        yield AdmitClient(event.client, server.serial, server.pid, daemon.client_priority.level)
+        return
     refusal = _refusal(daemon, event)
     if refusal is not None:
         yield refusal
@@ -43,7 +48,9 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         yield from debuggers.wait_for_others(daemon, event)
         return
     uid = daemon.serving_uid(event.peer.uid)
-    entry = QueueEntry(daemon.tickets.take(), uid, event.client, event.peer, event.command, event.namespace)
+    entry = QueueEntry(
+        daemon.tickets.take(), uid, event.client, event.peer, event.command, event.namespace, event.process
+    )
     ready = (
         daemon.current is not None and _serves(daemon.current, uid) and not turns.is_closed_to_newcomers(daemon, uid)
     )
@@ -117,6 +124,18 @@ def client_left(daemon: Daemon, server: Server, client: int) -> Iterator[Instruc
         if server.phase is Phase.LEAVING:
             yield from _time_silence(server) if server.clients else time_leaving(server)
     yield from serve_queue(daemon)
+
+
+def reported(daemon: Daemon, server: Server, event: ServerReported) -> None:
+    """Note which contexts a server's clients have; clients are in its order, those it does not list come last."""
+    order = {pid: place for place, pid in enumerate(event.contexts)}
+    server.clients = dict(sorted(server.clients.items(), key=lambda item: order.get(item[1].pid, len(order))))
+    left = dict(event.contexts)
+    for client in server.clients.values():
+        # The server knows those with PID 0 as one process: its contexts are listed under the first.
+        client.contexts = {context.serial: context for context in map(_context, left.pop(client.pid, ()))}
+        if client.contexts:
+            failed_starts.has_served(daemon, server)
 
 
 def client_ended(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
@@ -230,6 +249,20 @@ def _refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
     return None
 
 
+def _server_of(daemon: Daemon, event: ClientConnected) -> Server | None:
+    """Return the server that the process is a client of, unless it is to end at once."""
+    for server in daemon.servers.values():
+        if server.phase in (Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) and not server.forced:
+            for client in server.clients.values():
+                if client.is_process(event.peer.pid, event.process):
+                    return server
+    return None
+
+
+def _context(context: ReturnedContext) -> Context:
+    return Context(context.serial, context.number, context.device)
+
+
 def _serves(server: Server, uid: int) -> bool:
     return server.uid == uid and server.phase in (Phase.ACTIVE, Phase.FAULT)
 
@@ -244,6 +277,6 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     for entry in turns.take_admissible(daemon, server.uid):
         if entry.client and entry.peer is not None:
             server.clients[entry.client] = Client(
-                entry.client, entry.peer.pid, entry.uid, entry.command, entry.namespace
+                entry.client, entry.peer.pid, entry.uid, entry.command, entry.namespace, process=entry.process
             )
             yield AdmitClient(entry.client, server.serial, server.pid, daemon.client_priority.level)

@@ -32,6 +32,12 @@ class Client:
     contexts: dict[int, Context] = field(factory=dict)
     ended: bool = False
     """Its process has ended, and the server has yet to report that."""
+    process: int = 0
+    """As in ClientConnected."""
+
+    def is_process(self, pid: int, process: int) -> bool:
+        """Whether this is the client of a process."""
+        return self.pid == pid and self.process == process and bool(pid or process)
 
 
 @define
@@ -92,6 +98,7 @@ class QueueEntry:
     peer: Peer | None = None
     command: str = ""
     namespace: int = 0
+    process: int = 0
     last_to_overtake: int | None = None
     """The last ticket that may still overtake this one; None: all may, until its timer ends."""
 

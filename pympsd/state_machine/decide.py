@@ -83,6 +83,20 @@ def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
 
 
 @_decide.register
+def _(event: events.ServerReported, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.get(event.server)
+    if server is not None:
+        admission.reported(daemon, server, event)
+        yield from _decide(events.StatusPushed(event.server, event.status), daemon)
+
+
+@_decide.register
+def _(event: events.DevicesReported, daemon: Daemon) -> Iterator[Instruction]:
+    daemon.devices = daemon.devices or event.devices
+    yield from ()
+
+
+@_decide.register
 def _(event: events.ContextPushed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
     client = server.clients.get(event.client) if server else None

@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from pympsd.state_machine.persistent_state import PersistentState
 from pympsd.state_machine.timers import Timer
+from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer
 
 
@@ -16,6 +17,8 @@ class OperatorLine:
     session: int
     uid: int
     line: bytes
+    silent: tuple[int, ...] = ()
+    """The PIDs of servers that were asked for their tables before, and did not answer in time."""
 
 
 @frozen
@@ -28,6 +31,10 @@ class ClientConnected:
     namespace: int
     environment: dict[str, str] = field(factory=dict)
     traced: bool = False
+    joins: bool = False
+    """Its process connects once for each context, so this may be a connection of a client that was admitted."""
+    process: int = 0
+    """A number of the process that no other has, which tells apart those with PID 0; 0: unknown."""
 
 
 @frozen
@@ -173,6 +180,22 @@ class ServerNotAdopted:
 
 
 @frozen
+class DevicesReported:
+    """A server told the devices, which this daemon could not find out by itself."""
+
+    devices: tuple[DeviceFacts, ...]
+
+
+@frozen
+class ServerReported:
+    """A server that does not report by itself was asked: its status, and contexts by PID in its order."""
+
+    server: int
+    status: str
+    contexts: dict[int, tuple[ReturnedContext, ...]]
+
+
+@frozen
 class TimerEnded:
     """A timer that was set has run out."""
 
@@ -201,6 +224,8 @@ Event = (
     | PredecessorDied
     | ServerReturned
     | ServerNotAdopted
+    | ServerReported
+    | DevicesReported
     | TimerEnded
     | StopSignal
 )

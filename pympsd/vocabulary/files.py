@@ -5,6 +5,8 @@ DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
 
 CONTROL = "control"
 CONTROL_PRIVILEGED = "control_privileged"
+OWN_CONTROL = "pympsd.control"
+"""For pympsd's own command line beside the driver's server, where ``control`` speaks the driver's protocol."""
 LOCK = "control_lock"
 LOG_FIFO = "log"
 PID = "nvidia-cuda-mps-control.pid"

@@ -10,7 +10,8 @@ from attrs import frozen
 from pympsd.vocabulary import files
 from pympsd.vocabulary.limits import BadLimit, ClientPriority, ThreadPercentage
 
-BACKENDS: Final = ("auto", "cuda", "emulated")
+BACKENDS: Final = ("auto", "vendor", "cuda", "emulated")
+VENDOR_SERVER: Final = "PYMPSD_VENDOR_SERVER"
 WORKER: Final = "PYMPSD_WORKER"
 WORKERS: Final = ("auto", "native", "python")
 """auto: native if that helps and is available; native: required; python: never native."""
@@ -44,6 +45,8 @@ class Settings:
     """As given (``0=1G,GPU-...=512MB``): the devices are not known here."""
     turn_patience: float = 30.0
     """Seconds for which newcomers of the active user may overtake a waiting user; 0: they never may."""
+    vendor_server: str = ""
+    """The path of the driver's server, for the vendor backend; empty: the first of PATH that is not ours."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -65,6 +68,7 @@ class Settings:
             memory_limits=environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
             or environment.get("CUDA_MPS_DEVICE_MEM_LIMIT", ""),
             turn_patience=_patience(environment.get("PYMPSD_TURN_PATIENCE") or "30"),
+            vendor_server=environment.get(VENDOR_SERVER, ""),
         )
 
 

@@ -12,7 +12,8 @@ import trio
 import trio.testing
 from time_limit import bounded
 
-from pympsd.channel.message_channel import QUEUE_BYTES, MessageChannel
+from pympsd.channel.message_channel import MessageChannel
+from pympsd.channel.send_queue import QUEUE_BYTES
 from pympsd.wire import frames, messages
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.link_messages import AdmitClient, ShutDown

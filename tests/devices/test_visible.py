@@ -90,7 +90,7 @@ def test_pre_volta_devices_are_dropped_if_a_newer_one_is_visible() -> None:
 
 def test_settings_lead_to_devices() -> None:
     environment = {"PYMPSD_EMULATED_DEVICES": "1xP100,2xA100", "CUDA_VISIBLE_DEVICES": "2,0"}
-    _, (device,) = visible_machine(Settings.from_environment(environment), Probed)
+    (device,) = visible_machine(Settings.from_environment(environment), Probed, find_server=str).devices
     assert device == describe("1xP100,2xA100")[2]
 
 

@@ -15,7 +15,7 @@ UUID_SHOWN: Final = 22
 """The number of characters of the UUID that ps shows."""
 
 
-@command("get_client_list", pid=loose_pid)
+@command("get_client_list", asks_servers=True, pid=loose_pid)
 def get_client_list(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """List the PIDs of the client processes connected to the server PID, one a line."""
     server = daemon.server_by_pid(pid)
@@ -24,7 +24,7 @@ def get_client_list(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     return Decision(lines(*(str(client.pid) for client in server.clients.values())))
 
 
-@command("get_device_client_list", pid=optional_pid)
+@command("get_device_client_list", asks_servers=True, pid=optional_pid)
 def get_device_client_list(daemon: Daemon, caller: Caller, pid: int | None) -> Decision:
     """List the devices in use and, under each, its client contexts as PID.CONTEXT; of the server PID or of all."""
     if pid is not None and daemon.server_by_pid(pid) is None:
@@ -47,7 +47,7 @@ def _device_clients(daemon: Daemon, server: Server) -> list[str]:
     return shown
 
 
-@command("ps", pid=after_option("-p"))
+@command("ps", asks_servers=True, pid=after_option("-p"))
 def ps(daemon: Daemon, caller: Caller, pid: int | None) -> Decision:
     """Show the client processes that have a context; with -p PID those of one server."""
     if pid is not None and daemon.server_by_pid(pid) is None:

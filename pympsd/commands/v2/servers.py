@@ -17,7 +17,7 @@ def get_server_list(daemon: Daemon, caller: Caller) -> Decision:
     return Decision(lines(*(str(server.pid) for server in daemon.running_servers())))
 
 
-@command("get_server_status", pid=required_pid)
+@command("get_server_status", asks_servers=True, pid=required_pid)
 def get_server_status(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the status of the server PID: INITIALIZING, ACTIVE or FAULT."""
     server = daemon.server_by_pid(pid)

@@ -19,7 +19,7 @@ def _timeout(words: Sequence[str]) -> int | None:
     return leading_integer(words[1]) if len(words) > 1 and words[0] == "-t" else None
 
 
-@command("quit", timeout=_timeout)
+@command("quit", asks_servers=True, timeout=_timeout)
 def quit_daemon(daemon: Daemon, caller: Caller, timeout: int | None) -> Decision:
     """Stop the servers when their clients have gone, then the daemon; with -t SECONDS by force after that time."""
     if not is_owner(daemon, caller):
@@ -27,7 +27,7 @@ def quit_daemon(daemon: Daemon, caller: Caller, timeout: int | None) -> Decision
     return Decision(None, tuple(begin_quit(daemon, caller.session, timeout)))
 
 
-@command("shutdown_server", pid=loose_pid, forced=flag("-f"))
+@command("shutdown_server", asks_servers=True, pid=loose_pid, forced=flag("-f"))
 def shutdown_server(daemon: Daemon, caller: Caller, pid: int, forced: bool) -> Decision:
     """Stop the server PID when its clients have gone; with -f at once, their work lost."""
     if (denied := may_change_settings(daemon, caller)) is not None:

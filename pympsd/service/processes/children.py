@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -42,6 +43,11 @@ STDERR_LIMIT: Final = 64 * 1024
 """Bytes of a server's standard error that are logged."""
 
 
+INSTALL_FOR_ALL: Final = (
+    "install pympsd, and the interpreter it is installed with, where every user of this machine can read it"
+)
+
+
 class CannotSpawn(Exception):
     """The server's process cannot be started; the message says why and what to do."""
 
@@ -60,9 +66,9 @@ async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None
     dispatcher.feed(ServerSpawned(instruction.server, process.pid))
     async with trio.open_nursery() as nursery:
         last_line: list[str] = []
-        nursery.start_soon(_log_stderr, dispatcher, process, last_line)
+        nursery.start_soon(log_stderr, dispatcher, process, last_line)
         await session.run(dispatcher)
-        status = await _reap(process)
+        status = await reap(process)
         nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
     channel.close()
     del dispatcher.servers[instruction.server]
@@ -94,7 +100,7 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) ->
         env={name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ},
         cwd="/",
         start_new_session=True,
-        **_as_user(instruction, main),
+        **as_user(instruction, dict.fromkeys((sys.executable, main), INSTALL_FOR_ALL)),
     )
 
 
@@ -105,16 +111,19 @@ def _server_main() -> str:
     return os.path.join(os.path.dirname(spec.origin), "__main__.py")
 
 
-def _as_user(instruction: SpawnServer, main: str) -> dict[str, Any]:
+def as_user(instruction: SpawnServer, needed: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options that start a process as a server's user; raise CannotSpawn if it cannot reach a file.
+
+    ``needed``: the files that it needs, each with what to do if it cannot be reached.
+    """
     if os.geteuid() != 0:
         return {}
     gid, groups = _groups(instruction.uid, instruction.peer)
-    for needed in (sys.executable, main):
-        folder = unreachable_folder(needed, instruction.uid, frozenset((gid, *groups)))
+    for path, remedy in needed.items():
+        folder = unreachable_folder(path, instruction.uid, frozenset((gid, *groups)))
         if folder is not None:
             raise CannotSpawn(
-                f"user {instruction.uid} cannot pass the folder {folder} on the way to {needed}; install pympsd, and "
-                "the interpreter it is installed with, where every user of this machine can read it"
+                f"user {instruction.uid} cannot pass the folder {folder} on the way to {path}; {remedy}"
             )
     return {"user": instruction.uid, "group": gid, "extra_groups": groups}
 
@@ -129,17 +138,17 @@ def _groups(uid: int, peer: Peer | None) -> tuple[int, tuple[int, ...]]:
     return entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
 
 
-async def _reap(process: trio.Process) -> int:
+async def reap(process: trio.Process) -> int:
     """Reap a process whose link has ended; kill it if it does not end by itself, and its process group."""
     with contextlib.suppress(OSError), trio.move_on_after(LEAVE_SECONDS):
-        await _ended(process.pid)
+        await wait_for_end(process.pid)
     # Not reaped yet, so the group ID is still its own. A stopped executor would not notice the end.
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     return await process.wait()
 
 
-async def _ended(pid: int) -> None:
+async def wait_for_end(pid: int) -> None:
     """Wait for a child's end without reaping it."""
     try:
         pidfd = os.pidfd_open(pid)
@@ -158,7 +167,7 @@ async def _poll_ended(pid: int) -> None:
         await trio.sleep(POLL_SECONDS)
 
 
-async def _log_stderr(dispatcher: Dispatcher, process: trio.Process, last: list[str]) -> None:
+async def log_stderr(dispatcher: Dispatcher, process: trio.Process, last: list[str]) -> None:
     """Log what a server and its executors write to standard error; put the latest line in ``last``."""
     assert process.stderr is not None  # it is a pipe
     size = 0

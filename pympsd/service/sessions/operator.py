@@ -7,7 +7,6 @@ from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.state_machine.events import OperatorLine
 from pympsd.vocabulary.answers import Answer
 from pympsd.wire import frames
 from pympsd.wire.errors import RemoteError
@@ -38,6 +37,10 @@ class OperatorSession:
         )
         self._answered.set()
 
+    async def drain(self) -> None:
+        """Wait until what was answered is sent."""
+        await self.channel.drain()
+
     async def run(self, dispatcher: Dispatcher) -> None:
         """Answer commands until the operator leaves."""
         if dispatcher.may_log(self.uid):
@@ -48,7 +51,7 @@ class OperatorSession:
                 if frame.kind != frames.OPERATOR_LINE:
                     raise RemoteError(f"a frame of kind {frame.kind} in an operator's conversation")
                 self._answered = trio.Event()
-                dispatcher.feed(OperatorLine(self.session, self.uid, frame.body))
+                await dispatcher.feed_line(self.session, self.uid, frame.body)
                 # One answer before the next line is read: a flood stays in the flooder's own socket.
                 if not self._answered.is_set():
                     await self._answered.wait()

@@ -37,7 +37,7 @@ class KnownPeer:
             self.pidfd = -1
 
 
-def credentials(sock: socket.socket) -> Peer:
+def credentials(sock: trio.socket.SocketType) -> Peer:
     """Return the peer as the kernel recorded it; raise OSError if that cannot be read."""
     pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return Peer(pid, uid, gid, _groups(sock, pid), uid == OVERFLOW_UID and not _in_our_user_namespace(pid))
@@ -60,7 +60,7 @@ def _in_our_user_namespace(pid: int) -> bool:
         return False
 
 
-def _groups(sock: socket.socket, pid: int) -> tuple[int, ...]:
+def _groups(sock: trio.socket.SocketType, pid: int) -> tuple[int, ...]:
     try:
         packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_ROOM)
     except OSError as error:
@@ -73,7 +73,7 @@ def _groups(sock: socket.socket, pid: int) -> tuple[int, ...]:
     return struct.unpack(f"={len(packed) // 4}I", packed)
 
 
-def with_pidfd(sock: socket.socket, peer: Peer) -> KnownPeer:
+def with_pidfd(sock: trio.socket.SocketType, peer: Peer) -> KnownPeer:
     """Return the peer with a pidfd: from the kernel (SO_PEERPIDFD, Linux 6.5), else opened by PID.
 
     The kernel's also works for a process in another PID namespace, which has no PID here.
@@ -88,6 +88,19 @@ def with_pidfd(sock: socket.socket, peer: Peer) -> KnownPeer:
         return KnownPeer(peer, os.pidfd_open(peer.pid))
     except OSError:
         return KnownPeer(peer, -1)
+
+
+def process_of(pidfd: int) -> int:
+    """Return a number of a pidfd's process that no other has; 0 if the kernel has none (pidfs, Linux 6.9)."""
+    if pidfd < 0:
+        return 0
+    other = os.eventfd(0)
+    try:
+        # Before pidfs all pidfds share the inode of anonymous files.
+        status, anonymous = os.fstat(pidfd), os.fstat(other)
+    finally:
+        os.close(other)
+    return 0 if status.st_dev == anonymous.st_dev else status.st_ino
 
 
 def command_of(pid: int, reported: str) -> str:

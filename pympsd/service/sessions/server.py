@@ -12,7 +12,7 @@ from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.line_format import sanitised
-from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.dispatcher import Admission, Dispatcher
 from pympsd.service.fd_quota import fd_quota
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.state_machine import events
@@ -62,6 +62,41 @@ class ServerSession:
         self._channel, self._contexts = channel, contexts
         channel.send(link.ServerAdopted())
         self._send_held()
+
+    def admit(self, admission: Admission, connection: int) -> None:
+        """Send it a client, with its end of their session; take over both descriptors."""
+        peer = admission.peer
+        message = link.AdmitClient(
+            admission.client,
+            peer.pid,
+            peer.uid,
+            peer.gid,
+            admission.command,
+            admission.priority,
+            admission.environment,
+            admission.namespace,
+        )
+        fds = (connection,) if admission.pidfd < 0 else (connection, admission.pidfd)
+        self.channel.send(message, fds)
+
+    def shut_down(self, forced: bool) -> None:
+        """Ask it to end when its last client has gone, or (forced) at once."""
+        self.send(link.ShutDown(forced))
+
+    def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
+        """Send it the limits of its later clients."""
+        self.send(link.LimitsChanged(percentage, memory_limits))
+
+    def terminate(self, token: int, pid: int, by_reset: bool) -> None:
+        """Have it end the contexts of a client process."""
+        self.send(link.TerminateClient(token, pid, by_reset))
+
+    def somebody_waits(self) -> None:
+        """Do nothing: the server reports by itself that clients have gone."""
+
+    async def refresh(self) -> bool:
+        """Do nothing: the server reports what changes."""
+        return True
 
     def send(self, message: object) -> None:
         """Send the server a message, or hold it until the server is set up."""

@@ -1,0 +1,114 @@
+"""A queue of what is to be sent over a trio socket: sending never waits.
+
+A sender task empties the queue; a peer that does not read is cut off when the queue is over its limit, so that it
+never blocks others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from array import array
+from collections import deque
+from typing import Final
+
+import trio
+
+from pympsd.channel.descriptors import close_all
+
+QUEUE_BYTES: Final = 8 << 20
+"""A peer with more than this unsent is cut off."""
+
+
+class SendQueue:
+    """Sends data with descriptors; owns the socket and every descriptor given to ``send_raw`` until it is sent."""
+
+    def __init__(self, sock: trio.socket.SocketType) -> None:
+        self._socket = sock
+        # The same descriptor, to send without waiting; it is detached, not closed.
+        self._plain = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
+        self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self.queued_bytes = 0
+        self.queued_descriptors = 0
+        self._work = trio.Event()
+        self._sent = trio.Event()
+        self._finishing = False
+        self.overflowed = False
+
+    def send_raw(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
+        """Queue a whole frame, or a packet; the queue closes ``fds`` when they are sent or it is closed."""
+        if self.overflowed or self.queued_bytes > QUEUE_BYTES:
+            self._cut_off()
+            close_all(fds)
+            self._work.set()
+            return
+        if not self._queue:
+            # Usually the socket takes all of it, and waking the sender costs more than sending.
+            data, fds = self._send_at_once(data, fds)
+        if data or fds:
+            self._queue.append((data, fds))
+            self.queued_bytes += len(data)
+            self.queued_descriptors += len(fds)
+            self._work.set()
+
+    def _send_at_once(self, data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
+        """Return what the socket did not take; descriptors are sent with the first byte."""
+        try:
+            sent = socket.send_fds(self._plain, [data], fds) if fds else os.write(self._plain.fileno(), data)
+        except OSError:
+            return data, fds  # no room, or the peer is gone: the sender handles it
+        close_all(fds)
+        return data[sent:], ()
+
+    async def drain(self) -> None:
+        """Wait until the queue is sent (the sender must be running)."""
+        while self._queue and not self.overflowed:
+            self._sent = trio.Event()
+            await self._sent.wait()
+
+    def _cut_off(self) -> None:
+        self.overflowed = True
+        # Wakes a send that waits for the peer, and ends the receiving task's wait.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def finish(self) -> None:
+        """Let the sender end when the queue is sent."""
+        self._finishing = True
+        self._work.set()
+
+    async def run_sender(self) -> None:
+        """Send the queue until ``finish``, an overflow, or the peer's end."""
+        try:
+            while not self.overflowed:
+                if self._queue:
+                    await self._send_one(*self._queue[0])
+                    data, fds = self._queue.popleft()
+                    self.queued_bytes -= len(data)
+                    self.queued_descriptors -= len(fds)
+                    close_all(fds)
+                    self._sent.set()
+                elif self._finishing:
+                    return
+                else:
+                    self._work = trio.Event()
+                    await self._work.wait()
+        except OSError:
+            self.overflowed = True
+
+    async def _send_one(self, data: bytes, fds: tuple[int, ...]) -> None:
+        rest = memoryview(data)
+        if fds:
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))]
+            rest = rest[await self._socket.sendmsg([rest], ancillary) :]
+        while rest:
+            rest = rest[await self._socket.send(rest) :]
+
+    def close(self) -> None:
+        """Close the socket and every descriptor that was not sent."""
+        self._plain.detach()
+        self._socket.close()
+        for _, fds in self._queue:
+            close_all(fds)
+        self._queue.clear()

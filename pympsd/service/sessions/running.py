@@ -1,0 +1,33 @@
+"""Run a session together with the task that sends what it queues."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from pympsd.channel.send_queue import SendQueue
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.wire.errors import ProtocolError
+
+LAST_SECONDS: Final = 10.0
+"""Time to send what is queued when a session ends."""
+
+
+async def run_with_sender(
+    channel: SendQueue, session: Callable[[Dispatcher], Awaitable[None]], dispatcher: Dispatcher
+) -> None:
+    """Run a session with its sender; at its end send what is queued, within LAST_SECONDS."""
+    broken: ProtocolError | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run_sender)
+        try:
+            await session(dispatcher)
+        except ProtocolError as error:
+            broken = error
+        channel.finish()
+        nursery.cancel_scope.deadline = trio.current_time() + LAST_SECONDS
+    if broken is not None:
+        # Raised here: the nursery would wrap it in a group.
+        raise broken

@@ -1,0 +1,111 @@
+"""A connection on the driver's wire: the daemon's hello, the peer's credentials, and the session of its role."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+import trio
+from attrs import define
+
+from pympsd.channel.packet_channel import PacketChannel
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.sessions.peers import with_pidfd
+from pympsd.service.sessions.running import run_with_sender
+from pympsd.service.sessions.vendor.client import VendorClientSession
+from pympsd.service.sessions.vendor.server import VendorServerSession
+from pympsd.service.sessions.vendor.tool import ToolSession
+from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.vocabulary.identities import Peer
+from pympsd.wire.errors import ProtocolError, RemoteError
+from pympsd.wire.vendor.handshake import CREDENTIALS, HELLO, PACKET_BYTES, Role, role_of
+
+HELLO_SECONDS: Final = 10.0
+"""A connection without credentials and role is closed after this time."""
+SPAWN_SECONDS: Final = 1.0
+"""Time for a server that connects to become known as the process that was just started."""
+POLL_SECONDS: Final = 0.005
+
+
+@define
+class VendorConversation:
+    """Speaks with whoever connects to ``control`` (``accepts_clients``) or ``control_privileged``."""
+
+    dispatcher: Dispatcher
+    accepts_clients: bool
+
+    async def run(self, sock: trio.socket.SocketType, peer: Peer) -> None:
+        """Run a connection to its end."""
+        channel = PacketChannel(sock)
+        try:
+            await self._greet(channel, sock, peer)
+        finally:
+            channel.close()
+
+    async def _greet(self, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        channel.send_raw(HELLO)
+        dispatcher = self.dispatcher
+        try:
+            with trio.fail_after(HELLO_SECONDS):
+                packet, sender = await channel.receive_with_credentials(PACKET_BYTES)
+            if packet != CREDENTIALS or sender is None:
+                if dispatcher.may_log(peer.uid):
+                    dispatcher.log.error("credentials_invalid")
+                return
+            with _no_limit() if self._server(peer.pid) else trio.fail_after(HELLO_SECONDS):
+                packet = await channel.receive(PACKET_BYTES)
+            if packet:
+                await self._run_session(role_of(packet), channel, sock, peer)
+        except (ProtocolError, trio.TooSlowError):
+            if dispatcher.may_log(peer.uid):
+                dispatcher.log.error("connection_type_unreadable")
+
+    async def _run_session(
+        self, role: Role, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer
+    ) -> None:
+        if role is Role.TOOL:
+            session = ToolSession(self.dispatcher.serials.take(), peer.uid, channel)
+            await run_with_sender(channel, session.run, self.dispatcher)
+        elif not self.accepts_clients:
+            raise RemoteError(f"a {role.name.lower()} on the operators' socket")
+        elif role is Role.CLIENT:
+            known = with_pidfd(sock, peer)
+            try:
+                client = VendorClientSession(self.dispatcher.serials.take(), known, channel)
+                await run_with_sender(channel, client.run, self.dispatcher)
+            finally:
+                known.close()
+        else:
+            await self._register(channel, peer)
+
+    async def _register(self, channel: PacketChannel, peer: Peer) -> None:
+        server = await self._expected(peer.pid)
+        if server is None:
+            if self.dispatcher.may_log(peer.uid):
+                reason = "this daemon started no such server"
+                self.dispatcher.log.warning("server_return_refused", pid=peer.pid, uid=peer.uid, reason=reason)
+            return
+        await server.serve(channel)
+
+    async def _expected(self, pid: int) -> VendorServerSession | None:
+        """Return the server that was started as this process and is not registered yet."""
+        with trio.move_on_after(SPAWN_SECONDS):
+            while self._server(pid) is None and self._is_spawning():
+                # The process may run before this task hears that it was started.
+                await trio.sleep(POLL_SECONDS)
+        return self._server(pid)
+
+    def _server(self, pid: int) -> VendorServerSession | None:
+        for server in self.dispatcher.servers.values():
+            if server.pid == pid and isinstance(server, VendorServerSession) and not server.registered.is_set():
+                return server
+        return None
+
+    def _is_spawning(self) -> bool:
+        return any(server.phase is Phase.SPAWNING for server in self.dispatcher.state.servers.values())
+
+
+def _no_limit() -> trio.CancelScope:
+    """Bound nothing: a server that starts is bounded by the state machine."""
+    return trio.CancelScope()

@@ -1,0 +1,247 @@
+"""The driver's server under this daemon: it is told what to do, and asked for what own servers report by themselves.
+
+It is asked when an operator wants to know, and while somebody waits for its end. Its clients' processes are watched,
+so the end of the last one passes the turn on at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import trio
+from attrs import define, field
+
+from pympsd.channel.packet_channel import PacketChannel
+from pympsd.service.dispatcher import Admission, Dispatcher
+from pympsd.service.fd_quota import fd_quota
+from pympsd.service.sessions.server import QUEUED_DIVISOR, WATCHED_DIVISOR
+from pympsd.service.sessions.vendor.server_link import ServerLink
+from pympsd.state_machine import events
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.vendor import server_commands as commands
+from pympsd.wire.vendor.handshake import PACKET_BYTES, encode_defaults, shared_memory_of
+
+ANSWER_SECONDS: Final = 1.0
+"""Time that an operator waits for a server's answers."""
+FIRST_PAUSE: Final = 0.02
+"""Seconds between two questions whether a server's clients have gone; doubled each time, up to LAST_PAUSE."""
+LAST_PAUSE: Final = 0.1
+LOGGED_PAUSE: Final = 1.6
+"""The same for the question that a server with clients logs."""
+
+
+@define(eq=False)
+class VendorServerSession:
+    """A server process of the driver's; it has no link until it registers."""
+
+    dispatcher: Dispatcher
+    serial: int
+    uid: int
+    pid: int
+    kill: Callable[[], None]
+    registered: trio.Event = field(factory=trio.Event, init=False)
+    ended: trio.Event = field(factory=trio.Event, init=False)
+    """Its connection has ended."""
+    _link: ServerLink | None = field(default=None, init=False)
+    _priority: int = field(default=0, init=False)
+    _percentage: float = field(default=100.0, init=False)
+    _memory_limits: dict[int, int] = field(factory=dict, init=False)
+    """The limits of later clients as it was told them last."""
+    _ends: bool = field(default=False, init=False)
+    """It has answered that it ends."""
+    _is_leaving: bool = field(default=False, init=False)
+    _wanted: trio.Event = field(factory=trio.Event, init=False)
+    """Somebody waits for its end."""
+    _changed: trio.Event = field(factory=trio.Event, init=False)
+    """A client's process has ended."""
+    _watched: int = field(default=0, init=False)
+
+    @property
+    def link(self) -> ServerLink:
+        """The connection; no client is admitted to a server without one."""
+        assert self._link is not None
+        return self._link
+
+    @property
+    def takes_clients(self) -> bool:
+        """Whether another client may be sent to it: few enough are queued."""
+        return self.link.channel.queued_descriptors < fd_quota(QUEUED_DIVISOR)
+
+    def _register(self, channel: PacketChannel, registration: bytes) -> None:
+        """Accept the server's registration, and send it the limits of its clients; raise RemoteError."""
+        shared_memory_of(registration)
+        server = self.dispatcher.state.servers[self.serial]
+        self._percentage, self._priority = server.thread_percentage.value, self.dispatcher.state.client_priority.level
+        self._memory_limits = {device: limit.value for device, limit in server.memory_limits.items()}
+        self._link = ServerLink(channel)
+        self._link.tell(encode_defaults(self._percentage, self._memory_limits, self._priority))
+        self.registered.set()
+        if not self.dispatcher.state.devices:
+            self._link.ask(commands.devices(), self._report_devices)
+
+    def _report_devices(self, devices: tuple[commands.ServerDevice, ...]) -> None:
+        facts = (DeviceFacts(one.name, one.uuid, one.pci, (7, 0), 0, 0, {}) for one in devices)
+        self.dispatcher.feed(events.DevicesReported(tuple(facts)))
+
+    def admit(self, admission: Admission, connection: int) -> None:
+        """Send it a client's connection; take over both descriptors."""
+        if admission.pidfd >= 0:
+            os.close(admission.pidfd)
+        if admission.priority != self._priority:
+            self._priority = admission.priority
+            self.link.tell(commands.set_priority(self._priority))
+        self.link.tell(commands.NEW_CLIENT, connection)
+
+    def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
+        """Tell it the limits of its later clients, if they have changed."""
+        if percentage != self._percentage:
+            self._percentage = percentage
+            self.link.tell(commands.set_percentage(percentage))
+        for device, limit in self._effective(memory_limits).items():
+            if self._memory_limits.get(device) != limit:
+                self.link.tell(commands.set_memory_limit(device, limit))
+        self._memory_limits = memory_limits
+
+    def _effective(self, memory_limits: dict[int, int]) -> dict[int, int]:
+        """Return limits with those that were removed: they become the device's whole memory."""
+        devices = self.dispatcher.state.devices
+        removed = {device: devices[device].memory_bytes for device in self._memory_limits if device < len(devices)}
+        return {**removed, **memory_limits}
+
+    def terminate(self, token: int, pid: int, by_reset: bool) -> None:
+        """Have it end the contexts of a client process; it cannot reset a device."""
+        answered = lambda code: self.dispatcher.feed(events.TerminationAnswered(self.serial, token, code))  # noqa: E731
+        self.link.ask(commands.terminate(pid), answered)
+
+    def shut_down(self, forced: bool) -> None:
+        """Ask it to end when its last client has gone; forced: close the connection, at which it ends."""
+        self._is_leaving = True
+        self._wanted.set()
+        if forced and self._link is not None:
+            self._link.channel.shut_down()
+
+    def somebody_waits(self) -> None:
+        """Look from now on whether its clients have gone."""
+        self._wanted.set()
+
+    def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
+        """Feed ClientGonePushed when a client's process ends; take over the pidfd.
+
+        With too many clients, or without a pidfd (-1), it is noticed when somebody waits and the server is asked.
+        """
+        server = dispatcher.state.servers.get(self.serial)
+        is_known = server is not None and client in server.clients
+        if pidfd >= 0 and is_known and self._watched < fd_quota(WATCHED_DIVISOR):
+            self._watched += 1
+            dispatcher.nursery.start_soon(self._watch, client, pidfd)
+        elif pidfd >= 0:
+            os.close(pidfd)
+
+    def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:
+        """Watch a client that an earlier daemon admitted."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._gone(client)
+        except (OSError, OverflowError):
+            return
+        else:
+            self.watch(dispatcher, client, pidfd)
+
+    async def _watch(self, client: int, pidfd: int) -> None:
+        try:
+            with suppress(OSError):
+                await trio.lowlevel.wait_readable(pidfd)
+                self._gone(client)
+        finally:
+            self._watched -= 1
+            os.close(pidfd)
+
+    def _gone(self, client: int) -> None:
+        self.dispatcher.feed(events.ClientGonePushed(self.serial, client))
+        self._changed.set()
+
+    async def refresh(self) -> bool:
+        """Ask for status, clients and contexts; return whether the answers came in time."""
+        if self._link is None or self._ends:
+            return True
+        link = self._link
+        found: list[commands.ClientProcess] = []
+        link.ask(commands.processes(), found.extend)
+        devices: list[commands.DeviceClients] = []
+        link.ask(commands.device_clients(), devices.extend)
+        status = await link.answer(commands.status(), ANSWER_SECONDS)
+        if status is None:
+            return False
+        self._report(status, found, devices)
+        return True
+
+    def _report(
+        self, status: int, found: list[commands.ClientProcess], devices: list[commands.DeviceClients]
+    ) -> None:
+        ordinals = {facts.uuid: ordinal for ordinal, facts in enumerate(self.dispatcher.state.devices)}
+        contexts: dict[int, list[events.ReturnedContext]] = {process.pid: [] for process in found}
+        first = {(process.pid, process.context, process.uuid): process.identity for process in found}
+        others = 0
+        for device in devices:
+            for context in device.contexts:
+                # Only the first context of a process has an ID; the others need a key of their own.
+                others -= 1
+                serial = first.get((context.pid, context.number, device.uuid), others)
+                reported = events.ReturnedContext(serial, context.number, ordinals.get(device.uuid, 0))
+                contexts.setdefault(context.pid, []).append(reported)
+        ordered = {pid: tuple(sorted(held, key=lambda one: -one.serial)) for pid, held in contexts.items()}
+        name = ServerStatus.ACTIVE if status == commands.STATUS_ACTIVE else ServerStatus.FAULT
+        self.dispatcher.feed(events.ServerReported(self.serial, name, ordered))
+
+    async def serve(self, channel: PacketChannel) -> None:
+        """Handle a server from its registration to the end of its connection; kill one that violates the protocol."""
+        try:
+            self._register(channel, await channel.receive(PACKET_BYTES))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._pass_the_turn)
+                self.dispatcher.feed(events.StatusPushed(self.serial, ServerStatus.ACTIVE))
+                wrong = await self.link.run()
+                nursery.cancel_scope.cancel()
+            if wrong is not None:
+                raise wrong
+        except RemoteError as error:
+            self.dispatcher.log.error("server_misbehaved", server=self.pid, reason=str(error))
+            self.kill()
+        finally:
+            self.ended.set()
+
+    async def _pass_the_turn(self) -> None:
+        """Ask, while somebody waits for its end, whether its clients have gone."""
+        pause = FIRST_PAUSE
+        while not self._ends:
+            if not (self._is_leaving or self.dispatcher.state.queue):
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+                pause = FIRST_PAUSE
+                continue
+            self._changed = trio.Event()
+            was_asked_to_end = await self._ask_whether_idle()
+            pause = min(pause * 2, LOGGED_PAUSE if was_asked_to_end else LAST_PAUSE)
+            with trio.move_on_after(pause):
+                await self._changed.wait()
+                pause = FIRST_PAUSE
+
+    async def _ask_whether_idle(self) -> bool:
+        """Ask the server to end if none of its clients has a context; return whether it refused, having clients."""
+        server = self.dispatcher.state.servers.get(self.serial)
+        if server is None or not (server.clients or self._is_leaving):
+            return False
+        if server.clients and await self.link.answer(commands.clients(), ANSWER_SECONDS) != ():
+            return False
+        workers = await self.link.answer(commands.shut_down_if_idle(), ANSWER_SECONDS)
+        if workers == 0:
+            self._ends = True
+            for client in tuple(server.clients):
+                self.dispatcher.feed(events.ClientGonePushed(self.serial, client))
+        return bool(workers and server.clients)

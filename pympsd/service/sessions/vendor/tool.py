@@ -1,0 +1,67 @@
+"""The vendor's nvidia-cuda-mps-control as an operator: lines with their lengths in, printed lines out."""
+
+from __future__ import annotations
+
+import trio
+from attrs import define, field
+
+from pympsd.channel.packet_channel import PacketChannel
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.vocabulary.answers import Answer
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.vendor.tool_lines import END_OF_ANSWERS, LENGTH_BYTES, LINE_BYTES, length_of, printed
+
+
+@define(eq=False)
+class ToolSession:
+    """A connected tool; ``uid`` as the kernel reports it."""
+
+    session: int
+    uid: int
+    channel: PacketChannel
+    _answered: trio.Event = field(factory=trio.Event, init=False)
+
+    def working(self) -> None:
+        """Say nothing: the tool waits without a limit."""
+
+    def answer(self, answer: Answer) -> None:
+        """Send the printed lines; the protocol has no place for diagnostics."""
+        for part in answer.parts:
+            if part.printed:
+                self.channel.send_raw(printed(part.text))
+        self._answered.set()
+
+    async def drain(self) -> None:
+        """End the answers, and wait until they are sent: the tool would report a connection that just ends."""
+        self.channel.send_raw(END_OF_ANSWERS)
+        await self.channel.drain()
+
+    async def run(self, dispatcher: Dispatcher) -> None:
+        """Answer lines until the tool has sent the last one, or leaves."""
+        if dispatcher.may_log(self.uid):
+            dispatcher.log.info("ui_connected")
+        dispatcher.operators[self.session] = self
+        try:
+            while (line := await self._line()) is not None:
+                self._answered = trio.Event()
+                await dispatcher.feed_line(self.session, self.uid, line)
+                if not self._answered.is_set():
+                    await self._answered.wait()
+            self.channel.send_raw(END_OF_ANSWERS)
+        finally:
+            del dispatcher.operators[self.session]
+            if not dispatcher.done.is_set() and dispatcher.may_log(self.uid):
+                dispatcher.log.info("ui_closed")
+
+    async def _line(self) -> bytes | None:
+        """Return the next line without its newline and NUL; None at the end."""
+        packet = await self.channel.receive(LENGTH_BYTES)
+        if not packet:
+            return None
+        length = length_of(packet)
+        if not length:
+            return None
+        line = await self.channel.receive(LINE_BYTES)
+        if not line:
+            raise RemoteError("a length without its line")
+        return line.rstrip(b"\0").removesuffix(b"\n")

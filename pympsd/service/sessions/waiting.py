@@ -1,0 +1,95 @@
+"""What every connecting client has, whatever it speaks: it waits until it is admitted or refused, or is gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+import trio
+from attrs import define, field
+
+from pympsd.service.dispatcher import Admission, Dispatcher, RunningServer, WaitingClient
+from pympsd.service.sessions.peers import KnownPeer
+from pympsd.state_machine.events import ClientConnected, WaitingClientLeft
+from pympsd.vocabulary.identities import Peer
+
+
+@define(eq=False)
+class Waiting:
+    """A client between its hello and its session with a server."""
+
+    client: int
+    known: KnownPeer
+    settled: trio.Event = field(factory=trio.Event, init=False)
+    server: RunningServer | None = field(default=None, init=False)
+    """The server it was admitted to."""
+
+    @property
+    def peer(self) -> Peer:
+        """The process that connected."""
+        return self.known.peer
+
+    async def queue(
+        self,
+        dispatcher: Dispatcher,
+        session: WaitingClient,
+        connected: ClientConnected,
+        hung_up: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Feed that it connected; wait until it is admitted or refused, hangs up, or its process ends."""
+        dispatcher.clients[self.client] = session
+        try:
+            dispatcher.feed(connected)
+            if not self.settled.is_set():
+                await self._wait(hung_up)
+            if not self.settled.is_set():
+                dispatcher.feed(WaitingClientLeft(self.client))
+            if self.server is not None:
+                self.server.watch(dispatcher, self.client, self._take_pidfd())
+        finally:
+            del dispatcher.clients[self.client]
+
+    def connect(self, server: RunningServer, admission: Admission, kind: socket.SocketKind) -> int:
+        """Send a server one end of a new pair of sockets; return the client's end, which the caller owns.
+
+        Raise OSError if descriptors run out, or if too many are queued for a server that does not take them.
+        """
+        try:
+            if not server.takes_clients:
+                raise OSError(
+                    errno.EBUSY, f"the server of user {server.uid} takes no clients: it is stopped or stuck"
+                )
+            ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        except OSError:
+            if admission.pidfd >= 0:
+                os.close(admission.pidfd)
+            raise
+        if kind is socket.SOCK_SEQPACKET:
+            # The driver's server does not answer a client without it.
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        server.admit(admission, theirs.detach())
+        self.server = server
+        self.settled.set()
+        return ours.detach()
+
+    def _take_pidfd(self) -> int:
+        """Return the pidfd, which the caller now owns; -1 if there is none."""
+        pidfd, self.known.pidfd = self.known.pidfd, -1
+        return pidfd
+
+    async def _wait(self, hung_up: Callable[[], Awaitable[None]]) -> None:
+        async with trio.open_nursery() as nursery:
+            for wait in (self.settled.wait, hung_up, self._died):
+                nursery.start_soon(self._first, wait, nursery.cancel_scope)
+
+    async def _first(self, wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+        await wait()
+        scope.cancel()
+
+    async def _died(self) -> None:
+        if self.known.pidfd < 0:
+            await trio.sleep_forever()
+        await trio.lowlevel.wait_readable(self.known.pidfd)
