@@ -1,0 +1,1 @@
+"""The wire of the driver's own MPS server, tool and libcuda."""
