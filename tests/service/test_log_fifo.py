@@ -115,9 +115,9 @@ def _stamps(daemon: RunningDaemon) -> list[str]:
     return [line[1:].partition("] ")[0] for line in text.splitlines()]
 
 
-@pytest.mark.usefixtures("fifo")
 @bounded
-async def test_what_another_process_writes_as_a_server_did(daemon: RunningDaemon, tmp_path: Path) -> None:
+async def test_what_another_process_writes_as_a_server_did(daemon: RunningDaemon, fifo: int, tmp_path: Path) -> None:
+    del fifo  # the process opens it by its path
     writer = """
 import sys
 fifo = open(sys.argv[1], "wb", buffering=0)
