@@ -136,5 +136,8 @@ async def read_fifo(dispatcher: Dispatcher, fd: int, is_server: Callable[[int], 
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
             continue  # nothing came, or another process read it: any user may open the FIFO
-        if sum(log.log(said) for said in reader.feed(data)):
+        found = list(reader.feed(data))
+        dropped = sum(log.log(said) for said in found)
+        # So much without a line or a record is written only to keep the daemon busy.
+        if dropped or (not found and len(data) == READ_BYTES):
             await trio.sleep(PAUSE)

@@ -55,7 +55,7 @@ class LogRecord:
 
 @frozen
 class Foreign:
-    """Lines that are no records, without their newlines; one longer than PIPE_BUF bytes is several."""
+    """Lines that are no records, without their newlines; at most the first PIPE_BUF bytes of each."""
 
     lines: tuple[bytes, ...]
 
@@ -91,15 +91,10 @@ class LogReader:
         self._data = data[at:]
 
     def _foreign(self, data: bytes) -> Iterator[Foreign]:
-        *ended, rest = (self._line + data).split(b"\n")
-        *begun, self._line = _pieces(rest)
-        lines = [piece for line in ended for piece in _pieces(line)] + begun
+        *lines, rest = (self._line + data).split(b"\n")
+        self._line = rest[:PIPE_BUF]
         if lines:
-            yield Foreign(tuple(lines))
-
-
-def _pieces(line: bytes) -> list[bytes]:
-    return [line[at : at + PIPE_BUF] for at in range(0, len(line), PIPE_BUF)] or [b""]
+            yield Foreign(tuple(line[:PIPE_BUF] for line in lines))
 
 
 def _record(data: bytes, start: int) -> LogRecord | bool | None:
