@@ -75,6 +75,7 @@ SERVER_LINES: Final = {
     "server_context_creating": Line(
         "Volta MPS: Creating server context on device {device}", "Creating server context on device {device} ({name})"
     ),
+    "server_memory_shared": same("Created anonymous shared memory region {name}"),
     "server_version": same("CUDA MPS Server for Linux/Unix. Binary version: {version}"),
     "server_driver": same("Display Driver version: {version}"),
     "server_backend": Line("The devices are {backend}", None),
@@ -138,6 +139,10 @@ SERVER_LINES: Final = {
     "context_exit": Line(
         "Client {{{pid}, {context}}} exit", f"Client {_CLIENT} exiting. Number of active client contexts is {{left}}."
     ),
+    "context_exit_in_reset": Line(
+        "Client {{{pid}, {context}}} exit",
+        f"Client {_CLIENT} exiting. Worker is in reset. Number of active client contexts is {{left}}.",
+    ),
     "context_refused": same(f"Failed to accept client {_CLIENT} with status {{status}}"),
     "context_refused_reason": Line("{reason}", None),
     "context_faulted": same("Client {{PID: {pid}, Context: {context}}} encountered a fatal GPU error."),
@@ -164,6 +169,7 @@ SERVER_LINES: Final = {
     "server_context_dropped": Line(None, "Destroy server context on device {device} ({name})"),
     "server_context_remade": Line(None, "Creating server context on device {device} ({name})"),
     "server_context_failed": same("Device {device} could not be made anew: {reason}"),
+    "devices_queried": same("Received device query command. There are {count} devices"),
     "termination_requested": same(f"MPS server requesting client {_CLIENT} to exit"),
     "context_terminated": Line("Volta MPS: status of client {{{pid}, {context}}} is INACTIVE", None),
     "termination_succeeded": same("Client termination succeeded."),
@@ -188,4 +194,6 @@ SERVER_LINES: Final = {
     "records_dropped": same("{count} log lines were dropped: too many at once"),
     "lines_lost": same("{count} log lines could not be written: {reason}"),
     "fifo_line": same("{text}"),
+    # Of the driver's own server, when this catalogue has no event for it.
+    "vendor_line": same("{text}"),
 }

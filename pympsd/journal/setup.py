@@ -8,12 +8,13 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import structlog
-from attrs import frozen
+from attrs import field, frozen
 
 from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES
 from pympsd.journal.dialects import Dialect, Line
 from pympsd.journal.files import LogFile
 from pympsd.journal.line_format import LogEntry, render
+from pympsd.journal.recognition import Recognised, Recogniser
 
 Fields = dict[str, str | int | float]
 
@@ -25,6 +26,7 @@ class Journal:
     control: LogFile | None
     server: LogFile | None
     dialect: Dialect = Dialect.DOCUMENTED
+    _recogniser: Recogniser = field(factory=Recogniser, init=False)
 
     def write_control(self, event: str, fields: dict[str, Any]) -> None:
         """Write a line of control.log; a newline in an answer is written as it is, as recorded."""
@@ -34,6 +36,17 @@ class Journal:
         """Write a line of server.log, for a server (``who`` Server) or the FIFO (Other)."""
         entry = LogEntry(who, pid, event, fields, time.time() if when is None else when)
         self._write(self.server, entry, SERVER_LINES)
+
+    def write_server_text(self, who: str, pid: int, text: str, when: float | None = None) -> None:
+        """Write what the driver's own server said: r580 as it came, the others by the event that it is, if it is one.
+
+        Only r580 says ``who`` it calls itself; in the others it is a Server, as ours are.
+        """
+        said = Recognised("vendor_line", {"text": text})
+        if self.dialect is not Dialect.R580:
+            who, said = "Server", self._recogniser.recognise(pid, text) or said
+        event = said.documented if self.dialect is Dialect.DOCUMENTED else said.event
+        self.write_server(who, pid, event, said.fields, when)
 
     def _write(self, file: LogFile | None, entry: LogEntry, lines: dict[str, Line]) -> None:
         data = render(entry, lines[entry.event], self.dialect)

@@ -19,6 +19,7 @@ PURE = (
     "pympsd.journal.catalogue",
     "pympsd.journal.dialects",
     "pympsd.journal.line_format",
+    "pympsd.journal.recognition",
     "pympsd_server.state_machine",
     "pympsd.version",
 )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,16 +14,30 @@ import trio
 from time_limit import bounded
 
 from pympsd.service.files.log_fifo import LINES_PER_SECOND, read_fifo
+from pympsd.wire.vendor.log_records import LogRecord, Origin
 from tests.service.conftest import RunningDaemon
+
+SERVER = 430
+"""The PID of a server of the driver's own."""
+RECORDED = Path(__file__).parents[1] / "data" / "vendor-logs" / "log-fifo.hex"
+"""Each line was read from the FIFO of such a server at once."""
 
 
 @pytest.fixture
-async def fifo(tmp_path: Path, daemon: RunningDaemon) -> AsyncIterator[int]:
+def servers() -> set[int]:
+    """PIDs of running servers of the driver's own."""
+    return {SERVER}
+
+
+@pytest.fixture
+async def fifo(tmp_path: Path, daemon: RunningDaemon, servers: set[int]) -> AsyncIterator[int]:
     """The writing end of the FIFO that the daemon reads."""
     os.mkfifo(tmp_path / "log")
     reader = os.open(tmp_path / "log", os.O_RDWR | os.O_NONBLOCK)
     with trio.CancelScope() as scope:
-        daemon.dispatcher.nursery.start_soon(_scoped, scope, lambda: read_fifo(daemon.dispatcher, reader))
+        daemon.dispatcher.nursery.start_soon(
+            _scoped, scope, lambda: read_fifo(daemon.dispatcher, reader, servers.__contains__)
+        )
         yield reader
     scope.cancel()
     await trio.testing.wait_all_tasks_blocked()
@@ -83,3 +100,97 @@ async def test_another_reader_may_take_the_data_first(
         assert await _lines(daemon, 1) == ["still read"]
         nursery.cancel_scope.cancel()
     os.close(reader)
+
+
+# --- records of the driver's own servers
+
+
+def _record(text: bytes, pid: int = SERVER, origin: Origin = Origin.SERVER, at: datetime | None = None) -> bytes:
+    return LogRecord(origin, pid, at or datetime.now(), text).encode()
+
+
+def _stamps(daemon: RunningDaemon) -> list[str]:
+    """Return the time, author and PID of each line."""
+    text = daemon.log.with_name("server.log").read_text()
+    return [line[1:].partition("] ")[0] for line in text.splitlines()]
+
+
+@bounded
+async def test_what_another_process_writes_as_a_server_did(daemon: RunningDaemon, fifo: int, tmp_path: Path) -> None:
+    del fifo  # the process opens it by its path
+    writer = """
+import sys
+fifo = open(sys.argv[1], "wb", buffering=0)
+for line in open(sys.argv[2]):
+    fifo.write(bytes.fromhex(line))
+fifo.write(b"end\\n")
+"""
+    await trio.run_process([sys.executable, "-c", writer, str(tmp_path / "log"), str(RECORDED)])
+    data = b"".join(map(bytes.fromhex, RECORDED.read_text().splitlines()))
+    while (lines := await _lines(daemon, 1))[-1] != "end":
+        await trio.lowlevel.checkpoint()
+    assert lines[:5] == [
+        "Startup",
+        "Connecting to control daemon on socket: /tmp/vm/control",
+        "Initializing server process",
+        "Volta MPS: Creating server context on device 0",
+        "Created anonymous shared memory region mps.shm.0.430",
+    ]
+    assert 0 < len(lines) - 1 < data.count(b"\xe0\xcd\xab")  # some have no documented form
+    assert all(stamp.endswith(" Server   430") for stamp in _stamps(daemon)[:-1])
+
+
+@bounded
+async def test_a_record_of_no_server_is_others(daemon: RunningDaemon, fifo: int) -> None:
+    os.write(fifo, _record(b"forged\n[line] \x1b[31m", pid=431) + b"a line\n" + _record(b"Exiting"))
+    assert await _lines(daemon, 3) == ["forged [line]  [31m", "a line", "Exiting"]
+    assert [stamp[24:] for stamp in _stamps(daemon)] == ["Other     0", "Other     0", "Server   430"]
+
+
+@bounded
+async def test_a_servers_text_is_sanitised(daemon: RunningDaemon, fifo: int) -> None:
+    os.write(fifo, _record(b"a\n[line] \x1b[31m\xff"))
+    assert await _lines(daemon, 1) == ["a [line]  [31m\ufffd"]
+
+
+@bounded
+async def test_a_server_that_has_ended_has_its_last_lines(
+    daemon: RunningDaemon, fifo: int, servers: set[int]
+) -> None:
+    os.write(fifo, _record(b"Startup", origin=Origin.OTHER))
+    await _lines(daemon, 1)
+    servers.clear()
+    os.write(fifo, _record(b"Exiting"))
+    await _lines(daemon, 2)
+    assert [stamp[24:] for stamp in _stamps(daemon)] == ["Server   430", "Server   430"]
+
+
+@bounded
+async def test_a_record_has_its_own_time_if_that_is_near(daemon: RunningDaemon, fifo: int) -> None:
+    before = time.time()
+    near = datetime.fromtimestamp(int(before) - 30)
+    os.write(fifo, _record(b"Exiting", at=near) + _record(b"Exiting", at=datetime(1999, 12, 31, 23, 59)))
+    await _lines(daemon, 2)
+    times = [datetime.fromisoformat(stamp[:23]) for stamp in _stamps(daemon)]
+    assert times[0] == near
+    assert int(before) <= times[1].timestamp() <= time.time()
+
+
+@bounded
+async def test_servers_do_not_share_the_limit_of_others(daemon: RunningDaemon, fifo: int) -> None:
+    os.write(fifo, b"x\n" * (LINES_PER_SECOND + 1) + _record(b"Exiting") * (LINES_PER_SECOND + 1))
+    lines = await _lines(daemon, 2 * LINES_PER_SECOND + 2)
+    assert lines.count("Exiting") == LINES_PER_SECOND + 1
+    assert lines.count("1 log lines were dropped: too many at once") == 1
+
+
+@bounded
+async def test_a_servers_flood_is_cut_and_counted(
+    daemon: RunningDaemon, fifo: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pympsd.service.files.log_fifo.RECORDS_PER_SECOND", 10)
+    os.write(fifo, _record(b"Exiting") * 15)
+    assert await _lines(daemon, 11) == ["Exiting"] * 10 + ["5 log lines were dropped: too many at once"]
+    assert _stamps(daemon)[-1].endswith(" Server   430")
+    os.write(fifo, _record(b"Exiting"))
+    assert (await _lines(daemon, 12))[-1] == "Exiting"

@@ -1,38 +1,143 @@
-"""The log FIFO: any user may write to it, so its lines are sanitised, rate-limited and marked Other."""
+"""The log FIFO: any user may write to it, so what comes is sanitised, rate-limited and marked Other.
+
+Only the records of the driver's own servers, where the daemon runs them, are lines of theirs. A FIFO does not say
+which process wrote: as with the vendor's daemon, any user can write a record with a server's PID.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
+from attrs import define, field
 
 from pympsd.journal.line_format import sanitised
+from pympsd.journal.setup import Journal
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.rate_limit import RateLimit
+from pympsd.service.rate_limit import RateLimit, cost_of
+from pympsd.wire.vendor.log_records import PIPE_BUF, Foreign, LogReader, LogRecord
 
 LINES_PER_SECOND: Final = 100
+"""Of all writers but servers."""
+RECORDS_PER_SECOND: Final = 5000
+"""Of each server and its clients, as of one of ours (sessions.server)."""
 UNKNOWN_PID: Final = 0
 """A FIFO does not say which process wrote."""
+PAUSE: Final = 0.1
+"""Seconds for which only writers to the FIFO wait when they write too much. A server may be among them."""
+READ_BYTES: Final = 4 * PIPE_BUF
+"""Little enough that even the worst garbage is read in milliseconds."""
+REMEMBERED: Final = 16
+"""Servers whose lines are still theirs after their end."""
+CLOCK_TOLERANCE: Final = 60.0
+"""Seconds between a record's time and now."""
 
 
-async def read_fifo(dispatcher: Dispatcher, fd: int) -> None:
-    """Log what is written to the FIFO, for ever."""
-    rest = b""
-    limit = RateLimit(LINES_PER_SECOND)
-    while True:
-        await trio.lowlevel.wait_readable(fd)
-        try:
-            data = os.read(fd, 65536)
-        except BlockingIOError:
-            continue  # another process read it: any user may open the FIFO
-        *lines, rest = (rest + data).split(b"\n")
-        rest = rest[-4096:]
-        allowed = limit.take(len(lines), trio.current_time())
+def _no_server(_: int) -> bool:
+    return False
+
+
+@define
+class _Allowance:
+    """What one writer may log, and how many lines of it were dropped."""
+
+    limit: RateLimit
+    dropped: int = 0
+
+
+@define
+class _FifoLog:
+    """Logs what came from the FIFO, within each writer's limit."""
+
+    _journal: Journal
+    _is_server: Callable[[int], bool]
+    _allowances: dict[int, _Allowance] = field(factory=dict, init=False)
+    """By the PIDs of servers that wrote within the last second; UNKNOWN_PID for all others."""
+    _heard: deque[int] = field(factory=lambda: deque(maxlen=REMEMBERED), init=False)
+    """Servers that wrote: the last lines of one may be read after its end."""
+
+    def log(self, said: LogRecord | Foreign) -> int:
+        """Log a record or lines; return how many of them were over the limit."""
+        if isinstance(said, Foreign):
+            return self._log_foreign(said.lines)
+        if not self._is_servers(said.pid):
+            return self._log_foreign((said.text,))
+        text = sanitised(said.text)
+        cost = cost_of([text])
+        if self._take(said.pid, RECORDS_PER_SECOND, cost) < cost:
+            return self._drop(said.pid, 1)
+        self._journal.write_server_text(said.origin.name.capitalize(), said.pid, text, _time_of(said))
+        return 0
+
+    def _is_servers(self, pid: int) -> bool:
+        if pid in self._heard:
+            return True
+        is_server = self._is_server(pid)
+        if is_server:
+            self._heard.append(pid)
+        return is_server
+
+    def _log_foreign(self, lines: Sequence[bytes]) -> int:
+        allowed = self._take(UNKNOWN_PID, LINES_PER_SECOND, len(lines))
         for line in lines[:allowed]:
-            dispatcher.journal.write_server("Other", UNKNOWN_PID, "fifo_line", {"text": sanitised(line)})
-        if len(lines) > allowed:
-            dropped = {"count": len(lines) - allowed}
-            dispatcher.journal.write_server("Other", UNKNOWN_PID, "records_dropped", dropped)
-            # Meanwhile only writers to the FIFO wait.
-            await trio.sleep_until(limit.resets_at())
+            self._journal.write_server("Other", UNKNOWN_PID, "fifo_line", {"text": sanitised(line)})
+        return self._drop(UNKNOWN_PID, len(lines) - allowed)
+
+    def _take(self, pid: int, per_second: int, cost: int) -> int:
+        allowance = self._allowances.setdefault(pid, _Allowance(RateLimit(per_second)))
+        return allowance.limit.take(cost, trio.current_time())
+
+    def _drop(self, pid: int, count: int) -> int:
+        self._allowances[pid].dropped += count
+        return count
+
+    def report_time(self) -> float:
+        """Return when dropped lines are to be reported; infinity if none were dropped."""
+        return min((each.limit.resets_at() for each in self._allowances.values() if each.dropped), default=math.inf)
+
+    def report_dropped(self) -> None:
+        """Log how many lines of each writer were dropped in its second, once that is over."""
+        now = trio.current_time()
+        for pid, allowance in list(self._allowances.items()):
+            if now >= allowance.limit.resets_at():
+                del self._allowances[pid]
+                if allowance.dropped:
+                    who = "Other" if pid == UNKNOWN_PID else "Server"
+                    self._journal.write_server(who, pid, "records_dropped", {"count": allowance.dropped})
+
+
+def _time_of(record: LogRecord) -> float:
+    """Return a record's time; now, if that is far off.
+
+    Its local time is one of two in the hour that summer time's end repeats, and any in a record that lies.
+    """
+    now = time.time()
+    said = record.moment.timestamp()
+    return said if abs(said - now) <= CLOCK_TOLERANCE else now
+
+
+async def read_fifo(dispatcher: Dispatcher, fd: int, is_server: Callable[[int], bool] = _no_server) -> None:
+    """Log what is written to the FIFO, for ever.
+
+    ``is_server``: whether a PID is that of a server of the driver's own that this daemon runs.
+    """
+    reader = LogReader()
+    log = _FifoLog(dispatcher.journal, is_server)
+    while True:
+        with trio.move_on_at(log.report_time()):
+            await trio.lowlevel.wait_readable(fd)
+        log.report_dropped()
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            continue  # nothing came, or another process read it: any user may open the FIFO
+        found = list(reader.feed(data))
+        dropped = sum(log.log(said) for said in found)
+        # So much without a line or a record is written only to keep the daemon busy.
+        if dropped or (not found and len(data) == READ_BYTES):
+            await trio.sleep(PAUSE)

@@ -1,0 +1,136 @@
+"""Which event of the catalogue a line of driver 580's own MPS server is, and its fields.
+
+The patterns are made of the catalogue's sentences.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from string import Formatter
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from pympsd.journal.catalogue import SERVER_LINES
+from pympsd.journal.dialects import Line
+
+WHOLE_NUMBERS: Final = frozenset(
+    ("pid", "context", "device", "left", "count", "workers", "most", "limit", "status", "priority", "version")
+)
+"""Fields that are whole numbers; those with a format of their own (``#x``, ``.0f``) are known by it."""
+FOLLOWERS: Final = {
+    "fault_devices": "fault_device",
+    "fault_clients": "fault_client",
+    "server_failed": "server_failed_reason",
+}
+"""Events whose sentence is but a field ("0"): known only by the line before."""
+DOCUMENTED_AS: Final = {"server_context_dropped": "server_context_destroyed"}
+"""Two events for our own servers, which drop a context when the documents say in one dialect, and as driver 580 does
+in the other; what the vendor's server says of it has the documents' form."""
+
+
+@frozen
+class Recognised:
+    """An event and its fields."""
+
+    event: str
+    fields: dict[str, Any]
+
+    @property
+    def documented(self) -> str:
+        """The event whose documented sentence says the same."""
+        return DOCUMENTED_AS.get(self.event, self.event)
+
+
+def _hexadecimal(digits: str) -> int:
+    return int(digits, 16)
+
+
+_Reader = Callable[[str], object]
+_READERS: Final[dict[str, tuple[str, _Reader]]] = {
+    "text": ("(.*)", str),
+    "whole": (r"(-?\d{1,20})", int),
+    "#x": ("(0x[0-9a-f]{1,16})", _hexadecimal),
+    ".0f": (r"(-?\d{1,20})", float),
+}
+
+
+@define
+class _Pattern:
+    """A sentence that can be read; it reads only what it would write."""
+
+    event: str
+    sentence: str
+    author: str | None
+    """The field that is the author's PID."""
+    is_bare: bool = field(default=True, init=False)
+    """It is but one field."""
+    _readers: dict[str, _Reader] = field(factory=dict, init=False)
+    _expression: re.Pattern[str] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        expression = ""
+        for literal, name, form, _ in Formatter().parse(self.sentence):
+            expression += re.escape(literal)
+            self.is_bare = self.is_bare and not literal
+            if name is None:
+                continue
+            if name in self._readers:
+                expression += f"(?P={name})"
+                continue
+            kind = form or ("whole" if name in WHOLE_NUMBERS else "text")
+            group, self._readers[name] = _READERS[kind]
+            expression += group.replace("(", f"(?P<{name}>", 1)
+        self._expression = re.compile(expression)
+
+    def read(self, pid: int, text: str) -> Recognised | None:
+        """Return what process ``pid`` said with the text, if it is of this sentence."""
+        match = self._expression.fullmatch(text)
+        if match is None:
+            return None
+        fields = {name: read(match[name]) for name, read in self._readers.items()}
+        if self.sentence.format(**fields) != text:
+            return None
+        if self.author is not None:
+            fields[self.author] = pid
+        return Recognised(self.event, fields)
+
+
+def _patterns(lines: dict[str, Line]) -> dict[str, _Pattern]:
+    return {
+        event: _Pattern(event, line.r580, line.r580_pid) for event, line in lines.items() if line.r580 is not None
+    }
+
+
+_PATTERNS: Final = _patterns(SERVER_LINES)
+_LITERAL: Final = tuple(pattern for pattern in _PATTERNS.values() if not pattern.is_bare)
+
+
+@define
+class Recogniser:
+    """Recognises the lines of servers, in the order in which each wrote them."""
+
+    _awaited: dict[int, str] = field(factory=dict, init=False)
+    """By server: the event that a line without words of its own is."""
+
+    def recognise(self, pid: int, text: str) -> Recognised | None:
+        """Return the event of a line of server ``pid``; None if the catalogue has none."""
+        for pattern in _LITERAL:
+            if found := pattern.read(pid, text):
+                self._awaited.pop(pid, None)
+                if found.event in FOLLOWERS:
+                    self._awaited[pid] = FOLLOWERS[found.event]
+                return _by_context(found)
+        awaited = self._awaited.get(pid)
+        found = _PATTERNS[awaited].read(pid, text) if awaited else None
+        if found is None:
+            self._awaited.pop(pid, None)
+        return found
+
+
+def _by_context(found: Recognised) -> Recognised:
+    """A process's first connection, number 0, is its own; the others are those of its contexts."""
+    if found.event == "client_connected" and found.fields["context"] != 0:
+        return Recognised("context_connected", found.fields)
+    return found
