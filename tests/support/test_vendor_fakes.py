@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from vendor import devices
-from vendor.install import install, misbehave
+from vendor.install import install
 from vendor.minimal_daemon import MinimalDaemon, minimal_daemon
 from vendor.programs import VendorClient, chain
 
@@ -28,37 +26,6 @@ DEVICE_CLIENT_SECOND = "c5020000020000000000000000000000000000000000000000000000
 DEVICE_HEAD = "00000000010000004e56494449412048323030" + "00" * 57
 QUERY = "010000000000000007000000000000000000000000000000" + "74047222e0da5fd008e3a8dc4857381d"
 QUERY += "4e56494449412048323030" + "00" * 121
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[MinimalDaemon]:
-    """A daemon without a server."""
-    with minimal_daemon(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Path:
-    """A server that behaves well."""
-    return install(tmp_path)
-
-
-@pytest.fixture
-def start(daemon: MinimalDaemon) -> Iterator[Callable[..., VendorClient]]:
-    """Start clients, each with "init" and these contexts."""
-    started: list[VendorClient] = []
-
-    def make(*contexts: int, **more: object) -> VendorClient:
-        client = VendorClient.start(daemon.directory, **more)  # type: ignore[arg-type]
-        started.append(client)
-        assert daemon.serve(client, "init") == "init CUDA_SUCCESS"
-        for device in contexts:
-            assert daemon.serve(client, f"ctx {device}") == "ctx CUDA_SUCCESS"
-        return client
-
-    yield make
-    for client in started:
-        client.__exit__(None, None, None)
 
 
 def recorded(text: str, pid: int, device: int | None = None) -> bytes:
@@ -181,7 +148,12 @@ def test_the_slot_freed_last_is_listed_first(
 
 def test_limits_of_each_client(daemon: MinimalDaemon, launcher: Path, start: Callable[..., VendorClient]) -> None:
     daemon.start(launcher)
-    for percentage, expected, limit in ((25.0, 32, GIB), (50.0, 66, 2 * GIB), (75.0, 98, 3 * GIB), (10.0, 12, 4 * GIB)):
+    for percentage, expected, limit in (
+        (25.0, 32, GIB),
+        (50.0, 66, 2 * GIB),
+        (75.0, 98, 3 * GIB),
+        (10.0, 12, 4 * GIB),
+    ):
         daemon.say(9, struct.pack("<d", percentage), 20, DEVICE_0, struct.pack("<Q", limit))
         client = start(0)
         assert client.ask("sms") == f"sms {expected}"
@@ -366,7 +338,8 @@ def test_without_the_named_pipe(tmp_path: Path, launcher: Path) -> None:
 def test_clients_that_the_server_cannot_see_are_one(
     daemon: MinimalDaemon, launcher: Path, start: Callable[..., VendorClient]
 ) -> None:
-    daemon.spawn_apart(launcher)
+    daemon.spawn(launcher, prefix=("unshare", "--pid", "--fork", "--kill-child"))
+    daemon.take_server()
     clients = [start(0), start(0)]
     assert daemon.number(6) == 1
     assert daemon.hear() == bytes(4)
@@ -374,35 +347,3 @@ def test_clients_that_the_server_cannot_see_are_one(
         client.end()
     assert daemon.number(5) == 0
     daemon.await_end()
-
-
-@pytest.mark.parametrize(
-    ("messages", "said"),
-    [((99,), "command 99"), ((9, 1), "4 bytes instead of 8 after command 9"), ((14, 1), "instead of int32 0")],
-)
-def test_what_no_daemon_says_ends_the_server(
-    daemon: MinimalDaemon, launcher: Path, messages: tuple[int, ...], said: str
-) -> None:
-    daemon.start(launcher)
-    daemon.say(*messages)
-    status, error = daemon.await_end()
-    assert status == 3
-    assert said in error
-
-
-@pytest.mark.parametrize("moment", ["before_hello", "before_role"])
-@pytest.mark.parametrize("kind", ["crash", "hang"])
-def test_early_ends(daemon: MinimalDaemon, tmp_path: Path, kind: str, moment: str) -> None:
-    daemon.spawn(install(tmp_path, **{kind: moment}))
-    assert daemon.process is not None
-    if kind == "crash":
-        assert daemon.await_end()[0] == -signal.SIGKILL
-        daemon.listener.settimeout(0)
-        if moment == "before_hello":
-            with pytest.raises(BlockingIOError):
-                daemon.listener.accept()
-            return
-    if moment == "before_role":
-        connection, _ = daemon.listener.accept()
-        connection.close()
-    assert kind == "crash" or daemon.process.poll() is None

@@ -214,8 +214,8 @@ def main(arguments: list[str]) -> int:
     """Run; return the exit status."""
     program, lines = Program(), Lines()
     if arguments == ["--loop"]:
-        for made in (program.run("init"), program.run("ctx", "0")):
-            print(made, flush=True)
+        for line in ("init", "ctx 0"):
+            print(program.run(*line.split()), flush=True)
         compute(program, lines)
     while (line := lines.next()) and line != "exit":
         print(program.run(*line.split()), flush=True)

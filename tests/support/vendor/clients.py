@@ -101,9 +101,7 @@ class Clients:
             if context.pid not in firsts or context.number < firsts[context.pid].number:
                 firsts[context.pid] = context
         return [
-            struct.pack(
-                "<ii4xi16sii", c.pid, c.number, c.device, devices.uuid(c.device), c.identifier, c.priority
-            )
+            struct.pack("<ii4xi16sii", c.pid, c.number, c.device, devices.uuid(c.device), c.identifier, c.priority)
             for c in firsts.values()
         ]
 
@@ -146,7 +144,9 @@ class Clients:
             self._gone(connection)
             return False
         request = json.loads(message)
-        answer = self._hello(connection, pid or 0, request) if connection.number < 0 else _ask(self, connection, request)
+        answer = (
+            self._hello(connection, pid or 0, request) if connection.number < 0 else _ask(self, connection, request)
+        )
         with contextlib.suppress(OSError):  # it has gone meanwhile, and its end comes next
             connection.socket.send(json.dumps(answer).encode())
         if connection.number < 0:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import select
 import socket
 import struct
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attrs import define, field
@@ -53,12 +55,12 @@ class MinimalDaemon:
             raise
         return struct.unpack("<i", role)[0], connection
 
-    def spawn(self, launcher: Path, *arguments: str) -> None:
-        """Start a server as the recorded daemon does, but do not wait for it."""
+    def spawn(self, launcher: Path, *arguments: str, prefix: Sequence[str] = ()) -> None:
+        """Start a server as the recorded daemon does, or under a command such as unshare; do not wait for it."""
         environment = {"CUDA_MPS_PIPE_DIRECTORY": str(self.directory), "PATH": os.defpath}
         self.process = subprocess.Popen(
-            [launcher.name, *arguments],
-            executable=launcher,
+            [*prefix, str(launcher), *arguments] if prefix else [launcher.name, *arguments],
+            executable=None if prefix else launcher,
             env=environment,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -135,6 +137,17 @@ class MinimalDaemon:
             lines.append(self._log[STAMP.size : STAMP.size + size].decode())
             self._log = self._log[STAMP.size + size :]
         return lines
+
+    def await_line(self, line: str) -> None:
+        """Wait until the server has written this line; those before it are not returned any more."""
+        give_up = time.monotonic() + SECONDS
+        while line not in self.log():
+            left = give_up - time.monotonic()
+            assert select.select([self.log_reader], [], [], max(0, left))[0], f"no line {line!r}"
+
+    def is_silent(self) -> bool:
+        """Whether nothing has come from the server that was not yet heard."""
+        return not select.select([self.server], [], [], 0)[0]
 
     def await_end(self) -> tuple[int, str]:
         """Wait until the server has ended; return its status and what it said on standard error."""
