@@ -256,11 +256,12 @@ def test_a_killed_client_and_one_whose_child_holds_its_sockets(
     daemon.start(launcher)
     killed, forked = start(0), start(0)
     killed.kill()
+    name = f"{{PID: {killed.pid}, Context ID: 0}}"
     assert daemon.number(6) == 1
     assert daemon.hear() == struct.pack("<i", forked.pid)
     assert daemon.log()[-3:] == [
         f"Client {{PID: {killed.pid}, Context ID: 1}} exiting. Number of active client contexts is 1.",
-        f"Server failed to recevie command with status 806, assuming client {{PID: {killed.pid}, Context ID: 0}} exit",
+        f"Server failed to recevie command with status 806, assuming client {name} exit",
         f"Client process {killed.pid} disconnected",
     ]
     assert forked.ask("fork").startswith("fork ")

@@ -214,8 +214,8 @@ def main(arguments: list[str]) -> int:
     """Run; return the exit status."""
     program, lines = Program(), Lines()
     if arguments == ["--loop"]:
-        for line in ("init", "ctx 0"):
-            print(program.run(*line.split()), flush=True)
+        for words in (("init",), ("ctx", "0")):
+            print(program.run(*words), flush=True)
         compute(program, lines)
     while (line := lines.next()) and line != "exit":
         print(program.run(*line.split()), flush=True)

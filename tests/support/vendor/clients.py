@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -133,7 +132,7 @@ class Clients:
         write("Received new client request for {{PID: {}, Context ID: {}}}".format(*self._asked_last))
         taken = socket.socket(fileno=descriptor)
         if not taken.getsockopt(socket.SOL_SOCKET, SO_PASSCRED):
-            os.dup(taken.detach())  # kept open for ever: the client waits, and is told nothing
+            taken.detach()  # it stays open for ever: the client waits, and is told nothing
             return None
         return Connection(taken, limits)
 

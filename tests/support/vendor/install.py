@@ -19,7 +19,7 @@ sys.exit(main({behaviour!r}, sys.argv[1:]))
 def install(folder: Path, **keys: object) -> Path:
     """Write a launcher named nvidia-cuda-mps-server into a folder (put that first in PATH); return its path.
 
-    Every user may run it, if every user may reach the folder, this checkout and the interpreter. Keys: see the README.
+    Every user may run it who can reach the folder, this checkout and the interpreter. Keys: see the README.
     """
     launcher = folder / NAME
     misbehave(launcher, **keys)

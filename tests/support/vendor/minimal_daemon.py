@@ -1,4 +1,4 @@
-"""The least control daemon that these two work with: it does what a test says, step by step, in the test's process."""
+"""The least control daemon that these two work with: it does what a test says, step by step, in that process."""
 
 from __future__ import annotations
 
@@ -147,6 +147,7 @@ class MinimalDaemon:
 
     def is_silent(self) -> bool:
         """Whether nothing has come from the server that was not yet heard."""
+        assert self.server is not None
         return not select.select([self.server], [], [], 0)[0]
 
     def await_end(self) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""How a server and a client of the vendor's begin to talk with the control daemon, and how descriptors come from it."""
+"""How the vendor's server and clients begin to talk with the control daemon, and how they get descriptors."""
 
 from __future__ import annotations
 
