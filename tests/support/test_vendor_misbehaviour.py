@@ -1,4 +1,4 @@
-"""How the made-up server misbehaves when it is told to, and what it does not put up with."""
+"""How the made-up server misbehaves when it is told to, what it does not put up with, and what it does without."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from vendor.install import install, misbehave
-from vendor.minimal_daemon import MinimalDaemon
+from vendor.minimal_daemon import MinimalDaemon, minimal_daemon
 from vendor.peer import CREDENTIALS, HELLO
 from vendor.programs import SECONDS, VendorClient
 
@@ -138,3 +138,15 @@ def test_the_next_server_behaves_otherwise(daemon: MinimalDaemon, tmp_path: Path
     daemon.server.close()
     daemon.start(launcher)
     assert daemon.number(17) == 1
+
+
+def test_without_a_daemon(tmp_path: Path) -> None:
+    with VendorClient.start(tmp_path) as client:
+        assert client.ask("init") == "init NO_DAEMON"
+        assert client.ask("ctx 0") == "ctx CUDA_ERROR_NOT_INITIALIZED"
+
+
+def test_without_the_named_pipe(tmp_path: Path, launcher: Path) -> None:
+    with minimal_daemon(tmp_path, log=False) as daemon:
+        daemon.start(launcher)
+        assert daemon.number(17) == 1

@@ -104,8 +104,8 @@ class MpsServer:
         self._selector.register(self.daemon, selectors.EVENT_READ, None)
         while True:
             ready = [key for key, _ in self._selector.select()]
-            # Contexts first: of a killed process all connections end at once.
-            ready.sort(key=lambda key: -key.data.number if key.data else 1)
+            # The daemon last: its answer tells of all that clients did before. Newest contexts first, as in the logs.
+            ready.sort(key=lambda key: -key.data.number if key.data else 2)
             for key in ready:
                 if key.data is None:
                     self._hear()
