@@ -1,0 +1,40 @@
+"""A daemon led by hand, a made-up server that behaves well, and made-up clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from vendor.install import install
+from vendor.minimal_daemon import MinimalDaemon, minimal_daemon
+from vendor.programs import VendorClient
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[MinimalDaemon]:
+    """A daemon without a server."""
+    with minimal_daemon(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Path:
+    """A server that behaves well."""
+    return install(tmp_path)
+
+
+@pytest.fixture
+def start(daemon: MinimalDaemon) -> Iterator[Callable[..., VendorClient]]:
+    """Start clients, each with "init" and these contexts."""
+    with ExitStack() as started:
+
+        def make(*contexts: int, **more: object) -> VendorClient:
+            client = started.enter_context(VendorClient.start(daemon.directory, **more))  # type: ignore[arg-type]
+            assert daemon.serve(client, "init") == "init CUDA_SUCCESS"
+            for device in contexts:
+                assert daemon.serve(client, f"ctx {device}") == "ctx CUDA_SUCCESS"
+            return client
+
+        yield make
