@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import trio
@@ -27,6 +28,7 @@ from pympsd.service.replacement import HAND_OVER
 from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
 from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.vendor.conversation import VendorConversation
+from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
@@ -117,7 +119,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             nursery.start_soon(listener.run)
         if own is not None:
             nursery.start_soon(Listener(dispatcher, own, Conversation(dispatcher, False).run).run)
-        nursery.start_soon(read_fifo, dispatcher, fifo)
+        nursery.start_soon(read_fifo, dispatcher, fifo, partial(_is_vendor_server, dispatcher))
         os.chdir("/")
         await all_settled(awaited.values())
         ready()
@@ -152,6 +154,11 @@ def _vendor_listeners(
 ) -> Iterator[Listener]:
     yield Listener(dispatcher, control, VendorConversation(dispatcher, True).run)
     yield Listener(dispatcher, privileged, VendorConversation(dispatcher, False).run)
+
+
+def _is_vendor_server(dispatcher: Dispatcher, pid: int) -> bool:
+    servers = dispatcher.servers.values()
+    return any(server.pid == pid and isinstance(server, VendorServerSession) for server in servers)
 
 
 def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory) -> dict[int, AwaitedServer]:

@@ -18,6 +18,7 @@ from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.state_file import StateFile, device_keys
 from pympsd.service.listeners import Listener
+from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.adoption import AwaitedServer, inherit
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import SpawnServer
@@ -141,7 +142,7 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
                             dispatcher, str(tmp_path / "control"), tmp_path / "control.log", spawned, awaited
                         )
                     )
-                    inner.start_soon(Listener(dispatcher, listener, True, awaited).run)
+                    inner.start_soon(Listener(dispatcher, listener, Conversation(dispatcher, True, awaited).run).run)
                     task_status.started()
         finally:
             ended.set()

@@ -16,7 +16,7 @@ import trio.testing
 from time_limit import bounded
 
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.service import listeners
+from pympsd.service.sessions import conversation
 from pympsd.service.sessions import server as server_session
 from pympsd.service.sessions.adoption import KnownProcess
 from pympsd.service.sessions.peers import KnownPeer
@@ -48,7 +48,7 @@ def client_is_process(process: subprocess.Popen[bytes], monkeypatch: pytest.Monk
     def with_pidfd(_: socket.socket, peer: Peer) -> KnownPeer:
         return KnownPeer(peer, os.pidfd_open(process.pid))
 
-    monkeypatch.setattr(listeners, "with_pidfd", with_pidfd)
+    monkeypatch.setattr(conversation, "with_pidfd", with_pidfd)
 
 
 def pidfds() -> int:
