@@ -16,7 +16,13 @@ from attrs import define, field
 from pympsd.vocabulary import files
 
 DIRECTORY_MODE = 0o755
-MODES = {files.CONTROL: 0o666, files.LOCK: 0o666, files.CONTROL_PRIVILEGED: 0o755, files.LOG_FIFO: 0o777}
+MODES = {
+    files.CONTROL: 0o666,
+    files.LOCK: 0o666,
+    files.CONTROL_PRIVILEGED: 0o755,
+    files.LOG_FIFO: 0o777,
+    files.KEEPER: 0o600,
+}
 PID_MODE = 0o666
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096
@@ -76,10 +82,10 @@ class PipeDirectory:
         """Return the full path of one of the directory's files."""
         return os.path.join(self.path, file)
 
-    def listen(self, file: str) -> socket.socket:
+    def listen(self, file: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
         """Return a listening socket; replace one that a dead daemon left."""
         with self._creating(file), contextlib.ExitStack() as on_error:
-            listener = on_error.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener = on_error.enter_context(socket.socket(socket.AF_UNIX, kind))
             listener.bind(self.name(file))
             _set_mode(self.name(file))
             listener.listen(BACKLOG)
@@ -102,6 +108,11 @@ class PipeDirectory:
                 os.write(fd, str(pid).encode())
             finally:
                 os.close(fd)
+
+    def remove(self, file: str) -> None:
+        """Remove one of the directory's files if it is there, unless another daemon has taken the directory."""
+        if not self.taken_by_another():
+            self._remove(file)
 
     def taken_by_another(self) -> bool:
         """Return whether another daemon has taken the directory, after it or its lock file was removed."""
