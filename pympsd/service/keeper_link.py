@@ -4,6 +4,7 @@
     keeper, held = found or (Keeper(directory, log), {})
     await nursery.start(keeper.run)                 # starts a process if there is none, and another when it ends
     keeper.hold("control", listener.fileno())       # before anybody relies on the descriptor
+    await keeper.caught_up()                        # before the next connection is accepted
     keeper.drop("control")                          # before the descriptor is closed
     keeper.end()                                    # the daemon ends in order; ``run`` returns soon afterwards
 
@@ -36,7 +37,7 @@ WAITING_SECONDS: Final = 60.0
 FETCH_SECONDS: Final = 5.0
 """Time for an earlier daemon's keeper to send everything."""
 STALLED_SECONDS: Final = 5.0
-"""Time after which a keeper whose link is full counts as stopped."""
+"""Time after which a keeper whose link is full counts as stopped; on a busy machine it takes seconds to start."""
 PAUSES: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
 """Seconds before each new start; the last is repeated."""
 PROVEN_SECONDS: Final = 10.0
@@ -58,6 +59,8 @@ class Keeper:
     _unsent: dict[str, bool] = field(factory=dict, init=False)
     """The names whose latest state has not been sent, in order; True: with the descriptor."""
     _has_unsent: trio.Event = field(factory=trio.Event, init=False)
+    _caught_up: trio.Event | None = field(default=None, init=False)
+    """Set when the link has taken everything; None: it has."""
     _ending: trio.Event = field(factory=trio.Event, init=False)
     _replaced: bool = field(default=False, init=False)
 
@@ -109,6 +112,15 @@ class Keeper:
         self._held.pop(name, None)
         self._changed(name, False)
 
+    async def caught_up(self) -> None:
+        """Return when the link has taken everything, or there is no keeper; within about STALLED_SECONDS.
+
+        A daemon that waits for this before it accepts connections loses none when it is killed: they are still in
+        the backlog.
+        """
+        if self._caught_up is not None:
+            await self._caught_up.wait()
+
     def end(self) -> None:
         """Remove the socket and have the process end: the daemon ends in order."""
         self._ending.set()
@@ -153,7 +165,7 @@ class Keeper:
         except Unusable as error:
             return f"it cannot be started: {error}"
         self._unsent = dict.fromkeys(self._held, True)
-        self._send_unsent(self._process)
+        self._send_now(self._process)
         if self._ending.is_set():
             self.end()
         return ""
@@ -175,6 +187,7 @@ class Keeper:
         finally:
             self._process = None
             process.close()
+            self._has_caught_up()
         return reasons[0]
 
     async def _read(self, process: KeeperProcess) -> str:
@@ -204,6 +217,7 @@ class Keeper:
                     return f"it has taken nothing for {self.stalled_seconds:g} s"
                 if not self._send_unsent(process):
                     await trio.sleep(CROWDED_SECONDS)
+            self._has_caught_up()
             self._has_unsent = trio.Event()
             await self._has_unsent.wait()
 
@@ -211,8 +225,19 @@ class Keeper:
         if self._process is None:
             return  # the next one is sent everything
         self._unsent[name] = with_descriptor
-        if not self._send_unsent(self._process):
+        self._send_now(self._process)
+
+    def _send_now(self, process: KeeperProcess) -> None:
+        """Send as much as the link takes now; ``_send_later`` sends the rest."""
+        if not self._send_unsent(process):
             self._has_unsent.set()
+            if self._caught_up is None:
+                self._caught_up = trio.Event()
+
+    def _has_caught_up(self) -> None:
+        if self._caught_up is not None:
+            self._caught_up.set()
+            self._caught_up = None
 
     def _send_unsent(self, process: KeeperProcess) -> bool:
         """Send as much as the link takes now; return whether that was all."""

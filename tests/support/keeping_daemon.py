@@ -60,6 +60,8 @@ async def main(folder: str, waiting: str, stalled: str, *entries: str) -> None:
         print(json.dumps([[name, entry.note.decode()] for name, entry in held.items()]), flush=True)
         while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
             verb, name, text = line.rstrip("\n").split("/")
+            if verb == "catch up":
+                await keeper.caught_up()
             print(do(keeper, fds, verb, name, text), flush=True)
 
 

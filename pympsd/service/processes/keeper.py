@@ -22,6 +22,9 @@ from pympsd.service.sessions.peers import KnownPeer, credentials, with_pidfd
 from pympsd.vocabulary import files
 from pympsd.wire import keeper_packets as packets
 
+SEND_BYTES: Final = 4 << 20
+"""Room in the link: some thousand packets for root, and for others what net.core.wmem_max allows, some hundred."""
+_SO_SNDBUFFORCE: Final = 32
 ENVIRONMENT: Final = ("LD_LIBRARY_PATH",)
 """The part of the daemon's environment that the keeper gets: some interpreters do not start without it."""
 
@@ -65,14 +68,12 @@ class KeeperProcess:
             theirs.close()
             ours.close()
             raise
-        ours.setblocking(False)
-        return cls(ours, child)
+        return cls(_link(ours), child)
 
     @classmethod
     def find(cls, directory: PipeDirectory) -> KeeperProcess | None:
         """Return the keeper of an earlier daemon of this process's user, connected; None if there is none."""
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        link.setblocking(False)
+        link = _link(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         try:
             link.connect(directory.name(files.KEEPER))
             peer = credentials(link)
@@ -130,6 +131,16 @@ class KeeperProcess:
         self.link.close()
         if self.peer is not None:
             self.peer.close()
+
+
+def _link(sock: socket.socket) -> socket.socket:
+    """Return a socket that never blocks, with as much room for what is sent as this user may have."""
+    sock.setblocking(False)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, SEND_BYTES)
+    except PermissionError:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+    return sock
 
 
 def _arguments(listener: int, link: int, waiting_seconds: float) -> list[str]:
