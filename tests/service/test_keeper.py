@@ -311,13 +311,16 @@ def test_a_next_daemon_that_dies_halfway_costs_nothing(daemons: Daemons) -> None
         daemon = daemons.start(server_1=ours)
         daemon.do("hold", "server 1", "3000")
         daemon.do("catch up")
+        keeper = daemon.keeper()
         daemon.kill()
         with _connect(daemons) as halfway:
             data, (fd, *_), _, _ = socket.recv_fds(halfway, packets.PACKET_BYTES, 1)
             assert packets.decode(data) == (packets.HOLD, "server 1", b"")
-            # It dies with packets unread; what it said itself counts nevertheless.
+            # It dies with packets unread; what it said itself counts, even if the keeper sees both at once.
+            suspend(keeper)
             socket.send_fds(halfway, [packets.encode(packets.HOLD, "client 1", b"new")], [fd])
             os.close(fd)
+        os.kill(keeper, signal.SIGCONT)
         sock, entries = _next_daemon(daemons)
         sock.close()
         assert len(entries) == 3002
