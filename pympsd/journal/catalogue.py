@@ -60,6 +60,9 @@ CONTROL_LINES: Final = {
     "state_refused": Line("{path} is left out: {reason}", None),
     "state_not_kept": Line("Servers could not be taken in by another daemon if this one died: {reason}", None),
     "daemon_hands_over": Line("Another daemon takes over: the servers go on", None),
+    "keeper_ended": Line("The keeper of the sockets is gone: {reason}; another starts in {seconds:g} s", None),
+    "keeper_useless": Line("The keeper of the last daemon's sockets is of no use: {reason}; killing it", None),
+    "keeper_lacks": Line("The keeper does not hold {name}: {reason}", None),
     "server_silent": Line(
         "All clients of server {server} have ended, but it has not said so for {seconds:g} s", None
     ),

@@ -22,6 +22,7 @@ MODES = {
     files.LOCK: 0o666,
     files.CONTROL_PRIVILEGED: 0o755,
     files.LOG_FIFO: 0o777,
+    files.KEEPER: 0o600,
 }
 PID_MODE = 0o666
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -108,6 +109,11 @@ class PipeDirectory:
                 os.write(fd, str(pid).encode())
             finally:
                 os.close(fd)
+
+    def remove(self, file: str) -> None:
+        """Remove one of the directory's files if it is there, unless another daemon has taken the directory."""
+        if not self.taken_by_another():
+            self._remove(file)
 
     def taken_by_another(self) -> bool:
         """Return whether another daemon has taken the directory, after it or its lock file was removed."""

@@ -1,0 +1,53 @@
+"""The packets between a daemon and its keeper, one each on a SOCK_SEQPACKET socket. Imports nothing, for the keeper.
+
+A packet is a byte for its kind, a byte for the length of the name, the name, and the note, which is the rest.
+"""
+
+from __future__ import annotations
+
+HOLD = 1
+"""Keep the descriptor that comes with it under the name, in place of an earlier one. From a keeper: an entry."""
+NOTE = 2
+"""Replace the note of an entry."""
+DROP = 3
+"""Close an entry's descriptor and forget it."""
+END = 4
+"""From a daemon that ends in order: end, too."""
+COMPLETE = 5
+"""From a keeper: every entry has been sent."""
+REFUSED = 6
+"""From a keeper: the descriptor of this name could not be kept; the note says why."""
+REPLACED = 7
+"""From a keeper: another daemon has connected; nothing more is taken from this one."""
+
+KINDS = frozenset(range(HOLD, REPLACED + 1))
+NAME_BYTES = 255
+NOTE_BYTES = 4096
+PACKET_BYTES = 2 + NAME_BYTES + NOTE_BYTES
+
+
+class Malformed(ValueError):
+    """The bytes are not a packet."""
+
+
+def encode(kind: int, name: str = "", note: bytes = b"") -> bytes:
+    """Return a packet; raise ValueError if the name or the note is too long."""
+    packed = name.encode()
+    if len(packed) > NAME_BYTES or len(note) > NOTE_BYTES:
+        sizes = f"{len(packed)} and {len(note)} bytes"
+        raise ValueError(f"a keeper's names have up to {NAME_BYTES} and its notes up to {NOTE_BYTES}, not {sizes}")
+    return bytes((kind, len(packed))) + packed + note
+
+
+def decode(packet: bytes) -> tuple[int, str, bytes]:
+    """Return the kind, the name and the note of a packet; raise Malformed."""
+    if not 2 <= len(packet) <= PACKET_BYTES or packet[0] not in KINDS:
+        raise Malformed("not a packet of a keeper")
+    end = 2 + packet[1]
+    try:
+        name = packet[2:end].decode()
+    except UnicodeDecodeError:
+        raise Malformed("the name is not UTF-8") from None
+    if len(packet) < end or len(packet) - end > NOTE_BYTES:
+        raise Malformed("the lengths are wrong")
+    return packet[0], name, packet[end:]

@@ -1,0 +1,68 @@
+"""A daemon with nothing but a keeper: keeping_daemon.py FOLDER WAITING-SECONDS STALLED-SECONDS [NAME=FD ...]
+
+It says what it was given by an earlier daemon's keeper, and then does one thing a line; tests kill it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+
+import trio
+
+from pympsd.service.files.pipe_directory import PipeDirectory
+from pympsd.service.keeper_link import Keeper
+
+
+class Lines:
+    """Writes each event to standard error."""
+
+    def error(self, event: str, **fields: object) -> None:
+        """Write an event."""
+        print(event, json.dumps(fields), file=sys.stderr, flush=True)
+
+
+def do(keeper: Keeper, fds: dict[str, int], verb: str, name: str, text: str) -> str:
+    """Do what a line says; return the answer."""
+    match verb:
+        case "note":
+            keeper.note(name, text.encode())
+        case "drop":
+            keeper.drop(name)
+        case "hold":  # a descriptor it has, under COUNT names
+            for number in range(int(text)):
+                keeper.hold(f"{name} {number}", fds[name], b"x" * 100)
+        case "accept":
+            with socket.socket(fileno=os.dup(fds[name])) as listener, listener.accept()[0] as connection:
+                connection.sendall(text.encode())
+        case "receive":
+            return os.read(fds[name], 100).decode()
+        case "send":
+            os.write(fds[name], text.encode())
+        case "end":
+            keeper.end()
+    return "done"
+
+
+async def main(folder: str, waiting: str, stalled: str, *entries: str) -> None:
+    """Fetch or start a keeper, hold the entries, and do what the lines on standard input say."""
+    directory = PipeDirectory.claim(folder)
+    found = await Keeper.fetch(directory, Lines())  # type: ignore[arg-type]
+    keeper, held = found or (Keeper(directory, Lines(), float(waiting), float(stalled)), {})  # type: ignore[arg-type]
+    fds = {name: entry.fd for name, entry in held.items()}
+    for name, _, fd in (entry.partition("=") for entry in entries):
+        fds[name] = int(fd)
+        keeper.hold(name, int(fd))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(keeper.run)
+        print(json.dumps([[name, entry.note.decode()] for name, entry in held.items()]), flush=True)
+        while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+            verb, name, text = line.rstrip("\n").split("/")
+            if verb == "catch up":
+                await keeper.caught_up()
+            print(do(keeper, fds, verb, name, text), flush=True)
+
+
+trio.run(main, *sys.argv[1:])
