@@ -21,6 +21,9 @@ MOST_CONNECTIONS: Final = 32
 DIALECTS: Final = ("documented", "r580", "json")
 """The wording of log lines: that of the MPS documents, that of driver 580, or JSON objects."""
 
+USERS: Final = ("in-turn", "together")
+"""Whether users take turns with one server, or have servers at the same time."""
+
 
 class BadSetting(ValueError):
     """A setting that prevents a start; the message names the variable and what is allowed."""
@@ -44,6 +47,7 @@ class Settings:
     """As given (``0=1G,GPU-...=512MB``): the devices are not known here."""
     turn_patience: float = 30.0
     """Seconds for which newcomers of the active user may overtake a waiting user; 0: they never may."""
+    users: str = "in-turn"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -65,6 +69,7 @@ class Settings:
             memory_limits=environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
             or environment.get("CUDA_MPS_DEVICE_MEM_LIMIT", ""),
             turn_patience=_patience(environment.get("PYMPSD_TURN_PATIENCE") or "30"),
+            users=_users(environment.get("PYMPSD_USERS") or "in-turn"),
         )
 
 
@@ -104,6 +109,12 @@ def chosen_connections(environment: Mapping[str, str]) -> str:
 def _dialect(text: str) -> str:
     if text not in DIALECTS:
         raise BadSetting(f"PYMPSD_LOG_DIALECT is one of {', '.join(DIALECTS)}, not {text!r}")
+    return text
+
+
+def _users(text: str) -> str:
+    if text not in USERS:
+        raise BadSetting(f"PYMPSD_USERS is one of {', '.join(USERS)}, not {text!r}")
     return text
 
 
