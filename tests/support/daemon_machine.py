@@ -240,9 +240,8 @@ class DaemonMachine(RuleBasedStateMachine):
         clients = self.in_queue | known | unknown
         if uid is None or not self.together:
             return clients
-        return {
-            client for client in clients if (self.uid_of[client] if client > 0 else self.uid_of_server[-client]) == uid
-        }
+        user_of = self.uid_of | {-server: user for server, user in self.uid_of_server.items()}
+        return {client for client in clients if user_of[client] == uid}
 
     def _served(self) -> set[int]:
         """Return the users that have servers."""
@@ -570,9 +569,12 @@ class DaemonMachine(RuleBasedStateMachine):
         self.phases = dict.fromkeys(self.awaited, Phase.RETURNING)
         for uid in map(self.serving, left.wishes):
             self._joins(("request", uid))
+        waited, traced = sorted(self.in_queue) + sorted(self.debugged), set(self.debugged)
+        self.in_queue.clear()
+        self.debugged.clear()
         self.feed(events.PredecessorDied(left))
         assert self._defaults() == defaults
-        self._connect_again(data)
+        self._connect_again(data, waited, traced)
 
     def _defaults(self) -> tuple[object, ...]:
         daemon = self.daemon
@@ -597,11 +599,7 @@ class DaemonMachine(RuleBasedStateMachine):
             marked &= set(self.running)
         self.quit_begun = False
 
-    def _connect_again(self, data: st.DataObject) -> None:
-        waited = sorted(self.in_queue) + sorted(self.debugged)
-        traced = set(self.debugged)
-        self.in_queue.clear()
-        self.debugged.clear()
+    def _connect_again(self, data: st.DataObject, waited: list[int], traced: set[int]) -> None:
         for client in data.draw(st.permutations(waited), label="the order in which they connect again"):
             if client in traced:
                 self.debugged[client] = self._clients(self.uid_of[client])
