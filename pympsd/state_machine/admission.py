@@ -93,6 +93,8 @@ def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
         yield from _make_room(daemon)
     for server in _open_servers(daemon):
         yield from turns.log_closing(daemon, server)
+        if _is_waited_for(daemon, server):
+            yield from _time_silence(server)
 
 
 def _open_servers(daemon: Daemon) -> list[Server]:
@@ -114,9 +116,7 @@ def _make_room(daemon: Daemon) -> Iterator[Instruction]:
     wanted = len(_without_server(daemon))
     ending = sum(server.phase is Phase.LEAVING and server.is_empty for server in daemon.servers.values())
     for server in _open_servers(daemon):
-        if wanted and server.clients:
-            yield from _time_silence(server)
-        elif ending < wanted:
+        if not server.clients and ending < wanted:
             ending += 1
             yield from shut_down_server(server, forced=False)
 

@@ -20,7 +20,6 @@ MOST_CONNECTIONS: Final = 32
 """CUDA's maximum."""
 DIALECTS: Final = ("documented", "r580", "json")
 """The wording of log lines: that of the MPS documents, that of driver 580, or JSON objects."""
-
 USERS: Final = ("in-turn", "together")
 """Whether users take turns with one server, or have servers at the same time."""
 
