@@ -168,6 +168,12 @@ def test_ended_clients_behind_a_silent_server_do_not_keep_its_place(full: Story)
     assert full.feed(events.ServerExited(1, -9)) == [spawn(3, 3, C)]
 
 
+def test_a_silent_server_is_left_alone_while_there_is_room(together: Story) -> None:
+    together.feed(events.ClientEnded(1, 1))
+    assert together.connects(3, C) == [spawn(3, 3, C)]
+    assert Timer(TimerKind.SILENCE, 1) not in dict(together.watches)
+
+
 def test_there_is_room_for_sixteen() -> None:
     story = Story(Daemon(0, DEVICES, most_servers=MOST_SERVERS))
     started: list[Instruction] = []
