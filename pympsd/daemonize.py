@@ -51,6 +51,14 @@ def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
         settings = Settings.from_environment(os.environ)
         if options.dialect:
             settings = evolve(settings, log_dialect=options.dialect)
+        if options.users:
+            settings = evolve(settings, users=options.users)
+        if options.multiuser and settings.users == "together":
+            return _complain(
+                "-multiuser-server: it has one server for all users, and --users together (or PYMPSD_USERS) one for "
+                "each; choose one of them",
+                1,
+            )
         if options.turn_patience is not None:
             settings = evolve(settings, turn_patience=options.turn_patience)
         machine = visible_machine(

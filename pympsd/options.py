@@ -12,6 +12,7 @@ OWN_NAME = "pympsd"
 DROP_IN_NAME = "nvidia-cuda-mps-control"
 READY = ("-q", "--ready-devices")
 MULTIUSER = ("-multiuser-server", "--multiuser-server", "-M")
+USERS = ("in-turn", "together")
 DIALECTS = ("documented", "r580", "json")
 
 
@@ -39,6 +40,7 @@ class Options:
         self.terminate_by_reset = False
         self.timeout = 10.0
         self.dialect = ""
+        self.users = ""
         self.turn_patience: float | None = None
         self.words: list[str] = []
         self.shown: list[str] = []
@@ -74,7 +76,7 @@ class Options:
             self.terminate_by_reset = True
         elif word == "--strict":
             self.strict = True
-        elif option in ("--timeout", "--log-dialect", "--turn-patience"):
+        elif option in ("--timeout", "--log-dialect", "--turn-patience", "--users"):
             self._set(option, value if equals else (rest.pop(0) if rest else ""))
         elif not word.startswith("-"):
             self.overlooked.append(word)
@@ -86,6 +88,11 @@ class Options:
             if value not in DIALECTS:
                 raise BadOption(f"--log-dialect is one of {', '.join(DIALECTS)}, not {value!r}")
             self.dialect = value
+            return
+        if option == "--users":
+            if value not in USERS:
+                raise BadOption(f"--users is one of {', '.join(USERS)}, not {value!r}")
+            self.users = value
             return
         if option == "--turn-patience":
             self.turn_patience = _number(value)

@@ -8,6 +8,7 @@ from typing import Final
 
 import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.registry import REGISTRY, Command
+from pympsd.state_machine.daemon_state import MOST_SERVERS
 from pympsd.version import VERSION
 
 USAGE: Final[dict[str, str]] = {
@@ -36,6 +37,11 @@ _PATIENCE: Final = (
     "also PYMPSD_TURN_PATIENCE"
 )
 
+_USERS: Final = (
+    "with -d or -f: in-turn (default), where one user has a server at a time, or together, where each of up to "
+    f"{MOST_SERVERS} users has one and nobody waits for another; also PYMPSD_USERS"
+)
+
 _RESET: Final = (
     "with -d or -f: terminate_client resets a device that cannot stop the client's kernel within 10 s, as a fatal "
     "fault of it would; without it the answer is 702"
@@ -47,6 +53,7 @@ OPTIONS: Final = (
     ("-M, -multiuser-server", "with -d or -f: one server, run by root, for the clients of all users; root only"),
     ("--replace", "with -d or -f: take over from the daemon that runs, if one does; servers and clients go on"),
     ("--log-dialect NAME", "with -d or -f: documented (default), r580 or json; also PYMPSD_LOG_DIALECT"),
+    ("--users in-turn|together", _USERS),
     ("--turn-patience SECONDS", _PATIENCE),
     ("--terminate-by-reset", _RESET),
     ("-q, --ready-devices", "accepted; device queries are always ready"),

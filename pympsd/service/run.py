@@ -29,7 +29,7 @@ from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
 from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.vendor.conversation import VendorConversation
 from pympsd.service.sessions.vendor.server import VendorServerSession
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.daemon_state import MOST_SERVERS, Daemon
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
@@ -182,6 +182,7 @@ def _dispatcher(setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: tr
         settings.client_priority,
         limits,
         multiuser=setup.multiuser,
+        most_servers=MOST_SERVERS if settings.users == "together" else 1,
         terminate_by_reset=setup.terminate_by_reset,
         turn_patience=settings.turn_patience,
     )

@@ -1,4 +1,4 @@
-"""Which clients get a server, and which wait: at most one server, users in order of arrival (see `turns`)."""
+"""Which clients get a server, and which wait: users in turn (see `turns`), or each with a server at once."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ START_TIMEOUT: Final = 60.0
 LEAVE_TIMEOUT: Final = 5.0
 """Seconds a server without clients has to end after a shutdown request; forced: FORCED_TIMEOUT."""
 FORCED_TIMEOUT: Final = 2.0
+OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
+"""The phases in which a server is given clients. During a fault it refuses them itself, as recorded."""
 SILENCE_TIMEOUT: Final = 10.0
 """Seconds a server has to report that clients whose processes have ended are gone, while another client or user waits
 for that. A healthy server reports it at once, or within 5 s if one of its executors is stopped."""
@@ -35,7 +37,7 @@ for that. A healthy server reports it at once, or within 5 s if one of its execu
 
 def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Admit a new client, queue it or refuse it."""
-    if event.joins and (server := _server_of(daemon, event)) is not None:
+    if event.joins and (server := _joined_server(daemon, event)) is not None:
         yield Log("client_server_exists", {"pid": event.peer.pid, "uid": event.peer.uid})
         failed_starts.has_served(daemon, server)
         yield AdmitClient(event.client, server.serial, server.pid, daemon.client_priority.level)
@@ -51,9 +53,8 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     entry = QueueEntry(
         daemon.tickets.take(), uid, event.client, event.peer, event.command, event.namespace, event.process
     )
-    ready = (
-        daemon.current is not None and _serves(daemon.current, uid) and not turns.is_closed_to_newcomers(daemon, uid)
-    )
+    server = daemon.server_of(uid)
+    ready = server is not None and server.phase in OPEN and not turns.is_closed_to_newcomers(daemon, uid)
     name = "client_server_exists" if ready else "client_pending"
     yield Log(name, {"pid": event.peer.pid, "uid": uid})
     if ready:
@@ -66,9 +67,9 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
 def request_server(daemon: Daemon, uid: int) -> Iterator[Instruction]:
     """Start a server for a user, or queue the request; do nothing if that user's server runs."""
     uid = daemon.serving_uid(uid)
-    server = daemon.current
+    server = daemon.server_of(uid)
     # A server that is expected back may not come back.
-    if server is not None and server.uid == uid and server.phase not in (Phase.LEAVING, Phase.RETURNING):
+    if server is not None and server.phase not in (Phase.LEAVING, Phase.RETURNING):
         return
     if not any(entry.uid == uid and not entry.client for entry in daemon.queue):
         yield from turns.join(daemon, QueueEntry(daemon.tickets.take(), uid))
@@ -88,23 +89,48 @@ def drop_start_request(daemon: Daemon, server: Server) -> None:
 
 
 def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
-    """Serve the queue: admit clients to the current server, shut it down for the next user, or start the next one."""
-    server = daemon.current
-    if server is None:
-        # During a pause the other users wait too: it is short, and it may be their own server that fails.
-        if daemon.queue and daemon.quitting is None and not failed_starts.is_pausing(daemon, daemon.queue[0].uid):
-            yield _spawn(daemon, daemon.queue[0])
-        return
-    if server.phase not in (Phase.ACTIVE, Phase.FAULT):
-        return
-    # During a fault the server itself refuses new clients, as recorded.
-    yield from _admit(daemon, server)
-    if not server.clients and daemon.queue:
-        yield from shut_down_server(server, forced=False)
-    else:
+    """Serve the queue: admit clients to their users' servers, start servers, or end others to make room for them."""
+    for server in _open_servers(daemon):
+        yield from _admit(daemon, server)
+    for entry in _without_server(daemon):
+        # In a pause users that take turns wait too: it is short, and it may be their own server that fails.
+        if not daemon.is_full and daemon.quitting is None and not failed_starts.is_pausing(daemon, entry.uid):
+            yield _spawn(daemon, entry)
+    if daemon.is_full:
+        yield from _make_room(daemon)
+    for server in _open_servers(daemon):
         yield from turns.log_closing(daemon, server)
-        if daemon.queue:
+        if _is_waited_for(daemon, server):
             yield from _time_silence(server)
+
+
+def _open_servers(daemon: Daemon) -> list[Server]:
+    return [server for server in daemon.servers.values() if server.phase in OPEN]
+
+
+def _without_server(daemon: Daemon) -> list[QueueEntry]:
+    """Return the first entry of each user that waits without a server; of the next one only, if they take turns."""
+    served = {server.uid for server in daemon.servers.values()}
+    first: dict[int, QueueEntry] = {}
+    for entry in daemon.queue:
+        if entry.uid not in served:
+            first.setdefault(entry.uid, entry)
+    return list(first.values())[: None if daemon.together else 1]
+
+
+def _make_room(daemon: Daemon) -> Iterator[Instruction]:
+    """End as many servers without clients as users wait for, the oldest first."""
+    wanted = len(_without_server(daemon))
+    ending = sum(server.phase is Phase.LEAVING and server.is_empty for server in daemon.servers.values())
+    for server in _open_servers(daemon):
+        if not server.clients and ending < wanted:
+            ending += 1
+            yield from shut_down_server(server, forced=False)
+
+
+def _is_waited_for(daemon: Daemon, server: Server) -> bool:
+    """Whether anybody waits for a server's end, or for that of its clients."""
+    return server.phase is Phase.LEAVING or (daemon.is_full and bool(_without_server(daemon)))
 
 
 def close_to_newcomers(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
@@ -144,7 +170,7 @@ def client_ended(daemon: Daemon, server: Server, client: int) -> Iterator[Instru
     if known is None:
         return
     known.ended = True
-    if daemon.queue or server.phase is Phase.LEAVING:
+    if _is_waited_for(daemon, server):
         yield from _time_silence(server)
 
 
@@ -154,8 +180,7 @@ def silence_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
     if server is None:
         return
     server.silence_timed = False
-    waited_for = bool(daemon.queue) or server.phase is Phase.LEAVING
-    if server.is_abandoned and waited_for and not server.forced:
+    if server.is_abandoned and _is_waited_for(daemon, server) and not server.forced:
         yield Log("server_silent", {"server": server.pid, "seconds": SILENCE_TIMEOUT})
         yield from shut_down_server(server, forced=True)
 
@@ -174,8 +199,7 @@ def leave_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
     if server is None:
         return
     server.leave_timed = False
-    alone = not server.clients and not server.awaited
-    if server.phase is Phase.LEAVING and (server.forced or alone):
+    if server.phase is Phase.LEAVING and (server.forced or server.is_empty):
         yield from _kill_overdue(server)
 
 
@@ -249,7 +273,7 @@ def _refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
     return None
 
 
-def _server_of(daemon: Daemon, event: ClientConnected) -> Server | None:
+def _joined_server(daemon: Daemon, event: ClientConnected) -> Server | None:
     """Return the server that the process is a client of, unless it is to end at once."""
     for server in daemon.servers.values():
         if server.phase in (Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) and not server.forced:
@@ -261,10 +285,6 @@ def _server_of(daemon: Daemon, event: ClientConnected) -> Server | None:
 
 def _context(context: ReturnedContext) -> Context:
     return Context(context.serial, context.number, context.device)
-
-
-def _serves(server: Server, uid: int) -> bool:
-    return server.uid == uid and server.phase in (Phase.ACTIVE, Phase.FAULT)
 
 
 def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:

@@ -1,6 +1,6 @@
 """The servers of a daemon that died: the next one awaits them, adopts them as they are, or continues without them.
 
-An awaited server counts as the current one: no other is started meanwhile, and clients that connect are queued.
+An awaited server keeps its place: its user gets no other meanwhile, and the clients that connect are queued.
 """
 
 from __future__ import annotations

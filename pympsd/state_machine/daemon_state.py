@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from attrs import define, field, frozen
 
 from pympsd.state_machine import server_lifecycle
@@ -9,6 +11,9 @@ from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+
+MOST_SERVERS: Final = 16
+"""Servers at once when users are together: any user can cause one, and each takes memory of every device it uses."""
 
 
 @frozen
@@ -83,6 +88,11 @@ class Server:
         return bool(self.clients) and all(client.ended for client in self.clients.values())
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it is known to have no clients."""
+        return not self.clients and not self.awaited
+
+    @property
     def status(self) -> str:
         """The status an operator sees."""
         return server_lifecycle.STATUS[self.phase]
@@ -147,7 +157,7 @@ class Quit:
 
 @define
 class Daemon:
-    """The whole state. ``uid`` is the user the daemon runs as; root serves every user, in turn."""
+    """The whole state. ``uid`` is the user the daemon runs as; root serves every user."""
 
     uid: int
     devices: tuple[DeviceFacts, ...]
@@ -157,6 +167,8 @@ class Daemon:
     """The limits that the next server starts with, by device ordinal."""
     multiuser: bool = False
     """Whether one server, root's, serves the clients of all users."""
+    most_servers: int = 1
+    """Servers at once, each of another user; 1: users take turns."""
     terminate_by_reset: bool = False
     """Whether terminate_client may reset a device to end a kernel that cannot be stopped."""
     turn_patience: float = 30.0
@@ -189,7 +201,16 @@ class Daemon:
         """Return the servers that have a process, oldest first."""
         return [server for server in self.servers.values() if server.pid]
 
+    def server_of(self, uid: int) -> Server | None:
+        """Return a user's server, or None."""
+        return next((server for server in self.servers.values() if server.uid == uid), None)
+
     @property
-    def current(self) -> Server | None:
-        """The one server, or None."""
-        return next(iter(self.servers.values()), None)
+    def together(self) -> bool:
+        """Whether users have servers at the same time, and none waits for another's while there is room."""
+        return self.most_servers > 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a server has to end before another one may start."""
+        return len(self.servers) >= self.most_servers

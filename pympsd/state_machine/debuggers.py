@@ -17,7 +17,7 @@ REASON: Final = "this process runs under a debugger, and the other MPS clients h
 
 def wait_for_others(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Make a client under a debugger wait for the clients that are admitted or queued now, not for later ones."""
-    others = _present(daemon)
+    others = _present(daemon, event.peer.uid if daemon.together else None)
     daemon.debugged[event.client] = Debugged(event.client, event.peer.pid, event.peer.uid, others)
     if others:
         yield Log("debugger_waits", {"pid": event.peer.pid, "uid": event.peer.uid, "count": len(others)})
@@ -43,8 +43,10 @@ def server_returned(daemon: Daemon, server: Server) -> None:
             debugged.others |= set(server.clients)
 
 
-def _present(daemon: Daemon) -> set[int]:
-    admitted = {client for server in daemon.servers.values() for client in server.clients}
+def _present(daemon: Daemon, uid: int | None = None) -> set[int]:
+    """Return the clients that are admitted or queued: all, or one user's."""
+    servers = [server for server in daemon.servers.values() if uid in (None, server.uid)]
+    admitted = {client for server in servers for client in server.clients}
     # An awaited server stands for its clients, which are not known yet.
-    unknown = {-server.serial for server in daemon.servers.values() if server.awaited}
-    return admitted | unknown | {entry.client for entry in daemon.queue if entry.client}
+    unknown = {-server.serial for server in servers if server.awaited}
+    return admitted | unknown | {one.client for one in daemon.queue if one.client and uid in (None, one.uid)}

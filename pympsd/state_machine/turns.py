@@ -14,13 +14,12 @@ from pympsd.state_machine.timers import Timer, TimerKind
 
 def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
     """Append an entry that cannot be served at once to the queue."""
-    others = daemon.current is not None and daemon.current.uid != entry.uid
-    others = others or any(one.uid != entry.uid for one in daemon.queue)
-    before = _users_before(daemon, entry.uid)
+    uids = {server.uid for server in daemon.servers.values()} | {one.uid for one in daemon.queue}
+    before = _before(daemon, entry.uid)
     daemon.queue.append(entry)
     if before:
-        yield _wait_line(entry, ", ".join(f"user {uid}" for uid in before))
-    if not others:
+        yield _wait_line(entry, before)
+    if daemon.together or not uids - {entry.uid}:
         # The next server is this user's own: no other user can overtake.
         return
     if daemon.turn_patience <= 0:
@@ -85,11 +84,14 @@ def _wait_line(entry: QueueEntry, before: str) -> Log:
     return Log("turn_awaited", {"pid": entry.peer.pid, "uid": entry.uid, "before": before})
 
 
-def _users_before(daemon: Daemon, uid: int) -> list[int]:
-    """Return the other users that are served before an entry of this user that joins the queue now, in order."""
-    users = [] if daemon.current is None else [daemon.current.uid]
+def _before(daemon: Daemon, uid: int) -> str:
+    """Return what an entry of this user that joins the queue now waits for: the other users before it, in order."""
+    if daemon.together:
+        waits = daemon.is_full and daemon.server_of(uid) is None
+        return f"one of {len(daemon.servers)} users" if waits else ""
+    users = [server.uid for server in daemon.servers.values()]
     ahead = [entry.uid for entry in daemon.queue]
     if uid in ahead and not is_closed_to_newcomers(daemon, uid):
         # Served together with the entries of its user that wait already.
         ahead = ahead[: ahead.index(uid)]
-    return [other for other in dict.fromkeys(users + ahead) if other != uid]
+    return ", ".join(f"user {other}" for other in dict.fromkeys(users + ahead) if other != uid)

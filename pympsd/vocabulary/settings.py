@@ -21,6 +21,8 @@ MOST_CONNECTIONS: Final = 32
 """CUDA's maximum."""
 DIALECTS: Final = ("documented", "r580", "json")
 """The wording of log lines: that of the MPS documents, that of driver 580, or JSON objects."""
+USERS: Final = ("in-turn", "together")
+"""Whether users take turns with one server, or have servers at the same time."""
 
 
 class BadSetting(ValueError):
@@ -47,6 +49,7 @@ class Settings:
     """Seconds for which newcomers of the active user may overtake a waiting user; 0: they never may."""
     vendor_server: str = ""
     """The path of the driver's server, for the vendor backend; empty: the first of PATH that is not ours."""
+    users: str = "in-turn"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -69,6 +72,7 @@ class Settings:
             or environment.get("CUDA_MPS_DEVICE_MEM_LIMIT", ""),
             turn_patience=_patience(environment.get("PYMPSD_TURN_PATIENCE") or "30"),
             vendor_server=environment.get(VENDOR_SERVER, ""),
+            users=_users(environment.get("PYMPSD_USERS") or "in-turn"),
         )
 
 
@@ -108,6 +112,12 @@ def chosen_connections(environment: Mapping[str, str]) -> str:
 def _dialect(text: str) -> str:
     if text not in DIALECTS:
         raise BadSetting(f"PYMPSD_LOG_DIALECT is one of {', '.join(DIALECTS)}, not {text!r}")
+    return text
+
+
+def _users(text: str) -> str:
+    if text not in USERS:
+        raise BadSetting(f"PYMPSD_USERS is one of {', '.join(USERS)}, not {text!r}")
     return text
 
 

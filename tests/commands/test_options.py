@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.command_line import BAD_USAGE, main
-from pympsd.options import DIALECTS, MULTIUSER, READY, BadOption, Options
+from pympsd.options import DIALECTS, MULTIUSER, READY, USERS, BadOption, Options
 
 STARTS = {"-d": "background", "-f": "foreground"}
 
@@ -40,10 +40,11 @@ def test_a_start_in_every_spelling_and_order(start: str, multiuser: str | None, 
             ["--timeout", "2.5"],
             ["--log-dialect", "json"],
             ["--turn-patience", "7"],
+            ["--users", "together"],
             ["--terminate-by-reset"],
         ],
     ),
-    st.integers(0, 8),
+    st.integers(0, 9),
 )
 def test_any_options_in_any_order(options: list[list[str]], kept: int) -> None:
     words = [word for option in options[:kept] for word in option]
@@ -59,6 +60,7 @@ def test_any_options_in_any_order(options: list[list[str]], kept: int) -> None:
     assert read.timeout == (2.5 if "--timeout" in words else 10.0)
     assert read.dialect == ("json" if "json" in words else "")
     assert read.turn_patience == (7.0 if "7" in words else None)
+    assert read.users == ("together" if "--users" in words else "")
     assert read.words == []
 
 
@@ -146,6 +148,17 @@ def test_a_timeout_is_a_number_of_seconds(words: list[str]) -> None:
 def test_a_timeout_is_finite(value: str) -> None:
     with pytest.raises(BadOption):
         Options([f"--timeout={value}"])
+
+
+@pytest.mark.parametrize("value", USERS)
+def test_users_in_both_spellings(value: str) -> None:
+    assert Options(["-d", f"--users={value}"]).users == Options(["--users", value, "-d"]).users == value
+
+
+@pytest.mark.parametrize("words", [["--users"], ["--users", "Together"], ["--users="], ["--users", "-d"]])
+def test_users_are_one_of_two(words: list[str]) -> None:
+    with pytest.raises(BadOption, match="--users is one of in-turn, together, not"):
+        Options(words)
 
 
 @pytest.mark.parametrize("words", [["--log-dialect"], ["--log-dialect", "R580"], ["--log-dialect="]])

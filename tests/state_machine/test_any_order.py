@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from daemon_machine import DaemonMachine, MultiuserMachine, NoOvertakingMachine, OwnDaemonMachine
+from daemon_machine import (
+    CrowdedMachine,
+    DaemonMachine,
+    MultiuserMachine,
+    NoOvertakingMachine,
+    OwnDaemonMachine,
+    TogetherMachine,
+)
 from hypothesis import settings
 
 DaemonMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 OwnDaemonMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 NoOvertakingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 MultiuserMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TogetherMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+CrowdedMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestRootDaemon = DaemonMachine.TestCase
 TestOwnDaemon = OwnDaemonMachine.TestCase
 TestNoOvertakingDaemon = NoOvertakingMachine.TestCase
 TestMultiuserDaemon = MultiuserMachine.TestCase
+TestDaemonOfUsersTogether = TogetherMachine.TestCase
+TestCrowdedDaemonOfUsersTogether = CrowdedMachine.TestCase
 
 
 class Drawn:

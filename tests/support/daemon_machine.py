@@ -8,6 +8,7 @@ waiting client is answered, however many newcomers of the active user connect.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from random import Random
 
 from attrs import evolve
@@ -35,7 +36,7 @@ from pympsd.journal.dialects import Dialect
 from pympsd.journal.line_format import LogEntry, render
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.daemon_state import MOST_SERVERS, Daemon
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.server_lifecycle import MOVES, Phase
@@ -47,6 +48,8 @@ Waiter = tuple[str, int]
 """("client", its serial) or ("request", the uid of a start request)."""
 UIDS = st.sampled_from([0, 500, 600, 65534])
 DEVICES = describe("2xH200")
+NUMBER = st.integers(0, 3)
+"""Which one of several servers, if there are several."""
 
 
 class DaemonMachine(RuleBasedStateMachine):
@@ -107,13 +110,25 @@ class DaemonMachine(RuleBasedStateMachine):
     daemon_uid = 0
     multiuser = False
     turn_patience = 30.0
+    most_servers = 1
+
+    @property
+    def together(self) -> bool:
+        """Whether users have servers at the same time."""
+        return self.most_servers > 1
 
     def serving(self, uid: int) -> int:
         """Return the uid whose server serves a user."""
         return 0 if self.multiuser else uid
 
     def _new_daemon(self) -> Daemon:
-        return Daemon(self.daemon_uid, DEVICES, multiuser=self.multiuser, turn_patience=self.turn_patience)
+        return Daemon(
+            self.daemon_uid,
+            DEVICES,
+            multiuser=self.multiuser,
+            most_servers=self.most_servers,
+            turn_patience=self.turn_patience,
+        )
 
     # --- the I/O layer
 
@@ -131,8 +146,9 @@ class DaemonMachine(RuleBasedStateMachine):
     def _carry_out(self, instruction: do.Instruction) -> None:
         match instruction:
             case do.SpawnServer(server, uid, peer):
-                assert not self.spawning
-                assert not self.running
+                assert len(self._served()) < self.most_servers
+                assert uid not in self._served()
+                assert not self.together or uid == self._first_without_server()
                 assert not self.quit_begun
                 assert server not in self.uid_of_server
                 assert peer is None or peer.uid == uid
@@ -191,6 +207,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 self.timers.append(timer)
                 if timer.kind is TimerKind.TURN:
                     assert seconds == self.turn_patience > 0
+                    assert not self.together
                     self.turn_timers[timer] = self._came_last(timer.key)
             case do.CancelTimer(timer):
                 self.timers.remove(timer)
@@ -216,10 +233,37 @@ class DaemonMachine(RuleBasedStateMachine):
         self.debugged.pop(client, None)
         self.settled[client] += 1
 
-    def _clients(self) -> set[int]:
+    def _clients(self, uid: int | None = None) -> set[int]:
+        """Return the clients that are queued or admitted; with a user, those that his debugged clients wait for."""
         unknown = {-server for server in self.awaited}
         known = {client for client, server in self.on_server.items() if server not in self.awaited}
-        return self.in_queue | known | unknown
+        clients = self.in_queue | known | unknown
+        if uid is None or not self.together:
+            return clients
+        user_of = self.uid_of | {-server: user for server, user in self.uid_of_server.items()}
+        return {client for client in clients if user_of[client] == uid}
+
+    def _served(self) -> set[int]:
+        """Return the users that have servers."""
+        return {self.uid_of_server[server] for server in (*self.spawning, *self.running)}
+
+    def _without_server(self) -> set[int]:
+        return {self._user_of(waiter) for waiter in self._waiters()} - self._served()
+
+    def _first_without_server(self) -> int:
+        """Return the first user, in order of arrival, that waits without a server, and not in a pause."""
+        waiting = {user for user in self._without_server() if not self._pause_of(user)}
+        came = {waiter: self.came[waiter] for waiter in self._waiters() if self._user_of(waiter) in waiting}
+        first = min(came.values())
+        users = {self._user_of(waiter) for waiter, moment in came.items() if moment == first}
+        # Only the start requests of a previous daemon come at once: they are in the queue in their old order.
+        return next(entry.uid for entry in self.daemon.queue if entry.uid in users)
+
+    def _others_wait(self, server: int) -> bool:
+        """Whether other users wait for a server's end."""
+        if self.together:
+            return len(self._served()) == self.most_servers and bool(self._without_server())
+        return any(entry.uid != self.uid_of_server[server] for entry in self.daemon.queue)
 
     def _start_requests(self) -> list[int]:
         return [entry.uid for entry in self.daemon.queue if not entry.client]
@@ -246,7 +290,7 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def _check_why_it_shuts_down(self, server: int, forced: bool) -> None:
         idle = server not in self.on_server.values()
-        others_wait = any(entry.uid != self.uid_of_server[server] for entry in self.daemon.queue)
+        others_wait = self._others_wait(server)
         assert not (self.multiuser and others_wait)
         # It was shutting down before, or other users wait: then no client is left whose work could be lost.
         silent = forced and self._is_abandoned(server) and (others_wait or server in self.shutting_down)
@@ -297,7 +341,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.serial += 1
         client = self.serial
         self.uid_of[client] = uid
-        self.debugged[client] = self._clients()
+        self.debugged[client] = self._clients(uid)
         servers = (dict(self.spawning), dict(self.running), set(self.shutting_down), list(self.daemon.queue))
         self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=True))
         # It takes no turn.
@@ -488,20 +532,20 @@ class DaemonMachine(RuleBasedStateMachine):
         self._drop_failures(self.uid_of_server[server])
 
     @precondition(lambda self: self.spawning)
-    @rule()
-    def spawned(self) -> None:
-        ((server, _),) = self.spawning.items()
-        self.spawning.clear()
+    @rule(number=NUMBER)
+    def spawned(self, number: int = 0) -> None:
+        server = _one_of(self.spawning, number)
+        del self.spawning[server]
         self.pid += 1
         self.running[server] = self.pid
         self.feed(events.ServerSpawned(server, self.pid))
         self._answered_starter(server)
 
     @precondition(lambda self: self.spawning)
-    @rule()
-    def spawn_fails(self) -> None:
-        ((server, uid),) = self.spawning.items()
-        self.spawning.clear()
+    @rule(number=NUMBER)
+    def spawn_fails(self, number: int) -> None:
+        server = _one_of(self.spawning, number)
+        uid = self.spawning.pop(server)
         self._drop_failures(uid)
         self.feed(events.SpawnFailed(server, "no"))
         self._answered_starter(server)
@@ -513,7 +557,7 @@ class DaemonMachine(RuleBasedStateMachine):
         """Kill the daemon and start another; the clients that waited connect again, in any order."""
         defaults = self._defaults()
         left = snapshot(self.daemon, self.initial)
-        assert [server.serial for server in left.servers] == list(self.running)
+        assert [server.serial for server in left.servers] == sorted(self.running)
         alone = set(self.running) - set(self.on_server.values())
         # A server without clients leaves, sooner or later.
         gone = {server for server in sorted(alone) if data.draw(st.booleans(), label="it has ended already")}
@@ -525,9 +569,12 @@ class DaemonMachine(RuleBasedStateMachine):
         self.phases = dict.fromkeys(self.awaited, Phase.RETURNING)
         for uid in map(self.serving, left.wishes):
             self._joins(("request", uid))
+        waited, traced = sorted(self.in_queue) + sorted(self.debugged), set(self.debugged)
+        self.in_queue.clear()
+        self.debugged.clear()
         self.feed(events.PredecessorDied(left))
         assert self._defaults() == defaults
-        self._connect_again(data)
+        self._connect_again(data, waited, traced)
 
     def _defaults(self) -> tuple[object, ...]:
         daemon = self.daemon
@@ -552,14 +599,10 @@ class DaemonMachine(RuleBasedStateMachine):
             marked &= set(self.running)
         self.quit_begun = False
 
-    def _connect_again(self, data: st.DataObject) -> None:
-        waited = sorted(self.in_queue) + sorted(self.debugged)
-        traced = set(self.debugged)
-        self.in_queue.clear()
-        self.debugged.clear()
+    def _connect_again(self, data: st.DataObject, waited: list[int], traced: set[int]) -> None:
         for client in data.draw(st.permutations(waited), label="the order in which they connect again"):
             if client in traced:
-                self.debugged[client] = self._clients()
+                self.debugged[client] = self._clients(self.uid_of[client])
             else:
                 self.in_queue.add(client)
                 self._joins(("client", client))
@@ -567,10 +610,10 @@ class DaemonMachine(RuleBasedStateMachine):
             self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=client in traced))
 
     @precondition(lambda self: self.awaited)
-    @rule(status=st.sampled_from(["ACTIVE", "FAULT"]), leaving=st.booleans())
-    def returns(self, status: str, leaving: bool) -> None:
-        (server,) = self.awaited
-        self.awaited.clear()
+    @rule(status=st.sampled_from(["ACTIVE", "FAULT"]), leaving=st.booleans(), number=NUMBER)
+    def returns(self, status: str, leaving: bool, number: int = 0) -> None:
+        server = _one_of(self.awaited, number)
+        self.awaited.remove(server)
         clients = {client for client, on in self.on_server.items() if on == server}
         for others in self.debugged.values():
             if -server in others:
@@ -590,15 +633,15 @@ class DaemonMachine(RuleBasedStateMachine):
         assert repr(self.daemon) == state
 
     @precondition(lambda self: self.awaited)
-    @rule()
-    def is_not_adopted(self) -> None:
-        (server,) = self.awaited
-        self._server_ends(events.ServerNotAdopted(server, "other devices"))
+    @rule(number=NUMBER)
+    def is_not_adopted(self, number: int) -> None:
+        server = _one_of(self.awaited, number)
+        self._server_ends(server, events.ServerNotAdopted(server, "other devices"))
 
     @precondition(lambda self: set(self.running) - self.awaited)
-    @rule(fault=st.booleans())
-    def status(self, fault: bool) -> None:
-        ((server, _),) = self.running.items()
+    @rule(fault=st.booleans(), number=NUMBER)
+    def status(self, fault: bool, number: int = 0) -> None:
+        server = _one_of(set(self.running) - self.awaited, number)
         can_fault = self.phases[server] in (Phase.ACTIVE, Phase.LEAVING, Phase.FAULT)
         self.feed(events.StatusPushed(server, "FAULT" if fault and can_fault else "ACTIVE"))
 
@@ -647,9 +690,11 @@ class DaemonMachine(RuleBasedStateMachine):
             assert self.feed(events.ClientEnded(server, again)) == []
 
     @precondition(lambda self: self.running)
-    @rule(status=st.sampled_from([0, 1, -9, None]))
-    def server_exits(self, status: int | None) -> None:
-        ((server, _),) = self.running.items()
+    @rule(status=st.sampled_from([0, 1, -9, None]), number=NUMBER)
+    def server_exits(self, status: int | None, number: int = 0) -> None:
+        self._exits(_one_of(self.running, number), status)
+
+    def _exits(self, server: int, status: int | None) -> None:
         if self.phases[server] is Phase.INITIALIZING:
             self._dies_at_start(server, status, stated=False)
             return
@@ -658,12 +703,15 @@ class DaemonMachine(RuleBasedStateMachine):
             self._dies_unserving(server, status)
         else:
             self._drop_failures(self.uid_of_server[server])
-            self._server_ends(events.ServerExited(server, status))
+            self._server_ends(server, events.ServerExited(server, status))
 
-    @precondition(lambda self: set(self.phases.values()) & {Phase.ACTIVE, Phase.FAULT})
-    @rule()
-    def crashes(self) -> None:
-        self.server_exits(status=-11)
+    @precondition(lambda self: self._in(Phase.ACTIVE, Phase.FAULT))
+    @rule(number=NUMBER)
+    def crashes(self, number: int = 0) -> None:
+        self._exits(_one_of(self._in(Phase.ACTIVE, Phase.FAULT), number), -11)
+
+    def _in(self, *phases: Phase) -> set[int]:
+        return {server for server, phase in self.phases.items() if phase in phases}
 
     def _dies_unserving(self, server: int, status: int | None) -> None:
         user = self.uid_of_server[server]
@@ -671,17 +719,16 @@ class DaemonMachine(RuleBasedStateMachine):
         self.unserved[user] = server
         if self.failures[user] == 4:
             self.refusing.add(user)
-        self._server_ends(events.ServerExited(server, status))
+        self._server_ends(server, events.ServerExited(server, status))
         if user in self.refusing:
             assert not [waiter for waiter in self._waiters() if self._user_of(waiter) == user]
         else:
             assert not [uid for uid in self.spawning.values() if uid == user]
 
-    @precondition(lambda self: Phase.INITIALIZING in self.phases.values())
-    @rule(stated=st.sampled_from([False, False, True]))
-    def server_dies_at_start(self, stated: bool) -> None:
-        ((server, _),) = self.running.items()
-        self._dies_at_start(server, 1, stated=stated)
+    @precondition(lambda self: self._in(Phase.INITIALIZING))
+    @rule(stated=st.sampled_from([False, False, True]), number=NUMBER)
+    def server_dies_at_start(self, stated: bool, number: int = 0) -> None:
+        self._dies_at_start(_one_of(self._in(Phase.INITIALIZING), number), 1, stated=stated)
 
     def _dies_at_start(self, server: int, status: int | None, *, stated: bool) -> None:
         if stated:
@@ -693,7 +740,7 @@ class DaemonMachine(RuleBasedStateMachine):
         requested = user in self._start_requests()
         self.failures[user] += 1
         self.unserved.pop(user, None)
-        self._server_ends(events.ServerExited(server, status, "no such file"))
+        self._server_ends(server, events.ServerExited(server, status, "no such file"))
         given_up = stated or self.failures[user] == 4
         assert (waiting - self.in_queue) == (waiting if given_up else set())
         if given_up or not (waiting or requested):
@@ -702,10 +749,9 @@ class DaemonMachine(RuleBasedStateMachine):
             assert ("in use" in self.refused[client] or "not ready within" in self.refused[client]) == stated
             assert ("no such file" in self.refused[client]) != stated
 
-    def _server_ends(self, event: events.Event) -> None:
-        ((server, _),) = self.running.items()
-        self.running.clear()
-        self.awaited.clear()
+    def _server_ends(self, server: int, event: events.Event) -> None:
+        del self.running[server]
+        self.awaited.discard(server)
         for others in self.debugged.values():
             others.discard(-server)
         self.on_server = {client: on for client, on in self.on_server.items() if on != server}
@@ -738,12 +784,13 @@ class DaemonMachine(RuleBasedStateMachine):
             assert all(limit.value > 0 for limit in limits.values())
 
     @invariant()
-    def at_most_one_server(self) -> None:
-        assert len(self.daemon.servers) <= 1
+    def each_server_is_another_users_and_there_are_not_too_many(self) -> None:
+        assert len({server.uid for server in self.daemon.servers.values()}) == len(self.daemon.servers)
+        assert len(self.daemon.servers) <= self.most_servers
         assert set(self.daemon.servers) == set(self.spawning) | set(self.running)
         listed = decide_line(self.daemon, Caller(0, 1), b"get_server_list").answer
         assert listed is not None
-        assert listed.printed == "".join(f"{pid}\n" for pid in self.running.values())
+        assert listed.printed == "".join(f"{pid}\n" for _, pid in sorted(self.running.items()))
 
     @invariant()
     def no_client_is_lost(self) -> None:
@@ -763,6 +810,10 @@ class DaemonMachine(RuleBasedStateMachine):
         timed = {waiter for timer, waiter in self.turn_timers.items() if timer in self.timers}
         # No timer runs for a client that has gone.
         assert timed <= self._waiters()
+        if self.together:
+            # Nobody is overtaken, and no turn ends.
+            assert not self.turn_timers
+            return
         current = [server.uid for server in self.daemon.servers.values()]
         for place, entry in enumerate(self.daemon.queue):
             waiter = ("client", entry.client) if entry.client else ("request", entry.uid)
@@ -774,6 +825,10 @@ class DaemonMachine(RuleBasedStateMachine):
     @invariant()
     def the_queue_moves_on(self) -> None:
         # A queue that neither a server nor a pause moves on would wait for ever.
+        if self.together:
+            full = len(self._served()) == self.most_servers
+            assert full or all(self._pause_of(user) for user in self._without_server())
+            return
         assert not self.daemon.queue or self.daemon.servers or self._pause_of(self.daemon.queue[0].uid)
 
     @invariant()
@@ -783,7 +838,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 assert Timer(TimerKind.SILENCE, server) in self.timers
 
     def _is_waited_for(self, server: int) -> bool:
-        return bool(self.daemon.queue) or self.phases[server] is Phase.LEAVING
+        return self._others_wait(server) or self.phases[server] is Phase.LEAVING
 
     @invariant()
     def a_server_has_one_timer_to_leave(self) -> None:
@@ -812,7 +867,12 @@ class DaemonMachine(RuleBasedStateMachine):
                 for waiter in self._waiters() - others:
                     # Unless it came after another user had waited long enough.
                     assert any(self.closed_since.get(other, self.moment) < self.came[waiter] for other in others)
-                assert server.clients or not self.daemon.queue
+                assert server.clients or not self._others_wait(server) or self._room_is_made()
+
+    def _room_is_made(self) -> bool:
+        """Whether as many servers are about to end as users wait for; there is one, if they take turns."""
+        ending = {server for server in self._in(Phase.LEAVING) if server not in self.on_server.values()}
+        return self.together and len(ending - self.awaited) >= len(self._without_server())
 
     @invariant()
     def after_quit_the_queue_is_empty_and_the_daemon_exits_once(self) -> None:
@@ -827,7 +887,10 @@ class DaemonMachine(RuleBasedStateMachine):
     # --- the end
 
     def teardown(self) -> None:
-        """Let time pass until every waiting client is answered, while newcomers of the active user connect."""
+        """Let time pass until every waiting client is answered, while newcomers of the active user connect.
+
+        If users are together there are none: with enough of them a user beyond the most would wait for ever.
+        """
         for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN]:
             self._timer_ends(timer)
         owed = self.in_queue | set(self.debugged)
@@ -838,19 +901,21 @@ class DaemonMachine(RuleBasedStateMachine):
         raise AssertionError(f"clients {sorted(owed & (self.in_queue | set(self.debugged)))} starve")
 
     def _time_passes(self) -> None:
-        pause = self._pause_of(self.daemon.queue[0].uid) if self.daemon.queue else None
-        assert self.spawning or self.running or pause, "nothing moves the queue on"
         if self.spawning:
             self.spawned()
             return
-        if not self.running:
-            assert pause is not None
-            self._timer_ends(pause)
+        if any(self._goes_on(server) for server in sorted(self.running)):
             return
-        ((serial, _),) = self.running.items()
+        pauses = [pause for entry in self.daemon.queue if (pause := self._pause_of(entry.uid))]
+        assert pauses, "nothing moves the queue on"
+        self._timer_ends(pauses[0])
+
+    def _goes_on(self, serial: int) -> bool:
+        """Let a server do what is next; return whether there was anything."""
         server = self.daemon.servers[serial]
+        own = [client for client, on in self.on_server.items() if on == serial]
         if server.awaited:
-            self.returns(status="ACTIVE", leaving=False)
+            self.returns("ACTIVE", leaving=False, number=sorted(self.awaited).index(serial))
         elif server.phase in (Phase.INITIALIZING, Phase.FAULT):
             self.feed(events.StatusPushed(serial, "ACTIVE"))
         elif self._is_abandoned(serial) and self._is_waited_for(serial):
@@ -859,15 +924,22 @@ class DaemonMachine(RuleBasedStateMachine):
                 if timer in self.timers:
                     self._timer_ends(timer)
             assert serial in self.killed
-            self.server_exits(status=-9)
-        elif self.on_server:
-            self.connect(uid=server.uid, foreign=False)
-            oldest = min(self.on_server)
+            self._exits(serial, -9)
+        elif own:
+            if not self.together:
+                self.connect(uid=server.uid, foreign=False)
             self._has_served(serial)
-            self.feed(events.ClientGonePushed(self.on_server.pop(oldest), oldest))
+            del self.on_server[min(own)]
+            self.feed(events.ClientGonePushed(serial, min(own)))
+        elif server.phase is Phase.LEAVING:
+            self._exits(serial, 0)
         else:
-            assert server.phase is Phase.LEAVING
-            self.server_exits(status=0)
+            return False
+        return True
+
+
+def _one_of(servers: Collection[int], number: int) -> int:
+    return sorted(servers)[number % len(servers)]
 
 
 def _reachable(phase: Phase) -> set[Phase]:
@@ -895,6 +967,18 @@ class MultiuserMachine(DaemonMachine):
     multiuser = True
 
 
+class TogetherMachine(DaemonMachine):
+    """Users have servers at the same time, and there is room for all."""
+
+    most_servers = MOST_SERVERS
+
+
+class CrowdedMachine(DaemonMachine):
+    """Users have servers at the same time, fewer than there are users."""
+
+    most_servers = 2
+
+
 def _check_is_one_entry(event: str, fields: dict[str, str | int | float]) -> None:
     for dialect in Dialect:
         data = render(LogEntry("Control", 1, event, dict(fields), 0.0), CONTROL_LINES[event], dialect)
@@ -909,7 +993,14 @@ def _check_answer(answer: Answer) -> None:
     assert answer.refused or not answer.diagnostic
 
 
-MACHINES = (DaemonMachine, OwnDaemonMachine, NoOvertakingMachine, MultiuserMachine)
+MACHINES = (
+    DaemonMachine,
+    OwnDaemonMachine,
+    NoOvertakingMachine,
+    MultiuserMachine,
+    TogetherMachine,
+    CrowdedMachine,
+)
 
 
 def fuzz_state_machine(first_seed: int, sessions: int) -> None:

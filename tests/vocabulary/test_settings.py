@@ -45,6 +45,7 @@ def test_every_variable_is_read() -> None:
             "CUDA_MPS_CLIENT_PRIORITY": "1",
             "PYMPSD_LOG_DIALECT": "r580",
             "PYMPSD_TURN_PATIENCE": "2.5",
+            "PYMPSD_USERS": "together",
         }
     )
     assert settings == Settings(
@@ -58,6 +59,7 @@ def test_every_variable_is_read() -> None:
         "r580",
         (),
         turn_patience=2.5,
+        users="together",
     )
 
 
@@ -71,6 +73,13 @@ def test_the_turn_patience(text: str, seconds: float) -> None:
 def test_an_invalid_turn_patience_is_refused(text: str) -> None:
     with pytest.raises(BadSetting, match="PYMPSD_TURN_PATIENCE is a number of seconds, 0 or more, not"):
         Settings.from_environment({"PYMPSD_TURN_PATIENCE": text})
+
+
+@pytest.mark.parametrize("text", ["both", "Together", "in turn", "together "])
+def test_users_are_in_turn_or_together(text: str) -> None:
+    assert Settings.from_environment({}).users == "in-turn"
+    with pytest.raises(BadSetting, match="PYMPSD_USERS is one of in-turn, together, not"):
+        Settings.from_environment({"PYMPSD_USERS": text})
 
 
 @pytest.mark.parametrize("variable", [WORKER, CONNECTIONS])
@@ -100,7 +109,7 @@ def test_only_settings_that_are_read_are_refused() -> None:
 
 
 def test_an_empty_pympsd_variable_counts_as_not_set() -> None:
-    ours = ("BACKEND", "WORKER", "DEVICE_CONNECTIONS", "EMULATED_DEVICES", "LOG_DIALECT", "TURN_PATIENCE")
+    ours = ("BACKEND", "WORKER", "DEVICE_CONNECTIONS", "EMULATED_DEVICES", "LOG_DIALECT", "TURN_PATIENCE", "USERS")
     assert Settings.from_environment({f"PYMPSD_{name}": "" for name in ours}) == Settings.from_environment({})
 
 

@@ -26,7 +26,7 @@ def get_server_status(daemon: Daemon, caller: Caller, pid: int) -> Decision:
 
 @command("start_server", uid=user_id)
 def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
-    """Start a server for the user UID (start_server -uid UID), or queue that while another user's is active."""
+    """Start a server for the user UID (start_server -uid UID), or queue that while others' leave no room."""
     refused = may_change_settings(daemon, caller)
     if refused is None and daemon.uid not in (0, uid):
         # Recorded: root gets no line.

@@ -20,6 +20,7 @@ _GROUPS_ROOM = 1024
 """The largest buffer that getsockopt takes in Python: 256 groups."""
 COMMAND_BYTES = 4096
 """The rest of a longer command line is cut."""
+AnySocket = socket.socket | trio.socket.SocketType
 _CREDENTIALS = struct.Struct("=iII")
 
 
@@ -37,13 +38,13 @@ class KnownPeer:
             self.pidfd = -1
 
 
-def credentials(sock: trio.socket.SocketType) -> Peer:
+def credentials(sock: AnySocket) -> Peer:
     """Return the peer as the kernel recorded it; raise OSError if that cannot be read."""
     pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return Peer(pid, uid, gid, _groups(sock, pid), uid == OVERFLOW_UID and not _in_our_user_namespace(pid))
 
 
-def user_of(sock: trio.socket.SocketType) -> int | None:
+def user_of(sock: AnySocket) -> int | None:
     """Return the peer's uid, without using a descriptor; None if it cannot be read."""
     try:
         packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -60,7 +61,7 @@ def _in_our_user_namespace(pid: int) -> bool:
         return False
 
 
-def _groups(sock: trio.socket.SocketType, pid: int) -> tuple[int, ...]:
+def _groups(sock: AnySocket, pid: int) -> tuple[int, ...]:
     try:
         packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_ROOM)
     except OSError as error:
@@ -73,7 +74,7 @@ def _groups(sock: trio.socket.SocketType, pid: int) -> tuple[int, ...]:
     return struct.unpack(f"={len(packed) // 4}I", packed)
 
 
-def with_pidfd(sock: trio.socket.SocketType, peer: Peer) -> KnownPeer:
+def with_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
     """Return the peer with a pidfd: from the kernel (SO_PEERPIDFD, Linux 6.5), else opened by PID.
 
     The kernel's also works for a process in another PID namespace, which has no PID here.
