@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from attrs import evolve
 
 from pympsd.devices.discovery import visible_machine
-from pympsd.devices.driver_probe import ask_driver
-from pympsd.devices.vendor_server import find_vendor_server
+from pympsd.devices.driver_probe import ask_driver, find_vendor_server
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
 from pympsd.journal.dialects import Dialect
 from pympsd.journal.files import LogFile

@@ -16,6 +16,8 @@ from pympsd.wire.framing import Frame, FrameReader
 
 RECEIVE_BYTES: Final = 65536
 FDS_AT_ONCE: Final = 16
+PACKET_BYTES: Final = 1 << 15
+"""Over a packet socket longer frames are sent in pieces: the kernel takes no packet longer than its buffer."""
 
 
 class MessageChannel(SendQueue):
@@ -47,6 +49,15 @@ class MessageChannel(SendQueue):
         """Return the next message with its descriptors, or None at the end."""
         frame = await self.receive()
         return None if frame is None else (messages.decode(frame), frame.fds)
+
+    def send_raw(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
+        """Queue a whole frame; the channel closes ``fds`` when they are sent or it is closed."""
+        if self._plain.type is not socket.SOCK_SEQPACKET or len(data) <= PACKET_BYTES:
+            super().send_raw(data, fds)
+            return
+        super().send_raw(data[:PACKET_BYTES], fds)
+        for start in range(PACKET_BYTES, len(data), PACKET_BYTES):
+            super().send_raw(data[start : start + PACKET_BYTES])
 
     async def _receive_once(self) -> tuple[bytes, tuple[int, ...], bool]:
         """Return bytes, their descriptors, and whether descriptors were lost for lack of room."""

@@ -1,4 +1,4 @@
-"""Ask the GPU driver for its devices, in a short-lived child: a driver may hang or crash.
+"""Ask the GPU driver for its devices, in a short-lived child, for a driver may hang or crash; find its MPS server.
 
 The daemon never loads the driver. The child belongs to the server's backend and is started by path, as servers are.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Final
 
@@ -17,6 +18,9 @@ from pympsd.devices.discovery import Probed
 
 SECONDS: Final = 60.0
 """A driver that has not answered by then is taken for unusable."""
+SERVER_NAME: Final = "nvidia-cuda-mps-server"
+OWN_SERVER: Final = "pympsd-server"
+"""A link to ours of the other name is passed over."""
 _PLACE: Final = ("backends", "cuda", "driver", "probe.py")
 
 
@@ -42,3 +46,21 @@ def probed_by(command: list[str], seconds: float = SECONDS) -> Probed:
     except (msgspec.DecodeError, UnicodeDecodeError):
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         return Probed(unusable=f"the program that asks it ended with status {done.returncode}: {last or 'no word'}")
+
+
+def find_vendor_server(given: str, environment: Mapping[str, str]) -> str:
+    """Return the path of the driver's server: the given one, or the first of PATH that is no link to ours.
+
+    Empty if there is none.
+    """
+    if given:
+        return given if _is_program(given) else ""
+    for folder in environment.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(folder, SERVER_NAME)
+        if os.path.isabs(path) and _is_program(path) and os.path.basename(os.path.realpath(path)) != OWN_SERVER:
+            return path
+    return ""
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)

@@ -145,7 +145,7 @@ class Terminated:
     code: int
 
 
-# --- a server whose daemon died reconnects to the next one. Builds of other versions have to read these four.
+# --- the next daemon takes a server over with the link, which the keeper held. Other builds have to read these.
 
 
 @message(45)
@@ -156,10 +156,18 @@ class StartRefused:
     reason: str
 
 
+@message(46)
+@frozen
+class ReportRequest:
+    """The first message of a daemon that takes the link over: the server answers with ServerReturn."""
+
+    versions: Versions
+
+
 @message(52)
 @frozen
 class ServerReturn:
-    """First message on ``control`` of a server that an earlier daemon started; ``clients`` ReturningClient follow."""
+    """A server's report to the next daemon; ``clients`` ReturningClient follow. What it sent before is void."""
 
     versions: Versions
     pid: int
@@ -186,12 +194,12 @@ class ReturningClient:
 @message(54)
 @frozen
 class ServerAdopted:
-    """The new daemon adopts the server: this link replaces the earlier one."""
+    """The new daemon adopts the server."""
 
 
 @message(55)
 @frozen
 class ServerDismissed:
-    """The new daemon does not adopt the server: it ends with its last client, without a daemon."""
+    """The new daemon does not adopt the server: it ends with its last client, and no daemon after the link's end."""
 
     reason: str

@@ -33,10 +33,10 @@ def test_the_longest_packet_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "note"), [("n" * (packets.NAME_BYTES + 1), b""), ("\u00e9" * 128, b""), ("n", b"x" * 4097)]
+    ("name", "note"), [("n" * (packets.NAME_BYTES + 1), b""), ("\u00e9" * 128, b""), ("n", b"x" * (packets.NOTE_BYTES + 1))]
 )
 def test_longer_ones_are_refused(name: str, note: bytes) -> None:
-    with pytest.raises(ValueError, match=r"up to 255 and its notes up to 4096"):
+    with pytest.raises(ValueError, match=r"up to 255 and its notes up to 65536"):
         packets.encode(packets.HOLD, name, note)
 
 
@@ -49,7 +49,7 @@ def test_longer_ones_are_refused(name: str, note: bytes) -> None:
         pytest.param(b"\x63\0", id="unknown kind"),
         pytest.param(b"\1\5abc", id="a name cut off"),
         pytest.param(b"\1\1\xff", id="not UTF-8"),
-        pytest.param(b"\1\0" + b"x" * 4097, id="a long note"),
+        pytest.param(b"\1\0" + b"x" * (packets.NOTE_BYTES + 1), id="a long note"),
         pytest.param(b"\1\0" + b"x" * 5000, id="a long packet"),
     ],
 )

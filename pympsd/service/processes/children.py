@@ -77,7 +77,8 @@ async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None
 
 async def _spawn(dispatcher: Dispatcher, instruction: SpawnServer) -> tuple[socket.socket, trio.Process]:
     """Return our end of the link and the process; raise OSError or CannotSpawn."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    # Packets: no half message is lost with a daemon that is killed.
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
             return ours, await _start(dispatcher, instruction, theirs.fileno())
