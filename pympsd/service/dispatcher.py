@@ -5,7 +5,8 @@ The protocols describe the sessions, which import this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
@@ -14,6 +15,7 @@ from attrs import Factory, define, field, frozen
 from pympsd.channel.descriptors import explain
 from pympsd.commands.operator_line import answer_line, asks_servers
 from pympsd.journal.setup import Journal
+from pympsd.service.keeper_link import Keeper
 from pympsd.service.rate_limit import UserRateLimits
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon
@@ -21,10 +23,11 @@ from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import ClientConnected, ClientGonePushed, Event, OperatorLine, TimerEnded
 from pympsd.state_machine.server_lifecycle import IllegalMove
 from pympsd.state_machine.timers import Timer
-from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import Settings
+from pympsd.wire.keeper_packets import NOTE_BYTES
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -105,17 +108,46 @@ class Dispatcher:
     timers: dict[Timer, trio.CancelScope] = field(factory=dict)
     """The latest of several equal timers."""
     serials: Serials = field(factory=Serials)
+    """Of clients and operators."""
+    connections: Serials = field(factory=Serials)
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
     """Another daemon takes over: the state file stays for it."""
     reconnect_socket: str = ""
     """The full path of the socket where servers look for the next daemon; empty: nowhere."""
+    keeper: Keeper | None = None
+    """Holds what the next daemon needs if this one is killed."""
     save: Callable[[], None] = lambda: None
     """Saves the state for the next daemon."""
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
     )
+
+    def hold(self, name: str, fd: int, note: bytes = b"") -> None:
+        """Have the keeper hold a descriptor, which stays the caller's; one with too long a note is not held."""
+        if self.keeper is not None and len(note) <= NOTE_BYTES:
+            self.keeper.hold(name, fd, note)
+
+    def drop(self, name: str) -> None:
+        """Have the keeper close a descriptor; to be called before it is closed here."""
+        if self.keeper is not None:
+            self.keeper.drop(name)
+
+    @contextlib.contextmanager
+    def held(self, name: str, fd: int, note: bytes = b"") -> Iterator[None]:
+        """Have a descriptor held during a block, and after it if the daemon ends: the next one goes on with it."""
+        self.hold(name, fd, note)
+        is_cancelled = True
+        try:
+            yield
+            is_cancelled = False
+        except Exception:
+            is_cancelled = False
+            raise
+        finally:
+            if not is_cancelled:
+                self.drop(name)
 
     def may_log(self, uid: int, *texts: str) -> bool:
         """Return whether a user may cause a line (or one of each text); log first how many were dropped before."""
@@ -146,6 +178,9 @@ class Dispatcher:
             raise
         except Exception as error:
             self.log.error("daemon_defect", reason=repr(error))
+            if isinstance(event, OperatorLine) and event.session in self.operators:
+                reason = f"the daemon met an internal error: {error!r}; control.log has it too"
+                self.operators[event.session].answer(refusal(diagnostic=reason))
 
     async def feed_line(self, session: int, uid: int, line: bytes) -> None:
         """Handle an operator's line, with up-to-date tables if its answer depends on them."""

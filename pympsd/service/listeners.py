@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import trio
@@ -15,6 +16,7 @@ from attrs import define, field
 from pympsd.channel.descriptors import explain
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.fd_quota import fd_quota
+from pympsd.service.inheritance import Noted
 from pympsd.service.sessions.peers import credentials, user_of
 from pympsd.vocabulary.identities import Peer
 
@@ -31,7 +33,10 @@ class Listener:
 
     dispatcher: Dispatcher
     listening: trio.socket.SocketType
-    converse: Callable[[trio.socket.SocketType, Peer], Awaitable[None]]
+    converse: Callable[[trio.socket.SocketType, Peer, Noted[bytes] | None], Awaitable[None]]
+    """Called with the entry of a connection that an earlier daemon accepted, None for a new one."""
+    inherited: Sequence[Noted[bytes]] = ()
+    """Connections that an earlier daemon accepted."""
     _reserve: int = field(factory=lambda: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), init=False)
     _open: Counter[int] = field(factory=Counter, init=False)
 
@@ -39,6 +44,8 @@ class Listener:
         """Accept connections for ever."""
         try:
             async with trio.open_nursery() as nursery:
+                for each in self.inherited:
+                    nursery.start_soon(self._go_on, each)
                 while True:
                     sock = await self._accept()
                     if sock is not None:
@@ -48,6 +55,9 @@ class Listener:
             self.listening.close()
 
     async def _accept(self) -> trio.socket.SocketType | None:
+        if self.dispatcher.keeper is not None:
+            # A connection that the keeper does not hold yet would be lost with this daemon; in the backlog it is not.
+            await self.dispatcher.keeper.caught_up()
         try:
             sock, _ = await self.listening.accept()
         except OSError as error:
@@ -55,6 +65,10 @@ class Listener:
                 await self._reject_one(error)
             return None
         return sock
+
+    async def _go_on(self, each: Noted[bytes]) -> None:
+        """Serve a connection that an earlier daemon accepted."""
+        await self._serve(trio.socket.from_stdlib_socket(socket.socket(fileno=each.fd)), each)
 
     async def _reject_one(self, error: OSError) -> None:
         # A connection that cannot be accepted for lack of descriptors would be reported for ever.
@@ -77,15 +91,15 @@ class Listener:
             os.close(self._reserve)
             self._reserve = -1
 
-    async def _serve(self, sock: trio.socket.SocketType) -> None:
+    async def _serve(self, sock: trio.socket.SocketType, earlier: Noted[bytes] | None = None) -> None:
         uid: int | None = None
         try:
             peer = self._peer(sock)
             if peer is not None:
                 uid = peer.uid
-                if self.dispatcher.may_log(peer.uid):
+                if earlier is None and self.dispatcher.may_log(peer.uid):
                     self.dispatcher.log.info("connection_accepted")
-                await self._admit(sock, peer)
+                await self._admit(sock, peer, earlier)
         except OSError as error:
             # Out of descriptors: this connection is lost, the listener goes on.
             self._log_refusal(error, uid)
@@ -108,7 +122,7 @@ class Listener:
             self.dispatcher.log.error("credentials_invalid")
             return None
 
-    async def _admit(self, sock: trio.socket.SocketType, peer: Peer) -> None:
+    async def _admit(self, sock: trio.socket.SocketType, peer: Peer, earlier: Noted[bytes] | None) -> None:
         if self._open[peer.uid] >= connection_limit():
             reason = f"user {peer.uid} has {self._open[peer.uid]} connections open"
             if self.dispatcher.may_log(peer.uid):
@@ -116,7 +130,7 @@ class Listener:
             return
         self._open[peer.uid] += 1
         try:
-            await self.converse(sock, peer)
+            await self.converse(sock, peer, earlier)
         finally:
             self._open[peer.uid] -= 1
             if not self._open[peer.uid]:

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -21,6 +21,8 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.log_fifo import read_fifo
 from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.service.files.state_file import StateFile, device_keys
+from pympsd.service.inheritance import FIFO, Inherited, listener_name
+from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
 from pympsd.service.processes.children import spawn_server
 from pympsd.service.processes.vendor_server import spawn_vendor_server
@@ -100,60 +102,77 @@ async def _main(setup: DaemonSetup, ready: Callable[[], None], early: Sequence[i
 
 async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIterator[int]) -> Dispatcher:
     directory = setup.directory
-    is_vendor = setup.settings.backend == "vendor"
-    # libcuda, finding a stream socket, goes on without MPS: programs that are not ours work beside an own server.
-    kind = socket.SOCK_SEQPACKET if is_vendor else socket.SOCK_STREAM
-    control = _listening(directory, files.CONTROL, kind)
-    privileged = _listening(directory, files.CONTROL_PRIVILEGED, kind)
-    own = _listening(directory, files.OWN_CONTROL, socket.SOCK_STREAM) if is_vendor else None
-    fifo = directory.open_fifo()
+    log = control_logger(setup.journal)
+    found = await Keeper.fetch(directory, log)
+    keeper, held = found or (Keeper(directory, log), {})
+    left = Inherited.of(keeper, held)
+    listening = _listening(setup, left)
+    fifo = _fifo(directory, left, keeper)
     directory.write_pid(os.getpid())
     async with trio.open_nursery() as nursery:
         limits, complaints = default_limits(setup.machine.devices, setup.settings.memory_limits)
-        dispatcher = _dispatcher(setup, limits, nursery)
+        dispatcher = _dispatcher(setup, limits, nursery, keeper)
         _log_start(dispatcher, setup, complaints)
-        awaited = _save_and_inherit(dispatcher, directory)
+        for file, sock in listening.items():
+            keeper.hold(listener_name(file), sock.fileno())
+        await nursery.start(keeper.run)
+        awaited = _save_and_inherit(dispatcher, directory, left)
         nursery.start_soon(_handle_signals, dispatcher, signals)
-        listen = _own_listeners if own is None else _vendor_listeners
-        for listener in listen(dispatcher, control, privileged, awaited):
+        for listener in _listeners(dispatcher, listening, left):
             nursery.start_soon(listener.run)
-        if own is not None:
-            nursery.start_soon(Listener(dispatcher, own, Conversation(dispatcher, False).run).run)
+        left.close()
         nursery.start_soon(read_fifo, dispatcher, fifo, partial(_is_vendor_server, dispatcher))
         os.chdir("/")
-        await all_settled(awaited.values())
+        await all_settled(awaited)
         ready()
         await dispatcher.done.wait()
         with trio.move_on_after(FINAL_ANSWER_SECONDS):
             for operator in list(dispatcher.operators.values()):
                 await operator.drain()
+        if not dispatcher.handed_over:
+            keeper.end()
         nursery.cancel_scope.cancel()
     os.close(fifo)
     return dispatcher
 
 
-def _listening(directory: PipeDirectory, file: str, kind: socket.SocketKind) -> trio.socket.SocketType:
-    return trio.socket.from_stdlib_socket(directory.listen(file, kind))
+def _listening(setup: DaemonSetup, left: Inherited) -> dict[str, trio.socket.SocketType]:
+    """Return the listening sockets by file: the earlier daemon's, whose backlogs hold clients, or new ones."""
+    is_vendor = setup.settings.backend == "vendor"
+    # libcuda, finding a stream socket, goes on without MPS: programs that are not ours work beside an own server.
+    kind = socket.SOCK_SEQPACKET if is_vendor else socket.SOCK_STREAM
+    kinds = {files.CONTROL: kind, files.CONTROL_PRIVILEGED: kind}
+    if is_vendor:
+        kinds[files.OWN_CONTROL] = socket.SOCK_STREAM
+    directory = setup.directory
+    return {
+        file: trio.socket.from_stdlib_socket(
+            left.take_listener(file, directory.name(file), kind) or directory.listen(file, kind)
+        )
+        for file, kind in kinds.items()
+    }
 
 
-def _own_listeners(
-    dispatcher: Dispatcher,
-    control: trio.socket.SocketType,
-    privileged: trio.socket.SocketType,
-    awaited: Mapping[int, AwaitedServer],
+def _fifo(directory: PipeDirectory, left: Inherited, keeper: Keeper) -> int:
+    """Return the log FIFO: the earlier daemon's, which may hold lines, or a new one."""
+    fifo = left.take_fifo(directory.name(files.LOG_FIFO))
+    if fifo < 0:
+        fifo = directory.open_fifo()
+        keeper.hold(FIFO, fifo)
+    return fifo
+
+
+def _listeners(
+    dispatcher: Dispatcher, listening: dict[str, trio.socket.SocketType], left: Inherited
 ) -> Iterator[Listener]:
-    yield Listener(dispatcher, control, Conversation(dispatcher, True, awaited).run)
-    yield Listener(dispatcher, privileged, Conversation(dispatcher, False).run)
-
-
-def _vendor_listeners(
-    dispatcher: Dispatcher,
-    control: trio.socket.SocketType,
-    privileged: trio.socket.SocketType,
-    awaited: Mapping[int, AwaitedServer],
-) -> Iterator[Listener]:
-    yield Listener(dispatcher, control, VendorConversation(dispatcher, True).run)
-    yield Listener(dispatcher, privileged, VendorConversation(dispatcher, False).run)
+    connections, left.connections = left.connections, []
+    if dispatcher.settings.backend == "vendor":
+        yield Listener(dispatcher, listening[files.CONTROL], VendorConversation(dispatcher, True).run, connections)
+        yield Listener(dispatcher, listening[files.CONTROL_PRIVILEGED], VendorConversation(dispatcher, False).run)
+        yield Listener(dispatcher, listening[files.OWN_CONTROL], Conversation(dispatcher, False).run)
+    else:
+        yield Listener(dispatcher, listening[files.CONTROL], Conversation(dispatcher, True).run, connections)
+        yield Listener(dispatcher, listening[files.CONTROL_PRIVILEGED], Conversation(dispatcher, False).run)
 
 
 def _is_vendor_server(dispatcher: Dispatcher, pid: int) -> bool:
@@ -161,19 +180,20 @@ def _is_vendor_server(dispatcher: Dispatcher, pid: int) -> bool:
     return any(server.pid == pid and isinstance(server, VendorServerSession) for server in servers)
 
 
-def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory) -> dict[int, AwaitedServer]:
-    """Restore an earlier daemon's state, and save ours from now on; return the earlier daemon's servers by PID."""
+def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: Inherited) -> list[AwaitedServer]:
+    """Restore an earlier daemon's state, and save ours from now on; return the earlier daemon's servers."""
     initial = InitialDefaults.of(dispatcher.state)
-    file = StateFile(
-        directory.path, device_keys(dispatcher.state.devices), dispatcher.log, directory.taken_by_another
-    )
+    devices, backend = device_keys(dispatcher.state.devices), dispatcher.settings.backend
+    file = StateFile(directory.path, devices, dispatcher.log, directory.taken_by_another, backend)
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
-    awaited = inherit(dispatcher, directory.path)
+    awaited = inherit(dispatcher, directory.path, left)
     dispatcher.save()
     return awaited
 
 
-def _dispatcher(setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: trio.Nursery) -> Dispatcher:
+def _dispatcher(
+    setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: trio.Nursery, keeper: Keeper
+) -> Dispatcher:
     settings = setup.settings
     state = Daemon(
         os.geteuid(),
@@ -192,8 +212,9 @@ def _dispatcher(setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: tr
         control_socket=os.path.join(setup.directory.given, files.CONTROL),
         show_server_as=setup.show_server_as,
         journal=setup.journal,
-        log=control_logger(setup.journal),
+        log=keeper.log,
         nursery=nursery,
+        keeper=keeper,
         spawn=spawn_vendor_server if settings.backend == "vendor" else spawn_server,
         reconnect_socket=setup.directory.name(files.CONTROL),
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from pympsd.state_machine import debuggers, turns
-from pympsd.state_machine.admission import serve_queue, time_leaving
+from pympsd.state_machine.admission import START_TIMEOUT, serve_queue, time_leaving
 from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
 from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
@@ -22,7 +22,7 @@ from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercent
 from pympsd.vocabulary.statuses import ServerStatus
 
 RETURN_TIMEOUT: Final = 10.0
-"""Seconds a server has to come back; it tries to connect at least every second."""
+"""Seconds a server has to report to the next daemon."""
 GENERATION_BITS: Final = 40
 """The serials of a generation begin at its number shifted left by this."""
 
@@ -64,10 +64,10 @@ def returned(daemon: Daemon, event: ServerReturned) -> Iterator[Instruction]:
     yield limits_update(server)
     if server.phase is Phase.LEAVING and not server.clients:
         yield from time_leaving(server)
+    if server.phase is Phase.INITIALIZING:
+        yield SetTimer(Timer(TimerKind.START, server.serial), START_TIMEOUT)
     for client in server.clients.values():
-        # PID 0: the process is not visible here.
-        if client.pid:
-            yield WatchClient(client.serial, server.serial, client.pid)
+        yield WatchClient(client.serial, server.serial, client.pid)
     yield from serve_queue(daemon)
 
 
@@ -103,10 +103,13 @@ def _client(server: Server, client: ReturnedClient) -> Client:
     contexts = {
         context.serial: Context(context.serial, context.number, context.device) for context in client.contexts
     }
-    return Client(client.client, client.pid, server.uid, client.command, client.namespace, contexts)
+    return Client(
+        client.client, client.pid, server.uid, client.command, client.namespace, contexts, process=client.process
+    )
 
 
 def _phase(event: ServerReturned) -> Phase:
     if event.leaving:
         return Phase.LEAVING
-    return Phase.FAULT if event.status == ServerStatus.FAULT else Phase.ACTIVE
+    phases = {ServerStatus.FAULT: Phase.FAULT, ServerStatus.INITIALIZING: Phase.INITIALIZING}
+    return phases.get(ServerStatus(event.status), Phase.ACTIVE)

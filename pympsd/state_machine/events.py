@@ -159,6 +159,8 @@ class ReturnedClient:
     command: str
     namespace: int
     contexts: tuple[ReturnedContext, ...] = ()
+    process: int = 0
+    """As in ClientConnected."""
 
 
 @frozen

@@ -23,7 +23,7 @@ class Phase(Enum):
 
 
 MOVES: Final[dict[Phase, frozenset[Phase]]] = {
-    Phase.RETURNING: frozenset({Phase.ACTIVE, Phase.FAULT, Phase.LEAVING, Phase.GONE}),
+    Phase.RETURNING: frozenset({Phase.INITIALIZING, Phase.ACTIVE, Phase.FAULT, Phase.LEAVING, Phase.GONE}),
     Phase.SPAWNING: frozenset({Phase.INITIALIZING, Phase.GONE}),
     Phase.INITIALIZING: frozenset({Phase.ACTIVE, Phase.LEAVING, Phase.GONE}),
     Phase.ACTIVE: frozenset({Phase.FAULT, Phase.LEAVING, Phase.GONE}),

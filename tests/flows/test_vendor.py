@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from processes import DaemonProcess, wait_until
 from vendor.install import install, misbehave
-from vendor.programs import VendorClient
+from vendor.programs import VendorClient, chain
 
 USER = 65534
 OTHER_USER = 1000
@@ -105,3 +105,30 @@ def test_a_forced_quit_ends_the_clients_work(daemon: DaemonProcess, client: Vend
     assert daemon.say("quit -t 0") == ""
     daemon.await_end()
     assert client.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE"
+
+
+def test_a_killed_daemon_is_replaced_and_nobody_notices(daemon: DaemonProcess, client: VendorClient) -> None:
+    (server,) = daemon.servers()
+    with VendorClient.start(pipe(daemon), "--loop") as loop, VendorClient.start(pipe(daemon), uid=USER) as waiting:
+        assert loop.ask("steps 10")
+        waiting.send("init")
+        wait_until(lambda: any("waits for its turn" in line for line in daemon.log()))
+        before = daemon.say("ps")
+        daemon.kill()
+        with VendorClient.start(pipe(daemon)) as late:
+            late.send("init")
+            assert loop.ask("steps 10")
+            assert waiting.waits()
+            assert late.waits()
+            assert daemon.start().returncode == 0
+            assert late.answer() == "init CUDA_SUCCESS"
+            assert late.ask("ctx 0") == "ctx CUDA_SUCCESS"
+            assert daemon.servers() == [server]
+            assert set(before.splitlines()) < set(daemon.say("ps").splitlines())
+            assert client.ask("sync") == "sync CUDA_SUCCESS"
+        loop.send("stop")
+        _, result, steps, value = loop.answer().split()
+        assert (result, int(value)) == ("CUDA_SUCCESS", chain(int(steps)))
+        loop.end()
+        client.kill()
+        assert waiting.answer() == "init CUDA_SUCCESS"

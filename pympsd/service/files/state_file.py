@@ -48,6 +48,7 @@ class SavedState:
     remembered: PersistentState
     writer: tuple[int, int] = (0, 0)
     """The daemon's PID and start time."""
+    backend: str = ""
 
 
 def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
@@ -131,6 +132,7 @@ class StateFile:
     log: Any
     taken_by_another: Callable[[], bool] = lambda: False
     """Returns whether another daemon has taken the folder."""
+    backend: str = ""
     _written: PersistentState | None = None
     _started: dict[int, int] = field(factory=dict)
     _failed: bool = False
@@ -158,7 +160,9 @@ class StateFile:
             server.pid: self._started.get(server.pid) or started_at(server.pid) for server in remembered.servers
         }
         writer = os.getpid(), started_at(os.getpid())
-        saved = SavedState(FORMAT, _boot(), _pid_namespace(), self.devices, self._started, remembered, writer)
+        saved = SavedState(
+            FORMAT, _boot(), _pid_namespace(), self.devices, self._started, remembered, writer, self.backend
+        )
         self._remove(files.NEW_STATE)
         try:
             self._write(msgspec.json.encode(saved))

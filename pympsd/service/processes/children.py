@@ -20,6 +20,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.processes import open_process
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.inheritance import link_name
 from pympsd.service.processes.file_access import unreachable_folder
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed
@@ -67,7 +68,8 @@ async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None
     async with trio.open_nursery() as nursery:
         last_line: list[str] = []
         nursery.start_soon(log_stderr, dispatcher, process, last_line)
-        await session.run(dispatcher)
+        with dispatcher.held(link_name(instruction.server), ours.fileno()):
+            await session.run(dispatcher)
         status = await reap(process)
         nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
     channel.close()

@@ -1,4 +1,5 @@
-"""Adoption of the servers of an earlier daemon: awaited, believed only if the state file names them.
+"""Adoption of the servers of an earlier daemon: believed only if the state file names them, and reached by the links
+that the keeper held.
 
 They are not children of this daemon: a pidfd shows their end and kills them, and their exit status is unknown.
 There is nothing to adopt after a daemon that was PID 1 of a container: nothing survives it.
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+import socket
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -17,17 +19,21 @@ from attrs import define, field
 
 from pympsd.channel import descriptors
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.channel.packet_channel import PacketChannel
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.state_file import SavedState, StateRefused, device_keys, read
+from pympsd.service.inheritance import Inherited, link_name
 from pympsd.service.processes.process_sessions import kill_session
 from pympsd.service.processes.status import has_ended, started_at
+from pympsd.service.sessions.peers import process_of
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
+from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.state_machine import events
 from pympsd.state_machine.adoption import first_serial
 from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
 from pympsd.vocabulary import files
-from pympsd.vocabulary.identities import Peer, Serials
+from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd.wire.errors import RemoteError
@@ -40,6 +46,10 @@ LAST_MESSAGES_SECONDS: Final = 1.0
 MOST_CLIENTS: Final = 1 << 14
 READY_SECONDS: Final = 2.0
 """Time that a start waits for the servers, so that answers to the first commands include them."""
+
+
+class Ended(Exception):
+    """A server ended before it had reported."""
 
 
 @define
@@ -73,13 +83,13 @@ class KnownProcess:
 class AwaitedServer:
     """A server of the earlier daemon; ``obstacle``: why it cannot be adopted, or empty."""
 
-    session: ServerSession
+    session: ServerSession | VendorServerSession
     process: KnownProcess
     obstacle: str
     started: int
     """When its process started, in clock ticks since boot."""
     settled: trio.Event = field(factory=trio.Event, init=False)
-    """It has returned, or will not."""
+    """It has reported, or will not."""
     _serving: trio.Event | None = field(default=None, init=False)
     """Set at the end of its session."""
 
@@ -95,59 +105,95 @@ class AwaitedServer:
         dispatcher.servers.pop(self.session.serial, None)
         dispatcher.feed(events.ServerExited(self.session.serial, None))
 
-    def adopt(
-        self, dispatcher: Dispatcher, hello: link.ServerReturn, channel: MessageChannel, reports: Sequence[object]
-    ) -> None:
-        """Adopt it with the clients it reports; raise RemoteError for an impossible report."""
-        clients = tuple(_checked(dispatcher, self.session.uid, client) for client in reports)
+    async def serve(self, dispatcher: Dispatcher, fd: int) -> None:
+        """Handle what comes over its link until that ends; kill it if it stays then."""
+        self._serving = trio.Event()
+        sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
+        try:
+            with dispatcher.held(link_name(self.session.serial), fd):
+                if isinstance(self.session, VendorServerSession):
+                    self.settled.set()
+                    await _resume(self.session, sock)
+                else:
+                    await self._serve_own(dispatcher, self.session, MessageChannel(sock))
+        finally:
+            self._serving.set()
+        if self.session.serial in dispatcher.servers:
+            with trio.move_on_after(LEAVE_SECONDS):
+                await self.process.gone.wait()
+            self.session.kill()
+
+    async def _serve_own(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> None:
+        try:
+            if await self._is_adopted(dispatcher, session, channel):
+                await session.run(dispatcher)
+        except RemoteError as error:
+            dispatcher.log.error("server_misbehaved", server=session.pid, reason=str(error))
+            session.kill()
+        except Ended:
+            return
+        finally:
+            channel.close()
+
+    async def _is_adopted(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> bool:
+        """Adopt it with the clients that it reports, or dismiss it; raise RemoteError for an impossible report."""
+        if not self.obstacle:
+            channel.send(link.ReportRequest(Versions()))
+            hello, reports = await _receive_report(channel)
+            if agree(Versions(), hello.versions) is None:
+                self.obstacle = f"it speaks versions {hello.versions.oldest} to {hello.versions.newest}"
+        if self.obstacle:
+            channel.send(link.ServerDismissed(self.obstacle))
+            self.settled.set()
+            dispatcher.servers.pop(session.serial, None)
+            dispatcher.feed(events.ServerNotAdopted(session.serial, self.obstacle))
+            return False
+        clients = tuple(_checked(dispatcher, session.uid, client) for client in reports)
         contexts = sum(len(client.contexts) for client in clients)
         if contexts > MOST_CONTEXTS or len({client.client for client in clients}) < len(clients):
             raise RemoteError(f"it reports {contexts} contexts of {len(clients)} clients")
         if hello.status not in set(ServerStatus):
             raise RemoteError(f"{hello.status!r} is no server status")
+        session.adopt(channel, contexts)
+        dispatcher.feed(events.ServerReturned(session.serial, hello.status, hello.leaving, clients))
         self.settled.set()
-        self._serving = trio.Event()
-        self.session.adopt(channel, contexts)
-        dispatcher.feed(events.ServerReturned(self.session.serial, hello.status, hello.leaving, clients))
-
-    def abandon(self, dispatcher: Dispatcher, reason: str) -> None:
-        """Leave it to go on without a daemon."""
-        self.settled.set()
-        dispatcher.servers.pop(self.session.serial, None)
-        dispatcher.feed(events.ServerNotAdopted(self.session.serial, reason))
-
-    async def serve(self, dispatcher: Dispatcher, channel: MessageChannel) -> None:
-        """Handle its messages until it ends; kill it if it closes its link and stays."""
-        assert self._serving is not None  # it was adopted
-        try:
-            await self.session.run(dispatcher)
-        finally:
-            self._serving.set()
-        with trio.move_on_after(LEAVE_SECONDS):
-            await self.process.gone.wait()
-        self.session.kill()
+        return True
 
 
-def inherit(dispatcher: Dispatcher, folder: str) -> dict[int, AwaitedServer]:
-    """Restore the state of a daemon that did not end in order, if there is one; return its servers by PID."""
+async def _resume(session: VendorServerSession, sock: trio.socket.SocketType) -> None:
+    channel = PacketChannel(sock)
+    try:
+        await session.resume(channel)
+    finally:
+        channel.close()
+
+
+def inherit(dispatcher: Dispatcher, folder: str, left: Inherited) -> list[AwaitedServer]:
+    """Restore the state of a daemon that did not end in order, if there is one; return its servers."""
     try:
         saved = read(folder)
     except StateRefused as error:
         dispatcher.log.warning("state_refused", path=os.path.join(folder, files.STATE), reason=str(error))
-        return {}
+        return []
     if saved is None:
-        return {}
-    obstacle = (
-        "" if saved.devices == device_keys(dispatcher.state.devices) else "the devices of this daemon are others"
-    )
-    awaited = [server for each in saved.remembered.servers if (server := _awaited(dispatcher, saved, each, obstacle))]
-    dispatcher.feed(events.PredecessorDied(_still_valid(saved, awaited, obstacle)))
+        return []
+    awaited = [
+        server
+        for each in saved.remembered.servers
+        if (server := _awaited(dispatcher, saved, each, left, _obstacle(dispatcher, saved)))
+    ]
+    dispatcher.feed(events.PredecessorDied(_still_valid(saved, awaited, _has_other_devices(dispatcher, saved))))
     if awaited:
         dispatcher.serials = Serials(first_serial(dispatcher.state.generation))
+        dispatcher.connections = Serials(first_serial(dispatcher.state.generation))
     for server in awaited:
         dispatcher.servers[server.session.serial] = server.session
         dispatcher.nursery.start_soon(server.watch, dispatcher)
-    return {server.session.pid: server for server in awaited}
+        fd = left.links.pop(server.session.serial, -1)
+        if fd >= 0:
+            dispatcher.nursery.start_soon(server.serve, dispatcher, fd)
+    _resume_sessions(dispatcher, left)
+    return awaited
 
 
 async def all_settled(awaited: Iterable[AwaitedServer]) -> None:
@@ -157,10 +203,24 @@ async def all_settled(awaited: Iterable[AwaitedServer]) -> None:
             await server.settled.wait()
 
 
+def _has_other_devices(dispatcher: Dispatcher, saved: SavedState) -> bool:
+    return saved.devices != device_keys(dispatcher.state.devices)
+
+
+def _obstacle(dispatcher: Dispatcher, saved: SavedState) -> str:
+    """Return why this daemon cannot adopt the servers of the earlier one, or nothing."""
+    if saved.backend != dispatcher.settings.backend:
+        return f"the backend of this daemon is {dispatcher.settings.backend}, not {saved.backend}"
+    is_other = _has_other_devices(dispatcher, saved) and saved.backend != "vendor"
+    return "the devices of this daemon are others" if is_other else ""
+
+
 def _awaited(
-    dispatcher: Dispatcher, saved: SavedState, server: PersistentServer, obstacle: str
+    dispatcher: Dispatcher, saved: SavedState, server: PersistentServer, left: Inherited, obstacle: str
 ) -> AwaitedServer | None:
     """Return a server that is still the same process; None if it is not, or cannot be watched."""
+    if saved.backend == "vendor" and obstacle:
+        return None  # it ends when its link is closed
     try:
         process = KnownProcess(os.pidfd_open(server.pid))
     except ProcessLookupError:
@@ -173,11 +233,47 @@ def _awaited(
     if process.ended or started_at(server.pid) != saved.started.get(server.pid):
         os.close(process.pidfd)
         return None
-    session = ServerSession(server.serial, server.uid, server.pid, process.kill)
+    session: ServerSession | VendorServerSession = ServerSession(server.serial, server.uid, server.pid, process.kill)
+    if saved.backend == "vendor":
+        session = _vendor_session(dispatcher, server, process, left)
     return AwaitedServer(session, process, obstacle, saved.started[server.pid])
 
 
-def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], obstacle: str) -> PersistentState:
+def _vendor_session(
+    dispatcher: Dispatcher, server: PersistentServer, process: KnownProcess, left: Inherited
+) -> VendorServerSession:
+    """Return the session of a driver's server with the clients that the keeper knows: the server tells only some."""
+    session = VendorServerSession(dispatcher, server.serial, server.uid, server.pid, process.kill)
+    mine = {serial: entry for serial, entry in left.clients.items() if entry.note.server == server.serial}
+    for serial in mine:
+        del left.clients[serial]
+    session.pidfds = {serial: entry.fd for serial, entry in mine.items()}
+    session.inherited = {
+        serial: events.ReturnedClient(
+            serial,
+            entry.note.pid,
+            entry.note.command,
+            entry.note.namespace,
+            process=0 if entry.note.pid else process_of(entry.fd),
+        )
+        for serial, entry in mine.items()
+    }
+    return session
+
+
+def _resume_sessions(dispatcher: Dispatcher, left: Inherited) -> None:
+    """Go on with the clients that were about to be sent to their servers."""
+    for entry in left.sessions:
+        server = dispatcher.servers.get(entry.note.server)
+        if isinstance(server, VendorServerSession):
+            server.send_session(entry.note, entry.fd)
+        else:
+            dispatcher.drop(entry.name)
+            os.close(entry.fd)
+    left.sessions = []
+
+
+def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], has_other_devices: bool) -> PersistentState:
     serials = {server.session.serial for server in awaited}
     state = saved.remembered
     return PersistentState(
@@ -185,65 +281,27 @@ def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], obstacle: 
         thread_percentage=state.thread_percentage,
         client_priority=state.client_priority,
         # By ordinal: meaningless for other devices.
-        memory_limits=None if obstacle else state.memory_limits,
+        memory_limits=None if has_other_devices else state.memory_limits,
         wishes=state.wishes,
         servers=tuple(server for server in state.servers if server.serial in serials),
     )
 
 
-async def receive_return(
-    dispatcher: Dispatcher,
-    awaited: Mapping[int, AwaitedServer],
-    hello: link.ServerReturn,
-    channel: MessageChannel,
-    peer: Peer,
-) -> AwaitedServer | None:
-    """Receive the report of a process that says it is a server; return the server if it is adopted."""
-    server = awaited.get(peer.pid)
-    reason = _refusal(server, hello, peer)
-    if server is None or reason:
-        if dispatcher.may_log(peer.uid, reason):
-            dispatcher.log.warning("server_return_refused", pid=peer.pid, uid=peer.uid, reason=reason)
-        channel.send(link.ServerDismissed(reason))
-        return None
-    if agree(Versions(), hello.versions) is None:
-        theirs = hello.versions
-        server.obstacle = f"it speaks versions {theirs.oldest} to {theirs.newest}"
-    if server.obstacle:
-        channel.send(link.ServerDismissed(server.obstacle))
-        server.abandon(dispatcher, server.obstacle)
-        return None
-    try:
-        reports = await _receive_clients(channel, hello.clients)
-        server.adopt(dispatcher, hello, channel, reports)
-    except RemoteError as error:
-        dispatcher.log.error("server_misbehaved", server=peer.pid, reason=str(error))
-        server.session.kill()
-        return None
-    return server
+async def _receive_report(channel: MessageChannel) -> tuple[link.ServerReturn, list[object]]:
+    """Receive a server's report; what it sent before that is void. Raise RemoteError, or Ended."""
+    hello = None
+    while not isinstance(hello, link.ServerReturn):
+        hello = await _next(channel)
+    if not 0 <= hello.clients <= MOST_CLIENTS:
+        raise RemoteError(f"it reports {hello.clients} clients")
+    return hello, [await _next(channel) for _ in range(hello.clients)]
 
 
-def _refusal(server: AwaitedServer | None, hello: link.ServerReturn, peer: Peer) -> str:
-    """Return why this process is not an awaited server; empty if it is."""
-    if server is None or server.settled.is_set():
-        return "the last daemon of this directory had no such server"
-    if peer.uid != server.session.uid:
-        return f"the server of that process was user {server.session.uid}'s"
-    if hello.pid != peer.pid or server.process.ended:
-        return "it is not the process it says it is"
-    return ""
-
-
-async def _receive_clients(channel: MessageChannel, count: int) -> list[object]:
-    if not 0 <= count <= MOST_CLIENTS:
-        raise RemoteError(f"it reports {count} clients")
-    reports: list[object] = []
-    while len(reports) < count:
-        received = await channel.receive_message()
-        if received is None:
-            raise RemoteError("it ended its report in the middle")
-        reports.append(received[0])
-    return reports
+async def _next(channel: MessageChannel) -> object:
+    received = await channel.receive_message()
+    if received is None:
+        raise Ended
+    return received[0]
 
 
 def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.ReturnedClient:

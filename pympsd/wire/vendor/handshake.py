@@ -23,6 +23,7 @@ PACKET_BYTES: Final = 4096
 """No packet of a server or client is longer; of a longer one the rest would be lost."""
 DEVICE_BYTES: Final = 41
 """A device's ordinal or UUID in ASCII, padded with zeros."""
+ROLE_BYTES: Final = 4
 _INT: Final = struct.Struct("<i")
 _LONG: Final = struct.Struct("<q")
 _DOUBLE: Final = struct.Struct("<d")

@@ -10,6 +10,7 @@ from attrs import define
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.inheritance import Noted, connection_name, link_name
 from pympsd.service.sessions.peers import with_pidfd
 from pympsd.service.sessions.running import run_with_sender
 from pympsd.service.sessions.vendor.client import VendorClientSession
@@ -18,7 +19,7 @@ from pympsd.service.sessions.vendor.tool import ToolSession
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.errors import ProtocolError, RemoteError
-from pympsd.wire.vendor.handshake import CREDENTIALS, HELLO, PACKET_BYTES, Role, role_of
+from pympsd.wire.vendor.handshake import CREDENTIALS, HELLO, PACKET_BYTES, ROLE_BYTES, Role, encode_role, role_of
 
 HELLO_SECONDS: Final = 10.0
 """A connection without credentials and role is closed after this time."""
@@ -34,42 +35,58 @@ class VendorConversation:
     dispatcher: Dispatcher
     accepts_clients: bool
 
-    async def run(self, sock: trio.socket.SocketType, peer: Peer) -> None:
-        """Run a connection to its end."""
+    async def run(self, sock: trio.socket.SocketType, peer: Peer, earlier: Noted[bytes] | None = None) -> None:
+        """Run a connection to its end; ``earlier``: an earlier daemon accepted it; noted is the role it received."""
         channel = PacketChannel(sock)
         try:
-            await self._greet(channel, sock, peer)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            if earlier is None:
+                channel.send_raw(HELLO)
+            await self._greet(channel, sock, peer, earlier)
         finally:
             channel.close()
 
-    async def _greet(self, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer) -> None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        channel.send_raw(HELLO)
-        dispatcher = self.dispatcher
+    async def _greet(
+        self, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer, earlier: Noted[bytes] | None
+    ) -> None:
+        entry = earlier or Noted(connection_name(self.dispatcher.connections.take()), sock.fileno(), b"")
         try:
-            with trio.fail_after(HELLO_SECONDS):
-                packet, sender = await channel.receive_with_credentials(PACKET_BYTES)
-            if packet != CREDENTIALS or sender is None:
-                if dispatcher.may_log(peer.uid):
-                    dispatcher.log.error("credentials_invalid")
-                return
-            with _no_limit() if self._server(peer.pid) else trio.fail_after(HELLO_SECONDS):
-                packet = await channel.receive(PACKET_BYTES)
-            if packet:
-                await self._run_session(role_of(packet), channel, sock, peer)
+            with self.dispatcher.held(entry.name, sock.fileno(), entry.note):
+                packet = entry.note or await self._role(channel, peer, is_new=earlier is None)
+                if packet:
+                    await self._run_session(entry.name, role_of(packet), channel, sock, peer)
+                # The keeper has a copy, with which the peer would not see the end at once.
+                channel.shut_down()
         except (ProtocolError, trio.TooSlowError):
-            if dispatcher.may_log(peer.uid):
-                dispatcher.log.error("connection_type_unreadable")
+            channel.shut_down()
+            if self.dispatcher.may_log(peer.uid):
+                self.dispatcher.log.error("connection_type_unreadable")
+
+    async def _role(self, channel: PacketChannel, peer: Peer, *, is_new: bool) -> bytes:
+        """Return the packet of the peer's role; empty if it has none to say, or has not said who it is."""
+        with trio.fail_after(HELLO_SECONDS):
+            packet, sender = await channel.receive_with_credentials(PACKET_BYTES)
+        if len(packet) == ROLE_BYTES and not is_new:
+            return packet  # an earlier daemon has received the credentials
+        if packet != CREDENTIALS or sender is None:
+            if self.dispatcher.may_log(peer.uid):
+                self.dispatcher.log.error("credentials_invalid")
+            return b""
+        # A server that starts is bounded by the state machine.
+        with trio.CancelScope() if self._server(peer.pid) else trio.fail_after(HELLO_SECONDS):
+            return await channel.receive(PACKET_BYTES)
 
     async def _run_session(
-        self, role: Role, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer
+        self, name: str, role: Role, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer
     ) -> None:
         if role is Role.TOOL:
+            self.dispatcher.drop(name)
             session = ToolSession(self.dispatcher.serials.take(), peer.uid, channel)
             await run_with_sender(channel, session.run, self.dispatcher)
         elif not self.accepts_clients:
             raise RemoteError(f"a {role.name.lower()} on the operators' socket")
         elif role is Role.CLIENT:
+            self.dispatcher.hold(name, sock.fileno(), encode_role(role))
             known = with_pidfd(sock, peer)
             try:
                 client = VendorClientSession(self.dispatcher.serials.take(), known, channel)
@@ -77,16 +94,19 @@ class VendorConversation:
             finally:
                 known.close()
         else:
-            await self._register(channel, peer)
+            await self._register(name, channel, sock, peer)
 
-    async def _register(self, channel: PacketChannel, peer: Peer) -> None:
+    async def _register(self, name: str, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer) -> None:
         server = await self._expected(peer.pid)
         if server is None:
             if self.dispatcher.may_log(peer.uid):
                 reason = "this daemon started no such server"
                 self.dispatcher.log.warning("server_return_refused", pid=peer.pid, uid=peer.uid, reason=reason)
             return
-        await server.serve(channel)
+        registration = await channel.receive(PACKET_BYTES)
+        with self.dispatcher.held(link_name(server.serial), sock.fileno()):
+            self.dispatcher.drop(name)
+            await server.serve(channel, registration)
 
     async def _expected(self, pid: int) -> VendorServerSession | None:
         """Return the server that was started as this process and is not registered yet."""
@@ -104,8 +124,3 @@ class VendorConversation:
 
     def _is_spawning(self) -> bool:
         return any(server.phase is Phase.SPAWNING for server in self.dispatcher.state.servers.values())
-
-
-def _no_limit() -> trio.CancelScope:
-    """Bound nothing: a server that starts is bounded by the state machine."""
-    return trio.CancelScope()

@@ -7,16 +7,19 @@ so the end of the last one passes the turn on at once.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+import msgspec
 import trio
 from attrs import define, field
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Admission, Dispatcher
 from pympsd.service.fd_quota import fd_quota
+from pympsd.service.inheritance import ClientNote, SessionNote, client_name, session_name
 from pympsd.service.sessions.server import QUEUED_DIVISOR, WATCHED_DIVISOR
 from pympsd.service.sessions.vendor.server_link import ServerLink
 from pympsd.state_machine import events
@@ -24,8 +27,10 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.vendor import server_commands as commands
-from pympsd.wire.vendor.handshake import PACKET_BYTES, encode_defaults, shared_memory_of
+from pympsd.wire.vendor.handshake import encode_defaults, shared_memory_of
 
+FIRST_WORDS_SECONDS: Final = 10.0
+"""Time for a client to speak to its server."""
 ANSWER_SECONDS: Final = 1.0
 """Time that an operator waits for a server's answers."""
 FIRST_PAUSE: Final = 0.02
@@ -44,6 +49,10 @@ class VendorServerSession:
     uid: int
     pid: int
     kill: Callable[[], None]
+    inherited: dict[int, events.ReturnedClient] | None = None
+    """The clients of a server that an earlier daemon started, by serial."""
+    pidfds: dict[int, int] = field(factory=dict)
+    """Their pidfds, until they are watched."""
     registered: trio.Event = field(factory=trio.Event, init=False)
     ended: trio.Event = field(factory=trio.Event, init=False)
     """Its connection has ended."""
@@ -81,20 +90,45 @@ class VendorServerSession:
         self._link = ServerLink(channel)
         self._link.tell(encode_defaults(self._percentage, self._memory_limits, self._priority))
         self.registered.set()
+        self._ask_devices()
+
+    def _ask_devices(self) -> None:
         if not self.dispatcher.state.devices:
-            self._link.ask(commands.devices(), self._report_devices)
+            self.link.ask(commands.devices(), self._report_devices)
 
     def _report_devices(self, devices: tuple[commands.ServerDevice, ...]) -> None:
         facts = (DeviceFacts(one.name, one.uuid, one.pci, (7, 0), 0, 0, {}) for one in devices)
         self.dispatcher.feed(events.DevicesReported(tuple(facts)))
 
     def admit(self, admission: Admission, connection: int) -> None:
-        """Send it a client's connection; take over both descriptors."""
+        """Send it a client's connection when the client has said something; take over both descriptors."""
         if admission.pidfd >= 0:
             os.close(admission.pidfd)
-        if admission.priority != self._priority:
-            self._priority = admission.priority
-            self.link.tell(commands.set_priority(self._priority))
+        self.send_session(SessionNote(self.serial, admission.client, admission.priority), connection)
+
+    def send_session(self, note: SessionNote, connection: int) -> None:
+        """Send it a connection whose client has been given the other end."""
+        self.dispatcher.hold(session_name(note.client), connection, msgspec.json.encode(note))
+        self.dispatcher.nursery.start_soon(self._send_session, note, connection)
+
+    async def _send_session(self, note: SessionNote, connection: int) -> None:
+        # A server waits for the first words of a client that it is sent, and for nothing else meanwhile: a client that
+        # never says them would stop it for all.
+        try:
+            with suppress(OSError), trio.move_on_after(FIRST_WORDS_SECONDS):
+                await trio.lowlevel.wait_readable(connection)
+        except trio.Cancelled:
+            os.close(connection)
+            raise
+        # Before it is sent: the next daemon must not send it once more.
+        self.dispatcher.drop(session_name(note.client))
+        if not _has_spoken(connection):
+            os.close(connection)
+            self._gone(note.client)
+            return
+        if note.priority != self._priority:
+            self._priority = note.priority
+            self.link.tell(commands.set_priority(note.priority))
         self.link.tell(commands.NEW_CLIENT, connection)
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
@@ -135,27 +169,21 @@ class VendorServerSession:
         With too many clients, or without a pidfd (-1), it is noticed when somebody waits and the server is asked.
         """
         server = dispatcher.state.servers.get(self.serial)
-        is_known = server is not None and client in server.clients
-        if pidfd >= 0 and is_known and self._watched < fd_quota(WATCHED_DIVISOR):
+        known = server.clients.get(client) if server is not None else None
+        if pidfd >= 0 and known is not None and self._watched < fd_quota(WATCHED_DIVISOR):
             self._watched += 1
-            dispatcher.nursery.start_soon(self._watch, client, pidfd)
+            note = ClientNote(self.serial, known.pid, known.uid, known.command, known.namespace)
+            dispatcher.nursery.start_soon(self._watch, client, pidfd, msgspec.json.encode(note))
         elif pidfd >= 0:
             os.close(pidfd)
 
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:
         """Watch a client that an earlier daemon admitted."""
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._gone(client)
-        except (OSError, OverflowError):
-            return
-        else:
-            self.watch(dispatcher, client, pidfd)
+        self.watch(dispatcher, client, self.pidfds.pop(client, -1))
 
-    async def _watch(self, client: int, pidfd: int) -> None:
+    async def _watch(self, client: int, pidfd: int, note: bytes) -> None:
         try:
-            with suppress(OSError):
+            with suppress(OSError), self.dispatcher.held(client_name(client), pidfd, note):
                 await trio.lowlevel.wait_readable(pidfd)
                 self._gone(client)
         finally:
@@ -199,22 +227,49 @@ class VendorServerSession:
         name = ServerStatus.ACTIVE if status == commands.STATUS_ACTIVE else ServerStatus.FAULT
         self.dispatcher.feed(events.ServerReported(self.serial, name, ordered))
 
-    async def serve(self, channel: PacketChannel) -> None:
-        """Handle a server from its registration to the end of its connection; kill one that violates the protocol."""
+    async def serve(self, channel: PacketChannel, registration: bytes) -> None:
+        """Handle a server from its registration to the end of its connection; kill one that breaks the protocol."""
         try:
-            self._register(channel, await channel.receive(PACKET_BYTES))
+            self._register(channel, registration)
+        except RemoteError as error:
+            self._misbehaved(error)
+            self.ended.set()
+            return
+        if self.inherited is None:
+            self.dispatcher.feed(events.StatusPushed(self.serial, ServerStatus.ACTIVE))
+        else:
+            self._report_return()
+        await self._run()
+
+    async def resume(self, channel: PacketChannel) -> None:
+        """Handle a server that registered with an earlier daemon, until its connection ends."""
+        self._link = ServerLink(channel)
+        self.registered.set()
+        # What the earlier daemon told it last may not have reached it.
+        self._percentage, self._priority, self._memory_limits = 0.0, -1, {}
+        self._link.ask(commands.RESUME, lambda _: None)
+        self._ask_devices()
+        self._report_return()
+        await self._run()
+
+    def _report_return(self) -> None:
+        clients = tuple(self.inherited.values()) if self.inherited else ()
+        self.dispatcher.feed(events.ServerReturned(self.serial, ServerStatus.ACTIVE, False, clients))
+
+    async def _run(self) -> None:
+        try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_the_turn)
-                self.dispatcher.feed(events.StatusPushed(self.serial, ServerStatus.ACTIVE))
                 wrong = await self.link.run()
                 nursery.cancel_scope.cancel()
             if wrong is not None:
-                raise wrong
-        except RemoteError as error:
-            self.dispatcher.log.error("server_misbehaved", server=self.pid, reason=str(error))
-            self.kill()
+                self._misbehaved(wrong)
         finally:
             self.ended.set()
+
+    def _misbehaved(self, error: RemoteError) -> None:
+        self.dispatcher.log.error("server_misbehaved", server=self.pid, reason=str(error))
+        self.kill()
 
     async def _pass_the_turn(self) -> None:
         """Ask, while somebody waits for its end, whether its clients have gone."""
@@ -245,3 +300,12 @@ class VendorServerSession:
             for client in tuple(server.clients):
                 self.dispatcher.feed(events.ClientGonePushed(self.serial, client))
         return bool(workers and server.clients)
+
+
+def _has_spoken(connection: int) -> bool:
+    """Return whether there is something to read on a connection."""
+    with socket.socket(fileno=os.dup(connection)) as peeked:
+        try:
+            return bool(peeked.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False

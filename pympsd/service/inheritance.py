@@ -1,0 +1,161 @@
+"""What an earlier daemon left with its keeper, by the names that daemons give it.
+
+The notes of clients and sessions are JSON: the next daemon may be of another build.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Final, Generic, TypeVar
+
+import msgspec
+from attrs import define, field, frozen
+
+from pympsd.channel.descriptors import close_all
+from pympsd.service.keeper_link import Keeper
+from pympsd.service.processes.keeper import Held
+
+T = TypeVar("T")
+FIFO: Final = "fifo"
+
+
+def listener_name(file: str) -> str:
+    """Return the name of a listening socket."""
+    return f"listener {file}"
+
+
+def link_name(server: int) -> str:
+    """Return the name of the daemon's end of a server's link. The keeper stays while one has a living peer."""
+    return f"server {server}"
+
+
+def connection_name(serial: int) -> str:
+    """Return the name of a connection whose peer waits, or has not said yet who it is."""
+    return f"connection {serial}"
+
+
+def client_name(client: int) -> str:
+    """Return the name of the pidfd of an admitted client that its server does not report by itself."""
+    return f"client {client}"
+
+
+def session_name(client: int) -> str:
+    """Return the name of a connection to a client that is yet to be sent to its server."""
+    return f"session {client}"
+
+
+@frozen
+class ClientNote:
+    """An admitted client, as its daemon knew it."""
+
+    server: int
+    pid: int
+    uid: int
+    command: str
+    namespace: int
+
+
+@frozen
+class SessionNote:
+    """Who is to get a connection, and with which priority its client comes."""
+
+    server: int
+    client: int
+    priority: int
+
+
+@frozen
+class Noted(Generic[T]):
+    """A descriptor with its note and its name at the keeper."""
+
+    name: str
+    fd: int
+    note: T
+
+
+@define
+class Inherited:
+    """The descriptors an earlier daemon left; whoever uses one takes it out, the rest is closed by ``close``."""
+
+    keeper: Keeper | None = None
+    listeners: dict[str, int] = field(factory=dict)
+    links: dict[int, int] = field(factory=dict)
+    """By the server's serial."""
+    clients: dict[int, Noted[ClientNote]] = field(factory=dict)
+    sessions: list[Noted[SessionNote]] = field(factory=list)
+    connections: list[Noted[bytes]] = field(factory=list)
+    fifo: int = -1
+    _unknown: list[tuple[str, int]] = field(factory=list)
+
+    @classmethod
+    def of(cls, keeper: Keeper, held: Mapping[str, Held]) -> Inherited:
+        """Sort what a keeper held."""
+        left = cls(keeper)
+        for name, entry in held.items():
+            try:
+                left._sort(name, entry)
+            except (ValueError, msgspec.DecodeError):
+                left._unknown.append((name, entry.fd))
+        return left
+
+    def _sort(self, name: str, entry: Held) -> None:
+        kind, _, rest = name.partition(" ")
+        match kind:
+            case "listener":
+                self.listeners[rest] = entry.fd
+            case "fifo":
+                self.fifo = entry.fd
+            case "server":
+                self.links[int(rest)] = entry.fd
+            case "client":
+                note = msgspec.json.decode(entry.note, type=ClientNote)
+                self.clients[int(rest)] = Noted(name, entry.fd, note)
+            case "session":
+                self.sessions.append(Noted(name, entry.fd, msgspec.json.decode(entry.note, type=SessionNote)))
+            case "connection":
+                self.connections.append(Noted(name, entry.fd, entry.note))
+            case _:
+                raise ValueError(f"no daemon calls anything {name}")
+
+    def take_listener(self, file: str, path: str, kind: socket.SocketKind) -> socket.socket | None:
+        """Return the listening socket of a file, if it is of the kind that is needed and the file is still there."""
+        fd = self.listeners.pop(file, -1)
+        if fd < 0:
+            return None
+        listener = socket.socket(fileno=fd)
+        if listener.type is kind and os.path.exists(path):
+            return listener
+        listener.close()
+        return None
+
+    def take_fifo(self, path: str) -> int:
+        """Return the descriptor of the log FIFO if the file is still the same one, else -1."""
+        fd, self.fifo = self.fifo, -1
+        if fd < 0:
+            return -1
+        try:
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                os.set_blocking(fd, False)
+                return fd
+        except OSError:
+            pass
+        os.close(fd)
+        return -1
+
+    def close(self) -> None:
+        """Close what nobody has taken, and have it dropped."""
+        left = [(link_name(server), fd) for server, fd in self.links.items()]
+        left += [(listener_name(file), fd) for file, fd in self.listeners.items()]
+        left += [(one.name, one.fd) for one in self.clients.values()]
+        left += [(one.name, one.fd) for one in self.sessions]
+        left += [(one.name, one.fd) for one in self.connections]
+        left += [(FIFO, self.fifo)] if self.fifo >= 0 else []
+        left += self._unknown
+        for name, fd in left:
+            if self.keeper is not None:
+                self.keeper.drop(name)
+            close_all((fd,))
+        self.listeners, self.links, self.clients, self.fifo = {}, {}, {}, -1
+        self.sessions, self.connections, self._unknown = [], [], []
