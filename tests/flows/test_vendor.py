@@ -110,7 +110,8 @@ def test_a_forced_quit_ends_the_clients_work(daemon: DaemonProcess, client: Vend
 def test_a_killed_daemon_is_replaced_and_nobody_notices(daemon: DaemonProcess, client: VendorClient) -> None:
     (server,) = daemon.servers()
     with VendorClient.start(pipe(daemon), "--loop") as loop, VendorClient.start(pipe(daemon), uid=USER) as waiting:
-        assert loop.ask("steps 10")
+        assert [loop.answer(), loop.answer()] == ["init CUDA_SUCCESS", "ctx CUDA_SUCCESS"]
+        assert loop.ask("steps 10").startswith("steps")
         waiting.send("init")
         wait_until(lambda: any("waits for its turn" in line for line in daemon.log()))
         before = daemon.say("ps")
