@@ -63,6 +63,10 @@ CONTROL_LINES: Final = {
     "keeper_ended": Line("The keeper of the sockets is gone: {reason}; another starts in {seconds:g} s", None),
     "keeper_useless": Line("The keeper of the last daemon's sockets is of no use: {reason}; killing it", None),
     "keeper_lacks": Line("The keeper does not hold {name}: {reason}", None),
+    "client_mute": Line(
+        "A client did not answer server {server} within {seconds:g} s, which waits for it: closing its connection",
+        None,
+    ),
     "server_silent": Line(
         "All clients of server {server} have ended, but it has not said so for {seconds:g} s", None
     ),

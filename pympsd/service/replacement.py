@@ -11,7 +11,7 @@ import time
 from typing import Final
 
 from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory
-from pympsd.service.processes.status import STATE, has_ended, stat
+from pympsd.service.processes.status import STATE, has_ended, is_stopped, stat
 from pympsd.vocabulary import files
 
 HAND_OVER: Final = signal.SIGUSR2
@@ -139,17 +139,12 @@ def _check(folder: str, pid: int) -> None:
     opened = f"/proc/{pid}/fd"
     if not any(_is_same_file(os.path.join(opened, fd), lock) for fd in os.listdir(opened)):
         raise CannotReplace(f"process {pid}, which the pid file of {folder} names, is not the daemon that runs")
-    if _is_stopped(pid):
+    if is_stopped(pid):
         # It would act on the signal when it is continued, with no daemon to replace it.
         raise CannotReplace(
             f"the daemon that runs, process {pid}, is stopped: continue it (kill -CONT {pid}), or kill -9 {pid} and "
             "start another: its servers and their clients go on"
         )
-
-
-def _is_stopped(pid: int) -> bool:
-    fields = stat(pid)
-    return bool(fields) and fields[STATE] in (b"T", b"t")
 
 
 def _is_same_file(path: str, lock: os.stat_result) -> bool:

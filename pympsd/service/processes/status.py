@@ -32,3 +32,9 @@ def has_ended(pidfd: int, seconds: float = 0) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, by a signal or a debugger."""
+    fields = stat(pid)
+    return bool(fields) and fields[STATE] in (b"T", b"t")

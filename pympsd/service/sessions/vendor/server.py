@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -20,6 +22,7 @@ from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Admission, Dispatcher
 from pympsd.service.fd_quota import fd_quota
 from pympsd.service.inheritance import ClientNote, SessionNote, client_name, session_name
+from pympsd.service.processes.status import is_stopped
 from pympsd.service.sessions.server import QUEUED_DIVISOR, WATCHED_DIVISOR
 from pympsd.service.sessions.vendor.server_link import ServerLink
 from pympsd.state_machine import events
@@ -29,8 +32,9 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.vendor import server_commands as commands
 from pympsd.wire.vendor.handshake import encode_defaults, shared_memory_of
 
-FIRST_WORDS_SECONDS: Final = 10.0
-"""Time for a client to speak to its server."""
+FIRST_WORDS_SECONDS: Final = 2.0
+"""Time for a client to answer its server, which waits for nothing else meanwhile."""
+_STATUS: Final = {commands.STATUS_ACTIVE: ServerStatus.ACTIVE, commands.STATUS_FAULT: ServerStatus.FAULT}
 ANSWER_SECONDS: Final = 1.0
 """Time that an operator waits for a server's answers."""
 FIRST_PAUSE: Final = 0.02
@@ -69,6 +73,9 @@ class VendorServerSession:
     _changed: trio.Event = field(factory=trio.Event, init=False)
     """A client's process has ended."""
     _watched: int = field(default=0, init=False)
+    _sessions: deque[tuple[SessionNote, int]] = field(factory=deque, init=False)
+    """Connections that are yet to be sent to it."""
+    _arrived: trio.Event = field(factory=trio.Event, init=False)
 
     @property
     def link(self) -> ServerLink:
@@ -79,7 +86,7 @@ class VendorServerSession:
     @property
     def takes_clients(self) -> bool:
         """Whether another client may be sent to it: few enough are queued."""
-        return self.link.channel.queued_descriptors < fd_quota(QUEUED_DIVISOR)
+        return len(self._sessions) < fd_quota(QUEUED_DIVISOR)
 
     def _register(self, channel: PacketChannel, registration: bytes) -> None:
         """Accept the server's registration, and send it the limits of its clients; raise RemoteError."""
@@ -101,35 +108,50 @@ class VendorServerSession:
         self.dispatcher.feed(events.DevicesReported(tuple(facts)))
 
     def admit(self, admission: Admission, connection: int) -> None:
-        """Send it a client's connection when the client has said something; take over both descriptors."""
+        """Send it a client's connection; take over both descriptors."""
         if admission.pidfd >= 0:
             os.close(admission.pidfd)
         self.send_session(SessionNote(self.serial, admission.client, admission.priority), connection)
 
     def send_session(self, note: SessionNote, connection: int) -> None:
-        """Send it a connection whose client has been given the other end."""
+        """Send it a connection whose client has, or is about to have, the other end."""
         self.dispatcher.hold(session_name(note.client), connection, msgspec.json.encode(note))
-        self.dispatcher.nursery.start_soon(self._send_session, note, connection)
+        self._sessions.append((note, connection))
+        self._arrived.set()
 
-    async def _send_session(self, note: SessionNote, connection: int) -> None:
-        # A server waits for the first words of a client that it is sent, and for nothing else meanwhile: a client that
-        # never says them would stop it for all.
-        try:
-            with suppress(OSError), trio.move_on_after(FIRST_WORDS_SECONDS):
-                await trio.lowlevel.wait_readable(connection)
-        except trio.Cancelled:
-            os.close(connection)
-            raise
+    async def _send_sessions(self) -> None:
+        """Send connections one after another, for the server takes the next when the client has answered it.
+
+        A client that does not answer would stop it for all others.
+        """
+        while True:
+            while not self._sessions:
+                self._arrived = trio.Event()
+                await self._arrived.wait()
+            note, connection = self._sessions.popleft()
+            with socket.socket(fileno=os.dup(connection)) as kept:
+                self._send_session(note, connection)
+                answered = trio.Event()
+                self.link.ask(commands.status(), partial(self._session_taken, answered))
+                with trio.move_on_after(FIRST_WORDS_SECONDS):
+                    await answered.wait()
+                if not answered.is_set() and not is_stopped(self.pid):
+                    self.dispatcher.log.warning("client_mute", server=self.pid, seconds=FIRST_WORDS_SECONDS)
+                    with suppress(OSError):
+                        kept.shutdown(socket.SHUT_RDWR)
+                await answered.wait()
+
+    def _send_session(self, note: SessionNote, connection: int) -> None:
         # Before it is sent: the next daemon must not send it once more.
         self.dispatcher.drop(session_name(note.client))
-        if not _has_spoken(connection):
-            os.close(connection)
-            self._gone(note.client)
-            return
         if note.priority != self._priority:
             self._priority = note.priority
             self.link.tell(commands.set_priority(note.priority))
         self.link.tell(commands.NEW_CLIENT, connection)
+
+    def _session_taken(self, answered: trio.Event, status: int) -> None:
+        answered.set()
+        self.dispatcher.feed(events.StatusPushed(self.serial, _STATUS[status]))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
         """Tell it the limits of its later clients, if they have changed."""
@@ -224,8 +246,7 @@ class VendorServerSession:
                 reported = events.ReturnedContext(serial, context.number, ordinals.get(device.uuid, 0))
                 contexts.setdefault(context.pid, []).append(reported)
         ordered = {pid: tuple(sorted(held, key=lambda one: -one.serial)) for pid, held in contexts.items()}
-        name = ServerStatus.ACTIVE if status == commands.STATUS_ACTIVE else ServerStatus.FAULT
-        self.dispatcher.feed(events.ServerReported(self.serial, name, ordered))
+        self.dispatcher.feed(events.ServerReported(self.serial, _STATUS[status], ordered))
 
     async def serve(self, channel: PacketChannel, registration: bytes) -> None:
         """Handle a server from its registration to the end of its connection; kill one that breaks the protocol."""
@@ -260,12 +281,21 @@ class VendorServerSession:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_the_turn)
+                nursery.start_soon(self._send_sessions)
                 wrong = await self.link.run()
                 nursery.cancel_scope.cancel()
             if wrong is not None:
                 self._misbehaved(wrong)
+            self._close_sessions()
         finally:
             self.ended.set()
+
+    def _close_sessions(self) -> None:
+        """Close what the server, which has ended, has not been sent."""
+        for note, connection in self._sessions:
+            self.dispatcher.drop(session_name(note.client))
+            os.close(connection)
+        self._sessions.clear()
 
     def _misbehaved(self, error: RemoteError) -> None:
         self.dispatcher.log.error("server_misbehaved", server=self.pid, reason=str(error))
@@ -300,12 +330,3 @@ class VendorServerSession:
             for client in tuple(server.clients):
                 self.dispatcher.feed(events.ClientGonePushed(self.serial, client))
         return bool(workers and server.clients)
-
-
-def _has_spoken(connection: int) -> bool:
-    """Return whether there is something to read on a connection."""
-    with socket.socket(fileno=os.dup(connection)) as peeked:
-        try:
-            return bool(peeked.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except OSError:
-            return False
