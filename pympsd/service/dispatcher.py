@@ -42,7 +42,7 @@ CONNECT_LINES: Final = frozenset(
 
 @frozen
 class Admission:
-    """What a server is told of a client that it gets; ``pidfd`` is a copy for the server, -1 if none is available."""
+    """What a server is told of a client that it gets; its descriptors are copies for the server, -1: none."""
 
     client: int
     peer: Peer
@@ -51,6 +51,8 @@ class Admission:
     priority: int
     environment: dict[str, str] = field(factory=dict)
     pidfd: int = -1
+    client_end: int = -1
+    """The client's end of their connection, if the server needs one."""
 
 
 class ConnectedOperator(Protocol):

@@ -266,7 +266,7 @@ def _resume_sessions(dispatcher: Dispatcher, left: Inherited) -> None:
     for entry in left.sessions:
         server = dispatcher.servers.get(entry.note.server)
         if isinstance(server, VendorServerSession):
-            server.send_session(entry.note, entry.fd)
+            server.handoffs.add(entry.note, entry.fd)
         else:
             dispatcher.drop(entry.name)
             os.close(entry.fd)

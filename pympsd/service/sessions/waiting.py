@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from pympsd.service.dispatcher import Admission, Dispatcher, RunningServer, WaitingClient
 from pympsd.service.sessions.peers import KnownPeer
@@ -70,6 +70,7 @@ class Waiting:
             # The driver's server does not answer a client without it.
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            admission = evolve(admission, client_end=os.dup(ours.fileno()))
         server.admit(admission, theirs.detach())
         self.server = server
         self.settled.set()

@@ -7,23 +7,20 @@ so the end of the last one passes the turn on at once.
 from __future__ import annotations
 
 import os
-import socket
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 import msgspec
 import trio
-from attrs import define, field
+from attrs import Factory, define, field
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Admission, Dispatcher
 from pympsd.service.fd_quota import fd_quota
-from pympsd.service.inheritance import ClientNote, SessionNote, client_name, session_name
-from pympsd.service.processes.status import is_stopped
+from pympsd.service.inheritance import ClientNote, SessionNote, client_name
 from pympsd.service.sessions.server import QUEUED_DIVISOR, WATCHED_DIVISOR
+from pympsd.service.sessions.vendor.handoffs import STATUS, Handoffs
 from pympsd.service.sessions.vendor.server_link import ServerLink
 from pympsd.state_machine import events
 from pympsd.vocabulary.device_facts import DeviceFacts
@@ -32,9 +29,6 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.vendor import server_commands as commands
 from pympsd.wire.vendor.handshake import encode_defaults, shared_memory_of
 
-FIRST_WORDS_SECONDS: Final = 2.0
-"""Time for a client to answer its server, which waits for nothing else meanwhile."""
-_STATUS: Final = {commands.STATUS_ACTIVE: ServerStatus.ACTIVE, commands.STATUS_FAULT: ServerStatus.FAULT}
 ANSWER_SECONDS: Final = 1.0
 """Time that an operator waits for a server's answers."""
 FIRST_PAUSE: Final = 0.02
@@ -61,7 +55,6 @@ class VendorServerSession:
     ended: trio.Event = field(factory=trio.Event, init=False)
     """Its connection has ended."""
     _link: ServerLink | None = field(default=None, init=False)
-    _priority: int = field(default=0, init=False)
     _percentage: float = field(default=100.0, init=False)
     _memory_limits: dict[int, int] = field(factory=dict, init=False)
     """The limits of later clients as it was told them last."""
@@ -73,9 +66,9 @@ class VendorServerSession:
     _changed: trio.Event = field(factory=trio.Event, init=False)
     """A client's process has ended."""
     _watched: int = field(default=0, init=False)
-    _sessions: deque[tuple[SessionNote, int]] = field(factory=deque, init=False)
-    """Connections that are yet to be sent to it."""
-    _arrived: trio.Event = field(factory=trio.Event, init=False)
+    handoffs: Handoffs = field(
+        default=Factory(lambda self: Handoffs(self.dispatcher, self.serial, self.pid), takes_self=True), init=False
+    )
 
     @property
     def link(self) -> ServerLink:
@@ -86,16 +79,17 @@ class VendorServerSession:
     @property
     def takes_clients(self) -> bool:
         """Whether another client may be sent to it: few enough are queued."""
-        return len(self._sessions) < fd_quota(QUEUED_DIVISOR)
+        return len(self.handoffs) < fd_quota(QUEUED_DIVISOR)
 
     def _register(self, channel: PacketChannel, registration: bytes) -> None:
         """Accept the server's registration, and send it the limits of its clients; raise RemoteError."""
         shared_memory_of(registration)
         server = self.dispatcher.state.servers[self.serial]
-        self._percentage, self._priority = server.thread_percentage.value, self.dispatcher.state.client_priority.level
+        self._percentage = server.thread_percentage.value
+        self.handoffs.priority = self.dispatcher.state.client_priority.level
         self._memory_limits = {device: limit.value for device, limit in server.memory_limits.items()}
         self._link = ServerLink(channel)
-        self._link.tell(encode_defaults(self._percentage, self._memory_limits, self._priority))
+        self._link.tell(encode_defaults(self._percentage, self._memory_limits, self.handoffs.priority))
         self.registered.set()
         self._ask_devices()
 
@@ -108,50 +102,11 @@ class VendorServerSession:
         self.dispatcher.feed(events.DevicesReported(tuple(facts)))
 
     def admit(self, admission: Admission, connection: int) -> None:
-        """Send it a client's connection; take over both descriptors."""
+        """Send it a client's connection; take over the descriptors."""
         if admission.pidfd >= 0:
             os.close(admission.pidfd)
-        self.send_session(SessionNote(self.serial, admission.client, admission.priority), connection)
-
-    def send_session(self, note: SessionNote, connection: int) -> None:
-        """Send it a connection whose client has, or is about to have, the other end."""
-        self.dispatcher.hold(session_name(note.client), connection, msgspec.json.encode(note))
-        self._sessions.append((note, connection))
-        self._arrived.set()
-
-    async def _send_sessions(self) -> None:
-        """Send connections one after another, for the server takes the next when the client has answered it.
-
-        A client that does not answer would stop it for all others.
-        """
-        while True:
-            while not self._sessions:
-                self._arrived = trio.Event()
-                await self._arrived.wait()
-            note, connection = self._sessions.popleft()
-            with socket.socket(fileno=os.dup(connection)) as kept:
-                self._send_session(note, connection)
-                answered = trio.Event()
-                self.link.ask(commands.status(), partial(self._session_taken, answered))
-                with trio.move_on_after(FIRST_WORDS_SECONDS):
-                    await answered.wait()
-                if not answered.is_set() and not is_stopped(self.pid):
-                    self.dispatcher.log.warning("client_mute", server=self.pid, seconds=FIRST_WORDS_SECONDS)
-                    with suppress(OSError):
-                        kept.shutdown(socket.SHUT_RDWR)
-                await answered.wait()
-
-    def _send_session(self, note: SessionNote, connection: int) -> None:
-        # Before it is sent: the next daemon must not send it once more.
-        self.dispatcher.drop(session_name(note.client))
-        if note.priority != self._priority:
-            self._priority = note.priority
-            self.link.tell(commands.set_priority(note.priority))
-        self.link.tell(commands.NEW_CLIENT, connection)
-
-    def _session_taken(self, answered: trio.Event, status: int) -> None:
-        answered.set()
-        self.dispatcher.feed(events.StatusPushed(self.serial, _STATUS[status]))
+        note = SessionNote(self.serial, admission.client, admission.priority)
+        self.handoffs.add(note, connection, admission.client_end)
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
         """Tell it the limits of its later clients, if they have changed."""
@@ -246,7 +201,7 @@ class VendorServerSession:
                 reported = events.ReturnedContext(serial, context.number, ordinals.get(device.uuid, 0))
                 contexts.setdefault(context.pid, []).append(reported)
         ordered = {pid: tuple(sorted(held, key=lambda one: -one.serial)) for pid, held in contexts.items()}
-        self.dispatcher.feed(events.ServerReported(self.serial, _STATUS[status], ordered))
+        self.dispatcher.feed(events.ServerReported(self.serial, STATUS[status], ordered))
 
     async def serve(self, channel: PacketChannel, registration: bytes) -> None:
         """Handle a server from its registration to the end of its connection; kill one that breaks the protocol."""
@@ -267,7 +222,7 @@ class VendorServerSession:
         self._link = ServerLink(channel)
         self.registered.set()
         # What the earlier daemon told it last may not have reached it.
-        self._percentage, self._priority, self._memory_limits = 0.0, -1, {}
+        self._percentage, self.handoffs.priority, self._memory_limits = 0.0, -1, {}
         self._link.ask(commands.RESUME, lambda _: None)
         self._ask_devices()
         self._report_return()
@@ -281,21 +236,14 @@ class VendorServerSession:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_the_turn)
-                nursery.start_soon(self._send_sessions)
+                nursery.start_soon(self.handoffs.run, self.link)
                 wrong = await self.link.run()
                 nursery.cancel_scope.cancel()
             if wrong is not None:
                 self._misbehaved(wrong)
-            self._close_sessions()
+            self.handoffs.close()
         finally:
             self.ended.set()
-
-    def _close_sessions(self) -> None:
-        """Close what the server, which has ended, has not been sent."""
-        for note, connection in self._sessions:
-            self.dispatcher.drop(session_name(note.client))
-            os.close(connection)
-        self._sessions.clear()
 
     def _misbehaved(self, error: RemoteError) -> None:
         self.dispatcher.log.error("server_misbehaved", server=self.pid, reason=str(error))
