@@ -142,7 +142,7 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
                             dispatcher, str(tmp_path / "control"), tmp_path / "control.log", spawned, awaited
                         )
                     )
-                    inner.start_soon(Listener(dispatcher, listener, Conversation(dispatcher, True, awaited).run).run)
+                    inner.start_soon(Listener(dispatcher, listener, Conversation(dispatcher, True).run).run)
                     task_status.started()
         finally:
             ended.set()
