@@ -7,6 +7,7 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -168,6 +169,19 @@ class DaemonProcess:
         path = self.directory / "log" / name
         return [line.partition("] ")[2] for line in path.read_text().splitlines()] if path.exists() else []
 
+    def kill_keeper(self) -> int:
+        """Kill the keeper with -9, if there is one; return its PID, or 0."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            try:
+                sock.connect(str(self.directory / "pipe" / "pympsd.keeper"))
+            except OSError:
+                return 0
+            pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+            os.kill(pid, signal.SIGKILL)
+            while sock.recv(1 << 17):
+                pass  # what it had sent, up to its end
+            return pid
+
     def servers(self) -> list[int]:
         """Return the PIDs of the servers."""
         return [int(pid) for pid in self.say("get_server_list").split()]
@@ -195,6 +209,7 @@ class DaemonProcess:
         if self._reaper is not None:
             self._reaper.join(SECONDS)
             assert not self._reaper.is_alive(), "the daemon could not be ended"
+        self.kill_keeper()
         _await_executors()
         for pid in children_of(os.getpid()):
             if not alive(pid):
