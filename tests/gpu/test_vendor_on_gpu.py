@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import PYMPSD, SECONDS, DaemonProcess, wait_until
+from processes import PYMPSD, SECONDS, DaemonProcess, alive, wait_until
 from vendor.client import be_handed_over
 from vendor.programs import VendorClient, chain
 
@@ -203,7 +203,7 @@ def test_a_forced_quit_ends_the_clients_work(led: DaemonProcess) -> None:
         wait_until(
             lambda: one.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE", "the end of its server at the client"
         )
-        assert not Path(f"/proc/{server}").exists()
+        assert not alive(server)
         one.kill()
 
 
@@ -248,7 +248,7 @@ def test_programs_outlive_the_daemon(led: DaemonProcess) -> None:
         loop.exit()
         assert led.say("quit") == ""
         led.await_end()
-        wait_until(lambda: not Path(f"/proc/{server}").exists(), "the server's end")
+        wait_until(lambda: not alive(server), "the server's end")
 
 
 def test_training_goes_on_without_the_daemon_as_if_nothing_had_been(led: DaemonProcess) -> None:
