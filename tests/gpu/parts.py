@@ -62,6 +62,12 @@ PARTS = {
             spread=1.0,
         ),
         Part("vendor", (VENDOR,), spread=1.0),
+        Part(
+            "vendor-sessions",
+            ("tests/conformance/test_sessions.py", "-k", "faults or multiuser"),
+            spread=0.5,
+            settings={"PYMPSD_TEST_CONFORMANCE": "vendor"},
+        ),
         Part("contract", ("tests/backends", "-k", "cuda"), spread=0.5, rehearsed=False, settings=FEW_QUEUES),
         Part("kernels", ("tests/emulated",), devices="cuda", settings=FEW_QUEUES),
         Part("differential", (DIFFERENTIAL,), devices="emulated,cuda", settings=FEW_QUEUES),
