@@ -38,7 +38,7 @@ for that. A healthy server reports it at once, or within 5 s if one of its execu
 def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Admit a new client, queue it or refuse it."""
     if event.joins and (server := _joined_server(daemon, event)) is not None:
-        yield Log("client_server_exists", {"pid": event.peer.pid, "uid": event.peer.uid})
+        yield Log("client_server_exists", {"pid": event.peer.pid, "uid": daemon.serving_uid(event.peer.uid)})
         failed_starts.has_served(daemon, server)
         yield AdmitClient(event.client, server.serial, server.pid, daemon.client_priority.level)
         return

@@ -11,6 +11,7 @@ import client
 import control
 import provisioning
 import translator
+from beside_vendor import run as beside_vendor
 from gpu import measure
 from timing import Report
 
@@ -18,16 +19,18 @@ WHAT = ("control", "client", "provisioning", "translator")
 
 
 def main() -> int:
-    """Measure and print; ``gpu`` is separate, with its own options."""
+    """Measure and print; ``gpu`` and ``vendor`` are separate, each with its own options."""
     if sys.argv[1:2] == ["gpu"]:
         return measure.main(sys.argv[2:])
+    if sys.argv[1:2] == ["vendor"]:
+        return beside_vendor.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("what", nargs="*", help=f"{', '.join(WHAT)}; or gpu, first (see gpu --help)")
+    parser.add_argument("what", nargs="*", help=f"{', '.join(WHAT)}; or gpu or vendor, first (see gpu --help)")
     parser.add_argument("--study", help="the PTX study's file, for translator")
     given = parser.parse_args()
     unknown = [name for name in given.what if name not in WHAT]
     if unknown:
-        parser.error(f"{unknown[0]!r} is none of {', '.join(WHAT)}; gpu comes first, by itself")
+        parser.error(f"{unknown[0]!r} is none of {', '.join(WHAT)}; gpu or vendor comes first, by itself")
     what = given.what or ["control", "client", "provisioning", *(["translator"] if given.study else [])]
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, Linux {platform.release()}")
     report = Report()

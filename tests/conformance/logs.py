@@ -32,6 +32,8 @@ ALSO: Final = re.compile(r"NEW CLIENT (\d+) |(\d+) +\d+ +\d+ +GPU-")
 """Begins a line of control.log that names a client: the daemon's, and a row of ps."""
 CLIENTS: Final = re.compile(r"\{PID: (\d+),|Client process (\d+) disconnected")
 GARBAGE: Final = "Received new client request for {PID: "
+REFUSAL: Final = ("Server has been notified to shutdown", "Server was unable to shutdown")
+"""What a server says of a request to end that it refuses; the first also before it ends."""
 ANSWERS: Final = ("Client {PID: ", "Server teardown in progress. Refusing to accept new client {PID: ")
 """Begin what a server says to a request."""
 
@@ -103,7 +105,7 @@ VOICES: Final = {"control.log": control_voices, "server.log": server_voices}
 
 def _asked_once(log: list[Entry]) -> list[Entry]:
     """Leave out a refusal to shut down that follows another: the vendor's daemon asks as often as it polls."""
-    refusal = ["Server has been notified to shutdown", "Server was unable to shutdown"]
+    refusal = list(REFUSAL)
     kept: list[Entry] = []
     for entry in log:
         kept.append(entry)
@@ -123,6 +125,22 @@ def without_garbage(recorded: list[Entry]) -> list[Entry]:
             if client is not None:
                 mended[place] = Entry(entry.source, entry.pid, f"Received new client request for {client[0]}")
     return mended
+
+
+def is_of_refusal(text: str) -> bool:
+    """Whether a line is of a server's refusal to end while it has clients."""
+    return text.startswith(REFUSAL)
+
+
+def without_refusals(log: list[Entry]) -> list[Entry]:
+    """Leave out that a server was asked to end and refused: the vendor's daemon asks again and again, ours seldom."""
+    kept: list[Entry] = []
+    for entry in log:
+        if kept and kept[-1].text == REFUSAL[0] and entry.text.startswith(REFUSAL[1]):
+            del kept[-1]
+        else:
+            kept.append(entry)
+    return kept
 
 
 def without_nameless(recorded: list[Entry]) -> list[Entry]:

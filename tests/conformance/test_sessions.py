@@ -12,7 +12,7 @@ import pytest
 
 from tests.conformance import extract, logs, this_machine
 from tests.conformance.correspondence import Correspondence
-from tests.conformance.replay import CLIENT, NAMESPACE, Replay, ReplayDaemon
+from tests.conformance.replay import NAMESPACE, Replay, ReplayDaemon
 
 TABLES: Final = {name: json.loads((extract.HERE / "sessions" / f"{name}.json").read_text()) for name in extract.NAMES}
 REPLAYS: Final = {
@@ -65,12 +65,15 @@ def _mentioned(steps: list[dict[str, Any]]) -> set[int]:
 def test_a_session_goes_as_recorded(
     name: str, plan: dict[str, Any], make_daemon: Callable[..., ReplayDaemon]
 ) -> None:
+    if reason := this_machine.why_not(plan["name"]):
+        pytest.skip(reason)
     recording = (extract.HERE / "recorded" / f"{name}.txt").read_text("utf-8", "surrogateescape")
     whole = extract.parsed(recording)
     # Where ours starts a process for which the recording has none, the plan gives it a PID to be called by.
     known = Correspondence(_recorded_pids(whole) | frozenset(plan.get("more_pids", [])))
     replay = Replay(plan, make_daemon, known)
-    known.words |= {"./client": f"{sys.executable} {CLIENT}", NAMESPACE: str(os.stat("/proc/self/ns/pid").st_ino)}
+    known.words |= {"./client": f"{sys.executable} {this_machine.CLIENT}"}
+    known.words |= {NAMESPACE: str(os.stat("/proc/self/ns/pid").st_ino)}
     known.words |= this_machine.names()
     failed = []
     try:

@@ -1,18 +1,29 @@
 """The recorded machine and the one that a session is replayed on: the same, but for scripts/test-gpu.
 
 There sessions that were recorded on one H200 run on this machine's GPU: its names stand for the recorded ones, and a
-few steps are played otherwise (on_gpu.toml says which and why).
+few steps are played otherwise (on_gpu.toml says which and why). With PYMPSD_TEST_CONFORMANCE=vendor the daemon leads
+the driver's own server, the clients are programs of cuda.bindings, and on_vendor.toml says what is different.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from tested_machine import gpu, on_gpu, with_machine
+import tested_driver
+from tested_machine import gpu, on_gpu, rehearses, with_machine
+from vendor import devices
+
+from tests.gpu.led import running
 
 HERE = Path(__file__).parent
+LEADS: Final = os.environ.get("PYMPSD_TEST_CONFORMANCE") == "vendor"
+"""Whether servers are the driver's own (the made-up ones, in a rehearsal)."""
+SUPPORT: Final = HERE.parent / "support"
+CLIENT: Final = str(SUPPORT / ("made_up_recorded_client.py" if LEADS and rehearses() else "recorded_client.py"))
+"""The program of the clients."""
 RECORDED: Final = tomllib.loads((HERE / "one-h200.toml").read_text())["device"][0]
 SHORT: Final = 22
 """The number of characters of a UUID that ps shows."""
@@ -20,9 +31,22 @@ SHORT: Final = 22
 
 def settings(machine: str, copy: Path) -> dict[str, str]:
     """Return a daemon's settings of its machine; ``copy`` is a description that every user can read."""
+    if LEADS:
+        return running.settings(copy.parent)
     if on_gpu() and machine == "one-h200":
         return with_machine({})
     return {"PYMPSD_EMULATED_DEVICES": str(copy)}
+
+
+def why_not(plan: str) -> str:
+    """Return why a replay cannot be rehearsed, nothing if it can."""
+    cannot = LEADS and rehearses() and plan in ("terminate, faults, kills", "connection limit")
+    return "the made-up client has no such lines" if cannot else ""
+
+
+def clients_settings() -> dict[str, str]:
+    """Return what clients have in their environment besides the daemon's."""
+    return {tested_driver.VARIABLE: "bindings", **with_machine({})} if LEADS else {}
 
 
 def names() -> dict[str, str]:
@@ -30,9 +54,10 @@ def names() -> dict[str, str]:
     if not on_gpu():
         return {}
     recorded = RECORDED["uuid"]
+    uuid = devices.uuid_text(0) if LEADS and rehearses() else gpu().uuid
     return {
-        recorded: gpu().uuid,
-        recorded[:SHORT]: gpu().uuid[:SHORT],
+        recorded: uuid,
+        recorded[:SHORT]: uuid[:SHORT],
         RECORDED["pci"]: gpu().pci,
         "NVIDIA H200": gpu().name,
     }
@@ -47,8 +72,10 @@ def as_here(text: str) -> str:
 
 def played(session: str, step: dict[str, Any]) -> dict[str, Any]:
     """Return a step as it is played here."""
-    if on_gpu():
-        for each in tomllib.loads((HERE / "on_gpu.toml").read_text())["step"]:
+    for table in ("on_gpu.toml",) * on_gpu() + ("on_vendor.toml",) * LEADS:
+        for each in tomllib.loads((HERE / table).read_text()).get("step", []):
             if (each["session"], each["number"]) == (session, step["number"]):
-                return {**step, **{key: value for key, value in each.items() if key not in ("session", "reason")}}
-    return step
+                more = {key: value for key, value in each.items() if key not in ("session", "reason")}
+                lists = {key: step.get(key, []) + value for key, value in more.items() if key in ("lacks", "adds")}
+                step = {**step, **more, **lists}
+    return {**step, "either": True} if LEADS else step

@@ -47,18 +47,30 @@ class Part:
         return [f"{number}/{count}" for number in range(1, count + 1)]
 
 
+DIFFERENTIAL = "tests/gpu/test_differential.py"
+VENDOR = "tests/gpu/test_vendor_on_gpu.py"
+OWN_PARTS = (DIFFERENTIAL, VENDOR)
+"""Files of tests/gpu that are parts of their own."""
+
 PARTS = {
     part.name: part
     for part in (
         # The longest first. They run side by side: no test counts on what is free of the GPU's memory or time.
         Part(
             "flows",
-            ("tests/gpu", "tests/flows", "tests/conformance", "--ignore=tests/gpu/test_differential.py"),
+            ("tests/gpu", "tests/flows", "tests/conformance", *map("--ignore={}".format, OWN_PARTS)),
             spread=1.0,
+        ),
+        Part("vendor", (VENDOR,), spread=1.0),
+        Part(
+            "vendor-sessions",
+            ("tests/conformance/test_sessions.py", "-k", "faults or multiuser"),
+            spread=0.5,
+            settings={"PYMPSD_TEST_CONFORMANCE": "vendor"},
         ),
         Part("contract", ("tests/backends", "-k", "cuda"), spread=0.5, rehearsed=False, settings=FEW_QUEUES),
         Part("kernels", ("tests/emulated",), devices="cuda", settings=FEW_QUEUES),
-        Part("differential", ("tests/gpu/test_differential.py",), devices="emulated,cuda", settings=FEW_QUEUES),
+        Part("differential", (DIFFERENTIAL,), devices="emulated,cuda", settings=FEW_QUEUES),
     )
 }
 

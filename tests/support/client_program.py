@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 from client_kernels import DYNAMIC_PARALLELISM, MODULES, UNKNOWN_INSTRUCTION
+from tested_driver import cuda, last_error
 
-from pympsd_client import driver as cuda
-from pympsd_client import last_error
 from pympsd_client._connect import retry
 
 COUNT = 1 << 16

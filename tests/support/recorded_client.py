@@ -13,8 +13,7 @@ import signal
 import sys
 
 from client_program import Program, result_of
-
-from pympsd_client import driver as cuda
+from tested_driver import cuda
 
 PIECE = 16
 PIECES = 1000

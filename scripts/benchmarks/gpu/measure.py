@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ways", type=_ways, help=f"of {','.join(SHORT_NAMES)}, with commas (default: all)")
     parser.add_argument("--seconds", type=float, default=0.45, help="measured for each cell (default 0.45)")
     parser.add_argument(
-        "--counts", type=_counts, default=COUNTS, help="numbers of clients, ascending (default 1,2,4,8,16,32,48)"
+        "--counts", type=counts_of, default=COUNTS, help="numbers of clients, ascending (default 1,2,4,8,16,32,48)"
     )
     parser.add_argument(
         "--limit", type=float, default=540.0, help="begin nothing after that many seconds (default 540)"
@@ -184,7 +184,8 @@ def _ways(text: str) -> tuple[str, ...]:
     return tuple(SHORT_NAMES[name] for name in text.split(","))
 
 
-def _counts(text: str) -> tuple[int, ...]:
+def counts_of(text: str) -> tuple[int, ...]:
+    """Read numbers of clients; raise ArgumentTypeError."""
     try:
         counts = tuple(map(int, text.split(",")))
     except ValueError:

@@ -30,7 +30,7 @@ WORKER: Final = re.compile(r"command stream workers: (native|python)")
 UNKNOWN: Final = "unknown"
 COMMAND_SECONDS: Final = 30.0
 LOG_SECONDS: Final = 2.0
-_VENDOR_CONTROL: Final = "nvidia-cuda-mps-control"
+VENDOR_CONTROL: Final = "nvidia-cuda-mps-control"
 VENDOR_FOLDERS: Final = "/usr/local/nvidia/bin:/usr/local/nvidia:/opt/nvidia/bin:/usr/bin"
 """The folders of the driver's programs if they are not on the PATH."""
 
@@ -74,11 +74,16 @@ def worker_kind(server_log: str) -> str:
 
 def build_baseline(directory: str) -> str:
     """Compile the native client; return its path, raise Failure."""
+    return build(HERE / "baseline.c", directory)
+
+
+def build(source: Path, directory: str) -> str:
+    """Compile a C program into a directory; return its path, raise Failure."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None)
     if compiler is None:
         raise Failure("there is no C compiler (cc, or name one in CC)")
-    program = str(Path(directory, "baseline"))
-    words = [compiler, "-O2", "-pthread", "-o", program, str(HERE / "baseline.c"), "-ldl"]
+    program = str(Path(directory, source.stem))
+    words = [compiler, "-O2", "-pthread", "-o", program, str(source), "-ldl"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
@@ -112,11 +117,11 @@ def pympsd(backend: str, any_worker: bool) -> Iterator[Way]:
             return kind
 
         client = (sys.executable, str(HERE / "client_program.py"), "pympsd", str(SPIN))
-        _run((*command, "-d"), environment)
+        run_tool((*command, "-d"), environment)
         try:
             yield Way(PYMPSD, client, {**environment, "PYMPSD_REQUIRE_MPS": "1"}, check=check)
         finally:
-            _stop(command, environment, "quit -t 2\n")
+            stop_daemon(command, environment, "quit -t 2\n")
 
 
 def _worker_told(log: Path, seconds: float) -> str:
@@ -137,21 +142,21 @@ def driver_program(name: str) -> str | None:
 @contextmanager
 def vendor(baseline: str) -> Iterator[Way]:
     """Run the vendor's daemon in its own directories; NotInstalled if there is none."""
-    control = driver_program(_VENDOR_CONTROL)
+    control = driver_program(VENDOR_CONTROL)
     if control is None:
-        raise NotInstalled(f"{_VENDOR_CONTROL} is not installed")
+        raise NotInstalled(f"{VENDOR_CONTROL} is not installed")
     with _directories() as (_, environment):
 
         def check() -> str:
-            if not re.search(r"\d", _run((control,), environment, "get_server_list\n")):
+            if not re.search(r"\d", run_tool((control,), environment, "get_server_list\n")):
                 raise Failure("the vendor's daemon has no server: the clients ran without it")
             return ""
 
-        _run((control, "-d"), environment)
+        run_tool((control, "-d"), environment)
         try:
             yield Way(VENDOR, (baseline, str(SPIN)), environment, check=check)
         finally:
-            _stop((control,), environment, "quit -t 2\n")
+            stop_daemon((control,), environment, "quit -t 2\n")
 
 
 @contextmanager
@@ -189,7 +194,8 @@ def _directories() -> Iterator[tuple[str, dict[str, str]]]:
                 print(f"    (left behind, and killed: {', '.join(map(str, killed))})", flush=True)
 
 
-def _run(command: tuple[str, ...], environment: Mapping[str, str], said: str = "") -> str:
+def run_tool(command: tuple[str, ...], environment: Mapping[str, str], said: str = "") -> str:
+    """Run a command line tool; return what it prints, raise Failure."""
     try:
         done = subprocess.run(
             command, env=dict(environment), input=said, capture_output=True, text=True, timeout=COMMAND_SECONDS
@@ -201,8 +207,9 @@ def _run(command: tuple[str, ...], environment: Mapping[str, str], said: str = "
     return done.stdout
 
 
-def _stop(command: tuple[str, ...], environment: Mapping[str, str], said: str) -> None:
+def stop_daemon(command: tuple[str, ...], environment: Mapping[str, str], said: str) -> None:
+    """Give a daemon the command that ends it; say so if that fails."""
     try:
-        _run(command, environment, said)
+        run_tool(command, environment, said)
     except Failure as error:
         print(f"    ({error}; it is killed)", flush=True)
