@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from pympsd.vocabulary import files
 from pympsd.wire.vendor.handshake import CREDENTIALS, HELLO, Role, encode_role
 from pympsd.wire.vendor.tool_lines import END_OF_ANSWERS, LINE_BYTES, encode_line, printed_of
 
@@ -54,7 +55,11 @@ def give_commands(path: bytes, words: Sequence[str], strict: bool, timeout: floa
 def _session(path: bytes, lines: Sequence[bytes], timeout: float) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
         daemon.settimeout(timeout)
-        daemon.connect(path)
+        try:
+            # There alone settings may be changed; only root and the daemon's user can connect to it.
+            daemon.connect(os.path.join(os.path.dirname(path), files.CONTROL_PRIVILEGED.encode()))
+        except PermissionError:
+            daemon.connect(path)
         if daemon.recv(LINE_BYTES) != HELLO:
             sys.stderr.write("The MPS control daemon speaks another protocol: is it of an older driver?\n")
             return UNREACHABLE
