@@ -17,7 +17,6 @@ from client_kernels import DYNAMIC_PARALLELISM, MODULES, UNKNOWN_INSTRUCTION
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._connect import retry
 
 COUNT = 1 << 16
 WAITING_THREADS = 64
@@ -56,11 +55,6 @@ class Program:
 
     def do_init(self) -> str:
         return result_of(cuda.cuInit(0))
-
-    def do_patience(self, seconds: str) -> str:
-        """Wait that long for another daemon when one has died."""
-        retry.RETRY_S = retry.QUEUE_RETRY_S = float(seconds)
-        return seconds
 
     def do_pid(self) -> str:
         return str(os.getpid())
