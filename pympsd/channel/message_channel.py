@@ -45,6 +45,7 @@ class MessageChannel(SendQueue):
                     continue  # said once, before what the peer sent last
                 return None
             if self._is_packets and not self._keeps_in_step(data):
+                close_all(fds)
                 continue
             if not data:
                 if self._reader.mid_frame:
