@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections import deque
 from typing import Any, Final
@@ -18,6 +19,8 @@ RECEIVE_BYTES: Final = 65536
 FDS_AT_ONCE: Final = 16
 PACKET_BYTES: Final = 1 << 15
 """Over a packet socket longer frames are sent in pieces: the kernel takes no packet longer than its buffer."""
+CONTINUED: Final = b"\xff" * 8
+"""Begins every piece but the first; no frame begins so, for none is as long as that says."""
 
 
 class MessageChannel(SendQueue):
@@ -25,6 +28,7 @@ class MessageChannel(SendQueue):
 
     def __init__(self, sock: trio.socket.SocketType, fds_allowed: int = 0) -> None:
         super().__init__(sock)
+        self._is_packets = self._plain.type is socket.SOCK_SEQPACKET
         self._reader = FrameReader(fds_allowed=fds_allowed)
         self._frames: deque[Frame] = deque()
 
@@ -36,13 +40,19 @@ class MessageChannel(SendQueue):
         while not self._frames:
             try:
                 data, fds, lost = await self._receive_once()
-            except OSError:
+            except OSError as error:
+                if self._is_packets and error.errno == errno.ECONNRESET:
+                    continue  # said once, before what the peer sent last
                 return None
+            if self._is_packets and not self._keeps_in_step(data):
+                close_all(fds)
+                continue
             if not data:
                 if self._reader.mid_frame:
                     raise RemoteError("the connection ended in the middle of a frame")
                 return None
-            self._frames.extend(self._reader.feed(data, fds, lost))
+            part = data.removeprefix(CONTINUED) if self._is_packets else data
+            self._frames.extend(self._reader.feed(part, fds, lost))
         return self._frames.popleft()
 
     async def receive_message(self) -> tuple[Any, tuple[int, ...]] | None:
@@ -52,12 +62,12 @@ class MessageChannel(SendQueue):
 
     def send_raw(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
         """Queue a whole frame; the channel closes ``fds`` when they are sent or it is closed."""
-        if self._plain.type is not socket.SOCK_SEQPACKET or len(data) <= PACKET_BYTES:
+        if not self._is_packets:
             super().send_raw(data, fds)
             return
         super().send_raw(data[:PACKET_BYTES], fds)
         for start in range(PACKET_BYTES, len(data), PACKET_BYTES):
-            super().send_raw(data[start : start + PACKET_BYTES])
+            super().send_raw(CONTINUED + data[start : start + PACKET_BYTES])
 
     async def _receive_once(self) -> tuple[bytes, tuple[int, ...], bool]:
         """Return bytes, their descriptors, and whether descriptors were lost for lack of room."""
@@ -67,6 +77,18 @@ class MessageChannel(SendQueue):
         room = socket.CMSG_SPACE(FDS_AT_ONCE * FD_BYTES)
         data, ancillary, flags, _ = await self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         return data, *whole(received(ancillary), flags)
+
+    def _keeps_in_step(self, packet: bytes) -> bool:
+        """Return False for the rest of a frame whose beginning was sent to a process that has been killed.
+
+        Drop a frame that such a process did not send to its end.
+        """
+        if packet.startswith(CONTINUED):
+            return self._reader.mid_frame
+        if packet and self._reader.mid_frame:
+            close_all(self._reader.take_unclaimed_fds())
+            self._reader = FrameReader(fds_allowed=self._reader.fds_allowed)
+        return True
 
     def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
         """Queue a message; the channel closes ``fds`` when they are sent or the channel is closed."""

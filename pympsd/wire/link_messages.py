@@ -31,8 +31,6 @@ class ServerSetup:
     client_priority: int
     memory_limits: dict[int, int]
     """Bytes by device ordinal: the limit of each client of this server there."""
-    door: str = ""
-    """The full path of the daemon's socket, to reconnect to when the link ends; empty: none."""
     machine: str = ""
     """PYMPSD_EMULATED_DEVICES with an absolute path; the machine's state is beside that file."""
 
@@ -159,9 +157,14 @@ class StartRefused:
 @message(46)
 @frozen
 class ReportRequest:
-    """The first message of a daemon that takes the link over: the server answers with ServerReturn."""
+    """The first message of a daemon that takes the link over: the server answers with ServerReturn.
+
+    A server that has had no ServerSetup yet then repeats its ServerHello.
+    """
 
     versions: Versions
+    token: int = 0
+    """Tells the answer from that to a daemon that was killed before it had read it."""
 
 
 @message(52)
@@ -175,6 +178,8 @@ class ServerReturn:
     leaving: bool
     """It was asked to shut down, and ends with its last client."""
     clients: int
+    token: int = 0
+    """As in the request."""
 
 
 @message(53)

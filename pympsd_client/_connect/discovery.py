@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
+
+from attrs import frozen
 
 from pympsd.vocabulary import files
 from pympsd_client._arguments.errors import invalid_value
@@ -16,13 +18,21 @@ _FORWARDED_PREFIXES: Final = ("CUDA_MPS_", "PYMPSD_")
 
 
 class Way(Enum):
-    """How this process reaches a device."""
+    """How this process reaches a device without a server of pympsd."""
 
-    DAEMON = "daemon"
     REFUSE = "refuse"
-    """No daemon is running, and the program requires one."""
+    """The program requires MPS, or needs the driver, and cannot have it."""
     NATIVE = "native"
     PRIVATE = "private"
+
+
+@frozen
+class NoDaemon:
+    """Why no daemon gives this process a server of pympsd."""
+
+    reason: str
+    drivers: bool = False
+    """A daemon leads the driver's own server, to which only the native driver connects."""
 
 
 def control_socket(environment: Mapping[str, str]) -> str:
@@ -37,11 +47,20 @@ def check_switches(environment: Mapping[str, str]) -> None:
             raise invalid_value(f"{name} is {environment[name]!r}: 1 for yes, 0 or nothing for no are allowed")
 
 
-def without_daemon(environment: Mapping[str, str], native_driver: bool) -> Way:
-    """Return the way without a daemon; ``native_driver``: libcuda loads and initialises."""
+def without_daemon(environment: Mapping[str, str], why: NoDaemon, native_driver: Callable[[], bool]) -> Way:
+    """Return the way without a daemon of ours; ``native_driver``: ask whether libcuda loads and initialises."""
+    if why.drivers:
+        return Way.NATIVE if native_driver() else Way.REFUSE
     if environment.get(REQUIRE) == "1":
         return Way.REFUSE
-    return Way.NATIVE if native_driver else Way.PRIVATE
+    return Way.NATIVE if native_driver() else Way.PRIVATE
+
+
+def refusal(why: NoDaemon) -> str:
+    """Return the message of Way.REFUSE."""
+    if why.drivers:
+        return f"{why.reason}, and this machine's driver is not usable: libcuda does not load, or cuInit fails"
+    return f"{why.reason}, and {REQUIRE}=1 asks for one"
 
 
 def hello_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -20,43 +21,43 @@ from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGran
 from pympsd.wire.versions import Versions
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._connect.conversation import Conversation, Ended
-from pympsd_client._connect.discovery import REQUIRE, command_line, control_socket, hello_environment, is_traced
+from pympsd_client._connect.discovery import (
+    REQUIRE,
+    NoDaemon,
+    command_line,
+    control_socket,
+    hello_environment,
+    is_traced,
+)
 from pympsd_client._connect.session import Session
 
 SILENT_WAIT_S: Final = 10.0
 """Seconds until a single warning says what cuInit waits for."""
 _WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
-_FRAMES: Final = 8
-"""_awaited, request_session, connect_with_retry, _reach_devices, initialize, cuInit (two), the program."""
+_FRAMES: Final = 7
+"""_awaited, request_session, _reach_devices, initialize, cuInit (two), the program."""
 _PEER_CREDENTIALS: Final = struct.Struct("3i")
 
 
-class BrokenOff(CudaError):
-    """The other side ended the conversation before its answer: it has died, and another may start soon."""
-
-
-class NotWelcomed(BrokenOff):
-    """The server that was granted ended the session before its welcome."""
-
-
-def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | str:
-    """Return a connection to the daemon's socket, or the reason why it failed."""
+def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemon:
+    """Return a connection to the daemon's socket, or why there is none."""
     path = control_socket(environment)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)
     except OSError as error:
         connection.close()
-        return f"no MPS control daemon at {path} ({error.strerror or error})"
+        if error.errno == errno.EPROTOTYPE:
+            return NoDaemon(f"the MPS control daemon at {path} leads the driver's own server", drivers=True)
+        return NoDaemon(f"no MPS control daemon at {path} ({error.strerror or error})")
     return connection
 
 
-def request_session(connection: socket.socket, environment: Mapping[str, str]) -> Session | str:
+def request_session(connection: socket.socket, environment: Mapping[str, str]) -> Session | NoDaemon:
     """Ask the daemon for a session and wait for it, as long as another user's turn lasts; own the connection.
 
     Return the session, or the reason why this process runs without MPS: a debugger, after the other clients have
-    left. Raise CudaError: the daemon's or server's refusal, or MPS_CONNECTION_FAILED; BrokenOff if the conversation
-    ended without an answer.
+    left. Raise CudaError: the daemon's or server's refusal, or MPS_CONNECTION_FAILED.
     """
     daemon = Conversation(connection)
     try:
@@ -64,13 +65,13 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
         hello = _hello(environment)
         if hello.traced and environment.get(REQUIRE) == "1":
             # The daemon would answer the same after a wait.
-            return "this process runs under a debugger, for which there is no MPS server"
+            return NoDaemon("this process runs under a debugger, for which there is no MPS server")
         daemon.send(hello)
         what = f"the MPS control daemon at {control_socket(environment)}"
         answer, fds = _awaited(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
     except Ended as error:
         reason = f"the MPS control daemon at {control_socket(environment)}: {error}; control.log may say why"
-        raise _broken_off(daemon, reason) from None
+        raise _no_connection(reason) from None
     finally:
         daemon.close()
     if isinstance(answer, SessionGranted) and len(fds) == 1:
@@ -79,7 +80,7 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
         return Session(server, welcome, environment.get(PER_CONTEXT_PARTITIONING) == "1")
     close_all(fds)
     if isinstance(answer, GoWithoutMps):
-        return answer.reason
+        return NoDaemon(answer.reason)
     if isinstance(answer, Refused):
         raise CudaError(answer.code, answer.reason)
     raise _no_connection(f"the MPS control daemon answered with {type(answer).__name__}")
@@ -99,9 +100,8 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
         reason = f"it sent {type(message).__name__} where its welcome was due"
     except Ended as error:
         reason = f"{error}; server.log may say why"
-    failed = _broken_off(server, f"the MPS server: {reason}", NotWelcomed)
     server.close()
-    raise failed
+    raise _no_connection(f"the MPS server: {reason}")
 
 
 def _awaited(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:
@@ -154,7 +154,3 @@ def _traced() -> bool:
 
 def _no_connection(reason: str) -> CudaError:
     return CudaError(Result.ERROR_MPS_CONNECTION_FAILED, reason)
-
-
-def _broken_off(conversation: Conversation, reason: str, kind: type[BrokenOff] = BrokenOff) -> CudaError:
-    return (kind if conversation.over else CudaError)(Result.ERROR_MPS_CONNECTION_FAILED, reason)

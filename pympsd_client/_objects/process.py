@@ -13,9 +13,9 @@ from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream.launch_cache import check_choice, invalidate
 from pympsd_client._connect.connection import Connection, Device
-from pympsd_client._connect.discovery import REQUIRE, Way, check_switches, without_daemon
+from pympsd_client._connect.discovery import NoDaemon, Way, check_switches, refusal, without_daemon
+from pympsd_client._connect.handshake import connect_to_daemon, request_session
 from pympsd_client._connect.private_executor import PrivateExecutors, PrivateExecutorWarning, native_driver
-from pympsd_client._connect.retry import connect_with_retry
 from pympsd_client._objects.context import Context, contexts
 
 _FORKED: Final = (
@@ -51,19 +51,20 @@ class Process:
         environment = dict(os.environ)
         check_choice()
         check_switches(environment)
-        answer = connect_with_retry(environment)
-        if not isinstance(answer, str):
+        connection = connect_to_daemon(environment)
+        answer = connection if isinstance(connection, NoDaemon) else request_session(connection, environment)
+        if not isinstance(answer, NoDaemon):
             self._connected(answer)
             return
-        way = without_daemon(environment, environment.get(REQUIRE) != "1" and native_driver())
+        way = without_daemon(environment, answer, native_driver)
         if way is Way.REFUSE:
-            raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, f"{answer}, and {REQUIRE}=1 asks for one")
+            raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, refusal(answer))
         if way is Way.NATIVE:
             self.native = bindings
             return
         self._connected(PrivateExecutors(environment))
         # The frames above: initialize, cuInit and its core, the program.
-        warnings.warn(f"{answer}: running on a private emulated device", PrivateExecutorWarning, stacklevel=5)
+        warnings.warn(f"{answer.reason}: running on a private emulated device", PrivateExecutorWarning, stacklevel=5)
 
     def _connected(self, connection: Connection) -> None:
         self.primaries = {device.number: Primary(device) for device in connection.devices}

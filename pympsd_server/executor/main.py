@@ -43,7 +43,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         status = _serve(link)
     except RemoteError as error:
-        print(f"pympsd executor: the owner broke the rules: {error}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # the daemon that read it may have been killed
+            print(f"pympsd executor: the owner broke the rules: {error}", file=sys.stderr, flush=True)
         status = 1
     # No process waits for an answer any more: exit, even if kernels run.
     os._exit(status)

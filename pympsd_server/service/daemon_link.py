@@ -1,13 +1,11 @@
 """The server's side of its link to the daemon: it pushes status and roster, and drops log records when it is full.
 
-The link keeps what it has pushed, to report all of it to the next daemon after a daemon's death.
+The link outlives a daemon that is killed: the next one goes on with it, and asks for a report of all that was pushed.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Iterator
 from typing import Final
 
 import trio
@@ -21,8 +19,8 @@ from pympsd.wire.versions import Versions
 
 LOG_BYTES: Final = 1 << 20
 """The limit of unsent bytes, beyond which log records are dropped and counted."""
-KEPT_RECORDS: Final = 4096
-"""The limit of log records kept while there is no daemon; the oldest are dropped and counted."""
+ROSTER_BYTES: Final = 4 << 20
+"""The same, beyond which changes of the roster wait: without a daemon nobody reads, and the link must not break."""
 
 
 @frozen
@@ -36,33 +34,30 @@ class Admitted:
 
 @define
 class DaemonLink:
-    """Sends to the daemon without waiting; without a daemon it keeps what to report."""
+    """Sends to the daemon without waiting, and keeps what to report to the next one."""
 
     channel: MessageChannel
     is_disconnected: bool = field(default=False, init=False)
-    """Whether there is no daemon, so that nothing is sent."""
-    sender: trio.CancelScope = field(factory=trio.CancelScope, init=False)
-    """The scope of the task that sends what the channel has queued."""
-    _is_adopted: bool = field(default=True, init=False)
-    """Whether a daemon has accepted this server, so that it takes log records."""
+    """Whether a daemon has dismissed this server, so that nothing is sent."""
+    _sender: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _status: str = field(default=ServerStatus.INITIALIZING, init=False)
     _clients: dict[int, Admitted] = field(factory=dict, init=False)
-    _kept: deque[link.LogRecord] = field(factory=deque, init=False)
     _dropped: int = field(default=0, init=False)
+    _late: dict[tuple[int, int], object] = field(factory=dict, init=False)
+    """Changes that wait, by client and context; a context that came and went meanwhile leaves none."""
+    _is_late: trio.Event = field(factory=trio.Event, init=False)
 
     # --- messages
 
     def log(self, event: str, fields: Fields, when: float) -> None:
-        """Send a log record, keep it for the next daemon, or drop and count it."""
-        record = link.LogRecord(event, fields, when)
-        if not self._is_adopted:
-            self._keep(record)
-            return
+        """Send a log record, or drop and count it."""
         if self.channel.queued_bytes > LOG_BYTES:
             self._dropped += 1
             return
-        self._report_dropped()
-        self.channel.send(record)
+        if self._dropped:
+            self._push(link.LogDropped(self._dropped))
+            self._dropped = 0
+        self._push(link.LogRecord(event, fields, when))
 
     def status(self, status: ServerStatus) -> None:
         """Push the server's status."""
@@ -81,67 +76,68 @@ class DaemonLink:
         """Push a new context."""
         if client in self._clients:
             self._clients[client].contexts[serial] = (serial, number, device)
-        self._push(link.ContextReported(client, serial, number, device))
+        self._change((client, serial), link.ContextReported(client, serial, number, device))
 
     def context_closed(self, client: int, serial: int) -> None:
         """Push the end of a context."""
         if client in self._clients:
             self._clients[client].contexts.pop(serial, None)
-        self._push(link.ContextGone(client, serial))
+        if isinstance(self._late.get((client, serial)), link.ContextReported):
+            del self._late[client, serial]
+        else:
+            self._change((client, serial), link.ContextGone(client, serial))
 
     def client_left(self, client: int) -> None:
         """Push the end of a client."""
         self._clients.pop(client, None)
-        self._push(link.ClientGone(client))
+        self._change((client, 0), link.ClientGone(client))
 
     def terminated(self, token: int, code: int) -> None:
-        """Answer a termination; the answer to a dead daemon's request is dropped."""
+        """Answer a termination; the next daemon ignores the answer to a dead one's request."""
         self._push(link.Terminated(token, code))
 
-    # --- between two daemons
+    # --- from one daemon to the next
 
-    def disconnect(self) -> None:
-        """Close the channel: the daemon is gone."""
-        self.is_disconnected, self._is_adopted = True, False
-        self.sender.cancel()
-        self.sender = trio.CancelScope()
-        self.channel.close()
-
-    async def run_sender(self, channel: MessageChannel, scope: trio.CancelScope) -> None:
-        """Send what a channel has queued, until the link is disconnected."""
-        with scope:
-            await channel.run_sender()
-
-    def reconnect(self, channel: MessageChannel, leaving: bool) -> None:
-        """Report status and roster to a new daemon; later changes follow."""
-        self.channel, self.is_disconnected = channel, False
-        for message in self._report(leaving):
-            channel.send(message)
-
-    def adopted(self) -> None:
-        """Send the kept log records to the new daemon, which has accepted this server."""
-        self._is_adopted = True
-        self._report_dropped()
-        while self._kept:
-            self.channel.send(self._kept.popleft())
-
-    def _report(self, leaving: bool) -> Iterator[object]:
-        yield link.ServerReturn(Versions(), os.getpid(), self._status, leaving, len(self._clients))
+    def report(self, token: int, leaving: bool) -> None:
+        """Report status and roster to a daemon that took the link over; later changes follow."""
+        self._late.clear()
+        self._push(link.ServerReturn(Versions(), os.getpid(), self._status, leaving, len(self._clients), token))
         for serial, admitted in self._clients.items():
             client, contexts = admitted.message, tuple(admitted.contexts.values())
-            yield link.ReturningClient(serial, client.pid, client.uid, client.command, client.namespace, contexts)
+            self._push(
+                link.ReturningClient(serial, client.pid, client.uid, client.command, client.namespace, contexts)
+            )
+
+    async def run_sender(self) -> None:
+        """Send what the channel has queued, until the link is disconnected."""
+        with self._sender:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send_late)
+                await self.channel.run_sender()
+                nursery.cancel_scope.cancel()
+
+    def disconnect(self) -> None:
+        """Close the channel; nothing more is sent."""
+        self.is_disconnected = True
+        self._sender.cancel()
+        self.channel.close()
+
+    async def _send_late(self) -> None:
+        while True:
+            await self._is_late.wait()
+            await self.channel.drain()
+            self._is_late = trio.Event()
+            for message in self._late.values():
+                self._push(message)
+            self._late.clear()
+
+    def _change(self, key: tuple[int, int], message: object) -> None:
+        if self._late or self.channel.queued_bytes > ROSTER_BYTES:
+            self._late[key] = message
+            self._is_late.set()
+        else:
+            self._push(message)
 
     def _push(self, message: object) -> None:
         if not self.is_disconnected:
             self.channel.send(message)
-
-    def _keep(self, record: link.LogRecord) -> None:
-        if len(self._kept) >= KEPT_RECORDS:
-            self._kept.popleft()
-            self._dropped += 1
-        self._kept.append(record)
-
-    def _report_dropped(self) -> None:
-        if self._dropped:
-            self.channel.send(link.LogDropped(self._dropped))
-            self._dropped = 0

@@ -23,7 +23,6 @@ from pympsd.wire.versions import Versions
 from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.containment import Containment
 from pympsd_server.service.daemon_link import DaemonLink
-from pympsd_server.service.daemon_reconnect import DaemonAddress, reconnect
 from pympsd_server.service.exclusive_devices import CannotStart, RegisteredDevices, register_devices
 from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
@@ -45,29 +44,23 @@ def run(link_fd: int, name: str, multiuser: bool) -> int:
 async def _main(link_fd: int, name: str) -> int:
     os.set_inheritable(link_fd, False)
     sock = trio.socket.from_stdlib_socket(socket.socket(fileno=link_fd))
-    channel = MessageChannel(sock, fds_allowed=2)
-    daemon = DaemonLink(channel)
-    address = DaemonAddress.of(sock)
+    daemon = DaemonLink(MessageChannel(sock, fds_allowed=2))
     log = link_logger(daemon.log)
     async with trio.open_nursery() as outer:
-        outer.start_soon(daemon.run_sender, channel, daemon.sender)
-        channel.send(link.ServerHello(Versions(), os.getpid()))
+        outer.start_soon(daemon.run_sender)
+        daemon.channel.send(link.ServerHello(Versions(), os.getpid()))
         log.info("server_startup")
-        setup, status = await _receive_setup(channel), 0
-        # Without one the daemon is gone, or no longer needs a server.
+        setup, status = await _receive_setup(daemon), 0
+        # Without one no daemon is left, or none needs a server any more.
         if setup is not None:
-            address.path = setup.door
-            status = await _serve(daemon, log, setup, name, address, outer)
+            status = await _serve(daemon, log, setup, name)
         daemon.channel.finish()
         outer.cancel_scope.deadline = trio.current_time() + LAST_SECONDS
-    if not daemon.is_disconnected:
-        daemon.channel.close()
+    daemon.disconnect()
     return status
 
 
-async def _serve(
-    daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str, address: DaemonAddress, senders: trio.Nursery
-) -> int:
+async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str) -> int:
     """Serve to the end and return the exit status."""
     log.info("server_connecting", socket=setup.control_socket)
     log.info("server_initializing")
@@ -85,7 +78,7 @@ async def _serve(
             _record_memory(containment, devices)
             nursery.start_soon(devices.register_late, log)
             daemon.status(ServerStatus.ACTIVE)
-            nursery.start_soon(_obey_daemons, containment, address, nursery, senders)
+            nursery.start_soon(_obey, containment, nursery)
             await containment.server.done.wait()
             nursery.cancel_scope.cancel()
     finally:
@@ -106,12 +99,23 @@ def _record_memory(containment: Containment, devices: RegisteredDevices) -> None
         containment.executors.on_memory = record
 
 
-async def _receive_setup(channel: MessageChannel) -> link.ServerSetup | None:
+async def _receive_setup(daemon: DaemonLink) -> link.ServerSetup | None:
     try:
-        received = await channel.receive_message()
+        while received := await daemon.channel.receive_message():
+            match received[0]:
+                case link.ServerSetup() as setup:
+                    return setup
+                case link.ReportRequest(_, token):
+                    daemon.report(token, leaving=False)
+                    # The daemon before was killed, perhaps before it sent the setup: ask this one for it.
+                    daemon.channel.send(link.ServerHello(Versions(), os.getpid()))
+                case link.ServerAdopted():
+                    continue
+                case _:
+                    return None
     except RemoteError:
-        return None
-    return received[0] if received and isinstance(received[0], link.ServerSetup) else None
+        pass  # a daemon that breaks the protocol counts as gone
+    return None
 
 
 def _initialise(
@@ -144,34 +148,32 @@ def _initialise(
     return containment
 
 
-async def _obey_daemons(
-    containment: Containment, address: DaemonAddress, nursery: trio.Nursery, senders: trio.Nursery
-) -> None:
-    """Obey the daemon, and after its death the next one on the same pipe directory."""
-    server = containment.server
-    while True:
-        await _obey(containment, server.link.channel, nursery)
-        if not await reconnect(server, address, senders):
-            return
-
-
-async def _obey(containment: Containment, channel: MessageChannel, nursery: trio.Nursery) -> None:
+async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
+    """Obey the daemon, and after its death the next one, which has the same link; end when the link does."""
     server = containment.server
     try:
-        while (received := await channel.receive_message()) is not None:
-            message, fds = received
-            if isinstance(message, link.AdmitClient) and not fds:
-                # Its socket is lost with the descriptors, which the client notices.
-                server.client_refused(message.pid, f"there was no room for its session: {ADVICE}")
-                server.link.client_left(message.client)
-            elif isinstance(message, link.AdmitClient):
-                server.link.client_admitted(message)
-                nursery.start_soon(ClientSession.of(containment, message, fds).run)
-            elif isinstance(message, link.ShutDown):
-                server.leave(message.forced)
-            elif isinstance(message, link.LimitsChanged):
-                server.change_limits(message.thread_percentage, message.memory_limits)
-            elif isinstance(message, link.TerminateClient):
-                nursery.start_soon(terminate_client, containment, message)
+        while (received := await server.link.channel.receive_message()) is not None:
+            match received:
+                case link.AdmitClient() as message, ():
+                    # Its socket is lost with the descriptors, which the client notices.
+                    server.client_refused(message.pid, f"there was no room for its session: {ADVICE}")
+                    server.link.client_left(message.client)
+                case link.AdmitClient() as message, fds:
+                    server.link.client_admitted(message)
+                    nursery.start_soon(ClientSession.of(containment, message, fds).run)
+                case link.ShutDown(forced), _:
+                    server.leave(forced)
+                case link.LimitsChanged(thread_percentage, memory_limits), _:
+                    server.change_limits(thread_percentage, memory_limits)
+                case link.TerminateClient() as message, _:
+                    nursery.start_soon(terminate_client, containment, message)
+                case link.ReportRequest(_, token), _:
+                    server.link.report(token, server.leaving)
+                case link.ServerAdopted(), _:
+                    server.log.info("server_taken_in")
+                case link.ServerDismissed(reason), _:
+                    server.leave_without_daemon(reason)
+                    return
     except RemoteError:
         pass  # a daemon that breaks the protocol counts as gone
+    server.end_without_daemon()

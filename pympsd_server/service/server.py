@@ -216,8 +216,15 @@ class Server:
         else:
             self._leave_if_alone()
 
-    def leave_without_daemon(self) -> None:
-        """End with the last client, because the daemon is gone."""
+    def end_without_daemon(self) -> None:
+        """End at once, as after a forced shutdown: neither a daemon nor a keeper has the link any more."""
+        self.log.info("server_orphaned", count=len(self.roster.clients))
+        self._end()
+
+    def leave_without_daemon(self, reason: str) -> None:
+        """End with the last client: a new daemon does not adopt this server, and says why."""
+        self.log.info("server_dismissed", reason=reason or "it gave no reason")
+        self.link.disconnect()
         if self.phase in (Phase.SERVING, Phase.FAULT):
             self.phase = phases.move(self.phase, Phase.LEAVING)
         self._leave_if_alone()

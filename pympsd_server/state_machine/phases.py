@@ -14,7 +14,7 @@ class Phase(Enum):
     FAULT = "fault"
     """A fatal fault is being contained: new clients are refused until the reached ones have gone."""
     LEAVING = "leaving"
-    """The server ends with its last client, on request or because the daemon is gone."""
+    """The server ends with its last client, on request or because a new daemon does not adopt it."""
     ENDED = "ended"
 
 

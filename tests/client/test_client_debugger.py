@@ -12,7 +12,7 @@ import pytest
 from pympsd.wire.framing import FrameReader
 from pympsd.wire.messages import ClientHello, GoWithoutMps, decode, encode
 from pympsd_client._connect import handshake
-from pympsd_client._connect.discovery import is_traced
+from pympsd_client._connect.discovery import NoDaemon, is_traced
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_hello_says_traced_and_the_answer_is_a_reason(
     client, daemon = ends
     monkeypatch.setattr(handshake, "_traced", lambda: traced)
     daemon.sendall(encode(GoWithoutMps("because")))
-    assert handshake.request_session(client, {}) == "because"
+    assert handshake.request_session(client, {}) == NoDaemon("because")
     (frame,) = FrameReader(fds_allowed=0).feed(daemon.recv(65536))
     hello = decode(frame)
     assert isinstance(hello, ClientHello)
@@ -61,7 +61,7 @@ def test_a_traced_process_that_requires_mps_sends_no_hello(
 ) -> None:
     client, daemon = ends
     monkeypatch.setattr(handshake, "_traced", lambda: True)
-    reason = handshake.request_session(client, {"PYMPSD_REQUIRE_MPS": "1"})
-    assert isinstance(reason, str)
-    assert "under a debugger" in reason
+    answer = handshake.request_session(client, {"PYMPSD_REQUIRE_MPS": "1"})
+    assert isinstance(answer, NoDaemon)
+    assert "under a debugger" in answer.reason
     assert daemon.recv(1) == b""

@@ -6,11 +6,13 @@ import pytest
 
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._connect.discovery import (
+    NoDaemon,
     Way,
     check_switches,
     command_line,
     control_socket,
     hello_environment,
+    refusal,
     without_daemon,
 )
 
@@ -39,7 +41,25 @@ def test_the_control_socket_is_in_the_pipe_directory(environment: dict[str, str]
     ],
 )
 def test_without_a_daemon(environment: dict[str, str], native_driver: bool, way: Way) -> None:
-    assert without_daemon(environment, native_driver) is way
+    assert without_daemon(environment, NoDaemon("no daemon"), lambda: native_driver) is way
+
+
+def test_a_program_that_requires_mps_asks_no_driver() -> None:
+    without_daemon({"PYMPSD_REQUIRE_MPS": "1"}, NoDaemon("no daemon"), lambda: pytest.fail("asked the driver"))
+
+
+@pytest.mark.parametrize("required", ["1", "0", ""])
+@pytest.mark.parametrize(("native_driver", "way"), [(True, Way.NATIVE), (False, Way.REFUSE)])
+def test_a_daemon_of_the_drivers_server_is_for_the_native_driver(
+    required: str, native_driver: bool, way: Way
+) -> None:
+    why = NoDaemon("it leads the driver's own server", drivers=True)
+    assert without_daemon({"PYMPSD_REQUIRE_MPS": required}, why, lambda: native_driver) is way
+
+
+def test_a_refusal_says_what_is_lacking() -> None:
+    assert refusal(NoDaemon("no daemon")) == "no daemon, and PYMPSD_REQUIRE_MPS=1 asks for one"
+    assert "libcuda does not load" in refusal(NoDaemon("it leads the driver's own server", drivers=True))
 
 
 SWITCHES = ("PYMPSD_REQUIRE_MPS", "PYMPSD_LENIENT_LIMITS")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pympsd_client import driver as cuda
+from pympsd_client import last_error
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._connect import private_executor
 from pympsd_client._objects import process as process_module
@@ -65,6 +69,33 @@ def test_a_program_that_requires_mps_tries_no_driver(fresh_process: object, monk
     monkeypatch.setenv("PYMPSD_REQUIRE_MPS", "1")
     monkeypatch.setattr(process_module, "native_driver", lambda: pytest.fail("asked the driver"))
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,)
+
+
+@pytest.fixture
+def drivers_daemon(fresh_process: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """A daemon whose clients speak the driver's wire, over packets; the program requires MPS."""
+    path = str(tmp_path / "control")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+        monkeypatch.setenv("PYMPSD_REQUIRE_MPS", "1")
+        yield path
+
+
+def test_a_daemon_of_the_drivers_server_leads_to_the_native_driver(
+    drivers_daemon: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "native_driver", lambda: True)
+    assert cuda.cuInit(0) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert process.native is bindings
+
+
+def test_without_a_driver_it_says_that_one_is_needed(drivers_daemon: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "native_driver", lambda: False)
+    assert cuda.cuInit(0) == (cuda.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,)
+    assert last_error().startswith(f"the MPS control daemon at {drivers_daemon} leads the driver's own server")
+    assert "this machine's driver is not usable" in last_error()
 
 
 def test_without_libcuda_there_is_no_native_driver(monkeypatch: pytest.MonkeyPatch) -> None:

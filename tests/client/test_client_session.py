@@ -33,6 +33,7 @@ from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._connect import handshake
+from pympsd_client._connect.discovery import NoDaemon
 from pympsd_client._connect.handshake import connect_to_daemon, request_session
 from pympsd_client._connect.session import Session
 from tests.client.fake_executor import FACTS, SHARED_BYTES
@@ -152,8 +153,15 @@ def opened(request: OpenContext, context: int = 11) -> ContextOpened:
 def connected(daemon: FakeDaemon) -> socket.socket:
     """Return a client's connection to a daemon."""
     connection = connect_to_daemon(daemon.environment)
-    assert not isinstance(connection, str), connection
+    assert not isinstance(connection, NoDaemon), connection
     return connection
+
+
+def session_of(daemon: FakeDaemon, **environment: str) -> Session:
+    """Return a client's session."""
+    session = request_session(connected(daemon), {**daemon.environment, **environment})
+    assert not isinstance(session, NoDaemon), session
+    return session
 
 
 @pytest.fixture
@@ -171,7 +179,7 @@ def session_with() -> Iterator[Callable[[FakeDaemon], Session]]:
 
     def start(daemon: FakeDaemon) -> Session:
         daemon.start()
-        sessions.append(request_session(connected(daemon), daemon.environment))
+        sessions.append(session_of(daemon))
         return sessions[-1]
 
     yield start
@@ -349,6 +357,20 @@ def test_a_daemon_that_breaks_the_rules_is_no_connection(
         request_session(connected(daemon), daemon.environment)
 
 
+def test_a_daemon_that_ends_without_an_answer_is_not_asked_again(
+    daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.handshake = lambda daemon, peer: peer.socket.shutdown(socket.SHUT_RDWR)
+    daemon.start()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.directory))
+    assert cuda.cuInit(0) == (cuda.CUresult(CONNECTION_FAILED),)
+    assert "it closed the conversation; control.log may say why" in last_error()
+    listener = daemon.sockets[0]
+    listener.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+
+
 @pytest.mark.parametrize("peer_name", ["the daemon", "the server"])
 def test_a_long_wait_is_warned_of_once_and_goes_on(
     daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch, peer_name: str
@@ -420,23 +442,27 @@ def test_another_users_daemon_is_not_trusted(
 @pytest.mark.parametrize("path", ["/nonexistent", "/" + "x" * 200, "/dev/null"])
 def test_a_missing_daemon_is_reported_with_its_path(path: str) -> None:
     why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": path})
-    assert isinstance(why, str)
-    assert why.startswith(f"no MPS control daemon at {path}/control (")
+    assert isinstance(why, NoDaemon)
+    assert why.reason.startswith(f"no MPS control daemon at {path}/control (")
 
 
 def test_a_dead_daemons_socket_is_no_daemon(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "control"))
     why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
-    assert isinstance(why, str)
-    assert "Connection refused" in why
+    assert isinstance(why, NoDaemon)
+    assert "Connection refused" in why.reason
+    assert not why.drivers
 
 
 def test_the_vendors_daemon_is_no_daemon_of_ours(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "control"))
         listener.listen()
-        assert isinstance(connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}), str)
+        why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+    assert why == NoDaemon(
+        f"the MPS control daemon at {tmp_path}/control leads the driver's own server", drivers=True
+    )
 
 
 # --- the percentage of each context
@@ -457,7 +483,7 @@ def test_under_partitioning_the_percentage_is_read_when_the_context_is_made(
     requests: list[OpenContext] = []
     daemon.in_session = _asked(daemon, requests)
     daemon.start()
-    session = request_session(connected(daemon), {**daemon.environment, PER_CONTEXT_PARTITIONING: "1"})
+    session = session_of(daemon, **{PER_CONTEXT_PARTITIONING: "1"})
     for text in ("20", "33.3", "0", "-5", "101", "x", ""):
         monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", text)
         session.open_context(session.devices[0], 0)
@@ -477,7 +503,7 @@ def test_without_partitioning_a_contexts_percentage_is_its_processs(
     daemon.in_session = _asked(daemon, requests)
     daemon.start()
     environment = {} if began_with is None else {PER_CONTEXT_PARTITIONING: began_with}
-    session = request_session(connected(daemon), {**daemon.environment, **environment})
+    session = session_of(daemon, **environment)
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "20")
     monkeypatch.setenv(PER_CONTEXT_PARTITIONING, "1")
     session.open_context(session.devices[0], 0)

@@ -16,7 +16,6 @@ import numpy as np
 from client_kernels import DYNAMIC_PARALLELISM, MODULES, UNKNOWN_INSTRUCTION
 from tested_driver import cuda, last_error
 
-from pympsd_client._connect import retry
 
 COUNT = 1 << 16
 WAITING_THREADS = 64
@@ -55,11 +54,6 @@ class Program:
 
     def do_init(self) -> str:
         return result_of(cuda.cuInit(0))
-
-    def do_patience(self, seconds: str) -> str:
-        """Wait that long for another daemon when one has died."""
-        retry.RETRY_S = retry.QUEUE_RETRY_S = float(seconds)
-        return seconds
 
     def do_pid(self) -> str:
         return str(os.getpid())

@@ -214,7 +214,6 @@ class ServerSession:
             memory_limits={
                 n: limit.value for n, limit in dispatcher.state.servers[self.serial].memory_limits.items()
             },
-            door=dispatcher.reconnect_socket,
             machine=dispatcher.settings.emulated_devices,
         )
         self.channel.send(setup)

@@ -1,0 +1,95 @@
+"""The message channel over packets: a link that outlives a process at one of its ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+import trio
+from time_limit import bounded
+
+from pympsd.channel.message_channel import CONTINUED, PACKET_BYTES, MessageChannel
+from pympsd.wire import messages
+from pympsd.wire.link_messages import AdmitClient, ShutDown
+
+LONG = AdmitClient(1, 2, 3, 4, "c", 0, {"A": "x" * (3 * PACKET_BYTES)})
+
+
+@pytest.fixture
+def link() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a link, as a keeper holds them."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def channel(end: socket.socket) -> MessageChannel:
+    """Return a process's channel over an end that others hold too."""
+    return MessageChannel(trio.socket.from_stdlib_socket(end.dup()), fds_allowed=2)
+
+
+def pieces(message: object, fds: int = 0) -> list[bytes]:
+    """Return the packets of a message."""
+    frame = messages.encode(message, fds)
+    rest = [frame[start : start + PACKET_BYTES] for start in range(PACKET_BYTES, len(frame), PACKET_BYTES)]
+    return [frame[:PACKET_BYTES], *(CONTINUED + piece for piece in rest)]
+
+
+@bounded
+async def test_a_long_message_comes_in_pieces(link: tuple[socket.socket, socket.socket]) -> None:
+    one, other = map(channel, link)
+    reader, writer = os.pipe()
+    one.send(LONG, (writer,))
+    one.send(ShutDown(True))
+    got = await other.receive_message()
+    assert got is not None
+    assert got[0] == LONG
+    os.close(got[1][0])
+    assert os.read(reader, 1) == b"", "the descriptor came once"
+    os.close(reader)
+    assert await other.receive_message() == (ShutDown(True), ())
+    one.close()
+    other.close()
+
+
+@bounded
+async def test_a_message_that_was_not_sent_to_its_end_is_dropped(link: tuple[socket.socket, socket.socket]) -> None:
+    reader, writer = os.pipe()
+    with open(writer, "wb") as descriptor:
+        socket.send_fds(link[0], pieces(LONG, 1)[:1], [descriptor.fileno()])
+    link[0].send(pieces(LONG, 1)[1])
+    link[0].send(messages.encode(ShutDown(True)))
+    other = channel(link[1])
+    assert await other.receive_message() == (ShutDown(True), ())
+    assert os.read(reader, 1) == b"", "its descriptor is closed"
+    os.close(reader)
+    other.close()
+
+
+@bounded
+async def test_the_rest_of_what_another_process_began_to_read_is_passed_over(
+    link: tuple[socket.socket, socket.socket],
+) -> None:
+    for piece in pieces(LONG):
+        link[0].send(piece)
+    link[0].send(messages.encode(ShutDown(True)))
+    link[1].recv(1 << 16)
+    other = channel(link[1])
+    assert await other.receive_message() == (ShutDown(True), ())
+    other.close()
+
+
+@bounded
+async def test_what_a_peer_sent_last_is_read_though_it_left_something_unread(
+    link: tuple[socket.socket, socket.socket],
+) -> None:
+    link[1].send(b"unread")
+    link[0].send(messages.encode(ShutDown(True)))
+    link[0].close()
+    other = channel(link[1])
+    assert await other.receive_message() == (ShutDown(True), ())
+    assert await other.receive_message() is None
+    other.close()

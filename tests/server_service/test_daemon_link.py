@@ -1,0 +1,123 @@
+"""The server's side of its link while nobody reads: it stays, and says in the end what became of the roster."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+from time_limit import bounded
+
+from pympsd.channel.message_channel import MessageChannel
+from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.wire import link_messages as link
+from pympsd_server.service import daemon_link
+from pympsd_server.service.daemon_link import DaemonLink
+
+Ends = tuple[DaemonLink, MessageChannel]
+
+
+@pytest.fixture
+async def ends(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ends]:
+    """A link of two clients, of which one has a context, and the daemon's end, which takes little."""
+    monkeypatch.setattr(daemon_link, "ROSTER_BYTES", 2000)
+    monkeypatch.setattr(daemon_link, "LOG_BYTES", 1000)
+    theirs, ours = trio.socket.socketpair(type=socket.SOCK_SEQPACKET)
+    server, daemon = DaemonLink(MessageChannel(ours, fds_allowed=2)), MessageChannel(theirs)
+    nursery.start_soon(server.run_sender)
+    for client in (5, 6):
+        server.client_admitted(link.AdmitClient(client, 4000 + client, 500, 500, "train", 0, {}, 99))
+    server.context_opened(5, 1, 1, 0)
+    yield server, daemon
+    daemon.close()
+    server.disconnect()
+
+
+async def receive(daemon: MessageChannel) -> object:
+    """Return the next message."""
+    received = await daemon.receive_message()
+    assert received is not None
+    return received[0]
+
+
+def fill(server: DaemonLink) -> None:
+    """Log until nothing more is taken."""
+    while server.channel.queued_bytes <= daemon_link.LOG_BYTES:
+        server.log("client_disconnected", {"pid": 1}, 0.0)
+
+
+def churn(server: DaemonLink, contexts: int) -> None:
+    """Open and close a client's contexts, far more than the link would hold."""
+    for serial in range(2, 2 + contexts):
+        server.context_opened(5, serial, serial, 0)
+        server.context_closed(5, serial)
+
+
+@bounded
+async def test_contexts_that_come_and_go_without_a_daemon_do_not_break_the_link(ends: Ends) -> None:
+    server, daemon = ends
+    fill(server)
+    churn(server, 200_000)
+    server.context_opened(6, 300_000, 1, 1)
+    server.context_closed(5, 1)
+    server.client_left(5)
+    server.status(ServerStatus.FAULT)
+    assert server.channel.queued_bytes < 2 * daemon_link.ROSTER_BYTES
+    roster: dict[int, set[int]] = {5: set(), 6: set()}
+    while roster != {6: {300_000}}:
+        match await receive(daemon):
+            case link.ContextReported(client, serial, _, _):
+                roster[client].add(serial)
+            case link.ContextGone(client, serial):
+                roster[client].remove(serial)
+            case link.ClientGone(client):
+                assert not roster.pop(client), "its contexts went before it"
+    # Then changes are sent as they come.
+    server.context_closed(6, 300_000)
+    while (message := await receive(daemon)) != link.ContextGone(6, 300_000):
+        assert isinstance(message, link.LogRecord | link.LogDropped)
+
+
+@bounded
+async def test_a_report_has_what_could_not_be_said(ends: Ends) -> None:
+    server, daemon = ends
+    fill(server)
+    churn(server, 2000)
+    server.context_opened(6, 3000, 1, 1)
+    server.report(7, leaving=True)
+    server.context_opened(6, 3001, 2, 1)
+    while not isinstance(message := await receive(daemon), link.ServerReturn):
+        pass
+    assert (message.token, message.leaving, message.clients) == (7, True, 2)
+    assert await receive(daemon) == link.ReturningClient(5, 4005, 500, "train", 99, ((1, 1, 0),))
+    assert await receive(daemon) == link.ReturningClient(6, 4006, 500, "train", 99, ((3000, 1, 1),))
+    assert await receive(daemon) == link.ContextReported(6, 3001, 2, 1)
+
+
+@bounded
+async def test_log_records_beyond_the_limit_are_counted(ends: Ends) -> None:
+    server, daemon = ends
+    fill(server)
+    for _ in range(3):
+        server.log("client_disconnected", {"pid": 2}, 0.0)
+    while server.channel.queued_bytes > daemon_link.LOG_BYTES:
+        await receive(daemon)
+    server.log("client_disconnected", {"pid": 3}, 0.0)
+    while not isinstance(message := await receive(daemon), link.LogDropped):
+        pass
+    assert message == link.LogDropped(3)
+    assert await receive(daemon) == link.LogRecord("client_disconnected", {"pid": 3}, 0.0)
+
+
+@bounded
+async def test_a_report_longer_than_a_packet_arrives_whole(ends: Ends) -> None:
+    server, daemon = ends
+    for serial in range(10_000, 20_000):
+        server.context_opened(5, serial, serial, 0)
+    server.report(1, leaving=False)
+    while not isinstance(await receive(daemon), link.ServerReturn):
+        pass
+    message = await receive(daemon)
+    assert isinstance(message, link.ReturningClient)
+    assert len(message.contexts) == 10_001

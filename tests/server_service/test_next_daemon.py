@@ -1,0 +1,273 @@
+"""A whole server, whose daemons the test plays: what it reports to the next one over its link, and when it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from attrs import define, field
+from processes import SECONDS, alive, children_of, suspend, wait_until
+
+from pympsd.channel.descriptors import close_all, received
+from pympsd.channel.message_channel import CONTINUED, PACKET_BYTES
+from pympsd.devices.machine import describe
+from pympsd.wire import link_messages as link
+from pympsd.wire import messages
+from pympsd.wire.framing import FrameReader
+from pympsd.wire.versions import Versions
+
+Reports = tuple[link.ServerReturn, list[link.ReturningClient]]
+SETUP = link.ServerSetup(0, "control", "emulated", describe("H200"), 100.0, 0, {})
+
+
+@define
+class Peer:
+    """The test's end of a conversation with the server."""
+
+    socket: socket.socket
+    _reader: FrameReader = field(factory=lambda: FrameReader(fds_allowed=2))
+    _messages: list[Any] = field(factory=list)
+
+    def send(self, message: object, *fds: int) -> None:
+        """Send a message with descriptors, which stay the caller's."""
+        socket.send_fds(self.socket, [messages.encode(message, len(fds))], fds)
+
+    def receive(self) -> Any:
+        """Return the next message, None at the end; descriptors are closed."""
+        while not self._messages:
+            data, controls, _, _ = self.socket.recvmsg(1 << 16, 1024)
+            if not data:
+                return None
+            close_all(received(controls))
+            self._messages += [messages.decode(frame) for frame in self._reader.feed(data, received(controls))]
+        return self._messages.pop(0)
+
+    def expect(self, kind: type) -> Any:
+        """Return the next message of a kind; others are passed over."""
+        while (message := self.receive()) is not None:
+            if isinstance(message, kind):
+                return message
+        raise EOFError(f"it ended without a {kind.__name__}")
+
+
+@define
+class Played:
+    """A server's process and the daemon that it has, over a link that is never closed in between."""
+
+    process: subprocess.Popen[bytes]
+    daemon: Peer
+    clients: list[Peer] = field(factory=list)
+
+    @classmethod
+    def start(cls) -> Played:
+        """Start a server; no message has been sent to it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(SECONDS)
+        null = subprocess.DEVNULL
+        with theirs:
+            words = [sys.executable, "-m", "pympsd_server", "--link-fd", str(theirs.fileno())]
+            process = subprocess.Popen(words, pass_fds=(theirs.fileno(),), stdin=null, stdout=null)
+        return cls(process, Peer(ours))
+
+    def serve(self) -> Played:
+        """Set the server up."""
+        self.daemon.send(SETUP)
+        while self.daemon.expect(link.StatusChanged).status != "ACTIVE":
+            pass
+        return self
+
+    def admit(self, client: int) -> Peer:
+        """Hand a client over that opens a context; return the client's end of its session."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(SECONDS)
+        with theirs:
+            admitted = link.AdmitClient(client, 4000 + client, 500, 500, "train", 0, {}, 99)
+            self.daemon.send(admitted, theirs.fileno())
+        self.clients.append(Peer(ours))
+        assert isinstance(self.clients[-1].receive(), messages.SessionWelcome)
+        self.clients[-1].send(messages.OpenContext(1, 0))
+        assert isinstance(self.clients[-1].receive(), messages.ContextOpened)
+        return self.clients[-1]
+
+    def next_daemon(self) -> None:
+        """Have the link in the hands of another daemon, which knows nothing of what was sent before."""
+        self.daemon = Peer(self.daemon.socket)
+
+    def ask(self, token: int, versions: Versions | None = None) -> Reports:
+        """Ask for a report and return it; what was sent before is void."""
+        self.daemon.send(link.ReportRequest(versions or Versions(), token))
+        while (report := self.daemon.expect(link.ServerReturn)).token != token:
+            pass
+        return report, [self.daemon.receive() for _ in range(report.clients)]
+
+    def end(self) -> int:
+        """Wait for the process; return its exit status."""
+        return self.process.wait(SECONDS)
+
+
+@pytest.fixture
+def server() -> Iterator[Played]:
+    """A server that has just been started."""
+    played = Played.start()
+    yield played
+    for peer in (played.daemon, *played.clients):
+        peer.socket.close()
+    with suppress(subprocess.TimeoutExpired):
+        played.process.wait(SECONDS)
+    played.process.kill()
+    played.process.wait()
+
+
+def of(client: int, serial: int) -> link.ReturningClient:
+    """Return the report of a client with one context."""
+    return link.ReturningClient(client, 4000 + client, 500, "train", 99, ((serial, 1, 0),))
+
+
+def test_every_daemon_is_told_all_and_then_what_changes(server: Played) -> None:
+    one, _ = server.serve().admit(5), server.admit(6)
+    server.next_daemon()
+    report, clients = server.ask(1)
+    assert (report.pid, report.status, report.leaving) == (server.process.pid, "ACTIVE", False)
+    assert clients == [of(5, 1), of(6, 2)]
+    server.daemon.send(link.ServerAdopted())
+    assert server.daemon.expect(link.LogRecord).event == "server_taken_in"
+    one.socket.close()
+    assert server.daemon.expect(link.ContextGone) == link.ContextGone(5, 1)
+    assert server.daemon.expect(link.ClientGone) == link.ClientGone(5)
+    server.daemon.send(link.ShutDown(False))
+    server.next_daemon()
+    report, clients = server.ask(2)
+    assert (report.status, report.leaving, clients) == ("ACTIVE", True, [of(6, 2)])
+
+
+def test_daemons_that_die_before_they_have_read_their_report_cost_nothing(server: Played) -> None:
+    server.serve().admit(5)
+    for token in range(1, 4):
+        server.daemon.send(link.ReportRequest(Versions(), token))
+    server.daemon.expect(link.ServerReturn)
+    server.next_daemon()  # in the midst of the first report
+    server.daemon.send(link.AdmitClient(7, 4007, 500, 500, "lost", 0, {}, 99))  # its descriptors were lost
+    assert server.ask(9)[1] == [of(5, 1)]
+    server.admit(8)
+    assert server.ask(10)[1] == [of(5, 1), of(8, 2)]
+
+
+def test_half_a_frame_of_a_daemon_that_was_killed_spoils_nothing(server: Played) -> None:
+    server.serve().admit(5)
+    environment = {"PYMPSD_X": "x" * (2 * PACKET_BYTES)}
+    frame = messages.encode(link.AdmitClient(6, 4006, 500, 500, "train", 0, environment, 99), 1)
+    ours, theirs = socket.socketpair()
+    ours.settimeout(SECONDS)
+    with ours, theirs:
+        socket.send_fds(server.daemon.socket, [frame[:PACKET_BYTES]], [theirs.fileno()])
+        server.daemon.socket.send(CONTINUED + frame[PACKET_BYTES : 2 * PACKET_BYTES])
+        theirs.close()
+        server.next_daemon()
+        assert server.ask(1)[1] == [of(5, 1)]
+        assert ours.recv(1) == b"", "the client sees that it was not admitted"
+
+
+def test_daemons_that_speak_other_versions_are_told_too(server: Played) -> None:
+    server.serve().admit(5)
+    report, clients = server.ask(1, Versions(oldest=1000, newest=1001))
+    assert report.versions == Versions()
+    assert clients == [of(5, 1)]
+
+
+def test_a_server_that_was_not_set_up_says_so_and_is_set_up_by_the_next(server: Played) -> None:
+    assert server.daemon.expect(link.ServerHello).pid == server.process.pid
+    server.next_daemon()
+    for token in (1, 2):
+        report, clients = server.ask(token)
+        assert (report.status, report.leaving, clients) == ("INITIALIZING", False, [])
+        assert server.daemon.receive() == link.ServerHello(Versions(), server.process.pid)
+    server.daemon.send(link.ServerAdopted())
+    server.serve().admit(5)
+    assert server.ask(3)[1] == [of(5, 1)]
+
+
+def test_what_happens_while_there_is_no_daemon_is_kept_in_the_link(server: Played) -> None:
+    client = server.serve().admit(5)
+    server.next_daemon()
+    client.socket.close()
+    events = []
+    while "client_disconnected" not in events:
+        events.append(server.daemon.expect(link.LogRecord).event)
+    assert server.ask(1)[1] == []
+
+
+# --- its end
+
+
+def test_with_the_link_a_server_ends_and_all_it_has(server: Played) -> None:
+    clients = [server.serve().admit(5), server.admit(6)]
+    executors = children_of(server.process.pid)
+    assert executors
+    server.daemon.socket.close()
+    assert server.end() == 0
+    assert [client.receive() for client in clients] == [None, None]
+    wait_until(lambda: not any(map(alive, executors)), "the end of the executors")
+
+
+def test_a_daemon_that_breaks_the_rules_is_none(server: Played) -> None:
+    client = server.serve().admit(5)
+    server.daemon.send(link.ServerAdopted())
+    server.daemon.socket.send(b"\x00\x00\x00\x00\xff\xff\x00\x00")
+    while (record := server.daemon.expect(link.LogRecord)).event != "server_orphaned":
+        pass
+    assert record.fields == {"count": 1}
+    assert server.end() == 0
+    assert client.receive() is None
+
+
+def test_a_server_that_was_not_set_up_ends_with_the_link(server: Played) -> None:
+    server.daemon.expect(link.ServerHello)
+    server.daemon.socket.close()
+    assert server.end() == 0
+
+
+@pytest.mark.parametrize("reason", ["other devices", ""])
+def test_a_dismissed_server_goes_on_until_its_last_client_has_left(server: Played, reason: str) -> None:
+    one, other = server.serve().admit(5), server.admit(6)
+    server.ask(1)
+    server.daemon.send(link.ServerDismissed(reason))
+    while (record := server.daemon.expect(link.LogRecord)).event != "server_dismissed":
+        pass
+    assert record.fields == {"reason": reason or "it gave no reason"}
+    assert server.daemon.receive() is None, "it has closed the link"
+    one.socket.close()
+    other.send(messages.CloseContext(2, 2))
+    assert other.receive() == messages.ContextClosed(2)
+    assert server.process.poll() is None
+    other.socket.close()
+    assert server.end() == 0
+
+
+def test_a_dismissed_server_without_clients_ends_at_once(server: Played) -> None:
+    server.serve().ask(1)
+    server.daemon.send(link.ServerDismissed("other devices"))
+    assert server.end() == 0
+
+
+def test_a_dismissal_is_heard_though_the_daemon_left_something_unread(server: Played) -> None:
+    client = server.serve().admit(5)
+    assert server.ask(1)[1] == [of(5, 1)]
+    suspend(server.process.pid)
+    server.daemon.send(link.ReportRequest(Versions(), 2))
+    os.kill(server.process.pid, signal.SIGCONT)
+    assert server.daemon.socket.recv(1 << 16, socket.MSG_PEEK)
+    suspend(server.process.pid)
+    server.daemon.send(link.ServerDismissed("other devices"))
+    server.daemon.socket.close()  # the server's next receive fails: what it had sent was not read (unix(7))
+    os.kill(server.process.pid, signal.SIGCONT)
+    client.send(messages.CloseContext(2, 1))
+    assert client.receive() == messages.ContextClosed(2)
+    client.socket.close()
+    assert server.end() == 0
