@@ -379,7 +379,7 @@ def recorded(tool: ToolSession) -> list[str]:
     return [line.decode() for line in tool.printed]
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", range(5))
 async def test_ps_shows_the_recorded_rows(place: int) -> None:
     """All columns are equal: COMMAND and NAMESPACE, which the server does not tell, are the test's own."""
     found = [one for one in tool_sessions(14) if one[1].lines == [b"ps"]]
