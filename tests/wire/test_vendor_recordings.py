@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
 import struct
 from collections.abc import Callable
@@ -346,7 +347,7 @@ class Replay:
         channel = PacketChannel(ours)
         with theirs, closing(channel), trio.fail_after(SECONDS):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(session.serve, channel)
+                nursery.start_soon(_serve, session, channel)
                 await theirs.send(ready)
                 assert [await theirs.recv(4096) for _ in defaults] == defaults
                 nursery.start_soon(_answer, theirs, answers)
@@ -354,6 +355,13 @@ class Replay:
                 self._connect_clients()
                 assert await session.refresh()
                 nursery.cancel_scope.cancel()
+
+
+async def _serve(session: VendorServerSession, channel: PacketChannel) -> None:
+    """Run a session; its conversation reads the registration for it where ``serve`` takes that."""
+    takes_registration = len(inspect.signature(session.serve).parameters) > 1
+    more: tuple[bytes, ...] = (await channel.receive(4096),) if takes_registration else ()
+    await session.serve(channel, *more)
 
 
 async def _answer(server: trio.socket.SocketType, answers: dict[int, list[bytes]]) -> None:
