@@ -410,7 +410,7 @@ def test_a_server_that_never_takes_its_clients_can_be_ended(
     assert str(bystander.pid) in done.stdout
     assert f"server {server} does not answer" in done.stderr
     _force(daemon, server)
-    wait_until(has_logged(daemon, f"Server {server} exited with status -9"))
+    wait_until(has_logged(daemon, f"Server {server} exited with status"))
     assert client.answer() in (f"init {LOST}", f"init {REFUSED}", f"init {SUCCESS}")
     client.end()
     works(daemon, start, launcher)
