@@ -1,7 +1,8 @@
 """Fuzzes at length (scripts/fuzz).
 
 By default: 5,000 sessions of the daemon's state machine, 2,000 with a running daemon, 2,000 of a client with a
-running server, 250,000 records to a running executor.
+running server, 250,000 records to a running executor, 2,000 with a daemon that leads the driver's (made-up) server,
+and 2,000 of our tool with a daemon that lies.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from daemon_machine import fuzz_state_machine
 from fuzz_daemon import fuzz_daemon
 from fuzz_session import fuzz_session
 from fuzz_stream import fuzz_stream
+from fuzz_vendor import fuzz_tool, fuzz_vendor_daemon
 from processes import DaemonProcess, adopt_orphans
+from vendor.install import install
+from vendor.their_daemon import their_daemon
 
 
 def main() -> None:
@@ -31,6 +35,9 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=2_000, help="with a running daemon")
     parser.add_argument("--server", type=int, default=2_000, help="sessions with a running server")
     parser.add_argument("--records", type=int, default=250_000, help="to a running executor")
+    parser.add_argument(
+        "--vendor", type=int, default=2_000, help="sessions on the vendor's wire, for daemon and tool"
+    )
     given = parser.parse_args()
     adopt_orphans()
     began = time.monotonic()
@@ -39,6 +46,12 @@ def main() -> None:
     for name, count, fuzz in (
         ("daemon", given.live, lambda count: _live(lambda daemon: fuzz_daemon(daemon, given.seed, count))),
         ("server", given.server, lambda count: _live(lambda daemon: _at_a_server(daemon, given.seed, count))),
+        (
+            "vendor",
+            given.vendor,
+            lambda count: _leading(lambda daemon: fuzz_vendor_daemon(daemon, given.seed, count)),
+        ),
+        ("tool", given.vendor, lambda count: _at_a_tool(given.seed, count)),
         ("executor", given.records, lambda count: fuzz_stream(given.seed, count)),
     ):
         began = time.monotonic()
@@ -55,12 +68,29 @@ def _at_a_server(daemon: DaemonProcess, seed: int, sessions: int) -> object:
         client.end()
 
 
-def _live(fuzz: Callable[[DaemonProcess], object]) -> object:
+def _at_a_tool(seed: int, sessions: int) -> object:
+    with (
+        tempfile.TemporaryDirectory(prefix="pympsd-fuzz-") as folder,
+        their_daemon(Path(folder), lambda line: []) as theirs,
+    ):
+        return fuzz_tool(theirs, Path(folder), seed, sessions)
+
+
+def _leading(fuzz: Callable[[DaemonProcess], object]) -> object:
+    def settings(directory: Path) -> dict[str, str]:
+        return {"PYMPSD_BACKEND": "vendor", "PYMPSD_VENDOR_SERVER": str(install(directory))}
+
+    return _live(fuzz, settings)
+
+
+def _live(
+    fuzz: Callable[[DaemonProcess], object], settings: Callable[[Path], dict[str, str]] = lambda directory: {}
+) -> object:
     directory = Path(tempfile.mkdtemp(prefix="pympsd-fuzz-"))
     directory.chmod(0o755)
     for name in ("pipe", "log"):
         (directory / name).mkdir()
-    daemon = DaemonProcess(directory)
+    daemon = DaemonProcess(directory, settings(directory))
     try:
         assert daemon.start().returncode == 0
         return fuzz(daemon)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,10 @@ import pytest
 from fuzz_daemon import fuzz_daemon
 from fuzz_session import fuzz_session
 from fuzz_stream import fuzz_stream
+from fuzz_vendor import fuzz_tool, fuzz_vendor_daemon
 from processes import DaemonProcess, adopt_orphans
+from vendor.install import install
+from vendor.their_daemon import their_daemon
 
 SEED = 20130805
 
@@ -48,6 +52,29 @@ def test_a_clients_sessions_with_a_running_server(daemon: DaemonProcess) -> None
     assert found.descriptors_after <= found.descriptors_before
     assert found.answered > 20
     assert found.checks > 10
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the visitors are root")
+def test_sessions_with_a_daemon_that_leads_the_drivers_server(daemon: DaemonProcess) -> None:
+    daemon.say("quit")
+    daemon.await_end()
+    server = str(install(daemon.directory))
+    leading = DaemonProcess(daemon.directory, {"PYMPSD_BACKEND": "vendor", "PYMPSD_VENDOR_SERVER": server})
+    assert leading.start().returncode == 0
+    try:
+        found = fuzz_vendor_daemon(leading, SEED, 300)
+    finally:
+        leading.stop()
+    assert found.commands > 50
+    assert found.unreadable > 10
+    assert found.kib_after < 100 * 1024
+
+
+@pytest.mark.xfail(strict=True, reason="vendor_daemon.give_commands does not catch RemoteError")
+def test_our_tool_with_a_daemon_that_lies(tmp_path: Path) -> None:
+    with their_daemon(tmp_path, lambda line: []) as theirs:
+        statuses = fuzz_tool(theirs, tmp_path, SEED, 300)
+    assert set(statuses) == {0, 1}
 
 
 @pytest.mark.parametrize("workers", ["python", "native"])

@@ -78,6 +78,8 @@ class DaemonMachine(RuleBasedStateMachine):
         self.on_server: dict[int, int] = {}
         self.watched: set[int] = set()
         """The clients whose ends the I/O layer would see: all it has to watch, but a pidfd may be lacking."""
+        self.joining: dict[int, int] = {}
+        """Further connections of admitted clients, which are admitted at once, with the server that they must get."""
         self.ended: set[int] = set()
         """The clients whose processes have ended, as the state machine knows."""
         self.spawning: dict[int, int] = {}
@@ -155,6 +157,9 @@ class DaemonMachine(RuleBasedStateMachine):
                 assert peer is None or not self.multiuser
                 self.sent_limits[server] = self._limits_of(server)
                 self.spawning[server] = self.uid_of_server[server] = uid
+            case do.AdmitClient(client, server, pid, _) if client in self.joining:
+                assert (self.joining[client], self.running[server]) == (server, pid)
+                del self.joining[client]
             case do.AdmitClient(client, server, pid, _):
                 assert self.running[server] == pid
                 assert server not in self.awaited
@@ -654,6 +659,51 @@ class DaemonMachine(RuleBasedStateMachine):
         if not gone and server not in self.awaited:
             self._has_served(server)
         self.feed(event)
+
+    @precondition(lambda self: self._that_may_join())
+    @rule(data=st.data())
+    def connect_again_for_a_context(self, data: st.DataObject) -> None:
+        """Let a client's process connect once more, as those of the driver's server do."""
+        client = data.draw(st.sampled_from(self._that_may_join()))
+        server = self.on_server[client]
+        self.serial += 1
+        self.joining[self.serial] = server
+        self._has_served(server)
+        peer = Peer(5000 + client, self.uid_of[client], self.uid_of[client])
+        self.feed(events.ClientConnected(self.serial, peer, "c", 1, joins=True))
+        assert not self.joining, "it waits, though its process was admitted"
+
+    def _that_may_join(self) -> list[int]:
+        """Return the clients whose servers take their further connections, whoever waits."""
+        ready = self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.awaited - self.ever_forced
+        return sorted(client for client, server in self.on_server.items() if server in ready - self._forced())
+
+    def _forced(self) -> set[int]:
+        return {serial for serial, server in self.daemon.servers.items() if server.forced}
+
+    @precondition(lambda self: self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.awaited)
+    @rule(data=st.data(), status=st.sampled_from(["ACTIVE", "FAULT"]), number=NUMBER)
+    def is_asked(self, data: st.DataObject, status: str, number: int) -> None:
+        """Let a server that does not report by itself tell its status and its clients' contexts."""
+        server = _one_of(self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.awaited, number)
+        pids = [5000 + client for client, on in self.on_server.items() if on == server]
+        told = data.draw(st.lists(st.sampled_from([*pids, 0, 7]), unique=True), label="the PIDs that it tells")
+        contexts = {
+            pid: tuple(events.ReturnedContext(place, place, 0) for place in range(1, 1 + pid % 3)) for pid in told
+        }
+        held = {pid for pid in pids if contexts.get(pid)}
+        if held:
+            self._has_served(server)
+        self.feed(events.ServerReported(server, status, contexts))
+        known = self.daemon.servers[server].clients.values()
+        assert {client.pid for client in known if client.contexts} == held
+        listed = [client.pid for client in known if client.pid in contexts]
+        assert listed == [pid for pid in told if pid in listed]
+
+    @rule()
+    def devices_are_told(self) -> None:
+        self.feed(events.DevicesReported(DEVICES[:1]))
+        assert self.daemon.devices == DEVICES
 
     @precondition(lambda self: self.on_server)
     @rule(data=st.data())
