@@ -5,6 +5,7 @@ It says neither which commands it refuses nor, before the last one, where the an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -12,7 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from pympsd.control_client import batches, chunks
 from pympsd.vocabulary import files
+from pympsd.wire.errors import RemoteError
 from pympsd.wire.vendor.handshake import CREDENTIALS, HELLO, Role, encode_role
 from pympsd.wire.vendor.tool_lines import END_OF_ANSWERS, LINE_BYTES, encode_line, printed_of
 
@@ -20,8 +23,6 @@ _SCM_CREDENTIALS: Final = 2
 _UCRED: Final = struct.Struct("=iII")
 UNREACHABLE, SILENT = 1, 2
 BAD_USAGE: Final = 2
-AHEAD_LINES: Final = 32
-"""The most lines that are sent before the first is answered: the daemon reads none while it writes."""
 
 
 def give_commands(path: bytes, words: Sequence[str], strict: bool, timeout: float) -> int:
@@ -39,16 +40,15 @@ def give_commands(path: bytes, words: Sequence[str], strict: bool, timeout: floa
             from pympsd.terminal import typed_lines
 
             return max((_session(path, [line], timeout) for line in typed_lines()), default=0)
-        lines = sys.stdin.buffer.read().splitlines()
-        batches = [lines[start : start + AHEAD_LINES] for start in range(0, len(lines), AHEAD_LINES)]
-        return max((_session(path, batch, timeout) for batch in batches), default=0)
+        # Few at a time: the daemon reads none while it waits for its answers to be read.
+        return max((_session(path, batch, timeout) for batch in batches(chunks(0))), default=0)
     except TimeoutError:
         sys.stderr.write(
             f"The MPS control daemon does not answer: it was reached and said nothing for {timeout:g} s\n"
         )
         return SILENT
-    except OSError as error:
-        sys.stderr.write(f"The MPS control daemon cannot be spoken to: {error.strerror}\n")
+    except (OSError, RemoteError) as error:
+        sys.stderr.write(f"The MPS control daemon cannot be spoken to: {error}\n")
         return UNREACHABLE
 
 
@@ -58,7 +58,7 @@ def _session(path: bytes, lines: Sequence[bytes], timeout: float) -> int:
         try:
             # There alone settings may be changed; only root and the daemon's user can connect to it.
             daemon.connect(os.path.join(os.path.dirname(path), files.CONTROL_PRIVILEGED.encode()))
-        except PermissionError:
+        except OSError:
             daemon.connect(path)
         if daemon.recv(LINE_BYTES) != HELLO:
             sys.stderr.write("The MPS control daemon speaks another protocol: is it of an older driver?\n")
@@ -67,10 +67,12 @@ def _session(path: bytes, lines: Sequence[bytes], timeout: float) -> int:
         daemon.sendmsg([CREDENTIALS], [(socket.SOL_SOCKET, _SCM_CREDENTIALS, own)])
         daemon.send(encode_role(Role.TOOL))
         daemon.settimeout(None)
-        for line in lines:
-            for packet in encode_line(line):
-                daemon.send(packet)
-        daemon.send(encode_line(None)[0])
+        # A daemon that was told to quit may have gone before the last line; what it answered is still there.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for line in lines:
+                for packet in encode_line(line):
+                    daemon.send(packet)
+            daemon.send(encode_line(None)[0])
         while (packet := daemon.recv(LINE_BYTES)) not in (b"", END_OF_ANSWERS):
             sys.stdout.buffer.write(printed_of(packet) + b"\n")
         sys.stdout.flush()

@@ -18,10 +18,14 @@ class PacketChannel(SendQueue):
 
     async def receive(self, limit: int) -> bytes:
         """Return the next packet, cut to ``limit`` bytes; empty at the end."""
-        try:
-            return await self._socket.recv(limit)
-        except OSError:
-            return b""
+        while True:
+            try:
+                return await self._socket.recv(limit)
+            except ConnectionResetError:
+                # The peer left something unread; its last packets come after this error.
+                continue
+            except OSError:
+                return b""
 
     async def receive_with_credentials(self, limit: int) -> tuple[bytes, tuple[int, int, int] | None]:
         """Return the next packet and its sender's PID, uid and gid; None if the socket does not pass credentials."""

@@ -51,7 +51,14 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         return
     uid = daemon.serving_uid(event.peer.uid)
     entry = QueueEntry(
-        daemon.tickets.take(), uid, event.client, event.peer, event.command, event.namespace, event.process
+        daemon.tickets.take(),
+        uid,
+        event.client,
+        event.peer,
+        event.command,
+        event.namespace,
+        event.process,
+        event.joins,
     )
     server = daemon.server_of(uid)
     ready = server is not None and server.phase in OPEN and not turns.is_closed_to_newcomers(daemon, uid)
@@ -274,13 +281,18 @@ def _refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
 
 
 def _joined_server(daemon: Daemon, event: ClientConnected) -> Server | None:
-    """Return the server that the process is a client of, unless it is to end at once."""
+    """Return the server of its user that the process is a client of, unless it is to end at once."""
+    uid = daemon.serving_uid(event.peer.uid)
     for server in daemon.servers.values():
-        if server.phase in (Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) and not server.forced:
-            for client in server.clients.values():
-                if client.is_process(event.peer.pid, event.process):
-                    return server
+        # Of another user's client with this PID the end has not been seen yet.
+        is_there = server.uid == uid and server.phase in (*OPEN, Phase.LEAVING) and not server.forced
+        if is_there and _is_client(server, event.peer.pid, event.process):
+            return server
     return None
+
+
+def _is_client(server: Server, pid: int, process: int) -> bool:
+    return any(client.is_process(pid, process) for client in server.clients.values())
 
 
 def _context(context: ReturnedContext) -> Context:
@@ -296,7 +308,8 @@ def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:
 def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     for entry in turns.take_admissible(daemon, server.uid):
         if entry.client and entry.peer is not None:
-            server.clients[entry.client] = Client(
-                entry.client, entry.peer.pid, entry.uid, entry.command, entry.namespace, process=entry.process
-            )
+            if not (entry.joins and _is_client(server, entry.peer.pid, entry.process)):
+                server.clients[entry.client] = Client(
+                    entry.client, entry.peer.pid, entry.uid, entry.command, entry.namespace, process=entry.process
+                )
             yield AdmitClient(entry.client, server.serial, server.pid, daemon.client_priority.level)

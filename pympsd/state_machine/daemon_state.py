@@ -109,6 +109,7 @@ class QueueEntry:
     command: str = ""
     namespace: int = 0
     process: int = 0
+    joins: bool = False
     last_to_overtake: int | None = None
     """The last ticket that may still overtake this one; None: all may, until its timer ends."""
 

@@ -34,9 +34,15 @@ from pympsd_client._connect.session import Session
 SILENT_WAIT_S: Final = 10.0
 """Seconds until a single warning says what cuInit waits for."""
 _WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
+GRANTS_LIMIT: Final = 6
+"""The number of servers that may end before their welcome; the daemon gives up after four and says why."""
 _FRAMES: Final = 7
 """_awaited, request_session, _reach_devices, initialize, cuInit (two), the program."""
 _PEER_CREDENTIALS: Final = struct.Struct("3i")
+
+
+class NotWelcomed(CudaError):
+    """The server that was granted ended the session before its welcome."""
 
 
 def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemon:
@@ -101,7 +107,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
     except Ended as error:
         reason = f"{error}; server.log may say why"
     server.close()
-    raise _no_connection(f"the MPS server: {reason}")
+    raise NotWelcomed(Result.ERROR_MPS_CONNECTION_FAILED, f"the MPS server: {reason}")
 
 
 def _awaited(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream.launch_cache import check_choice, invalidate
 from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._connect.discovery import NoDaemon, Way, check_switches, refusal, without_daemon
-from pympsd_client._connect.handshake import connect_to_daemon, request_session
+from pympsd_client._connect.handshake import GRANTS_LIMIT, NotWelcomed, connect_to_daemon, request_session
 from pympsd_client._connect.private_executor import PrivateExecutors, PrivateExecutorWarning, native_driver
 from pympsd_client._objects.context import Context, contexts
 
@@ -51,8 +51,15 @@ class Process:
         environment = dict(os.environ)
         check_choice()
         check_switches(environment)
-        connection = connect_to_daemon(environment)
-        answer = connection if isinstance(connection, NoDaemon) else request_session(connection, environment)
+        for again in reversed(range(GRANTS_LIMIT)):
+            connection = connect_to_daemon(environment)
+            try:
+                answer = connection if isinstance(connection, NoDaemon) else request_session(connection, environment)
+                break
+            except NotWelcomed:
+                # The server has just ended: the daemon starts another, or says why it does not.
+                if not again:
+                    raise
         if not isinstance(answer, NoDaemon):
             self._connected(answer)
             return

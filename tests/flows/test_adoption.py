@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
+from pympsd_client._connect.retry import RETRY_S
 
 from pympsd.service.sessions.adoption import READY_SECONDS
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
-from pympsd_client._connect.retry import RETRY_S
 
 Make = Callable[..., ClientProcess]
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"

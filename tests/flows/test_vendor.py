@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from processes import DaemonProcess, wait_until
-from vendor.install import install, misbehave
+from vendor.install import install
 from vendor.programs import VendorClient, chain
 
 USER = 65534

@@ -18,8 +18,8 @@ from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.state_file import StateFile, device_keys
 from pympsd.service.listeners import Listener
-from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.adoption import AwaitedServer, inherit
+from pympsd.service.sessions.conversation import Conversation
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.persistent_state import PersistentServer, PersistentState

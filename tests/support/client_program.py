@@ -16,7 +16,6 @@ import numpy as np
 from client_kernels import DYNAMIC_PARALLELISM, MODULES, UNKNOWN_INSTRUCTION
 from tested_driver import cuda, last_error
 
-
 COUNT = 1 << 16
 WAITING_THREADS = 64
 STAY_NANOSECONDS = 2_000_000

@@ -33,7 +33,8 @@ def test_the_longest_packet_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "note"), [("n" * (packets.NAME_BYTES + 1), b""), ("\u00e9" * 128, b""), ("n", b"x" * (packets.NOTE_BYTES + 1))]
+    ("name", "note"),
+    [("n" * (packets.NAME_BYTES + 1), b""), ("\u00e9" * 128, b""), ("n", b"x" * (packets.NOTE_BYTES + 1))],
 )
 def test_longer_ones_are_refused(name: str, note: bytes) -> None:
     with pytest.raises(ValueError, match=r"up to 255 and its notes up to 65536"):

@@ -66,5 +66,6 @@ def ps(daemon: Daemon, caller: Caller, pid: int | None) -> Decision:
 
 def _ps_row(daemon: Daemon, server: Server, client: Client) -> str:
     first = next(iter(client.contexts.values()))
-    uuid = daemon.devices[first.device].uuid[:UUID_SHOWN]
+    # A server may know a device that this daemon does not.
+    uuid = daemon.devices[first.device].uuid[:UUID_SHOWN] if 0 <= first.device < len(daemon.devices) else ""
     return PS_ROW.format(client.pid, first.serial, server.pid, uuid, client.namespace, client.command)

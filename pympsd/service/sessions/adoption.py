@@ -138,8 +138,9 @@ class AwaitedServer:
     async def _is_adopted(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> bool:
         """Adopt it with the clients that it reports, or dismiss it; raise RemoteError for an impossible report."""
         if not self.obstacle:
-            channel.send(link.ReportRequest(Versions()))
-            hello, reports = await _receive_report(channel)
+            token = int.from_bytes(os.urandom(7), "big")
+            channel.send(link.ReportRequest(Versions(), token))
+            hello, reports = await _receive_report(dispatcher, session, channel, token)
             if agree(Versions(), hello.versions) is None:
                 self.obstacle = f"it speaks versions {hello.versions.oldest} to {hello.versions.newest}"
         if self.obstacle:
@@ -287,14 +288,22 @@ def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], has_other_
     )
 
 
-async def _receive_report(channel: MessageChannel) -> tuple[link.ServerReturn, list[object]]:
-    """Receive a server's report; what it sent before that is void. Raise RemoteError, or Ended."""
-    hello = None
-    while not isinstance(hello, link.ServerReturn):
-        hello = await _next(channel)
-    if not 0 <= hello.clients <= MOST_CLIENTS:
-        raise RemoteError(f"it reports {hello.clients} clients")
-    return hello, [await _next(channel) for _ in range(hello.clients)]
+async def _receive_report(
+    dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel, token: int
+) -> tuple[link.ServerReturn, list[object]]:
+    """Receive a server's report, the one with the token; of what it sent before only its log lines count.
+
+    Raise RemoteError, or Ended.
+    """
+    while True:
+        message = await _next(channel)
+        if isinstance(message, link.ServerReturn) and message.token == token:
+            break
+        if isinstance(message, link.LogRecord | link.LogDropped):
+            session.handle(dispatcher, message)
+    if not 0 <= message.clients <= MOST_CLIENTS:
+        raise RemoteError(f"it reports {message.clients} clients")
+    return message, [await _next(channel) for _ in range(message.clients)]
 
 
 async def _next(channel: MessageChannel) -> object:

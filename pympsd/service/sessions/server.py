@@ -157,7 +157,7 @@ class ServerSession:
             nursery.start_soon(self.channel.run_sender)
             try:
                 while (received := await self.channel.receive_message()) is not None:
-                    self._handle(dispatcher, received[0])
+                    self.handle(dispatcher, received[0])
             except RemoteError as error:
                 dispatcher.log.error("server_misbehaved", server=self.pid, reason=str(error))
                 self.kill()
@@ -165,7 +165,8 @@ class ServerSession:
         self._unwatch(tuple(self._watched))
         self._report_dropped(dispatcher)
 
-    def _handle(self, dispatcher: Dispatcher, message: object) -> None:
+    def handle(self, dispatcher: Dispatcher, message: object) -> None:
+        """Handle one message; raise RemoteError if it violates the protocol."""
         match message:
             case link.ServerHello(versions):
                 self._set_up(dispatcher, versions)

@@ -210,17 +210,19 @@ def devices() -> Question[tuple[ServerDevice, ...]]:
     return Question((_INT.pack(_DEVICES), _LONG.pack(_DEVICE_QUERY_ROOM)), read)
 
 
-def resume() -> Reader[None]:
-    """Read what is left of an answer to an earlier daemon's question, up to the answers to `RESUME`.
+def resume(percentage: float) -> Question[None]:
+    """Find the beginning of the answers to a daemon that takes a server over; an earlier one's may be left.
 
-    No answer has a packet of 8 bytes directly after one of 4, except those two.
+    It sets a percentage that no other daemon sets, one that a float of 32 bits can hold, and waits for it. Another
+    has to be set before the next client comes.
     """
-    previous = 0
-    while True:
-        packet = yield 0
-        if previous == _INT.size and len(packet) == _DOUBLE.size:
-            return
-        previous = len(packet)
+    expected = _DOUBLE.pack(percentage)
+
+    def read() -> Reader[None]:
+        while (yield 0) != expected:
+            pass
+
+    return Question((*set_percentage(percentage), _INT.pack(_GET_PERCENTAGE)), read)
 
 
 def uuid_text(uuid: bytes) -> str:
@@ -254,7 +256,3 @@ def _count() -> Reader[int]:
 
 def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode("ascii", "replace")
-
-
-RESUME: Final = Question((*status().packets, *percentage().packets), resume)
-"""The first question of a daemon that takes a server over: finds the beginning of the answers to its own."""

@@ -7,6 +7,7 @@ so the end of the last one passes the turn on at once.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -24,6 +25,8 @@ from pympsd.service.sessions.vendor.handoffs import STATUS, Handoffs
 from pympsd.service.sessions.vendor.server_link import ServerLink
 from pympsd.state_machine import events
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limits import MOST_MEMORY
+from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.vendor import server_commands as commands
@@ -65,6 +68,7 @@ class VendorServerSession:
     """Somebody waits for its end."""
     _changed: trio.Event = field(factory=trio.Event, init=False)
     """A client's process has ended."""
+    _nursery: trio.Nursery | None = field(default=None, init=False)
     _watched: int = field(default=0, init=False)
     handoffs: Handoffs = field(
         default=Factory(lambda self: Handoffs(self.dispatcher, self.serial, self.pid), takes_self=True), init=False
@@ -109,7 +113,9 @@ class VendorServerSession:
         self.handoffs.add(note, connection, admission.client_end)
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
-        """Tell it the limits of its later clients, if they have changed."""
+        """Tell it the limits of its later clients, if they have changed; before it is registered there is no need."""
+        if self._link is None:
+            return
         if percentage != self._percentage:
             self._percentage = percentage
             self.link.tell(commands.set_percentage(percentage))
@@ -121,13 +127,23 @@ class VendorServerSession:
     def _effective(self, memory_limits: dict[int, int]) -> dict[int, int]:
         """Return limits with those that were removed: they become the device's whole memory."""
         devices = self.dispatcher.state.devices
-        removed = {device: devices[device].memory_bytes for device in self._memory_limits if device < len(devices)}
+        removed = {
+            device: devices[device].memory_bytes or MOST_MEMORY
+            for device in self._memory_limits
+            if device < len(devices)
+        }
         return {**removed, **memory_limits}
 
     def terminate(self, token: int, pid: int, by_reset: bool) -> None:
         """Have it end the contexts of a client process; it cannot reset a device."""
-        answered = lambda code: self.dispatcher.feed(events.TerminationAnswered(self.serial, token, code))  # noqa: E731
-        self.link.ask(commands.terminate(pid), answered)
+
+        def answered(code: int) -> None:
+            self.dispatcher.feed(events.TerminationAnswered(self.serial, token, code))
+
+        if self._link is None:
+            answered(Result.ERROR_INVALID_CONTEXT)
+        else:
+            self._link.ask(commands.terminate(pid), answered)
 
     def shut_down(self, forced: bool) -> None:
         """Ask it to end when its last client has gone; forced: close the connection, at which it ends."""
@@ -147,12 +163,15 @@ class VendorServerSession:
         """
         server = dispatcher.state.servers.get(self.serial)
         known = server.clients.get(client) if server is not None else None
-        if pidfd >= 0 and known is not None and self._watched < fd_quota(WATCHED_DIVISOR):
-            self._watched += 1
-            note = ClientNote(self.serial, known.pid, known.uid, known.command, known.namespace)
-            dispatcher.nursery.start_soon(self._watch, client, pidfd, msgspec.json.encode(note))
-        elif pidfd >= 0:
+        if pidfd < 0:
+            return
+        has_room = self._watched < fd_quota(WATCHED_DIVISOR) and not self.ended.is_set()
+        if known is None or self._nursery is None or not has_room:
             os.close(pidfd)
+            return
+        self._watched += 1
+        note = ClientNote(self.serial, known.pid, known.uid, known.command, known.namespace)
+        self._nursery.start_soon(self._watch, client, pidfd, msgspec.json.encode(note))
 
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:
         """Watch a client that an earlier daemon admitted."""
@@ -164,6 +183,8 @@ class VendorServerSession:
                 await trio.lowlevel.wait_readable(pidfd)
                 self._gone(client)
         finally:
+            if self.ended.is_set():
+                self.dispatcher.drop(client_name(client))
             self._watched -= 1
             os.close(pidfd)
 
@@ -198,7 +219,7 @@ class VendorServerSession:
                 # Only the first context of a process has an ID; the others need a key of their own.
                 others -= 1
                 serial = first.get((context.pid, context.number, device.uuid), others)
-                reported = events.ReturnedContext(serial, context.number, ordinals.get(device.uuid, 0))
+                reported = events.ReturnedContext(serial, context.number, ordinals.get(device.uuid, -1))
                 contexts.setdefault(context.pid, []).append(reported)
         ordered = {pid: tuple(sorted(held, key=lambda one: -one.serial)) for pid, held in contexts.items()}
         self.dispatcher.feed(events.ServerReported(self.serial, STATUS[status], ordered))
@@ -211,10 +232,6 @@ class VendorServerSession:
             self._misbehaved(error)
             self.ended.set()
             return
-        if self.inherited is None:
-            self.dispatcher.feed(events.StatusPushed(self.serial, ServerStatus.ACTIVE))
-        else:
-            self._report_return()
         await self._run()
 
     async def resume(self, channel: PacketChannel) -> None:
@@ -223,21 +240,26 @@ class VendorServerSession:
         self.registered.set()
         # What the earlier daemon told it last may not have reached it.
         self._percentage, self.handoffs.priority, self._memory_limits = 0.0, -1, {}
-        self._link.ask(commands.RESUME, lambda _: None)
+        self._link.ask(commands.resume(random.randrange(1, 100 << 10) / 1024), lambda _: None)
         self._ask_devices()
-        self._report_return()
         await self._run()
 
-    def _report_return(self) -> None:
-        clients = tuple(self.inherited.values()) if self.inherited else ()
-        self.dispatcher.feed(events.ServerReturned(self.serial, ServerStatus.ACTIVE, False, clients))
+    def _report_ready(self) -> None:
+        if self.inherited is None:
+            self.dispatcher.feed(events.StatusPushed(self.serial, ServerStatus.ACTIVE))
+        else:
+            clients = tuple(self.inherited.values())
+            self.dispatcher.feed(events.ServerReturned(self.serial, ServerStatus.ACTIVE, False, clients))
 
     async def _run(self) -> None:
         try:
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._report_ready()
                 nursery.start_soon(self._pass_the_turn)
                 nursery.start_soon(self.handoffs.run, self.link)
                 wrong = await self.link.run()
+                self.ended.set()
                 nursery.cancel_scope.cancel()
             if wrong is not None:
                 self._misbehaved(wrong)

@@ -9,7 +9,7 @@ from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.vocabulary.answers import Answer
 from pympsd.wire.errors import RemoteError
-from pympsd.wire.vendor.tool_lines import END_OF_ANSWERS, LENGTH_BYTES, LINE_BYTES, length_of, printed
+from pympsd.wire.vendor.tool_lines import END_OF_ANSWERS, LINE_BYTES, length_of, printed
 
 
 @define(eq=False)
@@ -55,7 +55,7 @@ class ToolSession:
 
     async def _line(self) -> bytes | None:
         """Return the next line without its newline and NUL; None at the end."""
-        packet = await self.channel.receive(LENGTH_BYTES)
+        packet = await self.channel.receive(LINE_BYTES)
         if not packet:
             return None
         length = length_of(packet)
