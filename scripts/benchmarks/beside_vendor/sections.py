@@ -28,6 +28,8 @@ BARE: Final = "the bare interpreter"
 ARRIVALS: Final = 48
 USERS: Final = (10001, 10002)
 IDLE_SECONDS: Final = 10.0
+QUIET_SECONDS: Final = 15.0
+"""Until a daemon is idle: after a server's start it has timers, and threads that end, for ten seconds."""
 _ROUND: Final = ", round "
 _JOINS, _TURNS, _CROWDS, _QUESTIONS = 15, 5, 3, 40
 _JOIN_SECONDS: Final = 60.0
@@ -122,7 +124,7 @@ def idle(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
         watched = {}
         for daemon, client in zip(daemons, clients, strict=True):
             watched[daemon.name] = _processes_of(daemon, {*daemon.servers(), client.process.pid})
-        time.sleep(2 * _SETTLE_SECONDS)
+        time.sleep(_SETTLE_SECONDS if run.rehearsal else QUIET_SECONDS)
         before = {name: _switches(pids) for name, pids in watched.items()}
         time.sleep(seconds)  # the time in which nothing is to happen
         after = {name: _switches(pids) for name, pids in watched.items()}
