@@ -59,6 +59,8 @@ class Listener:
             # A connection that the keeper does not hold yet would be lost with this daemon; in the backlog it is not.
             await self.dispatcher.keeper.caught_up()
         try:
+            # Out of descriptors, accept(2) fails even if nobody connects: then the next one would be rejected.
+            await trio.lowlevel.wait_readable(self.listening)
             sock, _ = await self.listening.accept()
         except OSError as error:
             if error.errno in OUT_OF_FDS:
