@@ -27,8 +27,10 @@ from pympsd.wire.versions import Versions
 if TYPE_CHECKING:
     from tests.service.conftest import RunningDaemon
 
-OUT_OF_DESCRIPTORS = "Refusing a connection: Too many open files: "
+OUT_OF_DESCRIPTORS = (
+    "Refusing a connection: Too many open files: "
     "raise the limit of open file descriptors to 16384 or more (ulimit -n)"
+)
 UNREADABLE = "Unable to read new connection type information"
 HELLO = messages.ClientHello(Versions(), 1, "reported", 2, {})
 
