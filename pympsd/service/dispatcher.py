@@ -127,9 +127,13 @@ class Dispatcher:
     )
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
-        """Have the keeper hold a descriptor, which stays the caller's; one with too long a note is not held."""
-        if self.keeper is not None and len(note) <= NOTE_BYTES:
+        """Have the keeper hold a descriptor, which stays the caller's; one with too long a note is held no longer."""
+        if self.keeper is None:
+            return
+        if len(note) <= NOTE_BYTES:
             self.keeper.hold(name, fd, note)
+        else:
+            self.keeper.drop(name)
 
     def drop(self, name: str) -> None:
         """Have the keeper close a descriptor; to be called before it is closed here."""
