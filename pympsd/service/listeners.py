@@ -71,6 +71,8 @@ class Listener:
     async def _go_on(self, each: Noted[bytes]) -> None:
         """Serve a connection that an earlier daemon accepted."""
         await self._serve(trio.socket.from_stdlib_socket(socket.socket(fileno=each.fd)), each)
+        # A conversation has done so, but one that was refused has not begun.
+        self.dispatcher.drop(each.name)
 
     async def _reject_one(self, error: OSError) -> None:
         # A connection that cannot be accepted for lack of descriptors would be reported for ever.
