@@ -112,6 +112,7 @@ class Dispatcher:
     serials: Serials = field(factory=Serials)
     """Of clients and operators."""
     connections: Serials = field(factory=Serials)
+    """Of connections, by which the keeper knows them."""
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False

@@ -119,6 +119,11 @@ class Inherited:
             case _:
                 raise ValueError(f"no daemon calls anything {name}")
 
+    def next_connection(self) -> int:
+        """Return the first serial of this daemon's connections: no earlier daemon's has its name."""
+        serials = (one.name.partition(" ")[2] for one in self.connections)
+        return 1 + max((int(serial) for serial in serials if serial.isdecimal()), default=0)
+
     def take_listener(self, file: str, path: str, kind: socket.SocketKind) -> socket.socket | None:
         """Return the listening socket of a file, if it is of the kind that is needed and the file is still there."""
         fd = self.listeners.pop(file, -1)

@@ -37,6 +37,7 @@ from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
+from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.settings import Settings
 
@@ -186,6 +187,7 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
     devices, backend = device_keys(dispatcher.state.devices), dispatcher.settings.backend
     file = StateFile(directory.path, devices, dispatcher.log, directory.taken_by_another, backend)
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
+    dispatcher.connections = Serials(left.next_connection())
     awaited = inherit(dispatcher, directory.path, left)
     dispatcher.save()
     return awaited
