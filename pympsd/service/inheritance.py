@@ -135,7 +135,7 @@ class Inherited:
         return 1 + max((int(serial) for serial in serials if serial.isdecimal()), default=0)
 
     def take_listener(self, file: str, path: str, kind: socket.SocketKind) -> socket.socket | None:
-        """Return the listening socket of a file, if it is of the kind that is needed and the file is still the same."""
+        """Return the listening socket of a file, if it is of the kind that is needed and the file is the same one."""
         entry = self.listeners.pop(file, None)
         if entry is None:
             return None
