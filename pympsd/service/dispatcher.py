@@ -170,6 +170,7 @@ class Dispatcher:
 
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
+        is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
             # First: the next daemon has to know what is answered or begun below.
@@ -178,6 +179,7 @@ class Dispatcher:
             for instruction in instructions:
                 if not (isinstance(instruction, do.Log) and instruction.event in omitted):
                     self._carry_out(instruction)
+                is_answered = is_answered or isinstance(instruction, do.Reply)
             if self.state.queue:
                 for server in self.servers.values():
                     server.somebody_waits()
@@ -185,7 +187,7 @@ class Dispatcher:
             raise
         except Exception as error:
             self.log.error("daemon_defect", reason=repr(error))
-            if isinstance(event, OperatorLine) and event.session in self.operators:
+            if isinstance(event, OperatorLine) and event.session in self.operators and not is_answered:
                 reason = f"the daemon met an internal error: {error!r}; control.log has it too"
                 self.operators[event.session].answer(refusal(diagnostic=reason))
 
