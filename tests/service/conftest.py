@@ -130,10 +130,11 @@ class RunningDaemon:
         left.close()
         return ends
 
-    def go_on_with(self, *connections: Noted[bytes], keeper: Keeper | None = None) -> None:
+    async def go_on_with(self, *connections: Noted[bytes], keeper: Keeper | None = None) -> None:
         """Serve connections that an earlier daemon accepted, on a listener that nobody else connects to."""
         self.dispatcher.keeper = keeper
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        await listener.bind(f"{self.path}.next")
         listener.listen()
         converse = Conversation(self.dispatcher, True).run
         self.dispatcher.nursery.start_soon(Listener(self.dispatcher, listener, converse, connections).run)

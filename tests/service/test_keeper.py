@@ -350,7 +350,15 @@ def test_malformed_packets_change_nothing(daemons: Daemons) -> None:
         daemons.start(server_1=ours).kill()
         sock, _ = _next_daemon(daemons)
         with sock:
-            for data in (b"\1", b"\0\0", b"\x63\1a", b"\1\xffab", b"\1\1\xff", b"\2\1zz", b"\1\1a" + b"x" * packets.PACKET_BYTES):
+            for data in (
+                b"\1",
+                b"\0\0",
+                b"\x63\1a",
+                b"\1\xffab",
+                b"\1\1\xff",
+                b"\2\1zz",
+                b"\1\1a" + b"x" * packets.PACKET_BYTES,
+            ):
                 sock.send(data)
                 socket.send_fds(sock, [data], [sock.fileno()])
                 socket.send_fds(sock, [data], [sock.fileno()] * 5)
