@@ -43,8 +43,8 @@ _USERS: Final = (
 )
 
 _BACKEND: Final = (
-    "vendor (the driver's own MPS server), cuda (pympsd's server on a GPU), emulated, or auto: the first of them that "
-    "this machine has, and emulated if PYMPSD_EMULATED_DEVICES is set"
+    "vendor (the driver's own MPS server), cuda (pympsd's server on a GPU), emulated, or auto: the first of them "
+    "that this machine has, and emulated if PYMPSD_EMULATED_DEVICES is set"
 )
 
 _RESET: Final = (
