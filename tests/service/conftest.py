@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -120,9 +121,17 @@ class RunningDaemon:
         file.save(PersistentState(servers=(server,)))
         return folder / files.STATE
 
-    def inherit(self, *links: int) -> list[Caller]:
-        """Restore the state of the earlier daemon, as at the start; return the servers' ends of these links."""
+    def inherit(self, *links: int, full: bool = False) -> list[Caller]:
+        """Restore the state of the earlier daemon, as at the start; return the servers' ends of these links.
+
+        ``full``: the earlier daemon sent them as much as they hold.
+        """
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in links]
+        for ours, _ in pairs if full else ():
+            ours.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    ours.send(messages.encode(link.ShutDown(False)))
         left = Inherited(links={serial: ours.detach() for serial, (ours, _) in zip(links, pairs, strict=True)})
         ends = [Caller(trio.socket.from_stdlib_socket(theirs)) for _, theirs in pairs]
         self.callers += ends

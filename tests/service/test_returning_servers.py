@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from time_limit import bounded
 
 from pympsd.service.sessions import adoption
@@ -101,6 +102,24 @@ async def test_a_server_that_ends_before_it_has_reported_is_not_adopted(
     assert (server.awaited, server.clients) == (True, {})
     violations = [line for line in daemon.sentences() if line.startswith("Protocol violation")]
     assert len(violations) == (1 if said == "half of a message" else 0)
+
+
+@bounded
+@pytest.mark.parametrize("adopted", [True, False])
+async def test_a_server_that_has_not_read_all_of_the_earlier_daemons_messages_is_told_what_to_do(
+    daemon: RunningDaemon, adopted: bool
+) -> None:
+    save_predecessor(daemon, backend="" if adopted else "cuda")
+    (server_end,) = daemon.inherit(SERIAL, full=True)
+    await trio.testing.wait_all_tasks_blocked()
+    while (message := await server_end.message()) == link.ShutDown(False):
+        pass
+    if not adopted:
+        assert isinstance(message, link.ServerDismissed)
+        return
+    assert message == link.ReportRequest(Versions())
+    await server_end.send(messages.encode(link.ServerReturn(Versions(), ME, "ACTIVE", False, 0)))
+    assert await server_end.message() == link.ServerAdopted()
 
 
 @bounded
