@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 from attrs import evolve, frozen
-from processes import SECONDS
+from processes import SECONDS, adopt_orphans, wait_until
 from time_limit import bounded
 
 import pympsd
@@ -282,6 +282,41 @@ async def test_a_client_whose_hello_is_too_long_for_a_note_is_not_held(
 def test_no_new_connection_has_the_name_of_an_earlier_one(names: list[str], first: int) -> None:
     left = Inherited(connections=[Noted(name, -1, b"") for name in names])
     assert left.next_connection() == first
+
+
+def test_a_killed_daemons_connections_and_those_of_the_next_are_held_side_by_side(tmp_path: Path) -> None:
+    adopt_orphans()
+    folder = tmp_path / "pipe"
+    folder.mkdir()
+    variables = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(tmp_path)}
+    environment = {**variables, "PYMPSD_EMULATED_DEVICES": "H200"}
+    program = (
+        "from pympsd.daemonize import start_daemon; from pympsd.options import Options; start_daemon(Options(['-f']))"
+    )
+    with contextlib.ExitStack() as opened:
+        for _ in range(2):
+            daemon = opened.enter_context(
+                subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.DEVNULL)
+            )
+            opened.callback(daemon.kill)
+            wait_until((folder / files.CONTROL).exists, "the daemon's socket")
+            mute = opened.enter_context(socket.socket(socket.AF_UNIX))
+            wait_until(lambda mute=mute: mute.connect_ex(str(folder / files.CONTROL)) == 0, "the daemon")
+            with socket.socket(socket.AF_UNIX) as operator:
+                operator.settimeout(SECONDS)
+                operator.connect(str(folder / files.CONTROL))
+                line = frames.encode(frames.OPERATOR_LINE, b"get_server_list")
+                operator.sendall(frames.encode(frames.OPERATOR_HELLO) + line)
+                assert operator.recv(100) == frames.encode(frames.OPERATOR_DONE, b"\0"), "it accepted the other too"
+            daemon.kill()
+            daemon.wait()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as unused:
+            connections = {name for name in EarlierDaemon(folder, unused).left() if name.startswith("connection ")}
+        assert len(connections) == 2
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.connect(str(folder / files.KEEPER))
+            link.send(packets.encode(packets.END))
+    adopt_orphans(False)
 
 
 # --- held while a block runs
