@@ -42,6 +42,11 @@ _USERS: Final = (
     f"{MOST_SERVERS} users has one and nobody waits for another; also PYMPSD_USERS"
 )
 
+_BACKEND: Final = (
+    "vendor (the driver's own MPS server), cuda (pympsd's server on a GPU), emulated, or auto: the first of them "
+    "that this machine has, and emulated if PYMPSD_EMULATED_DEVICES is set"
+)
+
 _RESET: Final = (
     "with -d or -f: terminate_client resets a device that cannot stop the client's kernel within 10 s, as a fatal "
     "fault of it would; without it the answer is 702"
@@ -70,7 +75,8 @@ FILES: Final = (
     ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "the default active thread percentage"),
     ("CUDA_MPS_CLIENT_PRIORITY", "the default client priority"),
     ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "the default pinned memory limits: 0=1G,GPU-...=512MB"),
-    ("PYMPSD_BACKEND", "auto, cuda or emulated"),
+    ("PYMPSD_BACKEND", _BACKEND),
+    ("PYMPSD_VENDOR_SERVER", "the path of the driver's MPS server; default: the first in PATH"),
     ("PYMPSD_WORKER", "auto, native or python: what executes clients' records on a GPU"),
     ("PYMPSD_DEVICE_CONNECTIONS", "hardware queues of an executor on a GPU, 1 to 32; default 32"),
     ("PYMPSD_EMULATED_DEVICES", "the emulated machine: H200, 2xH200,1xP100, or the path of a TOML file"),

@@ -112,6 +112,7 @@ class Dispatcher:
     serials: Serials = field(factory=Serials)
     """Of clients and operators."""
     connections: Serials = field(factory=Serials)
+    """Of connections, by which the keeper knows them."""
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
@@ -127,9 +128,13 @@ class Dispatcher:
     )
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
-        """Have the keeper hold a descriptor, which stays the caller's; one with too long a note is not held."""
-        if self.keeper is not None and len(note) <= NOTE_BYTES:
+        """Have the keeper hold a descriptor, which stays the caller's; one with too long a note is held no longer."""
+        if self.keeper is None:
+            return
+        if len(note) <= NOTE_BYTES:
             self.keeper.hold(name, fd, note)
+        else:
+            self.keeper.drop(name)
 
     def drop(self, name: str) -> None:
         """Have the keeper close a descriptor; to be called before it is closed here."""
@@ -165,6 +170,7 @@ class Dispatcher:
 
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
+        is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
             # First: the next daemon has to know what is answered or begun below.
@@ -173,6 +179,7 @@ class Dispatcher:
             for instruction in instructions:
                 if not (isinstance(instruction, do.Log) and instruction.event in omitted):
                     self._carry_out(instruction)
+                is_answered = is_answered or isinstance(instruction, do.Reply)
             if self.state.queue:
                 for server in self.servers.values():
                     server.somebody_waits()
@@ -180,7 +187,7 @@ class Dispatcher:
             raise
         except Exception as error:
             self.log.error("daemon_defect", reason=repr(error))
-            if isinstance(event, OperatorLine) and event.session in self.operators:
+            if isinstance(event, OperatorLine) and event.session in self.operators and not is_answered:
                 reason = f"the daemon met an internal error: {error!r}; control.log has it too"
                 self.operators[event.session].answer(refusal(diagnostic=reason))
 

@@ -26,6 +26,15 @@ def listener_name(file: str) -> str:
     return f"listener {file}"
 
 
+def file_note(path: str) -> bytes:
+    """Return which file has a path; empty if there is none. The number of a bound socket's file is not used again."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return b""
+    return f"{status.st_dev} {status.st_ino}".encode()
+
+
 def link_name(server: int) -> str:
     """Return the name of the daemon's end of a server's link. The keeper stays while one has a living peer."""
     return f"server {server}"
@@ -80,7 +89,8 @@ class Inherited:
     """The descriptors an earlier daemon left; whoever uses one takes it out, the rest is closed by ``close``."""
 
     keeper: Keeper | None = None
-    listeners: dict[str, int] = field(factory=dict)
+    listeners: dict[str, Noted[bytes]] = field(factory=dict)
+    """By file; noted is which file that was (``file_note``)."""
     links: dict[int, int] = field(factory=dict)
     """By the server's serial."""
     clients: dict[int, Noted[ClientNote]] = field(factory=dict)
@@ -104,7 +114,7 @@ class Inherited:
         kind, _, rest = name.partition(" ")
         match kind:
             case "listener":
-                self.listeners[rest] = entry.fd
+                self.listeners[rest] = Noted(name, entry.fd, entry.note)
             case "fifo":
                 self.fifo = entry.fd
             case "server":
@@ -119,13 +129,18 @@ class Inherited:
             case _:
                 raise ValueError(f"no daemon calls anything {name}")
 
+    def next_connection(self) -> int:
+        """Return the first serial of this daemon's connections: no earlier daemon's has its name."""
+        serials = (one.name.partition(" ")[2] for one in self.connections)
+        return 1 + max((int(serial) for serial in serials if serial.isdecimal()), default=0)
+
     def take_listener(self, file: str, path: str, kind: socket.SocketKind) -> socket.socket | None:
-        """Return the listening socket of a file, if it is of the kind that is needed and the file is still there."""
-        fd = self.listeners.pop(file, -1)
-        if fd < 0:
+        """Return the listening socket of a file, if it is of the kind that is needed and the file is the same one."""
+        entry = self.listeners.pop(file, None)
+        if entry is None:
             return None
-        listener = socket.socket(fileno=fd)
-        if listener.type is kind and os.path.exists(path):
+        listener = socket.socket(fileno=entry.fd)
+        if listener.type is kind and entry.note and entry.note == file_note(path):
             return listener
         listener.close()
         return None
@@ -147,7 +162,7 @@ class Inherited:
     def close(self) -> None:
         """Close what nobody has taken, and have it dropped."""
         left = [(link_name(server), fd) for server, fd in self.links.items()]
-        left += [(listener_name(file), fd) for file, fd in self.listeners.items()]
+        left += [(one.name, one.fd) for one in self.listeners.values()]
         left += [(one.name, one.fd) for one in self.clients.values()]
         left += [(one.name, one.fd) for one in self.sessions]
         left += [(one.name, one.fd) for one in self.connections]

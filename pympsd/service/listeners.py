@@ -59,6 +59,8 @@ class Listener:
             # A connection that the keeper does not hold yet would be lost with this daemon; in the backlog it is not.
             await self.dispatcher.keeper.caught_up()
         try:
+            # Out of descriptors, accept(2) fails even if nobody connects: then the next one would be rejected.
+            await trio.lowlevel.wait_readable(self.listening)
             sock, _ = await self.listening.accept()
         except OSError as error:
             if error.errno in OUT_OF_FDS:
@@ -69,6 +71,8 @@ class Listener:
     async def _go_on(self, each: Noted[bytes]) -> None:
         """Serve a connection that an earlier daemon accepted."""
         await self._serve(trio.socket.from_stdlib_socket(socket.socket(fileno=each.fd)), each)
+        # A conversation has done so, but one that was refused has not begun.
+        self.dispatcher.drop(each.name)
 
     async def _reject_one(self, error: OSError) -> None:
         # A connection that cannot be accepted for lack of descriptors would be reported for ever.

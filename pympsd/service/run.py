@@ -21,7 +21,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.log_fifo import read_fifo
 from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.service.files.state_file import StateFile, device_keys
-from pympsd.service.inheritance import FIFO, Inherited, listener_name
+from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
 from pympsd.service.processes.children import spawn_server
@@ -37,6 +37,7 @@ from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
+from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.settings import Settings
 
@@ -114,7 +115,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         dispatcher = _dispatcher(setup, limits, nursery, keeper)
         _log_start(dispatcher, setup, complaints)
         for file, sock in listening.items():
-            keeper.hold(listener_name(file), sock.fileno())
+            keeper.hold(listener_name(file), sock.fileno(), file_note(directory.name(file)))
         await nursery.start(keeper.run)
         awaited = _save_and_inherit(dispatcher, directory, left)
         nursery.start_soon(_handle_signals, dispatcher, signals)
@@ -186,6 +187,7 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
     devices, backend = device_keys(dispatcher.state.devices), dispatcher.settings.backend
     file = StateFile(directory.path, devices, dispatcher.log, directory.taken_by_another, backend)
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
+    dispatcher.connections = Serials(left.next_connection())
     awaited = inherit(dispatcher, directory.path, left)
     dispatcher.save()
     return awaited

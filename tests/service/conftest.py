@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -17,6 +18,8 @@ from pympsd.journal.files import LogFile
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.state_file import StateFile, device_keys
+from pympsd.service.inheritance import Inherited, Noted
+from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
 from pympsd.service.sessions.adoption import AwaitedServer, inherit
 from pympsd.service.sessions.conversation import Conversation
@@ -25,8 +28,10 @@ from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
 from pympsd.vocabulary import files
 from pympsd.vocabulary.settings import Settings
-from pympsd.wire import frames
+from pympsd.wire import frames, messages
+from pympsd.wire import link_messages as link
 from pympsd.wire.framing import Frame, FrameReader
+from pympsd.wire.versions import Versions
 
 
 @define
@@ -54,6 +59,20 @@ class Caller:
             self._frames.extend(self._reader.feed(data))
         return self._frames.pop(0)
 
+    async def message(self) -> object:
+        """Return the next message; None at the end."""
+        frame = await self.receive()
+        return None if frame is None else messages.decode(frame)
+
+    async def report(
+        self, pid: int, *clients: link.ReturningClient, count: int | None = None, versions: Versions | None = None
+    ) -> None:
+        """As a server, await the next daemon's request, and report ``count`` clients (None: those that follow)."""
+        assert await self.message() == link.ReportRequest(Versions())
+        number = len(clients) if count is None else count
+        for message in (link.ServerReturn(versions or Versions(), pid, "ACTIVE", False, number), *clients):
+            await self.send(messages.encode(message))
+
     async def ask(self, line: bytes) -> list[tuple[int, bytes]]:
         """Send a command; return the frames of its answer."""
         await self.send(frames.encode(frames.OPERATOR_LINE, line))
@@ -73,7 +92,7 @@ class RunningDaemon:
     path: str
     log: Path
     spawned: list[SpawnServer]
-    awaited: dict[int, AwaitedServer]
+    awaited: list[AwaitedServer]
     callers: list[Caller] = field(factory=list)
 
     async def connect(self) -> Caller:
@@ -94,16 +113,40 @@ class RunningDaemon:
         operator = await self.operator()
         return await operator.ask(b"get_server_list") == [(frames.OPERATOR_DONE, b"\0")]
 
-    def save_predecessor(self, server: PersistentServer) -> Path:
-        """Write the state file of an earlier daemon that had one server; return its path."""
+    def save_predecessor(self, server: PersistentServer, backend: str = "") -> Path:
+        """Write the state file of an earlier daemon that had one server, of this backend (empty: this daemon's)."""
         folder = self.log.parent
-        file = StateFile(str(folder), device_keys(self.dispatcher.state.devices), self.dispatcher.log)
+        devices, same = device_keys(self.dispatcher.state.devices), self.dispatcher.settings.backend
+        file = StateFile(str(folder), devices, self.dispatcher.log, backend=backend or same)
         file.save(PersistentState(servers=(server,)))
         return folder / files.STATE
 
-    def inherit(self) -> None:
-        """Restore the state of the earlier daemon, as at the start."""
-        self.awaited.update(inherit(self.dispatcher, str(self.log.parent)))
+    def inherit(self, *links: int, full: bool = False) -> list[Caller]:
+        """Restore the state of the earlier daemon, as at the start; return the servers' ends of these links.
+
+        ``full``: the earlier daemon sent them as much as they hold.
+        """
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in links]
+        for ours, _ in pairs if full else ():
+            ours.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    ours.send(messages.encode(link.ShutDown(False)))
+        left = Inherited(links={serial: ours.detach() for serial, (ours, _) in zip(links, pairs, strict=True)})
+        ends = [Caller(trio.socket.from_stdlib_socket(theirs)) for _, theirs in pairs]
+        self.callers += ends
+        self.awaited += inherit(self.dispatcher, str(self.log.parent), left)
+        left.close()
+        return ends
+
+    async def go_on_with(self, *connections: Noted[bytes], keeper: Keeper | None = None) -> None:
+        """Serve connections that an earlier daemon accepted, on a listener that nobody else connects to."""
+        self.dispatcher.keeper = keeper
+        listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        await listener.bind(f"{self.path}.next")
+        listener.listen()
+        converse = Conversation(self.dispatcher, True).run
+        self.dispatcher.nursery.start_soon(Listener(self.dispatcher, listener, converse, connections).run)
 
     def sentences(self) -> list[str]:
         """Return the sentences of control.log, without times."""
@@ -115,7 +158,7 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
     """A daemon without server processes."""
     journal = Journal(LogFile(str(tmp_path / "control.log")), LogFile(str(tmp_path / "server.log")))
     spawned: list[SpawnServer] = []
-    awaited: dict[int, AwaitedServer] = {}
+    awaited: list[AwaitedServer] = []
 
     async def spawn(_: Dispatcher, instruction: SpawnServer) -> None:
         spawned.append(instruction)

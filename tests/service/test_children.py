@@ -38,7 +38,7 @@ async def test_without_descriptors_the_end_of_a_leaving_server_is_still_awaited(
     statuses: list[int] = []
 
     async def reap() -> None:
-        statuses.append(await children._reap(process))
+        statuses.append(await children.reap(process))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reap)

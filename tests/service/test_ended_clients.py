@@ -71,7 +71,7 @@ async def receive_client(channel: MessageChannel) -> link.AdmitClient:
 async def serve(daemon: RunningDaemon) -> MessageChannel:
     """Add a ready server without a process; return its end of the link."""
     (spawn,) = daemon.spawned
-    ours, theirs = trio.socket.socketpair()
+    ours, theirs = trio.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     session = ServerSession(spawn.server, spawn.uid, 847, lambda: None, MessageChannel(ours))
 
     async def run() -> None:
@@ -201,16 +201,6 @@ async def test_a_server_that_takes_no_clients_costs_a_limited_number_of_descript
 # --- of an earlier daemon
 
 
-async def returns(daemon: RunningDaemon, *pids: int) -> Caller:
-    """Return as a server with clients of these PIDs, numbered from 1."""
-    clients = [link.ReturningClient(number, pid, 0, "train", 99, ()) for number, pid in enumerate(pids, 1)]
-    caller = await daemon.connect()
-    hello = link.ServerReturn(Versions(), ME, "ACTIVE", False, len(clients))
-    await caller.send(b"".join(map(messages.encode, (hello, *clients))))
-    assert await caller.receive() is not None
-    return caller
-
-
 @bounded
 async def test_the_clients_of_a_server_that_returns_are_watched_by_their_pids(
     daemon: RunningDaemon, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
@@ -219,10 +209,13 @@ async def test_the_clients_of_a_server_that_returns_are_watched_by_their_pids(
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     daemon.save_predecessor(PersistentServer(1, ME, 0, 100.0, {}))
-    daemon.inherit()
+    (server_end,) = daemon.inherit(1)
     before = pidfds()
     # One that lives, one that has ended, and two PIDs that no process can have.
-    await returns(daemon, process.pid, ended.pid, 0, 1 << 40)
+    pids = (process.pid, ended.pid, 0, 1 << 40)
+    clients = (link.ReturningClient(number, pid, 0, "train", 99, ()) for number, pid in enumerate(pids, 1))
+    await server_end.report(ME, *clients)
+    assert await server_end.message() == link.ServerAdopted()
     await trio.testing.wait_all_tasks_blocked()
     (server,) = daemon.dispatcher.state.servers.values()
     assert [client.ended for client in server.clients.values()] == [False, True, False, False]

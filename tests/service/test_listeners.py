@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +17,20 @@ from attrs import evolve
 from time_limit import bounded
 
 from pympsd.service import listeners, rate_limit
+from pympsd.service.sessions import conversation
 from pympsd.service.sessions.peers import credentials
 from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame
-from pympsd.wire.link_messages import ShutDown
+from pympsd.wire.link_messages import ServerReturn, ShutDown
 from pympsd.wire.versions import Versions
 
 if TYPE_CHECKING:
     from tests.service.conftest import RunningDaemon
 
+OUT_OF_DESCRIPTORS = (
+    "Refusing a connection: Too many open files: "
+    "raise the limit of open file descriptors to 16384 or more (ulimit -n)"
+)
 UNREADABLE = "Unable to read new connection type information"
 HELLO = messages.ClientHello(Versions(), 1, "reported", 2, {})
 
@@ -61,10 +69,12 @@ async def test_an_operator_is_answered_and_logged(daemon: RunningDaemon) -> None
         frames.encode(frames.FIRST_MESSAGE_KIND, b"\xc1"),
         frames.encode(frames.FIRST_MESSAGE_KIND, b"\x81\xa1x" + b"\x91" * 500_000),
         messages.encode(ShutDown(True)),
+        messages.encode(ServerReturn(Versions(), os.getpid(), "ACTIVE", False, 0)),
         (frames.BODY_LIMIT + 1).to_bytes(4, "little") + bytes(4),
     ],
     ids=[
-        "http", "ones", "zeros", "unknown", "no hello", "fds", "no body", "nested", "not for a client", "too long",
+        "http", "ones", "zeros", "unknown", "no hello", "fds", "no body", "nested", "not for a client",
+        "a server", "too long",
     ],
 )  # fmt: skip
 @bounded
@@ -268,18 +278,42 @@ async def test_a_client_of_another_version_is_refused_with_both_versions(daemon:
     assert await caller.receive() is None
 
 
+@contextlib.contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    """Let this process open no further descriptor."""
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), [os.open(os.devnull, os.O_RDONLY)]
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(taken[0]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in taken:
+            os.close(fd)
+
+
 @bounded
-async def test_without_descriptors_a_caller_is_refused_and_the_listener_goes_on(
+async def test_without_descriptors_a_caller_is_refused_and_the_listener_goes_on(daemon: RunningDaemon) -> None:
+    sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with sock, no_more_descriptors():
+        await sock.connect(daemon.path)
+        assert await sock.recv(1) == b""
+    assert daemon.sentences()[-1] == OUT_OF_DESCRIPTORS
+    assert await daemon.still_answers()
+
+
+@bounded
+async def test_a_conversation_without_descriptors_is_refused_and_the_listener_goes_on(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_more(_: int) -> int:
+    def no_more(_: object) -> None:
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(listeners.os, "dup", no_more)
+        patched.setattr(conversation, "MessageChannel", no_more)
         assert await (await daemon.connect()).receive() is None
-    assert daemon.sentences()[-1] == (
-        "Refusing a connection: Too many open files: raise the limit of open file descriptors to 16384 or more "
-        "(ulimit -n)"
-    )
+    assert daemon.sentences()[-1] == OUT_OF_DESCRIPTORS
     assert await daemon.still_answers()

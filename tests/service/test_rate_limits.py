@@ -14,6 +14,7 @@ from pympsd.journal.dialects import Dialect
 from pympsd.journal.setup import control_logger
 from pympsd.service import listeners, rate_limit
 from pympsd.service.rate_limit import RateLimit
+from pympsd.service.sessions import conversation
 from pympsd.service.sessions import server as server_session
 from pympsd.service.sessions.adoption import KnownProcess
 from pympsd.service.sessions.peers import credentials
@@ -66,7 +67,6 @@ CASES = {
     "waiting": (HELLO, "NEW CLIENT "),
     "refused": (HELLO, "Refusing client "),
     "under a debugger": (evolve(HELLO, traced=True), "Client "),
-    "claiming to be servers": (link.ServerReturn(Versions(), 7, "ACTIVE", False, 0), "Refusing process "),
 }
 
 
@@ -100,7 +100,7 @@ async def test_events_that_are_not_logged_are_still_handled(daemon: RunningDaemo
     callers = [await daemon.connect() for _ in range(2 * ALLOWED)]
     for caller in callers:
         await caller.send(messages.encode(HELLO))
-    await trio.testing.wait_all_tasks_blocked()
+        await trio.testing.wait_all_tasks_blocked()
     assert len(daemon.dispatcher.state.queue) == 2 * ALLOWED
     assert len(daemon.spawned) == 1
     daemon.dispatcher._refuse(daemon.dispatcher.state.queue[0].client, 805, "a reason")
@@ -124,36 +124,33 @@ async def test_each_user_has_a_limit(daemon: RunningDaemon, clock: Clock, monkey
 async def test_lines_about_refused_connections_are_limited_too(
     daemon: RunningDaemon, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_more(_: int) -> int:
+    def no_more(_: object) -> None:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(listeners, "user_of", lambda sock: USER)
     with monkeypatch.context() as patched:
-        patched.setattr(listeners.os, "dup", no_more)
+        patched.setattr(conversation, "MessageChannel", no_more)
         for _ in range(2 * ALLOWED):
             assert await (await daemon.connect()).receive() is None
     assert len(daemon.sentences()) == ALLOWED
     clock.now += 2
     assert await daemon.still_answers()
-    assert daemon.sentences()[ALLOWED].startswith(f"{ALLOWED} log lines that user {USER} caused were dropped")
+    assert daemon.sentences()[ALLOWED].startswith(f"{3 * ALLOWED} log lines that user {USER} caused were dropped")
 
 
 # --- servers
 
 
 async def server_of(daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Caller, Path]:
-    """Connect as a server of an earlier daemon, with one client; return its link and the path of server.log."""
+    """Be a server of an earlier daemon, with one client; return its end of the link and the path of server.log."""
     monkeypatch.setattr(server_session, "LOG_RECORDS_PER_SECOND", ALLOWED)
     monkeypatch.setattr(listeners, "credentials", credentials)
     # The test process plays the server.
     monkeypatch.setattr(KnownProcess, "kill", lambda _: None)
     daemon.save_predecessor(PersistentServer(1, ME, 0, 100.0, {}))
-    daemon.inherit()
-    caller = await daemon.connect()
-    hello = link.ServerReturn(Versions(), ME, "ACTIVE", False, 1)
-    client = link.ReturningClient(5, 4105, 0, "train", 99, ())
-    await caller.send(messages.encode(hello) + messages.encode(client))
-    assert await caller.receive() is not None
+    (caller,) = daemon.inherit(1)
+    await caller.report(ME, link.ReturningClient(5, 4105, 0, "train", 99, ()))
+    assert await caller.message() == link.ServerAdopted()
     return caller, tmp_path / "server.log"
 
 

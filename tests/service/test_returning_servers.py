@@ -1,6 +1,6 @@
-"""A process that connects as a server of the earlier daemon: which are believed, and what they may report.
+"""The servers of an earlier daemon, with links that the keeper held: which are believed, and what they may report.
 
-The test process plays the server: the kernel reports its PID.
+The test process plays the server: the state file names its PID.
 """
 
 from __future__ import annotations
@@ -10,28 +10,35 @@ import os
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 from time_limit import bounded
 
+from pympsd.service.sessions import adoption
 from pympsd.service.sessions.adoption import KnownProcess
 from pympsd.state_machine.persistent_state import PersistentServer
+from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
-from tests.service.conftest import Caller, RunningDaemon
+from tests.service.conftest import RunningDaemon
 
 ME = os.getpid()
+SERIAL = 1
 CLIENT = link.ReturningClient(5, 4105, 0, "train", 99, ((3, 1, 0),))
 
 
 @pytest.fixture(autouse=True)
-def _no_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that does not return in time is killed, and here that is this process or its parent."""
-    monkeypatch.setattr(KnownProcess, "kill", lambda _: None)
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pidfds through which a server was to be killed; here that is this process or its parent."""
+    pidfds: list[int] = []
+    monkeypatch.setattr(KnownProcess, "kill", lambda process: pidfds.append(process.pidfd))
+    return pidfds
 
 
-def save_predecessor(daemon: RunningDaemon, *, pid: int = ME, uid: int = 0) -> Path:
+def save_predecessor(daemon: RunningDaemon, *, pid: int = ME, uid: int = 0, backend: str = "") -> Path:
     """Write the state file of an earlier daemon that had one server; return its path."""
-    return daemon.save_predecessor(PersistentServer(1, pid, uid, 60.0, {0: 1 << 30}))
+    return daemon.save_predecessor(PersistentServer(SERIAL, pid, uid, 60.0, {0: 1 << 30}), backend)
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -41,90 +48,135 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-async def returns(
-    daemon: RunningDaemon, *clients: link.ReturningClient, count: int = -1, versions: Versions | None = None
-) -> tuple[Caller, object]:
-    """Return as a server; return its connection and the daemon's first message, None for the end."""
-    caller = await daemon.connect()
-    number = len(clients) if count < 0 else count
-    hello = link.ServerReturn(versions or Versions(), ME, "ACTIVE", False, number)
-    await caller.send(b"".join(map(messages.encode, (hello, *clients))))
-    frame = await caller.receive()
-    return caller, None if frame is None else messages.decode(frame)
-
-
-def refused(daemon: RunningDaemon) -> list[str]:
-    """Return the log lines about refused processes."""
-    return [line for line in daemon.sentences() if line.startswith("Refusing process")]
-
-
 @bounded
 async def test_a_server_of_the_earlier_daemon_is_adopted(daemon: RunningDaemon) -> None:
     save_predecessor(daemon)
-    daemon.inherit()
+    (server_end,) = daemon.inherit(SERIAL)
     assert [server.awaited for server in daemon.dispatcher.state.servers.values()] == [True]
-    caller, message = await returns(daemon, CLIENT)
-    assert message == link.ServerAdopted()
-    frame = await caller.receive()
-    assert frame is not None
-    assert messages.decode(frame) == link.LimitsChanged(60.0, {0: 1 << 30})
+    await server_end.report(ME, CLIENT)
+    assert await server_end.message() == link.ServerAdopted()
+    assert await server_end.message() == link.LimitsChanged(60.0, {0: 1 << 30})
     (server,) = daemon.dispatcher.state.servers.values()
     (client,) = server.clients.values()
     assert (client.serial, client.pid, client.command, list(client.contexts)) == (5, 4105, "train", [3])
+    assert daemon.awaited[0].settled.is_set()
     # New serials are above all earlier ones.
     assert daemon.dispatcher.serials.take() > 1 << 40
     # From now on it is a server like any other.
-    await caller.send(messages.encode(link.ClientGone(5)))
-    await caller.send(messages.encode(link.LogRecord("server_exiting", {}, 0.0)))
+    await server_end.send(messages.encode(link.ClientGone(5)))
+    await server_end.send(messages.encode(link.LogRecord("server_exiting", {}, 0.0)))
     assert await daemon.still_answers() is False, "there is a server in the list now"
     assert server.clients == {}
 
 
 @bounded
-async def test_a_server_returns_only_once(daemon: RunningDaemon) -> None:
+async def test_what_a_server_sent_before_its_report_is_void(daemon: RunningDaemon) -> None:
     save_predecessor(daemon)
-    daemon.inherit()
-    await returns(daemon)
-    _, message = await returns(daemon)
-    assert isinstance(message, link.ServerDismissed)
-    assert len(refused(daemon)) == 1
-    assert len(daemon.dispatcher.state.servers) == 1
+    (server_end,) = daemon.inherit(SERIAL)
+    # Most of it was true for the earlier daemon; a new one knows none of these clients and contexts.
+    for message in (link.StatusChanged("FAULT"), link.ClientGone(5), link.ContextReported(5, 3, 1, 0), CLIENT):
+        await server_end.send(messages.encode(message))
+    await server_end.report(ME, CLIENT)
+    assert await server_end.message() == link.ServerAdopted()
+    (server,) = daemon.dispatcher.state.servers.values()
+    assert (server.phase, list(server.clients[5].contexts)) == (Phase.ACTIVE, [3])
 
 
 @bounded
-@pytest.mark.parametrize("case", ["none was expected", "another process", "another user's", "a later process"])
-async def test_a_process_that_is_not_in_the_file_is_refused(daemon: RunningDaemon, case: str) -> None:
-    if case == "another process":
-        save_predecessor(daemon, pid=os.getppid())
-    elif case == "another user's":
-        save_predecessor(daemon, uid=500)
-    elif case == "a later process":
-        edit(save_predecessor(daemon), f'"started":{{"{ME}":', f'"started":{{"{ME}":1')
-    daemon.inherit()
+@pytest.mark.parametrize("said", ["nothing", "its report without its clients", "half of a message"])
+async def test_a_server_that_ends_before_it_has_reported_is_not_adopted(
+    daemon: RunningDaemon, killed: list[int], monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setattr(adoption, "LEAVE_SECONDS", 0.0)
+    save_predecessor(daemon)
+    (server_end,) = daemon.inherit(SERIAL)
+    if said == "its report without its clients":
+        await server_end.report(ME, CLIENT, count=2)
+    elif said == "half of a message":
+        await server_end.report(ME, count=1)
+        await server_end.send(messages.encode(CLIENT)[:20])
+    server_end.sock.close()
+    while not killed:
+        await trio.sleep(0)  # its process has not ended with its link
+    (server,) = daemon.dispatcher.state.servers.values()
+    assert (server.awaited, server.clients) == (True, {})
+    violations = [line for line in daemon.sentences() if line.startswith("Protocol violation")]
+    assert len(violations) == (1 if said == "half of a message" else 0)
+
+
+@bounded
+@pytest.mark.parametrize("adopted", [True, False])
+async def test_a_server_that_has_not_read_all_of_the_earlier_daemons_messages_is_told_what_to_do(
+    daemon: RunningDaemon, adopted: bool
+) -> None:
+    save_predecessor(daemon, backend="" if adopted else "cuda")
+    (server_end,) = daemon.inherit(SERIAL, full=True)
+    await trio.testing.wait_all_tasks_blocked()
+    while (message := await server_end.message()) == link.ShutDown(False):
+        pass
+    if not adopted:
+        assert isinstance(message, link.ServerDismissed)
+        return
+    assert message == link.ReportRequest(Versions())
+    await server_end.send(messages.encode(link.ServerReturn(Versions(), ME, "ACTIVE", False, 0)))
+    assert await server_end.message() == link.ServerAdopted()
+
+
+@bounded
+@pytest.mark.parametrize("case", ["another link", "a later process", "no state file"])
+async def test_the_link_of_a_server_that_is_not_in_the_file_is_closed(daemon: RunningDaemon, case: str) -> None:
+    if case != "no state file":
+        path = save_predecessor(daemon)
+    if case == "a later process":
+        edit(path, f'"started":{{"{ME}":', f'"started":{{"{ME}":1')
+    (server_end,) = daemon.inherit(2 if case == "another link" else SERIAL)
+    assert await server_end.message() is None
+    # The server without a link has some seconds to end, and is then killed.
     servers = [server.awaited for server in daemon.dispatcher.state.servers.values()]
-    _, message = await returns(daemon, CLIENT)
-    assert isinstance(message, link.ServerDismissed)
-    (line,) = refused(daemon)
-    assert f"Refusing process {ME} of user 0, which says it is a server: " in line
-    assert [server.awaited for server in daemon.dispatcher.state.servers.values()] == servers
-    assert servers == ([] if case in ("none was expected", "a later process") else [True])
+    assert servers == ([True] if case == "another link" else [])
 
 
 @bounded
-@pytest.mark.parametrize("why", ["devices", "versions"])
+async def test_a_process_that_says_that_it_is_a_server_is_refused(daemon: RunningDaemon) -> None:
+    save_predecessor(daemon)
+    (server_end,) = daemon.inherit(SERIAL)
+    caller = await daemon.connect()
+    await caller.send(messages.encode(link.ServerReturn(Versions(), ME, "ACTIVE", False, 0)))
+    assert await caller.message() is None
+    assert daemon.sentences()[-1] == "Unable to read new connection type information"
+    assert [server.awaited for server in daemon.dispatcher.state.servers.values()] == [True]
+    await server_end.report(ME, CLIENT)
+    assert await server_end.message() == link.ServerAdopted()
+
+
+@bounded
+@pytest.mark.parametrize("why", ["devices", "versions", "backend"])
 async def test_a_server_that_cannot_be_adopted_is_dismissed_with_the_reason(daemon: RunningDaemon, why: str) -> None:
-    path = save_predecessor(daemon)
+    path = save_predecessor(daemon, backend="cuda" if why == "backend" else "")
     if why == "devices":
         edit(path, "GPU-", "GPU-x")
-    daemon.inherit()
-    versions = Versions(oldest=8, newest=9) if why == "versions" else Versions()
-    _, message = await returns(daemon, CLIENT, versions=versions)
-    assert isinstance(message, link.ServerDismissed)
-    reason = {"devices": "the devices of this daemon are others", "versions": "it speaks versions 8 to 9"}[why]
-    assert message.reason == reason
-    assert daemon.sentences()[-1] == f"Server {ME} is not taken in and goes with its last client: {reason}"
+    (server_end,) = daemon.inherit(SERIAL)
+    if why == "versions":
+        await server_end.report(ME, CLIENT, versions=Versions(oldest=8, newest=9))
+    reasons = {
+        "devices": "the devices of this daemon are others",
+        "versions": "it speaks versions 8 to 9",
+        "backend": "the backend of this daemon is auto, not cuda",
+    }
+    assert await server_end.message() == link.ServerDismissed(reasons[why])
+    assert await server_end.message() is None, "it reports to no daemon after this"
+    said = f"Server {ME} is not taken in and goes with its last client: {reasons[why]}"
+    assert daemon.sentences()[-1] == said
     assert daemon.dispatcher.state.servers == {}
     assert await daemon.still_answers()
+
+
+@bounded
+async def test_a_driver_s_server_that_cannot_be_adopted_ends_with_its_link(daemon: RunningDaemon) -> None:
+    save_predecessor(daemon, backend="vendor")
+    (server_end,) = daemon.inherit(SERIAL)
+    assert await server_end.receive() is None
+    assert daemon.dispatcher.state.servers == {}
 
 
 @bounded
@@ -143,18 +195,36 @@ async def test_a_server_that_cannot_be_adopted_is_dismissed_with_the_reason(daem
     ],
 )
 async def test_a_server_with_an_impossible_report_is_killed(
-    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch, client: link.ReturningClient, count: int
+    daemon: RunningDaemon, killed: list[int], client: link.ReturningClient, count: int
 ) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr(KnownProcess, "kill", lambda process: killed.append(process.pidfd))
     save_predecessor(daemon)
-    daemon.inherit()
-    caller = await daemon.connect()
-    hello = link.ServerReturn(Versions(), ME, "ACTIVE", False, count)
-    await caller.send(messages.encode(hello) + messages.encode(client))
-    assert await caller.receive() is None
+    (server_end,) = daemon.inherit(SERIAL)
+    await server_end.report(ME, client, count=count)
+    assert await server_end.message() is None
     assert len(killed) == 1
     assert daemon.sentences()[-1].startswith(f"Protocol violation by server {ME}: it ")
+    assert all(server.awaited and not server.clients for server in daemon.dispatcher.state.servers.values())
+
+
+@bounded
+@pytest.mark.parametrize("case", ["another user's client", "the same client twice", "no status", "not a client"])
+async def test_a_server_whose_messages_contradict_themselves_is_killed(
+    daemon: RunningDaemon, killed: list[int], case: str
+) -> None:
+    save_predecessor(daemon, uid=10001 if case == "another user's client" else 0)
+    (server_end,) = daemon.inherit(SERIAL)
+    if case == "no status":
+        await server_end.send(messages.encode(link.ServerReturn(Versions(), ME, "HAPPY", False, 0)))
+    elif case == "not a client":
+        await server_end.report(ME, count=1)
+        await server_end.send(messages.encode(link.ClientGone(5)))
+    else:
+        twice = case == "the same client twice"
+        await server_end.report(ME, *([CLIENT] * (2 if twice else 1)))
+    while await server_end.message() is not None:
+        pass
+    assert len(killed) == 1
+    assert daemon.sentences()[-1].startswith(f"Protocol violation by server {ME}: ")
     assert all(server.awaited and not server.clients for server in daemon.dispatcher.state.servers.values())
 
 
@@ -162,9 +232,21 @@ async def test_a_server_with_an_impossible_report_is_killed(
 async def test_a_state_file_that_is_not_its_own_is_ignored_and_logged(daemon: RunningDaemon) -> None:
     path = save_predecessor(daemon)
     path.chmod(0o644)
-    daemon.inherit()
+    (server_end,) = daemon.inherit(SERIAL)
+    assert await server_end.message() is None
     assert daemon.dispatcher.state.servers == {}
     assert daemon.sentences() == [f"{path} is left out: others than its owner may have changed it"]
+
+
+@bounded
+async def test_a_damaged_state_file_is_ignored_and_logged(daemon: RunningDaemon) -> None:
+    path = save_predecessor(daemon)
+    path.write_text(path.read_text()[:-5])
+    (server_end,) = daemon.inherit(SERIAL)
+    assert await server_end.message() is None
+    assert daemon.dispatcher.state.servers == {}
+    (line,) = daemon.sentences()
+    assert line.startswith(f"{path} is left out: it is damaged: ")
 
 
 @bounded
@@ -178,7 +260,8 @@ async def test_a_server_that_cannot_be_watched_is_logged_and_one_that_is_gone_is
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "pidfd_open", fail)
-    daemon.inherit()
+    (server_end,) = daemon.inherit(SERIAL)
+    assert await server_end.message() is None
     assert daemon.dispatcher.state.servers == {}
     said = f"Server {ME} is not taken in and goes with its last client: Too many open files: raise the limit"
     assert [line.startswith(said) for line in daemon.sentences()] == ([True] if number == errno.EMFILE else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pympsd.vocabulary import files
+from pympsd.wire import keeper_packets as packets
 
 PROGRAM = """
 import os, sys
@@ -80,6 +82,19 @@ def _ended(tmp_path: Path, when: str, signals: list[signal.Signals]) -> set[str]
     }
 
 
+def _end_keeper(path: Path) -> None:
+    """End a keeper that waits for the next daemon, and check that it holds the listening sockets for it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.settimeout(60)
+        link.connect(str(path))
+        names = set()
+        while (packet := packets.decode(link.recv(packets.PACKET_BYTES)))[0] != packets.COMPLETE:
+            names.add(packet[1])
+        assert {f"listener {files.CONTROL}", f"listener {files.CONTROL_PRIVILEGED}", "fifo"} <= names
+        link.send(packets.encode(packets.END))
+        assert link.recv(1) == b"", "it ends"
+
+
 @pytest.mark.parametrize("when", ["begins", "ready"])
 @pytest.mark.parametrize(
     "signals",
@@ -87,7 +102,10 @@ def _ended(tmp_path: Path, when: str, signals: list[signal.Signals]) -> set[str]
     ids=lambda signals: " ".join(signal.Signals(number).name for number in signals),
 )
 def test_a_starting_daemon_handles_signals(tmp_path: Path, when: str, signals: list[signal.Signals]) -> None:
-    assert _ended(tmp_path, when, signals) == ({files.STATE} if signals == HANDED_OVER else set())
+    left = {files.STATE, files.KEEPER} if signals == HANDED_OVER else set()
+    assert _ended(tmp_path, when, signals) == left
+    if left:
+        _end_keeper(tmp_path / "pipe" / files.KEEPER)
 
 
 @pytest.mark.parametrize("when", ["has worked", "leaves", "is gone"])

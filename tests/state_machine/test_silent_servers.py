@@ -120,13 +120,16 @@ def test_the_timer_does_nothing_after_the_waiting_client_has_left(busy: Story) -
     assert busy.feed(events.ClientEnded(9, 1)) == []
 
 
-def test_visible_clients_of_a_returned_server_are_watched(story: Story) -> None:
+def test_the_clients_of_a_returned_server_are_watched(story: Story) -> None:
     left = PersistentState(servers=(PersistentServer(SERVER, PID, A, 60.0, {}),))
     story.feed(events.PredecessorDied(left))
     story.says(f"shutdown_server {PID}")
     clients = tuple(events.ReturnedClient(serial, pid, "c", 7) for serial, pid in ((7, 4107), (8, 0)))
     instructions = story.feed(events.ServerReturned(SERVER, "ACTIVE", True, clients))
-    assert [one for one in instructions if isinstance(one, WatchClient)] == [WatchClient(7, SERVER, 4107)]
+    assert [one for one in instructions if isinstance(one, WatchClient)] == [
+        WatchClient(7, SERVER, 4107),
+        WatchClient(8, SERVER, 0),  # its server's session may know it by more than a PID
+    ]
     story.watches.clear()
     end(story, 7)
     assert story.watches == [], "the invisible client may live"

@@ -46,6 +46,7 @@ def test_every_variable_is_read() -> None:
             "PYMPSD_LOG_DIALECT": "r580",
             "PYMPSD_TURN_PATIENCE": "2.5",
             "PYMPSD_USERS": "together",
+            "PYMPSD_VENDOR_SERVER": "/usr/bin/server",
         }
     )
     assert settings == Settings(
@@ -59,6 +60,7 @@ def test_every_variable_is_read() -> None:
         "r580",
         (),
         turn_patience=2.5,
+        vendor_server="/usr/bin/server",
         users="together",
     )
 
@@ -164,7 +166,7 @@ def test_auto_becomes_emulated_if_a_machine_is_described() -> None:
 
 
 def test_an_unknown_backend_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(BadSetting, match=r"PYMPSD_BACKEND is one of auto, cuda, emulated, not 'gpu'"):
+    with pytest.raises(BadSetting, match=r"PYMPSD_BACKEND is one of auto, vendor, cuda, emulated, not 'gpu'"):
         Settings.from_environment({"PYMPSD_BACKEND": "gpu"})
 
 

@@ -27,6 +27,7 @@ from pympsd.service.inheritance import Inherited, link_name
 from pympsd.service.processes.process_sessions import kill_session
 from pympsd.service.processes.status import has_ended, started_at
 from pympsd.service.sessions.peers import process_of
+from pympsd.service.sessions.running import LAST_SECONDS
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.state_machine import events
@@ -125,7 +126,7 @@ class AwaitedServer:
 
     async def _serve_own(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> None:
         try:
-            if await self._is_adopted(dispatcher, session, channel):
+            if await self._with_sender(dispatcher, session, channel):
                 await session.run(dispatcher)
         except RemoteError as error:
             dispatcher.log.error("server_misbehaved", server=session.pid, reason=str(error))
@@ -134,6 +135,24 @@ class AwaitedServer:
             return
         finally:
             channel.close()
+
+    async def _with_sender(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> bool:
+        """Run ``_is_adopted`` while what it sends is sent: the link may be full of what the earlier daemon sent."""
+        is_adopted, failure = False, None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(channel.run_sender)
+            try:
+                is_adopted = await self._is_adopted(dispatcher, session, channel)
+                if not is_adopted:
+                    with trio.move_on_after(LAST_SECONDS):
+                        await channel.drain()
+            except (RemoteError, Ended) as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            # Raised here: the nursery would wrap it in a group.
+            raise failure
+        return is_adopted
 
     async def _is_adopted(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> bool:
         """Adopt it with the clients that it reports, or dismiss it; raise RemoteError for an impossible report."""
@@ -186,7 +205,6 @@ def inherit(dispatcher: Dispatcher, folder: str, left: Inherited) -> list[Awaite
     dispatcher.feed(events.PredecessorDied(_still_valid(saved, awaited, _has_other_devices(dispatcher, saved))))
     if awaited:
         dispatcher.serials = Serials(first_serial(dispatcher.state.generation))
-        dispatcher.connections = Serials(first_serial(dispatcher.state.generation))
     for server in awaited:
         dispatcher.servers[server.session.serial] = server.session
         dispatcher.nursery.start_soon(server.watch, dispatcher)

@@ -1,0 +1,513 @@
+"""What an earlier daemon left with its keeper: the next one goes on with it, or has it dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from attrs import evolve, frozen
+from processes import SECONDS, adopt_orphans, wait_until
+from time_limit import bounded
+
+import pympsd
+from pympsd.service import listeners
+from pympsd.service.files.pipe_directory import PipeDirectory
+from pympsd.service.inheritance import (
+    FIFO,
+    ClientNote,
+    Inherited,
+    Noted,
+    SessionNote,
+    connection_name,
+    file_note,
+    link_name,
+    listener_name,
+)
+from pympsd.service.keeper_link import Keeper
+from pympsd.service.sessions.server import ServerSession
+from pympsd.vocabulary import files
+from pympsd.wire import frames, messages
+from pympsd.wire import keeper_packets as packets
+from pympsd.wire.framing import FrameReader
+from pympsd.wire.versions import Versions
+from tests.service.conftest import Caller, RunningDaemon
+
+HELLO = messages.encode(messages.ClientHello(Versions(), 1, "reported", 2, {}))
+NAME = connection_name(7)
+CLIENT_PROGRAM = """
+import socket, sys
+client = socket.socket(socket.AF_UNIX)
+client.connect(sys.argv[1])
+client.sendall(bytes.fromhex(sys.argv[2]))
+print(flush=True)
+answer = b""
+while data := client.recv(65536):
+    answer += data
+print(answer.hex(), flush=True)
+"""
+
+
+@frozen
+class EarlierDaemon:
+    """A daemon that has nothing but a real keeper."""
+
+    folder: Path
+    link: socket.socket
+
+    def hold(self, name: str, fd: int, note: bytes = b"") -> None:
+        """Have a descriptor held; it stays the caller's."""
+        socket.send_fds(self.link, [packets.encode(packets.HOLD, name, note)], [fd])
+
+    def die(self) -> None:
+        """End without a word."""
+        self.link.close()
+
+    def left(self) -> dict[str, bytes]:
+        """Return the names and notes of what the keeper holds by now, as a later daemon would be given them."""
+        entries = {}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as later:
+            later.settimeout(SECONDS)
+            later.connect(str(self.folder / files.KEEPER))
+            while True:
+                data, fds, _, _ = socket.recv_fds(later, packets.PACKET_BYTES, 1)
+                kind, name, note = packets.decode(data)
+                for fd in fds:
+                    os.close(fd)
+                if kind == packets.COMPLETE:
+                    return entries
+                entries[name] = note
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Iterator[EarlierDaemon]:
+    """A daemon with a keeper that holds nothing."""
+    folder = tmp_path / "pipe"
+    folder.mkdir()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(folder / files.KEEPER))
+    listener.listen()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    main = str(Path(pympsd.__file__).parent / "keeper.py")
+    with listener, theirs:
+        fds = (listener.fileno(), theirs.fileno())
+        process = subprocess.Popen([sys.executable, "-I", "-S", main, *map(str, fds), "60"], pass_fds=fds)
+    with process, ours:
+        yield EarlierDaemon(folder, ours)
+        process.kill()
+
+
+@contextlib.asynccontextmanager
+async def next_daemon(daemon: RunningDaemon, earlier: EarlierDaemon) -> AsyncIterator[Inherited]:
+    """Let the earlier daemon die, and the next one have what it left, and its keeper."""
+    earlier.die()
+    directory = PipeDirectory.claim(str(earlier.folder))
+    found = await Keeper.fetch(directory, daemon.dispatcher.log)
+    assert found is not None
+    keeper, held = found
+    daemon.dispatcher.keeper = keeper
+    daemon.dispatcher.nursery.start_soon(keeper.run)
+    left = Inherited.of(keeper, held)
+    try:
+        yield left
+    finally:
+        left.close()
+        directory.release()
+
+
+async def go_on(daemon: RunningDaemon, left: Inherited) -> None:
+    """Serve the connections that are left."""
+    connections, left.connections = left.connections, []
+    await daemon.go_on_with(*connections, keeper=left.keeper)
+
+
+@contextlib.contextmanager
+def connected_process(folder: Path, sends: bytes) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+    """A process that has connected to a daemon and sent something; yield it and the daemon's end."""
+    path = str(folder / "socket")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        listener.settimeout(SECONDS)
+        words = [sys.executable, "-I", "-S", "-c", CLIENT_PROGRAM, path, sends.hex()]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+            ours, _ = listener.accept()
+            try:
+                assert said(process) == ""
+                with ours:
+                    yield process, ours
+            finally:
+                process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """Return the next line of a process."""
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], SECONDS)
+    assert readable, "it says nothing"
+    return process.stdout.readline().rstrip("\n")
+
+
+def caller(daemon: RunningDaemon) -> tuple[Caller, socket.socket]:
+    """Return a connection to an earlier daemon, and that daemon's end."""
+    theirs, ours = socket.socketpair()
+    daemon.callers.append(Caller(trio.socket.from_stdlib_socket(theirs)))
+    return daemon.callers[-1], ours
+
+
+# --- connections
+
+
+@bounded
+@pytest.mark.parametrize("noted", [True, False], ids=["its hello was received", "its hello is in the socket"])
+async def test_a_client_that_waits_is_served_by_the_next_daemon(
+    daemon: RunningDaemon, earlier: EarlierDaemon, tmp_path: Path, noted: bool
+) -> None:
+    with connected_process(tmp_path, b"" if noted else HELLO) as (process, ours):
+        earlier.hold(NAME, ours.fileno(), HELLO if noted else b"")
+        ours.close()
+        async with next_daemon(daemon, earlier) as left:
+            await go_on(daemon, left)
+            while not daemon.dispatcher.state.queue:
+                await trio.lowlevel.checkpoint()
+            ((serial, session),) = daemon.dispatcher.clients.items()
+            assert (session.peer.pid, session.peer.uid) == (process.pid, os.geteuid())
+            assert daemon.dispatcher.state.queue[0].command.startswith(sys.executable), "of that process"
+            assert "Accepting connection..." not in daemon.sentences(), "the earlier daemon has"
+            daemon.dispatcher._refuse(serial, 805, "a reason")
+            answer = await trio.to_thread.run_sync(said, process)
+            (frame,) = FrameReader().feed(bytes.fromhex(answer))
+            assert messages.decode(frame) == messages.Refused(805, "a reason")
+            await trio.testing.wait_all_tasks_blocked()
+            assert earlier.left() == {}
+
+
+@bounded
+@pytest.mark.parametrize("noted", [True, False], ids=["its hello was received", "its hello is in the socket"])
+async def test_a_client_that_goes_on_waiting_is_held_under_its_name_with_its_hello(
+    daemon: RunningDaemon, earlier: EarlierDaemon, noted: bool
+) -> None:
+    client, ours = caller(daemon)
+    if not noted:
+        await client.send(HELLO)
+    earlier.hold(NAME, ours.fileno(), HELLO if noted else b"")
+    ours.close()
+    async with next_daemon(daemon, earlier) as left:
+        await go_on(daemon, left)
+        while not daemon.dispatcher.state.queue:
+            await trio.lowlevel.checkpoint()
+        assert earlier.left() == {NAME: HELLO}
+
+
+@bounded
+async def test_a_client_that_left_before_the_next_daemon_came_is_forgotten(
+    daemon: RunningDaemon, earlier: EarlierDaemon
+) -> None:
+    client, ours = caller(daemon)
+    await client.send(HELLO)
+    earlier.hold(NAME, ours.fileno())
+    ours.close()
+    client.sock.close()
+    async with next_daemon(daemon, earlier) as left:
+        await go_on(daemon, left)
+        await trio.testing.wait_all_tasks_blocked()
+        assert daemon.dispatcher.clients == {}
+        assert daemon.dispatcher.state.queue == []
+        assert earlier.left() == {}
+
+
+@bounded
+async def test_an_operator_is_answered_by_the_next_daemon_and_dropped_from_the_keeper(
+    daemon: RunningDaemon, earlier: EarlierDaemon
+) -> None:
+    operator, ours = caller(daemon)
+    await operator.send(frames.encode(frames.OPERATOR_HELLO))
+    earlier.hold(NAME, ours.fileno())
+    ours.close()
+    async with next_daemon(daemon, earlier) as left:
+        await go_on(daemon, left)
+        assert await operator.ask(b"get_server_list") == [(frames.OPERATOR_DONE, b"\0")]
+        # What it was answered, and was not, only this daemon knows: the next one could not go on with it.
+        assert earlier.left() == {}
+
+
+@bounded
+async def test_an_earlier_connection_that_is_refused_sees_its_end(
+    daemon: RunningDaemon, earlier: EarlierDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listeners, "CONNECTIONS_PER_USER", 0)
+    client, ours = caller(daemon)
+    earlier.hold(NAME, ours.fileno(), HELLO)
+    ours.close()
+    async with next_daemon(daemon, earlier) as left:
+        await go_on(daemon, left)
+        assert await client.receive() is None, "the keeper has no copy either"
+        assert daemon.sentences()[-1].startswith("Refusing a connection: ")
+
+
+@bounded
+async def test_a_client_whose_hello_is_too_long_for_a_note_is_not_held(
+    daemon: RunningDaemon, earlier: EarlierDaemon
+) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "0" * packets.NOTE_BYTES}
+    client, ours = caller(daemon)
+    earlier.hold(NAME, ours.fileno())
+    ours.close()
+    async with next_daemon(daemon, earlier) as left:
+        await go_on(daemon, left)
+        await client.send(messages.encode(messages.ClientHello(Versions(), 1, "reported", 2, environment)))
+        while not daemon.dispatcher.state.queue:
+            await trio.lowlevel.checkpoint()
+        # Without its hello, which is out of the socket, no later daemon could go on with it.
+        assert earlier.left() == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        ([], 1),
+        (["connection 3", "connection 12"], 13),
+        (["connection x"], 1),
+        ([f"connection {2 << 40}"], (2 << 40) + 1),
+    ],
+)
+def test_no_new_connection_has_the_name_of_an_earlier_one(names: list[str], first: int) -> None:
+    left = Inherited(connections=[Noted(name, -1, b"") for name in names])
+    assert left.next_connection() == first
+
+
+def test_a_killed_daemons_connections_and_those_of_the_next_are_held_side_by_side(tmp_path: Path) -> None:
+    adopt_orphans()
+    folder = tmp_path / "pipe"
+    folder.mkdir()
+    variables = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(tmp_path)}
+    environment = {**variables, "PYMPSD_EMULATED_DEVICES": "H200"}
+    program = (
+        "from pympsd.daemonize import start_daemon; from pympsd.options import Options; start_daemon(Options(['-f']))"
+    )
+    with contextlib.ExitStack() as opened:
+        for _ in range(2):
+            daemon = opened.enter_context(
+                subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.DEVNULL)
+            )
+            opened.callback(daemon.kill)
+            wait_until((folder / files.CONTROL).exists, "the daemon's socket")
+            mute = opened.enter_context(socket.socket(socket.AF_UNIX))
+            wait_until(lambda mute=mute: mute.connect_ex(str(folder / files.CONTROL)) == 0, "the daemon")
+            with socket.socket(socket.AF_UNIX) as operator:
+                operator.settimeout(SECONDS)
+                operator.connect(str(folder / files.CONTROL))
+                line = frames.encode(frames.OPERATOR_LINE, b"get_server_list")
+                operator.sendall(frames.encode(frames.OPERATOR_HELLO) + line)
+                assert operator.recv(100) == frames.encode(frames.OPERATOR_DONE, b"\0"), "it accepted the other too"
+            daemon.kill()
+            daemon.wait()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as unused:
+            connections = {name for name in EarlierDaemon(folder, unused).left() if name.startswith("connection ")}
+        assert len(connections) == 2
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.connect(str(folder / files.KEEPER))
+            link.send(packets.encode(packets.END))
+    adopt_orphans(False)
+
+
+# --- held while a block runs
+
+
+@bounded
+@pytest.mark.parametrize(
+    ("end", "is_held"), [("in order", False), ("by an exception", False), ("by the end of the daemon", True)]
+)
+async def test_what_is_held_during_a_block(
+    daemon: RunningDaemon, earlier: EarlierDaemon, end: str, is_held: bool
+) -> None:
+    async with next_daemon(daemon, earlier) as left:
+        assert left == Inherited(daemon.dispatcher.keeper)
+        with (
+            socket.socket() as sock,
+            trio.CancelScope() as scope,
+            contextlib.suppress(KeyError),
+            daemon.dispatcher.held("some name", sock.fileno(), b"its note"),
+        ):
+            if end == "by an exception":
+                raise KeyError
+            if end == "by the end of the daemon":
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+        assert earlier.left() == ({"some name": b"its note"} if is_held else {})
+
+
+@bounded
+async def test_without_a_keeper_nothing_is_held(daemon: RunningDaemon) -> None:
+    with daemon.dispatcher.held("some name", -1):
+        pass
+
+
+# --- what the names mean
+
+
+def descriptors(count: int) -> list[int]:
+    """Return new descriptors."""
+    return [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
+
+
+def is_open(fd: int) -> bool:
+    """Return whether a descriptor is open."""
+    return os.path.exists(f"/proc/self/fd/{fd}")
+
+
+CLIENT_NOTE = b'{"server":1,"pid":4105,"uid":0,"command":"train","namespace":9}'
+SESSION_NOTE = b'{"server":1,"client":6,"priority":1}'
+LEFT = {
+    listener_name("control"): b"1 2",
+    FIFO: b"",
+    link_name(1): b"",
+    "client 5": CLIENT_NOTE,
+    "session 6": SESSION_NOTE,
+    NAME: HELLO,
+}
+UNKNOWN = {
+    "server x": b"",
+    "client 6": b"{}",
+    "client y": CLIENT_NOTE,
+    "session 8": b"\xff",
+    "": b"",
+    "something": b"",
+}
+
+
+@bounded
+async def test_what_is_left_is_sorted_by_name_and_closed_and_dropped_unless_it_is_taken(
+    daemon: RunningDaemon, earlier: EarlierDaemon
+) -> None:
+    fds = descriptors(len(LEFT) + len(UNKNOWN))
+    for (name, note), fd in zip({**LEFT, **UNKNOWN}.items(), fds, strict=True):
+        earlier.hold(name, fd, note)
+        os.close(fd)
+    async with next_daemon(daemon, earlier) as left:
+        assert {file: one.note for file, one in left.listeners.items()} == {"control": b"1 2"}
+        assert list(left.links) == [1]
+        assert {serial: one.note for serial, one in left.clients.items()} == {5: ClientNote(1, 4105, 0, "train", 9)}
+        assert [(one.name, one.note) for one in left.sessions] == [("session 6", SessionNote(1, 6, 1))]
+        (connection,) = left.connections
+        assert (connection.name, connection.note) == (NAME, HELLO)
+        taken = left.links.pop(1)
+        mine = [left.fifo, connection.fd, left.clients[5].fd, left.sessions[0].fd, left.listeners["control"].fd]
+        assert all(map(is_open, mine))
+        left.close()
+        assert not any(map(is_open, mine))
+        assert is_open(taken)
+        assert left == Inherited(left.keeper)
+        assert earlier.left() == {link_name(1): b""}
+        os.close(taken)
+
+
+# --- files
+
+
+@pytest.fixture
+def bound(tmp_path: Path) -> Iterator[tuple[str, Inherited]]:
+    """The path of an earlier daemon's listening socket, and what it left."""
+    path = str(tmp_path / "control")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        note = file_note(path)
+        left = Inherited(listeners={"control": Noted("listener control", os.dup(listener.fileno()), note)})
+    yield path, left
+    left.close()
+
+
+def test_a_listening_socket_is_taken_once(bound: tuple[str, Inherited]) -> None:
+    path, left = bound
+    assert left.take_listener("control_privileged", path, socket.SOCK_SEQPACKET) is None
+    listener = left.take_listener("control", path, socket.SOCK_SEQPACKET)
+    assert listener is not None
+    assert listener.getsockname() == path
+    listener.close()
+    assert left.take_listener("control", path, socket.SOCK_SEQPACKET) is None
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced", "another kind", "no note"])
+def test_a_listening_socket_that_nobody_would_reach_is_closed(bound: tuple[str, Inherited], change: str) -> None:
+    path, left = bound
+    kind = socket.SOCK_STREAM if change == "another kind" else socket.SOCK_SEQPACKET
+    fd = left.listeners["control"].fd
+    if change == "no note":
+        left.listeners["control"] = evolve(left.listeners["control"], note=b"")
+    if change in ("removed", "replaced"):
+        os.unlink(path)
+    other = socket.socket(socket.AF_UNIX, kind)
+    if change == "replaced":
+        other.bind(path)
+    with other:
+        assert left.take_listener("control", path, kind) is None
+        assert not is_open(fd)
+
+
+def test_a_file_that_is_not_there_has_no_note(tmp_path: Path) -> None:
+    assert file_note(str(tmp_path / "control")) == b""
+
+
+@pytest.mark.parametrize("change", ["", "removed", "replaced"])
+def test_a_log_fifo_is_taken_if_it_is_still_the_same(tmp_path: Path, change: str) -> None:
+    path = str(tmp_path / "log")
+    os.mkfifo(path)
+    fd = os.open(path, os.O_RDWR)
+    if change:
+        os.unlink(path)
+    if change == "replaced":
+        os.mkfifo(path)
+    left = Inherited(fifo=fd)
+    assert left.take_fifo(path) == (-1 if change else fd)
+    assert is_open(fd) is not bool(change)
+    assert left.take_fifo(path) == -1
+    if not change:
+        assert not os.get_blocking(fd)
+        os.close(fd)
+
+
+# --- internal errors
+
+
+@bounded
+async def test_an_internal_error_is_told_to_the_operator_and_the_daemon_goes_on(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("not foreseen")
+
+    operator = await daemon.operator()
+    with monkeypatch.context() as patched:
+        patched.setattr(daemon.dispatcher, "save", fail)
+        answer = await operator.ask(b"get_server_list")
+    diagnostic = b"the daemon met an internal error: RuntimeError('not foreseen'); control.log has it too\n"
+    assert answer == [(frames.OPERATOR_STDERR, diagnostic), (frames.OPERATOR_DONE, b"\1")]
+    assert "not foreseen" in daemon.sentences()[-1]
+    assert await operator.ask(b"get_server_list") == [(frames.OPERATOR_DONE, b"\0")]
+
+
+@bounded
+async def test_after_an_internal_error_an_answered_operator_is_not_answered_again(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(ServerSession):
+        def somebody_waits(self) -> None:
+            raise RuntimeError("not foreseen")
+
+    await (await daemon.connect()).send(HELLO)
+    await trio.testing.wait_all_tasks_blocked()
+    assert daemon.dispatcher.state.queue
+    daemon.dispatcher.servers[99] = Failing(99, 0, 847, lambda: None)
+    operator = await daemon.operator()
+    for line, said in ((b"get_server_status 7", b"Server 7 not found\n"), (b"ps", b"Server not found\n")):
+        assert await operator.ask(line) == [(frames.OPERATOR_STDOUT, said), (frames.OPERATOR_DONE, b"\1")]
+        assert "not foreseen" in daemon.sentences()[-1]
+    del daemon.dispatcher.servers[99]
