@@ -65,12 +65,20 @@ class Caller:
         return None if frame is None else messages.decode(frame)
 
     async def report(
-        self, pid: int, *clients: link.ReturningClient, count: int | None = None, versions: Versions | None = None
+        self,
+        pid: int,
+        *clients: link.ReturningClient,
+        count: int | None = None,
+        versions: Versions | None = None,
+        status: str = "ACTIVE",
     ) -> None:
         """As a server, await the next daemon's request, and report ``count`` clients (None: those that follow)."""
-        assert await self.message() == link.ReportRequest(Versions())
+        request = await self.message()
+        assert isinstance(request, link.ReportRequest)
+        assert request.versions == Versions()
         number = len(clients) if count is None else count
-        for message in (link.ServerReturn(versions or Versions(), pid, "ACTIVE", False, number), *clients):
+        hello = link.ServerReturn(versions or Versions(), pid, status, False, number, request.token)
+        for message in (hello, *clients):
             await self.send(messages.encode(message))
 
     async def ask(self, line: bytes) -> list[tuple[int, bytes]]:

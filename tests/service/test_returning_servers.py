@@ -117,8 +117,8 @@ async def test_a_server_that_has_not_read_all_of_the_earlier_daemons_messages_is
     if not adopted:
         assert isinstance(message, link.ServerDismissed)
         return
-    assert message == link.ReportRequest(Versions())
-    await server_end.send(messages.encode(link.ServerReturn(Versions(), ME, "ACTIVE", False, 0)))
+    assert isinstance(message, link.ReportRequest)
+    await server_end.send(messages.encode(link.ServerReturn(Versions(), ME, "ACTIVE", False, 0, message.token)))
     assert await server_end.message() == link.ServerAdopted()
 
 
@@ -214,7 +214,7 @@ async def test_a_server_whose_messages_contradict_themselves_is_killed(
     save_predecessor(daemon, uid=10001 if case == "another user's client" else 0)
     (server_end,) = daemon.inherit(SERIAL)
     if case == "no status":
-        await server_end.send(messages.encode(link.ServerReturn(Versions(), ME, "HAPPY", False, 0)))
+        await server_end.report(ME, status="HAPPY")
     elif case == "not a client":
         await server_end.report(ME, count=1)
         await server_end.send(messages.encode(link.ClientGone(5)))
