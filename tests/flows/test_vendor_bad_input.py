@@ -371,7 +371,6 @@ def test_clients_who_took_their_connection_and_never_speak_do_not_block_another_
         serves(daemon, uid=USER)
 
 
-@pytest.mark.xfail(strict=True, reason="VendorServerSession._watch goes on after the end of its server")
 def test_clients_are_watched_no_longer_than_their_server_lives(daemon: DaemonProcess) -> None:
     """A program may outlive many servers."""
     before = watched(daemon)

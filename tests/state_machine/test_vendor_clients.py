@@ -163,9 +163,6 @@ def test_a_further_connection_counts_as_served(busy: Story) -> None:
     assert busy.daemon.servers[1].proven
 
 
-@pytest.mark.xfail(
-    strict=True, reason="_joined_server compares the PID alone: a reused one is let in to another's server"
-)
 @pytest.mark.parametrize("together", [False, True])
 def test_another_users_process_with_a_reused_pid_is_no_further_connection(together: bool) -> None:
     """The client's end was not seen: there were too many to watch, or an earlier daemon admitted it."""
@@ -175,7 +172,6 @@ def test_another_users_process_with_a_reused_pid_is_no_further_connection(togeth
     assert admitted(joins(story, 2, FIRST, B)) == []
 
 
-@pytest.mark.xfail(strict=True, reason="clients that wait are not looked at: each connection is queued as a process")
 def test_two_connections_of_a_process_that_waits_are_one_client(story: Story) -> None:
     joins(story, 1, FIRST)
     joins(story, 2, FIRST)
@@ -288,7 +284,6 @@ def test_devices_that_are_known_stay(busy: Story) -> None:
     assert busy.daemon.devices == DEVICES
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="_ps_row looks the device up among none")
 def test_ps_before_the_devices_are_known() -> None:
     """The server has contexts on devices that the daemon has yet to be told of."""
     story = Story(Daemon(0, ()))
