@@ -616,7 +616,7 @@ ASKED = (5, 6, 7, 13, 14, 17, 24)
 
 
 def resumed(left: list[bytes]) -> Any:
-    """Read what is left of earlier answers, that to the resuming, and that to the next question; return the latter."""
+    """Read what is left of earlier answers, the answer to the resuming, and the next one; return that."""
     answers: list[Any] = []
     link = ServerLink(cast(PacketChannel, SimpleNamespace(send_raw=lambda packet, fds=(): None)))
     link.ask(commands.resume(OWN), lambda nothing: None)
