@@ -57,6 +57,13 @@ def turn_ends(story: Story) -> None:
     story.feed(events.TimerEnded(timers[-1]))
 
 
+def device_in_ps(story: Story) -> str:
+    """Return what ps shows of the device of the only client."""
+    heading, row = says(story, "ps").splitlines()
+    assert row.startswith(str(FIRST))
+    return row[heading.index("DEVICE") : heading.index("NAMESPACE")].strip()
+
+
 @pytest.fixture
 def busy(story: Story) -> Story:
     """User A's server with one client, and nobody who waits."""
@@ -292,7 +299,15 @@ def test_ps_before_the_devices_are_known() -> None:
     reports(story, {FIRST: [(1, 1, 0)]})
     assert says(story, f"get_client_list {SERVER}") == "101\n"
     assert says(story, "get_device_client_list") == ""
-    says(story, "ps")
+    assert device_in_ps(story) == ""
+
+
+def test_ps_with_a_device_that_only_the_server_knows(busy: Story) -> None:
+    reports(busy, {FIRST: [(1, 1, 1)]})
+    assert device_in_ps(busy) == DEVICES[1].uuid[:22]
+    for unknown in (-1, len(DEVICES)):
+        reports(busy, {FIRST: [(1, 1, unknown)]})
+        assert device_in_ps(busy) == ""
 
 
 def test_the_silence_timer_is_not_set_for_a_process_that_is_watched_by_the_daemon(busy: Story) -> None:
