@@ -90,9 +90,6 @@ def test_lines_of_a_kilobyte_each(theirs: TheirDaemon, tool: DaemonProcess) -> N
     assert tool.run([], "\n".join(lines)).stdout.splitlines() == lines
 
 
-@pytest.mark.xfail(
-    strict=True, reason="AHEAD_LINES of vendor_daemon counts no bytes: each waits for the other to read"
-)
 def test_lines_and_answers_that_no_socket_holds(theirs: TheirDaemon, tool: DaemonProcess) -> None:
     theirs.patience = 3
     lines = [f"{number} " + "z" * 30_000 for number in range(32)]
@@ -108,7 +105,6 @@ def test_bytes_that_are_no_text_pass_unchanged(theirs: TheirDaemon, tool: Daemon
     assert done.stdout == b"\xff\xfe caf\xc3\xa9\n"
 
 
-@pytest.mark.xfail(strict=True, reason="vendor_daemon: a daemon that closes while lines are sent is an error there")
 def test_quit_ends_the_session_and_the_daemon(theirs: TheirDaemon, tool: DaemonProcess) -> None:
     done = tool.run([], "ps\nquit\n" + "ps\n" * 30)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ps\n", "")
@@ -145,7 +141,6 @@ def test_a_daemon_that_is_silent(theirs: TheirDaemon, tool: DaemonProcess, direc
 @pytest.mark.parametrize(
     "packet", [b"\2\0\0\0text", struct.pack("<i", -1), b"\1", struct.pack("<ii", 1, 1), b"\0" * 3]
 )
-@pytest.mark.xfail(strict=True, reason="vendor_daemon.give_commands does not catch RemoteError")
 def test_a_daemon_that_says_what_no_daemon_says(theirs: TheirDaemon, tool: DaemonProcess, packet: bytes) -> None:
     theirs.raw = [bytes(4) + b"right", packet]
     done = tool.run([], "ps\n")

@@ -70,7 +70,6 @@ def test_sessions_with_a_daemon_that_leads_the_drivers_server(daemon: DaemonProc
     assert found.kib_after < 100 * 1024
 
 
-@pytest.mark.xfail(strict=True, reason="vendor_daemon.give_commands does not catch RemoteError")
 def test_our_tool_with_a_daemon_that_lies(tmp_path: Path) -> None:
     with their_daemon(tmp_path, lambda line: []) as theirs:
         statuses = fuzz_tool(theirs, tmp_path, SEED, 300)

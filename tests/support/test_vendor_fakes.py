@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from vendor import devices
 from vendor.install import install
 from vendor.minimal_daemon import MinimalDaemon
+from vendor.peer import CONTEXT, DESCRIPTOR, INIT, receive, send_credentials
 from vendor.programs import VendorClient, chain
 
 DEVICE_0 = b"0".ljust(41, b"\0")
@@ -325,6 +329,91 @@ def test_a_client_whose_socket_does_not_tell_who_it_is_hears_nothing(
         assert client.waits()
         client.kill()
     assert daemon.number(5) == 2
+
+
+# --- the first words of server and client, as measured at driver 580
+
+
+@contextlib.contextmanager
+def greeted(daemon: MinimalDaemon) -> Iterator[socket.socket]:
+    """A client's end of a new connection on which the server has spoken."""
+    with daemon.connect() as client:
+        heard = []
+        for _ in range(5):
+            message, fds, _ = receive(client)
+            heard.append((message, len(fds)))
+            for fd in fds:
+                os.close(fd)
+        assert heard == [(DESCRIPTOR, 1)] * 4 + [(b"\0", 0)]
+        yield client
+
+
+@pytest.mark.parametrize("words", [INIT, CONTEXT])
+def test_the_server_speaks_first_and_hears_no_command_until_the_client_has_answered(
+    daemon: MinimalDaemon, launcher: Path, words: tuple[int, int]
+) -> None:
+    daemon.start(launcher)
+    with greeted(daemon) as client:
+        daemon.say(17)
+        send_credentials(client)
+        for word in words:
+            assert daemon.is_silent()
+            client.send(struct.pack("<i", word))
+        assert client.recv(64) == bytes(4)
+        assert daemon.is_silent()
+        client.send(json.dumps({"device": 0} if words == CONTEXT else {}).encode())
+        assert json.loads(client.recv(64)) == {"result": "CUDA_SUCCESS"}
+        assert daemon.hear() == struct.pack("<i", 1)
+        assert daemon.number(6) == (words == CONTEXT)
+
+
+def test_a_client_that_leaves_without_a_word_blocks_the_server_for_ever(
+    daemon: MinimalDaemon, launcher: Path, start: Callable[..., VendorClient]
+) -> None:
+    daemon.start(launcher)
+    other = start(0)
+    with greeted(daemon):
+        pass
+    daemon.await_line("User did not send valid credentials")
+    daemon.say(17, 17)
+    assert other.ask("sync") == "sync CUDA_SUCCESS", "its other clients go on"
+    assert daemon.is_silent()
+
+
+@pytest.mark.parametrize("has_listened", [False, True])
+@pytest.mark.parametrize("word", [b"\0", b"OUTBCRED\0", b"{}"])
+def test_a_client_that_leaves_after_any_word_does_not(
+    daemon: MinimalDaemon, launcher: Path, word: bytes, has_listened: bool
+) -> None:
+    daemon.start(launcher)
+    daemon.number(17)
+    daemon.log()
+    with greeted(daemon) if has_listened else daemon.connect() as client:
+        client.send(word)
+        if has_listened:
+            client.shutdown(socket.SHUT_RDWR)  # as the daemon's copy does while the client still has its own
+            assert daemon.number(17) == 1
+    assert daemon.number(17) == 1
+    assert daemon.number(5) == 0
+    name = f"{{PID: {os.getpid()}, Context ID: 0}}"
+    assert daemon.log()[1:5] == [
+        f"Client {name} connected",
+        f"Creating worker thread for client {name}",
+        f"Server failed to recevie command with status 806, assuming client {name} exit",
+        f"Client process {os.getpid()} disconnected",
+    ]
+    assert daemon.await_end() == (0, "")
+
+
+def test_a_client_that_says_what_is_no_request_is_taken_for_gone(daemon: MinimalDaemon, launcher: Path) -> None:
+    daemon.start(launcher)
+    with greeted(daemon) as client:
+        for _ in range(4):
+            client.send(b"\0")
+        assert client.recv(64) == bytes(4)
+        assert client.recv(64) == b""
+    assert daemon.number(5) == 0
+    assert daemon.await_end() == (0, "")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and users need root")

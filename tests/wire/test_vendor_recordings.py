@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from vendor_recordings import NAMES, Exchange, Recording, ToolSession, read, registration
 
@@ -608,46 +608,60 @@ def test_any_line_comes_back(line: bytes) -> None:
 
 # --- a daemon that takes a server over
 
-RESUMED = [struct.pack("<i", 1), struct.pack("<d", 100.0)]
-"""The answer to RESUME."""
+OWN = 12345 / 1024
+"""What a daemon that resumes sets, and no other."""
+PERCENTAGES = st.integers(1, 100 << 10).map(lambda number: number / 1024).filter(lambda one: one != OWN)
+ASKED = (5, 6, 7, 13, 14, 17, 24)
+"""What a daemon asks a server; percentage and memory limit it asks when it resumes, or never."""
 
 
 def resumed(left: list[bytes]) -> Any:
-    """Read what is left of earlier answers, RESUME's, and that of the next question; return the latter."""
+    """Read what is left of earlier answers, the answer to the resuming, and the next one; return that."""
     answers: list[Any] = []
     link = ServerLink(cast(PacketChannel, SimpleNamespace(send_raw=lambda packet, fds=(): None)))
-    link.ask(commands.RESUME, lambda nothing: None)
+    link.ask(commands.resume(OWN), lambda nothing: None)
     link.ask(commands.clients(), answers.append)
-    for packet in (*left, *RESUMED, *(struct.pack("<i", one) for one in (2, 7, 8))):
+    for packet in (*left, struct.pack("<d", OWN), *(struct.pack("<i", one) for one in (2, 7, 8))):
         link._take(packet)
     (answer,) = answers
     return answer
+
+
+def test_resume_sets_what_it_waits_for() -> None:
+    assert commands.resume(OWN).packets == (*commands.set_percentage(OWN), *commands.percentage().packets)
+    assert answered(commands.percentage(), [struct.pack("<d", OWN)]) == OWN
 
 
 @given(st.data())
 @each_question
 def test_resume_finds_its_place_after_any_part_of_an_answer(number: int, data: st.DataObject) -> None:
     packets, _ = data.draw(answers_of(number))
+    assume(struct.pack("<d", OWN) not in packets)
     for cut in range(len(packets) + 1):
         assert resumed(packets[cut:]) == (7, 8)
 
 
-@given(st.data(), st.lists(st.sampled_from([5, 6, 7, 13, 14, 17, 24]), max_size=5))
-def test_resume_finds_its_place_after_the_answers_to_all_that_a_daemon_asks(
-    data: st.DataObject, asked: list[int]
+@st.composite
+def daemons_questions(draw: st.DrawFn) -> list[bytes]:
+    """Draw the answers to all that a daemon asks, the resuming of its own first unless it started the server."""
+    packets = [struct.pack("<d", percentage) for percentage in draw(st.lists(PERCENTAGES, max_size=1))]
+    for number in draw(st.lists(st.sampled_from(ASKED), max_size=4)):
+        packets += draw(answers_of(number))[0]
+    return packets
+
+
+@given(st.lists(daemons_questions(), max_size=4), st.data())
+def test_resume_finds_its_place_after_all_that_earlier_daemons_asked(
+    earlier: list[list[bytes]], data: st.DataObject
 ) -> None:
-    """What sessions/vendor/server.py asks, several at once; percentage and memory limit are never asked by it."""
-    packets = [packet for number in asked for packet in data.draw(answers_of(number))[0]]
+    """They died in a row, and what the server said to the last of them is cut anywhere."""
+    packets = [packet for one in earlier for packet in one]
     cut = data.draw(st.integers(0, len(packets)))
     assert resumed(packets[cut:]) == (7, 8)
 
 
-@pytest.mark.xfail(strict=True, reason="resume() takes the answer to the dead daemon's RESUME for its own")
-@pytest.mark.parametrize("read_before", [0])
-def test_resume_finds_its_place_after_an_earlier_resume(read_before: int) -> None:
-    """Two daemons died in a row, the second before the server had answered it."""
-    assert resumed(RESUMED[read_before:]) == (7, 8)
-
-
-def test_resume_finds_its_place_after_half_an_earlier_resume() -> None:
-    assert resumed(RESUMED[1:]) == (7, 8)
+@given(st.lists(PERCENTAGES, min_size=1, max_size=5), st.data())
+def test_resume_finds_its_place_after_earlier_resumes(earlier: list[float], data: st.DataObject) -> None:
+    """The server had answered none of them."""
+    packets = [struct.pack("<d", percentage) for percentage in earlier]
+    assert resumed(packets[data.draw(st.integers(0, len(packets))) :]) == (7, 8)

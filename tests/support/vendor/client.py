@@ -15,7 +15,17 @@ import struct
 import sys
 from typing import Any
 
-from .peer import CLIENT, DESCRIPTOR, HELLO, connect, receive, send_credentials
+from .peer import (
+    CLIENT,
+    CONTEXT,
+    DESCRIPTOR,
+    GREETING_DESCRIPTORS,
+    HELLO,
+    INIT,
+    connect,
+    receive,
+    send_credentials,
+)
 
 HOLDER_SECONDS = 120
 """A forked child ends when the writer of the lines closes them, or after this long."""
@@ -52,6 +62,26 @@ def be_handed_over() -> socket.socket:
         except OSError:
             raise Failure(FAILED) from None
     return server
+
+
+def be_greeted(server: socket.socket, words: tuple[int, int]) -> None:
+    """Hear the server's first words, and answer them; raise Failure when it has gone."""
+    try:
+        for _ in range(GREETING_DESCRIPTORS):
+            message, descriptors, _ = receive(server)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if message != DESCRIPTOR or len(descriptors) != 1:
+                raise Failure(LOST)
+        if receive(server)[0] != b"\0":
+            raise Failure(LOST)
+        send_credentials(server)
+        for word in words:
+            server.send(struct.pack("<i", word))
+        if receive(server)[0] != bytes(4):
+            raise Failure(LOST)
+    except OSError:
+        raise Failure(LOST) from None
 
 
 def ask(server: socket.socket, **request: object) -> dict[str, Any]:
@@ -158,6 +188,7 @@ class Program:
         except OSError:
             raise Failure(FAILED) from None
         try:
+            be_greeted(server, CONTEXT if device else INIT)
             ask(server, **settings, **device)
         except Failure:
             server.close()

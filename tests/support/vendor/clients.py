@@ -1,13 +1,15 @@
 """The made-up server's clients: their connections, contexts, limits and faults.
 
 One client is one process. Its first connection comes from cuInit and is called context 0 in the log; each further one
-is a context on a device. What client and server say to each other is made up (JSON), for the real words are unknown.
+is a context on a device. The first words of server and client are as recorded; what follows is made up (JSON).
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import json
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -15,10 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import devices
-from .peer import SO_PASSCRED, receive
+from .peer import DESCRIPTOR, GREETING_DESCRIPTORS, SO_PASSCRED, receive
 from .server_log import write
 
 MAX_CONTEXTS = 48
+ANSWER_PACKETS = 3
+"""What a client answers to the server's first words: its credentials, and two numbers."""
 STEP_FACTOR, STEP_TERM, STEP_MODULUS = 6364136223846793005, 1442695040888963407, 1 << 64
 """A context's chain of computations: value * factor + term + number of the step, modulo 2**64."""
 ILLEGAL_ADDRESS, TERMINATED = "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_MPS_CLIENT_TERMINATED"
@@ -42,6 +46,8 @@ class Connection:
     pid: int = -1
     number: int = -1
     """-1 until it has said hello, 0 for cuInit's, then 1, 2, ... in its process."""
+    words: int = 0
+    """How many packets it has sent before its hello."""
     device: int = -1
     slot: int = -1
     identifier: int = 0
@@ -134,15 +140,33 @@ class Clients:
         if not taken.getsockopt(socket.SOL_SOCKET, SO_PASSCRED):
             taken.detach()  # it stays open for ever: the client waits, and is told nothing
             return None
+        with contextlib.suppress(OSError):  # it has gone meanwhile, and its end comes next
+            _greet(taken)
         return Connection(taken, limits)
 
     def serve(self, connection: Connection) -> bool:
-        """Take one request, or the end; return whether the connection goes on."""
-        message, _, pid = receive(connection.socket)
-        if not message:
+        """Take one packet, or the end; return whether the connection goes on."""
+        message, descriptors, pid = receive(connection.socket)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if not message and not connection.words:
+            write("User did not send valid credentials")
+            connection.socket.close()
+            return False
+        if not connection.words:
+            connection.pid = pid or 0
+        if connection.number < 0 and message and connection.words < ANSWER_PACKETS:
+            connection.words += 1
+            if connection.words == ANSWER_PACKETS:
+                with contextlib.suppress(OSError):
+                    connection.socket.send(bytes(4))
+            return True
+        request = _request_of(message)
+        if request is None:
+            if connection.number < 0:
+                self._connect(connection, connection.pid, 0)
             self._gone(connection)
             return False
-        request = json.loads(message)
         answer = (
             self._hello(connection, pid or 0, request) if connection.number < 0 else _ask(self, connection, request)
         )
@@ -170,21 +194,23 @@ class Clients:
         for destroyed in sorted(self._destroyed):
             write(f"Creating server context on device {destroyed} ({devices.NAME})")
         self._destroyed.clear()
-        self.processes[pid] = process
-        process.connections.append(connection)
-        connection.pid, connection.number = pid, number
+        self._connect(connection, pid, number)
         connection.percentage = min(connection.limits.percentage, request.get("percentage", 100.0))
         connection.priority = request.get("priority", connection.limits.priority)
-        write(f"Client {name} connected")
-        write(f"Creating worker thread for client {name}")
         if device is not None:
             self._identifiers += 1
-            process.contexts_made = number
+            self.processes[pid].contexts_made = number
             connection.device, connection.slot, connection.identifier = device, self._free.pop(0), self._identifiers
             self._slots[connection.slot] = connection
             write(f"Device {devices.NAME} (uuid {devices.uuid_text(device)}) is associated")
             write(f"Status of client {name} is ACTIVE")
         return {"result": "CUDA_SUCCESS"}
+
+    def _connect(self, connection: Connection, pid: int, number: int) -> None:
+        self.processes.setdefault(pid, Process()).connections.append(connection)
+        connection.pid, connection.number = pid, number
+        write(f"Client {connection} connected")
+        write(f"Creating worker thread for client {connection}")
 
     def used(self, device: int, pid: int | None = None) -> int:
         """Return the bytes allocated on a device, by all or by one process."""
@@ -260,6 +286,24 @@ class Clients:
                 write(f"Client {context} on device {device} to be torn down")
                 if context.pid not in struck:
                     struck.append(context.pid)
+
+
+def _greet(client: socket.socket) -> None:
+    """Say what a server says before its client says anything."""
+    for _ in range(GREETING_DESCRIPTORS):
+        with open(os.devnull, "rb") as nothing:
+            rights = array.array("i", [nothing.fileno()])
+            client.sendmsg([DESCRIPTOR], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    client.send(b"\0")
+
+
+def _request_of(message: bytes) -> dict[str, Any] | None:
+    """Return the request of a packet; None for the end, and for what is none."""
+    with contextlib.suppress(ValueError):
+        request = json.loads(message)
+        if isinstance(request, dict):
+            return request
+    return None
 
 
 def _ask(clients: Clients, context: Connection, request: dict[str, Any]) -> dict[str, Any]:

@@ -100,17 +100,23 @@ class MinimalDaemon:
         assert len(answer) == 4, answer
         return int(struct.unpack("<i", answer)[0])
 
-    def hand_over(self, client: socket.socket, passes_credentials: bool = True) -> None:
-        """Hand a client to the server, and take its farewell."""
-        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in ends:
+    def connect(self, passes_credentials: bool = True) -> socket.socket:
+        """Give the server one end of a new connection; return the other."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, int(passes_credentials))
         assert self.server is not None
         self.say(2)
-        for receiver, end in zip((self.server, client), ends, strict=True):
-            fds = array.array("i", [end.fileno()])
-            receiver.sendmsg([DESCRIPTOR], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
-            end.close()
+        with theirs:
+            _send_descriptor(self.server, theirs)
+        ours.settimeout(SECONDS)
+        return ours
+
+    def hand_over(self, client: socket.socket, passes_credentials: bool = True) -> None:
+        """Hand a client to the server, and take its farewell."""
+        with self.connect(passes_credentials) as end:
+            end.settimeout(None)
+            _send_descriptor(client, end)
         assert client.recv(64) == bytes(4)
         assert client.recv(64) == b""
         client.close()
@@ -155,6 +161,11 @@ class MinimalDaemon:
         assert self.process is not None
         _, said = self.process.communicate(timeout=SECONDS)
         return self.process.returncode, said.decode()
+
+
+def _send_descriptor(receiver: socket.socket, end: socket.socket) -> None:
+    fds = array.array("i", [end.fileno()])
+    receiver.sendmsg([DESCRIPTOR], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 import struct
@@ -11,6 +12,10 @@ HELLO = b"OUTBHELL\0"
 CREDENTIALS = b"OUTBCRED\0"
 DESCRIPTOR = b"OUTBCUFD\0"
 SERVER, CLIENT = 1, 2
+GREETING_DESCRIPTORS = 4
+"""What a server sends a client first, one with each packet; a packet of a zero byte follows."""
+INIT, CONTEXT = (0, 255), (1, 0)
+"""What a client says after its credentials: in cuInit, and for a context."""
 SO_PASSCRED = getattr(socket, "SO_PASSCRED", 16)
 SCM_CREDENTIALS = getattr(socket, "SCM_CREDENTIALS", 2)
 MESSAGE_BYTES = 1 << 16
@@ -41,10 +46,10 @@ def send_credentials(connection: socket.socket, text: bytes = CREDENTIALS) -> No
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int], int | None]:
     """Return the next message (empty at the end), its descriptors, and its sender's PID where the socket tells it."""
-    try:
-        message, ancillary, _, _ = connection.recvmsg(MESSAGE_BYTES, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:
-        return b"", [], None
+    while True:
+        with contextlib.suppress(ConnectionResetError):  # it left something unread; its last packets come after this
+            message, ancillary, _, _ = connection.recvmsg(MESSAGE_BYTES, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            break
     descriptors = array.array("i")
     pid = None
     for level, kind, body in ancillary:

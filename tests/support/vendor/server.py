@@ -56,6 +56,8 @@ class MpsServer:
         self._taken: list[bytes] = []
         self._command = 0
         self._awaits_confirmation = False
+        self._newcomer: Connection | None = None
+        """Whom it talks with: it hears nothing from the daemon meanwhile."""
         self._selector = selectors.DefaultSelector()
 
     def start(self) -> None:
@@ -109,8 +111,17 @@ class MpsServer:
             for key in ready:
                 if key.data is None:
                     self._hear()
-                elif not self.clients.serve(key.data):
-                    self._selector.unregister(key.fileobj)
+                else:
+                    self._serve(key.data)
+
+    def _serve(self, connection: Connection) -> None:
+        goes_on = self.clients.serve(connection)
+        if not goes_on:
+            self._selector.unregister(connection.socket)
+        # As measured: after one that leaves without a word it waits for ever.
+        if connection is self._newcomer and connection.words and (connection.number >= 0 or not goes_on):
+            self._newcomer = None
+            self._selector.register(self.daemon, selectors.EVENT_READ, None)
 
     def _hear(self) -> None:
         message, self.handed, _ = receive(self.daemon)
@@ -146,8 +157,10 @@ class MpsServer:
         self._awaits_confirmation = COMMANDS[number].confirmed and bool(answer)
 
     def watch(self, connection: Connection) -> None:
-        """Serve a client from now on."""
+        """Serve a client from now on, and nobody else's commands until it has said who it is."""
+        self._selector.unregister(self.daemon)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        self._newcomer = connection
 
     def set_memory_limit(self, words: list[bytes]) -> list[bytes]:
         """Take a device's limit in bytes; the device need not be there."""
