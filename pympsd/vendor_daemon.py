@@ -73,7 +73,16 @@ def _session(path: bytes, lines: Sequence[bytes], timeout: float) -> int:
                 for packet in encode_line(line):
                     daemon.send(packet)
             daemon.send(encode_line(None)[0])
-        while (packet := daemon.recv(LINE_BYTES)) not in (b"", END_OF_ANSWERS):
+        while (packet := _received(daemon)) not in (b"", END_OF_ANSWERS):
             sys.stdout.buffer.write(printed_of(packet) + b"\n")
         sys.stdout.flush()
     return 0
+
+
+def _received(daemon: socket.socket) -> bytes:
+    while True:
+        try:
+            return daemon.recv(LINE_BYTES)
+        except ConnectionResetError:
+            # It left lines unread; its last packets come after this error.
+            continue
