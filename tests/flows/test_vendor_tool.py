@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -282,7 +283,8 @@ def test_an_unknown_command_is_answered_as_recorded(ours: DaemonProcess, their_t
 @as_root
 def test_quit_by_their_tool(ours: DaemonProcess, their_tool: Visitor) -> None:
     """The recorded daemon ended the answers, or closed; the lines after quit are not answered."""
-    their_tool.give(b"quit", b"ps")
+    with contextlib.suppress(BrokenPipeError):  # the daemon may have gone before the second line
+        their_tool.give(b"quit", b"ps")
     assert their_tool.hear() in (END_OF_ANSWERS, b"")
     ours.await_end()
     assert ours.log()[-1] == "Exit with status 0"
