@@ -20,7 +20,7 @@ from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.log_fifo import read_fifo
 from pympsd.service.files.pipe_directory import PipeDirectory
-from pympsd.service.files.state_file import StateFile, device_keys
+from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
 from pympsd.service.inheritance import FIFO, Inherited, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
@@ -103,7 +103,8 @@ async def _main(setup: DaemonSetup, ready: Callable[[], None], early: Sequence[i
 async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIterator[int]) -> Dispatcher:
     directory = setup.directory
     log = control_logger(setup.journal)
-    found = await Keeper.fetch(directory, log)
+    # Two daemons must not accept on the same sockets.
+    found = None if writer_runs(directory.path) else await Keeper.fetch(directory, log)
     keeper, held = found or (Keeper(directory, log), {})
     left = Inherited.of(keeper, held)
     listening = _listening(setup, left)
