@@ -289,6 +289,8 @@ def test_a_daemon_that_can_start_no_process_refuses_one_client(
     if which == resource.RLIMIT_NPROC:
         limit(own.pid, which, 1)
     else:
+        # The thread that started the keeper ends when it has been idle for 10 s.
+        wait_until(lambda: len(os.listdir(f"/proc/{own.pid}/task")) == 1, "the end of the daemon's other threads")
         no_more_memory(own.pid, 1 << 20)  # a thread's stack has 8 MiB
     refused = own.client()
     clients.append(refused)
