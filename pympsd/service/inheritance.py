@@ -115,9 +115,15 @@ class Inherited:
             case "session":
                 self.sessions.append(Noted(name, entry.fd, msgspec.json.decode(entry.note, type=SessionNote)))
             case "connection":
+                int(rest)
                 self.connections.append(Noted(name, entry.fd, entry.note))
             case _:
                 raise ValueError(f"no daemon calls anything {name}")
+
+    @property
+    def last_connection(self) -> int:
+        """The highest serial of an inherited connection, 0 if there is none."""
+        return max((int(one.name.rpartition(" ")[2]) for one in self.connections), default=0)
 
     def take_listener(self, file: str, path: str, kind: socket.SocketKind) -> socket.socket | None:
         """Return the listening socket of a file, if it is of the kind that is needed and the file is still there."""

@@ -37,6 +37,7 @@ from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
+from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.settings import Settings
 
@@ -118,6 +119,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             keeper.hold(listener_name(file), sock.fileno())
         await nursery.start(keeper.run)
         awaited = _save_and_inherit(dispatcher, directory, left)
+        # A second connection of the same name would take an inherited one's place at the keeper.
+        dispatcher.connections = Serials(left.last_connection + 1)
         nursery.start_soon(_handle_signals, dispatcher, signals)
         for listener in _listeners(dispatcher, listening, left):
             nursery.start_soon(listener.run)
@@ -168,8 +171,13 @@ def _listeners(
 ) -> Iterator[Listener]:
     connections, left.connections = left.connections, []
     if dispatcher.settings.backend == "vendor":
-        yield Listener(dispatcher, listening[files.CONTROL], VendorConversation(dispatcher, True).run, connections)
-        yield Listener(dispatcher, listening[files.CONTROL_PRIVILEGED], VendorConversation(dispatcher, False).run)
+        # The next daemon has to know whether the hello was sent: these are held after that.
+        for file, accepts_clients, earlier in (
+            (files.CONTROL, True, connections),
+            (files.CONTROL_PRIVILEGED, False, []),
+        ):
+            conversation = VendorConversation(dispatcher, accepts_clients)
+            yield Listener(dispatcher, listening[file], conversation.run, earlier, holds=False)
         yield Listener(dispatcher, listening[files.OWN_CONTROL], Conversation(dispatcher, False).run)
     else:
         yield Listener(dispatcher, listening[files.CONTROL], Conversation(dispatcher, True).run, connections)

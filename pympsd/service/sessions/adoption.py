@@ -186,7 +186,6 @@ def inherit(dispatcher: Dispatcher, folder: str, left: Inherited) -> list[Awaite
     dispatcher.feed(events.PredecessorDied(_still_valid(saved, awaited, _has_other_devices(dispatcher, saved))))
     if awaited:
         dispatcher.serials = Serials(first_serial(dispatcher.state.generation))
-        dispatcher.connections = Serials(first_serial(dispatcher.state.generation))
     for server in awaited:
         dispatcher.servers[server.session.serial] = server.session
         dispatcher.nursery.start_soon(server.watch, dispatcher)
