@@ -6,6 +6,8 @@ import socket
 import struct
 from typing import Final
 
+import trio
+
 from pympsd.channel.send_queue import SendQueue
 
 _SCM_CREDENTIALS: Final = 2
@@ -18,26 +20,35 @@ class PacketChannel(SendQueue):
 
     async def receive(self, limit: int) -> bytes:
         """Return the next packet, cut to ``limit`` bytes; empty at the end."""
-        while True:
-            try:
-                return await self._socket.recv(limit)
-            except ConnectionResetError:
-                # The peer left something unread; its last packets come after this error.
-                continue
-            except OSError:
-                return b""
+        return (await self._next(limit, 0))[0]
 
     async def receive_with_credentials(self, limit: int) -> tuple[bytes, tuple[int, int, int] | None]:
         """Return the next packet and its sender's PID, uid and gid; None if the socket does not pass credentials."""
-        try:
-            # With no room for descriptors the kernel closes those that a peer sends.
-            data, controls, _, _ = await self._socket.recvmsg(limit, socket.CMSG_SPACE(CREDENTIALS.size))
-        except OSError:
-            return b"", None
+        # With no room for descriptors the kernel closes those that a peer sends.
+        data, controls = await self._next(limit, socket.CMSG_SPACE(CREDENTIALS.size))
         for level, kind, payload in controls:
             if level == socket.SOL_SOCKET and kind == _SCM_CREDENTIALS and len(payload) == CREDENTIALS.size:
                 return data, CREDENTIALS.unpack(payload)
         return data, None
+
+    async def _next(self, limit: int, room: int) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+        """Return the next packet and its control messages.
+
+        Without a turn for other tasks between taking a packet and returning it: whoever notes it at the keeper must
+        not be killed in between.
+        """
+        await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                data, controls, _, _ = self._plain.recvmsg(limit, room, socket.MSG_DONTWAIT)
+                return data, controls
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._socket)
+            except ConnectionResetError:
+                # The peer left something unread; its last packets come after this error.
+                continue
+            except OSError:
+                return b"", []
 
     def shut_down(self) -> None:
         """End the connection both ways; the descriptor stays open until ``close``."""

@@ -82,6 +82,8 @@ class Noted(Generic[T]):
     name: str
     fd: int
     note: T
+    is_new: bool = False
+    """It is this daemon's own, and not an earlier one's."""
 
 
 @define
@@ -125,6 +127,7 @@ class Inherited:
             case "session":
                 self.sessions.append(Noted(name, entry.fd, msgspec.json.decode(entry.note, type=SessionNote)))
             case "connection":
+                int(rest)
                 self.connections.append(Noted(name, entry.fd, entry.note))
             case _:
                 raise ValueError(f"no daemon calls anything {name}")

@@ -20,7 +20,7 @@ from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.log_fifo import read_fifo
 from pympsd.service.files.pipe_directory import PipeDirectory
-from pympsd.service.files.state_file import StateFile, device_keys
+from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
 from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
@@ -40,6 +40,7 @@ from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.settings import Settings
+from pympsd.wire.vendor.handshake import HELLO
 
 HANDLED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER)
 FINAL_ANSWER_SECONDS = 1.0
@@ -104,7 +105,8 @@ async def _main(setup: DaemonSetup, ready: Callable[[], None], early: Sequence[i
 async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIterator[int]) -> Dispatcher:
     directory = setup.directory
     log = control_logger(setup.journal)
-    found = await Keeper.fetch(directory, log)
+    # Two daemons must not accept on the same sockets.
+    found = None if writer_runs(directory.path) else await Keeper.fetch(directory, log)
     keeper, held = found or (Keeper(directory, log), {})
     left = Inherited.of(keeper, held)
     listening = _listening(setup, left)
@@ -168,8 +170,12 @@ def _listeners(
 ) -> Iterator[Listener]:
     connections, left.connections = left.connections, []
     if dispatcher.settings.backend == "vendor":
-        yield Listener(dispatcher, listening[files.CONTROL], VendorConversation(dispatcher, True).run, connections)
-        yield Listener(dispatcher, listening[files.CONTROL_PRIVILEGED], VendorConversation(dispatcher, False).run)
+        for file, accepts_clients, earlier in (
+            (files.CONTROL, True, connections),
+            (files.CONTROL_PRIVILEGED, False, []),
+        ):
+            conversation = VendorConversation(dispatcher, accepts_clients)
+            yield Listener(dispatcher, listening[file], conversation.run, earlier, greeting=HELLO)
         yield Listener(dispatcher, listening[files.OWN_CONTROL], Conversation(dispatcher, False).run)
     else:
         yield Listener(dispatcher, listening[files.CONTROL], Conversation(dispatcher, True).run, connections)

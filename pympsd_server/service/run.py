@@ -109,7 +109,7 @@ async def _receive_setup(daemon: DaemonLink) -> link.ServerSetup | None:
                     daemon.report(token, leaving=False)
                     # The daemon before was killed, perhaps before it sent the setup: ask this one for it.
                     daemon.channel.send(link.ServerHello(Versions(), os.getpid()))
-                case link.ServerAdopted():
+                case link.ServerAdopted() | link.LimitsChanged():  # the setup that follows has the limits
                     continue
                 case _:
                     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -145,6 +146,42 @@ async def _daemon_replace(testbed: Testbed, action: Action) -> None:
     await _adopted(testbed)
 
 
+async def _keeper_kill(testbed: Testbed, action: Action) -> None:
+    keeper = testbed.keeper()
+    if keeper is None:
+        return
+    with testbed.incident(action.kind, action.number, pid=keeper.pid):
+        strike(keeper, signal.SIGKILL)
+        # Until the next one has everything the daemon is mortal.
+        with trio.move_on_after(NOTICE_SECONDS):
+            while (new := testbed.keeper()) is None or new == keeper or not _has_entries(new):
+                await trio.sleep(0.02)
+            return
+    testbed.blame(f"keeper {keeper.pid} was killed and no other one has the sockets")
+
+
+def _has_entries(keeper: ProcessKey) -> bool:
+    """Whether the daemon has sent it what there is to hold, the log FIFO among that: all goes in one burst."""
+    with suppress(OSError):  # it has ended meanwhile
+        folder = f"/proc/{keeper.pid}/fd"
+        return any(os.readlink(f"{folder}/{fd}").endswith("/pipe/log") for fd in os.listdir(folder))
+    return False
+
+
+async def _both_kill(testbed: Testbed, action: Action) -> None:
+    keeper = testbed.keeper()
+    with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
+        everything = _everything(testbed)
+        testbed.killed.add(testbed.daemon)
+        # Stopped, the daemon starts no other keeper.
+        strike(testbed.daemon, signal.SIGSTOP)
+        if keeper is not None:
+            strike(keeper, signal.SIGKILL)
+        strike(testbed.daemon, signal.SIGKILL)
+        await _over(testbed, "the end of daemon and keeper", everything)
+        await testbed.start_daemon()
+
+
 async def _adopted(testbed: Testbed) -> None:
     """The server that was there is the new daemon's, unless it has ended meanwhile."""
     server = testbed.server()
@@ -272,6 +309,8 @@ ACTIONS: Final[dict[Kind, Act]] = {
     Kind.DAEMON_STOP: _daemon_stop,
     Kind.DAEMON_KILL: _daemon_kill,
     Kind.DAEMON_REPLACE: _daemon_replace,
+    Kind.KEEPER_KILL: _keeper_kill,
+    Kind.BOTH_KILL: _both_kill,
     Kind.DAEMON_TERM: _daemon_term,
     Kind.QUIT: _quit,
     Kind.SHUTDOWN_SERVER: _shutdown_server,

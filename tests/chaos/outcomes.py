@@ -19,7 +19,7 @@ from tests.chaos.ended_contexts import (
     ended_before,
 )
 from tests.chaos.history import FOR_EVER, History, Incident, Life, Step
-from tests.chaos.recoveries import RETRY_SECONDS, Recovery, recoveries
+from tests.chaos.recoveries import Recovery, recoveries
 from tests.chaos.schedule import ADOPTION, STOPS, Containment, Kind
 
 HANG_SECONDS: Final = 60.0
@@ -79,9 +79,14 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     },
     Kind.SERVER_STOP: {},
     Kind.DAEMON_STOP: {},
-    # Adopted, all go on; a client that connects tries again for some time before it gives up.
-    Kind.DAEMON_KILL: {Role.CONNECTING: frozenset({CONNECTION_FAILED})},
-    Kind.DAEMON_REPLACE: {Role.CONNECTING: frozenset({CONNECTION_FAILED})},
+    # However long there is no daemon: the keeper has its sockets, servers go on, and clients that connect wait.
+    Kind.DAEMON_KILL: {},
+    Kind.DAEMON_REPLACE: {},
+    Kind.KEEPER_KILL: {},
+    Kind.BOTH_KILL: {
+        Role.SERVED: frozenset({RPC_FAILURE}),
+        Role.CONNECTING: frozenset({CONNECTION_FAILED}),
+    },
     Kind.DAEMON_TERM: {
         Role.SERVED: frozenset({RPC_FAILURE}),
         Role.CONNECTING: frozenset({CONNECTION_FAILED}),
@@ -213,8 +218,6 @@ def _overlap(incident: Incident, step: Step) -> bool:
 
 
 def _is_connecting(incident: Incident, life: Life) -> bool:
-    if incident.kind in (Kind.DAEMON_KILL, Kind.DAEMON_REPLACE):
-        return incident.ended - incident.began > RETRY_SECONDS
     return incident.uid in (life.uid, -1)
 
 

@@ -12,8 +12,6 @@ from tests.chaos.schedule import DEVICES, STOPS, Containment, Kind
 
 SLACK: Final = 2.0
 """Seconds between something and every process's noticing it, on a busy machine."""
-RETRY_SECONDS: Final = 1.5
-"""A client tries to connect again for 2 s when its daemon has gone; a shorter outage it must not notice."""
 NOTICED: Final = 5.0
 """After this many seconds a killed executor has been noticed, its server stopped or not."""
 

@@ -74,6 +74,9 @@ class Kind(StrEnum):
     DAEMON_STOP = "daemon_stop"
     DAEMON_KILL = "daemon_kill"
     DAEMON_REPLACE = "daemon_replace"
+    KEEPER_KILL = "keeper_kill"
+    BOTH_KILL = "both_kill"
+    """The keeper and the daemon."""
     DAEMON_TERM = "daemon_term"
     QUIT = "quit"
     SHUTDOWN_SERVER = "shutdown_server"
@@ -99,6 +102,8 @@ WEIGHTS: Final = {
     Kind.DAEMON_STOP: 2,
     Kind.DAEMON_KILL: 3,
     Kind.DAEMON_REPLACE: 3,
+    Kind.KEEPER_KILL: 3,
+    Kind.BOTH_KILL: 1,
     Kind.DAEMON_TERM: 1,
     Kind.QUIT: 1,
     Kind.SHUTDOWN_SERVER: 2,

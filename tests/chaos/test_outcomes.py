@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pympsd.vocabulary.results import Result
 from tests.chaos.ended_contexts import CONTAINED_SECONDS
 from tests.chaos.history import FOR_EVER, History, Incident, Life, Span, Step
-from tests.chaos.outcomes import CULPRITS, FAULT_CODES, HANG_SECONDS, TABLE, Role, patience, problems
+from tests.chaos.outcomes import CULPRITS, FAULT_CODES, HANG_SECONDS, TABLE, patience, problems
 from tests.chaos.recoveries import NOTICED, SLACK, reach, recoveries, settled
 from tests.chaos.schedule import FAULTS, LONG_STOP_SECONDS, ClientPlan, Containment, Kind
 
@@ -56,10 +56,9 @@ def test_what_must_not_be_noticed_allows_no_client_an_error() -> None:
     unnoticed = [kind for kind in Kind if not TABLE[kind]]
     assert unnoticed == [
         Kind.CLIENT_KILL, Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP,
+        Kind.DAEMON_KILL, Kind.DAEMON_REPLACE, Kind.KEEPER_KILL,
         Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.QUERIES, Kind.LIMITS,
     ]  # fmt: skip
-    # Adoption: clients that have a server go on.
-    assert all(set(TABLE[kind]) == {Role.CONNECTING} for kind in (Kind.DAEMON_KILL, Kind.DAEMON_REPLACE))
 
 
 @given(kind=st.sampled_from([kind for kind in Kind if not TABLE[kind]]), code=st.sampled_from(list(Result)[1:]))
@@ -273,11 +272,12 @@ def test_contexts_on_an_executor_that_is_stopped_in_a_fault_may_lose_it() -> Non
         assert (judged(neighbour, a_step(719, 11.0), others=(culprit,), incidents=incidents) == []) is right
 
 
-def test_a_short_outage_excuses_no_client() -> None:
-    init_step = a_step(805, 5.3, -1, "init", -1)
-    for seconds, right in ((0.5, False), (2.5, True)):
-        incident = Incident(Kind.DAEMON_KILL, 1, 5.0, 5.0 + seconds)
-        assert (judged(a_life(1), init_step, incidents=(incident,)) == []) is right
+@pytest.mark.parametrize(("kind", "right"), [(Kind.DAEMON_KILL, False), (Kind.BOTH_KILL, True)])
+@pytest.mark.parametrize("seconds", [0.5, 20.0])
+def test_a_client_is_excused_only_if_the_keeper_was_killed_too(kind: Kind, right: bool, seconds: float) -> None:
+    incident = Incident(kind, 1, 5.0, 5.0 + seconds)
+    for step in (a_step(805, 5.3, -1, "init", -1), a_step(806, 5.3)):
+        assert (judged(a_life(1), step, incidents=(incident,)) == []) is right
 
 
 def test_what_was_long_over_explains_nothing() -> None:

@@ -35,11 +35,20 @@ TOOL_SECONDS: Final = 30.0
 """The longest time to an operator command's answer, whatever goes on; the tool itself gives up after 10 s."""
 CHOSEN_OUTSIDE: Final = ("PYMPSD_WORKER", "PYMPSD_LAUNCHES")
 """What executes and what packs records: set by the soak's own environment, if anything."""
+KEEPER: Final = "pympsd-keeper"
 PATIENCE: Final = "2"
 """Seconds: users wait for each other for as long as the clients that are there live, and no longer."""
 OF_CLIENTS: Final = {"PYMPSD_REQUIRE_MPS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 ON_THE_DAEMON: Final = frozenset(
-    {Kind.DAEMON_STOP, Kind.DAEMON_KILL, Kind.DAEMON_REPLACE, Kind.DAEMON_TERM, Kind.QUIT}
+    {
+        Kind.DAEMON_STOP,
+        Kind.DAEMON_KILL,
+        Kind.DAEMON_REPLACE,
+        Kind.KEEPER_KILL,
+        Kind.BOTH_KILL,
+        Kind.DAEMON_TERM,
+        Kind.QUIT,
+    }
 )
 
 
@@ -118,6 +127,15 @@ class Testbed:
             (self.directory / name).mkdir()
         (self.directory / "tmp").chmod(0o1777)
         (self.directory / "machine.toml").write_text(machine(self.setup.containment))
+
+    def keeper(self) -> ProcessKey | None:
+        """Return the keeper: a child of the daemon that started it, then of this process, which adopts orphans."""
+        for parent in (self.daemon.pid, os.getpid()):
+            with suppress(FileNotFoundError):  # the daemon has ended
+                for pid in children_of(parent):
+                    if alive(pid) and _command_of(pid) == KEEPER:
+                        return key_of(pid)
+        return None
 
     def living(self) -> list[Life]:
         """Return the clients that run."""
@@ -254,6 +272,13 @@ class Testbed:
                 await trio.sleep(0.02)
             return True
         return False
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except OSError:
+        return ""  # it has ended meanwhile
 
 
 def machine(containment: Containment) -> str:

@@ -1,22 +1,36 @@
-"""The daemon is killed, or replaced, under running servers and clients: they go on, and the next takes them in."""
+"""The daemon is killed, or replaced, under running servers and clients: they go on, and the next takes them in.
+
+The keeper holds the sockets meanwhile; it is killed, too, alone and with the daemon.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
-from pympsd_client._connect.retry import RETRY_S
+from processes import (
+    PYMPSD,
+    SECONDS,
+    ClientProcess,
+    DaemonProcess,
+    alive,
+    children_of,
+    killed_after,
+    suspend,
+    wait_until,
+)
 
 from pympsd.service.sessions.adoption import READY_SECONDS
-from pympsd.wire import link_messages as link
 from pympsd.wire import messages
+from pympsd.wire.messages import ClientHello
 from pympsd.wire.versions import Versions
 
 Make = Callable[..., ClientProcess]
@@ -52,12 +66,6 @@ def again_with_its_server(daemon: DaemonProcess, *options: str) -> None:
         server_of(daemon)
 
 
-def patient(client: ClientProcess) -> ClientProcess:
-    """Have a client wait for the next daemon as long as one may take to start on any machine."""
-    client.do(f"patience {SECONDS / 2}")
-    return client
-
-
 def server_of(daemon: DaemonProcess) -> int:
     """Return the PID of the one server there is, ready."""
     (server,) = daemon.servers()
@@ -66,9 +74,23 @@ def server_of(daemon: DaemonProcess) -> int:
 
 
 def is_queued(daemon: DaemonProcess, client: ClientProcess, times: int = 1) -> bool:
-    """Whether control.log says that a client waits, and has connected that many times."""
+    """Whether control.log says that a client waits, of that many daemons."""
     said = [line for line in daemon.log() if line.startswith(f"NEW CLIENT {client.pid} ") and "pending" in line]
     return len(said) >= times
+
+
+def sockets_of(pid: int) -> set[str]:
+    """Return the names of a process's sockets: a connection that was made again has another one."""
+    return {link for link in links_of(pid) if link.startswith("socket:")}
+
+
+def links_of(pid: int) -> list[str]:
+    """Return what a process has open."""
+    found = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(path))
+    return found
 
 
 def test_a_kernel_in_flight_and_all_that_is_listed_outlive_the_daemon(
@@ -120,17 +142,21 @@ def test_quit_after_it_leaves_nothing(daemon: DaemonProcess, make_client: Make) 
     assert f"Server {server} has ended; another daemon started it: its exit status is unknown" in daemon.log()
 
 
-def test_a_client_that_begins_when_an_idle_daemon_was_killed_waits_for_the_next(
+def test_clients_that_begin_after_an_idle_daemon_was_killed_wait_for_the_next(
     daemon: DaemonProcess, make_client: Make
 ) -> None:
-    waits, late = make_client(), make_client()
-    waits.do("error")  # it runs, and has not connected
+    clients = [make_client() for _ in range(2)]
+    for client in clients:
+        client.do("error")  # it runs, and has not connected
     daemon.kill()
-    began = time.monotonic()
-    assert waits.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    assert time.monotonic() - began >= RETRY_S, "it had cause to hope"
+    for client in clients:
+        client.begin("init")
+    wait_until(lambda: all(sockets_of(client.pid) for client in clients), "the connections")
+    assert not any(client.has_result() for client in clients)
     again(daemon)
-    assert late.connect().do("add") == RIGHT
+    assert [client.result() for client in clients] == ["CUDA_SUCCESS"] * 2
+    assert [client.do("ctx 0") for client in clients] == ["CUDA_SUCCESS"] * 2
+    assert [client.do("add") for client in clients] == [RIGHT] * 2
 
 
 def test_log_lines_of_the_time_between_are_not_lost(daemon: DaemonProcess, make_client: Make) -> None:
@@ -149,18 +175,22 @@ def test_log_lines_of_the_time_between_are_not_lost(daemon: DaemonProcess, make_
 
 @pytest.mark.long(but=["10001"])
 @pytest.mark.parametrize("uid", [A, B])
-def test_a_client_in_the_queue_connects_again_by_itself(daemon: DaemonProcess, make_client: Make, uid: int) -> None:
+def test_a_client_in_the_queue_keeps_its_connection(daemon: DaemonProcess, make_client: Make, uid: int) -> None:
     active = make_client(A).connect()
     server = server_of(daemon)
     if uid == A:
         # It leaves with its last client: even its own user's next one waits.
         daemon.say(f"shutdown_server {server}")
-    waiting = patient(make_client(uid))
+    waiting = make_client(uid)
     waiting.begin("init")
     wait_until(lambda: is_queued(daemon, waiting), "the queue")
-    daemon.kill()
-    again(daemon)
-    wait_until(lambda: is_queued(daemon, waiting, 2), "the queue of the next daemon")
+    connection = sockets_of(waiting.pid)
+    assert connection
+    for times in (2, 3):
+        daemon.kill()
+        again(daemon)
+        wait_until(lambda times=times: is_queued(daemon, waiting, times), "the queue of the next daemon")
+    assert sockets_of(waiting.pid) == connection
     assert not waiting.has_result()
     assert active.do("add") == RIGHT
     active.end()
@@ -185,7 +215,7 @@ def test_killed_at_any_moment_of_an_admission(
     daemon: DaemonProcess, make_client: Make, others: int, word: str
 ) -> None:
     neighbours = [make_client().connect() for _ in range(others)]
-    client = patient(make_client())
+    client = make_client()
     seen = sum(word in line for line in daemon.log())
     client.begin("init")
     wait_until(lambda: sum(word in line for line in daemon.log()) > seen, word)
@@ -240,30 +270,39 @@ def test_the_daemon_of_an_ordinary_user_is_replaced_in_the_same_way(
 
 
 @pytest.mark.long
-def test_clients_that_begin_while_there_is_none_wait_for_the_next(daemon: DaemonProcess, make_client: Make) -> None:
+def test_clients_that_begin_while_a_busy_daemon_is_gone_wait_for_the_next(
+    daemon: DaemonProcess, make_client: Make
+) -> None:
     client = make_client().connect()
+    server = server_of(daemon)
     daemon.kill()
-    late = patient(make_client())
+    late = make_client()
     late.begin("init")
+    wait_until(lambda: bool(sockets_of(late.pid)), "the connection")
+    assert client.do("add") == RIGHT
+    assert not late.has_result()
     again(daemon)
     assert late.result() == "CUDA_SUCCESS"
     assert client.do("add") == RIGHT
-    assert len(daemon.servers()) == 1
+    assert daemon.servers() == [server]
 
 
 @pytest.mark.long
-def test_without_another_daemon_a_waiting_client_goes_on_without_mps(
-    daemon: DaemonProcess, make_client: Make
-) -> None:
-    active, waiting = make_client(A).connect(), make_client(B)
+def test_a_waiting_client_that_ends_meanwhile_is_not_admitted(daemon: DaemonProcess, make_client: Make) -> None:
+    active, waiting, late = make_client(A).connect(), make_client(B), make_client(B)
+    late.do("error")  # it runs, and has not connected
     waiting.begin("init")
     wait_until(lambda: is_queued(daemon, waiting), "the queue")
     daemon.kill()
-    # It requires MPS, so that it goes no other way.
-    assert waiting.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    assert waiting.do("error").startswith("no MPS control daemon at ")
-    assert active.do("add") == RIGHT
+    late.begin("init")
+    wait_until(lambda: bool(sockets_of(late.pid)), "the connection")
+    for client in (waiting, late):
+        client.end(signal.SIGKILL)
     again(daemon)
+    active.end()
+    assert make_client(B).connect().do("add") == RIGHT
+    daemon.hear_out()
+    assert len(daemon.say("ps").splitlines()) == 2
 
 
 @pytest.mark.long
@@ -297,25 +336,45 @@ def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make)
     assert server_of(daemon) != server
 
 
-def test_a_server_without_clients_leaves_with_its_daemon(daemon: DaemonProcess) -> None:
+def test_a_server_without_clients_is_taken_in(daemon: DaemonProcess, make_client: Make) -> None:
     daemon.say("start_server -uid 0")
     wait_until(lambda: bool(daemon.servers()), "a server")
     server = server_of(daemon)
     daemon.kill()
-    wait_until(lambda: not alive(server), "the end of the server")
     again(daemon)
-    assert daemon.servers() == []
+    assert server_of(daemon) == server
+    assert make_client().connect().do("add") == RIGHT
+    assert daemon.servers() == [server]
 
 
 @pytest.mark.long
-def test_a_busy_server_leaves_after_its_last_client(daemon: DaemonProcess, make_client: Make) -> None:
+def test_a_server_is_killed_while_there_is_no_daemon(daemon: DaemonProcess, make_client: Make) -> None:
+    client = make_client().connect()
+    server = server_of(daemon)
+    daemon.kill()
+    os.kill(server, signal.SIGKILL)
+    assert client.first_error() == "CUDA_ERROR_MPS_RPC_FAILURE"
+    late = make_client()
+    late.begin("init")
+    wait_until(lambda: bool(sockets_of(late.pid)), "the connection")
+    again(daemon)
+    assert late.result() == "CUDA_SUCCESS"
+    assert late.do("ctx 0") == "CUDA_SUCCESS"
+    assert late.do("add") == RIGHT
+    assert server not in daemon.servers()
+    assert len(daemon.servers()) == 1
+
+
+@pytest.mark.long
+def test_a_server_whose_last_client_leaves_meanwhile_is_taken_in(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     server = server_of(daemon)
     daemon.kill()
     assert [client.do("add") for _ in range(3)] == [RIGHT] * 3
-    assert alive(server)
     client.end()
-    wait_until(lambda: not alive(server), "the end of the server")
+    again(daemon)
+    assert server_of(daemon) == server
+    assert daemon.say(f"get_client_list {server}") == ""
 
 
 @pytest.mark.long
@@ -410,7 +469,7 @@ def test_with_other_devices_it_is_not_taken_in(daemon: DaemonProcess, make_clien
 @pytest.mark.long
 def test_replace_under_load(daemon: DaemonProcess, make_client: Make) -> None:
     clients = [make_client(uid).connect() for uid in (A, A, A)]
-    waiting = patient(make_client(B))
+    waiting = make_client(B)
     waiting.begin("init")
     wait_until(lambda: is_queued(daemon, waiting), "the queue")
     daemon.hear_out()
@@ -484,41 +543,161 @@ def test_replace_in_the_foreground(daemon: DaemonProcess, make_client: Make) -> 
         assert new.wait(SECONDS) == 0
 
 
-# --- processes that are not its servers
+# --- the keeper
 
 
-def test_a_forged_server_is_refused(daemon: DaemonProcess, make_client: Make) -> None:
-    client = make_client().connect()
+def another_keeper(daemon: DaemonProcess, before: int) -> int:
+    """Return the PID of the keeper that follows one, when it holds what there is to hold."""
+    keeper = daemon.keeper(before)
+    # It has only its own descriptors until the daemon has sent all that it has, in one go.
+    wait_until(lambda: any("/log" in link for link in links_of(keeper)), "what it is to hold")
+    return keeper
+
+
+def test_a_keeper_that_is_killed_is_followed_by_another(daemon: DaemonProcess, make_client: Make) -> None:
+    active, waiting = make_client(A).connect(), make_client(B)
+    waiting.begin("init")
+    wait_until(lambda: is_queued(daemon, waiting), "the queue")
     daemon.hear_out()
-    server, before = server_of(daemon), daemon.say("ps")
-    daemon.kill()
-    os.kill(server, signal.SIGSTOP)
-    done = subprocess.Popen([PYMPSD, "-d"], env=daemon.environment)
-    path = str(daemon.directory / "pipe" / "control")
+    before, connection = daemon.say("ps"), sockets_of(waiting.pid)
+    for times in (2, 3):
+        keeper = daemon.keeper()
+        os.kill(keeper, signal.SIGKILL)
+        another_keeper(daemon, keeper)
+        daemon.kill()
+        again_with_its_server(daemon)
+        wait_until(lambda times=times: is_queued(daemon, waiting, times), "the queue of the next daemon")
+        assert daemon.say("ps") == before
+    assert active.do("add") == RIGHT
+    assert sockets_of(waiting.pid) == connection
+    active.end()
+    assert waiting.result() == "CUDA_SUCCESS"
+
+
+def test_without_daemon_and_keeper_everything_ends_and_the_next_starts_clean(
+    daemon: DaemonProcess, make_client: Make
+) -> None:
+    active, waiting, late = make_client(A).connect(), make_client(B), make_client(A)
+    late.do("error")  # it runs, and has not connected
+    server = server_of(daemon)
+    executors = children_of(server)
+    waiting.begin("init")
+    wait_until(lambda: is_queued(daemon, waiting), "the queue")
+    kill_both(daemon)
+    wait_until(lambda: not alive(server), "the end of the server")
+    wait_until(lambda: not any(map(alive, executors)), "the end of its executors")
+    assert active.first_error() == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert waiting.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    # It requires MPS, so that it goes no other way.
+    assert late.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert late.do("error").startswith("no MPS control daemon at ")
+    again(daemon)
+    assert daemon.servers() == []
+    assert make_client(B).connect().do("add") == RIGHT
+
+
+def test_servers_that_still_end_are_not_taken_in(daemon: DaemonProcess, make_client: Make) -> None:
+    client = make_client().connect()
+    server = server_of(daemon)
+    suspend(server)
     try:
-        with socket.socket(socket.AF_UNIX) as forger:
-            forger.settimeout(SECONDS)
-            wait_until(lambda: _connects(forger, path), "the socket")
-            # It says it is the server that is awaited; the kernel names its process.
-            forger.sendall(messages.encode(link.ServerReturn(Versions(), server, "ACTIVE", False, 0)))
-            assert forger.recv(65536)
-            assert forger.recv(65536) == b""
+        kill_both(daemon)
+        again(daemon)
     finally:
         os.kill(server, signal.SIGCONT)
-        assert done.wait(SECONDS) == 0
-        daemon.pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
-    assert any(line.startswith(f"Refusing process {os.getpid()} of user 0, which says") for line in daemon.log())
-    wait_until(lambda: daemon.say("ps") == before, "the true server")
+    wait_until(lambda: not alive(server), "the end of the server")
+    assert client.first_error() == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert make_client().connect().do("add") == RIGHT
+    assert server not in daemon.servers()
+
+
+@pytest.mark.long
+def test_a_stopped_keeper_is_killed_by_the_next_daemon(daemon: DaemonProcess, make_client: Make) -> None:
+    client = make_client().connect()
+    server, keeper = server_of(daemon), daemon.keeper()
+    suspend(keeper)
+    assert make_client().connect().do("add") == RIGHT
+    daemon.kill()
+    assert client.do("add") == RIGHT
+    again(daemon)
+    assert not alive(keeper)
+    wait_until(lambda: not alive(server), "the end of the server, whose link nobody has")
+    assert client.first_error() == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert make_client().connect().do("add") == RIGHT
+
+
+@pytest.mark.long
+def test_a_keeper_that_was_stopped_for_a_while_has_missed_nothing(daemon: DaemonProcess, make_client: Make) -> None:
+    keeper = daemon.keeper()
+    suspend(keeper)
+    client, waiting = make_client(A).connect(), make_client(B)
+    waiting.begin("init")
+    wait_until(lambda: is_queued(daemon, waiting), "the queue")
+    daemon.kill()
+    os.kill(keeper, signal.SIGCONT)
+    again(daemon)
+    assert daemon.keeper() == keeper
     assert client.do("add") == RIGHT
     client.end()
+    assert waiting.result() == "CUDA_SUCCESS"
+
+
+def test_the_keeper_ends_with_its_daemon(daemon: DaemonProcess, make_client: Make) -> None:
+    make_client().connect().end()
+    keeper = daemon.keeper()
+    assert alive(keeper)
     daemon.say("quit")
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(daemon.pid, 0)
+    wait_until(lambda: not alive(daemon.pid) and not alive(keeper), "the end")
+    assert not (daemon.directory / "pipe" / "pympsd.keeper").exists()
 
 
-def _connects(sock: socket.socket, path: str) -> bool:
+def kill_both(daemon: DaemonProcess) -> None:
+    """Kill keeper and daemon; the daemon is stopped first, or it might start another keeper."""
+    keeper = daemon.keeper()
+    suspend(daemon.pid)
+    os.kill(keeper, signal.SIGKILL)
+    daemon.kill()
+    wait_until(lambda: not alive(keeper), "the end of the keeper")
+
+
+# --- at any moment
+
+
+@pytest.mark.long(but=["1"])
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_killed_at_any_moment_under_load(daemon: DaemonProcess, make_client: Make, seed: int) -> None:
+    source = random.Random(seed)
+    active = make_client().connect()
+    waiting: list[socket.socket] = []
     try:
-        sock.connect(path)
-    except OSError:
-        return False
-    return True
+        for _ in range(8):
+            waiting += [_connected(daemon) for _ in range(40)]
+            for each in waiting:
+                each.sendall(messages.encode(ClientHello(Versions(), os.getpid(), "load", 0, {}, False)))
+            time.sleep(source.uniform(0, 0.05))  # nothing is awaited: the daemon is killed at any moment
+            daemon.kill()
+            again(daemon)
+            while waiting:
+                with waiting.pop() as each:
+                    _granted(each)
+            assert active.do("add") == RIGHT
+    finally:
+        for each in waiting:
+            each.close()
+
+
+def _connected(daemon: DaemonProcess) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(SECONDS)
+    sock.connect(str(daemon.directory / "pipe" / "control"))
+    return sock
+
+
+def _granted(sock: socket.socket) -> None:
+    """Take the grant of a session and the session's welcome."""
+    data, fds, _, _ = socket.recv_fds(sock, 65536, 2)
+    assert data, "the connection was closed"
+    assert len(fds) == 1, data
+    with socket.socket(fileno=fds[0]) as session:
+        session.settimeout(SECONDS)
+        assert session.recv(65536), "no welcome"

@@ -21,6 +21,7 @@ FILES = {
     "control_privileged": ("s", 0o755),
     "log": ("p", 0o777),
     "nvidia-cuda-mps-control.pid": ("-", 0o666),
+    "pympsd.keeper": ("s", 0o600),
     "pympsd.state": ("-", 0o600),
 }
 
@@ -54,10 +55,13 @@ def test_c8_the_pid_file_holds_the_pid_without_newline(daemon: DaemonProcess) ->
 def test_log_of_start_and_quit(daemon: DaemonProcess) -> None:
     pipe = daemon.directory / "pipe"
     daemon.say("quit\n")
+    backend = daemon.log()[3]
+    assert backend.startswith("The backend is ")
     assert daemon.log() == [
         f"Starting control daemon using socket {pipe}/control",
         f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={pipe}",
         "CUDA MPS Control binary version: 13000",
+        backend,
         "Accepting connection...",
         "NEW UI",
         "Cmd:quit",
@@ -102,14 +106,24 @@ def test_of_eight_racing_daemons_one_wins(make_daemon) -> None:  # type: ignore[
 
 
 def test_c13_stale_files_of_a_killed_daemon_neither_block_nor_look_alive(daemon: DaemonProcess, make_daemon) -> None:  # type: ignore[no-untyped-def]
-    os.kill(daemon.pid, signal.SIGKILL)
-    wait_until(lambda: not alive(daemon.pid))
+    keeper = daemon.keeper()
+    os.kill(daemon.pid, signal.SIGSTOP)  # it starts no other keeper
+    os.kill(keeper, signal.SIGKILL)
+    daemon.kill()
+    wait_until(lambda: not alive(keeper))
     assert listing(daemon.directory / "pipe") == FILES
     done = daemon.run([], "get_server_list\n")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", not_found(daemon, "Connection refused"))
     again = make_daemon()
     assert again.start().returncode == 0
     assert again.say("get_server_list") == ""
+
+
+def test_a_command_after_the_daemon_was_killed_waits_for_the_next(daemon: DaemonProcess) -> None:
+    daemon.kill()
+    with daemon.begin("get_default_active_thread_percentage") as asking:
+        assert daemon.start().returncode == 0
+        assert asking.communicate(timeout=SECONDS) == ("100.0\n", "")
 
 
 def test_the_pipe_directory_is_made_when_its_parent_is_there(directory: Path) -> None:
@@ -209,7 +223,7 @@ def test_foreground_logs_to_stdout_and_stays(directory: Path) -> None:
         ({"CUDA_VISIBLE_DEVICES": "9"}, 100, "leaves no device visible"),
         ({"CUDA_VISIBLE_DEVICES": "0,0"}, 101, "twice"),
         ({"PYMPSD_BACKEND": "cuda"}, 1, "set PYMPSD_BACKEND=emulated"),
-        ({"PYMPSD_BACKEND": "opencl"}, 1, "auto, cuda, emulated"),
+        ({"PYMPSD_BACKEND": "opencl"}, 1, "auto, vendor, cuda, emulated"),
         ({"PYMPSD_EMULATED_DEVICES": "2xB900"}, 1, "H200, H100, A100, V100, P100"),
     ],
 )

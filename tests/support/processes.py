@@ -169,6 +169,24 @@ class DaemonProcess:
         path = self.directory / "log" / name
         return [line.partition("] ")[2] for line in path.read_text().splitlines()] if path.exists() else []
 
+    def keeper(self, before: int = 0) -> int:
+        """Return the PID of the keeper, when there is one that is not the one ``before``."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            # A child of the daemon that started it, and when that has ended, of this process.
+            for parent in (self.pid, os.getpid()):
+                with contextlib.suppress(FileNotFoundError):
+                    found.extend(
+                        pid
+                        for pid in children_of(parent)
+                        if pid != before and alive(pid) and _command_of(pid) == "pympsd-keeper"
+                    )
+            return bool(found)
+
+        wait_until(is_there, "a keeper")
+        return found[0]
+
     def kill_keeper(self) -> int:
         """Kill the keeper with -9, if there is one; return its PID, or 0."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -177,9 +195,10 @@ class DaemonProcess:
             except OSError:
                 return 0
             pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
-            os.kill(pid, signal.SIGKILL)
-            while sock.recv(1 << 17):
-                pass  # what it had sent, up to its end
+            with contextlib.suppress(ProcessLookupError, ConnectionResetError):  # it ends, or has not read all
+                os.kill(pid, signal.SIGKILL)
+                while sock.recv(1 << 17):
+                    pass  # what it had sent, up to its end
             return pid
 
     def servers(self) -> list[int]:
@@ -227,9 +246,16 @@ def _await_executors() -> None:
 def _is_awaited(pid: int) -> bool:
     """Whether it is an executor; on a GPU also a server, which leads its session, and may be another daemon's."""
     with contextlib.suppress(OSError):
-        ours = Path(f"/proc/{pid}/comm").read_text() == "pympsd-server\n"
-        return ours and (on_gpu() or os.getsid(pid) != pid)
+        return _command_of(pid) == "pympsd-server" and (on_gpu() or os.getsid(pid) != pid)
     return False
+
+
+def _command_of(pid: int) -> str:
+    """Return a process's name as ps shows it; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except OSError:
+        return ""
 
 
 def _reap(pid: int) -> None:

@@ -33,6 +33,10 @@ class StateRefused(ValueError):
     """The state file cannot be used; the message says why."""
 
 
+class StillRuns(StateRefused):
+    """The daemon that wrote the file runs, though its lock was removed."""
+
+
 @frozen
 class SavedState:
     """The contents of the file."""
@@ -74,6 +78,17 @@ def read(folder: str) -> SavedState | None:
         os.close(fd)
 
 
+def writer_runs(folder: str) -> bool:
+    """Return whether the daemon that wrote the file still runs, so that what its keeper holds is in use."""
+    try:
+        read(folder)
+    except StillRuns:
+        return True
+    except StateRefused:
+        pass
+    return False
+
+
 def _check_owner(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise StateRefused("it is no regular file")
@@ -96,7 +111,7 @@ def _checked(data: bytes) -> SavedState:
     if (saved.boot, saved.pid_namespace) != (_boot(), _pid_namespace()):
         raise StateRefused("it was written before this machine, or this container, was started")
     if _runs(*saved.writer):
-        raise StateRefused(f"the daemon that wrote it, process {saved.writer[0]}, still runs: its lock was removed")
+        raise StillRuns(f"the daemon that wrote it, process {saved.writer[0]}, still runs: its lock was removed")
     return saved
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Final
 
 import trio
@@ -18,6 +19,7 @@ from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames, messages
 from pympsd.wire.errors import ProtocolError, RemoteError
 from pympsd.wire.framing import Frame, FrameReader
+from pympsd.wire.keeper_packets import NOTE_BYTES
 
 HELLO_SECONDS: Final = 10.0
 """A connection that sends no hello within this time is closed."""
@@ -31,7 +33,7 @@ class Conversation:
     accepts_clients: bool
 
     async def run(self, sock: trio.socket.SocketType, peer: Peer, earlier: Noted[bytes] | None = None) -> None:
-        """Run a connection to its end; ``earlier``: an earlier daemon accepted it; noted is the hello it received."""
+        """Run a connection to its end; ``earlier``: the keeper's entry; noted is the hello, if one was received."""
         channel = MessageChannel(sock)
         entry = earlier or Noted(connection_name(self.dispatcher.connections.take()), sock.fileno(), b"")
         try:
@@ -47,12 +49,23 @@ class Conversation:
                 first = next(FrameReader().feed(entry.note), None)
                 if first is None:
                     with trio.fail_after(HELLO_SECONDS):
+                        await trio.lowlevel.wait_readable(sock)
+                        self._note_hello(entry.name, sock)
                         first = await channel.receive()
+                else:
+                    _discard(sock, entry.note)
                 if first is not None:
                     await self._run_session(entry.name, first, channel, sock, peer)
         except (ProtocolError, trio.TooSlowError):
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("connection_type_unreadable")
+
+    def _note_hello(self, name: str, sock: trio.socket.SocketType) -> None:
+        """Have a client's hello noted while it is in the socket still: if the daemon is killed it is lost nowhere."""
+        data = _peek(sock, NOTE_BYTES)
+        frame = next(FrameReader().feed(data), None)
+        if frame is not None and frame.kind != frames.OPERATOR_HELLO:
+            self.dispatcher.hold(name, sock.fileno(), frames.encode(frame.kind, frame.body))
 
     async def _run_session(
         self, name: str, first: Frame, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer
@@ -72,3 +85,20 @@ class Conversation:
             await run_with_sender(channel, client.run, self.dispatcher)
         finally:
             known.close()
+
+
+def _peek(sock: trio.socket.SocketType, most: int, flags: int = socket.MSG_PEEK) -> bytes:
+    """Return what there is to read, and leave it there; without a turn for other tasks."""
+    plain = socket.socket(fileno=sock.fileno())
+    try:
+        return plain.recv(most, flags | socket.MSG_DONTWAIT)
+    except OSError:  # nothing, or an end that the next receive meets
+        return b""
+    finally:
+        plain.detach()
+
+
+def _discard(sock: trio.socket.SocketType, hello: bytes) -> None:
+    """Take a hello that was noted from the socket, if the earlier daemon had no time to do so."""
+    if _peek(sock, len(hello)) == hello:
+        _peek(sock, len(hello), 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Final
 
 import trio
@@ -19,7 +18,7 @@ from pympsd.service.sessions.vendor.tool import ToolSession
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.errors import ProtocolError, RemoteError
-from pympsd.wire.vendor.handshake import CREDENTIALS, HELLO, PACKET_BYTES, ROLE_BYTES, Role, encode_role, role_of
+from pympsd.wire.vendor.handshake import CREDENTIALS, PACKET_BYTES, ROLE_BYTES, Role, encode_role, role_of
 
 HELLO_SECONDS: Final = 10.0
 """A connection without credentials and role is closed after this time."""
@@ -35,24 +34,13 @@ class VendorConversation:
     dispatcher: Dispatcher
     accepts_clients: bool
 
-    async def run(self, sock: trio.socket.SocketType, peer: Peer, earlier: Noted[bytes] | None = None) -> None:
-        """Run a connection to its end; ``earlier``: an earlier daemon accepted it; noted is the role it received."""
+    async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes] | None = None) -> None:
+        """Run a connection, which has had the hello, to its end; ``entry``: the keeper's, noted is the role."""
         channel = PacketChannel(sock)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            if earlier is None:
-                channel.send_raw(HELLO)
-            await self._greet(channel, sock, peer, earlier)
-        finally:
-            channel.close()
-
-    async def _greet(
-        self, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer, earlier: Noted[bytes] | None
-    ) -> None:
-        entry = earlier or Noted(connection_name(self.dispatcher.connections.take()), sock.fileno(), b"")
+        entry = entry or Noted(connection_name(self.dispatcher.connections.take()), sock.fileno(), b"", is_new=True)
         try:
             with self.dispatcher.held(entry.name, sock.fileno(), entry.note):
-                packet = entry.note or await self._role(channel, peer, is_new=earlier is None)
+                packet = entry.note or await self._role(channel, peer, entry)
                 if packet:
                     await self._run_session(entry.name, role_of(packet), channel, sock, peer)
                 # The keeper has a copy, with which the peer would not see the end at once.
@@ -61,12 +49,14 @@ class VendorConversation:
             channel.shut_down()
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("connection_type_unreadable")
+        finally:
+            channel.close()
 
-    async def _role(self, channel: PacketChannel, peer: Peer, *, is_new: bool) -> bytes:
+    async def _role(self, channel: PacketChannel, peer: Peer, entry: Noted[bytes]) -> bytes:
         """Return the packet of the peer's role; empty if it has none to say, or has not said who it is."""
         with trio.fail_after(HELLO_SECONDS):
             packet, sender = await channel.receive_with_credentials(PACKET_BYTES)
-        if len(packet) == ROLE_BYTES and not is_new:
+        if len(packet) == ROLE_BYTES and not entry.is_new:
             return packet  # an earlier daemon has received the credentials
         if packet != CREDENTIALS or sender is None:
             if self.dispatcher.may_log(peer.uid):
