@@ -52,7 +52,7 @@ def give_commands(words: "Sequence[str]", strict: bool = False, timeout: float =
         if reason == OTHER_KIND and daemon.connect(_own_socket(), timeout):
             from pympsd import vendor_daemon
 
-            return vendor_daemon.give_commands(path, words, strict, timeout)
+            return vendor_daemon.give_commands(path, _source(words), strict, timeout)
         if reason and reason != OTHER_KIND:
             _complain(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
             return UNREACHABLE
@@ -119,10 +119,10 @@ def _source(words: "Sequence[str]") -> "Iterator[list[bytes]]":
         from pympsd.terminal import typed_lines
 
         return ([line] for line in typed_lines())
-    return batches(chunks(0))
+    return _batches(_chunks(0))
 
 
-def batches(chunks: "Iterator[list[bytes]]") -> "Iterator[list[bytes]]":
+def _batches(chunks: "Iterator[list[bytes]]") -> "Iterator[list[bytes]]":
     """Split the lines of each read into groups that fit the socket's buffer, so that no send waits."""
     for lines in chunks:
         batch: list[bytes] = []
@@ -147,7 +147,7 @@ def _pipe_directory() -> bytes:
     return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or files.DEFAULT_PIPE_DIRECTORY.encode()
 
 
-def chunks(fd: int) -> "Iterator[list[bytes]]":
+def _chunks(fd: int) -> "Iterator[list[bytes]]":
     """Yield the whole lines that each read completes."""
     rest = b""
     while data := posix.read(fd, 65536):

@@ -10,10 +10,9 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from pympsd.control_client import batches, chunks
 from pympsd.vocabulary import files
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.vendor.handshake import CREDENTIALS, HELLO, Role, encode_role
@@ -25,23 +24,17 @@ UNREACHABLE, SILENT = 1, 2
 BAD_USAGE: Final = 2
 
 
-def give_commands(path: bytes, words: Sequence[str], strict: bool, timeout: float) -> int:
-    """Give the command of ``words``, or without words the lines of standard input; return the exit status.
+def give_commands(path: bytes, groups: Iterable[list[bytes]], strict: bool, timeout: float) -> int:
+    """Give groups of command lines, few enough that the socket holds them; return the exit status.
 
-    ``timeout``: seconds to wait for a daemon that does not speak; commands take as long as they take.
+    The daemon reads no lines while it waits for its answers to be read. ``timeout``: seconds to wait for a daemon that
+    says nothing at first; commands take as long as they take.
     """
     if strict:
         sys.stderr.write("--strict: this is NVIDIA's own daemon, which does not say which commands it refuses\n")
         return BAD_USAGE
     try:
-        if words:
-            return _session(path, [" ".join(words).encode("utf-8", "surrogateescape")], timeout)
-        if os.isatty(0) and os.isatty(1):
-            from pympsd.terminal import typed_lines
-
-            return max((_session(path, [line], timeout) for line in typed_lines()), default=0)
-        # Few at a time: the daemon reads none while it waits for its answers to be read.
-        return max((_session(path, batch, timeout) for batch in batches(chunks(0))), default=0)
+        return max((_session(path, lines, timeout) for lines in groups), default=0)
     except TimeoutError:
         sys.stderr.write(
             f"The MPS control daemon does not answer: it was reached and said nothing for {timeout:g} s\n"

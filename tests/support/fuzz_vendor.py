@@ -156,7 +156,7 @@ def fuzz_tool(theirs: TheirDaemon, pipe_directory: Path, seed: int, sessions: in
         printed, complained = io.TextIOWrapper(io.BytesIO()), io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complained):
             path = os.fsencode(pipe_directory / "control")
-            status = vendor_daemon.give_commands(path, ["ps"], strict=False, timeout=10)
+            status = vendor_daemon.give_commands(path, [[b"ps"]], strict=False, timeout=10)
         assert len(complained.getvalue().splitlines()) == (1 if status else 0), f"session {number} of seed {seed}"
         statuses[status] = statuses.get(status, 0) + 1
     return statuses
