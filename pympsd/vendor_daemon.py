@@ -27,8 +27,8 @@ BAD_USAGE: Final = 2
 def give_commands(path: bytes, groups: Iterable[list[bytes]], strict: bool, timeout: float) -> int:
     """Give groups of command lines, few enough that the socket holds them; return the exit status.
 
-    The daemon reads no lines while it waits for its answers to be read. ``timeout``: seconds to wait for a daemon that
-    says nothing at first; commands take as long as they take.
+    The daemon reads no lines while it waits for its answers to be read. ``timeout``: seconds to wait for a daemon
+    that says nothing at first; commands take as long as they take.
     """
     if strict:
         sys.stderr.write("--strict: this is NVIDIA's own daemon, which does not say which commands it refuses\n")
