@@ -25,6 +25,7 @@ from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
 from pympsd.service.processes.children import spawn_server
+from pympsd.service.processes.status import is_child
 from pympsd.service.processes.vendor_server import spawn_vendor_server
 from pympsd.service.replacement import HAND_OVER
 from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
@@ -35,6 +36,7 @@ from pympsd.state_machine.daemon_state import MOST_SERVERS, Daemon
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
+from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
@@ -184,7 +186,11 @@ def _listeners(
 
 def _is_vendor_server(dispatcher: Dispatcher, pid: int) -> bool:
     servers = dispatcher.servers.values()
-    return any(server.pid == pid and isinstance(server, VendorServerSession) for server in servers)
+    if any(server.pid == pid and isinstance(server, VendorServerSession) for server in servers):
+        return True
+    # A server may write its first lines before this daemon hears that it was started.
+    is_spawning = any(server.phase is Phase.SPAWNING for server in dispatcher.state.servers.values())
+    return is_spawning and dispatcher.settings.backend == "vendor" and is_child(pid)
 
 
 def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: Inherited) -> list[AwaitedServer]:

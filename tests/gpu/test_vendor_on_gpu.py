@@ -408,3 +408,4 @@ def test_our_tool_commands_the_vendors_daemon(directory: Path) -> None:
         theirs.say("quit -t 1")
     finally:
         end_all(theirs)
+        theirs.stop()  # reaps what the vendor's daemon, which has no parent any more, has left

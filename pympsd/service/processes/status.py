@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import select
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 STATE: Final = 0
+PARENT: Final = 1
 SESSION: Final = 3
 STARTED: Final = 19
 """Indexes into the result of ``stat``."""
@@ -32,6 +34,12 @@ def has_ended(pidfd: int, seconds: float = 0) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
+
+
+def is_child(pid: int) -> bool:
+    """Return whether a process is a child of this one."""
+    fields = stat(pid)
+    return len(fields) > PARENT and int(fields[PARENT]) == os.getpid()
 
 
 def is_stopped(pid: int) -> bool:
