@@ -95,7 +95,10 @@ def process_of(pidfd: int) -> int:
     """Return a number of a pidfd's process that no other has; 0 if the kernel has none (pidfs, Linux 6.9)."""
     if pidfd < 0:
         return 0
-    other = os.eventfd(0)
+    try:
+        other = os.eventfd(0)
+    except OSError:  # no descriptor is left
+        return 0
     try:
         # Before pidfs all pidfds share the inode of anonymous files.
         status, anonymous = os.fstat(pidfd), os.fstat(other)

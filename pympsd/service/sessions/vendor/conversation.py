@@ -94,6 +94,8 @@ class VendorConversation:
                 self.dispatcher.log.warning("server_return_refused", pid=peer.pid, uid=peer.uid, reason=reason)
             return
         registration = await channel.receive(PACKET_BYTES)
+        if server.registered.is_set():
+            raise RemoteError("the server has registered already")
         with self.dispatcher.held(link_name(server.serial), sock.fileno()):
             self.dispatcher.drop(name)
             await server.serve(channel, registration)

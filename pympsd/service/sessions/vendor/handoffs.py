@@ -45,6 +45,7 @@ class Handoffs:
     priority: int = 0
     """The priority of later clients, as the server was told it last."""
     _queue: deque[Handoff] = field(factory=deque, init=False)
+    _is_closed: bool = field(default=False, init=False)
     _arrived: trio.Event = field(factory=trio.Event, init=False)
 
     def __len__(self) -> int:
@@ -55,6 +56,8 @@ class Handoffs:
         self._dispatcher.hold(session_name(note.client), connection, msgspec.json.encode(note))
         self._queue.append(Handoff(note, connection, client_end))
         self._arrived.set()
+        if self._is_closed:
+            self.close()
 
     async def run(self, link: ServerLink) -> None:
         """Send connections one after another, for the server takes the next when the client has answered it."""
@@ -100,7 +103,8 @@ class Handoffs:
         self._dispatcher.feed(events.StatusPushed(self._server, STATUS[status]))
 
     def close(self) -> None:
-        """Close what the server, which has ended, has not been sent."""
+        """Close what the server, which has ended, has not been sent, and what is added from now on."""
+        self._is_closed = True
         for session in self._queue:
             self._dispatcher.drop(session_name(session.note.client))
             for fd in (session.connection, session.client_end):

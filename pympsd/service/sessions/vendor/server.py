@@ -61,6 +61,9 @@ class VendorServerSession:
     _percentage: float = field(default=100.0, init=False)
     _memory_limits: dict[int, int] = field(factory=dict, init=False)
     """The limits of later clients as it was told them last."""
+    _refreshed: trio.Event | None = field(default=None, init=False)
+    """Set when the questions of a refresh that is under way are answered."""
+    _asked_at: float = field(default=0.0, init=False)
     _ends: bool = field(default=False, init=False)
     """It has answered that it ends."""
     _is_leaving: bool = field(default=False, init=False)
@@ -83,7 +86,7 @@ class VendorServerSession:
     @property
     def takes_clients(self) -> bool:
         """Whether another client may be sent to it: few enough are queued."""
-        return len(self.handoffs) < fd_quota(QUEUED_DIVISOR)
+        return not (self._ends or self.ended.is_set()) and len(self.handoffs) < fd_quota(QUEUED_DIVISOR)
 
     def _register(self, channel: PacketChannel, registration: bytes) -> None:
         """Accept the server's registration, and send it the limits of its clients; raise RemoteError."""
@@ -194,18 +197,21 @@ class VendorServerSession:
 
     async def refresh(self) -> bool:
         """Ask for status, clients and contexts; return whether the answers came in time."""
-        if self._link is None or self._ends:
+        if self._link is None or self._ends or self.ended.is_set():
             return True
-        link = self._link
-        found: list[commands.ClientProcess] = []
-        link.ask(commands.processes(), found.extend)
-        devices: list[commands.DeviceClients] = []
-        link.ask(commands.device_clients(), devices.extend)
-        status = await link.answer(commands.status(), ANSWER_SECONDS)
-        if status is None:
-            return False
-        self._report(status, found, devices)
-        return True
+        if self._refreshed is None:
+            self._refreshed = trio.Event()
+            self._asked_at = trio.current_time()
+            found: list[commands.ClientProcess] = []
+            self._link.ask(commands.processes(), found.extend)
+            devices: list[commands.DeviceClients] = []
+            self._link.ask(commands.device_clients(), devices.extend)
+            self._link.ask(commands.status(), lambda status: self._report(status, found, devices))
+        refreshed = self._refreshed
+        # Several operators wait for the same answers, and none longer than the first for a server that is silent.
+        with trio.move_on_at(self._asked_at + ANSWER_SECONDS):
+            await refreshed.wait()
+        return refreshed.is_set()
 
     def _report(
         self, status: int, found: list[commands.ClientProcess], devices: list[commands.DeviceClients]
@@ -223,6 +229,9 @@ class VendorServerSession:
                 contexts.setdefault(context.pid, []).append(reported)
         ordered = {pid: tuple(sorted(held, key=lambda one: -one.serial)) for pid, held in contexts.items()}
         self.dispatcher.feed(events.ServerReported(self.serial, STATUS[status], ordered))
+        if self._refreshed is not None:
+            self._refreshed.set()
+            self._refreshed = None
 
     async def serve(self, channel: PacketChannel, registration: bytes) -> None:
         """Handle a server from its registration to the end of its connection; kill one that breaks the protocol."""
@@ -275,7 +284,7 @@ class VendorServerSession:
         """Ask, while somebody waits for its end, whether its clients have gone."""
         pause = FIRST_PAUSE
         while not self._ends:
-            if not (self._is_leaving or self.dispatcher.state.queue):
+            if not (self._is_leaving or self._is_waited_for()):
                 self._wanted = trio.Event()
                 await self._wanted.wait()
                 pause = FIRST_PAUSE
@@ -286,6 +295,11 @@ class VendorServerSession:
             with trio.move_on_after(pause):
                 await self._changed.wait()
                 pause = FIRST_PAUSE
+
+    def _is_waited_for(self) -> bool:
+        """Whether somebody who waits may wait for this server's end: when together only if there is no more room."""
+        state = self.dispatcher.state
+        return bool(state.queue) and (state.is_full or not state.together)
 
     async def _ask_whether_idle(self) -> bool:
         """Ask the server to end if none of its clients has a context; return whether it refused, having clients."""
