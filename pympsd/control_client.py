@@ -49,11 +49,13 @@ def give_commands(words: "Sequence[str]", strict: bool = False, timeout: float =
     try:
         path = _pipe_directory() + b"/" + files.CONTROL.encode()
         reason = daemon.connect(path, timeout)
-        if reason == OTHER_KIND and daemon.connect(_own_socket(), timeout):
+        if reason == OTHER_KIND and (reason := daemon.connect(_own_socket(), timeout)):
             from pympsd import vendor_daemon
 
             return vendor_daemon.give_commands(path, _source(words), strict, timeout)
-        if reason and reason != OTHER_KIND:
+        if not reason and daemon.has_ended():
+            reason = "its daemon has ended"
+        if reason:
             _complain(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
             return UNREACHABLE
         daemon.send(frames.encode(frames.OPERATOR_HELLO))
@@ -206,6 +208,11 @@ class _Daemon:
             return error.strerror or str(error)
         return ""
 
+    def has_ended(self) -> bool:
+        """Whether the process that listens has ended: its keeper would let this wait for the next daemon."""
+        pid = _peer_pid(self.socket)
+        return pid > 0 and not _is_listed(pid)
+
     def wait_at_most(self, seconds: float) -> None:
         """Bound the waits for an answer; 0: no limit."""
         self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _time_value(seconds))
@@ -246,12 +253,16 @@ def _time_value(seconds: float) -> bytes:
 
 def _watch(daemon: "_socket.socket") -> "tuple[int, int]":
     """Return the daemon's PID and a pidfd of it, -1 if that is impossible (another PID namespace)."""
-    credentials = daemon.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
-    pid = int.from_bytes(credentials[:4], "little")
+    pid = _peer_pid(daemon)
     try:
         return pid, posix.pidfd_open(pid)
     except OSError:
         return pid, -1
+
+
+def _peer_pid(daemon: "_socket.socket") -> int:
+    """Return the PID of the daemon; 0 if it is in a PID namespace that cannot be seen from here."""
+    return int.from_bytes(daemon.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)[:4], "little")
 
 
 def _await_end(watched: "tuple[int, int]") -> None:

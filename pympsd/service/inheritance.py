@@ -14,6 +14,7 @@ import msgspec
 from attrs import define, field, frozen
 
 from pympsd.channel.descriptors import close_all
+from pympsd.service.files.pipe_directory import BACKLOG
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.processes.keeper import Held
 
@@ -144,6 +145,8 @@ class Inherited:
             return None
         listener = socket.socket(fileno=entry.fd)
         if listener.type is kind and entry.note and entry.note == file_note(path):
+            # Again: peers then see this process, and not the earlier daemon, at the other end (SO_PEERCRED).
+            listener.listen(BACKLOG)
             return listener
         listener.close()
         return None

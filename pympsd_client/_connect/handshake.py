@@ -36,6 +36,8 @@ SILENT_WAIT_S: Final = 10.0
 _WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
 GRANTS_LIMIT: Final = 6
 """The number of servers that may end before their welcome; the daemon gives up after four and says why."""
+GRANT_PAUSE_S: Final = 0.1
+"""Seconds before the next of them: the daemon has to see the end of the last."""
 _FRAMES: Final = 7
 """_awaited, request_session, _reach_devices, initialize, cuInit (two), the program."""
 _PEER_CREDENTIALS: Final = struct.Struct("3i")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 import warnings
 from threading import Lock
 from typing import Any, Final
@@ -14,7 +15,13 @@ from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream.launch_cache import check_choice, invalidate
 from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._connect.discovery import NoDaemon, Way, check_switches, refusal, without_daemon
-from pympsd_client._connect.handshake import GRANTS_LIMIT, NotWelcomed, connect_to_daemon, request_session
+from pympsd_client._connect.handshake import (
+    GRANT_PAUSE_S,
+    GRANTS_LIMIT,
+    NotWelcomed,
+    connect_to_daemon,
+    request_session,
+)
 from pympsd_client._connect.private_executor import PrivateExecutors, PrivateExecutorWarning, native_driver
 from pympsd_client._objects.context import Context, contexts
 
@@ -60,6 +67,7 @@ class Process:
                 # The server has just ended: the daemon starts another, or says why it does not.
                 if not again:
                     raise
+                time.sleep(GRANT_PAUSE_S)
         if not isinstance(answer, NoDaemon):
             self._connected(answer)
             return

@@ -189,17 +189,27 @@ class DaemonProcess:
 
     def kill_keeper(self) -> int:
         """Kill the keeper with -9, if there is one; return its PID, or 0."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            try:
-                sock.connect(str(self.directory / "pipe" / "pympsd.keeper"))
-            except OSError:
-                return 0
-            pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
-            with contextlib.suppress(ProcessLookupError, ConnectionResetError):  # it ends, or has not read all
+        found: list[int] = []
+
+        def is_known() -> bool:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+                try:
+                    sock.connect(str(self.directory / "pipe" / "pympsd.keeper"))
+                except OSError:
+                    return True
+                pid = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+            # Until it listens itself, the kernel names the daemon that made the socket.
+            if _command_of(pid) != "pympsd-keeper":
+                return False
+            found.append(pid)
+            return True
+
+        wait_until(is_known, "the start of a keeper")
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):  # it ends by itself
                 os.kill(pid, signal.SIGKILL)
-                while sock.recv(1 << 17):
-                    pass  # what it had sent, up to its end
-            return pid
+            wait_until(lambda pid=pid: not alive(pid), "the keeper's end")
+        return found[0] if found else 0
 
     def servers(self) -> list[int]:
         """Return the PIDs of the servers."""

@@ -62,8 +62,10 @@ class Conversation:
 
     def _note_hello(self, name: str, sock: trio.socket.SocketType) -> None:
         """Have a client's hello noted while it is in the socket still: if the daemon is killed it is lost nowhere."""
-        data = _peek(sock, NOTE_BYTES)
-        frame = next(FrameReader().feed(data), None)
+        try:
+            frame = next(FrameReader().feed(_peek(sock, NOTE_BYTES)), None)
+        except RemoteError:
+            return  # the receive that follows takes it from the socket, and says what is wrong
         if frame is not None and frame.kind != frames.OPERATOR_HELLO:
             self.dispatcher.hold(name, sock.fileno(), frames.encode(frame.kind, frame.body))
 
