@@ -131,12 +131,13 @@ def test_quit_waits_for_a_client_that_computes(daemon: DaemonProcess, start: Sta
     is_usable_again(daemon, start)
 
 
-def test_a_killed_daemon_leaves_servers_that_go_with_their_clients(daemon: DaemonProcess, start: Start) -> None:
+def test_a_killed_daemon_leaves_its_servers_which_end_with_its_keeper(daemon: DaemonProcess, start: Start) -> None:
     client = start()
     _, *served = family(daemon)
     assert client.do("busy 500") == READY
     daemon.kill()
     assert client.do("sync") == READY
-    client.end()
+    daemon.kill_keeper()
     is_gone(served)
+    client.process.kill()
     is_usable_again(daemon, start)
