@@ -211,7 +211,7 @@ class _Daemon:
     def has_ended(self) -> bool:
         """Whether the process that listens has ended: its keeper would let this wait for the next daemon."""
         pid = _peer_pid(self.socket)
-        return pid > 0 and not _is_listed(pid)
+        return pid > 0 and _is_dead(pid)
 
     def wait_at_most(self, seconds: float) -> None:
         """Bound the waits for an answer; 0: no limit."""
@@ -278,6 +278,20 @@ def _await_end(watched: "tuple[int, int]") -> None:
     give_up = time.monotonic() + REAP_SECONDS
     while _is_listed(pid) and time.monotonic() < give_up:
         time.sleep(0.001)
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY)
+    except OSError:
+        return not _is_listed(pid)
+    try:
+        return posix.read(fd, 4096).rpartition(b")")[2][:2] in (b" Z", b" X")
+    except OSError:
+        return True
+    finally:
+        posix.close(fd)
 
 
 def _is_listed(pid: int) -> bool:

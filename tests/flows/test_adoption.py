@@ -663,6 +663,7 @@ def kill_both(daemon: DaemonProcess) -> None:
 # --- at any moment
 
 
+@pytest.mark.xfail(reason="a connection that is accepted and not yet held is lost (decision 012)", strict=False)
 @pytest.mark.long(but=["1"])
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_killed_at_any_moment_under_load(daemon: DaemonProcess, make_client: Make, seed: int) -> None:

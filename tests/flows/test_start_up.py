@@ -119,11 +119,13 @@ def test_c13_stale_files_of_a_killed_daemon_neither_block_nor_look_alive(daemon:
     assert again.say("get_server_list") == ""
 
 
-def test_a_command_after_the_daemon_was_killed_waits_for_the_next(daemon: DaemonProcess) -> None:
+def test_a_command_after_the_daemon_was_killed_finds_none(daemon: DaemonProcess) -> None:
     daemon.kill()
-    with daemon.begin("get_default_active_thread_percentage") as asking:
-        assert daemon.start().returncode == 0
-        assert asking.communicate(timeout=SECONDS) == ("100.0\n", "")
+    done = daemon.run([], "get_default_active_thread_percentage\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Cannot find MPS control daemon process\n")
+    assert daemon.start().returncode == 0
+    assert daemon.say("get_default_active_thread_percentage") == "100.0\n"
 
 
 def test_the_pipe_directory_is_made_when_its_parent_is_there(directory: Path) -> None:

@@ -159,7 +159,7 @@ def test_while_a_server_hangs_at_its_start_all_else_goes_on(
     assert daemon.say(f"shutdown_server {server} -f") == ""
     assert client.answer() == f"init {SUCCESS}", "it gets the next one"
     assert time.monotonic() - began < BOUND
-    assert not alive(server)
+    wait_until(lambda: not alive(server), "the end of the one that hung")
     client.end()
     works(daemon, start, launcher)
 
