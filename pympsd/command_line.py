@@ -7,14 +7,13 @@ import posix
 import sys
 
 from pympsd import control_client
-from pympsd.options import OWN_NAME, BadOption, Options
+from pympsd.options import BAD_USAGE, OWN_NAME, BadOption, Options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TITLE = "CUDA MPS Control for Linux/Unix/QNX."
-BAD_USAGE = 2
 
 
 def main(arguments: "Sequence[str]") -> int:

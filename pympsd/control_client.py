@@ -66,6 +66,9 @@ def give_commands(words: "Sequence[str]", strict: bool = False, timeout: float =
     except (_DaemonGone, BrokenPipeError, ConnectionResetError):
         _complain(CLOSED)
         return UNREACHABLE
+    except ConnectionError as error:  # the vendor's daemon
+        _complain(f"{error}\n".encode())
+        return UNREACHABLE
     except _NoOutput as error:
         return _report_no_output(error)
     finally:

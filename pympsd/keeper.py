@@ -174,7 +174,27 @@ class Keeper:
             self._held[name] = note, self._held[name][1]
         elif kind == packets.DROP:
             self._drop(name)
+        elif kind == packets.ACCEPT:
+            self._accept_connection(name, note)
         return kind != packets.END
+
+    def _accept_connection(self, listener: str, note: bytes) -> None:
+        """Accept a connection for the daemon: in one that it accepted itself, it could be killed before HOLD."""
+        packed, _, greeting = note.partition(b"\0")
+        name = packed.decode(errors="replace")
+        try:
+            fd = _accepted(self._held[listener][1], self._fd_limit)
+        except BlockingIOError:
+            self._send(packets.REFUSED, name)
+            return
+        except (KeyError, OSError) as error:
+            self._send(packets.REFUSED, name, f"no connection could be accepted: {error}".encode())
+            return
+        if greeting:
+            _greet(fd, greeting)
+        self._drop(name)
+        self._held[name] = b"", fd
+        self._to_send.insert(0, name)  # the last one
 
     def _hold(self, name: str, note: bytes, fd: int, flags: int) -> None:
         self._drop(name)
@@ -224,6 +244,33 @@ def _descriptor(controls: list[tuple[int, int, bytes]]) -> int:
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS) and len(payload) >= FD_BYTES:
             return int.from_bytes(payload[:FD_BYTES], sys.byteorder)
     return -1
+
+
+def _accepted(listener: int, fd_limit: int) -> int:
+    """Accept a connection; raise BlockingIOError if there is none, OSError."""
+    if os.get_blocking(listener):
+        raise OSError("the listening socket blocks")
+    free = os.dup(listener)  # the lowest one that is free, as the connection's would be
+    os.close(free)
+    if free >= fd_limit:
+        raise OSError("the limit of open files is reached")
+    sock = _socket.socket(fileno=listener)
+    try:
+        fd: int = sock._accept()[0]  # type: ignore[attr-defined]
+    finally:
+        sock.detach()
+    return fd
+
+
+def _greet(fd: int, greeting: bytes) -> None:
+    """Send the first packet of a connection. A peer that is gone is the daemon's business."""
+    sock = _socket.socket(fileno=fd)
+    try:
+        sock.send(greeting, _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL)
+    except OSError:
+        pass
+    finally:
+        sock.detach()
 
 
 def _close(fd: int) -> None:

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OWN_NAME = "pympsd"
+BAD_USAGE = 2
+"""The exit status for options that cannot be carried out."""
 DROP_IN_NAME = "nvidia-cuda-mps-control"
 READY = ("-q", "--ready-devices")
 MULTIUSER = ("-multiuser-server", "--multiuser-server", "-M")

@@ -8,44 +8,38 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Final
 
+from pympsd.channel.descriptors import UCRED
+from pympsd.options import BAD_USAGE
 from pympsd.vocabulary import files
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.vendor.handshake import CREDENTIALS, HELLO, Role, encode_role
 from pympsd.wire.vendor.tool_lines import END_OF_ANSWERS, LINE_BYTES, encode_line, printed_of
-
-_SCM_CREDENTIALS: Final = 2
-_UCRED: Final = struct.Struct("=iII")
-UNREACHABLE, SILENT = 1, 2
-BAD_USAGE: Final = 2
 
 
 def give_commands(path: bytes, groups: Iterable[list[bytes]], strict: bool, timeout: float) -> int:
     """Give groups of command lines, few enough that the socket holds them; return the exit status.
 
     The daemon reads no lines while it waits for its answers to be read. ``timeout``: seconds to wait for a daemon
-    that says nothing at first; commands take as long as they take.
+    that says nothing at first; commands take as long as they take. Raise TimeoutError for a silent daemon, and
+    ConnectionError for one that cannot be spoken to.
     """
     if strict:
         sys.stderr.write("--strict: this is NVIDIA's own daemon, which does not say which commands it refuses\n")
         return BAD_USAGE
     try:
-        return max((_session(path, lines, timeout) for lines in groups), default=0)
+        for lines in groups:
+            _give(path, lines, timeout)
     except TimeoutError:
-        sys.stderr.write(
-            f"The MPS control daemon does not answer: it was reached and said nothing for {timeout:g} s\n"
-        )
-        return SILENT
+        raise
     except (OSError, RemoteError) as error:
-        sys.stderr.write(f"The MPS control daemon cannot be spoken to: {error}\n")
-        return UNREACHABLE
+        raise ConnectionError(f"The MPS control daemon cannot be spoken to: {error}") from error
+    return 0
 
 
-def _session(path: bytes, lines: Sequence[bytes], timeout: float) -> int:
+def _give(path: bytes, lines: Sequence[bytes], timeout: float) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
         daemon.settimeout(timeout)
         try:
@@ -54,13 +48,12 @@ def _session(path: bytes, lines: Sequence[bytes], timeout: float) -> int:
         except OSError:
             daemon.connect(path)
         if daemon.recv(LINE_BYTES) != HELLO:
-            sys.stderr.write("The MPS control daemon speaks another protocol: is it of an older driver?\n")
-            return UNREACHABLE
-        own = _UCRED.pack(os.getpid(), os.getuid(), os.getgid())
-        daemon.sendmsg([CREDENTIALS], [(socket.SOL_SOCKET, _SCM_CREDENTIALS, own)])
+            raise RemoteError("it speaks another protocol: is it of an older driver?")
+        own = UCRED.pack(os.getpid(), os.getuid(), os.getgid())
+        daemon.sendmsg([CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, own)])
         daemon.send(encode_role(Role.TOOL))
         daemon.settimeout(None)
-        # A daemon that was told to quit may have gone before the last line; what it answered is still there.
+        # A daemon that was asked to quit may have gone before the last line; what it answered is still there.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for line in lines:
                 for packet in encode_line(line):
@@ -69,7 +62,6 @@ def _session(path: bytes, lines: Sequence[bytes], timeout: float) -> int:
         while (packet := _received(daemon)) not in (b"", END_OF_ANSWERS):
             sys.stdout.buffer.write(printed_of(packet) + b"\n")
         sys.stdout.flush()
-    return 0
 
 
 def _received(daemon: socket.socket) -> bytes:

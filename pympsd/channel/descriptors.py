@@ -1,15 +1,18 @@
-"""File descriptors: receive them with bytes (SCM_RIGHTS), close them, and explain running out of them."""
+"""File descriptors: receive them with bytes (SCM_RIGHTS), close them, explain running out of them; credentials."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+import struct
 from array import array
 from collections.abc import Iterable
 from typing import Final
 
 FD_BYTES = array("i").itemsize
+UCRED: Final = struct.Struct("=iII")
+"""struct ucred (unix(7)): PID, uid and gid."""
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 ADVICE: Final = "raise the limit of open file descriptors to 16384 or more (ulimit -n)"
 """As the MPS documents recommend (4.4, Known Issues)."""

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import socket
-import struct
-from typing import Final
 
 import trio
 
+from pympsd.channel.descriptors import UCRED
 from pympsd.channel.send_queue import SendQueue
-
-_SCM_CREDENTIALS: Final = 2
-CREDENTIALS: Final = struct.Struct("=iII")
-"""struct ucred: PID, uid and gid."""
 
 
 class PacketChannel(SendQueue):
@@ -25,10 +20,10 @@ class PacketChannel(SendQueue):
     async def receive_with_credentials(self, limit: int) -> tuple[bytes, tuple[int, int, int] | None]:
         """Return the next packet and its sender's PID, uid and gid; None if the socket does not pass credentials."""
         # With no room for descriptors the kernel closes those that a peer sends.
-        data, controls = await self._next(limit, socket.CMSG_SPACE(CREDENTIALS.size))
+        data, controls = await self._next(limit, socket.CMSG_SPACE(UCRED.size))
         for level, kind, payload in controls:
-            if level == socket.SOL_SOCKET and kind == _SCM_CREDENTIALS and len(payload) == CREDENTIALS.size:
-                return data, CREDENTIALS.unpack(payload)
+            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(payload) == UCRED.size:
+                return data, UCRED.unpack(payload)
         return data, None
 
     async def _next(self, limit: int, room: int) -> tuple[bytes, list[tuple[int, int, bytes]]]:

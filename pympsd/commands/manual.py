@@ -79,6 +79,10 @@ FILES: Final = (
     ("PYMPSD_VENDOR_SERVER", "the path of the driver's MPS server; default: the first in PATH"),
     ("PYMPSD_WORKER", "auto, native or python: what executes clients' records on a GPU"),
     ("PYMPSD_DEVICE_CONNECTIONS", "hardware queues of an executor on a GPU, 1 to 32; default 32"),
+    (
+        "PYMPSD_STRICT_BOUNDS",
+        "1: an emulated GPU faults at the first byte beyond an allocation, not at the next unit",
+    ),
     ("PYMPSD_EMULATED_DEVICES", "the emulated machine: H200, 2xH200,1xP100, or the path of a TOML file"),
 )
 

@@ -9,7 +9,7 @@ from attrs import evolve
 
 import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.registry import REGISTRY, Caller, Decision
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import OperatorLine
 from pympsd.state_machine.instructions import Instruction, Log, reply
 from pympsd.vocabulary.answers import Answer, refusal
@@ -29,11 +29,14 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
     yield from decision.instructions
 
 
-def asks_servers(line: bytes) -> bool:
-    """Return whether the answer to a line depends on what servers know."""
+def asked_servers(daemon: Daemon, line: bytes) -> list[Server]:
+    """Return the servers on whose knowledge the answer to a line depends: the one that it names, or all."""
     words = split(line[:LINE_LIMIT])
     known = REGISTRY.get(words[0]) if words else None
-    return known is not None and known.asks_servers
+    if known is None or not known.asks_servers:
+        return []
+    named = known.readers["pid"](words[1:]) if "pid" in known.readers else None
+    return [server for server in daemon.running_servers() if named in (None, server.pid)]
 
 
 def _with_note(answer: Answer, silent: tuple[int, ...]) -> Answer:

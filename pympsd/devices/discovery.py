@@ -9,6 +9,7 @@ with a GPU, work must not run on an emulated one unnoticed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from attrs import evolve, frozen
 
@@ -59,6 +60,25 @@ def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server
     return evolve(machine, devices=tuple(machine.devices[index] for index in chosen))
 
 
+_NOT_SERVED: Final = (
+    "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM",
+    "CONCURRENT_MANAGED_ACCESS",
+    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+    "HOST_MEMORY_POOLS_SUPPORTED",
+    "HOST_NUMA_MEMORY_POOLS_SUPPORTED",
+    "IPC_EVENT_SUPPORTED",
+    "MANAGED_MEMORY",
+    "MEMPOOL_SUPPORTED_HANDLE_TYPES",
+    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+)
+"""Attributes of what a GPU has and the ``cuda`` backend does not do; clients refuse by them, so they are 0."""
+
+
+def _as_served(device: DeviceFacts) -> DeviceFacts:
+    refused = dict.fromkeys(device.attributes.keys() & set(_NOT_SERVED), 0)
+    return evolve(device, attributes={**device.attributes, **refused})
+
+
 def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Callable[[], str]) -> Machine:
     if settings.backend == "emulated":
         return _emulated(settings, "it is asked for")
@@ -71,7 +91,7 @@ def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Calla
         if server:
             return Machine("vendor", f"{found}, and its MPS server is {server}", probed.devices, server)
         without = "it is asked for" if settings.backend == "cuda" else f"{found}, but no MPS server of it"
-        return Machine("cuda", without, probed.devices)
+        return Machine("cuda", without, tuple(map(_as_served, probed.devices)))
     if probed.unusable:
         raise NoDriver(
             f"the GPU driver of this machine cannot be used: {probed.unusable}; mend it, or set "
@@ -89,7 +109,7 @@ def _emulated(settings: Settings, reason: str) -> Machine:
 
 
 def _vendor(settings: Settings, probed: Probed, find_server: Callable[[], str]) -> Machine:
-    """Return the machine of the driver's server, which tells its devices itself if the driver could not be asked."""
+    """Return the machine of the driver's server, which reports its devices if the driver could not be asked."""
     server = find_server()
     if not server:
         named = settings.vendor_server and f"PYMPSD_VENDOR_SERVER={settings.vendor_server} is no program"

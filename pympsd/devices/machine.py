@@ -156,6 +156,7 @@ def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
         "MULTIPROCESSOR_COUNT": multiprocessors,
         "COMPUTE_MODE": COMPUTE_MODES[mode],
         "UNIFIED_ADDRESSING": int(unified),
+        "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": int(capability >= (7, 0)),
         "COOPERATIVE_LAUNCH": int(capability >= (6, 0)),
         "PCI_BUS_ID": 0,
         "PCI_DEVICE_ID": 6 + index,

@@ -36,7 +36,7 @@ CONTROL_LINES: Final = {
     "client_pending": same("NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"),
     "client_refused": same("Refusing client {pid} from user {uid}: {reason}"),
     "turn_awaited": Line("Client {pid} of user {uid} waits for its turn after {before}", None),
-    "turn_wished": Line("A server for user {uid} waits for its turn after {before}", None),
+    "turn_requested": Line("A server for user {uid} waits for its turn after {before}", None),
     "turn_closed": Line(
         "User {uid} has waited {seconds:g} s: server {server} takes no new clients of user {active}", None
     ),
@@ -56,7 +56,7 @@ CONTROL_LINES: Final = {
     "server_not_returned": Line("Server {server} has not returned within {seconds:g} s: killing it", None),
     "server_left_alone": Line("Server {server} is not taken in and goes with its last client: {reason}", None),
     "server_ended": Line("Server {server} has ended; another daemon started it: its exit status is unknown", None),
-    "server_return_refused": Line("Refusing process {pid} of user {uid}, which says it is a server: {reason}", None),
+    "server_refused": Line("Refusing process {pid} of user {uid}, which says it is a server: {reason}", None),
     "state_refused": Line("{path} is left out: {reason}", None),
     "state_not_kept": Line("Servers could not be taken in by another daemon if this one died: {reason}", None),
     "daemon_hands_over": Line("Another daemon takes over: the servers go on", None),

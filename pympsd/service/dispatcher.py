@@ -13,7 +13,7 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from pympsd.channel.descriptors import explain
-from pympsd.commands.operator_line import answer_line, asks_servers
+from pympsd.commands.operator_line import answer_line, asked_servers
 from pympsd.journal.setup import Journal
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.rate_limit import UserRateLimits
@@ -42,7 +42,7 @@ CONNECT_LINES: Final = frozenset(
 
 @frozen
 class Admission:
-    """What a server is told of a client that it gets; its descriptors are copies for the server, -1: none."""
+    """What a server is told of a client that it gets; ``pidfd`` is a copy for the server, -1: none."""
 
     client: int
     peer: Peer
@@ -51,8 +51,6 @@ class Admission:
     priority: int
     environment: dict[str, str] = field(factory=dict)
     pidfd: int = -1
-    client_end: int = -1
-    """The client's end of their connection, if the server needs one."""
 
 
 class ConnectedOperator(Protocol):
@@ -70,9 +68,6 @@ class RunningServer(Protocol):
     pid: int
     kill: Callable[[], None]
 
-    @property
-    def takes_clients(self) -> bool: ...
-    def admit(self, admission: Admission, connection: int) -> None: ...
     def shut_down(self, forced: bool) -> None: ...
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None: ...
     def terminate(self, token: int, pid: int, by_reset: bool) -> None: ...
@@ -117,8 +112,8 @@ class Dispatcher:
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
     """Another daemon takes over: the state file stays for it."""
-    reconnect_socket: str = ""
-    """The full path of the socket where servers look for the next daemon; empty: nowhere."""
+    pipe_directory: str = ""
+    """The full path of the pipe directory."""
     keeper: Keeper | None = None
     """Holds what the next daemon needs if this one is killed."""
     save: Callable[[], None] = lambda: None
@@ -145,6 +140,12 @@ class Dispatcher:
     def held(self, name: str, fd: int, note: bytes = b"") -> Iterator[None]:
         """Have a descriptor held during a block, and after it if the daemon ends: the next one goes on with it."""
         self.hold(name, fd, note)
+        with self.dropped_after(name):
+            yield
+
+    @contextlib.contextmanager
+    def dropped_after(self, name: str) -> Iterator[None]:
+        """Have what is held already dropped after a block, unless the daemon ends."""
         is_cancelled = True
         try:
             yield
@@ -199,10 +200,11 @@ class Dispatcher:
             if not await server.refresh():
                 silent.append(server.pid)
 
-        if asks_servers(line):
+        if asked := asked_servers(self.state, line):
             async with trio.open_nursery() as nursery:
-                for server in self.servers.values():
-                    nursery.start_soon(refresh, server)
+                for server in asked:
+                    if server.serial in self.servers:
+                        nursery.start_soon(refresh, self.servers[server.serial])
         self.feed(OperatorLine(session, uid, line, tuple(silent)))
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
@@ -269,9 +271,13 @@ class Dispatcher:
         try:
             client.grant(server, instruction.priority)
         except OSError as error:
-            reason = f"no session can be made: {explain(error)}"
-            self._refuse(instruction.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
-            self.feed(ClientGonePushed(instruction.server, instruction.client))
+            self.not_admitted(instruction.client, instruction.server, error)
+
+    def not_admitted(self, client: int, server: int, error: OSError) -> None:
+        """Refuse a client that can have no session with the server it was admitted to."""
+        reason = f"no session can be made: {explain(error)}"
+        self._refuse(client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
+        self.feed(ClientGonePushed(server, client))
 
     def _refuse(self, client: int, code: int, reason: str) -> None:
         session = self.clients.get(client)

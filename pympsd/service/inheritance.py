@@ -1,6 +1,6 @@
 """What an earlier daemon left with its keeper, by the names that daemons give it.
 
-The notes of clients and sessions are JSON: the next daemon may be of another build.
+The notes of clients are JSON: the next daemon may be of another build.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def link_name(server: int) -> str:
     return f"server {server}"
 
 
-def connection_name(serial: int) -> str:
-    """Return the name of a connection whose peer waits, or has not said yet who it is."""
-    return f"connection {serial}"
+def connection_name(serial: int, file: str) -> str:
+    """Return the name of a connection to a listening socket whose peer waits, or has not said yet who it is."""
+    return f"connection {serial} {file}"
 
 
 def client_name(client: int) -> str:
@@ -51,9 +51,9 @@ def client_name(client: int) -> str:
     return f"client {client}"
 
 
-def session_name(client: int) -> str:
-    """Return the name of a connection to a client that is yet to be sent to its server."""
-    return f"session {client}"
+def newcomer_name(client: int) -> str:
+    """Return the name of a copy of a client's end of its connection to its server, until it has answered that."""
+    return f"newcomer {client}"
 
 
 @frozen
@@ -65,15 +65,6 @@ class ClientNote:
     uid: int
     command: str
     namespace: int
-
-
-@frozen
-class SessionNote:
-    """Who is to get a connection, and with which priority its client comes."""
-
-    server: int
-    client: int
-    priority: int
 
 
 @frozen
@@ -97,7 +88,8 @@ class Inherited:
     links: dict[int, int] = field(factory=dict)
     """By the server's serial."""
     clients: dict[int, Noted[ClientNote]] = field(factory=dict)
-    sessions: list[Noted[SessionNote]] = field(factory=list)
+    newcomers: list[Noted[int]] = field(factory=list)
+    """Noted is the server's serial."""
     connections: list[Noted[bytes]] = field(factory=list)
     fifo: int = -1
     _unknown: list[tuple[str, int]] = field(factory=list)
@@ -125,18 +117,24 @@ class Inherited:
             case "client":
                 note = msgspec.json.decode(entry.note, type=ClientNote)
                 self.clients[int(rest)] = Noted(name, entry.fd, note)
-            case "session":
-                self.sessions.append(Noted(name, entry.fd, msgspec.json.decode(entry.note, type=SessionNote)))
+            case "newcomer":
+                self.newcomers.append(Noted(name, entry.fd, int(entry.note)))
             case "connection":
-                int(rest)
+                serial, _ = rest.split(" ")
+                int(serial)
                 self.connections.append(Noted(name, entry.fd, entry.note))
             case _:
                 raise ValueError(f"no daemon calls anything {name}")
 
     def next_connection(self) -> int:
         """Return the first serial of this daemon's connections: no earlier daemon's has its name."""
-        serials = (one.name.partition(" ")[2] for one in self.connections)
-        return 1 + max((int(serial) for serial in serials if serial.isdecimal()), default=0)
+        return 1 + max((int(one.name.split(" ")[1]) for one in self.connections), default=0)
+
+    def take_connections(self, file: str) -> list[Noted[bytes]]:
+        """Return the connections to a listening socket."""
+        mine = [one for one in self.connections if one.name.split(" ")[2] == file]
+        self.connections = [one for one in self.connections if one not in mine]
+        return mine
 
     def take_listener(self, file: str, path: str, kind: socket.SocketKind) -> socket.socket | None:
         """Return the listening socket of a file, if it is of the kind that is needed and the file is the same one."""
@@ -170,7 +168,7 @@ class Inherited:
         left = [(link_name(server), fd) for server, fd in self.links.items()]
         left += [(one.name, one.fd) for one in self.listeners.values()]
         left += [(one.name, one.fd) for one in self.clients.values()]
-        left += [(one.name, one.fd) for one in self.sessions]
+        left += [(one.name, one.fd) for one in self.newcomers]
         left += [(one.name, one.fd) for one in self.connections]
         left += [(FIFO, self.fifo)] if self.fifo >= 0 else []
         left += self._unknown
@@ -179,4 +177,4 @@ class Inherited:
                 self.keeper.drop(name)
             close_all((fd,))
         self.listeners, self.links, self.clients, self.fifo = {}, {}, {}, -1
-        self.sessions, self.connections, self._unknown = [], [], []
+        self.newcomers, self.connections, self._unknown = [], [], []

@@ -4,7 +4,7 @@
     keeper, held = found or (Keeper(directory, log), {})
     await nursery.start(keeper.run)                 # starts a process if there is none, and another when it ends
     keeper.hold("control", listener.fileno())       # before anybody relies on the descriptor
-    await keeper.caught_up()                        # before the next connection is accepted
+    await keeper.accept("listener control", "connection 1", b"", late)  # a connection that it holds already
     keeper.drop("control")                          # before the descriptor is closed
     keeper.end()                                    # the daemon ends in order; ``run`` returns soon afterwards
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
@@ -42,8 +43,28 @@ PAUSES: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
 """Seconds before each new start; the last is repeated."""
 PROVEN_SECONDS: Final = 10.0
 """A keeper that has lived for this time works: the pauses begin again."""
+ANSWER_SECONDS: Final = 0.25
+"""Time for the keeper to accept a connection; after it the daemon accepts by itself."""
+_NO_DESCRIPTOR: Final = -2
 CROWDED_SECONDS: Final = 0.01
 """Pause before the next try to send if the kernel did not take a packet into a link that had room."""
+
+
+@define(eq=False)
+class _Request:
+    """A connection that the keeper is to accept; ``fd`` is -1 if there was none, None if the keeper cannot."""
+
+    late: Callable[[int], None]
+    fd: int | None = None
+    is_late: bool = False
+    answered: trio.Event = field(factory=trio.Event)
+
+    def answer(self, fd: int | None) -> None:
+        """Give the answer to whoever waits for it, or, too late for that, to ``late``."""
+        self.fd = fd
+        self.answered.set()
+        if self.is_late and fd is not None and fd >= 0:
+            self.late(fd)
 
 
 @define(eq=False)
@@ -54,6 +75,7 @@ class Keeper:
     log: FilteringBoundLogger
     waiting_seconds: float = WAITING_SECONDS
     stalled_seconds: float = STALLED_SECONDS
+    answer_seconds: float = ANSWER_SECONDS
     _process: KeeperProcess | None = None
     _held: dict[str, Held] = field(factory=dict)
     _unsent: dict[str, bool] = field(factory=dict, init=False)
@@ -61,6 +83,8 @@ class Keeper:
     _has_unsent: trio.Event = field(factory=trio.Event, init=False)
     _caught_up: trio.Event | None = field(default=None, init=False)
     """Set when the link has taken everything; None: it has."""
+    _requests: dict[str, _Request] = field(factory=dict, init=False)
+    """By the name of the connection."""
     _ending: trio.Event = field(factory=trio.Event, init=False)
     _replaced: bool = field(default=False, init=False)
 
@@ -112,12 +136,34 @@ class Keeper:
         self._held.pop(name, None)
         self._changed(name, False)
 
-    async def caught_up(self) -> None:
-        """Return when the link has taken everything, or there is no keeper; within about STALLED_SECONDS.
+    async def accept(self, listener: str, name: str, greeting: bytes, late: Callable[[int], None]) -> int | None:
+        """Have the keeper accept a connection; return its descriptor, -1 if there was none, None if it cannot.
 
-        A daemon that waits for this before it accepts connections loses none when it is killed: they are still in
-        the backlog.
+        The keeper then holds it already under ``name``, whenever the daemon is killed; ``greeting`` has been sent. A
+        keeper that does not answer within ANSWER_SECONDS is not asked again before it has: its answer goes to
+        ``late``. Raise OSError if this process has no descriptor left for the connection, which is then closed.
         """
+        await self.caught_up()
+        process = self._process
+        if process is None or self._replaced or any(one.is_late for one in self._requests.values()):
+            return None
+        request = self._requests[name] = _Request(late)
+        try:
+            process.send(packets.encode(packets.ACCEPT, listener, name.encode() + b"\0" + greeting))
+        except OSError:  # full, or gone
+            del self._requests[name]
+            return None
+        try:
+            with trio.move_on_after(self.answer_seconds):
+                await request.answered.wait()
+        finally:
+            request.is_late = not request.answered.is_set()
+        if request.fd == _NO_DESCRIPTOR:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return request.fd
+
+    async def caught_up(self) -> None:
+        """Return when the link has taken everything, or there is no keeper; within about STALLED_SECONDS."""
         if self._caught_up is not None:
             await self._caught_up.wait()
 
@@ -187,22 +233,31 @@ class Keeper:
         finally:
             self._process = None
             process.close()
-            self._has_caught_up()
+            self._set_caught_up()
+            for name in list(self._requests):
+                self._requests.pop(name).answer(None)
         return reasons[0]
 
     async def _read(self, process: KeeperProcess) -> str:
-        """Log what the keeper says; return why it is of no more use."""
+        """Handle what the keeper says; return why it is of no more use."""
         while True:
-            try:
-                received = await process.receive()
-            except packets.Malformed as error:
-                return f"it sent what no keeper sends: {error}"
-            if received is None:
-                return "its process has ended"
+            received = await _received(process)
+            if isinstance(received, str):
+                return received
             kind, name, entry = received
+            request = self._requests.pop(name, None) if kind in (packets.HOLD, packets.REFUSED) else None
+            if request is not None and kind == packets.HOLD:
+                if entry.fd >= 0:
+                    self._held[name] = entry
+                else:
+                    self.drop(name)
+                request.answer(entry.fd if entry.fd >= 0 else _NO_DESCRIPTOR)
+                continue
             if entry.fd >= 0:
                 close_all((entry.fd,))
-            if kind == packets.REPLACED:
+            if request is not None:
+                request.answer(None if entry.note else -1)
+            elif kind == packets.REPLACED:
                 self._replaced = True
             elif kind == packets.REFUSED:
                 self.log.error("keeper_lacks", name=name, reason=entry.note.decode(errors="replace"))
@@ -217,7 +272,7 @@ class Keeper:
                     return f"it has taken nothing for {self.stalled_seconds:g} s"
                 if not self._send_unsent(process):
                     await trio.sleep(CROWDED_SECONDS)
-            self._has_caught_up()
+            self._set_caught_up()
             self._has_unsent = trio.Event()
             await self._has_unsent.wait()
 
@@ -234,7 +289,7 @@ class Keeper:
             if self._caught_up is None:
                 self._caught_up = trio.Event()
 
-    def _has_caught_up(self) -> None:
+    def _set_caught_up(self) -> None:
         if self._caught_up is not None:
             self._caught_up.set()
             self._caught_up = None
@@ -266,13 +321,19 @@ class Keeper:
 async def _receive_entries(process: KeeperProcess, held: dict[str, Held]) -> str:
     """Receive what a keeper holds; return why that failed, or nothing."""
     while True:
-        try:
-            received = await process.receive()
-        except packets.Malformed as error:
-            return f"it sent what no keeper sends: {error}"
-        if received is None:
-            return "its process has ended"
+        received = await _received(process)
+        if isinstance(received, str):
+            return received
         kind, name, entry = received
         if kind == packets.COMPLETE:
             return ""
         held[name] = entry
+
+
+async def _received(process: KeeperProcess) -> tuple[int, str, Held] | str:
+    """Return the next packet, or why the keeper is of no more use."""
+    try:
+        received = await process.receive()
+    except packets.Malformed as error:
+        return f"it sent what no keeper sends: {error}"
+    return "its process has ended" if received is None else received

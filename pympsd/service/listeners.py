@@ -16,7 +16,7 @@ from attrs import define, field
 from pympsd.channel.descriptors import explain
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.fd_quota import fd_quota
-from pympsd.service.inheritance import Noted, connection_name
+from pympsd.service.inheritance import Noted, connection_name, listener_name
 from pympsd.service.sessions.peers import credentials, user_of
 from pympsd.vocabulary.identities import Peer
 
@@ -32,15 +32,19 @@ class Listener:
     """Accepts connections on one socket; ``converse`` runs each to its end."""
 
     dispatcher: Dispatcher
+    file: str
+    """The socket's name in the pipe directory."""
     listening: trio.socket.SocketType
-    converse: Callable[[trio.socket.SocketType, Peer, Noted[bytes] | None], Awaitable[None]]
-    """Called with the keeper's entry of a connection, None for a new one that ``holds`` leaves to it."""
+    converse: Callable[[trio.socket.SocketType, Peer, Noted[bytes]], Awaitable[None]]
+    """Called with the keeper's entry of a connection, which is held until it returns."""
     inherited: Sequence[Noted[bytes]] = ()
     """Connections that an earlier daemon accepted."""
     greeting: bytes = b""
     """The packet that every connection begins with, if this daemon speaks first; peers then pass credentials."""
     _reserve: int = field(factory=lambda: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), init=False)
     _open: Counter[int] = field(factory=Counter, init=False)
+    _nursery: trio.Nursery | None = field(default=None, init=False)
+    """Where connections are served; None: no more are."""
     _plain: socket.socket = field(init=False)
     """The listening socket again, to accept without a turn for other tasks; it is detached, not closed."""
 
@@ -54,44 +58,63 @@ class Listener:
         """Accept connections for ever."""
         try:
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 for each in self.inherited:
                     nursery.start_soon(self._go_on, each)
                 while True:
-                    sock = await self._accept()
-                    if sock is not None:
-                        nursery.start_soon(self._serve, sock, self._held(sock), True)
+                    await self._accept()
         finally:
+            self._nursery = None
             self._close_reserve()
             self._plain.detach()
             self.listening.close()
 
-    async def _accept(self) -> trio.socket.SocketType | None:
-        if self.dispatcher.keeper is not None:
-            # A connection that the keeper does not hold yet would be lost with this daemon; in the backlog it is not.
-            await self.dispatcher.keeper.caught_up()
+    async def _accept(self) -> None:
         await trio.lowlevel.wait_readable(self.listening)
+        name = connection_name(self.dispatcher.connections.take(), self.file)
         try:
-            # trio's accept() lets other tasks run after it, and in that time this daemon may be killed.
-            sock, _ = self._plain.accept()
+            fd = await self._accept_at_the_keeper(name)
+            if fd is None:
+                fd = self._accept_here(name)
         except OSError as error:
             if error.errno in OUT_OF_FDS:
                 await self._reject_one(error)
+            return
+        if fd >= 0:
+            self._start(fd, name)
+
+    async def _accept_at_the_keeper(self, name: str) -> int | None:
+        """Have the keeper accept a connection; return its descriptor, -1 if there is none, None if it cannot."""
+        if self.dispatcher.keeper is None or self._reserve < 0:
             return None
+        os.close(os.dup(self._reserve))  # OSError if no descriptor is left for the connection
+        return await self.dispatcher.keeper.accept(
+            listener_name(self.file), name, self.greeting, lambda fd: self._start(fd, name)
+        )
+
+    def _accept_here(self, name: str) -> int:
+        """Accept a connection, and have it held."""
+        # trio's accept() lets other tasks run after it, and in that time this daemon may be killed.
+        sock, _ = self._plain.accept()
         if self.greeting:
             # Before it is held: the next daemon has to know that the peer has had it.
             with contextlib.suppress(OSError):
                 sock.send(self.greeting, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        return trio.socket.from_stdlib_socket(sock)
-
-    def _held(self, sock: trio.socket.SocketType) -> Noted[bytes]:
-        """Have a new connection held, and return its entry."""
-        name = connection_name(self.dispatcher.connections.take())
         self.dispatcher.hold(name, sock.fileno())
-        return Noted(name, sock.fileno(), b"", is_new=True)
+        return sock.detach()
+
+    def _start(self, fd: int, name: str) -> None:
+        """Serve a connection that this daemon holds, at the keeper too."""
+        if self._nursery is None:
+            self.dispatcher.drop(name)
+            os.close(fd)
+            return
+        sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
+        self._nursery.start_soon(self._serve, sock, Noted(name, fd, b"", is_new=True))
 
     async def _go_on(self, each: Noted[bytes]) -> None:
         """Serve a connection that an earlier daemon accepted."""
-        await self._serve(trio.socket.from_stdlib_socket(socket.socket(fileno=each.fd)), each, False)
+        await self._serve(trio.socket.from_stdlib_socket(socket.socket(fileno=each.fd)), each)
 
     async def _reject_one(self, error: OSError) -> None:
         # A connection that cannot be accepted for lack of descriptors would be reported for ever.
@@ -114,32 +137,25 @@ class Listener:
             os.close(self._reserve)
             self._reserve = -1
 
-    async def _serve(self, sock: trio.socket.SocketType, entry: Noted[bytes] | None, is_new: bool) -> None:
+    async def _serve(self, sock: trio.socket.SocketType, entry: Noted[bytes]) -> None:
         uid: int | None = None
         try:
-            peer = self._peer(sock)
-            if peer is not None:
-                uid = peer.uid
-                if is_new and self.dispatcher.may_log(peer.uid):
-                    self.dispatcher.log.info("connection_accepted")
-                await self._admit(sock, peer, entry)
-            else:
-                self._drop(entry)
+            # Its peer sees no end while the keeper has a copy.
+            with self.dispatcher.dropped_after(entry.name):
+                peer = self._peer(sock)
+                if peer is not None:
+                    uid = peer.uid
+                    if entry.is_new and self.dispatcher.may_log(peer.uid):
+                        self.dispatcher.log.info("connection_accepted")
+                    await self._admit(sock, peer, entry)
         except OSError as error:
             # Out of descriptors: this connection is lost, the listener goes on.
-            self._drop(entry)
             self._log_refusal(error, uid)
         except Exception as error:
             # An internal error in one connection must not end the daemon.
-            self._drop(entry)
             self.dispatcher.log.error("daemon_defect", reason=repr(error))
         finally:
             sock.close()
-
-    def _drop(self, entry: Noted[bytes] | None) -> None:
-        """Have a connection that is not served dropped: its peer sees no end while the keeper has a copy."""
-        if entry is not None:
-            self.dispatcher.drop(entry.name)
 
     def _log_refusal(self, error: OSError, uid: int | None) -> None:
         reason = explain(error)
@@ -154,12 +170,11 @@ class Listener:
             self.dispatcher.log.error("credentials_invalid")
             return None
 
-    async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes] | None) -> None:
+    async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
         if self._open[peer.uid] >= connection_limit():
             reason = f"user {peer.uid} has {self._open[peer.uid]} connections open"
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("connection_refused", reason=reason)
-            self._drop(entry)
             return
         self._open[peer.uid] += 1
         try:

@@ -70,7 +70,7 @@ def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
     early = _record_early_signals()
     os.umask(0o022)
     _raise_fd_limit()
-    setup = _resolve_machine(setup)
+    setup = _resolve_paths(setup)
     # After an internal error another daemon may adopt the servers.
     handed_over = True
     try:
@@ -170,18 +170,29 @@ def _fifo(directory: PipeDirectory, left: Inherited, keeper: Keeper) -> int:
 def _listeners(
     dispatcher: Dispatcher, listening: dict[str, trio.socket.SocketType], left: Inherited
 ) -> Iterator[Listener]:
-    connections, left.connections = left.connections, []
-    if dispatcher.settings.backend == "vendor":
-        for file, accepts_clients, earlier in (
-            (files.CONTROL, True, connections),
-            (files.CONTROL_PRIVILEGED, False, []),
-        ):
-            conversation = VendorConversation(dispatcher, accepts_clients)
-            yield Listener(dispatcher, listening[file], conversation.run, earlier, greeting=HELLO)
-        yield Listener(dispatcher, listening[files.OWN_CONTROL], Conversation(dispatcher, False).run)
-    else:
-        yield Listener(dispatcher, listening[files.CONTROL], Conversation(dispatcher, True).run, connections)
-        yield Listener(dispatcher, listening[files.CONTROL_PRIVILEGED], Conversation(dispatcher, False).run)
+    for file, conversation in _conversations(dispatcher).items():
+        yield Listener(
+            dispatcher,
+            file,
+            listening[file],
+            conversation.run,
+            left.take_connections(file),
+            greeting=HELLO if isinstance(conversation, VendorConversation) else b"",
+        )
+
+
+def _conversations(dispatcher: Dispatcher) -> dict[str, Conversation | VendorConversation]:
+    """Return what is spoken on each listening socket."""
+    if dispatcher.settings.backend != "vendor":
+        return {
+            files.CONTROL: Conversation(dispatcher, accepts_clients=True),
+            files.CONTROL_PRIVILEGED: Conversation(dispatcher, accepts_clients=False),
+        }
+    return {
+        files.CONTROL: VendorConversation(dispatcher, accepts_clients=True),
+        files.CONTROL_PRIVILEGED: VendorConversation(dispatcher, accepts_clients=False),
+        files.OWN_CONTROL: Conversation(dispatcher, accepts_clients=False),
+    }
 
 
 def _is_vendor_server(dispatcher: Dispatcher, pid: int) -> bool:
@@ -196,8 +207,13 @@ def _is_vendor_server(dispatcher: Dispatcher, pid: int) -> bool:
 def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: Inherited) -> list[AwaitedServer]:
     """Restore an earlier daemon's state, and save ours from now on; return the earlier daemon's servers."""
     initial = InitialDefaults.of(dispatcher.state)
-    devices, backend = device_keys(dispatcher.state.devices), dispatcher.settings.backend
-    file = StateFile(directory.path, devices, dispatcher.log, directory.taken_by_another, backend)
+    file = StateFile(
+        directory.path,
+        lambda: device_keys(dispatcher.state.devices),
+        dispatcher.log,
+        directory.taken_by_another,
+        dispatcher.settings.backend,
+    )
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
     dispatcher.connections = Serials(left.next_connection())
     awaited = inherit(dispatcher, directory.path, left)
@@ -230,7 +246,7 @@ def _dispatcher(
         nursery=nursery,
         keeper=keeper,
         spawn=spawn_vendor_server if settings.backend == "vendor" else spawn_server,
-        reconnect_socket=setup.directory.name(files.CONTROL),
+        pipe_directory=setup.directory.path,
     )
 
 
@@ -255,14 +271,14 @@ async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -
             dispatcher.feed(StopSignal())
 
 
-def _resolve_machine(setup: DaemonSetup) -> DaemonSetup:
-    """Resolve the machine file's path, and make its state folder, which every user's server uses."""
-    machine = resolved(setup.settings.emulated_devices)
+def _resolve_paths(setup: DaemonSetup) -> DaemonSetup:
+    """Resolve relative paths, and make the state folder of an emulated machine, which every user's server uses."""
+    machine, logs = resolved(setup.settings.emulated_devices), os.path.abspath(setup.settings.log_directory)
     folder = state_folder_of(machine)
     if folder is not None:
         with contextlib.suppress(OSError):  # a server that needs it reports the error
             folder.make()
-    return evolve(setup, settings=evolve(setup.settings, emulated_devices=machine))
+    return evolve(setup, settings=evolve(setup.settings, emulated_devices=machine, log_directory=logs))
 
 
 def _raise_fd_limit() -> None:

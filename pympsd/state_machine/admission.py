@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pympsd.state_machine import debuggers, failed_starts, turns
@@ -169,6 +169,19 @@ def reported(daemon: Daemon, server: Server, event: ServerReported) -> None:
         client.contexts = {context.serial: context for context in map(_context, left.pop(client.pid, ()))}
         if client.contexts:
             failed_starts.has_served(daemon, server)
+
+
+def ends(daemon: Daemon, server: Server, untaken: Sequence[int]) -> Iterator[Instruction]:
+    """Give an idle server that ends no more clients; those that it had have left, ``untaken`` were never its own."""
+    for client in untaken:
+        server.clients.pop(client, None)
+    if server.clients:
+        failed_starts.has_served(daemon, server)
+        server.clients.clear()
+    if server.phase in OPEN:
+        server.become(Phase.LEAVING)
+    yield from time_leaving(server)
+    yield from serve_queue(daemon)
 
 
 def client_ended(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:

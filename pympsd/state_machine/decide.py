@@ -182,6 +182,13 @@ def _(event: events.ServerNotAdopted, daemon: Daemon) -> Iterator[Instruction]:
 
 
 @_decide.register
+def _(event: events.ServerEnds, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.get(event.server)
+    if server is not None:
+        yield from admission.ends(daemon, server, event.untaken)
+
+
+@_decide.register
 def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
     key = event.timer.key
     match event.timer.kind:

@@ -34,7 +34,7 @@ class ClientConnected:
     joins: bool = False
     """Its process connects once for each context, so this may be a connection of a client that was admitted."""
     process: int = 0
-    """A number of the process that no other has, which tells apart those with PID 0; 0: unknown."""
+    """A number of the process that no other has, which distinguishes those with PID 0; 0: unknown."""
 
 
 @frozen
@@ -183,7 +183,7 @@ class ServerNotAdopted:
 
 @frozen
 class DevicesReported:
-    """A server told the devices, which this daemon could not find out by itself."""
+    """A server reported the devices, which this daemon could not find out by itself."""
 
     devices: tuple[DeviceFacts, ...]
 
@@ -198,6 +198,14 @@ class ServerReported:
 
 
 @frozen
+class ServerEnds:
+    """A server that was asked to end if it is idle ends; ``untaken``: clients that were admitted in vain."""
+
+    server: int
+    untaken: tuple[int, ...] = ()
+
+
+@frozen
 class TimerEnded:
     """A timer that was set has run out."""
 
@@ -206,7 +214,7 @@ class TimerEnded:
 
 @frozen
 class StopSignal:
-    """SIGTERM or SIGINT arrived: shut down within a short time limit."""
+    """SIGTERM or SIGINT came: shut down within a short time limit."""
 
 
 Event = (
@@ -228,6 +236,7 @@ Event = (
     | ServerNotAdopted
     | ServerReported
     | DevicesReported
+    | ServerEnds
     | TimerEnded
     | StopSignal
 )

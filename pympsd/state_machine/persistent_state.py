@@ -7,6 +7,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.state_machine.daemon_state import Daemon, Server
+from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
 
 MOST_GENERATIONS: Final = 1 << 22
@@ -23,6 +24,8 @@ class PersistentServer:
     thread_percentage: float
     memory_limits: dict[int, int]
     """Bytes by device ordinal."""
+    leaving: bool = False
+    """It was asked to end. Own servers say so themselves."""
 
 
 @frozen
@@ -109,7 +112,7 @@ def _check_limits(limits: dict[int, int], devices: int) -> None:
 
 def _persistent(server: Server) -> PersistentServer:
     percentage, limits = server.thread_percentage.value, _in_bytes(server.memory_limits)
-    return PersistentServer(server.serial, server.pid, server.uid, percentage, limits)
+    return PersistentServer(server.serial, server.pid, server.uid, percentage, limits, server.phase is Phase.LEAVING)
 
 
 def _in_bytes(limits: dict[int, PinnedMemory]) -> dict[int, int]:

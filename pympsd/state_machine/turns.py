@@ -80,7 +80,7 @@ def log_closing(daemon: Daemon, server: Server) -> Iterator[Instruction]:
 
 def _wait_line(entry: QueueEntry, before: str) -> Log:
     if entry.peer is None:
-        return Log("turn_wished", {"uid": entry.uid, "before": before})
+        return Log("turn_requested", {"uid": entry.uid, "before": before})
     return Log("turn_awaited", {"pid": entry.peer.pid, "uid": entry.uid, "before": before})
 
 

@@ -11,6 +11,12 @@ PINNED_BITS = 38
 ``PINNED_BASE + (ordinal << PINNED_BITS)`` and the next such window (256 GiB), where nothing else is mapped."""
 PINNED_WINDOWS = 64
 PINNED_END = PINNED_BASE + (PINNED_WINDOWS << PINNED_BITS)
+VIRTUAL_OFFSET, MAPPED_OFFSET = 2 << 38, 3 << 38
+"""On the emulated device it lies in the device's own window instead, from this offset on, up to the window's end: its
+kernels access the addresses of that window and no others. Between the first offset and this one clients reserve
+addresses and map memory there themselves."""
+MAPPING_GRANULE = 2 << 20
+"""What is mapped there are multiples of this many bytes, at multiples of it."""
 
 
 @frozen
@@ -45,6 +51,12 @@ class DeviceFacts:
         return self.compute_capability >= (7, 0)
 
 
+def uuid_text(uuid: bytes) -> str:
+    """Return a UUID of 16 bytes as text: GPU- and 32 hexadecimal digits in five groups."""
+    digits = uuid.hex()
+    return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
 def window_of(ordinal: int) -> int:
     """Return the first address of a device's window (ordinal among the daemon's visible devices)."""
     return WINDOW_BASE + (ordinal << WINDOW_BITS)
@@ -53,6 +65,11 @@ def window_of(ordinal: int) -> int:
 def ordinal_of(address: int) -> int:
     """Return the ordinal of the device whose window holds an address; negative if it is below every window."""
     return (address - WINDOW_BASE) >> WINDOW_BITS
+
+
+def mapped_window_of(ordinal: int) -> int:
+    """Return the first address of the host memory that kernels of an emulated device access."""
+    return window_of(ordinal) + MAPPED_OFFSET
 
 
 def pinned_window_of(ordinal: int) -> int:

@@ -1,4 +1,4 @@
-"""Dynamic parallelism: kernels that launch kernels through the device runtime. MPS does not support it (2.3.2)."""
+"""The device runtime: dynamic parallelism, which MPS does not support (2.3.2), and grid synchronisation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Final
 # whose functions PTX declares by these names; since CUDA 12 some have the prefix __cudaCDP2. Code that it is linked
 # into calls the driver's __cuda_syscall_cnpv2LaunchDeviceV2 and the like instead.
 _NAMES: Final = re.compile(r"(?:__)?cuda(?:CDP2)?[A-Z]\w*|__cuda_syscall_cnp\w+")
+_GRID: Final = "cudaCG"
+"""cudaCGGetIntrinsicHandle, cudaCGSynchronize, ...: grids and grids of several devices, of kernels that wait for all
+their blocks."""
 
 
 def is_device_runtime(name: str) -> bool:
@@ -18,6 +21,16 @@ def is_device_runtime(name: str) -> bool:
 
 def refusal(name: str) -> str:
     """Return the refusal of an image that uses a device runtime function."""
+    if name.startswith(_GRID):
+        return (
+            f"unsupported: {name} is the device runtime's grid synchronisation; compile with cooperative groups of "
+            "CUDA 11 or newer, whose sync() of a grid needs no device runtime"
+        )
+    if name == "cudaGraphSetConditional":
+        return (
+            f"unsupported: {name}: kernels cannot set the value of a conditional handle here; conditional nodes have "
+            "the handle's default value"
+        )
     return (
         f"unsupported: {name} is a function of the device runtime (dynamic parallelism), which MPS does not support; "
         "launch the kernel from the host"

@@ -49,6 +49,34 @@ def block_cost(attributes: Mapping[str, int], threads: int, shared_bytes: int) -
     return 1, -(-threads // WARP_THREADS) * WARP_THREADS, taken
 
 
+def available_shared_bytes(attributes: Mapping[str, int], blocks: int) -> int:
+    """Return the shared memory that each of ``blocks`` blocks on one multiprocessor can have."""
+    _, _, memory = multiprocessor_room(attributes)
+    reserved = attributes.get("RESERVED_SHARED_MEMORY_PER_BLOCK", 0)
+    granule = _GRANULE_BYTES if reserved else _OLD_GRANULE_BYTES
+    return memory // blocks // granule * granule - reserved
+
+
+_MOST_CLUSTERS: Final = 8
+"""Of one block, on one multiprocessor."""
+_CLUSTER_GROUPS: Final = (16, 16, 16, 16, 16, 16, 14, 14)
+"""Multiprocessors that the blocks of one cluster can share, of an H200's 132: these sizes give, for clusters of up to
+8 blocks of 32 to 1,024 threads, the numbers that cuOccupancyMaxActiveClusters was recorded to return."""
+_ALL_MULTIPROCESSORS: Final = 132
+PORTABLE_CLUSTER: Final = 8
+LARGEST_CLUSTER: Final = 16
+"""The most blocks in a cluster on every device that has clusters, and on Hopper if a kernel allows it."""
+
+
+def active_clusters(multiprocessors: int, blocks: int, size: int) -> int:
+    """Return the number of clusters of ``size`` blocks that can be active, if a multiprocessor holds ``blocks``."""
+    each = min(blocks, _MOST_CLUSTERS)
+    if size <= 2:
+        return multiprocessors * each // size
+    groups = (group * multiprocessors // _ALL_MULTIPROCESSORS for group in _CLUSTER_GROUPS)
+    return sum(group * each // size for group in groups)
+
+
 def blocks_per_multiprocessor(
     attributes: Mapping[str, int], threads: int, shared_bytes: int, warp_registers: int = 0
 ) -> int:

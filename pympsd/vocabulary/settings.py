@@ -17,6 +17,8 @@ WORKERS: Final = ("auto", "native", "python")
 """auto: native if that helps and is available; native: required; python: never native."""
 CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
 """The number of hardware queues of a context: each costs start time, but 16 clients on the driver's 8 run as 8."""
+STRICT_BOUNDS: Final = "PYMPSD_STRICT_BOUNDS"
+"""1: kernels of the emulated GPU reach the bytes that were asked for; 0: and those up to the hardware's next unit."""
 MOST_CONNECTIONS: Final = 32
 """CUDA's maximum."""
 DIALECTS: Final = ("documented", "r580", "json")
@@ -89,6 +91,8 @@ def check_executor_settings(environment: Mapping[str, str], backend: str) -> Non
     ``backend`` is the resolved one: only executors on a GPU read the number of queues.
     """
     chosen_worker(environment)
+    if backend == "emulated":
+        has_strict_bounds(environment)
     if backend == "cuda":
         chosen_connections(environment)
 
@@ -107,6 +111,14 @@ def chosen_connections(environment: Mapping[str, str]) -> str:
     if connections not in map(str, range(1, MOST_CONNECTIONS + 1)):
         raise BadSetting(f"{CONNECTIONS} is a number from 1 to {MOST_CONNECTIONS}, not {connections!r}")
     return connections
+
+
+def has_strict_bounds(environment: Mapping[str, str]) -> bool:
+    """Return whether an emulated device's memory ends exactly where it was asked to; raise BadSetting."""
+    text = environment.get(STRICT_BOUNDS) or "0"
+    if text not in ("0", "1"):
+        raise BadSetting(f"{STRICT_BOUNDS} is 0 or 1, not {text!r}")
+    return text == "1"
 
 
 def _dialect(text: str) -> str:

@@ -6,7 +6,9 @@ A packet is a byte for its kind, a byte for the length of the name, the name, an
 from __future__ import annotations
 
 HOLD = 1
-"""Keep the descriptor that comes with it under the name, in place of an earlier one. From a keeper: an entry."""
+"""Keep the descriptor that comes with it under the name, in place of an earlier one.
+
+From a keeper: an entry; after COMPLETE, the connection that ACCEPT asked for."""
 NOTE = 2
 """Replace the note of an entry."""
 DROP = 3
@@ -16,11 +18,17 @@ END = 4
 COMPLETE = 5
 """From a keeper: every entry has been sent."""
 REFUSED = 6
-"""From a keeper: the descriptor of this name could not be kept; the note says why."""
+"""From a keeper: the descriptor of this name could not be kept; the note says why.
+
+Without a note: there was no connection for ACCEPT."""
 REPLACED = 7
 """From a keeper: another daemon has connected; nothing more is taken from this one."""
+ACCEPT = 8
+"""Accept a connection from the listening socket of this name, hold it, and send it (HOLD).
 
-KINDS = frozenset(range(HOLD, REPLACED + 1))
+The note is the name of the connection, a zero byte, and what the connection is sent first."""
+
+KINDS = frozenset(range(HOLD, ACCEPT + 1))
 NAME_BYTES = 255
 NOTE_BYTES = 1 << 16
 PACKET_BYTES = 2 + NAME_BYTES + NOTE_BYTES

@@ -164,7 +164,7 @@ class ReportRequest:
 
     versions: Versions
     token: int = 0
-    """Tells the answer from that to a daemon that was killed before it had read it."""
+    """Distinguishes the answer from that to a daemon that was killed before it had read it."""
 
 
 @message(52)

@@ -21,6 +21,9 @@ HEADER_BYTES: Final = HEADER.size
 RECORD_LIMIT: Final = 1 << 20
 """No record is longer than 1 MiB; bulk data goes through the shared memory."""
 ANSWER: Final = 0x8000
+OUTPUT: Final = 0x3FF
+"""The opcode of an answer without a record: what a context's kernels have printed, sent before the answer of a call
+that waits. Its tail is the text, its result the descriptor for it: 1 standard output, 2 standard error."""
 FLAG_QUIET: Final = 1
 """In a record: the sender does not wait for this answer; a failure is kept for its next waiting call."""
 FLAG_COOPERATIVE: Final = 2
@@ -41,6 +44,10 @@ class Kind(Enum):
     STREAM = "stream"
     EVENT = "event"
     MODULE = "module"
+    MEMORY = "memory"
+    """Physical memory, which is mapped at addresses."""
+    GRAPH = "graph"
+    """An executable graph."""
 
 
 class Use(Enum):
@@ -140,6 +147,8 @@ def _handle(kind: Kind, use: Use = Use.NAMED) -> Operand:
 _STREAM: Final = _handle(Kind.STREAM)
 _EVENT: Final = _handle(Kind.EVENT)
 _MODULE: Final = _handle(Kind.MODULE)
+_MEMORY_HANDLE: Final = _handle(Kind.MEMORY)
+_GRAPH: Final = _handle(Kind.GRAPH)
 
 _SIDES: Final = (
     *_u64("destination_space destination destination_pitch destination_slice_pitch"),
@@ -204,6 +213,8 @@ _EXECUTION: Final = (
     # Answered once at most half of the work that the client may have unfinished is. A client with pending host
     # functions asks in time: past the limit its records wait unread, and HOST_FUNCTION_DONE among them.
     Operation(0x304, "ROOM", (), Completion.AWAITED, answered=True),
+    # CU_LIMIT_PRINTF_FIFO_SIZE or CU_LIMIT_MALLOC_HEAP_SIZE of the context, by their numbers.
+    Operation(0x305, "SET_LIMIT", _u64("limit bytes"), answered=True),
 )
 _STREAMS: Final = (
     Operation(
@@ -233,7 +244,39 @@ _EVENTS: Final = (
     ),
 )
 
-OPERATIONS: Final = (*_MEMORY, *_MODULES, *_EXECUTION, *_STREAMS, *_EVENTS)
+_VIRTUAL_MEMORY: Final = (
+    # Addresses are chosen by the client in its part of the device's window; all ranges are of whole granules. Memory
+    # of another process is named by a secret, which is in the name of the file whose descriptor was exported.
+    Operation(0x701, "CREATE_MEMORY", (_handle(Kind.MEMORY, Use.CREATED), *_u64("bytes shareable")), answered=True),
+    Operation(0x702, "RELEASE_MEMORY", (_handle(Kind.MEMORY, Use.DESTROYED),), answered=True),
+    Operation(0x703, "MAP_MEMORY", (_MEMORY_HANDLE, *_u64("address")), answered=True),
+    Operation(0x704, "UNMAP_MEMORY", _u64("address bytes"), answered=True),
+    Operation(0x705, "SET_ACCESS", _u64("address bytes accessible"), answered=True),
+    Operation(0x706, "EXPORT_MEMORY", (_MEMORY_HANDLE,), answered=True, brings_fd=True),
+    Operation(
+        0x707,
+        "IMPORT_MEMORY",
+        (_handle(Kind.MEMORY, Use.CREATED), *_u64("secret_high secret_low")),
+        answered=True,
+        answers=_u64("bytes"),
+    ),
+)
+
+_GRAPHS: Final = (
+    # An executable graph arrives in parts (`pympsd.wire.graph_items`), then is made. Its records are of operations
+    # that are queued, in stream 0, which stands for the stream that the graph is launched in; a HOST_FUNCTION's token
+    # is its number among those of the graph.
+    Operation(0x601, "GRAPH_PART", (_handle(Kind.GRAPH, Use.ANNOUNCED), *_u64("offset bytes")), answered=True),
+    Operation(0x602, "INSTANTIATE_GRAPH", (_handle(Kind.GRAPH, Use.CREATED),), answered=True, may_be_slow=True),
+    Operation(0x603, "LAUNCH_GRAPH", (_STREAM, _GRAPH), Completion.QUEUED),
+    Operation(0x604, "DESTROY_GRAPH", (_handle(Kind.GRAPH, Use.DESTROYED),)),
+    # Before a launch: a host function of it, by number. Answered and finished as HOST_FUNCTION is.
+    Operation(
+        0x605, "GRAPH_HOST_FUNCTION", (_STREAM, _GRAPH, *_u64("token number")), Completion.QUEUED, answered=True
+    ),
+)
+
+OPERATIONS: Final = (*_MEMORY, *_MODULES, *_EXECUTION, *_STREAMS, *_EVENTS, *_GRAPHS, *_VIRTUAL_MEMORY)
 
 BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}
 BY_OPCODE: Final = {operation.opcode: operation for operation in OPERATIONS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.version import CUDA_VERSION
+from pympsd.version import API_VERSION
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
@@ -32,7 +32,7 @@ def driver_version() -> int:
     if process.forked:
         process.require()
     connection = process.connection
-    return CUDA_VERSION if connection is None else connection.driver_version
+    return API_VERSION if connection is None else connection.driver_version
 
 
 def count() -> int:
@@ -60,6 +60,17 @@ def uuid(device: int) -> bytes:
 def total_memory(device: int) -> int:
     """Return the device's memory in bytes."""
     return process.device(device).facts.memory_bytes
+
+
+def luid(device: int) -> tuple[bytes, int]:
+    """Fail with NOT_SUPPORTED: devices have locally unique identifiers on Windows only."""
+    process.device(device)
+    raise CudaError(Result.ERROR_NOT_SUPPORTED, "cuDeviceGetLuid: LUIDs are Windows' own; use cuDeviceGetUuid")
+
+
+def compute_capability(device: int) -> tuple[int, int]:
+    """Return the major and the minor number of the device's compute capability."""
+    return process.device(device).facts.compute_capability
 
 
 def attribute(wanted: int, device: int) -> int:

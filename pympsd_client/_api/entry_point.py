@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments import bindings, structs
+from pympsd_client._arguments import bindings, graph_structs, memory_structs, structs
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number, text, unsigned
+from pympsd_client._arguments.values import returned
 from pympsd_client._command_stream.launch_cache import with_cache
 from pympsd_client._objects.process import process
 from pympsd_client._objects.thread_local import this_thread
@@ -26,31 +27,74 @@ EntryPoint = Callable[..., tuple[Any, ...]]
 _NOT_PERMITTED: Final = (
     "a host function or stream callback makes no CUDA calls; let it set a flag, and another thread make the call"
 )
-_UNSIGNED: Final = {"unsigned char": 8, "unsigned short": 16, "unsigned int": 32, "size_t": 64}
+_UNSIGNED: Final = {
+    "unsigned char": 8,
+    "unsigned short": 16,
+    "unsigned int": 32,
+    "size_t": 64,
+    "unsigned long long": 64,
+    "cuuint32_t": 32,
+    "cuuint64_t": 64,
+}
 _AS_GIVEN: Final = frozenset(
     {
         "CUctxCreateParams *",
+        "CUdeviceptr *",
         "CUexecAffinityParam *",
         "CUhostFn",
         "CUjit_option *",
         "CUlaunchConfig *",
+        "CUlibraryOption *",
+        "CUmemAccessDesc *",
+        "CUmem_range_attribute *",
+        "CUmemcpyAttributes *",
+        "CUpointer_attribute *",
+        "CUstreamAttrValue *",
+        "CUstreamBatchMemOpParams *",
         "CUstreamCallback",
         "PyObject *",
+        "const void *",
+        "size_t *",
         "void **",
     }
 )
 """Types whose values the core reads by field."""
-_STRUCTS: Final = {"CUDA_MEMCPY2D *": structs.copy_2d, "CUDA_MEMCPY3D *": structs.copy_3d}
+_GRAPH_STRUCTS: Final = tuple(f"{name} *" for name in graph_structs.NAMES)
+"""Structures and arrays that the core reads where they are."""
+_STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
+    "CUDA_MEMCPY2D *": structs.copy_2d,
+    "CUDA_MEMCPY3D *": structs.copy_3d,
+    "CUmemAllocationProp *": memory_structs.allocation_properties,
+    "CUmemLocation *": memory_structs.location,
+    "CUmemPoolProps *": memory_structs.pool_properties,
+}
 _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUcontext": bindings.CUcontext,
     "CUdevice": bindings.CUdevice,
     "CUdeviceptr": bindings.CUdeviceptr,
     "CUevent": bindings.CUevent,
     "CUfunction": bindings.CUfunction,
+    "CUfunction *": lambda handles: [bindings.CUfunction(handle) for handle in handles],
+    "CUfunctionLoadingState": bindings.CUfunctionLoadingState,
+    "CUkernel": bindings.CUkernel,
+    "CUkernel *": lambda handles: [bindings.CUkernel(handle) for handle in handles],
+    "CUlibrary": bindings.CUlibrary,
+    "CUlinkState": bindings.CUlinkState,
+    "CUmemAccess_flags": bindings.CUmemAccess_flags,
+    "CUmemAllocationProp": memory_structs.made_allocation_properties,
+    "CUmemGenericAllocationHandle": bindings.CUmemGenericAllocationHandle,
+    "CUmemoryPool": bindings.CUmemoryPool,
     "CUmodule": bindings.CUmodule,
+    "CUmoduleLoadingMode": bindings.CUmoduleLoadingMode,
+    "CUfunc_cache": bindings.bindings.CUfunc_cache,
+    "CUsharedconfig": bindings.bindings.CUsharedconfig,
     "CUstream": bindings.CUstream,
+    "CUstreamAttrValue": structs.stream_attribute,
     "CUuuid": structs.uuid,
     "CUexecAffinityParam": structs.sm_affinity,
+    **graph_structs.WRAPPERS,
+    "void": returned,
+    "void *": returned,
 }
 """Converts an output's value to the type that cuda.bindings returns; an int or bytes is returned as it is."""
 
@@ -94,7 +138,8 @@ def _source(signature: Signature) -> str:
     name, outputs, calling = signature.name, len(signature.outputs), signature.calling
     is_variants = calling is Calling.VARIANTS
     given = "*arguments, **keywords" if is_variants else ", ".join(one.name for one in signature.inputs)
-    lines = [f"def {name}({given}):"]
+    declared = given if is_variants else ", ".join(map(_declaration, signature.inputs))
+    lines = [f"def {name}({declared}):"]
     if calling is not Calling.ANYWHERE:
         lines += [
             "    if _process.native is not None:",
@@ -114,10 +159,15 @@ def _source(signature: Signature) -> str:
     return "\n".join(lines)
 
 
+def _declaration(parameter: Parameter) -> str:
+    """Return a parameter as it is declared: the size of an array that is returned is 0 unless it is given."""
+    return f"{parameter.name}=0" if parameter.is_output and parameter.type == "size_t" else parameter.name
+
+
 def _conversion(parameter: Parameter) -> list[str]:
     """Return the lines that convert an argument to a plain value; a plain one costs only a check of its type."""
     name, bits = parameter.name, _UNSIGNED.get(parameter.type)
-    if parameter.type in _AS_GIVEN or _is_host_pointer(parameter):
+    if is_as_given(parameter.type) or _is_host_pointer(parameter):
         return []
     if bits is not None:
         wrong = f"type({name}) is not int or not 0 <= {name} < {1 << bits}"
@@ -146,7 +196,8 @@ def _call(signature: Signature) -> list[str]:
         )
         lines = [", ".join(f"{one.name}_" for one in outputs) + f" = {call}", f"return _SUCCESS, {', '.join(values)}"]
     # A buffer is held last, when all other arguments are known to be valid.
-    held = [f"_HostMemory({one.name}) as {one.name}" for one in signature.inputs if _is_host_pointer(one)]
+    converted = () if signature.calling is Calling.VARIANTS else signature.inputs
+    held = [f"_HostMemory({one.name}) as {one.name}" for one in converted if _is_host_pointer(one)]
     return [f"with {', '.join(held)}:", *(f"    {line}" for line in lines)] if held else lines
 
 
@@ -164,3 +215,29 @@ def _exhausted(error: OSError) -> CudaError:
         raise error
     reason = f"this process is out of file descriptors: {explain(error)}"
     return CudaError(Result.ERROR_OPERATING_SYSTEM, reason)
+
+
+# --- the same for `pympsd_client.routing`, whose functions get C's arguments
+
+
+def structure_reader(type: str) -> Callable[[Any], Any] | None:
+    """Return what converts a structure of cuda.bindings, by the type of its pointer, for a core; None: nothing."""
+    return _STRUCTS.get(type)
+
+
+def output_wrapper(type: str) -> Callable[[Any], Any] | None:
+    """Return what converts a core's output to the type of cuda.bindings; None: nothing."""
+    return _WRAPPERS.get(type)
+
+
+def is_as_given(type: str) -> bool:
+    """Return whether the core itself reads values of a type."""
+    return type in _AS_GIVEN or type.startswith(_GRAPH_STRUCTS)
+
+
+def not_permitted() -> CudaError:
+    """Return the error for a call in a host function."""
+    return CudaError(Result.ERROR_NOT_PERMITTED, _NOT_PERMITTED)
+
+
+exhausted: Final = _exhausted

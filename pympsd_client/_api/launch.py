@@ -9,20 +9,18 @@ from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.numbers import number
 from pympsd_client._objects import launch as launches
-from pympsd_client._objects.module import functions
 
 _ATTRIBUTES: Final = {value: name for name, value in members("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_").items()}
-_known: Final = functions.get
 
 
 def launch(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any, extra: Any) -> None:
     """Start a kernel and return at once; a later call reports its errors.
 
     Parameters as ``(values, ctypes types)``, as an address or buffer of pointers, or through ``extra`` (an address).
-    INVALID_VALUE for an invalid shape or parameters, LAUNCH_OUT_OF_RESOURCES for more threads than the kernel was
-    built for, INVALID_HANDLE, or the error that poisoned the context earlier.
+    INVALID_VALUE for an invalid shape or parameters and for more threads than the kernel was built for,
+    INVALID_HANDLE, or the error that poisoned the context earlier.
     """
-    launches.launch(_known(int(function)) or functions.find(number(function)), shape, stream, parameters, extra)
+    launches.launch(number(function), shape, stream, parameters, extra)
 
 
 def launch_cooperative(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any) -> None:
@@ -30,12 +28,11 @@ def launch_cooperative(function: Any, shape: tuple[Any, ...], stream: Any, param
 
     COOPERATIVE_LAUNCH_TOO_LARGE for more blocks than the context's multiprocessors hold; else as cuLaunchKernel.
     """
-    launches.launch(functions.find(number(function)), shape, stream, parameters, 0, cooperative=True)
+    launches.launch(number(function), shape, stream, parameters, 0, cooperative=True)
 
 
 def launch_with_attributes(config: Any, function: Any, parameters: Any, extra: Any) -> None:
     """Start a kernel by a CUlaunchConfig; the attribute COOPERATIVE is honoured, others are NOT_SUPPORTED."""
-    found = functions.find(number(function))
     if config is None:
         raise invalid_value("cuLaunchKernelEx takes a CUlaunchConfig, not None")
     shape = (
@@ -43,7 +40,7 @@ def launch_with_attributes(config: Any, function: Any, parameters: Any, extra: A
         config.blockDimX, config.blockDimY, config.blockDimZ, config.sharedMemBytes,
     )  # fmt: skip
     cooperative = _cooperative(config)
-    launches.launch(found, shape, config.hStream, parameters, extra, cooperative=cooperative)
+    launches.launch(number(function), shape, config.hStream, parameters, extra, cooperative=cooperative)
 
 
 def _cooperative(config: Any) -> bool:

@@ -1,52 +1,79 @@
-"""Modules and their functions (CUDA driver API, Module Management)."""
+"""Modules and their functions (CUDA driver API, Module Management and Execution Control)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import jit_options
-from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects import module as core
+from pympsd_client._objects.code.library import function_of
+from pympsd_client._objects.code.ptx_text import limited
 from pympsd_client._objects.context import current
-from pympsd_client._objects.module import functions, modules
+from pympsd_client._objects.module import modules
+
+_CACHE_PREFERENCES: Final = range(4)
+_BANK_SIZES: Final = range(3)
+_LOADED: Final = 1
+_LAZY: Final = 2
 
 
 def load(image: HostMemory) -> int:
-    """Load PTX from an address (up to its NUL) or a buffer; INVALID_PTX names line and instruction in last_error."""
+    """Load PTX, or a fatbin that holds PTX, from an address or a buffer; INVALID_PTX names line and instruction in
+    last_error.
+    """
     current().usable()
     return core.load(core.image_at(image)).handle
 
 
 def load_with_options(image: HostMemory, count: int, options: Any, values: Any) -> int:
-    """Load PTX with options: the error and info log buffers are filled, hints to the compiler have no effect.
+    """Load PTX with options: the logs are written, MAX_REGISTERS limits registers, other hints have no effect.
 
     INVALID_PTX with the reason in the error log; INVALID_VALUE, NOT_SUPPORTED for an invalid option.
     """
     current().usable()
-    logs = jit_options.read(count, options, values)
-    try:
-        module = core.load(core.image_at(image))
-    except CudaError as error:
-        logs.write(error.reason)
-        raise
-    logs.write("")
-    return module.handle
+    read = jit_options.read(count, options, values)
+    with read.logging():
+        return core.load(limited(core.image_at(image), read.max_registers)).handle
 
 
 def load_file(name: str) -> int:
     """Load a file (its name as bytes); FILE_NOT_FOUND."""
-    return core.load_file(name.encode("utf-8", "surrogateescape")).handle
+    current().usable()
+    return core.load(core.image_of(name.encode("utf-8", "surrogateescape"))).handle
 
 
 def unload(module: int) -> None:
-    """Unload a module; its functions' and variables' handles are invalid from now on."""
-    modules.find(module).unload()
+    """Unload a module; its functions' and variables' handles are invalid from now on. A library's: NOT_PERMITTED."""
+    found = modules.find(module)
+    if found.library:
+        raise CudaError(Result.ERROR_NOT_PERMITTED, "the module is a library's: it is unloaded by cuLibraryUnload")
+    found.unload()
+
+
+def loading_mode() -> int:
+    """Return CU_MODULE_LAZY_LOADING: a context loads a library when it first uses it."""
+    return _LAZY
 
 
 def function(module: int, name: str) -> int:
     """Return a kernel by its name (bytes); NOT_FOUND."""
     return modules.find(module).function(name).handle
+
+
+def function_count(module: int) -> int:
+    """Return the number of kernels of a module."""
+    return len(modules.find(module).all_functions())
+
+
+def enumerate_functions(count: int, module: int) -> list[int]:
+    """Return at most ``numFunctions`` kernels of a module; INVALID_VALUE for 0."""
+    found = modules.find(module).all_functions()
+    if not count:
+        raise invalid_value("numFunctions is 0; there must be room for one function at least")
+    return [one.handle for one in found[:count]]
 
 
 def variable(module: int, name: str) -> tuple[int, int]:
@@ -57,9 +84,74 @@ def variable(module: int, name: str) -> tuple[int, int]:
 
 def attribute(attribute: int, function: int) -> int:
     """Return an attribute of a kernel; INVALID_VALUE for an unknown one."""
-    return functions.find(function).attribute(attribute)
+    return function_of(function).attribute(attribute)
 
 
 def set_attribute(function: int, attribute: int, value: int) -> None:
     """Set MAX_DYNAMIC_SHARED_SIZE_BYTES (bytes) of a kernel; INVALID_VALUE beyond the device's limit."""
-    functions.find(function).set_attribute(attribute, value)
+    function_of(function).set_attribute(attribute, value)
+
+
+def name_of_function(function: int) -> bytes:
+    """Return a kernel's name as bytes; INVALID_VALUE for NULL, INVALID_HANDLE."""
+    if not function:
+        raise invalid_value("the function is NULL")
+    return function_of(function).layout.name.encode("utf-8", "surrogateescape")
+
+
+def module_of_function(function: int) -> int:
+    """Return the module of a kernel."""
+    return function_of(function).module
+
+
+def parameter(function: int, index: int) -> tuple[int, int]:
+    """Return the offset and size in bytes of a parameter, counted from 0; INVALID_VALUE beyond the last."""
+    layout = function_of(function).layout
+    return parameter_of(layout.name, layout.parameters, index)
+
+
+def parameter_of(name: str, parameters: tuple[tuple[int, int], ...], index: int) -> tuple[int, int]:
+    """Return the offset and size of one of a kernel's parameters; INVALID_VALUE."""
+    if index >= len(parameters):
+        raise invalid_value(f"{name} has {len(parameters)} parameters, counted from 0; there is no parameter {index}")
+    return parameters[index]
+
+
+def parameter_count(function: int) -> int:
+    """Return the number of parameters of a kernel."""
+    return len(function_of(function).layout.parameters)
+
+
+def loading_state(function: int) -> int:
+    """Return CU_FUNCTION_LOADING_STATE_LOADED: a module's functions are loaded with it."""
+    function_of(function)
+    return _LOADED
+
+
+def load_function(function: int) -> None:
+    """Do nothing: a module's functions are loaded with it."""
+    function_of(function)
+
+
+def set_cache_preference(function: int, preference: int) -> None:
+    """Accept a CUfunc_cache, which changes nothing: shared memory is not taken from the cache. INVALID_VALUE."""
+    function_of(function)
+    check_cache_preference(preference)
+
+
+def check_cache_preference(preference: int) -> None:
+    """Raise INVALID_VALUE for a number that is no CUfunc_cache."""
+    if preference not in _CACHE_PREFERENCES:
+        raise invalid_value(f"a cache preference is a CUfunc_cache, 0 to 3, not {preference}")
+
+
+def set_bank_size(function: int, size: int) -> None:
+    """Accept a CUsharedconfig, which changes nothing since Maxwell. INVALID_VALUE."""
+    function_of(function)
+    check_bank_size(size)
+
+
+def check_bank_size(size: int) -> None:
+    """Raise INVALID_VALUE for a number that is no CUsharedconfig."""
+    if size not in _BANK_SIZES:
+        raise invalid_value(f"a size of shared memory banks is a CUsharedconfig, 0 to 2, not {size}")

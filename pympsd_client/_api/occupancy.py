@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.numbers import unsigned
+from pympsd_client._arguments.structs import LaunchConfig, launch_config
 from pympsd_client._objects import occupancy
-from pympsd_client._objects.module import functions
+from pympsd_client._objects.code.library import function_of
 
 _CACHING_FLAGS: Final = (0, 1)
 """CU_OCCUPANCY_DEFAULT and CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE: caching costs no occupancy since Pascal."""
@@ -19,7 +20,7 @@ def active_blocks(function: int, threads: int, dynamic_bytes: int, flags: int = 
     The flags, 0 or DISABLE_CACHING_OVERRIDE, change nothing on these devices.
     """
     _check_caching(flags)
-    return occupancy.active_blocks(functions.find(function), threads, dynamic_bytes)
+    return occupancy.active_blocks(function_of(function), threads, dynamic_bytes)
 
 
 def best_block(
@@ -32,7 +33,32 @@ def best_block(
     """
     _check_caching(flags)
     needed = occupancy.dynamic_bytes_by_block(dynamic_bytes_function, dynamic_bytes)
-    return occupancy.best_block(functions.find(function), needed, unsigned(most_threads, 31))
+    return occupancy.best_block(function_of(function), needed, unsigned(most_threads, 31))
+
+
+def available_dynamic_bytes(function: int, blocks: int, threads: int) -> int:
+    """Return the dynamic shared bytes that a block can have if a multiprocessor is to hold ``numBlocks`` of them.
+
+    INVALID_VALUE if it holds fewer blocks of so many threads at all.
+    """
+    return occupancy.available_dynamic_bytes(function_of(function), blocks, threads)
+
+
+def largest_cluster(function: int, config: Any) -> int:
+    """Return the most blocks in a cluster; NOT_SUPPORTED on a device without clusters."""
+    return occupancy.largest_cluster(function_of(function), _config(config))
+
+
+def active_clusters(function: int, config: Any) -> int:
+    """Return the number of clusters that can be active at once; INVALID_CLUSTER_SIZE for one that cannot be."""
+    return occupancy.active_clusters(function_of(function), _config(config))
+
+
+def _config(given: Any) -> LaunchConfig:
+    config = launch_config(given)
+    if config is None:
+        raise invalid_value("the launch configuration is NULL")
+    return config
 
 
 def _check_caching(flags: int) -> None:

@@ -49,6 +49,13 @@ def context(handle: int) -> int:
     return stream.properties(handle).context.handle
 
 
+def record_event(event_handle: int, stream_handle: int, flags: int) -> None:
+    """Record an event as cuEventRecord does; ``flags`` is 0, else INVALID_VALUE."""
+    if flags:
+        raise invalid_value(f"outside of a capture the flags are CU_EVENT_RECORD_DEFAULT (0), not {flags}")
+    event.record(event_handle, stream_handle)
+
+
 def create_event(flags: int) -> int:
     """Return a new event of the current context; CU_EVENT_INTERPROCESS is NOT_SUPPORTED."""
     return event.create(current(), flags).handle

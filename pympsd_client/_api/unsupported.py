@@ -1,4 +1,4 @@
-"""Unsupported features of CUDA: IPC handles, managed memory, peer access; refused by name.
+"""Unsupported features of CUDA: IPC handles, peer access; refused by name.
 
 Each call exists, returns the result that CUDA documents for a device without the feature, and `last_error` says what
 to do instead. The device attributes agree.
@@ -16,10 +16,6 @@ _IPC: Final = (
     "CUDA IPC handles are not supported: each process has its own address space on the device. Exchange data through "
     "host memory that the processes share (multiprocessing.shared_memory) and copy it"
 )
-_MANAGED: Final = (
-    "managed memory is not supported (device attribute MANAGED_MEMORY is 0). Use cuMemAlloc, and cuMemcpyHtoD and "
-    "cuMemcpyDtoH"
-)
 _PEER: Final = (
     "peer access is not supported (cuDeviceCanAccessPeer answers 0). Copy with cuMemcpyPeer or cuMemcpyDtoD, which "
     "need none"
@@ -31,9 +27,9 @@ def ipc(name: str) -> None:
     _refuse(Result.ERROR_NOT_SUPPORTED, name, _IPC)
 
 
-def managed(name: str) -> None:
-    """Refuse with CUDA_ERROR_NOT_SUPPORTED: there is no managed memory. Use cuMemAlloc and copies instead."""
-    _refuse(Result.ERROR_NOT_SUPPORTED, name, _MANAGED)
+def flush_remote_writes(name: str) -> None:
+    """Refuse with CUDA_ERROR_NOT_SUPPORTED: no other device writes to memory here."""
+    _refuse(Result.ERROR_NOT_SUPPORTED, name, "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS of this device is 0")
 
 
 def enable_peer(name: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import CUresult
+from pympsd_client._arguments.error_strings import ERROR_STRINGS
 
 SUCCESS: Final[Any] = CUresult.CUDA_SUCCESS
 DONE: Final[tuple[Any]] = (SUCCESS,)
@@ -25,12 +26,16 @@ _last: Final = _Last()
 
 
 class CudaError(Exception):
-    """A call failed: ``code`` is the CUresult number, ``reason`` says what was wrong, what is allowed, what to do."""
+    """A call failed: ``code`` is the CUresult number, ``reason`` says what was wrong, what is allowed, what to do.
 
-    def __init__(self, code: int, reason: str) -> None:
+    ``outputs`` are those that the function gives even so, where C gets them; empty for nearly all.
+    """
+
+    def __init__(self, code: int, reason: str, outputs: tuple[Any, ...] = ()) -> None:
         super().__init__(code, reason)
         self.code = code
         self.reason = reason
+        self.outputs = outputs
 
     def again(self) -> CudaError:
         """Return a copy of the error: one exception raised in several threads would mix their tracebacks."""
@@ -78,10 +83,15 @@ def name_of(code: int) -> bytes | None:
 
 
 def description_of(code: int) -> bytes | None:
-    """Return the first sentence of a result's documentation, or its name if it has none."""
+    """Return what the driver says of a result, or None for an unknown number.
+
+    Of a result that the recorded driver does not know: the first sentence of its documentation, or its name.
+    """
     member = _MEMBERS.get(code)
     if member is None:
         return None
+    if code in ERROR_STRINGS:
+        return ERROR_STRINGS[code]
     text = " ".join(_ROLE.sub(r"\1", member.__doc__ or "").split())
     sentence = text.split(". ", 1)[0].rstrip(".")
     return (sentence or str(member.name)).encode()

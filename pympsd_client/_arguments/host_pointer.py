@@ -87,3 +87,8 @@ class HostMemory:
             raise invalid_value(f"{count} bytes are more than the host buffer has: {self.size}")
         if to_be_written and self.readonly:
             raise invalid_value("the host buffer is read-only; copy into a writable one")
+
+
+def at(address: int) -> HostMemory:
+    """Return the host memory at an address, of unknown size."""
+    return HostMemory(address)

@@ -1,9 +1,15 @@
-"""The options of cuModuleLoadDataEx: the two logs, and hints to a compiler that the executor does not need."""
+"""The options of loading and linking: the two logs, the limit of registers, and hints that have no effect here.
+
+Options and values come as lists, as cuda.bindings takes them, or as the addresses of C's arrays, to which the results
+of options are written too.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from attrs import define
@@ -21,55 +27,125 @@ _REFUSED: Final = frozenset(
 """Options that change what the code is linked with: without them, different code would run."""
 
 
+_LINE: Final = re.compile(r"line (\d+): (.*)", re.DOTALL)
+
+
 @define
-class Logs:
-    """The caller's log buffers (an object with a buffer, or an address) and their sizes in bytes."""
+class _Log:
+    """A log buffer of the caller (an object with a buffer, or an address), its size in bytes, and the address of the
+    value that gives the size (0: none), where the number of bytes written is stored.
+    """
 
-    info: Any = None
-    info_size: int = 0
-    error: Any = None
-    error_size: int = 0
+    buffer: Any = None
+    size: int = 0
+    size_at: int = 0
 
-    def write(self, error: str) -> None:
-        """Write the error log (empty on success) and an empty info log, NUL-terminated and cut to size."""
-        _write(self.error, self.error_size, error)
-        _write(self.info, self.info_size, "")
+    def write(self, text: str) -> None:
+        """Write a text, NUL-terminated and cut to size."""
+        written = _write(self.buffer, self.size, text)
+        if self.size_at:
+            ctypes.c_uint.from_address(self.size_at).value = written
 
 
-def read(count: int, options: Sequence[Any] | None, values: Sequence[Any] | None) -> Logs:
-    """Return the log buffers; INVALID_VALUE and NOT_SUPPORTED name the option that is wrong."""
-    if len(options or ()) < count or len(values or ()) < count:
-        raise invalid_value(
-            f"numOptions is {count}; there are {len(options or ())} options and {len(values or ())} values"
-        )
-    logs = Logs()
-    for option, value in _pairs(options, values, count):
-        name = _OPTIONS.get(option)
-        if name is None:
+@define
+class Options:
+    """The options that have an effect here."""
+
+    info: _Log
+    error: _Log
+    max_registers: int = 0
+    """The most registers of a thread; 0: no limit."""
+
+    def write(self, error: str, info: str = "") -> None:
+        """Write the error log (empty on success) and the info log."""
+        self.error.write(error)
+        self.info.write(info)
+
+    @property
+    def logs(self) -> bool:
+        """Whether the caller has an error log."""
+        return self.error.size > 0
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        """Write the logs at the end of the block: the message of a CudaError that leaves it, else nothing."""
+        try:
+            yield
+        except CudaError as error:
+            self.write(ptxas_message(error))
+            raise
+        self.write("")
+
+
+def ptxas_message(error: CudaError) -> str:
+    """Return what the error log says of an image that is refused, in the driver's form where a line is to blame."""
+    match = _LINE.fullmatch(error.reason) if error.code == Result.ERROR_INVALID_PTX else None
+    if match is None:
+        return error.reason
+    return (
+        f"ptxas application ptx input, line {match[1]}; error   : {match[2]}\n"
+        "ptxas fatal   : Ptx assembly aborted due to errors"
+    )
+
+
+def read(count: int, options: Sequence[Any] | int | None, values: Sequence[Any] | int | None) -> Options:
+    """Return the options; INVALID_VALUE and NOT_SUPPORTED name the one that is wrong."""
+    names = enums(options, count)
+    slots = _slots(values, count)
+    found = Options(_Log(), _Log())
+    for option, (value, address) in zip(names, slots, strict=True):
+        name = _OPTIONS.get(option, "NUM_OPTIONS")
+        if name == "NUM_OPTIONS":
             raise invalid_value(f"there is no JIT option {option}")
-        if name in _REFUSED:
+        if name in _REFUSED and not (name == "LTO" and number(value) == 0):
             raise CudaError(Result.ERROR_NOT_SUPPORTED, f"JIT option CU_JIT_{name} is not supported; leave it out")
         if name == "INFO_LOG_BUFFER":
-            logs.info = value
+            found.info.buffer = value
         elif name == "INFO_LOG_BUFFER_SIZE_BYTES":
-            logs.info_size = number(value)
+            found.info.size, found.info.size_at = number(value), address
         elif name == "ERROR_LOG_BUFFER":
-            logs.error = value
+            found.error.buffer = value
         elif name == "ERROR_LOG_BUFFER_SIZE_BYTES":
-            logs.error_size = number(value)
-    return logs
+            found.error.size, found.error.size_at = number(value), address
+        elif name == "MAX_REGISTERS":
+            found.max_registers = number(value)
+        elif name == "WALL_TIME" and address:
+            ctypes.c_float.from_address(address).value = 0.0
+    return found
 
 
-def _pairs(options: Sequence[Any] | None, values: Sequence[Any] | None, count: int) -> Iterable[tuple[int, Any]]:
-    return zip((number(option) for option in (options or ())[:count]), (values or ())[:count], strict=True)
+def enums(options: Sequence[Any] | int | None, count: int) -> list[int]:
+    """Return ``count`` numbers of an enum from a list or from the address of C's array; INVALID_VALUE if fewer."""
+    if isinstance(options, int):
+        if count and not options:
+            raise invalid_value(f"numOptions is {count} and the address of the options is NULL")
+        return list((ctypes.c_int * count).from_address(options)) if count else []
+    if len(options or ()) < count:
+        raise invalid_value(f"numOptions is {count} and there are {len(options or ())} options")
+    return [number(option) for option in (options or ())[:count]]
 
 
-def _write(buffer: Any, size: int, text: str) -> None:
+def _slots(values: Sequence[Any] | int | None, count: int) -> list[tuple[Any, int]]:
+    """Return the values, each with the address of its place in C's array (0 in a list)."""
+    if isinstance(values, int):
+        if count and not values:
+            raise invalid_value(f"numOptions is {count} and the address of the values is NULL")
+        places = range(values, values + count * 8, 8)
+        return [(ctypes.c_uint64.from_address(place).value, place) for place in places]
+    if len(values or ()) < count:
+        raise invalid_value(f"numOptions is {count} and there are {len(values or ())} values")
+    return [(value, 0) for value in (values or ())[:count]]
+
+
+def _write(buffer: Any, size: int, text: str) -> int:
+    """Return the number of bytes written, without the NUL."""
     if buffer is None or size <= 0:
-        return
+        return 0
     # cuda-bindings takes bytes for a log and the driver writes into them: do the same, never beyond their end.
     with HostMemory(buffer) as memory:
         room = size if memory.size is None else min(size, memory.size)
-        if room and memory.address:
-            data = text.encode("utf-8", "replace")[: room - 1] + b"\0"
-            ctypes.memmove(memory.address, data, len(data))
+        if not (room and memory.address):
+            return 0
+        data = text.encode("utf-8", "replace")[: room - 1]
+        ctypes.memmove(memory.address, data + b"\0", len(data) + 1)
+        return len(data)

@@ -88,7 +88,10 @@ def _converting(pack: Packer, types: tuple[Any, ...]) -> Packer:
     def pack_handles(*fields: Any) -> bytes:
         values = list(fields)
         for place in handles:
-            values[place] = int(values[place])
+            value = values[place]
+            if hasattr(type(value), "__float__") and not hasattr(type(value), "__index__"):
+                raise TypeError(f"a handle is required, not {type(value).__name__}")
+            values[place] = int(value)
         return pack(*values)
 
     return pack_handles

@@ -6,11 +6,12 @@ pending: a listener thread waits for them. It sleeps, and then ends, when there 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock, RLock, Thread
 from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
@@ -33,6 +34,14 @@ It stops reading when too much is unfinished, and would not see that a function 
 """
 
 
+class _Running(threading.local):
+    is_here = False
+    """Whether this thread runs a function."""
+
+
+_running: Final = _Running()
+
+
 @frozen(eq=False)
 class PendingCallback:
     """A function queued in a stream. ``run`` gets a CUresult number and raises nothing."""
@@ -40,6 +49,7 @@ class PendingCallback:
     context: Poisonable
     serial: int
     stream: int
+    """Functions of one stream run one after another; those of an executable graph have numbers of their own."""
     run: Callable[[int], None]
     on_error: bool
     """Whether it runs when the context has met with an error too."""
@@ -57,17 +67,16 @@ class HostCallbacks:
         """Posted and not announced, by the sequence numbers of their records, which are their tokens too."""
         self._unfinished = 0
         self._listening = False
-        self._asking: Final = Lock()
+        # Objects that are collected while room is asked for may make calls.
+        self._asking: Final = RLock()
         self._posted = count().__next__
 
-    def launch(self, callback: PendingCallback) -> None:
-        """Post a function; raise CudaError."""
+    def launch(self, callback: PendingCallback, record: Callable[[int], bytes] | None = None) -> None:
+        """Post a function; raise CudaError. ``record`` packs a record for it from its token, if not HOST_FUNCTION."""
         sequence = self._enter(callback)
         self._transport.expect(sequence, self._gate)
-        serial, stream = callback.serial, callback.stream
-        record = operations.HOST_FUNCTION.record(serial, sequence, stream, sequence, flags=FLAG_QUIET)
         try:
-            self._transport.post(record)
+            self._transport.post((record or partial(_host_function, callback))(sequence))
         except CudaError:  # after Ctrl-C it stays pending: its record may be on its way
             self._transport.discard(sequence)
             if self._pending.pop(sequence, None) is not None:
@@ -141,7 +150,11 @@ class HostCallbacks:
     def _run(self, token: int, callback: PendingCallback, answer: Answer) -> None:
         _, result, _ = answer
         if result == Result.SUCCESS or callback.on_error:
-            callback.run(result)
+            _running.is_here = True
+            try:
+                callback.run(result)
+            finally:
+                _running.is_here = False
         if self._transport.closed:
             return
         if result == Result.SUCCESS:
@@ -160,8 +173,8 @@ class HostCallbacks:
 
     def _wait_for_room(self, record: bytes) -> None:
         """Before a record is posted: wait for room in the executor, once in ROOM_CHECK_INTERVAL records."""
-        if self._posted() < ROOM_CHECK_INTERVAL:
-            return
+        if _running.is_here or self._posted() < ROOM_CHECK_INTERVAL:
+            return  # a function's own work is what makes room
         with self._asking:
             if self._posted() < ROOM_CHECK_INTERVAL:
                 return  # another thread has asked meanwhile
@@ -175,3 +188,7 @@ class HostCallbacks:
             finally:
                 self._transport.discard(sequence)
             self._posted = count().__next__
+
+
+def _host_function(callback: PendingCallback, token: int) -> bytes:
+    return operations.HOST_FUNCTION.record(callback.serial, token, callback.stream, token, flags=FLAG_QUIET)

@@ -16,6 +16,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
 
 if TYPE_CHECKING:
+    from pympsd.wire.module_layout import FunctionLayout
     from pympsd_client.native._launches import Launcher, Writer
 
 CHOICE: Final = "PYMPSD_LAUNCHES"
@@ -80,15 +81,30 @@ def launcher() -> Launcher | None:
     return _launcher
 
 
-def fits_plan(parameters: tuple[Any, ...], record: bytes) -> bool:
-    """Return whether a plan has room for a launch with these parameters."""
-    room = _library is not None and len(record) <= _library.MOST_BYTES
-    return (
-        room and len(parameters) == 2 and type(parameters[1]) is tuple and len(parameters[1]) <= _library.MOST_VALUES
-    )
+def fits_plan(parameters: tuple[Any, ...] | int, count: int, record: bytes) -> bool:
+    """Return whether a plan has room for a launch with these parameters, ``count`` of them."""
+    if _library is None or len(record) > _library.MOST_BYTES or count > _library.MOST_VALUES:
+        return False
+    return isinstance(parameters, int) or (len(parameters) == 2 and type(parameters[1]) is tuple)
+
+
+def by_pointers() -> tuple[Any, ...]:
+    """Return what stands for the types of parameters that come as the address of an array of pointers."""
+    return () if _library is None else _library.BY_POINTERS
+
+
+def gather(address: int, layout: FunctionLayout) -> bytes | None:
+    """Return the flat buffer of a kernel's parameters at an array of pointers; None if Python is to look at them."""
+    return None if _library is None else _library.gather(address, layout.parameters, layout.parameter_bytes)
+
+
+when_invalidated: Final[list[Callable[[], None]]] = []
+"""Called with each invalidation."""
 
 
 def invalidate() -> None:
     """Drop all plans: every launch is checked in Python again."""
+    for call in when_invalidated:
+        call()
     if _launcher is not None:
         _launcher.invalidate()

@@ -15,12 +15,14 @@ import select
 import socket
 from collections.abc import Callable
 from itertools import count
-from threading import Lock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Final
 
 from pympsd.wire.records import ANSWER, HEADER, HEADER_BYTES, RECORD_LIMIT
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.answers import Answer, poison_if_flagged
+from pympsd_client._command_stream.device_output import write_output
+from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.received_fds import BRINGS_FD, ReceivedFds
 from pympsd_client._command_stream.ring import Ring
@@ -71,7 +73,8 @@ class Transport:
         self._ring: Final = ring
         self._transmit: Final = connection.send
         self._on_end = on_end
-        self._sending: Final = Lock()
+        # Objects that are collected while a record is sent may send that they are destroyed.
+        self._sending: Final = RLock()
         self._leading: Final = Lock()
         self._received: Final = bytearray()
         self._unsent: Final = bytearray()
@@ -87,8 +90,11 @@ class Transport:
     def post(self, record: bytes, urgent: bool = False) -> None:
         """Send a record and return; wait only while the executor takes nothing. Raise CudaError when it is gone.
 
-        ``urgent``: other work waits for this record, so it is exempt from backpressure.
+        ``urgent``: other work waits for this record, so it is exempt from backpressure. A record of a stream that
+        is captured is not sent (`interception`).
         """
+        if (by := intercepted.by) is not None and not urgent and by.takes_record(record):
+            return
         backpressure = self.backpressure
         if backpressure is not None and not urgent:
             backpressure(record)
@@ -125,7 +131,7 @@ class Transport:
                 sent = map(self._transmit, (bytes(self._unsent),), (_NOW,))
                 any(map(self._unsent.__delitem__, map(slice, sent)))
             except BlockingIOError:
-                self._read_until_writable()
+                self._read_until(select.POLLOUT, _FULL_RECHECK_MS)
             except OSError as error:
                 raise self._end(f"the executor is gone ({error.strerror})").again() from None
 
@@ -149,9 +155,6 @@ class Transport:
         self._read_until(0, _ROOM_RECHECK_MS)
         if self._error is not None:
             raise self._error.again()
-
-    def _read_until_writable(self) -> None:
-        self._read_until(select.POLLOUT, _FULL_RECHECK_MS)
 
     def _read_until(self, wanted: int, limit_ms: int) -> None:
         leads = self._leading.acquire(blocking=False)
@@ -178,9 +181,8 @@ class Transport:
             self.discard(sequence)
 
     def expect(self, sequence: int, gate: Lock | None = None) -> None:
-        """Keep the answer with this sequence number when it comes; call this before its record is sent.
-
-        ``gate``: a closed lock of the caller's, which opens when the answer has come.
+        """Keep the answer with this sequence number when it comes; call this before its record is sent. ``gate``: a
+        closed lock of the caller's, which opens when the answer has come.
         """
         if gate is None:
             gate = Lock()
@@ -195,6 +197,11 @@ class Transport:
     def arrived(self) -> tuple[int, ...]:
         """Return the sequence numbers of the expected answers that have come and are not discarded."""
         return tuple(self._answers)
+
+    def poll(self, sequence: int) -> Answer | None:
+        """Read what has come, without waiting; return an expected answer if it is there."""
+        self._read_until(0, 0)
+        return self._answers.get(sequence)
 
     def discard(self, sequence: int) -> None:
         """Expect the answer with this sequence number no more, whether it came or not."""
@@ -281,12 +288,12 @@ class Transport:
         return handled
 
     def _settle(self, sequence: int, answer: Answer) -> None:
-        gate = self._gates.get(sequence)
-        if gate is not None:
+        if not sequence:  # OUTPUT: no record has this number
+            write_output(*answer[1:])
+        if (gate := self._gates.get(sequence)) is not None:
             self._answers[sequence] = answer
             _open(gate)
-        slot = self.staging.slot_of(sequence)
-        if slot is not None:
+        if (slot := self.staging.slot_of(sequence)) is not None:
             poison_if_flagged(slot.context, slot.serial, answer)
             if not slot.kept:
                 self.free_slot(sequence)

@@ -22,7 +22,7 @@ import msgspec
 import pympsd.version
 from pympsd.build import build_id
 from pympsd.channel.descriptors import close_all
-from pympsd.version import CUDA_VERSION
+from pympsd.version import API_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import (
@@ -36,7 +36,6 @@ from pympsd.wire.executor_messages import (
     ExecutorRefused,
     ExecutorSetup,
 )
-from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Device, Opened, open_stream
@@ -56,9 +55,9 @@ class PrivateExecutorWarning(RuntimeWarning):
 def native_driver() -> bool:
     """Return whether libcuda loads and initialises: then the program runs natively."""
     try:
-        ctypes.CDLL("libcuda.so.1")
-        return bool(bindings.cuInit(0)[0] == bindings.CUresult.CUDA_SUCCESS)
-    except (OSError, RuntimeError):  # RuntimeError: cuda-bindings finds no library
+        # Not by cuda.bindings, whose cuInit may be this client's own (`pympsd_client.routing`).
+        return int(ctypes.CDLL("libcuda.so.1").cuInit(0)) == Result.SUCCESS
+    except (OSError, AttributeError):
         return False
 
 
@@ -94,7 +93,7 @@ class PrivateExecutors:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Raise CudaError if the devices cannot be listed or there are none."""
-        self.driver_version: int = CUDA_VERSION
+        self.driver_version: int = API_VERSION
         self.devices: tuple[Device, ...] = list_devices(environment)
         self._environment: Final = dict(environment)
         self._running: Final[dict[int, Executor]] = {}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from threading import Lock
+from time import monotonic
 from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.records import FIRST_HANDLE, FLAG_POISONED, GENERATION_SHIFT
+from pympsd.wire.records import FIRST_HANDLE, FLAG_POISONED, FLAG_QUIET, GENERATION_SHIFT
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.answers import Answer
@@ -19,12 +21,37 @@ from pympsd_client._connect.connection import Connection, Device, Opened
 from pympsd_client._objects.thread_local import this_thread
 
 _count = count(FIRST_HANDLE).__next__
+_PULSE_RECORDS: Final = 64
+_PULSE_S: Final = 0.005
+
+
+def new_handle() -> int:
+    """Return a handle for an object of this process, which no executor knows."""
+    return (1 << GENERATION_SHIFT) | _count()
 
 
 contexts: Final[dict[int, Context]] = {}
 """The contexts of this process by handle."""
 when_closed: Final[list[Callable[[Context], None]]] = []
 """Called with a context that closes, to drop the objects that belonged to it."""
+before_waiting: Final[list[Callable[[Context, int | None], Callable[[bool], None] | None]]] = []
+"""Called before a call waits for a stream of a context (None: for all).
+
+What it returns is called after the wait, with whether it was successful.
+"""
+
+
+@contextmanager
+def waiting(context: Context, stream: int | None) -> Iterator[None]:
+    """Enclose a call that waits for a stream of a context, or for all of them."""
+    afterwards = [after for each in before_waiting if (after := each(context, stream)) is not None]
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        for after in afterwards:
+            after(done)
 
 
 class Context:
@@ -35,11 +62,22 @@ class Context:
         self.flags = flags
         self._affinity: Final = affinity
         self.primary: Final = primary
-        self.handle: Final = (1 << GENERATION_SHIFT) | _count()
+        self.handle: Final = new_handle()
         self.serial = 0
         self.opened: Opened | None = None
         self.ended_threads_streams: deque[int] = deque()
         """Per-thread streams of threads that have ended."""
+        self.prints = False
+        """Whether kernels of a module of it may print."""
+        self._unwatched = 0
+        """Records without an answer since the last pulse."""
+        self._pulse_due = 0.0
+        self._asked: tuple[int, int] | None = None
+        """The serial and sequence number of a record whose answer is looked for."""
+        self.settings: Final[dict[str, int]] = {}
+        """Limits and preferences that were set."""
+        self.stream_attributes: Final[dict[int, dict[str, bytes]]] = {}
+        """Attributes that were set of its streams, by handle."""
         self._sticky_error: CudaError | None = _not_open()
         self._changing: Final = Lock()
         contexts[self.handle] = self
@@ -53,7 +91,13 @@ class Context:
                 self._sticky_error = None
 
     def close(self, connection: Connection) -> None:
-        """Close it and free what it held, unless it is closed; a poisoned context can be closed too."""
+        """Close it and free what it held, unless it is closed; a poisoned context can be closed too.
+
+        What its kernels print is printed before.
+        """
+        if self.prints and self.opened is not None:
+            with suppress(CudaError):
+                self.synchronize()
         with self._changing:
             if self.opened is not None:
                 try:
@@ -61,6 +105,8 @@ class Context:
                 finally:
                     invalidate()
                 self.ended_threads_streams.clear()
+                self.settings.clear()
+                self.stream_attributes.clear()
                 for drop in when_closed:
                     drop(self)
                 connection.close_context(self.device, self.serial)
@@ -93,8 +139,8 @@ class Context:
             finally:
                 invalidate()
 
-    def after_fork(self, error: CudaError) -> None:
-        """In a forked child, fail every use of it with this error."""
+    def end(self, error: CudaError) -> None:
+        """Fail every use of it with this error: in a forked child, and at the end of the process."""
         self._sticky_error = error
 
     def mint(self) -> int:
@@ -106,7 +152,37 @@ class Context:
     def post(self, operation: Operation, *operands: int) -> None:
         """Send a record without an answer."""
         opened = self.usable()
+        self.pulse(opened)
         opened.transport.post(operation.record(opened.serial, opened.transport.sequence(), *operands))
+
+    def pulse(self, opened: Opened, now: bool = False) -> None:
+        """See whether a fault has ended the context, without waiting; raise its error.
+
+        A program that only makes asynchronous calls learns of it so: now and then a record is sent whose answer is
+        looked for later. ``now``: this call stands for many.
+        """
+        self._unwatched += 1
+        if self._unwatched < _PULSE_RECORDS and not now:
+            return
+        moment = monotonic()
+        if moment < self._pulse_due:
+            return
+        self._unwatched, self._pulse_due = 0, moment + _PULSE_S
+        transport = opened.transport
+        asked = self._asked
+        if asked is None or asked[0] != opened.serial:
+            self._asked = opened.serial, transport.sequence()
+            sequence = self._asked[1]
+            transport.expect(sequence)
+            record = operations.MEMORY_INFO.record(opened.serial, sequence, flags=FLAG_QUIET)
+            transport.post(record, urgent=True)
+            return
+        answer = transport.poll(asked[1])
+        if answer is not None:
+            self._asked = None
+            transport.discard(asked[1])
+            if answer[0] & FLAG_POISONED:
+                self.judge(opened, answer)
 
     def call(self, operation: Operation, *operands: int) -> bytes:
         """Send a record, wait for its answer, return the operands and tail; raise CudaError."""
@@ -127,7 +203,8 @@ class Context:
 
     def synchronize(self) -> None:
         """Wait for all work of all its streams."""
-        self.call(operations.SYNCHRONIZE_CONTEXT)
+        with waiting(self, None):
+            self.call(operations.SYNCHRONIZE_CONTEXT)
 
 
 def _not_open() -> CudaError:

@@ -13,7 +13,9 @@ from threading import Event
 from attrs import frozen
 
 from pympsd.wire.records import FLAG_QUIET
+from pympsd_client._arguments.structs import linear_copy
 from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.operations import Operation
 from pympsd_client._command_stream.parallel_copy import copy_in_parallel, thread_count
 from pympsd_client._command_stream.staging_slots import release_slot, take_slot
@@ -56,6 +58,10 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
     they are on their way: an error is then returned by a later call (CUDA driver API, API synchronization behavior).
     """
     opened = context.usable()
+    if (by := intercepted.by) is not None and by.takes_copy(
+        context, stream, lambda: linear_copy(False, destination, True, source, count)
+    ):
+        return
     threads = thread_count(count)
     limit = opened.transport.staging.limit_for(threads)
 
@@ -118,6 +124,10 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
     Pageable memory is what both forms of the call get, so both are synchronous, as CUDA documents.
     """
     opened = context.usable()
+    if (by := intercepted.by) is not None and by.takes_copy(
+        context, stream, lambda: linear_copy(True, target, False, source, count)
+    ):
+        return
     threads = thread_count(count)
     limit = opened.transport.staging.limit_for(threads)
 

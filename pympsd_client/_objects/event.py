@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from attrs import define
@@ -29,6 +30,8 @@ class Event:
     recorded: bool = False
 
 
+after_waiting_for_event: Final[list[Callable[[Context], None]]] = []
+"""Called after a call has waited for an event of a context."""
 events: Final[HandleTable[Event]] = HandleTable("event", "destroyed, or never created", Kind.EVENT)
 
 
@@ -74,6 +77,8 @@ def synchronize(handle: int) -> None:
     event.context.usable()
     if event.recorded:
         event.context.call(operations.SYNCHRONIZE_EVENT, event.handle)
+        for act in after_waiting_for_event:
+            act(event.context)
 
 
 def make_stream_wait(stream: int, handle: int) -> None:

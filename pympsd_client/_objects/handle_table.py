@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Final, Generic, Protocol, TypeVar
 
 from pympsd.wire.records import OPERATIONS, Kind, Use
 from pympsd_client._arguments.errors import invalid_handle
 from pympsd_client._command_stream.operations import Operation
 from pympsd_client._objects.context import Context, current, when_closed
+
+next_buffer_id: Final = count(1).__next__
+"""Returns an id of memory that no other memory of this process has or had."""
 
 
 class Owned(Protocol):

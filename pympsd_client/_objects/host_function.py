@@ -18,6 +18,7 @@ from pympsd_client._arguments.errors import CudaError, invalid_value, result_of
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number
 from pympsd_client._command_stream.host_callbacks import HostCallbacks, PendingCallback
+from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.session import Session
@@ -39,18 +40,35 @@ _making: Final = Lock()
 def launch(stream: int, function: Any, data: Any) -> None:
     """Run ``function(data)`` in stream order, unless the context is in error by then; raise CudaError."""
     context, its_stream = _place(stream)
+    work = callee(function, data)
+    if (by := intercepted.by) is None or not by.takes_host_function(context, its_stream, work):
+        _post(context, its_stream, work[2], on_error=False)
+
+
+def callee(function: Any, data: Any) -> tuple[int, int, Callable[[int], None]]:
+    """Return the addresses of a C function (0 for another callable) and of its data, and what calls it.
+
+    INVALID_VALUE for NULL, TypeError for what cannot be called.
+    """
     address = _address(function)
     if address is None:
         guarded = _CALL_HOST(function)
-        _post(context, its_stream, lambda status: guarded(data), on_error=False)
-        return
+        return 0, 0, lambda status: guarded(data)
     c_function, pointer = _HOST_FN(address), _pointer(data)
-    _post(context, its_stream, _holding((function, data), lambda status: c_function(pointer)), on_error=False)
+    return address, pointer, _holding((function, data), lambda status: c_function(pointer))
+
+
+def run_after(stream: int, run: Callable[[], None]) -> None:
+    """Run a function of pympsd's own after the work of a stream so far, even if that ended in an error."""
+    context, its_stream = resolve(stream)
+    _post(context, its_stream, lambda status: run(), on_error=True)
 
 
 def add_callback(stream: int, callback: Any, data: Any) -> None:
     """Run ``callback(stream, status, data)`` in stream order, or when the context ends in an error."""
     context, its_stream = _place(stream)
+    if (by := intercepted.by) is not None:
+        by.takes_host_function(context, its_stream, None)
     address = _address(callback)
     if address is None:
         guarded = _CALL_BACK(callback)
@@ -103,20 +121,26 @@ def _holding(kept: object, run: Callable[[int], None]) -> Callable[[int], None]:
 
 def _post(context: Context, stream: int, run: Callable[[int], None], *, on_error: bool) -> None:
     opened = context.usable()
+    callbacks_of(opened.transport).launch(PendingCallback(context, opened.serial, stream, marked(run), on_error))
+
+
+def marked(run: Callable[[int], None]) -> Callable[[int], None]:
+    """Return what runs a host function and, while it does, refuses CUDA calls in its thread."""
     process.calls_back = True
     invalidate()
 
-    def marked(status: int) -> None:
+    def call(status: int) -> None:
         this_thread.in_host_function = True
         try:
             run(status)
         finally:
             this_thread.in_host_function = False
 
-    _callbacks_of(opened.transport).launch(PendingCallback(context, opened.serial, stream, marked, on_error))
+    return call
 
 
-def _callbacks_of(transport: Transport) -> HostCallbacks:
+def callbacks_of(transport: Transport) -> HostCallbacks:
+    """Return the host functions of a command stream."""
     with _making:
         callbacks = transport.host_callbacks
         if not isinstance(callbacks, HostCallbacks):

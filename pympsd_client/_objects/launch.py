@@ -6,13 +6,14 @@ import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_COOPERATIVE
 from pympsd_client._arguments.errors import DONE, CudaError, failed, invalid_handle, invalid_value
 from pympsd_client._arguments.kernel_parameters import code_of, flat, raw_packer, record_bytes, typed_packer
 from pympsd_client._arguments.numbers import number, unsigned
-from pympsd_client._command_stream.launch_cache import fits_plan, launcher
+from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._command_stream.launch_cache import by_pointers, fits_plan, gather, launcher
 from pympsd_client._command_stream.operations import LAUNCH_BYTES, LAUNCH_OPCODE, SEQUENCE_AT
+from pympsd_client._objects.code.library import function_of, kernels
 from pympsd_client._objects.context import current
 from pympsd_client._objects.module import Function, functions
 from pympsd_client._objects.occupancy import check_cooperative
@@ -26,23 +27,29 @@ if TYPE_CHECKING:
 _REMEMBERED: Final = 256
 """Shapes remembered for a function: more are checked anew."""
 _RAW: Final = ("raw",)
+_known: Final = functions.get
 
 
 def launch(
-    function: Function, shape: tuple[int, ...], stream: Any, parameters: Any, extra: Any, cooperative: bool = False
+    handle: int, shape: tuple[int, ...], stream: Any, parameters: Any, extra: Any, cooperative: bool = False
 ) -> None:
     """Send a launch; ``shape`` is grid x, y, z, block x, y, z and dynamic shared bytes. Raise CudaError.
 
+    A kernel of a library is launched in the context of the stream, the current one for the special streams.
     ``cooperative``: all its blocks are to be resident at once.
     """
     cache = launcher()
     epoch = 0 if cache is None else cache.epoch  # what is found from here on holds until plans are invalidated
+    function = _known(handle)
+    if function is None:
+        function = function_of(handle, resolve(number(stream))[0] if handle in kernels else None)
     context = function.context
     opened = context.usable()
-    if context is not current():
+    if context is not current() and function.handle == handle:
         raise invalid_handle(f"{function.layout.name} was loaded in another context than the current one")
+    context.pulse(opened, cache is not None and cache.wants_pulse)
     if shape not in function.checked:
-        shape = _checked(function, shape)
+        shape = checked_shape(function, shape)
     if cooperative:
         check_cooperative(function, tuple(map(int, shape)))
     named = its_stream = 0
@@ -61,12 +68,13 @@ def launch(
     record = _record(function, fields, parameters, extra)
     transport.post(record)
     if cache is not None and cache.wants_plan and not cooperative and named != PER_THREAD:
-        _add_plan(cache, epoch, function, shape, named, parameters, transport, record)
+        _add_plan(cache, epoch, handle, function, shape, named, parameters, transport, record)
 
 
 def _add_plan(
     cache: Launcher,
     epoch: int,
+    handle: int,
     function: Function,
     shape: tuple[int, ...],
     stream: int,
@@ -76,18 +84,26 @@ def _add_plan(
 ) -> None:
     """Add a plan for launches like one that was sent, if it can have one."""
     writer = transport.writer
-    if writer is None or process.calls_back or type(parameters) is not tuple or not fits_plan(parameters, record):
+    is_plain = type(parameters) in (tuple, int) and intercepted.by is None
+    if writer is None or process.calls_back or not is_plain:
         return
+    layout = function.layout.parameters
     # The kernel was looked up before the epoch was read: it may have been unloaded between.
-    types = parameters[1]
-    if types not in function.packers or functions.get(function.handle) is not function:
+    if not fits_plan(parameters, len(layout), record) or functions.get(function.handle) is not function:
         return
-    values = tuple(
-        (LAUNCH_BYTES + offset, code_of(ctype))
-        for ctype, (offset, _) in zip(types, function.layout.parameters, strict=True)
-    )
+    values: tuple[tuple[int, str] | tuple[int, str, int], ...]
+    if type(parameters) is int:
+        types = by_pointers()
+        values = tuple((LAUNCH_BYTES + offset, "p", size) for offset, size in layout)
+    else:
+        types = parameters[1]
+        if types not in function.packers:
+            return
+        values = tuple(
+            (LAUNCH_BYTES + offset, code_of(ctype)) for ctype, (offset, _) in zip(types, layout, strict=True)
+        )
     cache.add_plan(
-        epoch, function.handle, stream, tuple(map(int, shape)), types, function.context,
+        epoch, handle, stream, tuple(map(int, shape)), types, function.context,
         transport.sequence, partial(_ring_bell, transport), writer, record, SEQUENCE_AT, values,
     )  # fmt: skip
 
@@ -114,7 +130,8 @@ def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra:
     raw = function.packers.get(_RAW)
     if raw is None:
         raw = function.packers[_RAW] = raw_packer(function.layout)
-    return raw(*fields, flat(function.layout, parameters, extra))
+    gathered = gather(parameters, function.layout) if type(parameters) is int and not extra else None
+    return raw(*fields, flat(function.layout, parameters, extra) if gathered is None else gathered)
 
 
 def _remember(function: Function, types: Any) -> Any:
@@ -126,7 +143,7 @@ def _remember(function: Function, types: Any) -> Any:
     return packer
 
 
-def _checked(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
+def checked_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return a shape as plain ints once it is within the limits of device and function; raise CudaError."""
     shape = tuple(unsigned(size, 32) for size in shape)
     _check_dimensions(function, shape)
@@ -155,9 +172,7 @@ def _check_resources(function: Function, shape: tuple[int, ...]) -> None:
         raise invalid_value(f"{threads} threads a block; this device takes {facts['MAX_THREADS_PER_BLOCK']}")
     most = function.attributes.get("MAX_THREADS_PER_BLOCK", threads)
     if threads > most:
-        raise CudaError(
-            Result.ERROR_LAUNCH_OUT_OF_RESOURCES, f"{threads} threads a block; {name} was built for at most {most}"
-        )
+        raise invalid_value(f"{threads} threads a block; {name} was built for at most {most}")
     allowed = function.attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", shape[6])
     if shape[6] > allowed:
         raise invalid_value(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from threading import Lock
 from typing import Final
 
-from attrs import frozen
+from attrs import define
 
 from pympsd.vocabulary.device_facts import ordinal_of
 from pympsd.vocabulary.results import Result
+from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context, context_on, current
-from pympsd_client._objects.handle_table import HandleTable
+from pympsd_client._objects.handle_table import HandleTable, next_buffer_id
+from pympsd_client._objects.managed.page_states import PageStates
 from pympsd_client._objects.module import modules
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import synchronize
@@ -21,15 +25,87 @@ _PITCH_ALIGNMENT: Final = 512
 """Of rows that cuMemAllocPitch gives, as on devices of compute capability 2.0 and later."""
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Allocation:
-    """An allocation by its address, with the context that made it."""
+    """An allocation of ``size`` bytes by its address, with the context that made it."""
 
     handle: int
     context: Context
+    size: int
+    synchronous: bool = False
+    """Whether copies and fills of it return when they are done (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)."""
+    is_managed: bool = False
+    is_host: bool = False
+    """Whether it is page-locked host memory."""
+    states: PageStates | None = None
+    """Those of the pages of managed memory, once one has changed."""
+    _buffer_id: int = 0
+
+    def free(self) -> None:
+        """Free it once the context's work so far is done; return then. Raise CudaError."""
+        self.context.call(operations.FREE, self.handle)
+
+    def free_in_order(self, context: Context, stream: int) -> None:
+        """Free it when a stream has reached this point; return at once. Raise CudaError."""
+        opened = self.context.usable()
+        transport = opened.transport
+        transport.post(operations.FREE.record(opened.serial, transport.sequence(), self.handle, flags=FLAG_QUIET))
+
+    @property
+    def buffer_id(self) -> int:
+        """An id that no other memory of this process has or had."""
+        if not self._buffer_id:
+            self._buffer_id = next_buffer_id()
+        return self._buffer_id
 
 
-allocations: Final[HandleTable[Allocation]] = HandleTable("allocation", "freed, or never made")
+class Allocations(HandleTable[Allocation]):
+    """The allocations by address."""
+
+    def __init__(self) -> None:
+        super().__init__("allocation", "freed, or never made")
+        self._ordering: Final = Lock()
+        self._ordered: list[int] = []
+        self._changed = False
+        self.any_synchronous = False
+        """Whether an allocation was ever made synchronous."""
+        self.any_shared = False
+        """Whether there was ever an allocation that the program reaches by its address."""
+
+    def add(self, owned: Allocation) -> Allocation:
+        """Enter an allocation and return it."""
+        self._objects[owned.handle] = owned
+        self._changed = True  # last: who orders them at this moment does it again
+        return owned
+
+    def put_back(self, owned: Allocation) -> None:
+        """Enter an allocation again whose freeing has failed."""
+        super().put_back(owned)
+        self._changed = True
+
+    def containing(self, address: int) -> Allocation | None:
+        """Return the allocation that an address lies in, or None."""
+        with self._ordering:
+            if self._changed or len(self._ordered) > 2 * len(self._objects):
+                self._changed = False
+                self._ordered = sorted(self._objects)
+            at = bisect_right(self._ordered, address)
+            found = self._objects.get(self._ordered[at - 1]) if at else None
+        return found if found is not None and address < found.handle + found.size else None
+
+    def is_shared(self, address: int) -> bool:
+        """Return whether the program reaches an address, too, because it is managed or host memory."""
+        found = self.containing(address) if self.any_shared else None
+        return found is not None and (found.is_managed or found.is_host)
+
+    def is_synchronous(self, *addresses: int) -> bool:
+        """Return whether one of these addresses lies in an allocation that is synchronous."""
+        if not self.any_synchronous:
+            return False
+        return any(one is not None and one.synchronous for one in map(self.containing, addresses))
+
+
+allocations: Final = Allocations()
 
 
 def allocate(count: int) -> int:
@@ -39,7 +115,7 @@ def allocate(count: int) -> int:
     if count == 0:
         raise invalid_value("an allocation has at least 1 byte")
     (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, count))
-    return allocations.add(Allocation(int(address), context)).handle
+    return allocations.add(Allocation(int(address), context, count)).handle
 
 
 def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, int]:
@@ -65,7 +141,7 @@ def free(address: int) -> None:
             raise invalid_value(f"{address:#x} is not the start of an allocation of this process")
         return
     try:
-        allocation.context.call(operations.FREE, address)
+        allocation.free()
     except BaseException:
         allocations.put_back(allocation)
         raise
@@ -85,16 +161,22 @@ def ordinal_at(address: int) -> int:
     ordinal = ordinal_of(address)
     if all(device.ordinal != ordinal for device in process.require().devices):
         for module in modules.all():
-            if module.holds(address):
+            if module.variable_at(address) is not None:
                 return module.context.device.ordinal
     return ordinal
+
+
+def is_on_a_device(address: int) -> bool:
+    """Whether an address is in the window of a visible device, or is a module's variable."""
+    ordinal = ordinal_at(address)
+    return any(device.ordinal == ordinal for device in process.require().devices)
 
 
 def owner(address: int) -> Context:
     """Return a context on the device that an address belongs to; INVALID_VALUE when it is on none."""
     current().usable()
     ordinal = ordinal_at(address)
-    if all(device.ordinal != ordinal for device in process.require().devices):
+    if not is_on_a_device(address):
         raise invalid_value(f"{address:#x} is no address of a visible device (a host pointer, perhaps)")
     context = context_on(ordinal)
     context.usable()
@@ -119,6 +201,12 @@ def fill(
 
     Rows begin ``pitch`` bytes apart.
     """
+    pitch = check_fill(destination, width, count, pitch, height)
+    context.post(operations.FILL, stream, destination, value, width, count, pitch, height)
+
+
+def check_fill(destination: int, width: int, count: int, pitch: int, height: int) -> int:
+    """Return the pitch, 0 for one row; INVALID_VALUE unless address and pitch suit the elements."""
     if destination % width:
         raise invalid_value(f"{destination:#x} is not aligned to the element's {width} bytes")
     if height == 1:
@@ -129,4 +217,4 @@ def fill(
         )
     elif destination + pitch * height > 1 << 64:
         raise invalid_value(f"{height} rows {pitch} bytes apart do not end within the address space")
-    context.post(operations.FILL, stream, destination, value, width, count, pitch, height)
+    return pitch

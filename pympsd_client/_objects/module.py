@@ -15,12 +15,25 @@ from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.kernel_parameters import Packer
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.launch_cache import invalidate
+from pympsd_client._connect.connection import Device
 from pympsd_client._objects.context import Context, current
 from pympsd_client._objects.copies import upload
 from pympsd_client._objects.handle_table import HandleTable
 
 _ATTRIBUTES: Final = {value: name for name, value in members("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_").items()}
 _DYNAMIC_LIMIT: Final = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
+_PRINTING: Final = b"vprintf"
+"""What an image names whose kernels print."""
+_MOST: Final = (1 << 31) - 1
+_SETTABLE: Final = {
+    "PREFERRED_SHARED_MEMORY_CARVEOUT": (-1, 100),
+    "REQUIRED_CLUSTER_WIDTH": (0, _MOST),
+    "REQUIRED_CLUSTER_HEIGHT": (0, _MOST),
+    "REQUIRED_CLUSTER_DEPTH": (0, _MOST),
+    "NON_PORTABLE_CLUSTER_SIZE_ALLOWED": (-_MOST - 1, _MOST),
+    "CLUSTER_SCHEDULING_POLICY_PREFERENCE": (0, 2),
+}
+"""The other attributes that can be set, and their least and greatest values, as recorded with an H200."""
 _ELF: Final = b"\x7fELF"
 _FAT_BINARY: Final = (0xBA55ED50).to_bytes(4, "little")
 _FAT_WRAPPER: Final = (0x466243B1).to_bytes(4, "little")
@@ -32,6 +45,9 @@ class Module:
     def __init__(self, handle: int, context: Context, layout: ModuleLayout) -> None:
         self.handle: Final = handle
         self.context: Final = context
+        self.layout: Final = layout
+        self.library = 0
+        """The handle of the library that it is loaded for; 0: none."""
         self._functions: Final[dict[str, Function]] = {
             one.name: Function(self, index, one) for index, one in enumerate(layout.functions)
         }
@@ -45,6 +61,11 @@ class Module:
             raise _not_found("kernel", name, self._functions)
         return functions.add(found)
 
+    def all_functions(self) -> tuple[Function, ...]:
+        """Return its kernels in the order of the image."""
+        self.context.usable()
+        return tuple(map(functions.add, self._functions.values()))
+
     def variable(self, name: str) -> GlobalLayout:
         """Return a variable by name; raise NOT_FOUND."""
         self.context.usable()
@@ -53,9 +74,12 @@ class Module:
             raise _not_found("variable", name, self._globals)
         return found
 
-    def holds(self, address: int) -> bool:
-        """Whether an address lies in one of its variables."""
-        return any(one.address <= address < one.address + one.size for one in self._globals.values())
+    def variable_at(self, address: int) -> GlobalLayout | None:
+        """Return the variable that an address lies in, or None."""
+        for one in self._globals.values():
+            if one.address <= address < one.address + one.size:
+                return one
+        return None
 
     def unload(self) -> None:
         """Free it once its running kernels have ended; its handles are invalid from now on."""
@@ -85,31 +109,46 @@ class Function:
     def attribute(self, number_of_it: int) -> int:
         """Return an attribute's value; INVALID_VALUE for one that does not exist or is not known here."""
         self.context.usable()
-        name = _ATTRIBUTES.get(number_of_it, "")
+        name = attribute_name(number_of_it)
         if name not in self.attributes:
-            raise invalid_value(f"function attribute {name or number_of_it} is not known of {self.layout.name}")
+            raise invalid_value(f"function attribute {name} is not known of {self.layout.name}")
         return self.attributes[name]
 
     def set_attribute(self, number_of_it: int, value: int) -> None:
         """Change MAX_DYNAMIC_SHARED_SIZE_BYTES (bytes); hints are accepted; INVALID_VALUE otherwise."""
         self.context.usable()
-        name = _ATTRIBUTES.get(number_of_it, "")
-        if name == "PREFERRED_SHARED_MEMORY_CARVEOUT" and -1 <= value <= 100:
-            return
-        if name != _DYNAMIC_LIMIT:
-            raise invalid_value(f"function attribute {name or number_of_it} cannot be set to {value}")
-        allowed = self._most_dynamic()
-        if not 0 <= value <= allowed:
-            raise invalid_value(f"{_DYNAMIC_LIMIT} of {self.layout.name} is 0 to {allowed} bytes here, not {value}")
-        if value != self.attributes.get(_DYNAMIC_LIMIT):
-            self.attributes[_DYNAMIC_LIMIT] = value
+        name = attribute_name(number_of_it)
+        check_attribute(self.layout, self.context.device, name, value)
+        self.have_attribute(name, value)
+
+    def have_attribute(self, name: str, value: int) -> None:
+        """Change an attribute whose value was checked."""
+        if value != self.attributes.get(name):
+            self.attributes[name] = value
             self.checked.clear()
             invalidate()
 
-    def _most_dynamic(self) -> int:
-        facts = self.context.device.facts.attributes
+
+def attribute_name(number_of_it: int) -> str:
+    """Return the name of a CUfunction_attribute without its prefix; INVALID_VALUE for one that does not exist."""
+    name = _ATTRIBUTES.get(number_of_it, "MAX")
+    if name == "MAX":
+        raise invalid_value(f"there is no function attribute {number_of_it}")
+    return name
+
+
+def check_attribute(layout: FunctionLayout, device: Device, name: str, value: int) -> None:
+    """Raise INVALID_VALUE unless an attribute of a kernel can have this value on a device."""
+    if name == _DYNAMIC_LIMIT:
+        facts = device.facts.attributes
         most = facts.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", facts.get("MAX_SHARED_MEMORY_PER_BLOCK", 0))
-        return most - self.attributes.get("SHARED_SIZE_BYTES", 0)
+        allowed = most - layout.attributes.get("SHARED_SIZE_BYTES", 0)
+        if not 0 <= value <= allowed:
+            raise invalid_value(f"{name} of {layout.name} is 0 to {allowed} bytes here, not {value}")
+        return
+    least, most = _SETTABLE.get(name, (1, 0))
+    if not least <= value <= most:
+        raise invalid_value(f"function attribute {name} cannot be set to {value}")
 
 
 modules: Final[HandleTable[Module]] = HandleTable("module", "unloaded, or never loaded", Kind.MODULE)
@@ -121,9 +160,9 @@ def _not_found(kind: str, name: str, known: dict[str, Any]) -> CudaError:
     return CudaError(Result.ERROR_NOT_FOUND, f"the module has no {kind} {name!r}; it has {has}")
 
 
-def load(image: bytes) -> Module:
-    """Load an image into the current context; raise CudaError, whose reason is the compiler's log."""
-    context = current()
+def load(image: bytes, context: Context | None = None) -> Module:
+    """Load an image into a context (None: the current one); raise CudaError, whose reason is the compiler's log."""
+    context = context or current()
     handle = context.mint()
     if not image:
         raise CudaError(Result.ERROR_INVALID_IMAGE, "the image is empty")
@@ -133,27 +172,27 @@ def load(image: bytes) -> Module:
         layout = ModuleLayout.decode(answer)
     except RemoteError as error:
         raise lost(f"the executor sent {error}") from None
+    context.prints |= _PRINTING in image
     return modules.add(Module(handle, context, layout))
 
 
-def load_file(path: bytes) -> Module:
-    """Load a file's image; FILE_NOT_FOUND when it cannot be read."""
-    current().usable()
+def image_of(path: bytes) -> bytes:
+    """Return the contents of a file; FILE_NOT_FOUND when it cannot be read."""
     try:
         with open(path, "rb") as file:
-            image = file.read()
+            return file.read()
     except OSError as error:
         reason = f"{path.decode('utf-8', 'replace')}: {error.strerror}"
         raise CudaError(Result.ERROR_FILE_NOT_FOUND, reason) from None
-    return load(image)
 
 
 def image_at(memory: HostMemory) -> bytes:
     """Return the image at a pointer or in a buffer: text up to its NUL, binaries by the size in their header."""
     memory.check(0, to_be_written=False)
     head = ctypes.string_at(memory.address, 4 if memory.size is None else min(4, memory.size))
-    if head == _FAT_WRAPPER:
-        raise CudaError(Result.ERROR_INVALID_IMAGE, "a fat binary's wrapper is no image; pass what it points to")
+    if head == _FAT_WRAPPER:  # magic (4 bytes), version (4), pointer to the fatbin (fatbinary.h)
+        memory.check(16, to_be_written=False)
+        return image_at(HostMemory(ctypes.c_uint64.from_address(memory.address + 8).value))
     binary = head in (_ELF, _FAT_BINARY)
     if memory.size is not None:
         data = ctypes.string_at(memory.address, memory.size)

@@ -9,9 +9,18 @@ import ctypes
 from collections.abc import Callable
 from typing import Final
 
-from pympsd.vocabulary.occupancy import REGISTERS_OF_A_WARP, WARP_THREADS, blocks_per_multiprocessor
+from pympsd.vocabulary.occupancy import (
+    LARGEST_CLUSTER,
+    PORTABLE_CLUSTER,
+    REGISTERS_OF_A_WARP,
+    WARP_THREADS,
+    available_shared_bytes,
+    blocks_per_multiprocessor,
+)
+from pympsd.vocabulary.occupancy import active_clusters as clusters
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.structs import LaunchConfig
 from pympsd_client._objects.module import Function
 
 _TO_DYNAMIC_BYTES: Final = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)
@@ -29,6 +38,52 @@ def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
         return 0
     shared_bytes = attributes.get("SHARED_SIZE_BYTES", 0) + dynamic_bytes
     return blocks_per_multiprocessor(facts, threads, shared_bytes, attributes.get(REGISTERS_OF_A_WARP, 0))
+
+
+def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> int:
+    """Return the dynamic shared bytes of each of so many blocks on one multiprocessor; INVALID_VALUE if too many."""
+    if blocks < 1 or not 1 <= blocks <= active_blocks(function, threads, 0):
+        raise invalid_value(f"no multiprocessor holds {blocks} blocks of {threads} threads of {function.layout.name}")
+    attributes = function.attributes
+    room = available_shared_bytes(function.context.device.facts.attributes, blocks)
+    static = attributes.get("SHARED_SIZE_BYTES", 0)
+    return max(0, min(room - static, attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", room)))
+
+
+def largest_cluster(function: Function, config: LaunchConfig) -> int:
+    """Return the most blocks of a launch in one cluster; NOT_SUPPORTED, INVALID_CLUSTER_SIZE if not one is active."""
+    sizes = [LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER]
+    while sizes[-1] > 1:
+        sizes.append(sizes[-1] // 2)
+    found = next((size for size in sizes if _clusters(function, config, size)), None)
+    if found is None:
+        raise _bad_cluster("no cluster of these blocks fits the device")
+    return found
+
+
+def active_clusters(function: Function, config: LaunchConfig) -> int:
+    """Return the number of clusters of a launch that can be active at once; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
+    x, y, z = config.cluster
+    size = x * y * z
+    most = LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER
+    if not 1 <= size <= most:
+        raise _bad_cluster(f"a cluster has 1 to {most} blocks here, not {size}")
+    if any(count % its for count, its in zip(config.grid, config.cluster, strict=True)):
+        raise _bad_cluster(f"a grid of {config.grid} blocks is not made of clusters of {config.cluster}")
+    return _clusters(function, config, size)
+
+
+def _clusters(function: Function, config: LaunchConfig, size: int) -> int:
+    facts = function.context.device.facts
+    if facts.compute_capability < (9, 0):
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{facts.name} has no clusters of blocks")
+    x, y, z = config.block
+    blocks = active_blocks(function, x * y * z, config.shared_bytes)
+    return clusters(function.context.usable().multiprocessors, blocks, size)
+
+
+def _bad_cluster(reason: str) -> CudaError:
+    return CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, reason)
 
 
 def best_block(function: Function, dynamic_bytes: Callable[[int], int], most: int) -> tuple[int, int]:

@@ -16,15 +16,16 @@ from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
-from pympsd.vocabulary.device_facts import PINNED_BASE, PINNED_END
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._objects.handle_table import next_buffer_id
 from pympsd_client._objects.shared_pinned_memory import SharedPages
 
 if TYPE_CHECKING:
     from pympsd_client._command_stream.transport import Transport
+    from pympsd_client._objects.context import Context
 
 SHARED_MEMORY: Final = "/dev/shm"
 PORTABLE: Final = 1
@@ -47,6 +48,15 @@ class Region:
     size: int
     flags: int
     pages: SharedPages | None
+    context: Context | None = None
+    """The context that was current, for the attributes of its address."""
+    buffer_id: int = field(factory=next_buffer_id, init=False)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether kernels of the context it was allocated in reach it, by the same address."""
+        device = None if self.pages is None or self.context is None else self.context.device
+        return device is not None and bool(device.facts.attributes.get("CAN_MAP_HOST_MEMORY"))
 
     @property
     def charged(self) -> int:
@@ -62,11 +72,18 @@ class Pinned:
         self._regions: Final[dict[int, Region]] = {}
         self._coming = 0
         """Bytes of allocations in progress."""
-        self._shared: tuple[tuple[int, Region], ...] = ()
-        """Those shared with an executor, by address; replaced whole, because copies read it without the lock."""
+        self._shared: tuple[tuple[int, ...], tuple[Region, ...]] = ((), ())
+        """The starts of those shared with an executor; replaced whole, because copies read it without the lock."""
         self._changing: Final = Lock()
 
-    def allocate(self, size: int, flags: int, bounded: bool, make: Callable[[int], SharedPages]) -> int:
+    def allocate(
+        self,
+        size: int,
+        flags: int,
+        bounded: bool,
+        make: Callable[[int], SharedPages],
+        context: Context | None = None,
+    ) -> int:
         """Return the address of ``size`` new bytes, zero and page-aligned; ``bounded``: by the size of /dev/shm.
 
         ``make`` makes them: it gets the size, and raises CudaError.
@@ -82,7 +99,7 @@ class Pinned:
         try:
             pages = make(size)
             with self._changing:
-                self._enter(Region(pages.address, size, flags, pages))
+                self._enter(Region(pages.address, size, flags, pages, context))
         finally:
             with self._changing:
                 self._coming -= charged
@@ -93,11 +110,9 @@ class Pinned:
         self._order_shared()
 
     def _order_shared(self) -> None:
-        self._shared = tuple(
-            (address, self._regions[address])
-            for address in sorted(self._regions)
-            if self._regions[address].pages is not None
-        )
+        shared = [each for each in self._regions.values() if each.pages is not None]
+        shared.sort(key=lambda region: region.address)
+        self._shared = tuple(each.address for each in shared), tuple(shared)
 
     def free(self, address: int) -> None:
         """Free an allocation; INVALID_VALUE unless one starts at ``address``. No effect for address 0."""
@@ -116,13 +131,11 @@ class Pinned:
 
         Raise CudaError INVALID_VALUE if they begin in such memory but do not end in it.
         """
-        if not PINNED_BASE <= address < PINNED_END:
-            return False
-        shared = self._shared
-        at = bisect_right(shared, address, key=_start) - 1
+        starts, regions = self._shared
+        at = bisect_right(starts, address) - 1
         if at < 0:
             return False
-        region = shared[at][1]
+        region = regions[at]
         if region.pages is None or address >= region.address + region.size:
             return False
         if address + count > region.address + region.size:
@@ -132,7 +145,7 @@ class Pinned:
             )
         return region.pages.transport is transport
 
-    def register(self, address: int, size: int, flags: int, bounded: bool) -> None:
+    def register(self, address: int, size: int, flags: int, bounded: bool, context: Context | None = None) -> None:
         """Count the caller's own memory as page-locked; the caller frees it after unregistering it."""
         if address == 0 or size == 0:
             raise invalid_value("cuMemHostRegister takes an address and at least 1 byte")
@@ -143,6 +156,13 @@ class Pinned:
                 Result.ERROR_NOT_SUPPORTED,
                 "CU_MEMHOSTREGISTER_IOMEMORY and CU_MEMHOSTREGISTER_READ_ONLY are not supported; copy such memory as "
                 "it is, without registering it",
+            )
+        if flags & DEVICE_MAP:
+            raise CudaError(
+                Result.ERROR_NOT_SUPPORTED,
+                "CU_MEMHOSTREGISTER_DEVICEMAP is not supported: kernels do not reach memory of the program that it "
+                "registers (device attribute CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0). Allocate it with "
+                "cuMemHostAlloc, which they reach, or leave the flag out and copy",
             )
         start, length = _whole_pages(address, size)
         # It changes nothing, and fails if a page is not mapped.
@@ -156,18 +176,27 @@ class Pinned:
                         f"the {other.size} bytes at {other.address:#x} are page-locked already",
                     )
             self._check_bound(length, bounded)
-            self._regions[address] = Region(address, size, flags, None)
+            self._regions[address] = Region(address, size, flags, None, context)
 
     def unregister(self, address: int) -> None:
-        """Undo a registration; HOST_MEMORY_NOT_REGISTERED for anything else."""
+        """Undo a registration; INVALID_VALUE within one, HOST_MEMORY_NOT_REGISTERED for anything else."""
         with self._changing:
             region = self._regions.get(address)
             if region is None or region.pages is not None:
+                around = self.region_at(address)
+                if around is not None and around.pages is None:
+                    raise invalid_value(f"{address:#x} is within what was registered at {around.address:#x}")
                 raise CudaError(
                     Result.ERROR_HOST_MEMORY_NOT_REGISTERED,
                     f"{address:#x} is not what cuMemHostRegister was called with",
                 )
             del self._regions[address]
+
+    def holds(self, address: int) -> bool:
+        """Return whether an address is in memory that is shared with an executor."""
+        starts, regions = self._shared
+        at = bisect_right(starts, address) - 1
+        return at >= 0 and address < starts[at] + regions[at].size
 
     def region_at(self, address: int) -> Region | None:
         """Return the region that contains an address, or None."""
@@ -194,10 +223,6 @@ class Pinned:
         except OSError:  # no shared memory: nothing fits
             return 0
         return found.f_blocks * found.f_frsize
-
-
-def _start(entry: tuple[int, Region]) -> int:
-    return entry[0]
 
 
 def _whole_pages(address: int, size: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import atexit
 import os
 import time
 import warnings
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, Final
 
@@ -36,8 +37,12 @@ class Process:
     def __init__(self) -> None:
         self.native: Any = None
         """The module cuda.bindings.driver if the program runs natively: every call then goes to it."""
+        self.when_native: list[Callable[[], None]] = []
+        """Called when it turns out that the program runs natively."""
         self.connection: Connection | None = None
         self.forked = False
+        self.ended = False
+        """Whether the process is at its end, and the connection closed."""
         self.calls_back = False
         """Whether this process has launched a host function, in which CUDA calls are not permitted."""
         self._starting = Lock()
@@ -45,7 +50,7 @@ class Process:
 
     def initialize(self, flags: int) -> None:
         """Initialize as cuInit does, once; raise CudaError. Other threads wait until it is done."""
-        self._refuse_forked()
+        self._refuse_ended()
         if flags != 0:
             raise invalid_value(f"cuInit takes no flags: 0, not {flags}")
         with self._starting:
@@ -75,6 +80,8 @@ class Process:
         if way is Way.REFUSE:
             raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, refusal(answer))
         if way is Way.NATIVE:
+            for call in self.when_native:
+                call()
             self.native = bindings
             return
         self._connected(PrivateExecutors(environment))
@@ -88,13 +95,15 @@ class Process:
     def require(self) -> Connection:
         """Return the connection; raise NOT_INITIALIZED before cuInit and after fork."""
         if self.connection is None:
-            self._refuse_forked()
+            self._refuse_ended()
             raise CudaError(Result.ERROR_NOT_INITIALIZED, "call cuInit(0) first: it has not been called, or failed")
         return self.connection
 
-    def _refuse_forked(self) -> None:
+    def _refuse_ended(self) -> None:
         if self.forked:
             raise _forked()
+        if self.ended:
+            raise _deinitialized()
 
     def device(self, index: int) -> Device:
         """Return a visible device by its number; raise INVALID_DEVICE, or the error of a server that has gone."""
@@ -121,14 +130,18 @@ class Process:
         invalidate()
         connection, self.connection = self.connection, None
         for context in contexts.values():
-            context.after_fork(_forked())
+            context.end(_forked())
         if connection is not None:
             connection.abandon()
 
     def at_exit(self) -> None:
-        """Close the connection in order."""
-        connection = self.connection
+        """Close the connection in order; every later call fails with DEINITIALIZED."""
+        connection, self.connection = self.connection, None
         if connection is not None:
+            self.ended = True
+            invalidate()
+            for context in tuple(contexts.values()):
+                context.end(_deinitialized())
             connection.close()
 
 
@@ -171,6 +184,10 @@ class Primary:
         with self._changing:
             if self.context is not None:
                 self.context.close(connection)
+
+
+def _deinitialized() -> CudaError:
+    return CudaError(Result.ERROR_DEINITIALIZED, "the process is exiting, and what it had on the devices is freed")
 
 
 def _forked() -> CudaError:

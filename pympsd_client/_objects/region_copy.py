@@ -10,7 +10,9 @@ from typing import Final
 from attrs import evolve, frozen
 
 from pympsd.wire.records import Space
+from pympsd_client._arguments.structs import Copy3D, copy_side
 from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.copies import Piece, Recorder, by_the_device, fetch_pieces, send_pieces
 from pympsd_client._objects.memory import ordinal_at, owner, place
@@ -102,10 +104,22 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
         # Elsewhere than in the caller's stream nothing would wait for it.
         waits = wait or at is not context
         by_the_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=waits)
+    elif (by := intercepted.by) is not None and by.takes_copy(
+        at, at_stream, partial(_described, destination, source, extent)
+    ):
+        return
     elif destination.is_host:
         _to_host(at, at_stream, destination, source, extent)
     else:
         _to_device(at, at_stream, destination, source, extent, wait)
+
+
+def _described(destination: Region, source: Region, extent: Extent) -> Copy3D:
+    to, start = (
+        copy_side(one.is_host, one.address, one.pitch, one.slice_pitch // one.pitch if one.pitch else 0)
+        for one in (destination, source)
+    )
+    return Copy3D(to, start, *extent.operands)
 
 
 def _to_device(context: Context, stream: int, device: Region, host: Region, extent: Extent, wait: bool) -> None:

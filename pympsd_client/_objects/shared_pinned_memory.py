@@ -14,6 +14,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.operations import Operation
 from pympsd_client._command_stream.received_fds import NO_ROOM, ReceivedFds
 from pympsd_client._command_stream.staging_memory import map_at, unmap
 
@@ -43,22 +44,13 @@ class SharedPages:
 
 def share(context: Context, size: int) -> SharedPages:
     """Return ``size`` new zeroed bytes shared with the executor of a context; raise CudaError."""
-    opened = context.usable()
-    transport = opened.transport
-    fds = _descriptors_of(transport, opened.serial)
-    for body in fds.decline():
-        _free(transport, *_ADDRESS.unpack_from(body))
-    sequence = transport.sequence()
-    record = operations.ALLOCATE_PINNED.record(opened.serial, sequence, size)
-    with fds.wanted(sequence):
-        (address,) = _ADDRESS.unpack_from(context.judge(opened, transport.call(sequence, record)))
-        fd = fds.take(sequence)
+    transport = context.usable().transport
+    answer, fd = call_for_descriptor(context, operations.ALLOCATE_PINNED, size)
+    (address,) = _ADDRESS.unpack_from(answer)
     try:
         if fd is None:
             raise lost("the executor gave page-locked memory and sent no descriptor of it")
-        if fd == NO_ROOM:
-            raise CudaError(Result.ERROR_OPERATING_SYSTEM, f"this process is out of file descriptors: {ADVICE}")
-        map_at(fd, address, size)
+        map_at(checked(fd), address, size)
     except OSError as error:
         _free(transport, address)
         raise _not_mapped(size, address, error) from None
@@ -66,6 +58,31 @@ def share(context: Context, size: int) -> SharedPages:
         _free(transport, address)
         raise
     return SharedPages(address, size, transport)
+
+
+def call_for_descriptor(context: Context, operation: Operation, *operands: int) -> tuple[bytes, int | None]:
+    """Send a record, wait for its answer; return the operands and the descriptor that came with it, or None.
+
+    Raise CudaError. The caller closes the descriptor, after `checked`.
+    """
+    opened = context.usable()
+    transport = opened.transport
+    fds = _descriptors_of(transport, opened.serial)
+    for body in fds.decline():
+        if body:  # page-locked memory; what else is exported stays its owner's
+            _free(transport, *_ADDRESS.unpack_from(body))
+    sequence = transport.sequence()
+    record = operation.record(opened.serial, sequence, *operands)
+    with fds.wanted(sequence):
+        answer = context.judge(opened, transport.call(sequence, record))
+        return answer, fds.take(sequence)
+
+
+def checked(fd: int) -> int:
+    """Return a descriptor that came; OPERATING_SYSTEM if this process had no room for it."""
+    if fd == NO_ROOM:
+        raise CudaError(Result.ERROR_OPERATING_SYSTEM, f"this process is out of file descriptors: {ADVICE}")
+    return fd
 
 
 def _descriptors_of(transport: Transport, serial: int) -> ReceivedFds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from attrs import frozen
@@ -11,7 +12,7 @@ from pympsd.wire.records import STREAM_LEGACY, Kind
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.context import Context, current, waiting
 from pympsd_client._objects.handle_table import HandleTable
 from pympsd_client._objects.thread_local import this_thread
 
@@ -31,6 +32,8 @@ class Stream:
     priority: int
 
 
+before_destroying: Final[list[Callable[[Context, int], None]]] = []
+"""Called with the context and the handle of a stream that is about to be destroyed."""
 streams: Final[HandleTable[Stream]] = HandleTable("stream", "destroyed, or never created", Kind.STREAM)
 
 
@@ -41,7 +44,10 @@ def create(context: Context, flags: int, priority: int) -> Stream:
     least, greatest = context.usable().stream_priorities
     clamped = max(min(priority, least), greatest)
     while context.ended_threads_streams:
-        context.post(operations.DESTROY_STREAM, context.ended_threads_streams.popleft())
+        ended = context.ended_threads_streams.popleft()
+        for act in before_destroying:
+            act(context, ended)
+        context.post(operations.DESTROY_STREAM, ended)
     handle = context.mint()
     context.post(operations.CREATE_STREAM, handle, flags, clamped)
     return streams.add(Stream(handle, context, flags, clamped))
@@ -50,6 +56,8 @@ def create(context: Context, flags: int, priority: int) -> Stream:
 def destroy(handle: int) -> None:
     """Destroy a stream; what was started in it goes on to its end. INVALID_HANDLE for the special ones."""
     stream = streams.find(handle)
+    for act in before_destroying:
+        act(stream.context, stream.handle)
     try:
         streams.destroy(stream)
     finally:
@@ -83,7 +91,8 @@ def query(handle: int) -> None:
 def synchronize(handle: int) -> None:
     """Wait for all work so far; return the error of earlier asynchronous work, if any."""
     context, stream = resolve(handle)
-    context.call(operations.SYNCHRONIZE_STREAM, stream)
+    with waiting(context, stream):
+        context.call(operations.SYNCHRONIZE_STREAM, stream)
 
 
 def properties(handle: int) -> Stream:

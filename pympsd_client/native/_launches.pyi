@@ -1,8 +1,11 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+BY_POINTERS: Final[tuple[Any, ...]]
 MOST_VALUES: Final[int]
 MOST_BYTES: Final[int]
+
+def gather(address: int, parameters: tuple[tuple[int, int], ...], size: int, /) -> bytes | None: ...
 
 class Writer:
     def __init__(
@@ -14,6 +17,7 @@ class Launcher:
     epoch: Final[int]
     misses: Final[int]
     wants_plan: Final[bool]
+    wants_pulse: Final[bool]
     def __init__(self, slow: Callable[..., tuple[Any, ...]], done: tuple[Any, ...], threads: object, /) -> None: ...
     def cuLaunchKernel(self, *arguments: Any, **keywords: Any) -> tuple[Any, ...]: ...
     def add_plan(
@@ -29,7 +33,7 @@ class Launcher:
         writer: Writer,
         record: bytes,
         sequence_at: int,
-        values: tuple[tuple[int, str], ...],
+        values: tuple[tuple[int, str] | tuple[int, str, int], ...],
         /,
     ) -> bool: ...
     def invalidate(self) -> None: ...

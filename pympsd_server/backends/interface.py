@@ -1,12 +1,9 @@
 """The port between an executor and the backend that runs the work: Device, Context, Module, Stream, Event.
 
-Addresses are device addresses inside the device's own window, sizes are bytes. The executor's worker threads make
-calls concurrently; no call waits for a stream. The end of asynchronous work is reported through a ``Completion``:
-called once, from any thread, with the result of the context up to that point.
-
-Errors are ``BackendError``: a CUresult number and a sentence. Sources: the CUDA driver API, chapters Memory
-Management, Module Management, Execution Control, Stream Management and Event Management. The additional interface for
-a native worker is in `pympsd_server.native.access`.
+Addresses are in the device's own window, sizes are bytes. The executor's worker threads make calls concurrently; no
+call waits for a stream. The end of asynchronous work is reported through a ``Completion``: called once, from any
+thread, with the result of the context so far. Errors are ``BackendError``. Sources: the CUDA driver API, chapters
+Memory, Module, Stream and Event Management, Execution Control. For native workers: `pympsd_server.native.access`.
 """
 
 from __future__ import annotations
@@ -20,6 +17,8 @@ from attrs import frozen
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
+from pympsd_server.backends.capabilities import Capabilities, Limit
+from pympsd_server.backends.virtual_memory import MapsMemory
 
 
 class BackendError(Exception):
@@ -40,28 +39,6 @@ class Outcome:
 
 
 Completion = Callable[[Outcome], None]
-
-
-@frozen
-class Capabilities:
-    """The capabilities of a backend's device, as values: callers never ask which backend or model it is."""
-
-    isolates_address_spaces: bool
-    """Whether clients' memory is isolated from each other's kernels (from calls it always is)."""
-    contains_faults: bool
-    """Whether a fault can be contained to its client; if not, the device's process must be replaced."""
-    stops_kernels: bool
-    """Whether a running kernel can be stopped."""
-    limits_multiprocessors: bool
-    """Whether a context can be limited to some of the device's SMs."""
-    limits_memory: bool
-    """Whether a client can be limited to some of the device's memory."""
-    sees_blocks: bool = True
-    """Whether its traces report the start of blocks."""
-    passes_waiting_kernels: bool = True
-    """Whether a kernel can begin while an earlier one of another stream waits for room."""
-    maps_host_memory: bool = False
-    """Whether kernels can access memory given to ``register_host_memory`` by its address."""
 
 
 class Space(Enum):
@@ -237,16 +214,15 @@ class Module(Protocol):
         """Free it once its running kernels have ended."""
 
 
-class Context(Protocol):
+class Context(MapsMemory, Protocol):
     """One client context: its memory, modules and streams. Destroying it frees all of them."""
 
     def allocate(self, count: int) -> int:
         """Return the address of new memory; BackendError OUT_OF_MEMORY, INVALID_VALUE for 0."""
 
     def free(self, address: int, done: Completion) -> None:
-        """Free memory once the context's work so far is done, as cuMemFree does, then call ``done``.
-
-        BackendError INVALID_VALUE at once if it is not an allocation's start. No effect on a poisoned context.
+        """Free memory once the context's work so far is done, as cuMemFree does, then call ``done``. BackendError
+        INVALID_VALUE at once if it is not an allocation's start. No effect on a poisoned context.
         """
 
     def memory_info(self) -> tuple[int, int]:
@@ -267,6 +243,12 @@ class Context(Protocol):
 
     def notify(self, done: Completion) -> None:
         """Call back when all work so far in all streams is done."""
+
+    def set_limit(self, limit: Limit, count: int) -> None:
+        """Set a limit in bytes. BackendError NOT_SUPPORTED, INVALID_VALUE if it is too late."""
+
+    def take_output(self) -> tuple[bytes, bytes]:
+        """Return, once, what kernels have printed and not been asked for: for standard output, and standard error."""
 
     @property
     def outcome(self) -> Outcome:
@@ -321,12 +303,16 @@ class Device(Protocol):
     def unfinished(self) -> int:
         """The number of destroyed contexts that keep their resources because their kernels still run."""
 
-    def register_host_memory(self, address: int, memory: memoryview) -> Callable[[], None]:
-        """Register pinned host memory for direct access, also by kernels if the device maps it.
+    @property
+    def host_memory_base(self) -> int:
+        """The first address of the 256 GiB in which host memory must lie for kernels to access it; 0: anywhere."""
 
-        ``memory`` is its bytes at ``address``, whole pages, which stay mapped while referenced. Return a callback
-        that unregisters it, to be called once after its last use. The reference is dropped when no work can access it
-        any more. BackendError OUT_OF_MEMORY or the driver's refusal.
+    def register_host_memory(self, address_space: int, address: int, memory: memoryview) -> Callable[[], None]:
+        """Register pinned host memory for direct access, also by kernels of one client if the device maps it.
+
+        ``memory`` is its bytes at ``address``, whole shared pages, which stay mapped while referenced. Return a
+        callback that unregisters it, to be called once after its last use. The reference is dropped when no work can
+        access it any more. BackendError OUT_OF_MEMORY or the driver's refusal.
         """
 
     def watch_memory(self, changed: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 from array import array
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -41,6 +42,7 @@ class AnswerWriter:
         self._lock = threading.Lock()
         self._kept: deque[_Kept] = deque()
         self._kept_bytes = 0
+        self._allowed_bytes = KEPT_BYTES
         self._broken = False
         self._flusher: threading.Thread | None = None
 
@@ -56,7 +58,7 @@ class AnswerWriter:
             if sent == len(answer):
                 return
             self._keep(answer[sent:], () if sent else fds)
-            if self._kept_bytes > KEPT_BYTES:
+            if self._kept_bytes > self._allowed_bytes:
                 self._cut_off()
             elif self._flusher is None:
                 # Only a client that reads slowly needs a thread.
@@ -67,6 +69,16 @@ class AnswerWriter:
                     self._cut_off()
                 else:
                     self._flusher = flusher
+
+    def send_text(self, take: Callable[[], list[bytes]]) -> None:
+        """Send what ``take`` returns, however long, if the client has read everything before; else do not call it."""
+        with self._lock:
+            if self._kept:
+                return
+            answers = take()
+            self._allowed_bytes = KEPT_BYTES + sum(map(len, answers))
+        for answer in answers:
+            self.send(answer)
 
     def _keep(self, data: bytes, fds: tuple[int, ...]) -> None:
         if fds or not self._kept:
@@ -122,6 +134,8 @@ class AnswerWriter:
         self._kept_bytes -= sent
         if not first.data:
             self._kept.popleft()
+        if not self._kept:
+            self._allowed_bytes = KEPT_BYTES
 
     def _cut_off(self) -> None:
         self._broken = True

@@ -43,7 +43,7 @@ class Attachments:
 
     def __init__(self, device: Device, generation: int, send: Send, ordinal: int = 0) -> None:
         self._device = device
-        self._pinned_addresses = PinnedAddresses(ordinal)
+        self._pinned_addresses = PinnedAddresses(ordinal, base=device.host_memory_base)
         self._generation = generation
         self._send = send
         self._clients: dict[int, Client] = {}
@@ -123,7 +123,7 @@ class Attachments:
         except BackendError:
             close_all((ours.detach(), theirs.detach(), memory.fd))
             raise
-        pinned = PinnedMemory(self._device, self._pinned_addresses)
+        pinned = PinnedMemory(self._device, self._pinned_addresses, request.client)
         client = Client(ours, memory.view[: shared.SHARED_BYTES], pinned, worker)
         try:
             client.start()

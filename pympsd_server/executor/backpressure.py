@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import Condition
 from typing import Final
 
-from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.client_context import StreamEntry
 
 LIMIT: Final = 16384
@@ -37,6 +37,14 @@ class Backpressure:
         elif self._uncounted >= LIMIT:
             # Small numbers in each of many streams count too.
             self._count_all()
+
+    def enter_more(self, stream: Stream, count: int) -> None:
+        """Count the further operations that one record has put in a stream."""
+        self._add(count)
+        try:
+            stream.notify(lambda outcome: self._add(-count))
+        except BackendError:
+            self._add(-count)
 
     def _count_all(self) -> None:
         for each in list(self._partial.values()):

@@ -63,6 +63,8 @@ class ClientContext:
         """Stop executing records of it, and free its resources."""
         if self._mirror is not None:
             self._mirror.close()
+        for graph in self._tables[Kind.GRAPH]:
+            graph.forget()
         self.backend.destroy()
 
     def defer(self, outcome: Outcome) -> None:

@@ -16,6 +16,7 @@ from pympsd_server.executor.client_context import ClientContext
 from pympsd_server.executor.host_memory.pinned import PinnedMemory
 
 _REASON_BYTES: Final = 1 << 16
+_OUTPUT_BYTES: Final = 1 << 16
 
 
 @frozen(eq=False)
@@ -50,6 +51,10 @@ class Request:
         self._opcode = record.opcode
         self._sequence = record.sequence
 
+    def part(self, record: records.Record) -> Request:
+        """Return the request of a record that is a part of this one, without an answer of its own."""
+        return Request(self.resources, self._context, record, answered=False)
+
     @property
     def context(self) -> ClientContext:
         """The context; an operation of the process has none."""
@@ -68,6 +73,8 @@ class Request:
         poisoned = context is not None and context.backend.outcome.code is not Result.SUCCESS
         if context is not None and not (self.waited or poisoned or outcome.code is Result.ERROR_NOT_READY):
             context.defer(outcome)
+        if context is not None:
+            self._send_output(context)
         if self.answered:
             flags = records.FLAG_POISONED if poisoned else 0
             reason = outcome.reason.encode(errors="replace")[:_REASON_BYTES]
@@ -75,11 +82,19 @@ class Request:
             self.resources.answers.send(answer)
 
     def complete(self, outcome: Outcome) -> None:
-        """Answer once the work before this request is done (a Completion of the port)."""
+        """Answer once the work before this request is done (a Completion of the port).
+
+        What kernels have printed until then comes first.
+        """
         if outcome.code is Result.SUCCESS:
+            if self._context is not None:
+                self._send_output(self._context)
             self.succeed()
         else:
             self.fail(outcome)
+
+    def _send_output(self, context: ClientContext) -> None:
+        self.resources.answers.send_text(lambda: _output_of(context))
 
     def answer_when_done(self, begin: Callable[[Completion], None]) -> None:
         """Call ``begin`` with a Completion that answers; until then the request counts as the client's work."""
@@ -103,3 +118,12 @@ class Request:
             reason = f"{count} bytes at offset {offset} of a shared memory of {memory.nbytes}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
         return memory[offset : offset + count]
+
+
+def _output_of(context: ClientContext) -> list[bytes]:
+    """Take what the context's kernels have printed, as answers."""
+    return [
+        records.pack_answer(records.OUTPUT, 0, descriptor, b"", text[start : start + _OUTPUT_BYTES])
+        for descriptor, text in enumerate(context.backend.take_output(), 1)
+        for start in range(0, len(text), _OUTPUT_BYTES)
+    ]

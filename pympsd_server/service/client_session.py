@@ -16,7 +16,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select
-from pympsd.version import CUDA_VERSION
+from pympsd.version import API_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
@@ -145,7 +145,7 @@ class ClientSession:
             self.channel.send(messages.Refused(Result.ERROR_INVALID_VALUE, refused))
             return False
         seen = tuple(self._as_seen(devices[ordinal]) for ordinal in self.ordinals)
-        self.channel.send(messages.SessionWelcome(os.getpid(), CUDA_VERSION, seen, self.ordinals))
+        self.channel.send(messages.SessionWelcome(os.getpid(), API_VERSION, seen, self.ordinals))
         return True
 
     def _as_seen(self, device: DeviceFacts) -> DeviceFacts:

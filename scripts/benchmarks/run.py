@@ -10,12 +10,13 @@ import sys
 import client
 import control
 import provisioning
+import routing
 import translator
 from beside_vendor import run as beside_vendor
 from gpu import measure
 from timing import Report
 
-WHAT = ("control", "client", "provisioning", "translator")
+WHAT = ("control", "client", "routing", "provisioning", "translator")
 
 
 def main() -> int:
@@ -31,13 +32,15 @@ def main() -> int:
     unknown = [name for name in given.what if name not in WHAT]
     if unknown:
         parser.error(f"{unknown[0]!r} is none of {', '.join(WHAT)}; gpu or vendor comes first, by itself")
-    what = given.what or ["control", "client", "provisioning", *(["translator"] if given.study else [])]
+    what = given.what or ["control", "client", "routing", "provisioning", *(["translator"] if given.study else [])]
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, Linux {platform.release()}")
     report = Report()
     if "control" in what:
         control.measure(report)
     if "client" in what:
         client.measure(report)
+    if "routing" in what:
+        routing.measure(report)
     if "provisioning" in what:
         provisioning.measure(report)
     if "translator" in what:

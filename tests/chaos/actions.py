@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final
 
 import trio
 
+from pympsd.state_machine.failed_starts import REFUSED_FOR
+from tests.chaos.commands import limits, lists, pick, queries, say
 from tests.chaos.history import FOR_EVER, Life
 from tests.chaos.identity import ProcessKey, strike, there
-from tests.chaos.schedule import DEVICES, FAULTS, Action, Kind, stop_seconds
-from tests.chaos.testbed import Testbed, now
+from tests.chaos.schedule import DEVICES, FAULTS, Action, Backend, Kind, stop_seconds
+from tests.chaos.testbed import SILENT_SECONDS, Testbed, now
 
 KILLED_AFTER: Final = 4.0
 """A server that is stopped for longer may be killed by its daemon: asked to leave, or awaited (5 and 10 s)."""
@@ -21,50 +23,53 @@ END_SECONDS: Final = 30.0
 """The time in which a daemon that is asked to end has ended."""
 NOTICE_SECONDS: Final = 15.0
 NO_UID: Final = -2
+START_SECONDS: Final = 1.0
+"""The time from a server's start to its line in the log."""
+MISBEHAVIOURS: Final = (
+    *(("hang", moment) for moment in ("before_hello", "before_role", "after_role", "on_command:7")),
+    *(("crash", moment) for moment in ("before_hello", "before_role", "after_role", "on_command:2", "on_command:17")),
+    ("close", "half_way:7"),
+    ("wrong_size", 17),
+    ("wrong_hello", True),
+    ("no_answer", 14),
+)
+"""Keys of the made-up server (tests/support/vendor/README.md)."""
 Act = Callable[[Testbed, Action], Awaitable[None]]
-_Any = TypeVar("_Any")
-
-QUERIES: Final = (
-    "ps", "get_server_list", "get_device_client_list", "device_query", "device_query --csv", "nonsense",
-    "get_server_status {server}", "get_client_list {server}", "ps -p {server}", "get_client_list 1",
-    "get_default_active_thread_percentage",
-    "get_default_device_pinned_mem_limit 0", "get_active_thread_percentage {server}",
-)  # fmt: skip
-LIMITS: Final = (
-    "set_default_active_thread_percentage 50", "set_default_active_thread_percentage 100",
-    "set_default_device_pinned_mem_limit 0 3G", "set_default_device_pinned_mem_limit 1 4G",
-    "set_active_thread_percentage {server} 75", "set_device_pinned_mem_limit {server} 2 2G",
-    "set_default_client_priority 1", "set_default_client_priority 0",
-    "set_default_device_pinned_mem_limit 0 nonsense",
-)  # fmt: skip
-
-
-def pick(among: Sequence[_Any], share: float) -> _Any | None:
-    """Return one of several, None of none."""
-    return among[min(int(share * len(among)), len(among) - 1)] if among else None
 
 
 async def _client_kill(testbed: Testbed, action: Action) -> None:
-    life = pick(testbed.living(), action.pick)
+    life = pick(_strikable(testbed), action.pick)
     if life is not None:
         with testbed.incident(action.kind, action.number, pid=life.pid, client=life.plan.number, uid=life.uid):
             life.killed = True
+            if life.is_connecting:
+                life.silent_until = now() + SILENT_SECONDS
             strike(life.process, signal.SIGKILL if action.extent < 0.7 else signal.SIGSEGV)
 
 
 async def _client_stop(testbed: Testbed, action: Action) -> None:
-    life = pick(testbed.living(), action.pick)
+    life = pick(_strikable(testbed), action.pick)
     if life is not None:
         with testbed.incident(action.kind, action.number, pid=life.pid, client=life.plan.number, uid=life.uid):
+            # Whether it connects is known only once it is stopped.
+            life.silent_until = FOR_EVER
             await _stop(life.process, action)
+            life.silent_until = now() + SILENT_SECONDS
+
+
+def _strikable(testbed: Testbed) -> list[Life]:
+    """Return the clients that may be made silent now: the driver's server needs its daemon then, if they connect."""
+    left_alone = testbed.setup.backend is Backend.VENDOR and testbed.busy
+    return [life for life in testbed.living() if not (left_alone and life.is_connecting)]
 
 
 async def _client_fault(testbed: Testbed, action: Action) -> None:
     # The incident begins when the client says that it does it. A client with another one under way is left alone.
     life = pick(_attached(testbed), action.pick)
+    faults = FAULTS if testbed.setup.backend is Backend.EMULATED else FAULTS[:1]
     if life is not None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-            await testbed.stdin[life.plan.number].send_all(f"{pick(FAULTS, action.extent)}\n".encode())
+            await testbed.stdin[life.plan.number].send_all(f"{pick(faults, action.extent)}\n".encode())
 
 
 async def _client_terminate(testbed: Testbed, action: Action) -> None:
@@ -80,7 +85,7 @@ async def terminate(testbed: Testbed, life: Life, number: int) -> None:
         return
     facts = {"pid": life.pid, "client": life.plan.number, "uid": life.uid}
     with testbed.incident(Kind.CLIENT_TERMINATE, number, **facts) as incident:
-        said = await _say(testbed, f"terminate_client {server.pid} {life.pid}")
+        said = await say(testbed, f"terminate_client {server.pid} {life.pid}")
     incident.note = said.strip()
 
 
@@ -152,12 +157,26 @@ async def _keeper_kill(testbed: Testbed, action: Action) -> None:
         return
     with testbed.incident(action.kind, action.number, pid=keeper.pid):
         strike(keeper, signal.SIGKILL)
-        # Until the next one has everything the daemon is mortal.
-        with trio.move_on_after(NOTICE_SECONDS):
-            while (new := testbed.keeper()) is None or new == keeper or not _has_entries(new):
-                await trio.sleep(0.02)
-            return
-    testbed.blame(f"keeper {keeper.pid} was killed and no other one has the sockets")
+        await _kept(testbed, keeper)
+
+
+async def _keeper_stop(testbed: Testbed, action: Action) -> None:
+    keeper = testbed.keeper()
+    if keeper is None:
+        return
+    with testbed.incident(action.kind, action.number, pid=keeper.pid):
+        await _stop(keeper, action)
+        # A daemon that has much to tell it kills it after a while.
+        await _kept(testbed, None)
+
+
+async def _kept(testbed: Testbed, before: ProcessKey | None) -> None:
+    """Wait until there is a keeper, another one than before, that has everything: until then the daemon is mortal."""
+    if await testbed.until_so(
+        lambda: (new := testbed.keeper()) is not None and new != before and _has_entries(new), NOTICE_SECONDS
+    ):
+        return
+    testbed.blame(f"no keeper has the sockets {NOTICE_SECONDS:.0f} s after the last one was killed or stopped")
 
 
 def _has_entries(keeper: ProcessKey) -> bool:
@@ -239,7 +258,7 @@ async def _shutdown_server(testbed: Testbed, action: Action) -> None:
     if forced:
         testbed.forced.add(server.process)
     with testbed.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
-        await _say(testbed, f"shutdown_server {server.pid}{' -f' if forced else ''}")
+        await say(testbed, f"shutdown_server {server.pid}{' -f' if forced else ''}")
         with trio.move_on_after(NOTICE_SECONDS if forced else 0):
             while server.status is None:
                 await trio.sleep(0.05)
@@ -247,32 +266,33 @@ async def _shutdown_server(testbed: Testbed, action: Action) -> None:
 
 async def _start_server(testbed: Testbed, action: Action) -> None:
     with testbed.incident(action.kind, action.number):
-        await _say(testbed, f"start_server -uid {pick(testbed.uids, action.pick)}")
+        await say(testbed, f"start_server -uid {pick(testbed.uids, action.pick)}")
 
 
-async def _queries(testbed: Testbed, action: Action) -> None:
-    with testbed.incident(action.kind, action.number):
-        await _command(testbed, action, QUERIES, uid=testbed.uids[0] if action.extent < 0.5 else 0)
-
-
-async def _limits(testbed: Testbed, action: Action) -> None:
-    with testbed.incident(action.kind, action.number):
-        await _command(testbed, action, LIMITS)
-
-
-async def _command(testbed: Testbed, action: Action, among: tuple[str, ...], uid: int = 0) -> None:
-    server = testbed.server()
-    line = pick(among, action.pick) or ""
-    await _say(testbed, line.format(server=server.pid if server else 0), uid)
-
-
-async def _say(testbed: Testbed, line: str, uid: int = 0) -> str:
-    """An operator's command is answered, unless the daemon is not there to do it."""
-    began = now()
-    status, said = await testbed.tool(f"{line}\n", uid=uid)
-    if status != 0 and not testbed.troubled(began):
-        testbed.blame(f"{line!r} was answered with status {status}: {said!r}")
-    return said
+async def _server_misbehaves(testbed: Testbed, action: Action) -> None:
+    """Servers of the driver's that start in the next seconds do something wrong; those then there are killed."""
+    name, what = pick(MISBEHAVIOURS, action.pick) or ("", "")
+    testbed.listen()
+    known = len(testbed.logs.servers)
+    with testbed.incident(action.kind, action.number, note=f"{name}: {what}"):
+        testbed.misbehave(**{name: what})
+        server = testbed.server()
+        if server is not None:
+            await say(testbed, f"shutdown_server {server.pid}")
+        await trio.sleep(stop_seconds(action.extent))
+        testbed.misbehave()
+        # One that was about to start may have read its behaviour and not be in the log yet.
+        await trio.sleep(START_SECONDS)
+        testbed.listen()
+        for each in testbed.logs.servers[known:]:
+            testbed.misbehaving.add(each.process)
+            testbed.killed.add(each.process)
+            strike(each.process, signal.SIGKILL)
+        with trio.move_on_after(NOTICE_SECONDS):
+            while any(there(each.process) for each in testbed.logs.servers[known:]):
+                await trio.sleep(0.05)
+        # After some failed starts the daemon refuses their users' clients for a while.
+        await trio.sleep(REFUSED_FOR)
 
 
 async def _stop(process: ProcessKey, action: Action) -> None:
@@ -310,12 +330,15 @@ ACTIONS: Final[dict[Kind, Act]] = {
     Kind.DAEMON_KILL: _daemon_kill,
     Kind.DAEMON_REPLACE: _daemon_replace,
     Kind.KEEPER_KILL: _keeper_kill,
+    Kind.KEEPER_STOP: _keeper_stop,
     Kind.BOTH_KILL: _both_kill,
     Kind.DAEMON_TERM: _daemon_term,
     Kind.QUIT: _quit,
     Kind.SHUTDOWN_SERVER: _shutdown_server,
     Kind.SHUTDOWN_SERVER_FORCED: _shutdown_server,
     Kind.START_SERVER: _start_server,
-    Kind.QUERIES: _queries,
-    Kind.LIMITS: _limits,
+    Kind.SERVER_MISBEHAVES: _server_misbehaves,
+    Kind.LISTS: lists,
+    Kind.QUERIES: queries,
+    Kind.LIMITS: limits,
 }

@@ -9,25 +9,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pympsd_client import last_error
-
 
 class Failed(Exception):
     """A driver call did not succeed."""
 
-    def __init__(self, call: str, code: int) -> None:
+    def __init__(self, call: str, code: int, why: str) -> None:
         super().__init__(call)
         self.call = call
         self.code = code
-        self.why = last_error()
-
-
-def check(call: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """Make a driver call; return what it returns besides its result, or raise Failed."""
-    result, *values = call(*arguments)
-    if int(result):
-        raise Failed(call.__name__, int(result))
-    return values[0] if len(values) == 1 else values
+        self.why = why
 
 
 def say(**fields: Any) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from pympsd_client import driver as cuda
-from tests.chaos.client_protocol import Failed, check
+from pympsd_client import last_error
+from tests.chaos.client_protocol import Failed
 
 PTX: Final = Path(__file__).with_name("kernels.ptx").read_bytes()
 BLOCK: Final = 256
@@ -21,6 +23,14 @@ OUT_OF_MEMORY, NOT_SUPPORTED = 2, 801
 MAJOR: Final = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 VOLTA: Final = 7
 """The compute capability."""
+
+
+def check(call: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
+    """Make a driver call; return what it returns besides its result, or raise Failed."""
+    result, *values = call(*arguments)
+    if int(result):
+        raise Failed(call.__name__, int(result), last_error())
+    return values[0] if len(values) == 1 else values
 
 
 class Bench:

@@ -7,11 +7,15 @@ from typing import Any
 from attrs import define, field, frozen
 
 from tests.chaos.identity import ProcessKey
-from tests.chaos.schedule import ClientPlan, Containment, Kind
+from tests.chaos.schedule import Backend, ClientPlan, Containment, Kind
 
 FOR_EVER = float("inf")
 HORIZON = 120.0
 """Seconds after which nothing that was over has a consequence any more: clients live for some ten."""
+
+
+CONNECTING_STEPS = ("init", "mute", "open")
+"""Steps in which a client of the driver's talks with the daemon."""
 
 
 @frozen
@@ -70,17 +74,24 @@ class Life:
     """What it wrote to its standard error."""
     born: int = 0
     """When its process started, in clock ticks since boot."""
+    silent_until: float = 0.0
+    """Until then a server may be waiting for its first words."""
 
     @property
     def process(self) -> ProcessKey:
         """Its process."""
         return ProcessKey(self.pid, self.born)
 
+    @property
+    def is_connecting(self) -> bool:
+        """Whether it may be talking with the daemon, or beginning to talk with a server."""
+        return self.doing in ("starting", *CONNECTING_STEPS)
+
     def hear(self, said: dict[str, Any]) -> None:
         """Take in a line of the client's."""
         self.heard = said["t"]
         self.doing = said["doing"]
-        if said["doing"] == "init":
+        if said["doing"] in ("init", "mute"):
             self.init_began = said["t"]
         if said["doing"] == "open":
             self.contexts[said["context"]] = Span(said["context"], said["device"], said["t"])
@@ -139,6 +150,7 @@ class History:
     lives: list[Life] = field(factory=list)
     incidents: list[Incident] = field(factory=list)
     containment: Containment = Containment.DEVICE
+    backend: Backend = Backend.EMULATED
 
     def around(self, life: Life) -> History:
         """Return what may matter to a client: in an hour most of it has long been over."""
@@ -147,4 +159,5 @@ class History:
             [other for other in self.lives if other.ended >= since and other.started <= life.ended],
             [one for one in self.incidents if one.ended >= since and one.began <= life.ended],
             self.containment,
+            self.backend,
         )

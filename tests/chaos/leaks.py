@@ -16,8 +16,10 @@ from processes import POLL_SECONDS, alive, children_of
 from tests.chaos.identity import ProcessKey, key_of
 
 PUBLIC: Final = ("/dev/shm", "/tmp", "/var/tmp")
-STAYS: Final = {"control", "control_lock", "control_privileged"}
+STAYS: Final = frozenset({"control", "control_lock", "control_privileged"})
 """What an orderly end leaves in the pipe directory (recorded)."""
+VENDOR_STAYS: Final = STAYS | {"pympsd.control"}
+"""The same of a daemon that leads the driver's server."""
 
 GOING_SECONDS: Final = 15.0
 """What is on its way out, and what another test has there for a moment, has so long to go."""
@@ -41,22 +43,28 @@ class Before:
         return cls(frozenset(_descriptors()), frozenset(_files()), frozenset(map(key_of, _processes(()))))
 
 
-def leaks(before: Before, directory: Path, uids: Collection[int], patience: float = GOING_SECONDS) -> list[str]:
+def leaks(
+    before: Before,
+    directory: Path,
+    uids: Collection[int],
+    patience: float = GOING_SECONDS,
+    stays: frozenset[str] = STAYS,
+) -> list[str]:
     """Return what is left that was not there before and does not go, each in words."""
     gc.collect()
     give_up = time.monotonic() + patience
-    while (found := _left(before, directory, uids)) and time.monotonic() < give_up:
+    while (found := _left(before, directory, uids, stays)) and time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
     return found
 
 
-def _left(before: Before, directory: Path, uids: Collection[int]) -> list[str]:
+def _left(before: Before, directory: Path, uids: Collection[int], stays: frozenset[str]) -> list[str]:
     left = set(map(key_of, _processes(uids))) - before.processes
     found = [f"process {one.pid}: {_command(one.pid)}" for one in sorted(left)]
     found += [f"descriptor {one}" for one in sorted(set(_descriptors()) - before.descriptors)]
     found += [f"file {path}" for path in sorted(set(_files()) - before.files) if _is_ours(path, directory, uids)]
     found += [f"temporary file {path}" for path in sorted((directory / "tmp").iterdir())]
-    found += [f"{name} in the pipe directory" for name in sorted(_listed(directory / "pipe") ^ STAYS)]
+    found += [f"{name} in the pipe directory" for name in sorted(_listed(directory / "pipe") ^ stays)]
     found += [
         f"{name} in the log directory" for name in sorted(_listed(directory / "log") - {"control.log", "server.log"})
     ]

@@ -27,9 +27,8 @@ _ENDED: Final = re.compile(r"Process (\d+) of device (\d+) ended with status (-?
 _ENDED_BY_FAULT: Final = "A fatal GPU error on a device before Volta ends the server"
 _FAULT_STATUS: Final = 1
 _DROPPED: Final = re.compile(r"\d+ log lines were dropped")
-_DEFECT: Final = re.compile(
-    r"met an internal error|Protocol violation|Unable to read new connection|valid credentials"
-)
+_DEFECT: Final = re.compile(r"met an internal error|Protocol violation|Unable to read new connection")
+_HUNG_UP: Final = "User did not send valid credentials"
 
 
 @frozen
@@ -87,6 +86,8 @@ class LogHistory:
     servers: list[ServerHistory] = field(factory=list)
     problems: list[str] = field(factory=list)
     daemons: list[int] = field(factory=list)
+    peers_hang_up: bool = False
+    """Whether peers may leave without a word: libcuda does, to see whether a daemon is there."""
     _open: bool = False
     """Whether the last daemon has not logged its exit."""
 
@@ -103,13 +104,13 @@ class LogHistory:
             self._server_ready(int(matched[1]))
         elif matched := _EXITED.fullmatch(text):
             self._server_exited(int(matched[1]), int(matched[2]))
-        elif _DEFECT.search(text):
+        elif _DEFECT.search(text) or (text == _HUNG_UP and not self.peers_hang_up):
             self.problems.append(f"control.log: {text}")
 
     def hear_server(self, line: Line) -> None:
         """Take in a line of server.log."""
         server, text = self.server(line.pid), line.text
-        if _DEFECT.search(text):
+        if _DEFECT.search(text) or (text == _HUNG_UP and not self.peers_hang_up):
             self.problems.append(f"server.log: {text}")
         if server is None:
             return

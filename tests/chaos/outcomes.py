@@ -18,16 +18,18 @@ from tests.chaos.ended_contexts import (
     RPC_FAILURE,
     ended_before,
 )
-from tests.chaos.history import FOR_EVER, History, Incident, Life, Step
+from tests.chaos.history import CONNECTING_STEPS, FOR_EVER, History, Incident, Life, Step
 from tests.chaos.recoveries import Recovery, recoveries
-from tests.chaos.schedule import ADOPTION, STOPS, Containment, Kind
+from tests.chaos.schedule import ADOPTION, STOPS, Backend, Containment, Kind
 
 HANG_SECONDS: Final = 60.0
 """The longest time to a client's answer, whatever happened; what it or its server was stopped for comes on top."""
 STARTS: Final = 15.0
 """Seconds in which a new daemon may await the servers of the one before."""
 
-CONNECTION_FAILED, SERVER_NOT_READY = 805, 807
+NO_DEVICE, CONNECTION_FAILED, SERVER_NOT_READY = 100, 805, 807
+FIRST_WORDS_SECONDS: Final = 0.8
+"""A client that is stopped for longer may be taken for a silent one by its daemon (after a second)."""
 TEARDOWN_SECONDS: Final = 4.0
 """An executor that is stopped for longer may be killed where it is to tear contexts down (it has 5 s)."""
 RETURN_SECONDS: Final = 9.0
@@ -45,6 +47,7 @@ class Role(Enum):
     """What a client is to an incident."""
 
     VICTIM = "the process it was done to"
+    SILENCED = "made silent where it had to answer its server"
     SAME_DEVICE = "in a context on the very device"
     CONNECTED = "on a device that shared clients connect with it"
     SERVED = "served by the server it was done to"
@@ -83,6 +86,7 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     Kind.DAEMON_KILL: {},
     Kind.DAEMON_REPLACE: {},
     Kind.KEEPER_KILL: {},
+    Kind.KEEPER_STOP: {},
     Kind.BOTH_KILL: {
         Role.SERVED: frozenset({RPC_FAILURE}),
         Role.CONNECTING: frozenset({CONNECTION_FAILED}),
@@ -101,6 +105,8 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
         Role.CONNECTING: frozenset({CONNECTION_FAILED}),
     },
     Kind.START_SERVER: {},
+    Kind.SERVER_MISBEHAVES: {},
+    Kind.LISTS: {},
     Kind.QUERIES: {},
     Kind.LIMITS: {},
 }
@@ -116,6 +122,34 @@ THE_WHOLE_SERVER: Final = {
     Role.OPENING: frozenset({SERVER_NOT_READY, RPC_FAILURE}),
 }
 """all clients, with the server itself, before Volta (as the loss of an executor does)."""
+_CUT_OFF: Final = {
+    Role.SERVED: frozenset({CONNECTION_FAILED, RPC_FAILURE}),
+    Role.CONNECTING: frozenset({CONNECTION_FAILED, RPC_FAILURE}),
+}
+_NO_DAEMON: Final = {
+    Role.SERVED: _CUT_OFF[Role.SERVED] | {NO_DEVICE},
+    Role.CONNECTING: _CUT_OFF[Role.CONNECTING] | {NO_DEVICE},
+}
+VENDOR_TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
+    # In every device that clients connect with the culprit's, by the same code.
+    Kind.CLIENT_FAULT: {
+        **dict.fromkeys((Role.VICTIM, Role.SAME_DEVICE, Role.CONNECTED), frozenset({CULPRITS})),
+        **dict.fromkeys((Role.CONNECTING, Role.OPENING), frozenset({SERVER_NOT_READY})),
+    },
+    Kind.CLIENT_TERMINATE: TABLE[Kind.CLIENT_TERMINATE],
+    # Its daemon frees the server from it (docs/decisions/013).
+    Kind.CLIENT_STOP: {Role.SILENCED: frozenset({RPC_FAILURE})},
+    Kind.SERVER_KILL: _CUT_OFF,
+    Kind.BOTH_KILL: _NO_DAEMON,
+    Kind.DAEMON_TERM: _NO_DAEMON,
+    Kind.QUIT: _NO_DAEMON,
+    Kind.SHUTDOWN_SERVER_FORCED: _CUT_OFF,
+    Kind.SERVER_MISBEHAVES: _CUT_OFF,
+}
+"""The same with the made-up driver's server and clients. What is not there must not be noticed.
+
+Its clients meet the end of a server while they connect to it, and the end of the daemon when they make a context.
+"""
 KILLED_SERVER: Final = TABLE[Kind.SERVER_KILL]
 FAULTS: Final = frozenset({Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL})
 
@@ -153,6 +187,8 @@ def explanation(history: History, found: list[Recovery], life: Life, step: Step)
 
 def allowances(history: History, incident: Incident) -> dict[Role, frozenset[int]]:
     """Return the CUresults that an incident allows by role, on this machine and with what else was done meanwhile."""
+    if history.backend is Backend.VENDOR:
+        return VENDOR_TABLE.get(incident.kind, {})
     if incident.kind is Kind.SERVER_STOP and _lasts_over(incident, RETURN_SECONDS, ADOPTION, history):
         return KILLED_SERVER
     if incident.kind in FAULTS and history.containment is Containment.SERVER:
@@ -176,13 +212,15 @@ def _lasts_over(stop: Incident, seconds: float, kinds: Collection[Kind], history
 
 
 def _roles(history: History, incident: Incident, found: list[Recovery], life: Life, step: Step) -> Iterator[Role]:
-    is_init = step.name == "init"
+    is_init = step.name in ("init", "mute")
     if incident.kind in FAULTS:
         if incident.uid == life.uid:
             yield from _roles_in_fault(history, incident, found, life, step)
         return
     if incident.client == life.plan.number and incident.kind is Kind.CLIENT_TERMINATE:
         yield Role.VICTIM
+    if step.name in CONNECTING_STEPS and _silences(incident, life) and _overlap(incident, step):
+        yield Role.SILENCED
     if is_init and _overlap(incident, step) and _is_connecting(incident, life):
         yield Role.CONNECTING
     # From the beginning of its cuInit on: it may be stopped between the server's welcome and its own answer.
@@ -194,7 +232,7 @@ def _roles_in_fault(
     history: History, incident: Incident, found: list[Recovery], life: Life, step: Step
 ) -> Iterator[Role]:
     recovery = next(each for each in found if incident in each.faults)
-    if step.name == "init":
+    if step.name in ("init", "mute"):
         if step.began <= recovery.ended and step.ended >= incident.began:
             yield Role.CONNECTING
         return
@@ -211,6 +249,10 @@ def _roles_in_fault(
             yield Role.SERVED
     if step.name == "open" and step.device in recovery.devices and step.began <= recovery.ended:
         yield Role.OPENING
+
+
+def _silences(incident: Incident, life: Life) -> bool:
+    return incident.client == life.plan.number and incident.ended - incident.began > FIRST_WORDS_SECONDS
 
 
 def _overlap(incident: Incident, step: Step) -> bool:

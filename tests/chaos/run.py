@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
-from tests.chaos.schedule import DEFAULT_KINDS, Kind  # noqa: E402 - found by the path above
+from tests.chaos.schedule import DEFAULT_KINDS, Backend, Kind  # noqa: E402 - found by the path above
 from tests.chaos.soak import soak  # noqa: E402
 
 
@@ -29,6 +29,12 @@ def main() -> int:
     parser.add_argument(
         "--kinds", type=_kinds, default=DEFAULT_KINDS, help=f"of {', '.join(Kind)}, with commas; or all"
     )
+    parser.add_argument(
+        "--backend",
+        choices=(*Backend, "all"),
+        default="all",
+        help="rounds with this one alone",
+    )
     parser.add_argument("--pace", type=float, default=1.0, help="2: twice as many clients, twice as much chaos")
     parser.add_argument("--json", type=Path, help="where the summary goes")
     given = parser.parse_args()
@@ -36,7 +42,8 @@ def main() -> int:
     journal, logs = place.with_suffix(".journal.jsonl"), place.with_suffix(".logs")
     print(f"seed {given.seed}, {given.minutes:g} minutes; journal: {journal}", flush=True)
     began = time.monotonic()
-    summary = soak(given.seed, 60 * given.minutes, given.kinds, journal, logs, given.pace)
+    backends = tuple(Backend) if given.backend == "all" else (Backend(given.backend),)
+    summary = soak(given.seed, 60 * given.minutes, given.kinds, journal, logs, given.pace, backends)
     summary = {"commit": _commit(), "duration": round(time.monotonic() - began, 1), **summary}
     text = json.dumps(summary, indent=2)
     place.write_text(text + "\n")

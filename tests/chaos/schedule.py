@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from math import ceil
 from typing import Final
@@ -25,29 +25,43 @@ class Containment(StrEnum):
     """To the server and all its clients: devices before Volta."""
 
 
+class Backend(StrEnum):
+    """What runs the clients' work."""
+
+    EMULATED = "emulated"
+    """Our own server."""
+    VENDOR = "vendor"
+    """The made-up driver's, with its clients (tests/support/vendor)."""
+
+
 @frozen
 class Setup:
-    """A machine, and the dialect of its daemon's logs."""
+    """A machine, the dialect of its daemon's logs, and whose server it leads."""
 
     containment: Containment = Containment.DEVICE
     dialect: str = "documented"
+    backend: Backend = Backend.EMULATED
 
 
 PLAIN: Final = Setup()
+VENDOR: Final = Setup(backend=Backend.VENDOR)
 VARIANTS: Final = (
     Setup(Containment.CLIENT),
     Setup(Containment.SERVER),
     Setup(dialect="r580"),
+    VENDOR,
 )
 SETUPS: Final = (
     *(PLAIN,) * 3,
     *VARIANTS,
+    VENDOR,
     Setup(Containment.CLIENT, "r580"),
     Setup(Containment.SERVER, "r580"),
+    Setup(dialect="r580", backend=Backend.VENDOR),
 )
 ROUND_SECONDS: Final = 300.0
 """The longest time that a daemon's directory, logs and devices are used."""
-SHORTEST_ROUND: Final = 45.0
+SHORTEST_ROUND: Final = 36.0
 
 
 @frozen
@@ -75,6 +89,7 @@ class Kind(StrEnum):
     DAEMON_KILL = "daemon_kill"
     DAEMON_REPLACE = "daemon_replace"
     KEEPER_KILL = "keeper_kill"
+    KEEPER_STOP = "keeper_stop"
     BOTH_KILL = "both_kill"
     """The keeper and the daemon."""
     DAEMON_TERM = "daemon_term"
@@ -82,6 +97,10 @@ class Kind(StrEnum):
     SHUTDOWN_SERVER = "shutdown_server"
     SHUTDOWN_SERVER_FORCED = "shutdown_server_forced"
     START_SERVER = "start_server"
+    SERVER_MISBEHAVES = "server_misbehaves"
+    """Servers that start meanwhile never register, crash, or answer wrongly."""
+    LISTS = "lists"
+    """What the lists show is compared with what clients say."""
     QUERIES = "queries"
     LIMITS = "limits"
 
@@ -89,6 +108,10 @@ class Kind(StrEnum):
 ADOPTION: Final = frozenset({Kind.DAEMON_KILL, Kind.DAEMON_REPLACE})
 """These ask that a new daemon adopts the servers of the one before."""
 DEFAULT_KINDS: Final = frozenset(Kind)
+KINDS_OF: Final = {
+    Backend.EMULATED: DEFAULT_KINDS - {Kind.SERVER_MISBEHAVES},
+    Backend.VENDOR: DEFAULT_KINDS - {Kind.EXECUTOR_KILL, Kind.EXECUTOR_STOP},
+}
 
 WEIGHTS: Final = {
     Kind.CLIENT_KILL: 8,
@@ -103,22 +126,31 @@ WEIGHTS: Final = {
     Kind.DAEMON_KILL: 3,
     Kind.DAEMON_REPLACE: 3,
     Kind.KEEPER_KILL: 3,
+    Kind.KEEPER_STOP: 2,
     Kind.BOTH_KILL: 1,
     Kind.DAEMON_TERM: 1,
     Kind.QUIT: 1,
     Kind.SHUTDOWN_SERVER: 2,
     Kind.SHUTDOWN_SERVER_FORCED: 2,
     Kind.START_SERVER: 3,
+    Kind.SERVER_MISBEHAVES: 2,
+    Kind.LISTS: 8,
     Kind.QUERIES: 12,
     Kind.LIMITS: 6,
 }
-STOPS: Final = frozenset({Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP})
+STOPS: Final = frozenset({Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP, Kind.KEEPER_STOP})
 STOP_SECONDS: Final = 2.5
 LONG_STOPS: Final = 0.15
 """This share of them lasts longer than any bound of the product: 5 s to tear down, 10 s to terminate or return."""
 LONG_STOP_SECONDS: Final = (5.5, 13.5)
 FAULTS: Final = ("wild_store", "wild_load", "misaligned", "trap")
-WORKS: Final = ("copies", "kernels", "contexts", "streams", "memory", "callbacks", "mixed", "endless")
+WORKS: Final = {
+    Backend.EMULATED: {
+        "copies": 3, "kernels": 3, "contexts": 2, "streams": 3, "memory": 2, "callbacks": 2, "mixed": 4, "endless": 1,
+    },
+    Backend.VENDOR: {"chain": 4, "contexts": 4, "memory": 2, "mute": 1},
+}  # fmt: skip
+"""Kind of work -> how often it is chosen."""
 
 
 @frozen
@@ -146,13 +178,16 @@ class Action:
     extent: float
 
 
-def rounds(seed: int, seconds: float) -> tuple[Round, ...]:
-    """Return the parts of a run, the first one plain; each variant has its turn in a run of three minutes."""
+def rounds(seed: int, seconds: float, backends: Collection[Backend] = tuple(Backend)) -> tuple[Round, ...]:
+    """Return the parts of a run, a plain one first; each variant has its turn in a run of three minutes."""
     source = random.Random(f"{seed}/rounds")
-    count = max(1, ceil(seconds / ROUND_SECONDS), min(1 + len(VARIANTS), int(seconds / SHORTEST_ROUND)))
-    setups = [PLAIN, *source.sample(VARIANTS, len(VARIANTS))]
+    first = next(each for each in (PLAIN, VENDOR) if each.backend in backends)
+    variants = [each for each in VARIANTS if each.backend in backends and each != first]
+    others = [each for each in SETUPS if each.backend in backends]
+    count = max(1, ceil(seconds / ROUND_SECONDS), min(1 + len(variants), int(seconds / SHORTEST_ROUND)))
+    setups = [first, *source.sample(variants, len(variants))]
     while len(setups) < count:
-        setups += source.sample(SETUPS, len(SETUPS))
+        setups += source.sample(others, len(others))
     return tuple(Round(each + 1, seconds / count, setups[each], 1000 * seed + each) for each in range(count))
 
 
@@ -164,9 +199,11 @@ def stop_seconds(extent: float) -> float:
     return least + (extent - 1 + LONG_STOPS) / LONG_STOPS * (most - least)
 
 
-def clients(seed: int, seconds: float, pace: float = 1.0) -> tuple[ClientPlan, ...]:
+def clients(
+    seed: int, seconds: float, pace: float = 1.0, backend: Backend = Backend.EMULATED
+) -> tuple[ClientPlan, ...]:
     """Return the clients that start within that many seconds, in order; ``pace`` 2 is twice as many."""
-    return tuple(_clients(random.Random(f"{seed}/clients"), seconds, pace))
+    return tuple(_clients(random.Random(f"{seed}/clients"), seconds, pace, WORKS[backend]))
 
 
 def actions(seed: int, seconds: float, kinds: Iterable[Kind], pace: float = 1.0) -> tuple[Action, ...]:
@@ -175,14 +212,14 @@ def actions(seed: int, seconds: float, kinds: Iterable[Kind], pace: float = 1.0)
     return tuple(_actions(random.Random(f"{seed}/actions"), seconds, chosen, pace)) if chosen else ()
 
 
-def _clients(source: random.Random, seconds: float, pace: float) -> Iterator[ClientPlan]:
+def _clients(source: random.Random, seconds: float, pace: float, works: Mapping[str, int]) -> Iterator[ClientPlan]:
     at, number = 0.0, 0
     while at < seconds:
         number += 1
         # Mostly of the last client's user: a server with one client only would show little.
         if number == 1 or source.random() < 0.25:
             user = source.randrange(USERS)
-        work = source.choices(WORKS, (3, 3, 2, 3, 2, 2, 4, 1))[0]
+        work = source.choices(tuple(works), tuple(works.values()))[0]
         devices = source.sample(range(DEVICES), source.choices((1, 2, 3), (6, 3, 1))[0])
         yield ClientPlan(
             at, number, user, work, tuple(devices), _life(source, work), source.getrandbits(32), _settings(source)

@@ -62,6 +62,7 @@ class Summary:
             "daemons": counts["daemons"],
             "servers": counts["servers"],
             "tools": counts["tools"],
+            "clients seen in lists": counts["clients seen in lists"],
             "left out": self._those("left out: "),
             "problems": self.problems,
         }

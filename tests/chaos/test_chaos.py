@@ -3,29 +3,57 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.chaos import testbed
+from tests.chaos.actions import ACTIONS
+from tests.chaos.history import FOR_EVER
+from tests.chaos.identity import strike
 from tests.chaos.leaks import DAEMON_NEEDS, Before, crowded, leaks
-from tests.chaos.schedule import DEFAULT_KINDS
+from tests.chaos.schedule import DEFAULT_KINDS, Action, Backend, Kind
 from tests.chaos.soak import soak
 from tests.chaos.testbed import Tail
 
 SEED = 20130805
 SECONDS = float(os.environ.get("PYMPSD_SOAK_SECONDS", "60"))
+SHORT = 10.0
 
 
 @pytest.mark.long
-def test_a_minute_of_chaos(tmp_path: Path) -> None:
-    summary = soak(SEED, SECONDS, DEFAULT_KINDS, tmp_path / "journal.jsonl", tmp_path / "logs")
+@pytest.mark.parametrize("backend", Backend)
+def test_a_minute_of_chaos(tmp_path: Path, backend: Backend) -> None:
+    summary = soak(SEED, SECONDS, DEFAULT_KINDS, tmp_path / "journal.jsonl", tmp_path / "logs", backends=(backend,))
     assert summary["problems"] == [], f"seed {SEED}; what was done and the logs are in {tmp_path}"
     assert (summary["wrong results"], summary["hangs"], summary["leaks"]) == (0, 0, 0)
     assert summary["clients judged"] == summary["clients"] > 10
     assert summary["steps"] > 100
     assert len(summary["chaos"]) > 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", Backend)
+def test_an_error_without_a_cause_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend
+) -> None:
+    """The server is killed, and the judge is not told: as if the product had lost it."""
+
+    async def kill(running: testbed.Testbed, action: Action) -> None:
+        server = running.server()
+        if server is not None and any(life.attached < FOR_EVER for life in running.living()):
+            strike(server.process, signal.SIGKILL)
+
+    monkeypatch.setitem(ACTIONS, Kind.QUERIES, kill)
+    kinds = {Kind.QUERIES}
+    summary = soak(SEED, SHORT, kinds, tmp_path / "journal.jsonl", tmp_path / "logs", backends=(backend,))
+    problems = "\n".join(summary["problems"])
+    assert re.search("client .*: 806 of .* has no cause", problems)
+    assert re.search(r"server \d+ ended with status -9, and was not killed", problems)
 
 
 def test_what_is_left_is_seen(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pympsd.vocabulary.results import Result
 from tests.chaos.ended_contexts import CONTAINED_SECONDS
 from tests.chaos.history import FOR_EVER, History, Incident, Life, Span, Step
-from tests.chaos.outcomes import CULPRITS, FAULT_CODES, HANG_SECONDS, TABLE, patience, problems
+from tests.chaos.outcomes import CULPRITS, FAULT_CODES, HANG_SECONDS, TABLE, VENDOR_TABLE, patience, problems
 from tests.chaos.recoveries import NOTICED, SLACK, reach, recoveries, settled
-from tests.chaos.schedule import FAULTS, LONG_STOP_SECONDS, ClientPlan, Containment, Kind
+from tests.chaos.schedule import FAULTS, KINDS_OF, LONG_STOP_SECONDS, Backend, ClientPlan, Containment, Kind
 
 ALICE, BOB = 1001, 1002
 
@@ -35,9 +35,10 @@ def judged(
     others: tuple[Life, ...] = (),
     incidents: tuple[Incident, ...] = (),
     containment: Containment = Containment.DEVICE,
+    backend: Backend = Backend.EMULATED,
 ) -> list[str]:
     life.steps.extend(steps)
-    return list(problems(History([life, *others], list(incidents), containment), life))
+    return list(problems(History([life, *others], list(incidents), containment, backend), life))
 
 
 def fault(by: Life, device: int, at: float, code: int = 700) -> Incident:
@@ -56,8 +57,8 @@ def test_what_must_not_be_noticed_allows_no_client_an_error() -> None:
     unnoticed = [kind for kind in Kind if not TABLE[kind]]
     assert unnoticed == [
         Kind.CLIENT_KILL, Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP,
-        Kind.DAEMON_KILL, Kind.DAEMON_REPLACE, Kind.KEEPER_KILL,
-        Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.QUERIES, Kind.LIMITS,
+        Kind.DAEMON_KILL, Kind.DAEMON_REPLACE, Kind.KEEPER_KILL, Kind.KEEPER_STOP,
+        Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.SERVER_MISBEHAVES, Kind.LISTS, Kind.QUERIES, Kind.LIMITS,
     ]  # fmt: skip
 
 
@@ -278,6 +279,67 @@ def test_a_client_is_excused_only_if_the_keeper_was_killed_too(kind: Kind, right
     incident = Incident(kind, 1, 5.0, 5.0 + seconds)
     for step in (a_step(805, 5.3, -1, "init", -1), a_step(806, 5.3)):
         assert (judged(a_life(1), step, incidents=(incident,)) == []) is right
+
+
+# --- with the driver's server
+
+
+def by_vendor(life: Life, step: Step, *incidents: Incident, others: tuple[Life, ...] = ()) -> list[str]:
+    return judged(life, step, others=others, incidents=incidents, backend=Backend.VENDOR)
+
+
+def test_what_must_not_be_noticed_with_the_drivers_server() -> None:
+    assert KINDS_OF[Backend.VENDOR] - set(VENDOR_TABLE) == {
+        Kind.CLIENT_KILL, Kind.SERVER_STOP, Kind.DAEMON_STOP, Kind.DAEMON_KILL, Kind.DAEMON_REPLACE,
+        Kind.KEEPER_KILL, Kind.KEEPER_STOP, Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.LISTS, Kind.QUERIES,
+        Kind.LIMITS,
+    }  # fmt: skip
+
+
+@given(
+    kind=st.sampled_from(sorted(KINDS_OF[Backend.VENDOR] - set(VENDOR_TABLE))),
+    code=st.sampled_from([100, 700, 805, 806, 807, 810]),
+    name=st.sampled_from(["init", "mute", "open", "chain"]),
+)
+def test_no_error_comes_of_those_with_the_drivers_server(kind: Kind, code: int, name: str) -> None:
+    incident = Incident(kind, 1, 5.0, 6.0, uid=ALICE)
+    assert len(by_vendor(a_life(1), a_step(code, 5.5, name=name), incident)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "code", "right"),
+    [
+        (Kind.SERVER_KILL, "chain", 806, True),
+        (Kind.SERVER_KILL, "init", 806, True),
+        (Kind.SERVER_KILL, "chain", 810, False),
+        (Kind.SERVER_KILL, "init", 100, False),
+        (Kind.QUIT, "init", 100, True),
+        (Kind.BOTH_KILL, "open", 100, True),
+    ],
+)
+def test_an_end_of_the_drivers_server(kind: Kind, name: str, code: int, right: bool) -> None:
+    incident = Incident(kind, 1, 5.0, 6.0)
+    assert (by_vendor(a_life(1), a_step(code, 5.5, name=name), incident) == []) is right
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "number", "right"),
+    [("init", 2.0, 1, True), ("init", 0.5, 1, False), ("chain", 2.0, 1, False), ("init", 2.0, 2, False)],
+)
+def test_a_client_that_is_stopped_while_it_connects_may_be_dropped(
+    name: str, seconds: float, number: int, right: bool
+) -> None:
+    stop = Incident(Kind.CLIENT_STOP, 1, 5.0, 5.0 + seconds, client=number, uid=ALICE)
+    step = Step(name, 4.9, 5.1 + seconds, 0, 1, 806)
+    assert (by_vendor(a_life(1), step, stop) == []) is right
+
+
+def test_a_client_of_the_drivers_may_have_contexts_of_two_servers() -> None:
+    killed = Incident(Kind.SERVER_KILL, 1, 4.9, 5.0, uid=ALICE)
+    life = a_life(1, devices=(0, 1))
+    life.steps.append(a_step(806, 5.0))
+    assert by_vendor(life, a_step(0, 5.2, 1, context=2), killed) == []
+    assert len(by_vendor(life, a_step(0, 5.3), killed)) == 1
 
 
 def test_what_was_long_over_explains_nothing() -> None:

@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 from tests.chaos.schedule import (
     DEFAULT_KINDS,
     DEVICES,
+    KINDS_OF,
     LONG_STOP_SECONDS,
     PLAIN,
     ROUND_SECONDS,
     SETUPS,
     STOP_SECONDS,
     USERS,
+    VENDOR,
     WEIGHTS,
+    WORKS,
+    Backend,
     Containment,
     Kind,
     actions,
@@ -92,6 +96,24 @@ def test_rounds_are_the_whole_time_and_begin_plain(seed: int, seconds: float) ->
     if seconds >= 180:
         assert {each.setup.containment for each in found} == set(Containment)
         assert {each.setup.dialect for each in found} == {"documented", "r580"}
+        assert {each.setup.backend for each in found} == set(Backend)
+
+
+@given(seed=SEEDS, seconds=st.floats(1, 7200), backend=st.sampled_from(list(Backend)))
+def test_rounds_may_be_of_one_backend_alone(seed: int, seconds: float, backend: Backend) -> None:
+    found = rounds(seed, seconds, (backend,))
+    assert {each.setup.backend for each in found} == {backend}
+    assert found[0].setup == (VENDOR if backend is Backend.VENDOR else PLAIN)
+    assert all(each.seconds <= ROUND_SECONDS for each in found)
+
+
+def test_clients_of_each_backend_do_what_it_can() -> None:
+    for backend in Backend:
+        assert {plan.work for plan in clients(1, 3600, 1.0, backend)} == set(WORKS[backend])
+
+
+def test_every_kind_is_of_a_backend() -> None:
+    assert frozenset().union(*KINDS_OF.values()) == set(Kind)
 
 
 def test_an_hour_has_all_setups() -> None:

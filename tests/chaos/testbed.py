@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic as now
@@ -16,13 +16,17 @@ from typing import IO, Any, Final
 import trio
 from attrs import define, field
 from processes import PYMPSD, alive, children_of
+from vendor import install
 
 from tests.chaos.history import FOR_EVER, History, Incident, Life
 from tests.chaos.identity import NO_PROCESS, ProcessKey, key_of, there
 from tests.chaos.log_history import LogHistory, ServerHistory, read
-from tests.chaos.schedule import DEVICES, PLAIN, USERS, ClientPlan, Containment, Kind, Setup
+from tests.chaos.schedule import DEVICES, PLAIN, USERS, Backend, ClientPlan, Containment, Kind, Setup
 
-CLIENT: Final = str(Path(__file__).with_name("client.py"))
+CLIENTS: Final = {
+    Backend.EMULATED: str(Path(__file__).with_name("client.py")),
+    Backend.VENDOR: str(Path(__file__).with_name("vendor_client.py")),
+}
 MACHINE: Final = """fault_containment = "{containment}"
 
 [[device]]
@@ -45,11 +49,18 @@ ON_THE_DAEMON: Final = frozenset(
         Kind.DAEMON_KILL,
         Kind.DAEMON_REPLACE,
         Kind.KEEPER_KILL,
+        Kind.KEEPER_STOP,
         Kind.BOTH_KILL,
         Kind.DAEMON_TERM,
         Kind.QUIT,
     }
 )
+
+
+NEEDS_ITS_DAEMON: Final = frozenset({Kind.BOTH_KILL})
+"""Without both the driver's server waits for ever for a client that says nothing (docs/decisions/013)."""
+SILENT_SECONDS: Final = 3.0
+"""By then a daemon that runs has freed its server from such a client."""
 
 
 @define
@@ -88,6 +99,10 @@ class Testbed:
     """Daemons, servers and executors that this tool killed, or gave the daemon cause to kill."""
     forced: set[ProcessKey] = field(factory=set)
     """Servers that were ordered to end at once."""
+    misbehaving: set[ProcessKey] = field(factory=set)
+    """Servers of the driver's that were to do something wrong."""
+    is_misbehaving: bool = False
+    """Whether those that start now do."""
     stdin: dict[int, Any] = field(factory=dict)
     """Client number -> its standard input, which takes commands."""
     daemon: ProcessKey = NO_PROCESS
@@ -103,6 +118,8 @@ class Testbed:
         log = self.directory / "log"
         self._tails = Tail(log / "control.log"), Tail(log / "server.log")
         self.history.containment = self.setup.containment
+        self.history.backend = self.setup.backend
+        self.logs.peers_hang_up = self.setup.backend is Backend.VENDOR
 
     # --- what is there
 
@@ -112,8 +129,9 @@ class Testbed:
         return {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.directory / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self.directory / "log"),
-            "PYMPSD_BACKEND": "emulated",
+            "PYMPSD_BACKEND": str(self.setup.backend),
             "PYMPSD_EMULATED_DEVICES": str(self.directory / "machine.toml"),
+            "PYMPSD_VENDOR_SERVER": str(self.directory / install.NAME),
             "PYMPSD_TURN_PATIENCE": PATIENCE,
             "PYMPSD_LOG_DIALECT": self.setup.dialect,
             "TMPDIR": str(self.directory / "tmp"),
@@ -126,7 +144,15 @@ class Testbed:
         for name in ("pipe", "log", "tmp"):
             (self.directory / name).mkdir()
         (self.directory / "tmp").chmod(0o1777)
-        (self.directory / "machine.toml").write_text(machine(self.setup.containment))
+        if self.setup.backend is Backend.VENDOR:
+            install.install(self.directory, devices=DEVICES)
+        else:
+            (self.directory / "machine.toml").write_text(machine(self.setup.containment))
+
+    def misbehave(self, **keys: object) -> None:
+        """Say how the driver's servers behave that start from now on: without keys, well."""
+        self.is_misbehaving = bool(keys)
+        install.misbehave(self.directory / install.NAME, devices=DEVICES, **keys)
 
     def keeper(self) -> ProcessKey | None:
         """Return the keeper: a child of the daemon that started it, then of this process, which adopts orphans."""
@@ -140,6 +166,13 @@ class Testbed:
     def living(self) -> list[Life]:
         """Return the clients that run."""
         return [life for life in self.history.lives if life.ended == FOR_EVER]
+
+    def has_silent_newcomer(self) -> bool:
+        """Whether the driver's server may be waiting for a client's first words, which may not come."""
+        return self.setup.backend is Backend.VENDOR and any(
+            life.silent_until > now() or (life.plan.work == "mute" and life.ended + SILENT_SECONDS > now())
+            for life in self.history.lives
+        )
 
     def server(self) -> ServerHistory | None:
         """Return the server there is, as far as the log says."""
@@ -196,7 +229,7 @@ class Testbed:
         uid = self.uids[plan.user]
         facts = {"work": plan.work, "devices": plan.devices, "seconds": plan.seconds, "seed": plan.seed}
         process = await self.spawn(
-            [sys.executable, CLIENT, json.dumps(facts)],
+            [sys.executable, CLIENTS[self.setup.backend], json.dumps(facts)],
             env={**self.environment, **OF_CLIENTS, **dict(plan.settings)},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             user=uid, group=uid, extra_groups=[], cwd="/",
@@ -267,8 +300,12 @@ class Testbed:
 
     async def until_gone(self, process: ProcessKey, seconds: float) -> bool:
         """Wait for a process's end; return whether it came in time."""
+        return await self.until_so(lambda: not there(process), seconds)
+
+    async def until_so(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Poll for a condition that no descriptor signals; return whether it came about in time."""
         with trio.move_on_after(seconds):
-            while there(process):
+            while not condition():
                 await trio.sleep(0.02)
             return True
         return False

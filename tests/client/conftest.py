@@ -16,6 +16,8 @@ from pympsd_client._arguments.errors import CudaError, failed
 from pympsd_client._command_stream.launch_cache import is_native
 from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
+from pympsd_client._objects.code.library import kernels, libraries
+from pympsd_client._objects.code.link import links
 from pympsd_client._objects.context import contexts
 from pympsd_client._objects.event import events
 from pympsd_client._objects.memory import allocations
@@ -27,11 +29,16 @@ from tests.client.fake_executor import FakeExecutor
 
 WITH_NATIVE_WORKERS: Final = frozenset(
     {
+        "test_client_capture",
+        "test_client_graphs",
+        "test_client_libraries",
         "test_client_memory",
         "test_client_modules",
         "test_client_occupancy",
         "test_client_pinned",
+        "test_client_pools",
         "test_client_region_copies",
+        "test_client_settings",
         "test_client_streams",
     }
 )
@@ -71,7 +78,8 @@ def executor(make_executor: Callable[..., FakeExecutor]) -> FakeExecutor:
 def fresh_process() -> Iterator[Callable[[Connection], None]]:
     """Pretend that cuInit has reached a connection; afterwards the process is as before cuInit."""
     before = process.connection, process.primaries
-    tables = [contexts, *(each._objects for each in (modules, functions, streams, events, allocations))]
+    tables: list[dict[int, Any]] = [contexts, libraries, kernels, links]
+    tables += [*(each._objects for each in (modules, functions, streams, events, allocations))]
     kept = [dict(table) for table in tables]
     stack = list(this_thread.stack)
     this_thread.stack.clear()

@@ -18,7 +18,8 @@ from processes import wait_until
 from pympsd.wire.records import FLAG_POISONED, Record
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._command_stream import callback_threads, host_callbacks
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._command_stream import callback_threads, host_callbacks, operations
 from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._connect.session import Session
 from pympsd_client._objects.context import Context, contexts
@@ -613,3 +614,52 @@ def test_ctrl_c_while_a_function_runs() -> None:
     done = _run(program, "-Wignore::RuntimeWarning")
     assert done.stdout.splitlines() == ["interrupted CUDA_ERROR_NOT_READY", "CUDA_SUCCESS [True, True, True]"]
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+class _Transport:
+    """A command stream whose answers to ROOM let a finalizer make a call of its own."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.backpressure: Callable[[bytes], None] | None = None
+        self.ended = threading.Event()
+        self.asked = 0
+        self._numbers = iter(range(1, 100))
+
+    def sequence(self) -> int:
+        return next(self._numbers)
+
+    def expect(self, sequence: int, gate: Any = None) -> None: ...
+
+    def discard(self, sequence: int) -> None: ...
+
+    def post(self, record: bytes, urgent: bool = False) -> None: ...
+
+    def wait(self, gate: Any, ready: Callable[[], bool]) -> None:
+        self.ended.wait(SECONDS)
+        raise CudaError(4, "the command stream is closed")
+
+    def answer(self, sequence: int) -> None:
+        self.asked += 1
+        if self.asked == 1 and self.backpressure is not None:
+            self.backpressure(_RECORD)  # a collected handle is destroyed while this one waits
+
+
+_RECORD: bytes = operations.SYNCHRONIZE_CONTEXT.record(1, 1)
+
+
+def test_a_handle_that_is_collected_while_room_is_asked_for_can_be_destroyed() -> None:
+    transport: Any = _Transport()
+    callbacks = host_callbacks.HostCallbacks(transport)
+    callbacks.launch(host_callbacks.PendingCallback(Any, 1, 0, lambda status: None, False))
+    thread = threading.Thread(
+        target=lambda: [transport.backpressure(_RECORD) for _ in range(host_callbacks.ROOM_CHECK_INTERVAL + 1)],
+        daemon=True,
+    )
+    thread.start()
+    thread.join(5)
+    transport.closed = True
+    transport.ended.set()
+    assert not thread.is_alive(), "it waits for itself"
+    assert transport.asked == 2

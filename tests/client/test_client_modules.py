@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import time
+from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +289,10 @@ def test_the_error_log_says_what_is_wrong_with_the_code(context: Any, buffer: An
     assert answer == (cuda.CUresult.CUDA_ERROR_INVALID_PTX, None)
     text = bytes(log).split(b"\0", 1)[0].decode()
     assert "frobnicate" in text
-    assert text == last_error()
+    line, _, reason = last_error().partition(": ")  # the driver's form, as recorded with an H200
+    assert text == (
+        f"ptxas application ptx input, {line}; error   : {reason}\nptxas fatal   : Ptx assembly aborted due to errors"
+    )
     assert info[0] == 0
 
 
@@ -355,3 +361,71 @@ def test_after_unloading_the_handles_are_invalid(module: Any) -> None:
     assert _launch(function, 0) == (invalid,)
     assert cuda.cuModuleGetFunction(module, b"nothing") == (invalid, None)
     assert cuda.cuModuleUnload(module) == (invalid,)
+
+
+# --- fatbins
+
+
+def test_a_fatbin_and_its_wrapper_are_loaded(context: Any) -> None:
+    image = (Path(__file__).parents[1] / "data" / "images" / "several.fatbin").read_bytes()
+    wrapper = struct.pack("<IIQQ", 0x466243B1, 1, ctypes.addressof(held := ctypes.create_string_buffer(image)), 0)
+    for given in (image, ctypes.addressof(held), wrapper):
+        for load in (cuda.cuModuleLoadData, cuda.cuModuleLoadFatBinary):
+            assert ok(cuda.cuModuleGetFunctionCount(ok(load(given)))) == 1
+    for broken in (wrapper[:12], struct.pack("<IIQQ", 0x466243B1, 1, 0, 0)):
+        assert cuda.cuModuleLoadFatBinary(broken)[0].name == "CUDA_ERROR_INVALID_VALUE"
+
+
+# --- arguments that are no handles, as cuda.bindings has it
+
+
+def test_no_function_is_handle_0(context: Any) -> None:
+    for none in (None, 0):
+        assert _launch(none, None)[0].name == "CUDA_ERROR_INVALID_HANDLE"
+
+
+@pytest.mark.parametrize("kind", [None, ctypes.c_void_p])
+@pytest.mark.parametrize("wrong", [1.5, None, "text"])
+def test_a_pointer_parameter_is_a_pointer(module: Any, kind: Any, wrong: Any) -> None:
+    function, out = _function(module, b"store"), ok(cuda.cuMemAlloc(4))
+    for good in range(3):  # the launch cache knows this kind of launch from the third on
+        ok(_launch(function, ((out, good), (kind, ctypes.c_uint))))
+    with pytest.raises(TypeError):
+        _launch(function, ((wrong, 1), (kind, ctypes.c_uint)))
+
+
+def test_a_real_number_is_no_handle(module: Any) -> None:
+    function, out = _function(module, b"store"), ok(cuda.cuMemAlloc(4))
+    for _ in range(3):
+        ok(_launch(function, ((out, 1), (None, ctypes.c_uint))))
+    for wrong in (1.5, np.float32(1.5), np.float64(1.5), Fraction(3, 2)):
+        with pytest.raises(TypeError, match=r"ctypes\.Structure"):
+            _launch(function, ((wrong, 1), (None, ctypes.c_uint)))
+
+
+# --- faults
+
+
+def _until_it_fails(call: Callable[[], tuple[Any, ...]]) -> list[str]:
+    """Make a call again and again until it has failed, and some more; return the results after the first failure."""
+    end = time.monotonic() + 30
+    while (answer := call())[0] == cuda.CUresult.CUDA_SUCCESS:
+        assert time.monotonic() < end, "no call has failed"
+    return [answer[0].name, *(call()[0].name for _ in range(3))]
+
+
+@pytest.mark.parametrize("what", ["launch", "fill", "launch of a library's"])
+def test_calls_that_wait_for_nothing_learn_of_a_fault(module: Any, what: str) -> None:
+    function, count, out = _function(module, b"store"), _function(module, b"count"), ok(cuda.cuMemAlloc(4))
+    ok(_launch(count, None))
+    calls = {
+        "launch": lambda: _launch(count, ((), ())),
+        "fill": lambda: cuda.cuMemsetD32Async(out, 1, 1, 0),
+        "launch of a library's": lambda: _launch(
+            cuda.CUfunction(int(kernel)), ((out, 1), (ctypes.c_void_p, ctypes.c_uint))
+        ),
+    }
+    kernel = ok(cuda.cuLibraryGetKernel(ok(cuda.cuLibraryLoadData(PTX, [], [], 0, [], [], 0)), b"store"))
+    ok(calls[what]())
+    ok(_launch(function, ((16, 1), (ctypes.c_void_p, ctypes.c_uint))))
+    assert _until_it_fails(calls[what]) == ["CUDA_ERROR_ILLEGAL_ADDRESS"] * 4

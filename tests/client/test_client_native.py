@@ -56,7 +56,7 @@ def test_a_function_of_a_version_is_called_by_its_plain_name(native: list[tuple[
 
 
 def test_functions_that_pympsd_lacks_exist_natively(native: list[tuple[Any, ...]]) -> None:
-    assert cuda.cuGraphCreate is not None
+    assert cuda.cuGraphicsMapResources is not None
 
 
 def test_fork_is_left_to_the_driver(native: list[tuple[Any, ...]]) -> None:
@@ -108,9 +108,6 @@ def test_without_libcuda_there_is_no_native_driver(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("result", "found"), [("CUDA_SUCCESS", True), ("CUDA_ERROR_NO_DEVICE", False)])
 def test_a_driver_counts_only_if_it_initialises(monkeypatch: pytest.MonkeyPatch, result: str, found: bool) -> None:
-    member = getattr(cuda.CUresult, result)
-    monkeypatch.setattr(private_executor.ctypes, "CDLL", lambda name: None)
-    monkeypatch.setattr(
-        private_executor, "bindings", SimpleNamespace(cuInit=lambda flags: (member,), CUresult=cuda.CUresult)
-    )
+    library = SimpleNamespace(cuInit=lambda flags: int(getattr(cuda.CUresult, result)))
+    monkeypatch.setattr(private_executor.ctypes, "CDLL", lambda name: library)
     assert private_executor.native_driver() is found

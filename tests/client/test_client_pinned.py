@@ -104,7 +104,8 @@ def test_memory_of_the_program_is_registered_and_unregistered(context: Any) -> N
     assert cuda.cuMemFreeHost(address) == (INVALID,)
     assert cuda.cuMemHostGetFlags(address) == (INVALID, None)
     not_registered = cuda.CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
-    assert cuda.cuMemHostUnregister(address + 1) == (not_registered,)
+    assert cuda.cuMemHostUnregister(address + 1) == (INVALID,)
+    assert cuda.cuMemHostUnregister(address - 1) == (not_registered,)
     assert cuda.cuMemHostUnregister(address) == (cuda.CUresult.CUDA_SUCCESS,)
     assert cuda.cuMemHostUnregister(address) == (not_registered,)
 

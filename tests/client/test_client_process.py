@@ -148,6 +148,25 @@ def test_a_process_that_forked_before_cuinit_is_like_any_other() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("7\n", "", 0)
 
 
+def test_after_the_end_calls_say_that_the_driver_is_shutting_down() -> None:
+    done = _run(
+        """
+        import atexit, ctypes
+        def late(): print([name(answer) for answer in (
+            cuda.cuMemFree(address), cuda.cuMemGetInfo(), cuda.cuInit(0), cuda.cuCtxSynchronize(),
+            cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, None, 0), cuda.cuDeviceGetCount())])
+        atexit.register(late)
+        address = ready()
+        _, module = cuda.cuModuleLoadData(b".version 7.0\\n.target sm_70\\n.visible .entry k() { ret; }")
+        _, kernel = cuda.cuModuleGetFunction(module, b"k")
+        for _ in range(4): assert name(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, None, 0)) == "CUDA_SUCCESS"
+        from pympsd_client._objects.process import process
+        atexit.unregister(process.at_exit), atexit.register(process.at_exit)
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, str(["CUDA_ERROR_DEINITIALIZED"] * 6) + "\n"), done.stderr
+
+
 @pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "raise ValueError", "os._exit(0)", "os.kill(os.getpid(), 9)"])
 def test_however_a_process_ends_its_executor_ends(end: str) -> None:
     done = _run(f"ready(); print(*children(), flush=True); {end}", "-Wignore::RuntimeWarning")

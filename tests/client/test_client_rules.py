@@ -22,15 +22,8 @@ REFUSED = {
     "cuIpcCloseMemHandle": (1, 0, NOT_SUPPORTED, "multiprocessing.shared_memory"),
     "cuIpcGetEventHandle": (1, 1, NOT_SUPPORTED, "multiprocessing.shared_memory"),
     "cuIpcOpenEventHandle": (1, 1, NOT_SUPPORTED, "multiprocessing.shared_memory"),
-    "cuMemAllocManaged": (2, 1, NOT_SUPPORTED, "MANAGED_MEMORY is 0"),
-    "cuMemAdvise": (4, 0, NOT_SUPPORTED, "MANAGED_MEMORY is 0"),
-    "cuMemPrefetchAsync": (5, 0, NOT_SUPPORTED, "MANAGED_MEMORY is 0"),
-    "cuMemRangeGetAttribute": (4, 1, NOT_SUPPORTED, "MANAGED_MEMORY is 0"),
-    "cuMemRangeGetAttributes": (5, 1, NOT_SUPPORTED, "MANAGED_MEMORY is 0"),
-    "cuStreamAttachMemAsync": (4, 0, NOT_SUPPORTED, "MANAGED_MEMORY is 0"),
     "cuCtxEnablePeerAccess": (2, 0, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "cuMemcpyPeer"),
     "cuCtxDisablePeerAccess": (1, 0, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "cuMemcpyPeer"),
-    "cuMemHostGetDevicePointer": (2, 1, NOT_SUPPORTED, "CAN_MAP_HOST_MEMORY is 0"),
 }
 
 
@@ -53,11 +46,13 @@ def test_a_refused_call_without_a_context_says_that_first(name: str, devices: No
 @pytest.mark.parametrize(
     ("attribute", "value"),
     [
-        ("MANAGED_MEMORY", 0),
-        ("CONCURRENT_MANAGED_ACCESS", 0),
+        ("MANAGED_MEMORY", 1),
+        ("CONCURRENT_MANAGED_ACCESS", 1),
         ("PAGEABLE_MEMORY_ACCESS", 0),
         ("IPC_EVENT_SUPPORTED", 0),
-        ("CAN_MAP_HOST_MEMORY", 0),
+        ("CAN_MAP_HOST_MEMORY", 1),
+        ("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM", 0),
+        ("MEMORY_POOLS_SUPPORTED", 1),
         ("READ_ONLY_HOST_REGISTER_SUPPORTED", 0),
         ("HOST_REGISTER_SUPPORTED", 1),
         ("UNIFIED_ADDRESSING", 1),

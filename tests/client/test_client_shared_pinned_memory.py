@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from pympsd.vocabulary.device_facts import PINNED_BASE, PINNED_END, pinned_window_of
+from pympsd.vocabulary.device_facts import mapped_window_of, pinned_window_of, window_of
 from pympsd.wire.records import Record
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
@@ -316,7 +316,7 @@ def test_freeing_does_not_disturb_copies_in_flight(context: Any) -> None:
 
 def test_mistakes_are_refused_and_nothing_is_copied(context: Any) -> None:
     data, address = ok(cuda.cuMemAlloc(1000)), ok(cuda.cuMemAllocHost(1000))
-    assert address in range(PINNED_BASE, PINNED_END)
+    assert address in range(mapped_window_of(0), window_of(1))
     for call, words in (
         (lambda: cuda.cuMemcpyHtoD(data, address + 1, 1000), "not all within the 1000 bytes of page-locked memory"),
         (lambda: cuda.cuMemcpyDtoH(address, data, 1001), "not all within the 1000 bytes of page-locked memory"),

@@ -354,7 +354,8 @@ def test_what_is_known_of_a_device(devices: None) -> None:
         ("MAX_THREADS_PER_BLOCK", 1024),
         ("REGISTERS_PER_BLOCK", 65536),
         ("MAX_REGISTERS_PER_BLOCK", 65536),
-        ("MAXIMUM_TEXTURE1D_WIDTH", 0),
+        ("MAXIMUM_TEXTURE1D_WIDTH", 131072),
+        ("GPU_DIRECT_RDMA_SUPPORTED", 0),
     ],
 )
 def test_device_attributes(devices: None, attribute: str, value: int) -> None:

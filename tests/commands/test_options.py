@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.command_line import BAD_USAGE, main
-from pympsd.options import DIALECTS, MULTIUSER, READY, USERS, BadOption, Options
+from pympsd.command_line import main
+from pympsd.options import BAD_USAGE, DIALECTS, MULTIUSER, READY, USERS, BadOption, Options
 
 STARTS = {"-d": "background", "-f": "foreground"}
 

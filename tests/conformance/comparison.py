@@ -48,6 +48,8 @@ class Comparison:
         wrong = unmet + more
         for voice in sorted(expected.keys() | given.keys()):
             recorded, said = expected.get(voice, []), given.get(voice, [])
+            if step.get("either"):
+                recorded, said = logs.with_workers_first(recorded), logs.with_workers_first(said)
             wrong += self._of_voice(
                 voice, self._reordered(recorded, said) if step.get("reordered") else recorded, said
             )

@@ -7,6 +7,7 @@ every line counts and the order is strict.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from typing import Final
@@ -113,6 +114,16 @@ def _asked_once(log: list[Entry]) -> list[Entry]:
         if texts == refusal * 2 and kept[-1].text == kept[-3].text:
             del kept[-2:]
     return kept
+
+
+def with_workers_first(log: list[Entry]) -> list[Entry]:
+    """Put a worker thread's creation before its client's connection: two threads of the driver's server say so."""
+    ordered = list(log)
+    for place, (entry, after) in enumerate(itertools.pairwise(log)):
+        client = re.fullmatch(r"Client (\{.*\}) connected", entry.text)
+        if client is not None and after.text == f"Creating worker thread for client {client[1]}":
+            ordered[place : place + 2] = [after, entry]
+    return ordered
 
 
 def without_garbage(recorded: list[Entry]) -> list[Entry]:

@@ -122,7 +122,7 @@ class Replay:
             # Its server is gone, or it was no client: its end is not logged.
             self.clients.pop(int(rest)).end()
         elif verb == "gone":
-            wait_until(lambda: self._counted(self.daemon(0), "Client process", "server.log") == int(rest), rest)
+            self._await_count("Client process", int(rest))
         elif verb == "begin":
             pid, _, words = rest.partition(" ")
             self._of(int(pid), {}).begin(words)
@@ -241,6 +241,17 @@ class Replay:
             wait_until(lambda: self._counted(daemon, "Starting new server") == self._counted(daemon, "NEW SERVER"))
         elif stdin.startswith("quit") and daemon.log()[-1:] == ["Exit with status 0"]:
             wait_until(lambda: not alive(daemon.pid), "the daemon's end")
+
+    def _await_count(self, beginning: str, count: int) -> None:
+        """Wait until that many different lines of server.log begin so; the driver's server repeats some."""
+
+        def counted() -> int:
+            return len({line for line in self.daemon(0).log("server.log") if line.startswith(beginning)})
+
+        try:
+            wait_until(lambda: counted() == count, f"{count} lines {beginning!r}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; there are {counted()}") from None
 
     def _counted(self, daemon: ReplayDaemon, beginning: str, name: str = "control.log") -> int:
         return sum(line.startswith(beginning) for line in daemon.log(name))

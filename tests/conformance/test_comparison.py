@@ -72,3 +72,16 @@ def test_of_some_lines_each_is_there_in_its_voices_order() -> None:
     assert _wrong(ours[:-1], some=True)
     assert _wrong(_log(500, "Exiting", GONE.format(11), GONE.format(12), LINES[0]), some=True)
     assert "no client of ours is left for 2" in _wrong(_log(500, LINES[0], GONE.format(11), "Exiting"), some=True)
+
+
+def test_two_threads_of_the_drivers_server_may_speak_in_either_order() -> None:
+    worker, client = (
+        "Creating worker thread for client {PID: 1, Context ID: 0}",
+        "Client {PID: 1, Context ID: 0} connected",
+    )
+    step = {"do": "server.log", "lines": _log(SERVER, client, worker)}
+    for either, wrong in ((True, False), (False, True)):
+        known = Correspondence(frozenset({1, SERVER}))
+        assert known.bind(1, 11)
+        ours = _log(500, worker.replace("PID: 1,", "PID: 11,"), client.replace("PID: 1,", "PID: 11,"))
+        assert bool(Comparison(known).of_log({**step, "either": either}, ours, [], [])) is wrong

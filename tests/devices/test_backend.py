@@ -93,7 +93,7 @@ def test_a_backend_that_is_asked_for_wins_over_a_described_machine() -> None:
 @pytest.mark.parametrize("backend", ["vendor", "cuda", "auto"])
 def test_visible_devices_are_chosen_from_the_drivers(backend: str) -> None:
     found = machine(backend, FOUND, SERVER, CUDA_VISIBLE_DEVICES="1")
-    assert found.devices == (DEVICES[1],)
+    assert [device.uuid for device in found.devices] == [DEVICES[1].uuid]
 
 
 def test_the_driver_and_the_server_are_looked_for_only_if_that_matters() -> None:
@@ -202,3 +202,10 @@ def test_a_probe_that_fails_means_that_the_driver_is_unusable(script: str, said:
     assert not found.devices
     with pytest.raises(NoDriver, match="cannot be used"):
         machine("auto", found, SERVER)
+
+
+def test_what_the_cuda_backend_does_not_do_is_not_among_the_attributes() -> None:
+    for backend, value in (("cuda", 0), ("vendor", 1)):
+        attributes = machine(backend, FOUND, SERVER).devices[0].attributes
+        assert attributes["MANAGED_MEMORY"] == value
+        assert attributes["CAN_MAP_HOST_MEMORY"] == 1

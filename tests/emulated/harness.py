@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
+from pympsd_server.backends.emulated.memory.bounds import STRICT
 from pympsd_server.backends.emulated.ptx.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.program import Program, load_program
 from pympsd_server.backends.emulated.ptx.runtime.batch import Batch, preferred_blocks
@@ -35,6 +36,7 @@ class Device:
 
     def __init__(self, size: int = 1 << 28) -> None:
         self.space = AddressSpace(BASE, size)
+        self.space.bounds = STRICT  # tests of faults say exactly where memory ends
 
     def put(self, array: np.ndarray[Any, Any]) -> int:
         data = np.ascontiguousarray(array).tobytes()
@@ -85,6 +87,8 @@ def batches(
 ) -> list[Batch]:
     parameters = pack(module.program, name, arguments)
     total, each = grid[0] * grid[1] * grid[2], preferred_blocks(block[0] * block[1] * block[2])
+    cluster = int(np.prod(module.program.kernels[name].cluster))
+    each = max(1, each // cluster) * cluster
     return [
         Batch(module, name, grid, block, parameters, shared, first, np.zeros(min(each, total - first), np.int64))
         for first in range(0, total, each)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from pympsd_server.backends.emulated.ptx.faults import MisalignedAddress
 from tests.emulated.fragments import Array, run_fragment
 from tests.emulated.harness import HEADER, Device
 
@@ -95,3 +96,77 @@ def test_other_types_add(kind: str, dtype: str | None) -> None:
     )
     values = np.arange(100).astype(dtype)
     np.testing.assert_array_equal(run_fragment(text, str(dtype), values), [4950] * 100)
+
+
+VECTORS = """
+.visible .entry k(.param .u64 memory, .param .u64 values, .param .u64 old)
+{ .reg .b32 %r<8>; .reg .b64 %d<8>; .reg .f32 %f<9>; .reg .b16 %h<9>;
+  ld.param.u64 %d0, [memory]; ld.param.u64 %d1, [values]; ld.param.u64 %d2, [old];
+  mov.u32 %r0, %tid.x; mul.wide.u32 %d3, %r0, 8; add.s64 %d1, %d1, %d3; add.s64 %d2, %d2, %d3;
+  and.b32 %r1, %r0, 3; mul.wide.u32 %d4, %r1, 8; add.s64 %d0, %d0, %d4;
+  @BODY@
+  ret; }
+"""
+HOPPER = HEADER.replace("8.0", "8.1").replace("sm_80", "sm_90")
+BODIES = {
+    "f32": "ld.global.v2.f32 {%f0, %f1}, [%d1]; atom.global.add.v2.f32 {%f2, %f3}, [%d0], {%f0, %f1};"
+    " st.global.v2.f32 [%d2], {%f2, %f3};",
+    "f16x2": "ld.global.v2.b32 {%r2, %r3}, [%d1]; atom.global.OP.noftz.v2.f16x2 {%r4, %r5}, [%d0], {%r2, %r3};"
+    " st.global.v2.b32 [%d2], {%r4, %r5};",
+    "f16": "ld.global.v4.b16 {%h0, %h1, %h2, %h3}, [%d1]; atom.global.OP.noftz.v4.f16 {%h4, %h5, %h6, %h7}, [%d0],"
+    " {%h0, %h1, %h2, %h3}; st.global.v4.b16 [%d2], {%h4, %h5, %h6, %h7};",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"), [("f32", "add"), *((k, f) for k in ("f16x2", "f16") for f in ("add", "min", "max"))]
+)
+def test_vectors_of_floats(kind: str, function: str) -> None:
+    dtype, width = ("f4", 2) if kind == "f32" else ("f2", 4)
+    rng = np.random.default_rng(len(kind + function))
+    memory = rng.integers(-8, 8, (4, width)).astype(dtype)
+    values = rng.integers(-8, 8, (50, width)).astype(dtype)
+    device = Device(1 << 20)
+    addresses = [device.put(x) for x in (memory, values, values)]
+    text = HOPPER + VECTORS.replace("@BODY@", BODIES[kind].replace("OP", function))
+    device.launch(device.load(text), "k", 1, 50, *addresses)
+    rule = {"add": np.add, "min": np.minimum, "max": np.maximum}[function]
+    wanted = memory.copy()
+    for thread in range(50):
+        wanted[thread % 4] = rule(wanted[thread % 4], values[thread])
+    np.testing.assert_array_equal(device.get(addresses[0], memory), wanted)
+    old = device.get(addresses[2], values)
+    new = rule(old, values)
+    for row in range(4):
+        # Elements are updated one by one, in any order of the threads: what one leaves the next one finds.
+        found = np.vstack([old[row::4], wanted[row : row + 1]])
+        left = np.vstack([new[row::4], memory[row : row + 1]])
+        np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(left, axis=0))
+
+
+@pytest.mark.parametrize("function", ["add", "min", "max"])
+def test_pairs_of_bfloats(function: str) -> None:
+    rng = np.random.default_rng(3)
+    floats = rng.integers(-8, 8, (50, 4)).astype("f4")
+    bits = (floats.view("u4") >> 16).astype("u2")
+    device = Device(1 << 20)
+    addresses = [device.put(x) for x in (bits[:4], bits, bits)]
+    body = (
+        f"ld.global.v2.b32 {{%r2, %r3}}, [%d1]; red.global.{function}.noftz.L2::cache_hint.v2.bf16x2 [%d0],"
+        " {%r2, %r3}, %d6;"
+    )
+    device.launch(device.load(HOPPER + VECTORS.replace("@BODY@", body)), "k", 1, 50, *addresses)
+    wanted = floats[:4].copy()
+    rule = {"add": np.add, "min": np.minimum, "max": np.maximum}[function]
+    for thread in range(50):
+        wanted[thread % 4] = rule(wanted[thread % 4], floats[thread])
+    np.testing.assert_array_equal(device.get(addresses[0], bits[:4]), (wanted.view("u4") >> 16).astype("u2"))
+
+
+def test_a_vector_must_be_aligned_as_a_whole() -> None:
+    device = Device(1 << 20)
+    values = np.zeros((50, 2), "f4")
+    addresses = [device.put(x) for x in (values[:5], values, values)]
+    module = device.load(HOPPER + VECTORS.replace("@BODY@", BODIES["f32"]))
+    with pytest.raises(MisalignedAddress):
+        device.launch(module, "k", 1, 50, addresses[0] + 4, *addresses[1:])

@@ -104,15 +104,3 @@ def test_other_faults(text: str, code: int, words: str) -> None:
     with pytest.raises(DeviceFault, match=words) as caught:
         device.launch(module, "k", 2, 48)
     assert caught.value.code == code
-
-
-def test_assertion() -> None:
-    ptx = HEADER + (
-        ".extern .func __assertfail(.param .b64 a);\n"
-        ".visible .entry k() { .reg .b64 %d;\n"
-        "{ .param .b64 x; st.param.b64 [x], %d; call.uni __assertfail, (x); } ret; }"
-    )
-    device = Device(1 << 20)
-    with pytest.raises(DeviceFault, match="assert") as caught:
-        device.launch(device.load(ptx), "k", 1, 32)
-    assert caught.value.code == 710

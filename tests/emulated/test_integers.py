@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from tests.emulated.fragments import Array, run_fragment
+from tests.emulated.harness import HEADER
+
+HOPPER = HEADER.replace("8.0", "8.2").replace("sm_80", "sm_90")
 
 RNG = np.random.default_rng(7)
 EDGES = [0, 1, 2, 3, 5, 7, 31, 32, 33, 63, 64, 65, 127, 255, 256, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1]
@@ -192,6 +195,27 @@ def lookup(table: int) -> Rule:
 def test_every_lop3_table(table: int) -> None:
     text = f"lop3.b32 %d, %a, %b, %c, {table};"
     check(text, text, 32, False, lookup(table), 16)
+
+
+@pytest.mark.parametrize(("word", "combine"), [("or", lambda x, y: x | y), ("and", lambda x, y: x & y)])
+def test_a_lop3_with_a_predicate(word: str, combine: Callable[[bool, bool], bool]) -> None:
+    a, b = np.array([0, 0, 5, 5], "u4"), np.array([0, 1, 0, 1], "u4")
+    text = f"setp.ne.u32 %p, %b, 0; lop3.{word}.b32 %i1|%q, %a, %a, %a, 0x80, %p; selp.u32 %i2, 100, 0, %q;"
+    got = run_fragment(text + " add.u32 %d, %i1, %i2;", "u4", a, b, header=HOPPER)
+    wanted = [x + 100 * combine(x != 0, y != 0) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    assert got.tolist() == wanted
+
+
+@pytest.mark.parametrize("name", ["min", "max"])
+def test_min_and_max_with_relu(name: str) -> None:
+    rule = {"min": min, "max": max}[name]
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(-50, 50, (2, 200), "i4")
+    got = run_fragment(f"{name}.relu.s32 %d, %a, %b;", "i4", a, b, header=HOPPER)
+    assert got.tolist() == [max(0, rule(x, y)) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    c, d = rng.integers(-50, 50, (2, 400), "i2")
+    got = run_fragment(f"{name}.relu.s16x2 %d, %a, %b;", "u4", c.view("u4"), d.view("u4"), header=HOPPER).view("i2")
+    assert got.tolist() == [max(0, rule(x, y)) for x, y in zip(c.tolist(), d.tolist(), strict=True)]
 
 
 def dot(a: int, b: int, c: int, a_signed: bool, b_signed: bool) -> int:

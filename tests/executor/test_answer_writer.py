@@ -86,3 +86,28 @@ def test_what_is_kept_is_closed_when_the_client_is_cut_off(ends: tuple[socket.so
     writer.close()
     with pytest.raises(AssertionError, match="cut off"):
         read_all(client, 1 << 30)
+
+
+def test_text_may_be_longer_than_what_is_kept_of_answers(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, client = ends
+    writer = AnswerWriter(ours)
+    text = [numbered(number) * 1000 for number in range(2 * KEPT_BYTES // (1000 * HEADER_BYTES))]
+    writer.send_text(lambda: text)
+    writer.send(numbered(7))
+    # The client has not read all of it: further text is not even asked for.
+    writer.send_text(lambda: pytest.fail("asked for text"))
+    numbers, _ = read_all(client, 1000 * len(text) + 1)
+    assert numbers == [number for number in range(len(text)) for _ in range(1000)] + [7]
+    writer.close()
+
+
+def test_after_text_answers_are_kept_as_before(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, client = ends
+    writer = AnswerWriter(ours)
+    writer.send_text(lambda: [numbered(1)] * 1000)
+    read_all(client, 1000)
+    for _ in range(2 * KEPT_BYTES // (1000 * HEADER_BYTES)):
+        writer.send(numbered(2) * 1000)
+    writer.close()
+    with pytest.raises(AssertionError, match="cut off"):
+        read_all(client, 1 << 30)

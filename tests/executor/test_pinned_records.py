@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from processes import wait_until
 
-from pympsd.vocabulary.device_facts import pinned_window_of, window_of
+from pympsd.vocabulary.device_facts import mapped_window_of, pinned_window_of, window_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach, Attached
@@ -28,8 +28,10 @@ SECONDS = 30.0
 
 
 def mapped_pieces(executor: ExecutorOwner) -> int:
-    """How many pieces the executor has mapped."""
-    return Path(f"/proc/{executor.process.pid}/maps").read_text().count("memfd:pympsd-pinned")
+    """How many pieces the executor has mapped at their own addresses, beside the clients' address spaces."""
+    lines = Path(f"/proc/{executor.process.pid}/maps").read_text().splitlines()
+    starts = [int(line.partition("-")[0], 16) for line in lines if "memfd:pympsd-pinned" in line]
+    return sum(mapped_window_of(0) <= start < window_of(1) for start in starts)
 
 
 def wait_until_unmapped(executor: ExecutorOwner) -> None:
@@ -46,7 +48,7 @@ def test_memory_is_made_in_the_window_sealed_and_zero(client: RawClient, executo
     answer = client.call("ALLOCATE_PINNED", 100_000)
     assert answer.result == 0
     (address,) = struct.unpack("=Q", answer.body)
-    assert pinned_window_of(0) <= address < address + 100_000 < pinned_window_of(1)
+    assert mapped_window_of(0) <= address < address + 100_000 < window_of(1)
     assert address % PAGE == 0
     (fd,) = client.received_fds
     assert os.fstat(fd).st_size == -(-100_000 // PAGE) * PAGE
@@ -116,7 +118,7 @@ def test_what_is_no_memory_of_this_client_is_not_touched(executor: ExecutorOwner
 def test_the_devices_own_addresses_are_checked_too(client: RawClient) -> None:
     own, own_bytes = client.allocate_pinned(PAGE)
     data = client.allocate(100)
-    for address, count in ((data + 90, 11), (data, 2000), (0, 1), (own, 1), (2**64 - 4, 8)):
+    for address, count in ((data + 90, 11), (data, 2000), (0, 1), (own + PAGE, 1), (2**64 - 4, 8)):
         client.send("COPY_TO_DEVICE_PINNED", 0, address, own, count)
         assert deferred(client) == VALUE
         client.send("COPY_FROM_DEVICE_PINNED", 0, own, address, count)

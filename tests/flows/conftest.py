@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import ClientProcess, DaemonProcess, adopt_orphans
+from processes import ClientProcess, DaemonProcess, adopt_orphans, clients_of
+from vendor.install import install
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,18 +57,24 @@ def daemon(make_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
 @pytest.fixture
 def make_client(daemon: DaemonProcess) -> Iterator[Callable[..., ClientProcess]]:
     """Start clients of the running daemon; they are killed after the test."""
-    made: list[ClientProcess] = []
+    with clients_of(daemon) as make:
+        yield make
 
-    def make(uid: int | None = None, **more: str) -> ClientProcess:
-        client = daemon.client(uid, **more)
-        made.append(client)
-        return client
 
-    yield make
-    for client in made:
-        if client.process.poll() is None:
-            os.kill(client.pid, signal.SIGKILL)
-        for stream in (client.process.stdin, client.process.stdout, client.process.stderr):
-            if stream is not None and not stream.closed:
-                stream.close()
-        client.process.wait()
+@pytest.fixture
+def launcher(directory: Path) -> Path:
+    """The made-up server of the driver, which behaves well."""
+    return install(directory)
+
+
+@pytest.fixture
+def start_vendor_daemon(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> Callable[..., DaemonProcess]:
+    """Start daemons that lead the made-up server, with more settings."""
+
+    def start(**settings: str) -> DaemonProcess:
+        running = make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher), **settings)
+        done = running.start()
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        return running
+
+    return start

@@ -55,7 +55,7 @@ def test_functions_that_clients_do_not_have_are_refused_by_name(start: Start) ->
     client = start().connect()
     for name, result in (
         ("cuIpcOpenMemHandle", NOT_SUPPORTED),
-        ("cuMemAllocManaged", NOT_SUPPORTED),
+        ("cuIpcOpenEventHandle", NOT_SUPPORTED),
         ("cuCtxEnablePeerAccess", "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"),
     ):
         assert client.do(f"refused {name}") == result

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from processes import ClientProcess, DaemonProcess, alive, children_of, wait_until
+from processes import ClientProcess, DaemonProcess, alive, children_of, clients_of, wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 OTHER = 12345
 UIDS = (0, NOBODY, OTHER)
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+OfUser = Callable[[int], ClientProcess]
 
 
 @pytest.fixture
@@ -26,16 +26,9 @@ def daemon(make_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
 
 
 @pytest.fixture
-def clients(daemon: DaemonProcess) -> Iterator[list[ClientProcess]]:
+def clients(make_client: OfUser) -> list[ClientProcess]:
     """A client of each of three users, not connected yet."""
-    with ExitStack() as ends:
-        made = []
-        for uid in UIDS:
-            client = daemon.client(uid)
-            ends.callback(client.process.communicate)
-            ends.callback(client.process.kill)
-            made.append(client)
-        yield made
+    return [make_client(uid) for uid in UIDS]
 
 
 def test_clients_of_all_users_compute_at_once_on_one_server_of_root(
@@ -106,20 +99,10 @@ def sharing(make_daemon: Callable[..., DaemonProcess], directory: Path) -> Daemo
 
 
 @pytest.fixture
-def of_user(sharing: DaemonProcess) -> Iterator[Callable[[int], ClientProcess]]:
+def of_user(sharing: DaemonProcess) -> Iterator[OfUser]:
     """Make clients of users."""
-    with ExitStack() as ends:
-
-        def make(uid: int) -> ClientProcess:
-            client = sharing.client(uid)
-            ends.callback(client.process.communicate)
-            ends.callback(client.process.kill)
-            return client
-
+    with clients_of(sharing) as make:
         yield make
-
-
-OfUser = Callable[[int], ClientProcess]
 
 
 def _executors(daemon: DaemonProcess, server: int) -> dict[int, list[int]]:

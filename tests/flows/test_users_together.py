@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import ClientProcess, DaemonProcess, alive, children_of, wait_until
+from processes import ClientProcess, DaemonProcess, alive, children_of, clients_of, wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 OTHER = 12345
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 MakeDaemon = Callable[..., DaemonProcess]
-OfUser = Callable[[int], ClientProcess]
+MakeClient = Callable[[int], ClientProcess]
 
 
 @pytest.fixture
@@ -27,20 +26,6 @@ def daemon(make_daemon: MakeDaemon) -> DaemonProcess:
     return running
 
 
-@pytest.fixture
-def of_user(daemon: DaemonProcess) -> Iterator[OfUser]:
-    """Make clients of users; they are ended after the test."""
-    with ExitStack() as ends:
-
-        def make(uid: int) -> ClientProcess:
-            client = daemon.client(uid)
-            ends.callback(client.process.communicate)
-            ends.callback(client.process.kill)
-            return client
-
-        yield make
-
-
 def servers_by_user(daemon: DaemonProcess) -> dict[int, int]:
     """Return the PID of each user's server; its executors are that user's too."""
     found = {os.stat(f"/proc/{pid}").st_uid: pid for pid in daemon.servers()}
@@ -49,9 +34,9 @@ def servers_by_user(daemon: DaemonProcess) -> dict[int, int]:
 
 
 def test_clients_of_two_users_compute_at_the_same_time_and_quit_ends_both_servers(
-    daemon: DaemonProcess, of_user: OfUser
+    daemon: DaemonProcess, make_client: MakeClient
 ) -> None:
-    clients = {uid: of_user(uid).connect() for uid in (NOBODY, OTHER)}
+    clients = {uid: make_client(uid).connect() for uid in (NOBODY, OTHER)}
     for client in clients.values():
         client.begin("add")
     assert [client.result() for client in clients.values()] == [RIGHT] * 2
@@ -71,32 +56,32 @@ def test_clients_of_two_users_compute_at_the_same_time_and_quit_ends_both_server
 
 
 def test_a_fault_or_a_death_in_one_users_server_does_not_reach_the_others(
-    daemon: DaemonProcess, of_user: OfUser
+    daemon: DaemonProcess, make_client: MakeClient
 ) -> None:
-    culprit, other = of_user(NOBODY).connect(), of_user(OTHER).connect()
+    culprit, other = make_client(NOBODY).connect(), make_client(OTHER).connect()
     servers = servers_by_user(daemon)
     culprit.do("illegal")
     assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
     wait_until(lambda: daemon.say(f"get_server_status {servers[NOBODY]}") == "FAULT\n", "the fault")
     assert daemon.say(f"get_server_status {servers[OTHER]}") == "ACTIVE\n"
     assert other.do("add") == RIGHT
-    assert of_user(OTHER).connect().do("add") == RIGHT
+    assert make_client(OTHER).connect().do("add") == RIGHT
     assert daemon.say(f"shutdown_server {servers[NOBODY]} -f") == ""
     wait_until(lambda: not alive(servers[NOBODY]), "its end")
     assert other.do("add") == RIGHT
-    assert of_user(NOBODY).connect().do("add") == RIGHT
+    assert make_client(NOBODY).connect().do("add") == RIGHT
     assert servers_by_user(daemon)[OTHER] == servers[OTHER]
 
 
 @pytest.mark.long
-def test_both_servers_are_adopted_by_the_next_daemon(daemon: DaemonProcess, of_user: OfUser) -> None:
-    clients = [of_user(uid).connect() for uid in (NOBODY, OTHER)]
+def test_both_servers_are_adopted_by_the_next_daemon(daemon: DaemonProcess, make_client: MakeClient) -> None:
+    clients = [make_client(uid).connect() for uid in (NOBODY, OTHER)]
     servers = servers_by_user(daemon)
     daemon.kill()
     assert daemon.start("-d", "--users=together").returncode == 0
     assert servers_by_user(daemon) == servers
     assert [client.do("add") for client in clients] == [RIGHT] * 2
-    assert of_user(NOBODY).connect().do("add") == RIGHT
+    assert make_client(NOBODY).connect().do("add") == RIGHT
 
 
 def test_an_exclusive_device_has_room_for_one_users_server(make_daemon: MakeDaemon, directory: Path) -> None:
@@ -104,11 +89,8 @@ def test_an_exclusive_device_has_room_for_one_users_server(make_daemon: MakeDaem
     machine.write_text('[[device]]\ncompute_mode = "EXCLUSIVE_PROCESS"\n')
     running = make_daemon(PYMPSD_EMULATED_DEVICES=str(machine), PYMPSD_USERS="together")
     assert running.start().returncode == 0
-    with ExitStack() as ends:
-        first, second = running.client(NOBODY), running.client(OTHER)
-        for client in (first, second):
-            ends.callback(client.process.communicate)
-            ends.callback(client.process.kill)
+    with clients_of(running) as make_client:
+        first, second = make_client(NOBODY), make_client(OTHER)
         first.connect()
         server = servers_by_user(running)[NOBODY]
         assert second.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"

@@ -9,28 +9,23 @@ from pathlib import Path
 
 import pytest
 from processes import DaemonProcess, wait_until
-from vendor.install import install
+from vendor.client import ask, be_greeted
+from vendor.install import misbehave
+from vendor.peer import INIT
 from vendor.programs import VendorClient, chain
+from vendor.visitor import visitor
 
 USER = 65534
-OTHER_USER = 1000
+GROUP, OTHER_GROUP = 65533, 65532
+AS_USER = {"reuid": USER, "regid": GROUP, "groups": OTHER_GROUP}.items()
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="servers of several users take root")
 
 
 @pytest.fixture
-def launcher(directory: Path) -> Path:
-    """The made-up server."""
-    return install(directory)
-
-
-@pytest.fixture
-def daemon(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> DaemonProcess:
+def daemon(start_vendor_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
     """A daemon that leads the made-up server."""
-    running = make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher))
-    done = running.start()
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    return running
+    return start_vendor_daemon()
 
 
 def pipe(daemon: DaemonProcess) -> Path:
@@ -38,18 +33,11 @@ def pipe(daemon: DaemonProcess) -> Path:
     return daemon.directory / "pipe"
 
 
-def begun(client: VendorClient) -> VendorClient:
-    """Make a context."""
-    assert client.ask("init") == "init CUDA_SUCCESS"
-    assert client.ask("ctx 0") == "ctx CUDA_SUCCESS"
-    return client
-
-
 @pytest.fixture
 def client(daemon: DaemonProcess) -> Iterator[VendorClient]:
     """A program with one context."""
     with VendorClient.start(pipe(daemon)) as running:
-        yield begun(running)
+        yield running.connect()
 
 
 def test_a_program_is_a_client_without_change(daemon: DaemonProcess, client: VendorClient) -> None:
@@ -62,21 +50,85 @@ def test_a_program_is_a_client_without_change(daemon: DaemonProcess, client: Ven
 
 
 def test_the_server_has_its_users_identity(daemon: DaemonProcess) -> None:
-    with VendorClient.start(pipe(daemon), uid=USER) as client:
-        begun(client)
+    with VendorClient.start(
+        pipe(daemon), prefix=("setpriv", *(f"--{key}={value}" for key, value in AS_USER))
+    ) as client:
+        client.connect()
         (server,) = daemon.servers()
         status = dict(line.split(":", 1) for line in Path(f"/proc/{server}/status").read_text().splitlines())
-        assert status["Uid"].split() == [str(USER)] * 4
-        assert status["Gid"].split()[0] != ""
+        found = [status[name].split() for name in ("Uid", "Gid", "Groups")]
+        assert found == [[str(USER)] * 4, [str(GROUP)] * 4, [str(OTHER_GROUP)]]
 
 
 def test_a_user_has_the_turn_when_the_last_client_of_another_has_ended(daemon: DaemonProcess) -> None:
     with VendorClient.start(pipe(daemon)) as first, VendorClient.start(pipe(daemon), uid=USER) as second:
-        begun(first)
+        first.connect()
         second.send("init")
         wait_until(lambda: any("waits for its turn" in line for line in daemon.log()))
         first.kill()
         assert second.answer() == "init CUDA_SUCCESS"
+
+
+def test_a_newcomer_whose_server_has_decided_to_end_gets_the_next_one(daemon: DaemonProcess, launcher: Path) -> None:
+    """The server is asked whether it is idle, for another user waits; it says so when the newcomer is there."""
+    misbehave(launcher, late_answer=5)
+    with visitor(pipe(daemon) / "control") as here, VendorClient.start(pipe(daemon), uid=USER) as other:
+        here.as_client()
+        with here.take_connection() as connection:
+            be_greeted(connection, INIT)
+            ask(connection)
+        other.send("init")
+        wait_until(lambda: "Waiting for current clients to finish" in daemon.log("server.log"))
+        with VendorClient.start(pipe(daemon)) as newcomer:
+            newcomer.send("init")
+            wait_until(lambda: any(f"NEW CLIENT {newcomer.pid} " in line for line in daemon.log()))
+            misbehave(launcher)
+            assert other.answer() == "init CUDA_SUCCESS"
+            assert newcomer.waits()
+            other.kill()
+            assert newcomer.answer() == "init CUDA_SUCCESS"
+            assert newcomer.ask("ctx 0") == "ctx CUDA_SUCCESS"
+
+
+def test_the_next_daemon_frees_a_server_from_a_client_that_says_nothing(daemon: DaemonProcess) -> None:
+    with VendorClient.start(pipe(daemon)) as client:
+        client.connect()
+        with visitor(pipe(daemon) / "control") as mute:
+            mute.as_client()
+            with mute.take_connection():
+                daemon.kill()
+                assert daemon.start().returncode == 0
+                with VendorClient.start(pipe(daemon)) as late:
+                    assert late.ask("init") == "init CUDA_SUCCESS"
+        assert client.ask("sync") == "sync CUDA_SUCCESS"
+        assert str(client.pid) in daemon.say("ps")
+
+
+def test_a_server_that_was_asked_to_end_does_so_under_the_next_daemon(
+    daemon: DaemonProcess, client: VendorClient
+) -> None:
+    (server,) = daemon.servers()
+    daemon.say(f"shutdown_server {server}")
+    daemon.kill()
+    assert daemon.start().returncode == 0
+    assert daemon.servers() == [server]
+    assert client.ask("sync") == "sync CUDA_SUCCESS"
+    client.exit()
+    wait_until(lambda: not daemon.servers())
+
+
+def test_the_server_is_given_whole_paths(
+    make_daemon: Callable[..., DaemonProcess], launcher: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(directory)
+    daemon = make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher), CUDA_MPS_LOG_DIRECTORY="log")
+    assert daemon.start().returncode == 0
+    with VendorClient.start(pipe(daemon)) as running:
+        running.connect()
+        (server,) = daemon.servers()
+        words = Path(f"/proc/{server}/environ").read_bytes().split(b"\0")
+        assert f"CUDA_MPS_LOG_DIRECTORY={directory}/log".encode() in words
+        assert f"CUDA_MPS_PIPE_DIRECTORY={pipe(daemon)}".encode() in words
 
 
 def test_an_operator_learns_that_a_server_does_not_answer(daemon: DaemonProcess, client: VendorClient) -> None:
@@ -111,14 +163,14 @@ def test_a_killed_daemon_is_replaced_and_nobody_notices(daemon: DaemonProcess, c
     (server,) = daemon.servers()
     with VendorClient.start(pipe(daemon), "--loop") as loop, VendorClient.start(pipe(daemon), uid=USER) as waiting:
         assert [loop.answer(), loop.answer()] == ["init CUDA_SUCCESS", "ctx CUDA_SUCCESS"]
-        assert loop.ask("steps 10").startswith("steps")
+        assert loop.ask("steps 10").startswith("steps ")
         waiting.send("init")
         wait_until(lambda: any("waits for its turn" in line for line in daemon.log()))
         before = daemon.say("ps")
         daemon.kill()
         with VendorClient.start(pipe(daemon)) as late:
             late.send("init")
-            assert loop.ask("steps 10")
+            assert loop.ask("steps 10").startswith("steps ")
             assert waiting.waits()
             assert late.waits()
             assert daemon.start().returncode == 0
@@ -133,3 +185,13 @@ def test_a_killed_daemon_is_replaced_and_nobody_notices(daemon: DaemonProcess, c
         loop.end()
         client.kill()
         assert waiting.answer() == "init CUDA_SUCCESS"
+
+
+def test_limits_outlive_a_daemon_that_learns_of_the_devices_from_its_server(daemon: DaemonProcess) -> None:
+    with VendorClient.start(pipe(daemon)) as running:
+        running.connect()
+        daemon.say("set_default_device_pinned_mem_limit 0 4G")
+        daemon.kill()
+        assert daemon.start().returncode == 0
+        assert running.ask("sync") == "sync CUDA_SUCCESS"
+        assert daemon.say("get_default_device_pinned_mem_limit 0") == "4G\n"

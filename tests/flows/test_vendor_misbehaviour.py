@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from attrs import define, field
 from processes import DaemonProcess, alive, wait_until
-from vendor.install import install, misbehave
+from vendor.install import misbehave
 from vendor.programs import VendorClient
 
 OTHER, WRONG = 1000, 65534
@@ -25,71 +26,109 @@ BOUND = 12.0
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="servers of several users take root")
 
 
-@pytest.fixture
-def launcher(directory: Path) -> Path:
-    """The made-up server."""
-    return install(directory)
+@define
+class TwoUsers:
+    """A daemon in which each user has a server: the servers of one misbehave, and a client of the other goes on."""
+
+    daemon: DaemonProcess
+    launcher: Path
+    _ends: ExitStack
+    bystander: VendorClient = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.bystander = self.start(OTHER).connect()
+
+    def start(self, uid: int = WRONG) -> VendorClient:
+        """Start a program, without a line; it is killed at the end."""
+        client = self._ends.enter_context(VendorClient.start(self.daemon.directory / "pipe", uid=uid))
+        self._ends.callback(client.kill)
+        return client
+
+    def misbehave(self, **keys: object) -> None:
+        """Say how servers that start from now on behave."""
+        misbehave(self.launcher, **keys)
+
+    def asking(self, **keys: object) -> VendorClient:
+        """Return a program that asks for a server, which misbehaves."""
+        self.misbehave(**keys)
+        client = self.start()
+        client.send("init")
+        return client
+
+    def asking_while_it_starts(self, **keys: object) -> tuple[VendorClient, int]:
+        """Return a program that asks for a server that misbehaves, and the server as soon as it is started."""
+        client = self.asking(**keys)
+        wait_until(self.starts)
+        return client, self.server()
+
+    def asking_when_it_is_ready(self, **keys: object) -> tuple[VendorClient, int]:
+        """Return a program that asks for a server that misbehaves, and the server when it is ready."""
+        client, server = self.asking_while_it_starts(**keys)
+        wait_until(has_logged(self.daemon, f"NEW SERVER {server}: Ready"))
+        return client, server
+
+    def connected(self, **keys: object) -> tuple[VendorClient, int]:
+        """Return a client whose server misbehaves, and the server; later ones behave well."""
+        self.misbehave(**keys)
+        client = self.start().connect()
+        self.misbehave()
+        return client, self.server()
+
+    def starts(self) -> list[int]:
+        """Return the PIDs of all servers that were started for the user whose servers misbehave."""
+        return self._started(WRONG)
+
+    def _started(self, uid: int) -> list[int]:
+        said = [line.split() for line in self.daemon.log() if line.startswith("Starting new server ")]
+        return [int(words[3]) for words in said if words[-1] == str(uid)]
+
+    def bystanders_server(self) -> int:
+        """Return the PID of the server that behaves well."""
+        return self._started(OTHER)[-1]
+
+    def server(self) -> int:
+        """Return the PID of the newest."""
+        return self.starts()[-1]
+
+    def give(self, line: str) -> None:
+        """Give the daemon a line; it answers within 20 s whatever the server does."""
+        asked = self.daemon.begin(line)
+        try:
+            asked.communicate(timeout=20)
+        finally:
+            asked.kill()
+            asked.communicate()
+        assert asked.returncode == 0
+
+    def force(self, server: int) -> None:
+        """Have a server ended by force."""
+        self.daemon.run([], f"shutdown_server {server} -f\n")
+
+    def next_one_works(self, before: VendorClient | None = None) -> None:
+        """End a client; the next server of the same user serves a new one, and operators."""
+        if before is not None:
+            before.end()
+        self.misbehave()
+        client = self.start().connect()
+        server = self.server()
+        assert self.daemon.say(f"get_server_status {server}") == "ACTIVE\n"
+        assert str(client.pid) in self.daemon.say("ps")
+        assert client.ask("sync") == f"sync {SUCCESS}"
+        assert not has_logged(self.daemon, "internal error")()
 
 
 @pytest.fixture
-def daemon(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> DaemonProcess:
-    """A daemon whose users have servers at the same time."""
-    running = make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher), PYMPSD_USERS="together")
-    done = running.start()
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    return running
-
-
-@pytest.fixture
-def start(daemon: DaemonProcess) -> Iterator[Callable[[int], VendorClient]]:
-    """Start programs of users, without a line; those left at the end are killed."""
-    started: list[VendorClient] = []
-    with ExitStack() as stack:
-
-        def make(uid: int) -> VendorClient:
-            client = stack.enter_context(VendorClient.start(daemon.directory / "pipe", uid=uid))
-            started.append(client)
-            return client
-
-        yield make
-        for client in started:
-            client.kill()
-
-
-def begun(client: VendorClient) -> VendorClient:
-    """Make a context."""
-    assert client.ask("init") == f"init {SUCCESS}"
-    assert client.ask("ctx 0") == f"ctx {SUCCESS}"
-    return client
-
-
-@pytest.fixture
-def bystander(start: Callable[[int], VendorClient]) -> Iterator[VendorClient]:
-    """A client of the other user, whose work goes on whatever happens."""
-    client = begun(start(OTHER))
-    yield client
-    assert client.ask("sync") == f"sync {SUCCESS}", "another user's client was affected"
-
-
-def server_of(daemon: DaemonProcess, uid: int) -> int:
-    """Return the PID of a user's newest server."""
-    said = [line.split() for line in daemon.log() if line.startswith("Starting new server ")]
-    return [int(words[3]) for words in said if words[-1] == str(uid)][-1]
+def users(start_vendor_daemon: Callable[..., DaemonProcess], launcher: Path) -> Iterator[TwoUsers]:
+    """The two users; the work of the other one has gone on at the end."""
+    with ExitStack() as ends:
+        running = TwoUsers(start_vendor_daemon(PYMPSD_USERS="together"), launcher, ends)
+        yield running
+        assert running.bystander.ask("sync") == f"sync {SUCCESS}", "another user's client was affected"
 
 
 def has_logged(daemon: DaemonProcess, pattern: str) -> Callable[[], bool]:
     """Return a condition: control.log has a line that matches."""
     return lambda: any(re.search(pattern, line) for line in daemon.log())
-
-
-def works(daemon: DaemonProcess, start: Callable[[int], VendorClient], launcher: Path) -> None:
-    """The next server of the same user serves a new client, and operators."""
-    client = begun(start(WRONG))
-    server = server_of(daemon, WRONG)
-    assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
-    assert str(client.pid) in daemon.say("ps")
-    assert client.ask("sync") == f"sync {SUCCESS}"
-    assert not any("internal error" in line for line in daemon.log())
 
 
 # --- before it is ready
@@ -104,64 +143,38 @@ def works(daemon: DaemonProcess, start: Callable[[int], VendorClient], launcher:
     ],
 )
 def test_a_server_that_fails_at_its_start_is_tried_again(
-    daemon: DaemonProcess,
-    bystander: VendorClient,
-    start: Callable[[int], VendorClient],
-    launcher: Path,
-    keys: dict[str, object],
-    logged: str,
+    users: TwoUsers, keys: dict[str, object], logged: str
 ) -> None:
-    misbehave(launcher, **keys)
-    client = start(WRONG)
-    client.send("init")
-    wait_until(has_logged(daemon, "trying again in"))
-    assert has_logged(daemon, logged.format(pid=server_of(daemon, WRONG)))() or len(_starts(daemon)) > 1
-    misbehave(launcher)
+    client = users.asking(**keys)
+    wait_until(has_logged(users.daemon, "trying again in"))
+    wait_until(has_logged(users.daemon, logged.format(pid=users.starts()[0])))
+    users.misbehave()
     assert client.answer() == f"init {SUCCESS}", "the client that waits gets the server that works"
-    client.end()
-    works(daemon, start, launcher)
+    users.next_one_works(client)
 
 
-def _starts(daemon: DaemonProcess) -> list[str]:
-    return [line for line in daemon.log() if line.startswith("Starting new server ") and line.endswith(str(WRONG))]
-
-
-def test_a_server_that_never_starts_is_given_up(
-    daemon: DaemonProcess, bystander: VendorClient, start: Callable[[int], VendorClient], launcher: Path
-) -> None:
-    misbehave(launcher, crash="before_role")
-    assert start(WRONG).ask("init") == f"init {REFUSED}"
-    assert has_logged(daemon, f"No server could be started for user {WRONG} in 4 tries: ")()
-    misbehave(launcher)
-    works(daemon, start, launcher)
+def test_a_server_that_never_starts_is_given_up(users: TwoUsers) -> None:
+    users.misbehave(crash="before_role")
+    assert users.start().ask("init") == f"init {REFUSED}"
+    assert has_logged(users.daemon, f"No server could be started for user {WRONG} in 4 tries: ")()
+    users.next_one_works()
 
 
 @pytest.mark.parametrize("moment", ["before_hello", "before_role"])
-def test_while_a_server_hangs_at_its_start_all_else_goes_on(
-    daemon: DaemonProcess,
-    bystander: VendorClient,
-    start: Callable[[int], VendorClient],
-    launcher: Path,
-    moment: str,
-) -> None:
+def test_while_a_server_hangs_at_its_start_all_else_goes_on(users: TwoUsers, moment: str) -> None:
     """It would be killed after 60 s (tests/flows/test_hung_start.py waits for that); an operator does not wait."""
-    misbehave(launcher, hang=moment)
-    client = start(WRONG)
-    client.send("init")
-    wait_until(has_logged(daemon, f"Starting new server .* for user {WRONG}"))
-    server = server_of(daemon, WRONG)
-    assert daemon.say(f"get_server_status {server}") == "INITIALIZING\n"
-    assert str(bystander.pid) in daemon.say("ps")
-    assert bystander.ask("ctx 0") == f"ctx {SUCCESS}"
+    client, server = users.asking_while_it_starts(hang=moment)
+    assert users.daemon.say(f"get_server_status {server}") == "INITIALIZING\n"
+    assert str(users.bystander.pid) in users.daemon.say("ps")
+    assert users.bystander.ask("ctx 0") == f"ctx {SUCCESS}"
     assert client.waits()
-    misbehave(launcher)
+    users.misbehave()
     began = time.monotonic()
-    assert daemon.say(f"shutdown_server {server} -f") == ""
+    assert users.daemon.say(f"shutdown_server {server} -f") == ""
     assert client.answer() == f"init {SUCCESS}", "it gets the next one"
     assert time.monotonic() - began < BOUND
     wait_until(lambda: not alive(server), "the end of the one that hung")
-    client.end()
-    works(daemon, start, launcher)
+    users.next_one_works(client)
 
 
 @pytest.mark.parametrize(
@@ -177,45 +190,25 @@ def test_while_a_server_hangs_at_its_start_all_else_goes_on(
         "shutdown_server {server}",
     ],
 )
-def test_a_command_for_a_server_that_is_not_ready_is_answered(
-    daemon: DaemonProcess,
-    bystander: VendorClient,
-    start: Callable[[int], VendorClient],
-    launcher: Path,
-    line: str,
-) -> None:
-    misbehave(launcher, hang="before_role")
-    start(WRONG).send("init")
-    wait_until(has_logged(daemon, f"Starting new server .* for user {WRONG}"))
-    asked = daemon.begin(line.format(server=server_of(daemon, WRONG)))
-    try:
-        asked.communicate(timeout=20)
-    finally:
-        asked.kill()
-        asked.communicate()
-    assert asked.returncode == 0
-    assert not has_logged(daemon, "internal error")()
+def test_a_command_for_a_server_that_is_not_ready_is_answered(users: TwoUsers, line: str) -> None:
+    _, server = users.asking_while_it_starts(hang="before_role")
+    users.give(line.format(server=server))
+    assert not has_logged(users.daemon, "internal error")()
 
 
 # --- afterwards
 
 
-def test_a_server_that_crashes_after_its_role(
-    daemon: DaemonProcess, bystander: VendorClient, start: Callable[[int], VendorClient], launcher: Path
-) -> None:
-    misbehave(launcher, crash="after_role")
-    client = start(WRONG)
-    client.send("init")
+def test_a_server_that_crashes_after_its_role(users: TwoUsers) -> None:
+    client = users.asking(crash="after_role")
     said = client.answer()
     # What it gets depends on whether it was handed over before the end was seen.
     assert said in (f"init {LOST}", f"init {REFUSED}")
-    wait_until(has_logged(daemon, r"Server \d+ exited with status -9"))
-    client.end()
-    misbehave(launcher)
-    works(daemon, start, launcher)
+    wait_until(has_logged(users.daemon, r"Server \d+ exited with status -9"))
+    users.next_one_works(client)
 
 
-TOLD: dict[int, str] = {
+COMMANDS: dict[int, str] = {
     9: "set_active_thread_percentage {server} 40",
     13: "terminate_client {server} {client}",
     14: "ps",
@@ -226,136 +219,89 @@ TOLD: dict[int, str] = {
 """A line that makes the daemon give a command to the server."""
 
 
-@pytest.mark.parametrize("command", TOLD)
-def test_a_server_that_crashes_on_a_command(
-    daemon: DaemonProcess,
-    bystander: VendorClient,
-    start: Callable[[int], VendorClient],
-    launcher: Path,
-    command: int,
-) -> None:
-    client, server = _with_its_own_server(daemon, start, launcher, crash=f"on_command:{command}")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_server_that_crashes_on_a_command(users: TwoUsers, command: int) -> None:
+    client, server = users.connected(crash=f"on_command:{command}")
     began = time.monotonic()
-    _give(daemon, command, server, client)
-    wait_until(has_logged(daemon, f"Server {server} exited with status -9"))
+    users.give(COMMANDS[command].format(server=server, client=client.pid))
+    wait_until(has_logged(users.daemon, f"Server {server} exited with status -9"))
     assert time.monotonic() - began < BOUND
     assert client.ask("sync") == f"sync {LOST}"
-    client.end()
-    works(daemon, start, launcher)
+    users.next_one_works(client)
 
 
-@pytest.mark.parametrize("command", TOLD)
-def test_a_server_that_hangs_on_a_command(
-    daemon: DaemonProcess,
-    bystander: VendorClient,
-    start: Callable[[int], VendorClient],
-    launcher: Path,
-    command: int,
-) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_server_that_hangs_on_a_command(users: TwoUsers, command: int) -> None:
     """Its clients go on, operators are answered, and it can be ended by force."""
-    client, server = _with_its_own_server(daemon, start, launcher, hang=f"on_command:{command}")
+    client, server = users.connected(hang=f"on_command:{command}")
     began = time.monotonic()
     if command == 13:
-        asked = daemon.begin(TOLD[13].format(server=server, client=client.pid))
-        wait_until(has_logged(daemon, "Cmd:terminate_client"))
-        _force(daemon, server)
+        asked = users.daemon.begin(COMMANDS[13].format(server=server, client=client.pid))
+        wait_until(has_logged(users.daemon, "Cmd:terminate_client"))
+        users.force(server)
         assert asked.wait(timeout=20) == 0
         asked.communicate()
     else:
-        _give(daemon, command, server, client)
-        done = daemon.run([], "ps\n")
-        assert str(bystander.pid) in done.stdout
+        users.give(COMMANDS[command].format(server=server, client=client.pid))
+        done = users.daemon.run([], "ps\n")
+        assert str(users.bystander.pid) in done.stdout
         assert f"server {server} does not answer" in done.stderr
         assert client.ask("sync") == f"sync {SUCCESS}"
-        _force(daemon, server)
-    wait_until(has_logged(daemon, f"Server {server} exited with status -9"))
-    assert has_logged(daemon, f"Server {server} does not answer: killing it")()
+        users.force(server)
+    wait_until(has_logged(users.daemon, f"Server {server} exited with status -9"))
+    assert has_logged(users.daemon, f"Server {server} does not answer: killing it")()
     assert time.monotonic() - began < BOUND
     client.ask("sync")
-    client.end()
-    works(daemon, start, launcher)
+    users.next_one_works(client)
+
+
+@pytest.mark.parametrize("line", ["get_client_list {0}", "ps -p {0}", "get_device_client_list {0}"])
+def test_a_command_for_one_server_does_not_ask_another(users: TwoUsers, line: str) -> None:
+    client, silent = users.connected(hang="on_command:14")
+    assert f"server {silent} does not answer" in users.daemon.run([], "ps\n").stderr
+    done = users.daemon.run([], line.format(users.bystanders_server()) + "\n")
+    assert str(users.bystander.pid) in done.stdout
+    assert done.stderr == ""
+    users.force(silent)
+    client.kill()
 
 
 @pytest.mark.parametrize("command", [6, 7, 13, 14])
-def test_a_server_that_answers_with_a_wrong_size(
-    daemon: DaemonProcess,
-    bystander: VendorClient,
-    start: Callable[[int], VendorClient],
-    launcher: Path,
-    command: int,
-) -> None:
-    client, server = _with_its_own_server(daemon, start, launcher, wrong_size=command)
-    _give(daemon, command, server, client)
+def test_a_server_that_answers_with_a_wrong_size(users: TwoUsers, command: int) -> None:
+    client, server = users.connected(wrong_size=command)
+    users.give(COMMANDS[command].format(server=server, client=client.pid))
     wait_until(
-        has_logged(daemon, f"Protocol violation by server {server}: a packet of [0-9]+ bytes where [0-9]+ are due")
+        has_logged(
+            users.daemon, f"Protocol violation by server {server}: a packet of [0-9]+ bytes where [0-9]+ are due"
+        )
     )
     wait_until(lambda: not alive(server))
     assert client.ask("sync") == f"sync {LOST}"
-    client.end()
-    works(daemon, start, launcher)
+    users.next_one_works(client)
 
 
 @pytest.mark.parametrize("command", [7, 14])
-def test_a_server_that_closes_half_way(
-    daemon: DaemonProcess,
-    bystander: VendorClient,
-    start: Callable[[int], VendorClient],
-    launcher: Path,
-    command: int,
-) -> None:
-    client, server = _with_its_own_server(daemon, start, launcher, close=f"half_way:{command}")
-    _give(daemon, command, server, client)
-    wait_until(has_logged(daemon, f"Server {server} exited with status 0"))
+def test_a_server_that_closes_half_way(users: TwoUsers, command: int) -> None:
+    client, server = users.connected(close=f"half_way:{command}")
+    users.give(COMMANDS[command].format(server=server, client=client.pid))
+    wait_until(has_logged(users.daemon, f"Server {server} exited with status 0"))
     assert client.ask("sync") == f"sync {LOST}"
-    client.end()
-    works(daemon, start, launcher)
+    users.next_one_works(client)
 
 
 @pytest.mark.parametrize("command", [7, 14])
-def test_a_server_that_gives_no_answer_to_a_question(
-    daemon: DaemonProcess,
-    bystander: VendorClient,
-    start: Callable[[int], VendorClient],
-    launcher: Path,
-    command: int,
-) -> None:
+def test_a_server_that_gives_no_answer_to_a_question(users: TwoUsers, command: int) -> None:
     """The answer to a later question is not taken for it: that is a violation, or it does not answer at all."""
-    client, server = _with_its_own_server(daemon, start, launcher, no_answer=command)
-    done = daemon.run([], "ps\n")
-    assert str(bystander.pid) in done.stdout
+    client, server = users.connected(no_answer=command)
+    done = users.daemon.run([], "ps\n")
+    assert str(users.bystander.pid) in done.stdout
     for _ in range(3):
-        daemon.run([], "ps\n")
-    assert has_logged(daemon, f"Protocol violation by server {server}")() or done.stderr
-    _force(daemon, server)
+        users.daemon.run([], "ps\n")
+    assert has_logged(users.daemon, f"Protocol violation by server {server}")() or done.stderr
+    users.force(server)
     wait_until(lambda: not alive(server))
     client.ask("sync")
-    client.end()
-    works(daemon, start, launcher)
-
-
-def _with_its_own_server(
-    daemon: DaemonProcess, start: Callable[[int], VendorClient], launcher: Path, **keys: object
-) -> tuple[VendorClient, int]:
-    """Return a client whose server misbehaves, and the server; later ones behave well."""
-    misbehave(launcher, **keys)
-    client = begun(start(WRONG))
-    misbehave(launcher)
-    return client, server_of(daemon, WRONG)
-
-
-def _give(daemon: DaemonProcess, command: int, server: int, client: VendorClient) -> None:
-    """Have the daemon give a command; its own answer comes within 20 s whatever the server does."""
-    asked = daemon.begin(TOLD[command].format(server=server, client=client.pid))
-    try:
-        asked.communicate(timeout=20)
-    finally:
-        asked.kill()
-        asked.communicate()
-    assert asked.returncode == 0
-
-
-def _force(daemon: DaemonProcess, server: int) -> None:
-    daemon.run([], f"shutdown_server {server} -f\n")
+    users.next_one_works(client)
 
 
 # --- the moments of handover and turn
@@ -365,60 +311,36 @@ def _force(daemon: DaemonProcess, server: int) -> None:
     "keys", [{"crash": "on_command:2"}, {"crash": "on_command:17"}, {"wrong_size": 17}, {"close": "half_way:17"}]
 )
 def test_a_server_that_ends_when_it_is_given_a_client_or_asked_for_its_status(
-    daemon: DaemonProcess,
-    bystander: VendorClient,
-    start: Callable[[int], VendorClient],
-    launcher: Path,
-    keys: dict[str, object],
+    users: TwoUsers, keys: dict[str, object]
 ) -> None:
     """The daemon may ask for the status with each client."""
-    misbehave(launcher, **keys)
-    client = start(WRONG)
-    client.send("init")
-    wait_until(lambda: _starts(daemon))
-    server = server_of(daemon, WRONG)
-    wait_until(has_logged(daemon, f"NEW SERVER {server}: Ready"))
-    assert str(bystander.pid) in daemon.run([], "ps\n").stdout
-    wait_until(has_logged(daemon, f"Server {server} exited with status"))
+    client, server = users.asking_when_it_is_ready(**keys)
+    assert str(users.bystander.pid) in users.daemon.run([], "ps\n").stdout
+    wait_until(has_logged(users.daemon, f"Server {server} exited with status"))
     assert client.answer() in (f"init {LOST}", f"init {REFUSED}", f"init {SUCCESS}")
-    client.end()
-    misbehave(launcher)
-    works(daemon, start, launcher)
+    users.next_one_works(client)
 
 
 @pytest.mark.parametrize("keys", [{"hang": "after_role"}, {"hang": "on_command:2"}, {"hang": "on_command:17"}])
-def test_a_server_that_never_takes_its_clients_can_be_ended(
-    daemon: DaemonProcess,
-    bystander: VendorClient,
-    start: Callable[[int], VendorClient],
-    launcher: Path,
-    keys: dict[str, object],
-) -> None:
-    misbehave(launcher, **keys)
-    client = start(WRONG)
-    client.send("init")
-    wait_until(lambda: _starts(daemon))
-    server = server_of(daemon, WRONG)
-    wait_until(has_logged(daemon, f"NEW SERVER {server}: Ready"))
-    misbehave(launcher)
-    done = daemon.run([], "ps\n")
-    assert str(bystander.pid) in done.stdout
+def test_a_server_that_never_takes_its_clients_can_be_ended(users: TwoUsers, keys: dict[str, object]) -> None:
+    client, server = users.asking_when_it_is_ready(**keys)
+    users.misbehave()
+    done = users.daemon.run([], "ps\n")
+    assert str(users.bystander.pid) in done.stdout
     assert f"server {server} does not answer" in done.stderr
-    _force(daemon, server)
-    wait_until(has_logged(daemon, f"Server {server} exited with status"))
+    users.force(server)
+    wait_until(has_logged(users.daemon, f"Server {server} exited with status"))
     assert client.answer() in (f"init {LOST}", f"init {REFUSED}", f"init {SUCCESS}")
-    client.end()
-    works(daemon, start, launcher)
+    users.next_one_works(client)
 
 
 @pytest.mark.parametrize("keys", [{"wrong_size": 24}, {"close": "half_way:24"}, {"crash": "on_command:24"}])
-def test_a_server_that_tells_its_devices_wrong(
-    make_daemon: Callable[..., DaemonProcess], launcher: Path, directory: Path, keys: dict[str, object]
+def test_a_server_that_reports_its_devices_wrong(
+    start_vendor_daemon: Callable[..., DaemonProcess], launcher: Path, directory: Path, keys: dict[str, object]
 ) -> None:
     """The first server is asked for the devices, as there is no driver here."""
     misbehave(launcher, **keys)
-    daemon = make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher))
-    assert daemon.start().returncode == 0
+    daemon = start_vendor_daemon()
     with VendorClient.start(directory / "pipe", uid=WRONG) as client:
         said = client.ask("init")
         assert said in (f"init {LOST}", f"init {REFUSED}", f"init {SUCCESS}")
@@ -426,7 +348,7 @@ def test_a_server_that_tells_its_devices_wrong(
         client.kill()
     misbehave(launcher)
     with VendorClient.start(directory / "pipe", uid=WRONG) as client:
-        begun(client)
+        client.connect()
         assert "NVIDIA H200" in daemon.say("device_query")
 
 
@@ -445,17 +367,16 @@ def test_a_server_that_tells_its_devices_wrong(
     ],
 )
 def test_the_turn_passes_on_from_a_server_that_does_not_say_that_it_is_idle(
-    make_daemon: Callable[..., DaemonProcess], launcher: Path, directory: Path, keys: dict[str, object]
+    start_vendor_daemon: Callable[..., DaemonProcess], launcher: Path, directory: Path, keys: dict[str, object]
 ) -> None:
     """In turns: all clients of the first user have ended, so nothing is lost by whatever is done to its server."""
-    daemon = make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher))
-    assert daemon.start().returncode == 0
+    daemon = start_vendor_daemon()
     misbehave(launcher, **keys)
     with (
         VendorClient.start(directory / "pipe", uid=WRONG) as first,
         VendorClient.start(directory / "pipe", uid=OTHER) as second,
     ):
-        begun(first)
+        first.connect()
         misbehave(launcher)
         second.send("init")
         wait_until(has_logged(daemon, "waits for its turn"))

@@ -1,7 +1,6 @@
 """The translator of PTX against the GPU: the recorded corpus and generated programs, on both devices of one process.
 
-What differs is a bug of the translator, or is documented: the corpus's own rules say which functions are approximate,
-and kernels that the translator refuses by name are compared with their recording alone.
+What differs is a bug of the translator, or is documented: the corpus's own rules say which functions are approximate.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from recorded_corpus import KERNELS, recorded
+from recorded_corpus import KERNELS, is_recorded, recorded
 
 from tests.emulated import test_generated_programs as branching
-from tests.emulated.test_corpus import REFUSED
 from tests.gpu import straight_line
 from tests.gpu.corpus import differences, outputs_on
 from tests.gpu.devices import DEVICES, OneDevice
@@ -29,20 +27,13 @@ SHOWN = 3
 Array = np.ndarray[Any, Any]
 
 
-@pytest.mark.parametrize("name", sorted(set(KERNELS) - set(REFUSED)))
+@pytest.mark.parametrize("name", sorted(KERNELS))
 def test_a_kernel_of_the_corpus_gives_the_same_on_both(name: str) -> None:
     emulated, tested = (outputs_on(device, name) for device in (DEVICES[0], DEVICES.last))
-    of_recording = {output: recorded()[f"{name}/{output}"] for output in tested}
     said = differences(name, ("emulated", emulated), (DEVICES.last.backend, tested))
-    said += differences(name, ("recorded", of_recording), (DEVICES.last.backend, tested))
-    assert not said, "\n".join(said)
-
-
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_kernel_that_the_translator_refuses_is_as_recorded(name: str) -> None:
-    tested = outputs_on(DEVICES.last, name)
-    of_recording = {output: recorded()[f"{name}/{output}"] for output in tested}
-    said = differences(name, ("recorded", of_recording), (DEVICES.last.backend, tested))
+    if is_recorded(name):
+        of_recording = {output: recorded()[f"{name}/{output}"] for output in tested}
+        said += differences(name, ("recorded", of_recording), (DEVICES.last.backend, tested))
     assert not said, "\n".join(said)
 
 

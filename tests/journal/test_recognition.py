@@ -71,7 +71,7 @@ def test_lines_were_recorded() -> None:
     assert sum(len(_recorded(path)) for path in [*SERVER_LOGS, *SESSIONS]) > 1000
 
 
-# --- fields and what only the line before tells
+# --- fields and what only the line before says
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ class FakeDevice:
     native: Any = field(factory=lambda: FakeNative())
     stream_priorities: tuple[int, int] = (0, 0)
     unfinished: int = 0
+    host_memory_base: int = 0
     contexts: list[FakeContext] = field(factory=list)
 
     def create_context(self, *_: object) -> FakeContext:

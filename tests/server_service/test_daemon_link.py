@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator
+from typing import TypeVar
 
 import pytest
 import trio
@@ -15,6 +16,7 @@ from pympsd.wire import link_messages as link
 from pympsd_server.service import daemon_link
 from pympsd_server.service.daemon_link import DaemonLink
 
+Message = TypeVar("Message")
 Ends = tuple[DaemonLink, MessageChannel]
 
 
@@ -41,25 +43,32 @@ async def receive(daemon: MessageChannel) -> object:
     return received[0]
 
 
+async def receive_first(daemon: MessageChannel, kind: type[Message]) -> Message:
+    """Return the next message of a kind; those before it are dropped."""
+    while not isinstance(message := await receive(daemon), kind):
+        pass
+    return message
+
+
 def fill(server: DaemonLink) -> None:
     """Log until nothing more is taken."""
     while server.channel.queued_bytes <= daemon_link.LOG_BYTES:
         server.log("client_disconnected", {"pid": 1}, 0.0)
 
 
-def churn(server: DaemonLink, contexts: int) -> None:
-    """Open and close a client's contexts, far more than the link would hold."""
+def churn(server: DaemonLink, contexts: int, left: int) -> None:
+    """Fill the link; open and close a client's contexts, far more than it would hold, and open one of the other's."""
+    fill(server)
     for serial in range(2, 2 + contexts):
         server.context_opened(5, serial, serial, 0)
         server.context_closed(5, serial)
+    server.context_opened(6, left, 1, 1)
 
 
 @bounded
 async def test_contexts_that_come_and_go_without_a_daemon_do_not_break_the_link(ends: Ends) -> None:
     server, daemon = ends
-    fill(server)
-    churn(server, 200_000)
-    server.context_opened(6, 300_000, 1, 1)
+    churn(server, 200_000, left=300_000)
     server.context_closed(5, 1)
     server.client_left(5)
     server.status(ServerStatus.FAULT)
@@ -82,13 +91,10 @@ async def test_contexts_that_come_and_go_without_a_daemon_do_not_break_the_link(
 @bounded
 async def test_a_report_has_what_could_not_be_said(ends: Ends) -> None:
     server, daemon = ends
-    fill(server)
-    churn(server, 2000)
-    server.context_opened(6, 3000, 1, 1)
+    churn(server, 2000, left=3000)
     server.report(7, leaving=True)
     server.context_opened(6, 3001, 2, 1)
-    while not isinstance(message := await receive(daemon), link.ServerReturn):
-        pass
+    message = await receive_first(daemon, link.ServerReturn)
     assert (message.token, message.leaving, message.clients) == (7, True, 2)
     assert await receive(daemon) == link.ReturningClient(5, 4005, 500, "train", 99, ((1, 1, 0),))
     assert await receive(daemon) == link.ReturningClient(6, 4006, 500, "train", 99, ((3000, 1, 1),))
@@ -104,20 +110,17 @@ async def test_log_records_beyond_the_limit_are_counted(ends: Ends) -> None:
     while server.channel.queued_bytes > daemon_link.LOG_BYTES:
         await receive(daemon)
     server.log("client_disconnected", {"pid": 3}, 0.0)
-    while not isinstance(message := await receive(daemon), link.LogDropped):
-        pass
-    assert message == link.LogDropped(3)
+    assert await receive_first(daemon, link.LogDropped) == link.LogDropped(3)
     assert await receive(daemon) == link.LogRecord("client_disconnected", {"pid": 3}, 0.0)
 
 
 @bounded
-async def test_a_report_longer_than_a_packet_arrives_whole(ends: Ends) -> None:
+async def test_a_report_longer_than_a_packet_is_received_whole(ends: Ends) -> None:
     server, daemon = ends
     for serial in range(10_000, 20_000):
         server.context_opened(5, serial, serial, 0)
     server.report(1, leaving=False)
-    while not isinstance(await receive(daemon), link.ServerReturn):
-        pass
+    await receive_first(daemon, link.ServerReturn)
     message = await receive(daemon)
     assert isinstance(message, link.ReturningClient)
     assert len(message.contexts) == 10_001

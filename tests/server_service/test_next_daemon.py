@@ -130,7 +130,7 @@ def of(client: int, serial: int) -> link.ReturningClient:
     return link.ReturningClient(client, 4000 + client, 500, "train", 99, ((serial, 1, 0),))
 
 
-def test_every_daemon_is_told_all_and_then_what_changes(server: Played) -> None:
+def test_every_daemon_gets_a_full_report_and_then_what_changes(server: Played) -> None:
     one, _ = server.serve().admit(5), server.admit(6)
     server.next_daemon()
     report, clients = server.ask(1)
@@ -174,7 +174,7 @@ def test_half_a_frame_of_a_daemon_that_was_killed_spoils_nothing(server: Played)
         assert ours.recv(1) == b"", "the client sees that it was not admitted"
 
 
-def test_daemons_that_speak_other_versions_are_told_too(server: Played) -> None:
+def test_daemons_that_speak_other_versions_get_the_report_too(server: Played) -> None:
     server.serve().admit(5)
     report, clients = server.ask(1, Versions(oldest=1000, newest=1001))
     assert report.versions == Versions()

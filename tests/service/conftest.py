@@ -125,7 +125,7 @@ class RunningDaemon:
         """Write the state file of an earlier daemon that had one server, of this backend (empty: this daemon's)."""
         folder = self.log.parent
         devices, same = device_keys(self.dispatcher.state.devices), self.dispatcher.settings.backend
-        file = StateFile(str(folder), devices, self.dispatcher.log, backend=backend or same)
+        file = StateFile(str(folder), lambda: devices, self.dispatcher.log, backend=backend or same)
         file.save(PersistentState(servers=(server,)))
         return folder / files.STATE
 
@@ -154,7 +154,7 @@ class RunningDaemon:
         await listener.bind(f"{self.path}.next")
         listener.listen()
         converse = Conversation(self.dispatcher, True).run
-        self.dispatcher.nursery.start_soon(Listener(self.dispatcher, listener, converse, connections).run)
+        self.dispatcher.nursery.start_soon(Listener(self.dispatcher, "control", listener, converse, connections).run)
 
     def sentences(self) -> list[str]:
         """Return the sentences of control.log, without times."""
@@ -193,7 +193,9 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
                             dispatcher, str(tmp_path / "control"), tmp_path / "control.log", spawned, awaited
                         )
                     )
-                    inner.start_soon(Listener(dispatcher, listener, Conversation(dispatcher, True).run).run)
+                    inner.start_soon(
+                        Listener(dispatcher, "control", listener, Conversation(dispatcher, True).run).run
+                    )
                     task_status.started()
         finally:
             ended.set()

@@ -26,7 +26,6 @@ from pympsd.service.inheritance import (
     ClientNote,
     Inherited,
     Noted,
-    SessionNote,
     connection_name,
     file_note,
     link_name,
@@ -42,7 +41,7 @@ from pympsd.wire.versions import Versions
 from tests.service.conftest import Caller, RunningDaemon
 
 HELLO = messages.encode(messages.ClientHello(Versions(), 1, "reported", 2, {}))
-NAME = connection_name(7)
+NAME = connection_name(7, "control")
 CLIENT_PROGRAM = """
 import socket, sys
 client = socket.socket(socket.AF_UNIX)
@@ -274,14 +273,22 @@ async def test_a_client_whose_hello_is_too_long_for_a_note_is_not_held(
     ("names", "first"),
     [
         ([], 1),
-        (["connection 3", "connection 12"], 13),
-        (["connection x"], 1),
-        ([f"connection {2 << 40}"], (2 << 40) + 1),
+        (["connection 3 control", "connection 12 control_privileged"], 13),
+        ([f"connection {2 << 40} control"], (2 << 40) + 1),
     ],
 )
 def test_no_new_connection_has_the_name_of_an_earlier_one(names: list[str], first: int) -> None:
     left = Inherited(connections=[Noted(name, -1, b"") for name in names])
     assert left.next_connection() == first
+
+
+def test_each_listening_socket_goes_on_with_its_own_connections() -> None:
+    names = [connection_name(3, "control"), connection_name(4, "control_privileged"), connection_name(5, "control")]
+    left = Inherited(connections=[Noted(name, -1, b"") for name in names])
+    assert [one.name for one in left.take_connections("control")] == [names[0], names[2]]
+    assert [one.name for one in left.take_connections("pympsd.control")] == []
+    assert [one.name for one in left.take_connections("control_privileged")] == [names[1]]
+    assert left.connections == []
 
 
 def test_a_killed_daemons_connections_and_those_of_the_next_are_held_side_by_side(tmp_path: Path) -> None:
@@ -365,20 +372,19 @@ def is_open(fd: int) -> bool:
 
 
 CLIENT_NOTE = b'{"server":1,"pid":4105,"uid":0,"command":"train","namespace":9}'
-SESSION_NOTE = b'{"server":1,"client":6,"priority":1}'
 LEFT = {
     listener_name("control"): b"1 2",
     FIFO: b"",
     link_name(1): b"",
     "client 5": CLIENT_NOTE,
-    "session 6": SESSION_NOTE,
+    "newcomer 6": b"1",
     NAME: HELLO,
 }
 UNKNOWN = {
     "server x": b"",
     "client 6": b"{}",
     "client y": CLIENT_NOTE,
-    "session 8": b"\xff",
+    "newcomer 8": b"\xff",
     "": b"",
     "something": b"",
 }
@@ -396,11 +402,11 @@ async def test_what_is_left_is_sorted_by_name_and_closed_and_dropped_unless_it_i
         assert {file: one.note for file, one in left.listeners.items()} == {"control": b"1 2"}
         assert list(left.links) == [1]
         assert {serial: one.note for serial, one in left.clients.items()} == {5: ClientNote(1, 4105, 0, "train", 9)}
-        assert [(one.name, one.note) for one in left.sessions] == [("session 6", SessionNote(1, 6, 1))]
+        assert [(one.name, one.note) for one in left.newcomers] == [("newcomer 6", 1)]
         (connection,) = left.connections
         assert (connection.name, connection.note) == (NAME, HELLO)
         taken = left.links.pop(1)
-        mine = [left.fifo, connection.fd, left.clients[5].fd, left.sessions[0].fd, left.listeners["control"].fd]
+        mine = [left.fifo, connection.fd, left.clients[5].fd, left.newcomers[0].fd, left.listeners["control"].fd]
         assert all(map(is_open, mine))
         left.close()
         assert not any(map(is_open, mine))
@@ -442,7 +448,7 @@ def test_a_listening_socket_that_nobody_would_reach_is_closed(bound: tuple[str, 
     fd = left.listeners["control"].fd
     if change == "no note":
         left.listeners["control"] = evolve(left.listeners["control"], note=b"")
-    if change in ("removed", "replaced"):
+    if change in ("removed", "replaced", "no note"):
         os.unlink(path)
     other = socket.socket(socket.AF_UNIX, kind)
     if change == "replaced":
@@ -478,7 +484,7 @@ def test_a_log_fifo_is_taken_if_it_is_still_the_same(tmp_path: Path, change: str
 
 
 @bounded
-async def test_an_internal_error_is_told_to_the_operator_and_the_daemon_goes_on(
+async def test_an_internal_error_is_reported_to_the_operator_and_the_daemon_goes_on(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:

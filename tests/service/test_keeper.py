@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import trio
 from attrs import define, field
 from processes import SECONDS, adopt_orphans, alive, children_of, suspend, wait_until
 
@@ -288,6 +289,11 @@ def test_a_stopped_keeper_does_not_delay_the_daemon_and_is_replaced(daemons: Dae
         assert len(daemons.start().given) == 2001
 
 
+def _state(pid: int) -> str:
+    """Return the state of a process: S if it sleeps."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def _descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
@@ -316,6 +322,7 @@ def test_a_next_daemon_that_dies_halfway_costs_nothing(daemons: Daemons) -> None
         with _connect(daemons) as halfway:
             data, (fd, *_), _, _ = socket.recv_fds(halfway, packets.PACKET_BYTES, 1)
             assert packets.decode(data) == (packets.HOLD, "server 1", b"")
+            wait_until(lambda: _state(keeper) == "S" and not _open(halfway), "a link that takes no more")
             # It dies with packets unread; what it said itself counts, even if the keeper sees both at once.
             suspend(keeper)
             socket.send_fds(halfway, [packets.encode(packets.HOLD, "client 1", b"new")], [fd])
@@ -347,7 +354,9 @@ def test_the_newest_daemon_wins_and_the_one_before_leaves_the_keeper_alone(daemo
 def test_malformed_packets_change_nothing(daemons: Daemons) -> None:
     peer, ours = _pair()
     with peer:
-        daemons.start(server_1=ours).kill()
+        daemon = daemons.start(server_1=ours)
+        keeper = daemon.keeper()
+        daemon.kill()
         sock, _ = _next_daemon(daemons)
         with sock:
             for data in (
@@ -358,22 +367,27 @@ def test_malformed_packets_change_nothing(daemons: Daemons) -> None:
                 b"\1\1\xff",
                 b"\2\1zz",
                 b"\1\1a" + b"x" * packets.PACKET_BYTES,
+                b"\1\xff" + b"a" * packets.NAME_BYTES + b"x" * (packets.NOTE_BYTES + 1),
             ):
                 sock.send(data)
                 socket.send_fds(sock, [data], [sock.fileno()])
                 socket.send_fds(sock, [data], [sock.fileno()] * 5)
-            sock.send(packets.encode(packets.DROP, "unknown"))
+            socket.send_fds(sock, [packets.encode(packets.DROP, "unknown")], [sock.fileno()])
             sock.send(packets.encode(packets.HOLD, "without a descriptor"))
             socket.send_fds(sock, [packets.encode(packets.HOLD, "with two")], [peer.fileno()] * 2)
-            socket.send_fds(sock, [packets.encode(packets.HOLD, "right", b"note")], [peer.fileno()])
+            for note in (b"", b"note"):  # the later one replaces the earlier
+                socket.send_fds(sock, [packets.encode(packets.HOLD, "right", note)], [peer.fileno()])
             refused = [packets.decode(sock.recv(1000)) for _ in range(2)]
             assert [(kind, name) for kind, name, _ in refused] == [
                 (packets.REFUSED, "without a descriptor"),
                 (packets.REFUSED, "with two"),
             ]
         again, entries = _next_daemon(daemons)
-        again.close()
         assert entries == {"server 1": b"", "right": b"note"}
+        wait_until(
+            lambda: _descriptors(keeper) == OWN_DESCRIPTORS + len(entries), "the closing of what came with them"
+        )
+        again.close()
 
 
 def test_a_daemon_that_does_not_read_does_not_stop_the_keeper(daemons: Daemons) -> None:
@@ -396,8 +410,7 @@ def test_a_keeper_out_of_descriptors_says_so_and_goes_on(daemons: Daemons) -> No
         daemon.do("hold", "server 1", "100")
         daemon.do("catch up")
         assert daemon.event().startswith("keeper_lacks")
-        daemon.kill()
-        sock, entries = _next_daemon(daemons)
+        sock, entries = _next_daemon(daemons)  # while it has a daemon, and a link to it
         sock.close()
         assert 30 < len(entries) < 64 - 3
         assert list(entries)[:3] == ["server 1", "server 1 0", "server 1 1"]
@@ -601,3 +614,125 @@ async def test_another_users_keeper_is_not_believed(open_daemons: Daemons) -> No
             assert (held, events) == ({}, [])
         assert stranger.poll() is None
         stranger.communicate(timeout=SECONDS)
+
+
+# --- connections that the keeper accepts
+
+
+@contextlib.asynccontextmanager
+async def _keeper(folder: Path, log: Log) -> AsyncIterator[tuple[Keeper, str]]:
+    """A keeper with a listening socket; the second value is its address. This process stands for the daemon."""
+    directory = PipeDirectory.claim(str(folder / "pipe"))
+    keeper = Keeper(directory, log, answer_seconds=SECONDS)  # type: ignore[arg-type]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(folder / "control"))
+        listener.listen()
+        listener.setblocking(False)
+        keeper.hold("listener control", listener.fileno())
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(keeper.run)
+                yield keeper, str(folder / "control")
+                keeper.end()
+        finally:
+            directory.release()
+
+
+def _client(address: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(SECONDS)
+    sock.connect(address)
+    return sock
+
+
+def _unexpected(fd: int) -> None:
+    pytest.fail(f"descriptor {fd} came late")
+
+
+async def test_a_connection_is_accepted_greeted_and_held_at_once(tmp_path: Path) -> None:
+    async with _keeper(tmp_path, Log()) as (keeper, address):
+        with _client(address) as client:
+            fd = await keeper.accept("listener control", "connection 7", b"hello", _unexpected)
+            assert fd is not None
+            with socket.socket(fileno=fd) as connection:
+                assert client.recv(100) == b"hello"
+                client.send(b"a question")
+                assert connection.recv(100) == b"a question"
+            client.send(b"another one")  # nobody has closed it: the keeper has it
+            keeper.drop("connection 7")
+            with pytest.raises(ConnectionResetError):
+                await trio.to_thread.run_sync(client.recv, 100)
+
+
+async def test_without_a_connection_or_a_listening_socket_it_says_so(tmp_path: Path) -> None:
+    async with _keeper(tmp_path, Log()) as (keeper, _):
+        assert await keeper.accept("listener control", "connection 1", b"", _unexpected) == -1
+        assert await keeper.accept("listener log", "connection 2", b"", _unexpected) is None
+
+
+async def test_a_stopped_keeper_is_not_asked_twice_and_its_late_answer_counts(tmp_path: Path) -> None:
+    late, came = [], trio.Event()
+
+    def take(fd: int) -> None:
+        late.append(fd)
+        came.set()
+
+    async with _keeper(tmp_path, Log()) as (keeper, address):
+        assert await keeper.accept("listener control", "connection 0", b"", _unexpected) == -1
+        (pid,) = [pid for pid in children_of(os.getpid()) if _comm(pid) == "pympsd-keeper"]
+        suspend(pid)
+        keeper.answer_seconds = SHORT
+        with _client(address) as client:
+            assert await keeper.accept("listener control", "connection 1", b"", take) is None
+            assert await keeper.accept("listener control", "connection 2", b"", _unexpected) is None
+            os.kill(pid, signal.SIGCONT)
+            with trio.fail_after(SECONDS):
+                await came.wait()
+            with socket.socket(fileno=late[0]) as connection:
+                connection.send(b"served")
+                assert client.recv(100) == b"served"
+            keeper.answer_seconds = SECONDS
+            with _client(address):
+                fd = await keeper.accept("listener control", "connection 3", b"", _unexpected)
+                assert fd is not None
+                os.close(fd)
+
+
+def test_a_connection_that_a_daemon_asked_for_is_the_next_ones_when_it_is_killed(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(tmp_path / "control"))
+    listener.listen()
+    listener.setblocking(False)
+    first = daemons.start(listener=listener)
+    with _client(str(tmp_path / "control")) as client:
+        suspend(first.keeper())
+        assert first.do("ask", "listener", "connection 1") == "done"
+        keeper = first.keeper()
+        first.kill()
+        os.kill(keeper, signal.SIGCONT)
+        second = daemons.start()
+        assert [name for name, _ in second.given] == ["listener", "connection 1"]
+        assert second.do("send", "connection 1", "served") == "done"
+        assert client.recv(100) == b"served"
+
+
+def test_a_connection_takes_none_of_the_descriptors_that_the_next_daemon_needs(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    listener, (peer, ours) = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), _pair()
+    listener.bind(str(tmp_path / "control"))
+    listener.listen()
+    listener.setblocking(False)
+    with peer, _client(str(tmp_path / "control")):
+        daemon = daemons.start(open_files=64, server_1=ours, listener=listener)
+        daemon.do("hold", "server 1", "100")
+        daemon.do("catch up")
+        assert daemon.event().startswith("keeper_lacks")
+        assert daemon.do("ask", "listener", "connection 1") == "done"
+        daemon.do("catch up")
+        sock, entries = _next_daemon(daemons)
+        sock.close()
+        assert "server 1 0" in entries
+        assert "connection 1" not in entries

@@ -74,7 +74,14 @@ async def test_what_a_server_sent_before_its_report_is_void(daemon: RunningDaemo
     save_predecessor(daemon)
     (server_end,) = daemon.inherit(SERIAL)
     # Most of it was true for the earlier daemon; a new one knows none of these clients and contexts.
-    for message in (link.StatusChanged("FAULT"), link.ClientGone(5), link.ContextReported(5, 3, 1, 0), CLIENT):
+    report = link.ServerReturn(Versions(), ME, "FAULT", False, 0, 1)
+    for message in (
+        report,
+        link.StatusChanged("FAULT"),
+        link.ClientGone(5),
+        link.ContextReported(5, 3, 1, 0),
+        CLIENT,
+    ):
         await server_end.send(messages.encode(message))
     await server_end.report(ME, CLIENT)
     assert await server_end.message() == link.ServerAdopted()
@@ -97,7 +104,7 @@ async def test_a_server_that_ends_before_it_has_reported_is_not_adopted(
         await server_end.send(messages.encode(CLIENT)[:20])
     server_end.sock.close()
     while not killed:
-        await trio.sleep(0)  # its process has not ended with its link
+        await trio.lowlevel.checkpoint()  # its process has not ended with its link
     (server,) = daemon.dispatcher.state.servers.values()
     assert (server.awaited, server.clients) == (True, {})
     violations = [line for line in daemon.sentences() if line.startswith("Protocol violation")]
@@ -106,7 +113,7 @@ async def test_a_server_that_ends_before_it_has_reported_is_not_adopted(
 
 @bounded
 @pytest.mark.parametrize("adopted", [True, False])
-async def test_a_server_that_has_not_read_all_of_the_earlier_daemons_messages_is_told_what_to_do(
+async def test_a_server_that_has_not_read_all_of_the_earlier_daemons_messages_gets_those_of_the_next(
     daemon: RunningDaemon, adopted: bool
 ) -> None:
     save_predecessor(daemon, backend="" if adopted else "cuda")

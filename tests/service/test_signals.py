@@ -21,7 +21,7 @@ from pympsd.service import run as running
 from pympsd.service.files.pipe_directory import PipeDirectory
 
 when, numbers = sys.argv[1], [int(number) for number in sys.argv[2:]]
-run, resolve, work, release = running.run, running._resolve_machine, running._work, PipeDirectory.release
+run, resolve, work, release = running.run, running._resolve_paths, running._work, PipeDirectory.release
 
 def come(kill=os.kill, me=os.getpid()):
     for number in numbers:
@@ -55,7 +55,7 @@ class Last:
         come()
 
 daemonize.run = lambda daemon, _: run(daemon, ready)
-running._resolve_machine, running._work, PipeDirectory.release = begins, works, releases
+running._resolve_paths, running._work, PipeDirectory.release = begins, works, releases
 if when == "is gone":
     last = Last()
 sys.exit(daemonize.start_daemon(Options(["-f"])))

@@ -48,7 +48,7 @@ class Log:
 @pytest.fixture
 def saved(tmp_path: Path) -> StateFile:
     """A file that holds KNOWN."""
-    file = StateFile(str(tmp_path), DEVICES, Log())
+    file = StateFile(str(tmp_path), lambda: DEVICES, Log())
     file.save(KNOWN)
     return file
 
@@ -96,7 +96,7 @@ def test_the_remains_of_an_interrupted_write_are_replaced(saved: StateFile, tmp_
 
 
 def test_a_failure_is_logged_once_and_retried(tmp_path: Path) -> None:
-    file = StateFile(str(tmp_path / "gone"), DEVICES, log := Log())
+    file = StateFile(str(tmp_path / "gone"), lambda: DEVICES, log := Log())
     file.save(KNOWN)
     file.save(evolve(KNOWN, wishes=()))
     assert log.errors == [("state_not_kept", {"reason": "No such file or directory"})]
@@ -115,7 +115,7 @@ def test_a_removed_file_is_written_again(saved: StateFile) -> None:
 
 def test_in_a_folder_taken_by_another_daemon_nothing_is_changed(saved: StateFile, tmp_path: Path) -> None:
     before = (tmp_path / files.STATE).read_bytes()
-    first = StateFile(saved.folder, DEVICES, log := Log(), lambda: True)
+    first = StateFile(saved.folder, lambda: DEVICES, log := Log(), lambda: True)
     first.save(EMPTY_STATE)
     assert (tmp_path / files.STATE).read_bytes() == before
     assert log.errors == [("state_not_kept", {"reason": "another daemon has taken the pipe directory"})]

@@ -138,7 +138,7 @@ def test_a_process_that_has_left_is_a_newcomer(busy: Story) -> None:
     assert [entry.client for entry in busy.daemon.queue] == [2, 3, 4]
 
 
-def test_processes_that_are_not_visible_are_told_apart(busy: Story) -> None:
+def test_processes_that_are_not_visible_are_distinguished(busy: Story) -> None:
     joins(busy, 2, 0, process=71)
     joins(busy, 3, 0, process=72)
     assert list(busy.daemon.servers[1].clients) == [1, 2, 3]
@@ -239,9 +239,9 @@ def test_a_report_of_contexts_counts_as_served_and_one_without_does_not(busy: St
     assert busy.daemon.servers[1].proven
 
 
-@pytest.mark.parametrize(("told", "shown"), [("ACTIVE", "ACTIVE"), ("FAULT", "FAULT")])
-def test_the_reported_status_is_shown(busy: Story, told: str, shown: str) -> None:
-    reports(busy, {}, told)
+@pytest.mark.parametrize(("reported", "shown"), [("ACTIVE", "ACTIVE"), ("FAULT", "FAULT")])
+def test_the_reported_status_is_shown(busy: Story, reported: str, shown: str) -> None:
+    reports(busy, {}, reported)
     assert says(busy, f"get_server_status {SERVER}") == f"{shown}\n"
     reports(busy, {}, "ACTIVE")
     assert says(busy, f"get_server_status {SERVER}") == "ACTIVE\n"
@@ -268,7 +268,7 @@ def test_the_turn_passes_when_the_last_client_has_gone_whatever_was_reported(bus
     assert [one.uid for one in busy.feed(events.ServerExited(1, 0)) if isinstance(one, SpawnServer)] == [B]
 
 
-# --- devices that the server tells
+# --- devices that the server reports
 
 
 def test_devices_are_taken_from_the_first_server_that_tells_them() -> None:
@@ -292,7 +292,7 @@ def test_devices_that_are_known_stay(busy: Story) -> None:
 
 
 def test_ps_before_the_devices_are_known() -> None:
-    """The server has contexts on devices that the daemon has yet to be told of."""
+    """The server has contexts on devices that it has yet to report to the daemon."""
     story = Story(Daemon(0, ()))
     joins(story, 1, FIRST)
     story.is_ready(1, SERVER)

@@ -684,12 +684,12 @@ class DaemonMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.awaited)
     @rule(data=st.data(), status=st.sampled_from(["ACTIVE", "FAULT"]), number=NUMBER)
     def is_asked(self, data: st.DataObject, status: str, number: int) -> None:
-        """Let a server that does not report by itself tell its status and its clients' contexts."""
+        """Let a server that does not report by itself say its status and its clients' contexts."""
         server = _one_of(self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.awaited, number)
         pids = [5000 + client for client, on in self.on_server.items() if on == server]
-        told = data.draw(st.lists(st.sampled_from([*pids, 0, 7]), unique=True), label="the PIDs that it tells")
+        reported = data.draw(st.lists(st.sampled_from([*pids, 0, 7]), unique=True), label="the PIDs that it reports")
         contexts = {
-            pid: tuple(events.ReturnedContext(place, place, 0) for place in range(1, 1 + pid % 3)) for pid in told
+            pid: tuple(events.ReturnedContext(place, place, 0) for place in range(1, 1 + pid % 3)) for pid in reported
         }
         held = {pid for pid in pids if contexts.get(pid)}
         if held:
@@ -698,10 +698,10 @@ class DaemonMachine(RuleBasedStateMachine):
         known = self.daemon.servers[server].clients.values()
         assert {client.pid for client in known if client.contexts} == held
         listed = [client.pid for client in known if client.pid in contexts]
-        assert listed == [pid for pid in told if pid in listed]
+        assert listed == [pid for pid in reported if pid in listed]
 
     @rule()
-    def devices_are_told(self) -> None:
+    def devices_are_reported(self) -> None:
         self.feed(events.DevicesReported(DEVICES[:1]))
         assert self.daemon.devices == DEVICES
 

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import ContextFaulted, DropClient, ExecutorDone
+from pympsd.wire.graph_items import GraphItem, encode
 from pympsd.wire.ring_layout import RECORD_BYTES
 from tests.executor.executor_owner import GENERATION, ExecutorOwner
 from tests.executor.raw_client import EMPTY, ENDLESS, STORE, TRAPPED, RawClient
@@ -133,6 +134,7 @@ class Attack:
     addresses: list[int] = field(factory=list)
     pinned: list[int] = field(factory=list)
     modules: list[int] = field(factory=list)
+    graphs: list[int] = field(factory=list)
 
     def settle(self) -> None:
         """Create a few objects of its own."""
@@ -146,7 +148,19 @@ class Attack:
             self.client.send("CREATE_STREAM", handle, 1, 0)
         for handle in EVENTS:
             self.client.send("CREATE_EVENT", handle, 0)
+        self._make_graph()
         self.client.good("SYNCHRONIZE_CONTEXT")
+
+    def _make_graph(self) -> None:
+        client, address = self.client, self.addresses[1]
+        tail = struct.pack("=QI", address, 7)
+        store = records.pack("LAUNCH", client.context, 0, 0, self.modules[0], STORE, *[1] * 6, 0, 12, tail=tail)
+        fill = records.pack("FILL", client.context, 0, 0, address, 5, 4, 64, 0, 1)
+        data = encode([GraphItem(fill), GraphItem(store, (0,)), GraphItem(store, (0,)), GraphItem(b"", (1, 2))])
+        self.graphs = [client.handle()]
+        client.memory[: len(data)] = data
+        client.good("GRAPH_PART", self.graphs[0], 0, len(data))
+        client.good("INSTANTIATE_GRAPH", self.graphs[0])
 
     def records(self) -> Iterator[bytes]:
         """Good records with something changed in most of them."""
@@ -210,7 +224,11 @@ class Attack:
                 return [fresh, 1, 0]
             case "CREATE_EVENT":
                 return [fresh, 0]
-            case "IMAGE_PART":
+            case "LAUNCH_GRAPH":
+                return [stream, source.choice(self.graphs)]
+            case "GRAPH_HOST_FUNCTION":
+                return [HELD_UP, source.choice(self.graphs), source.randrange(1, 20), source.randrange(4)]
+            case "IMAGE_PART" | "GRAPH_PART":
                 return [fresh, source.randrange(1 << 20), size]
             case "WAIT_EVENT":
                 return [stream, event]

@@ -11,6 +11,7 @@ import socket
 import sys
 
 import trio
+import trio.testing
 
 from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.service.keeper_link import Keeper
@@ -62,6 +63,9 @@ async def main(folder: str, waiting: str, stalled: str, *entries: str) -> None:
             verb, name, text = line.rstrip("\n").split("/")
             if verb == "catch up":
                 await keeper.caught_up()
+            if verb == "ask":  # for a connection, whose name is the text; nobody waits for the answer
+                nursery.start_soon(keeper.accept, name, text, b"", os.close)
+                await trio.testing.wait_all_tasks_blocked()
             print(do(keeper, fds, verb, name, text), flush=True)
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import AnyStr
 
@@ -350,3 +350,24 @@ class ClientProcess:
         elif number:
             self.process.send_signal(number)
         self.process.communicate(timeout=SECONDS)
+
+
+@contextlib.contextmanager
+def clients_of(daemon: DaemonProcess) -> Iterator[Callable[..., ClientProcess]]:
+    """Start clients of a daemon, as ``daemon.client`` does; those that are left at the end are killed."""
+    made: list[ClientProcess] = []
+
+    def make(uid: int | None = None, **more: str) -> ClientProcess:
+        client = daemon.client(uid, **more)
+        made.append(client)
+        return client
+
+    try:
+        yield make
+    finally:
+        for client in made:
+            client.process.kill()
+            for stream in (client.process.stdin, client.process.stdout, client.process.stderr):
+                if stream is not None and not stream.closed:
+                    stream.close()
+            client.process.wait()

@@ -31,3 +31,8 @@ def recorded() -> dict[str, np.ndarray[Any, Any]]:
     """Return what the H200 answered when the corpus was recorded, by NAME/OUTPUT."""
     with np.load(CORPUS / "recorded.npz") as archive:
         return dict(archive)
+
+
+def is_recorded(name: str) -> bool:
+    """Return whether the kernel was there when the corpus was recorded."""
+    return any(key.startswith(f"{name}/") for key in recorded())

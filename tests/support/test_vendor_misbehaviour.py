@@ -1,4 +1,4 @@
-"""How the made-up server misbehaves when it is told to, what it does not put up with, and what it does without."""
+"""How the made-up server misbehaves when it is to, what it does not put up with, and what it does without."""
 
 from __future__ import annotations
 

@@ -26,26 +26,38 @@ from pympsd.state_machine import events
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.instructions import AdmitClient, Reply, SpawnServer
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_facts import DeviceFacts, uuid_text
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.vendor import handshake, tool_lines
 from pympsd.wire.vendor import server_commands as commands
-from pympsd.wire.vendor.server_commands import Question
+from pympsd.wire.vendor.server_commands import Question, Reader
 
 RECORDINGS = {name: read(name) for name in NAMES}
 NAMESPACE = 4026531836
-"""Of all recorded clients; the server does not tell it."""
+"""Of all recorded clients; the server does not send it."""
 SECONDS = 10.0
+
+
+def one_number(command: int, layout: str, *more: bytes) -> Callable[[], Question[Any]]:
+    """Make a question that is answered by a number."""
+
+    def read() -> Reader[Any]:
+        return number((yield struct.calcsize(layout)), layout)
+
+    return lambda: Question((struct.pack("<i", command), *more), read)
+
+
 QUESTIONS: dict[int, Callable[[], Question[Any]]] = {
     5: commands.shut_down_if_idle,
     6: commands.clients,
     7: commands.device_clients,
-    8: commands.percentage,
+    # The daemon does not ask for limits: it knows what it has set.
+    8: one_number(8, "<d"),
+    19: one_number(19, "<Q", handshake.encode_device(0)),
     13: lambda: commands.terminate(1),
     14: commands.processes,
     17: commands.status,
-    19: lambda: commands.memory_limit(0),
     24: commands.devices,
 }
 each_recording = pytest.mark.parametrize("name", NAMES)
@@ -77,7 +89,7 @@ def encoded(exchange: Exchange) -> tuple[bytes, ...]:
         case 15:
             return commands.set_priority(number(words[0]))
         case 19:
-            return commands.memory_limit(ordinal(words[0])).packets
+            return (*QUESTIONS[19]().packets[:1], handshake.encode_device(ordinal(words[0])))
         case 20:
             return commands.set_memory_limit(ordinal(words[0]), number(words[1], "<Q"))
     return QUESTIONS[exchange.command]().packets
@@ -150,7 +162,7 @@ def test_a_clients_conversation(name: str) -> None:
     for client in clients:
         packets = [(packet.from_daemon, packet.data, packet.has_descriptor) for packet in client.packets[1:]]
         assert packets in (
-            [(True, handshake.DESCRIPTOR, True), (False, handshake.RECEIVED, False), (False, b"", False)],
+            [(True, handshake.DESCRIPTOR, True), (False, bytes(4), False), (False, b"", False)],
             [(False, b"", False)],
         )
 
@@ -279,7 +291,7 @@ def test_the_recorded_device_record_has_its_uuid_at_24_and_its_name_at_40() -> N
     for exchange in found:
         for record, device in zip(exchange.answer[1:], value_of(exchange), strict=True):
             assert len(record) == 172
-            assert commands.uuid_text(record[24:40]) == device.uuid
+            assert uuid_text(record[24:40]) == device.uuid
             assert record[40:].rstrip(b"\0").decode() == device.name == "NVIDIA H200"
 
 
@@ -389,7 +401,7 @@ def recorded(tool: ToolSession) -> list[str]:
 
 @pytest.mark.parametrize("place", range(5))
 async def test_ps_shows_the_recorded_rows(place: int) -> None:
-    """All columns are equal: COMMAND and NAMESPACE, which the server does not tell, are the test's own."""
+    """All columns are equal: COMMAND and NAMESPACE, which the server does not send, are the test's own."""
     found = [one for one in tool_sessions(14) if one[1].lines == [b"ps"]]
     assert len(found) == 5
     name, tool = found[place]
@@ -471,7 +483,7 @@ def answers_of(draw: st.DrawFn, number: int) -> tuple[list[bytes], Any]:
             rows = draw(st.lists(st.tuples(PIDS, PIDS, PIDS, UUIDS, PIDS, PIDS), max_size=4))
             packets = [struct.pack("<ii4xi16sii", *row) for row in rows]
             processes = [
-                commands.ClientProcess(pid, context, device, commands.uuid_text(uuid), identity)
+                commands.ClientProcess(pid, context, device, uuid_text(uuid), identity)
                 for pid, context, device, uuid, identity, _ in rows
             ]
             return [struct.pack("<i", len(rows)), *packets], tuple(processes)
@@ -480,7 +492,7 @@ def answers_of(draw: st.DrawFn, number: int) -> tuple[list[bytes], Any]:
             for place in range(listed):
                 uuid, name = draw(UUIDS), draw(NAMES_OF_DEVICES)
                 packets.append(struct.pack("<6i", place, 1, 2, 3, 0, 0) + uuid + padded(name, 132))
-                devices.append(commands.ServerDevice(place, "0003:01.02.00", commands.uuid_text(uuid), name))
+                devices.append(commands.ServerDevice(place, "0003:01.02.00", uuid_text(uuid), name))
             return packets, tuple(devices)
     packets, found = [struct.pack("<i", listed := draw(count))], []
     for place in range(listed):
@@ -489,7 +501,7 @@ def answers_of(draw: st.DrawFn, number: int) -> tuple[list[bytes], Any]:
         packets += [uuid, struct.pack("<ii", 0, place) + padded(name, 68), struct.pack("<i", len(contexts))]
         packets += [struct.pack("<ii32x", *context) for context in contexts]
         named = tuple(commands.ClientContext(*context) for context in contexts)
-        found.append(commands.DeviceClients(commands.uuid_text(uuid), name, named))
+        found.append(commands.DeviceClients(uuid_text(uuid), name, named))
     return packets, tuple(found)
 
 
@@ -628,8 +640,7 @@ def resumed(left: list[bytes]) -> Any:
 
 
 def test_resume_sets_what_it_waits_for() -> None:
-    assert commands.resume(OWN).packets == (*commands.set_percentage(OWN), *commands.percentage().packets)
-    assert answered(commands.percentage(), [struct.pack("<d", OWN)]) == OWN
+    assert commands.resume(OWN).packets == (*commands.set_percentage(OWN), struct.pack("<i", 8))
 
 
 @given(st.data())

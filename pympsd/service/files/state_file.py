@@ -25,6 +25,8 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 FORMAT: Final = 1
 MODE: Final = 0o600
 MOST_BYTES: Final = 1 << 20
+MOST_DEVICES: Final = 256
+"""Limits of devices with higher ordinals than any machine has are refused, even where the devices are not known."""
 DYING_SECONDS: Final = 1.0
 """A killed daemon releases its lock shortly before it has ended."""
 
@@ -46,7 +48,7 @@ class SavedState:
     """The kernel's boot_id: PIDs and start times of another boot mean nothing."""
     pid_namespace: int
     devices: tuple[str, ...]
-    """For each device what must not change while a server keeps running."""
+    """For each device what must not change while a server keeps running; empty: they were not known."""
     started: dict[int, int]
     """The start time of each server's process by PID, in clock ticks since boot (proc(5), stat, field 22)."""
     remembered: PersistentState
@@ -103,7 +105,7 @@ def _checked(data: bytes) -> SavedState:
         raise StateRefused(f"it is longer than {MOST_BYTES} bytes")
     try:
         saved = msgspec.json.decode(data, type=SavedState)
-        check(saved.remembered, len(saved.devices))
+        check(saved.remembered, len(saved.devices) or MOST_DEVICES)
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
         raise StateRefused(f"it is damaged: {error}") from None
     if saved.format != FORMAT:
@@ -143,7 +145,8 @@ class StateFile:
     """
 
     folder: str
-    devices: tuple[str, ...]
+    devices: Callable[[], tuple[str, ...]]
+    """Returns what is known of the devices: the driver's server may tell of them later."""
     log: Any
     taken_by_another: Callable[[], bool] = lambda: False
     """Returns whether another daemon has taken the folder."""
@@ -176,7 +179,7 @@ class StateFile:
         }
         writer = os.getpid(), started_at(os.getpid())
         saved = SavedState(
-            FORMAT, _boot(), _pid_namespace(), self.devices, self._started, remembered, writer, self.backend
+            FORMAT, _boot(), _pid_namespace(), self.devices(), self._started, remembered, writer, self.backend
         )
         self._remove(files.NEW_STATE)
         try:

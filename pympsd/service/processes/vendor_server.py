@@ -40,6 +40,7 @@ async def spawn_vendor_server(dispatcher: Dispatcher, instruction: SpawnServer) 
         nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
     del dispatcher.servers[instruction.server]
     dispatcher.feed(ServerExited(instruction.server, status, last_line[-1] if last_line else ""))
+    session.handoffs.close()
 
 
 async def _start(dispatcher: Dispatcher, instruction: SpawnServer) -> trio.Process:
@@ -62,8 +63,10 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer) -> trio.Proce
 
 def _environment(dispatcher: Dispatcher) -> dict[str, str]:
     passed = {name: text for name, text in os.environ.items() if name in PASSED or name.startswith(PASSED_PREFIXES)}
-    # The whole path: the daemon may have been given a relative one.
-    return {**passed, "CUDA_MPS_PIPE_DIRECTORY": os.path.dirname(dispatcher.reconnect_socket)}
+    # Whole paths: the daemon may have been given relative ones.
+    if "CUDA_MPS_LOG_DIRECTORY" in passed:
+        passed["CUDA_MPS_LOG_DIRECTORY"] = dispatcher.settings.log_directory
+    return {**passed, "CUDA_MPS_PIPE_DIRECTORY": dispatcher.pipe_directory}
 
 
 async def _ended(session: VendorServerSession, process: trio.Process) -> int:

@@ -24,6 +24,7 @@ from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.state_file import SavedState, StateRefused, device_keys, read
 from pympsd.service.inheritance import Inherited, link_name
+from pympsd.service.processes.children import LEAVE_SECONDS
 from pympsd.service.processes.process_sessions import kill_session
 from pympsd.service.processes.status import has_ended, started_at
 from pympsd.service.sessions.peers import process_of
@@ -40,8 +41,6 @@ from pympsd.wire import link_messages as link
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.versions import Versions, agree
 
-LEAVE_SECONDS: Final = 5.0
-"""Time for a server to end after it has closed its link."""
 LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""
 MOST_CLIENTS: Final = 1 << 14
@@ -105,6 +104,8 @@ class AwaitedServer:
         self.settled.set()
         dispatcher.servers.pop(self.session.serial, None)
         dispatcher.feed(events.ServerExited(self.session.serial, None))
+        if isinstance(self.session, VendorServerSession):
+            self.session.handoffs.close()
 
     async def serve(self, dispatcher: Dispatcher, fd: int) -> None:
         """Handle what comes over its link until that ends; kill it if it stays then."""
@@ -211,7 +212,6 @@ def inherit(dispatcher: Dispatcher, folder: str, left: Inherited) -> list[Awaite
         fd = left.links.pop(server.session.serial, -1)
         if fd >= 0:
             dispatcher.nursery.start_soon(server.serve, dispatcher, fd)
-    _resume_sessions(dispatcher, left)
     return awaited
 
 
@@ -223,7 +223,8 @@ async def all_settled(awaited: Iterable[AwaitedServer]) -> None:
 
 
 def _has_other_devices(dispatcher: Dispatcher, saved: SavedState) -> bool:
-    return saved.devices != device_keys(dispatcher.state.devices)
+    known = device_keys(dispatcher.state.devices)
+    return bool(known and saved.devices) and saved.devices != known
 
 
 def _obstacle(dispatcher: Dispatcher, saved: SavedState) -> str:
@@ -261,11 +262,15 @@ def _awaited(
 def _vendor_session(
     dispatcher: Dispatcher, server: PersistentServer, process: KnownProcess, left: Inherited
 ) -> VendorServerSession:
-    """Return the session of a driver's server with the clients that the keeper knows: the server tells only some."""
-    session = VendorServerSession(dispatcher, server.serial, server.uid, server.pid, process.kill)
+    """Return the session of a driver's server with what the keeper knows of its clients."""
+    session = VendorServerSession(
+        dispatcher, server.serial, server.uid, server.pid, process.kill, is_leaving=server.leaving
+    )
     mine = {serial: entry for serial, entry in left.clients.items() if entry.note.server == server.serial}
     for serial in mine:
         del left.clients[serial]
+    session.handoffs.earlier = tuple((one.name, one.fd) for one in left.newcomers if one.note == server.serial)
+    left.newcomers = [one for one in left.newcomers if one.note != server.serial]
     session.pidfds = {serial: entry.fd for serial, entry in mine.items()}
     session.inherited = {
         serial: events.ReturnedClient(
@@ -278,18 +283,6 @@ def _vendor_session(
         for serial, entry in mine.items()
     }
     return session
-
-
-def _resume_sessions(dispatcher: Dispatcher, left: Inherited) -> None:
-    """Go on with the clients that were about to be sent to their servers."""
-    for entry in left.sessions:
-        server = dispatcher.servers.get(entry.note.server)
-        if isinstance(server, VendorServerSession):
-            server.handoffs.add(entry.note, entry.fd)
-        else:
-            dispatcher.drop(entry.name)
-            os.close(entry.fd)
-    left.sessions = []
 
 
 def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], has_other_devices: bool) -> PersistentState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 
@@ -11,6 +12,7 @@ from attrs import define, field
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Admission, Dispatcher, RunningServer
 from pympsd.service.sessions.peers import command_of, namespace_of
+from pympsd.service.sessions.server import ServerSession
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected
 from pympsd.vocabulary.results import Result
@@ -48,8 +50,29 @@ class ClientSession(Waiting):
         namespace = namespace_of(self.peer.pid, self.hello.pid_namespace)
         environment = self.hello.environment
         admission = Admission(self.client, self.peer, self._command, namespace, priority, environment, pidfd)
-        ours = self.connect(server, admission, socket.SOCK_STREAM)
+        ours = self._connect(server, admission)
         self.channel.send(SessionGranted(NEWEST, self.client, server.pid), (ours,))
+
+    def _connect(self, server: RunningServer, admission: Admission) -> int:
+        """Send a server one end of a new session; return the client's end, which the caller owns.
+
+        Raise OSError if descriptors run out, or if too many are queued for a server that does not take them.
+        """
+        assert isinstance(server, ServerSession)
+        try:
+            if not server.takes_clients:
+                raise OSError(
+                    errno.EBUSY, f"the server of user {server.uid} takes no clients: it is stopped or stuck"
+                )
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:
+            if admission.pidfd >= 0:
+                os.close(admission.pidfd)
+            raise
+        server.admit(admission, theirs.detach())
+        self.server = server
+        self.settled.set()
+        return ours.detach()
 
     def refuse(self, code: int, reason: str) -> None:
         """Refuse the client, with a CUresult number and a reason."""

@@ -10,7 +10,7 @@ from attrs import define
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.inheritance import Noted, connection_name
+from pympsd.service.inheritance import Noted
 from pympsd.service.sessions.client import ClientSession
 from pympsd.service.sessions.operator import OperatorSession
 from pympsd.service.sessions.peers import with_pidfd
@@ -32,10 +32,9 @@ class Conversation:
     dispatcher: Dispatcher
     accepts_clients: bool
 
-    async def run(self, sock: trio.socket.SocketType, peer: Peer, earlier: Noted[bytes] | None = None) -> None:
-        """Run a connection to its end; ``earlier``: the keeper's entry; noted is the hello, if one was received."""
+    async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
+        """Run a connection to its end; ``entry``: the keeper's; noted is the hello, if one was received."""
         channel = MessageChannel(sock)
-        entry = earlier or Noted(connection_name(self.dispatcher.connections.take()), sock.fileno(), b"")
         try:
             await self._greet(channel, sock, peer, entry)
         finally:
@@ -45,42 +44,49 @@ class Conversation:
         self, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]
     ) -> None:
         try:
-            with self.dispatcher.held(entry.name, sock.fileno(), entry.note):
-                first = next(FrameReader().feed(entry.note), None)
-                if first is None:
-                    with trio.fail_after(HELLO_SECONDS):
-                        await trio.lowlevel.wait_readable(sock)
-                        self._note_hello(entry.name, sock)
-                        first = await channel.receive()
-                else:
-                    _discard(sock, entry.note)
-                if first is not None:
-                    await self._run_session(entry.name, first, channel, sock, peer)
+            noted = entry.note
+            first = next(FrameReader().feed(noted), None)
+            if first is None:
+                with trio.fail_after(HELLO_SECONDS):
+                    await trio.lowlevel.wait_readable(sock)
+                    noted = self._note_hello(entry.name, sock)
+                    first = await channel.receive()
+            else:
+                _discard(sock, noted)
+            if first is not None:
+                await self._run_session(Noted(entry.name, sock.fileno(), noted), first, channel, sock, peer)
         except (ProtocolError, trio.TooSlowError):
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("connection_type_unreadable")
 
-    def _note_hello(self, name: str, sock: trio.socket.SocketType) -> None:
-        """Have a client's hello noted while it is in the socket still: if the daemon is killed it is lost nowhere."""
+    def _note_hello(self, name: str, sock: trio.socket.SocketType) -> bytes:
+        """Have a client's hello noted while it is in the socket still: if the daemon is killed it is lost nowhere.
+
+        Return the hello; nothing if it is no client's, or is not there as a whole.
+        """
         try:
-            frame = next(FrameReader().feed(_peek(sock, NOTE_BYTES)), None)
+            frame = next(FrameReader().feed(_received(sock, NOTE_BYTES, socket.MSG_PEEK)), None)
         except RemoteError:
-            return  # the receive that follows takes it from the socket, and says what is wrong
-        if frame is not None and frame.kind != frames.OPERATOR_HELLO:
-            self.dispatcher.hold(name, sock.fileno(), frames.encode(frame.kind, frame.body))
+            return b""  # the receive that follows takes it from the socket, and says what is wrong
+        if frame is None or frame.kind == frames.OPERATOR_HELLO:
+            return b""
+        hello = frames.encode(frame.kind, frame.body)
+        self.dispatcher.hold(name, sock.fileno(), hello)
+        return hello
 
     async def _run_session(
-        self, name: str, first: Frame, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer
+        self, entry: Noted[bytes], first: Frame, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer
     ) -> None:
         if first.kind == frames.OPERATOR_HELLO:
-            self.dispatcher.drop(name)
+            self.dispatcher.drop(entry.name)
             session = OperatorSession(self.dispatcher.serials.take(), peer.uid, channel)
             await run_with_sender(channel, session.run, self.dispatcher)
             return
         hello = messages.decode(first)
         if not isinstance(hello, messages.ClientHello) or not self.accepts_clients:
             raise RemoteError(f"{type(hello).__name__} opens no conversation here")
-        self.dispatcher.hold(name, sock.fileno(), frames.encode(first.kind, first.body))
+        if not entry.note:  # it came in pieces
+            self.dispatcher.hold(entry.name, sock.fileno(), frames.encode(first.kind, first.body))
         known = with_pidfd(sock, peer)
         try:
             client = ClientSession(self.dispatcher.serials.take(), known, channel, hello)
@@ -89,8 +95,8 @@ class Conversation:
             known.close()
 
 
-def _peek(sock: trio.socket.SocketType, most: int, flags: int = socket.MSG_PEEK) -> bytes:
-    """Return what there is to read, and leave it there; without a turn for other tasks."""
+def _received(sock: trio.socket.SocketType, most: int, flags: int = 0) -> bytes:
+    """Return what there is to receive, without a turn for other tasks."""
     plain = socket.socket(fileno=sock.fileno())
     try:
         return plain.recv(most, flags | socket.MSG_DONTWAIT)
@@ -102,5 +108,5 @@ def _peek(sock: trio.socket.SocketType, most: int, flags: int = socket.MSG_PEEK)
 
 def _discard(sock: trio.socket.SocketType, hello: bytes) -> None:
     """Take a hello that was noted from the socket, if the earlier daemon had no time to do so."""
-    if _peek(sock, len(hello)) == hello:
-        _peek(sock, len(hello), 0)
+    if _received(sock, len(hello), socket.MSG_PEEK) == hello:
+        _received(sock, len(hello))

@@ -11,6 +11,7 @@ from pathlib import Path
 import trio
 from attrs import define
 
+from pympsd.channel.descriptors import UCRED
 from pympsd.journal.line_format import sanitised
 from pympsd.vocabulary.identities import OVERFLOW_UID, Peer
 
@@ -21,7 +22,6 @@ _GROUPS_ROOM = 1024
 COMMAND_BYTES = 4096
 """The rest of a longer command line is cut."""
 AnySocket = socket.socket | trio.socket.SocketType
-_CREDENTIALS = struct.Struct("=iII")
 
 
 @define
@@ -40,17 +40,17 @@ class KnownPeer:
 
 def credentials(sock: AnySocket) -> Peer:
     """Return the peer as the kernel recorded it; raise OSError if that cannot be read."""
-    pid, uid, gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    pid, uid, gid = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     return Peer(pid, uid, gid, _groups(sock, pid), uid == OVERFLOW_UID and not _in_our_user_namespace(pid))
 
 
 def user_of(sock: AnySocket) -> int | None:
     """Return the peer's uid, without using a descriptor; None if it cannot be read."""
     try:
-        packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
     except OSError:
         return None
-    return int(_CREDENTIALS.unpack(packed)[1])
+    return int(UCRED.unpack(packed)[1])
 
 
 def _in_our_user_namespace(pid: int) -> bool:

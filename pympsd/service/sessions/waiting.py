@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import socket
 from collections.abc import Awaitable, Callable
 
 import trio
-from attrs import define, evolve, field
+from attrs import define, field
 
-from pympsd.service.dispatcher import Admission, Dispatcher, RunningServer, WaitingClient
+from pympsd.service.dispatcher import Dispatcher, RunningServer, WaitingClient
 from pympsd.service.sessions.peers import KnownPeer
 from pympsd.state_machine.events import ClientConnected, WaitingClientLeft
 from pympsd.vocabulary.identities import Peer
@@ -50,31 +47,6 @@ class Waiting:
                 self.server.watch(dispatcher, self.client, self._take_pidfd())
         finally:
             del dispatcher.clients[self.client]
-
-    def connect(self, server: RunningServer, admission: Admission, kind: socket.SocketKind) -> int:
-        """Send a server one end of a new pair of sockets; return the client's end, which the caller owns.
-
-        Raise OSError if descriptors run out, or if too many are queued for a server that does not take them.
-        """
-        try:
-            if not server.takes_clients:
-                raise OSError(
-                    errno.EBUSY, f"the server of user {server.uid} takes no clients: it is stopped or stuck"
-                )
-            ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-        except OSError:
-            if admission.pidfd >= 0:
-                os.close(admission.pidfd)
-            raise
-        if kind is socket.SOCK_SEQPACKET:
-            # The driver's server does not answer a client without it.
-            for end in (ours, theirs):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            admission = evolve(admission, client_end=os.dup(ours.fileno()))
-        server.admit(admission, theirs.detach())
-        self.server = server
-        self.settled.set()
-        return ours.detach()
 
     def _take_pidfd(self) -> int:
         """Return the pidfd, which the caller now owns; -1 if there is none."""

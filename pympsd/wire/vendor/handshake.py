@@ -17,8 +17,6 @@ CREDENTIALS: Final = b"OUTBCRED\0"
 """Sent with SCM_CREDENTIALS."""
 DESCRIPTOR: Final = b"OUTBCUFD\0"
 """Sent with one descriptor: an end of the connection between a client and its server."""
-RECEIVED: Final = struct.pack("<i", 0)
-"""A client's last packet to the daemon: it has its descriptor."""
 PACKET_BYTES: Final = 4096
 """No packet of a server or client is longer; of a longer one the rest would be lost."""
 DEVICE_BYTES: Final = 41

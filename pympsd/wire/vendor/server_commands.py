@@ -1,4 +1,4 @@
-"""What the daemon tells the driver's server, and what it asks; decoding checks every size and count.
+"""The commands and questions of the daemon to the driver's server; decoding checks every size and count.
 
 A command is a tuple of packets, sent without a pause between them. The server takes one command at a time and answers
 in order, so questions may be sent before earlier ones are answered.
@@ -12,6 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from attrs import frozen
 
+from pympsd.vocabulary.device_facts import uuid_text
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.vendor.handshake import DESCRIPTOR, encode_device
 
@@ -45,7 +46,6 @@ _TERMINATE: Final = 13
 _PROCESSES: Final = 14
 _SET_PRIORITY: Final = 15
 _STATUS: Final = 17
-_GET_MEMORY_LIMIT: Final = 19
 _SET_MEMORY_LIMIT: Final = 20
 _DEVICES: Final = 24
 
@@ -168,16 +168,6 @@ def processes() -> Question[tuple[ClientProcess, ...]]:
     return Question((_INT.pack(_PROCESSES), _INT.pack(0)), read)
 
 
-def percentage() -> Question[float]:
-    """Ask for the active thread percentage of later clients."""
-    return Question((_INT.pack(_GET_PERCENTAGE),), _one(_DOUBLE))
-
-
-def memory_limit(device: int) -> Question[int]:
-    """Ask for the memory limit of later clients on a device, in bytes."""
-    return Question((_INT.pack(_GET_MEMORY_LIMIT), encode_device(device)), _one(_SIZE))
-
-
 def terminate(pid: int) -> Question[int]:
     """Ask for the end of a client process's contexts; answered by a CUresult number."""
     return Question((_INT.pack(_TERMINATE), _INT.pack(pid)), _one(_INT))
@@ -223,12 +213,6 @@ def resume(percentage: float) -> Question[None]:
             pass
 
     return Question((*set_percentage(percentage), _INT.pack(_GET_PERCENTAGE)), read)
-
-
-def uuid_text(uuid: bytes) -> str:
-    """Return a UUID of 16 bytes as text: GPU- and 32 hexadecimal digits in five groups."""
-    digits = bytes(uuid).hex()
-    return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def _one(layout: struct.Struct) -> Callable[[], Reader[T]]:

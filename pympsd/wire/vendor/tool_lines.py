@@ -9,7 +9,6 @@ from pympsd.wire.errors import RemoteError
 
 _LENGTH: Final = struct.Struct("<q")
 _PRINTED: Final = struct.pack("<i", 0)
-LENGTH_BYTES: Final = _LENGTH.size
 LINE_BYTES: Final = 1 << 17
 """The rest of a longer line is lost; the daemon's own limit is lower."""
 END_OF_ANSWERS: Final = struct.pack("<ii", 1, 0)

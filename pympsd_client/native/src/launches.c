@@ -13,12 +13,13 @@
 #include <string.h>
 #include <structmember.h>
 
-enum { ARGUMENTS = 11, SLOTS = 1024 };
+enum { ARGUMENTS = 11, SLOTS = 1024, PULSE = 256 };
 
 typedef struct {
     PyObject_HEAD PyObject *slow, *done, *threads, *stack;
     unsigned long long epoch, misses;
-    char wants_plan, is_empty;
+    char wants_plan, is_empty, wants_pulse;
+    uint32_t sent; /* every PULSE launches Python sees whether the executor has reported a fault */
     uint32_t seen[SLOTS]; /* hashes of launches without a plan: a second one is worth it */
     Plan *plans[SLOTS];
 } Launcher;
@@ -72,7 +73,8 @@ static void launcher_free(PyObject *object) {
 
 typedef struct {
     Key key;
-    PyObject *values;
+    PyObject *values;           /* a tuple; NULL: */
+    const void *const *pointers; /* an array of pointers to the values, as C has them */
 } Call;
 
 static int call_of(PyObject *const *arguments, Call *call) {
@@ -87,6 +89,15 @@ static int call_of(PyObject *const *arguments, Call *call) {
     uint64_t nothing;
     if (extra != Py_None && !(PyLong_CheckExact(extra) && unsigned_of(extra, &nothing) && nothing == 0))
         return 0;
+    if (PyLong_CheckExact(parameters)) {
+        uint64_t address;
+        if (!unsigned_of(parameters, &address))
+            return 0;
+        call->key.types = by_pointers;
+        call->values = NULL;
+        call->pointers = (const void *const *)(uintptr_t)address;
+        return handle_of(arguments[0], &call->key.function) && handle_of(arguments[8], &call->key.stream);
+    }
     if (!PyTuple_CheckExact(parameters) || PyTuple_Size(parameters) != 2)
         return 0;
     call->values = PyTuple_GetItem(parameters, 0);
@@ -121,16 +132,37 @@ static int is_current(Launcher *self, const Plan *plan) {
     return same;
 }
 
+static int values_into(unsigned char *record, const Plan *plan, PyObject *values) {
+    if (PyTuple_Size(values) != plan->count)
+        return 0;
+    for (Py_ssize_t index = 0; index < plan->count; index++)
+        if (!value_into(record + plan->values[index].at, PyTuple_GetItem(values, index), plan->values[index].code))
+            return 0;
+    return 1;
+}
+
+static int pointed_into(unsigned char *record, const Plan *plan, const void *const *pointers) {
+    if (plan->count && pointers == NULL)
+        return 0;
+    for (Py_ssize_t index = 0; index < plan->count; index++) {
+        if (pointers[index] == NULL)
+            return 0;
+        memcpy(record + plan->values[index].at, pointers[index], plan->values[index].size);
+    }
+    return 1;
+}
+
 /* 1: the record is in the ring; 0: nothing was done. */
 static int send_plan(Launcher *self, Plan *plan, const Call *call) {
     unsigned char record[MOST_BYTES + 8]; /* room for a value at its end */
-    if (PyTuple_Size(call->values) != plan->count)
+    if (++self->sent % PULSE == 0) {
+        self->wants_pulse = 1;
+        self->misses--; /* it is none */
         return 0;
+    }
     memcpy(record, plan->record, plan->length);
-    for (Py_ssize_t index = 0; index < plan->count; index++)
-        if (!value_into(record + plan->values[index].at, PyTuple_GetItem(call->values, index),
-                        plan->values[index].code))
-            return 0;
+    if (!(call->values == NULL ? pointed_into(record, plan, call->pointers) : values_into(record, plan, call->values)))
+        return 0;
     if (!is_current(self, plan))
         return 0;
     PyObject *number = PyObject_CallNoArgs(plan->sequence);
@@ -178,7 +210,7 @@ static PyObject *launcher_launch(PyObject *object, PyObject *const *arguments, P
         PyErr_SetString(PyExc_TypeError, "a Launcher that was not initialised");
         return NULL;
     }
-    self->wants_plan = 0;
+    self->wants_plan = self->wants_pulse = 0;
     if (count != ARGUMENTS || names != NULL || !call_of(arguments, &call) || (plan = plan_for(self, &call.key)) == NULL)
         return slow_path(self, arguments, count, names);
     plan->refs++;
@@ -246,6 +278,8 @@ static PyMethodDef launcher_methods[] = {
 static PyMemberDef launcher_members[] = {
     {"epoch", T_ULONGLONG, offsetof(Launcher, epoch), READONLY, "The number of invalidations."},
     {"misses", T_ULONGLONG, offsetof(Launcher, misses), READONLY, "The number of calls that took the slow path."},
+    {"wants_pulse", T_BOOL, offsetof(Launcher, wants_pulse), READONLY,
+     PyDoc_STR("Whether the launch that is made just now is to see whether a fault was reported.")},
     {"wants_plan", T_BOOL, offsetof(Launcher, wants_plan), READONLY,
      "Whether the latest call missed for the second time."},
     {NULL, 0, 0, 0, NULL},
@@ -264,7 +298,47 @@ static PyType_Slot launcher_slots[] = {
 static PyType_Spec launcher_spec = {"pympsd_client.native._launches.Launcher", sizeof(Launcher), 0, Py_TPFLAGS_DEFAULT,
                                     launcher_slots};
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_launches", "Launches without the interpreter.", -1, NULL,
+/* The flat buffer of parameters that come as an array of pointers. */
+static PyObject *gather(PyObject *module, PyObject *arguments) {
+    unsigned long long address;
+    Py_ssize_t size;
+    PyObject *places, *answer;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "KO!n:gather", &address, &PyTuple_Type, &places, &size))
+        return NULL;
+    if (size < 0 || (answer = PyBytes_FromStringAndSize(NULL, size)) == NULL)
+        return size < 0 ? PyErr_Format(PyExc_ValueError, "a size is not negative") : NULL;
+    char *buffer = PyBytes_AsString(answer);
+    const void *const *pointers = (const void *const *)(uintptr_t)address;
+    memset(buffer, 0, (size_t)size);
+    for (Py_ssize_t index = 0, count = PyTuple_Size(places); index < count; index++) {
+        Py_ssize_t offset, bytes;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(places, index), "nn", &offset, &bytes))
+            goto failed;
+        if (offset < 0 || bytes < 0 || offset > size || bytes > size - offset) {
+            PyErr_SetString(PyExc_ValueError, "a parameter out of bounds");
+            goto failed;
+        }
+        if (pointers == NULL || pointers[index] == NULL) {
+            Py_DECREF(answer);
+            Py_RETURN_NONE;
+        }
+        memcpy(buffer + offset, pointers[index], (size_t)bytes);
+    }
+    return answer;
+failed:
+    Py_DECREF(answer);
+    return NULL;
+}
+
+static PyMethodDef functions[] = {
+    {"gather", gather, METH_VARARGS,
+     PyDoc_STR("gather(address, ((offset, size), ...), size): return the flat buffer of the parameters at an array of\n"
+               "pointers; None if one of them is NULL.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_launches", "Launches without the interpreter.", -1, functions,
                                  NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__launches(void) {
@@ -279,6 +353,9 @@ PyMODINIT_FUNC PyInit__launches(void) {
     if ((type = PyType_FromSpec(&writer_spec)) == NULL || PyModule_AddObjectRef(module, "Writer", type) < 0)
         goto failed;
     writer_type = (PyTypeObject *)type; /* kept for good */
+    by_pointers = Py_BuildValue("(O)", Py_Ellipsis); /* kept for good; no ctypes type is like it */
+    if (by_pointers == NULL || PyModule_AddObjectRef(module, "BY_POINTERS", by_pointers) < 0)
+        goto failed;
     if (PyModule_AddIntMacro(module, MOST_VALUES) < 0 || PyModule_AddIntMacro(module, MOST_BYTES) < 0)
         goto failed;
     if ((type = PyType_FromSpec(&launcher_spec)) == NULL || PyModule_AddObjectRef(module, "Launcher", type) < 0)

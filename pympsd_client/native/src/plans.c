@@ -3,6 +3,7 @@
 #include <string.h>
 
 PyTypeObject *writer_type;
+PyObject *by_pointers;
 
 static uint64_t mixed(uint64_t hash, uint64_t more) {
     hash = (hash ^ more) * 0x9E3779B97F4A7C15u;
@@ -51,12 +52,13 @@ static int plan_values(Plan *plan, PyObject *values, Py_ssize_t length) {
     if (plan->count < 0 || plan->count > MOST_VALUES)
         return 0;
     for (Py_ssize_t index = 0; index < plan->count; index++) {
-        unsigned int at;
+        unsigned int at, size = 0;
         int code;
         if (!PyTuple_Check(PyTuple_GetItem(values, index)) ||
-            !PyArg_ParseTuple(PyTuple_GetItem(values, index), "IC", &at, &code) || at >= length)
+            !PyArg_ParseTuple(PyTuple_GetItem(values, index), "IC|I", &at, &code, &size) || at >= length ||
+            size > length - at)
             return 0;
-        plan->values[index] = (Value){at, (char)code};
+        plan->values[index] = (Value){at, size, (char)code};
     }
     return 1;
 }

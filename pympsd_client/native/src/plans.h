@@ -10,12 +10,12 @@ enum { SIZES = 7, MOST_VALUES = 128, MOST_BYTES = 2048 };
 typedef struct {
     uint64_t function, stream;
     uint32_t sizes[SIZES];
-    PyObject *types; /* a tuple of ctypes types */
+    PyObject *types; /* a tuple of ctypes types, or `by_pointers` */
 } Key;
 
 typedef struct {
-    uint32_t at;
-    char code; /* as in the module struct; 'o' is an object whose int is a handle */
+    uint32_t at, size;
+    char code; /* as in the module struct; 'o' is an object whose int is a handle, 'p' are `size` bytes at a pointer */
 } Value;
 
 typedef struct {
@@ -41,3 +41,6 @@ Plan *plan_new(PyObject *arguments, unsigned long long *epoch);
 void plan_drop(Plan *plan);
 
 extern PyTypeObject *writer_type;
+
+/* The tuple that stands for the types of parameters that come as an array of pointers. */
+extern PyObject *by_pointers;

@@ -46,8 +46,9 @@ class _Piece:
 class PinnedMemory:
     """The pieces of one client. Used by its worker, closed by the owner's thread."""
 
-    def __init__(self, device: Device, addresses: PinnedAddresses) -> None:
+    def __init__(self, device: Device, addresses: PinnedAddresses, address_space: int) -> None:
         self._device = device
+        self._address_space = address_space
         self._addresses = addresses
         self._lock = Lock()
         self._closed = False
@@ -61,7 +62,7 @@ class PinnedMemory:
         size = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
         address, fd, memory = self._map(size)
         try:
-            unregister = self._device.register_host_memory(address, memory)
+            unregister = self._device.register_host_memory(self._address_space, address, memory)
             with self._lock:
                 closed = self._closed
                 if not closed:

@@ -57,12 +57,19 @@ class PinnedAddresses:
     """The ranges in use, by owner. Safe for threads and for finalizers run by the garbage collector."""
 
     def __init__(
-        self, ordinal: int, machine: int | None = None, available: Callable[[], int] = available_bytes
+        self,
+        ordinal: int,
+        machine: int | None = None,
+        available: Callable[[], int] = available_bytes,
+        base: int = 0,
     ) -> None:
-        """``ordinal`` is the device's and selects the window; ``machine``: bytes of memory, determined by default."""
+        """``ordinal`` is the device's and selects the window, unless the window's ``base`` is given.
+
+        ``machine``: bytes of memory, determined by default.
+        """
         # A finalizer may run in a thread that already holds the lock, so the lock is reentrant.
         self._lock = RLock()
-        self._base = pinned_window_of(ordinal) if ordinal < PINNED_WINDOWS else 0
+        self._base = base or (pinned_window_of(ordinal) if ordinal < PINNED_WINDOWS else 0)
         self._end = self._base + (1 << PINNED_BITS) if self._base else 0
         size = machine_bytes() if machine is None else machine
         self._client_limit, self._limit = size // 4, size // 2

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_COOPERATIVE
+from pympsd_server.backends.capabilities import Limit
 from pympsd_server.backends.interface import BackendError, Completion, Launch, Module, Outcome, Stream
 from pympsd_server.executor.request import Request
 
@@ -30,7 +31,7 @@ def _launch(
     stream.launch(Launch(module, function, (gx, gy, gz), (bx, by, bz), shared_bytes, parameters, cooperative))
 
 
-def _host_function(request: Request, stream: Stream, token: int) -> None:
+def host_function(request: Request, stream: Stream, token: int) -> None:
     """Queue a function: it counts as work of the stream until it is finished, and is answered when it is due."""
     pending = request.context.host_functions
     if token in pending:
@@ -50,9 +51,18 @@ def _room(request: Request, done: Completion) -> None:
     request.resources.backpressure.when_half_is_free(lambda: done(Outcome()))
 
 
+def _set_limit(request: Request, limit: int, count: int) -> None:
+    try:
+        wanted = Limit(limit)
+    except ValueError:
+        raise BackendError(Result.ERROR_INVALID_VALUE, f"limit {limit}: 1 and 2 can be set") from None
+    request.context.backend.set_limit(wanted, count)
+
+
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "LAUNCH": _launch,
-    "HOST_FUNCTION": _host_function,
+    "HOST_FUNCTION": host_function,
     "HOST_FUNCTION_DONE": _host_function_done,
     "ROOM": _room,
+    "SET_LIMIT": _set_limit,
 }

@@ -19,20 +19,34 @@ from pympsd.channel.descriptors import close_all
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.records import Completion, Kind, Use
-from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.client_context import ClientContext, StreamEntry
-from pympsd_server.executor.operations import event, execution, memory, module, stream
+from pympsd_server.executor.graph import Act
+from pympsd_server.executor.operations import event, execution, graph, memory, module, stream, virtual_memory
 from pympsd_server.executor.operations.answer import Answer
 from pympsd_server.executor.request import Request
 
 Execute = Callable[..., Any]
 _EMPTY: Final = Answer()
+
+
+def _prepare(request: Request, record: records.Record) -> Act:
+    """Return what queues a record's work; BackendError unless its operation is one that only queues work."""
+    row = ROWS.get(record.opcode)
+    if row is None:
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, f"unknown opcode {record.opcode}")
+    return row.prepared(request, record.body)
+
+
 _FUNCTIONS: Final[Mapping[str, Execute]] = {
     **memory.FUNCTIONS,
     **module.FUNCTIONS,
     **execution.FUNCTIONS,
     **stream.FUNCTIONS,
     **event.FUNCTIONS,
+    **virtual_memory.FUNCTIONS,
+    **graph.FUNCTIONS,
+    "INSTANTIATE_GRAPH": graph.instantiation(_prepare),
 }
 
 
@@ -43,6 +57,7 @@ class Row:
         self.scope: Final = operation.scope
         self.answered: Final = operation.answered
         self._name: Final = operation.name
+        self._completion: Final = operation.completion
         self._tail: Final = operation.tail
         self._unpack: Final = operation.operand_layout.unpack_from
         self._size: Final = operation.operand_layout.size
@@ -60,6 +75,29 @@ class Row:
             Completion.AWAITED: self._run_awaited,
         }[operation.completion]
         """Executes a record's body and answers it, or has it answered later; BackendError."""
+
+    def prepared(self, request: Request, body: bytes) -> Act:
+        """Return what queues the work in any stream, with all other handles resolved; BackendError.
+
+        The work is refused once a module of it is unloaded.
+        """
+        streams = [index for index, kind, _ in self._handles if kind is Kind.STREAM]
+        launches_graphs = any(kind is Kind.GRAPH for _, kind, _ in self._handles)
+        if self._completion is not Completion.QUEUED or self.answered or launches_graphs or len(streams) != 1:
+            raise BackendError(Result.ERROR_NOT_SUPPORTED, f"{self._name} cannot be a node of a graph")
+        arguments = self._read(body)
+        loaded = [arguments[index] for index, kind, _ in self._handles if kind is Kind.MODULE]
+        self._resolve(request.context, arguments)
+        execute, (place,) = self._execute, streams
+        before, after = tuple(arguments[:place]), tuple(arguments[place + 1 :])
+        modules = request.context.table(Kind.MODULE)
+
+        def act(stream: Stream) -> None:
+            for handle in loaded:
+                _ = modules[handle]  # its code may be gone with it: INVALID_HANDLE
+            execute(request, *before, stream, *after)
+
+        return act
 
     def _run_at_once(self, request: Request, body: bytes) -> None:
         arguments = self._read(body)

@@ -25,6 +25,7 @@ enum {
     OP_HOST_FUNCTION = 0x302,
     OP_HOST_FUNCTION_DONE = 0x303,
     OP_ROOM = 0x304,
+    OP_SET_LIMIT = 0x305,
     OP_CREATE_STREAM = 0x401,
     OP_DESTROY_STREAM = 0x402,
     OP_QUERY_STREAM = 0x403,
@@ -37,6 +38,18 @@ enum {
     OP_QUERY_EVENT = 0x504,
     OP_SYNCHRONIZE_EVENT = 0x505,
     OP_ELAPSED_TIME = 0x506,
+    OP_GRAPH_PART = 0x601,
+    OP_INSTANTIATE_GRAPH = 0x602,
+    OP_LAUNCH_GRAPH = 0x603,
+    OP_DESTROY_GRAPH = 0x604,
+    OP_GRAPH_HOST_FUNCTION = 0x605,
+    OP_CREATE_MEMORY = 0x701,
+    OP_RELEASE_MEMORY = 0x702,
+    OP_MAP_MEMORY = 0x703,
+    OP_UNMAP_MEMORY = 0x704,
+    OP_SET_ACCESS = 0x705,
+    OP_EXPORT_MEMORY = 0x706,
+    OP_IMPORT_MEMORY = 0x707,
     RECORD_ANSWER = 0x8000,
     RECORD_LIMIT = 1048576,
     RING_TAIL = 0,
@@ -72,7 +85,7 @@ static inline int is_native(uint16_t opcode)
 /* Whether executing an operation may take long. */
 static inline int may_be_slow(uint16_t opcode)
 {
-    return opcode == OP_LOAD_MODULE || opcode == OP_UNLOAD_MODULE || opcode == OP_CREATE_STREAM;
+    return opcode == OP_LOAD_MODULE || opcode == OP_UNLOAD_MODULE || opcode == OP_CREATE_STREAM || opcode == OP_INSTANTIATE_GRAPH;
 }
 
 #endif

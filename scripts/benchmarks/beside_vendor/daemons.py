@@ -138,7 +138,7 @@ def _running(name: str, tool: tuple[str, ...], more: Mapping[str, str]) -> Itera
 
 
 def _await_end(pid: int) -> None:
-    """Give a daemon that was told to quit a few seconds, so that its directory is not taken from under it."""
+    """Give a daemon that was asked to quit a few seconds, so that its directory is not taken from under it."""
     give_up = time.monotonic() + 5.0
     while pid and time.monotonic() < give_up:
         try:

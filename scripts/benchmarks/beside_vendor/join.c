@@ -1,21 +1,15 @@
-/* A CUDA program that does nothing until it is told, then gets to its first kernel as fast as it can.
+/* A CUDA program that waits for a line, then gets to its first kernel as fast as it can.
  *
  *   join PTX    says `ok` with libcuda loaded but not initialised. `join` is answered by `ok` and four times, ns of
  *               CLOCK_MONOTONIC: before cuInit, after it, after the context is made, after the first kernel's end.
- *               It keeps its context until the end of its input. A failure is told on standard error, status 1.
+ *               It keeps its context until the end of its input. A failure is printed on standard error, status 1.
  *
- * The driver's functions are declared here and looked up in libcuda.so.1: no CUDA header is needed to build this.
+ * No CUDA header is needed to build this (driver.h).
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-typedef int CUresult, CUdevice;
-typedef void *Handle;
 
 #define DRIVER(X) \
     X(Init, "cuInit", unsigned) \
@@ -27,37 +21,9 @@ typedef void *Handle;
     X(StreamCreate, "cuStreamCreate", Handle *, unsigned) \
     X(StreamSynchronize, "cuStreamSynchronize", Handle) \
     X(LaunchKernel, "cuLaunchKernel", Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
-      Handle, void **, void **) \
-    X(GetErrorName, "cuGetErrorName", CUresult, const char **)
+      Handle, void **, void **)
 
-#define DECLARE(name, symbol, ...) CUresult (*name)(__VA_ARGS__);
-static struct {
-    DRIVER(DECLARE)
-} cu;
-
-static void fail(const char *what, const char *why)
-{
-    fprintf(stderr, "%s: %s\n", what, why);
-    exit(1);
-}
-
-static void check(CUresult result, const char *what)
-{
-    const char *name = NULL;
-    if (result == 0)
-        return;
-    cu.GetErrorName(result, &name);
-    fail(what, name ? name : "an unknown CUresult");
-}
-
-#define CHECK(call, ...) check(cu.call(__VA_ARGS__), "cu" #call)
-
-static int64_t now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
+#include "../gpu/driver.h"
 
 static void join(const char *ptx)
 {
@@ -83,19 +49,11 @@ static void join(const char *ptx)
 
 int main(int argc, char **argv)
 {
-    static char ptx[1 << 16];
     char line[256];
-    FILE *file = argc > 1 ? fopen(argv[1], "r") : NULL;
-    if (!file || !fread(ptx, 1, sizeof ptx - 1, file))
-        fail(argc > 1 ? argv[1] : "usage: join PTX", "cannot be read");
-    fclose(file);
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!library)
-        fail("no driver", dlerror());
-#define LOOK_UP(name, symbol, ...) \
-    if (!(*(void **)&cu.name = dlsym(library, symbol))) \
-        fail("the driver is too old", symbol);
-    DRIVER(LOOK_UP)
+    if (argc < 2)
+        fail("usage: join PTX", "cannot be read");
+    const char *ptx = read_ptx(argv[1]);
+    load_driver();
     printf("ok\n");
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {

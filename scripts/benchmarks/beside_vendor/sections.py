@@ -58,7 +58,7 @@ def _put(run: Run, value: float, unit: str, section: str, daemon: str, what: str
 
 
 def _joined(client: Client) -> list[float]:
-    """Return the four times of a program that is told to join, ns."""
+    """Return the four times of a program that is to join, ns."""
     return [float(word) for word in client.ask("join", _JOIN_SECONDS).split()]
 
 

@@ -19,10 +19,9 @@
  *   attribute NUMBER                                   a device attribute
  *   grow N                                             have N streams
  *
- * The driver's functions are declared here and looked up in libcuda.so.1: no CUDA header is needed to build this.
+ * No CUDA header is needed to build this (driver.h).
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -34,10 +33,6 @@
 
 #define MOST_STREAMS 256
 #define RING 4
-
-typedef int CUresult, CUdevice;
-typedef unsigned long long CUdeviceptr;
-typedef void *Handle;
 
 #define DRIVER(X) \
     X(Init, "cuInit", unsigned) \
@@ -60,52 +55,13 @@ typedef void *Handle;
     X(MemcpyHtoD, "cuMemcpyHtoD_v2", CUdeviceptr, const void *, size_t) \
     X(MemcpyDtoH, "cuMemcpyDtoH_v2", void *, CUdeviceptr, size_t) \
     X(MemAllocHost, "cuMemAllocHost_v2", void **, size_t) \
-    X(MemFreeHost, "cuMemFreeHost", void *) \
-    X(GetErrorName, "cuGetErrorName", CUresult, const char **)
+    X(MemFreeHost, "cuMemFreeHost", void *)
 
-#define DECLARE(name, symbol, ...) CUresult (*name)(__VA_ARGS__);
-static struct {
-    DRIVER(DECLARE)
-} cu;
+#include "driver.h"
 
 static CUdevice device;
 static Handle context, function, streams[MOST_STREAMS];
 static int stream_count;
-
-static void fail(const char *what, const char *why)
-{
-    fprintf(stderr, "%s: %s\n", what, why);
-    _exit(1); /* a partial answer stays without its end */
-}
-
-static void check(CUresult result, const char *what)
-{
-    const char *name = NULL;
-    if (result == 0)
-        return;
-    cu.GetErrorName(result, &name);
-    fail(what, name ? name : "an unknown CUresult");
-}
-
-#define CHECK(call, ...) check(cu.call(__VA_ARGS__), "cu" #call)
-
-static void load_driver(void)
-{
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!library)
-        fail("no driver", dlerror());
-#define LOOK_UP(name, symbol, ...) \
-    if (!(*(void **)&cu.name = dlsym(library, symbol))) \
-        fail("the driver is too old", symbol);
-    DRIVER(LOOK_UP)
-}
-
-static int64_t now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
 
 static void sleep_until(int64_t moment)
 {
@@ -124,11 +80,7 @@ static void grow(int count)
 
 static void set_up(const char *path, int threads)
 {
-    static char ptx[1 << 16];
-    FILE *file = fopen(path, "r");
-    if (!file || !fread(ptx, 1, sizeof ptx - 1, file))
-        fail(path, "cannot be read");
-    fclose(file);
+    const char *ptx = read_ptx(path);
     load_driver();
     CHECK(Init, 0);
     CHECK(DeviceGet, &device, 0);

@@ -19,15 +19,15 @@ _NUMBER = count(1).__next__
 class PinnedMemory:
     """Host memory registered with a device; ``gone`` is set once nothing refers to it any more."""
 
-    def __init__(self, device: Device, size: int) -> None:
+    def __init__(self, device: Device, size: int, client: int = 1) -> None:
         self.gone = threading.Event()
-        self.address = pinned_window_of(9) + _NUMBER() * (1 << 30) + 3 * mmap.PAGESIZE
+        self.address = (device.host_memory_base or pinned_window_of(9)) + _NUMBER() * (1 << 30) + 3 * mmap.PAGESIZE
         fd = make_sealed("host", size)
         try:
             self.bytes: memoryview | None = mapped_at(fd, self.address, size, self.gone.set)
         finally:
             os.close(fd)
-        self._unregister: Callable[[], None] | None = device.register_host_memory(self.address, self.bytes)
+        self._unregister: Callable[[], None] | None = device.register_host_memory(client, self.address, self.bytes)
 
     @property
     def memory(self) -> memoryview:

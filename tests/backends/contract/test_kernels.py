@@ -94,7 +94,7 @@ def test_launches_beyond_all_devices_limits_are_refused(user: PortUser, shape: d
 
 
 def test_launches_beyond_the_kernels_limits_are_refused(user: PortUser) -> None:
-    with refused(Result.ERROR_LAUNCH_OUT_OF_RESOURCES):
+    with refused(VALUE):  # as recorded with an H200
         user.launch("narrow", block=(65, 1, 1))
     with refused(VALUE):
         user.default.launch(Launch(user.module, 0, (1, 1, 1), (1, 1, 1), 0, b"surplus!"))

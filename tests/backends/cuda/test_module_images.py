@@ -228,6 +228,11 @@ def test_code_linked_with_the_device_runtime_is_refused(name: str) -> None:
         read_fatbin(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 4) + cubin() + cubin(name.encode()))
 
 
+def test_values_of_conditional_handles_are_refused_as_such() -> None:
+    with pytest.raises(BackendError, match="cudaGraphSetConditional: kernels cannot set the value of a conditional"):
+        read_cubin(cubin(b"cudaGraphSetConditional"))
+
+
 def test_other_functions_that_the_driver_supplies_are_accepted() -> None:
     assert read_cubin(cubin(b"vprintf")).undefined == ("vprintf",)
 

@@ -69,7 +69,7 @@ def place(
         start = -address_of(memory) % REGISTERED_BYTES
         start = start - 1000 if space is Space.PINNED and start > 1000 else next(numbers)
         if space is Space.PINNED:
-            device.register_host_memory(address_of(memory), memory)
+            device.register_host_memory(1, address_of(memory), memory)
         own = memory[start : start + content.size]
         own[:] = memoryview(content)
         return own, own.tobytes

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
+from pympsd_server.backends.emulated.memory.bounds import STRICT
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
 
 BASE = 0x6000_0000_0000
@@ -27,6 +28,7 @@ def _hasty() -> Iterator[None]:
 @pytest.mark.usefixtures("_hasty")
 def test_a_lookup_never_sees_half_a_change() -> None:
     space, stop = AddressSpace(BASE, 1 << 26), threading.Event()
+    space.bounds = STRICT
     held = [space.allocate(64) for _ in range(100)]
     for address in held[:50:2]:
         space.free(address)

@@ -20,9 +20,10 @@ OPTIONS = ("--fmad=false", "--std=c++17")
 
 
 def include_folders() -> list[str]:
-    """Where cuda_fp16.h and cuda_bf16.h are: in the packages beside NVRTC's, or where CORPUS_INCLUDE says."""
+    """Where the headers are: in the packages beside NVRTC's, or where CORPUS_INCLUDE says."""
     folders = [os.environ["CORPUS_INCLUDE"]] if "CORPUS_INCLUDE" in os.environ else []
-    return folders + [str(path) for entry in sys.path for path in Path(entry).glob("nvidia/*/include")]
+    patterns = ("nvidia/*/include", "nvidia/*/include/cccl")
+    return folders + [str(path) for entry in sys.path for each in patterns for path in Path(entry).glob(each)]
 
 
 def check(result: nvrtc.nvrtcResult) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+POLL_SECONDS = 0.01
 DEFAULTS: dict[str, object] = {
     "devices": 1,
     "start_seconds": 0.0,
@@ -17,6 +19,7 @@ DEFAULTS: dict[str, object] = {
     "wrong_size": 0,
     "wrong_hello": False,
     "no_answer": 0,
+    "late_answer": 0,
 }
 """Every key, and what it is when nothing is said; the README says what each does."""
 
@@ -36,6 +39,7 @@ class Behaviour:
 
     def __init__(self, path: str) -> None:
         chosen = {**DEFAULTS, **json.loads(Path(path).read_text())}
+        self._path = Path(path)
         self.devices = int(chosen["devices"])
         self.start_seconds = float(chosen["start_seconds"])
         self.wrong_hello = bool(chosen["wrong_hello"])
@@ -55,6 +59,11 @@ class Behaviour:
         """Die as by an error of its own if that was asked for this moment: nothing is said or closed before."""
         if self._crash == moment:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def wait_before_answer(self, command: int) -> None:
+        """Wait before a command's answer as long as that is asked for."""
+        while json.loads(self._path.read_text()).get("late_answer") == command:
+            time.sleep(POLL_SECONDS)
 
     def hangs_at(self, command: int) -> bool:
         """Whether the thread of the commands is to stop at this one; those of the clients go on."""

@@ -161,7 +161,7 @@ class Program:
             for standard in (1, 2):
                 os.dup2(nothing, standard)
             leash = select.poll()
-            leash.register(0, 0)  # the lines are the parent's; that whoever writes them has closed is told unasked
+            leash.register(0, 0)  # the lines are the parent's; the end of whoever writes them is reported unasked
             leash.poll(HOLDER_SECONDS * 1000)
             os._exit(0)
         return str(pid)

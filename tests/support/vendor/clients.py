@@ -134,11 +134,11 @@ class Clients:
     # --- connections
 
     def hand_over(self, descriptor: int, limits: Limits) -> Connection | None:
-        """Take a client's connection; return None for one that is never answered, as it does not tell whose it is."""
+        """Take a client's connection; return None for one that is never answered, as it does not say whose it is."""
         write("Received new client request for {{PID: {}, Context ID: {}}}".format(*self._asked_last))
         taken = socket.socket(fileno=descriptor)
         if not taken.getsockopt(socket.SOL_SOCKET, SO_PASSCRED):
-            taken.detach()  # it stays open for ever: the client waits, and is told nothing
+            taken.detach()  # it stays open for ever: the client waits, and is sent nothing
             return None
         with contextlib.suppress(OSError):  # it has gone meanwhile, and its end comes next
             _greet(taken)

@@ -45,7 +45,7 @@ def send_credentials(connection: socket.socket, text: bytes = CREDENTIALS) -> No
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int], int | None]:
-    """Return the next message (empty at the end), its descriptors, and its sender's PID where the socket tells it."""
+    """Return the next message (empty at the end), its descriptors, and its sender's PID where the socket has it."""
     while True:
         with contextlib.suppress(ConnectionResetError):  # it left something unread; its last packets come after this
             message, ancillary, _, _ = connection.recvmsg(MESSAGE_BYTES, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)

@@ -80,6 +80,12 @@ class VendorClient:
         self.send(line)
         return self.answer(seconds)
 
+    def connect(self) -> VendorClient:
+        """Make it a client with a context."""
+        assert self.ask("init") == "init CUDA_SUCCESS"
+        assert self.ask("ctx 0") == "ctx CUDA_SUCCESS"
+        return self
+
     def waits(self) -> bool:
         """Whether it has said nothing that was not yet heard."""
         assert self.process.stdout is not None

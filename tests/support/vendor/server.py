@@ -58,7 +58,8 @@ class MpsServer:
         self._awaits_confirmation = False
         self._newcomer: Connection | None = None
         """Whom it talks with: it hears nothing from the daemon meanwhile."""
-        self._selector = selectors.DefaultSelector()
+        # Not epoll: a connection that is closed here stays in its set as long as another process has a copy of it.
+        self._selector = selectors.PollSelector()
 
     def start(self) -> None:
         """Connect, introduce itself, make ready, and take the defaults."""
@@ -102,11 +103,11 @@ class MpsServer:
         return message
 
     def run(self) -> None:
-        """Serve daemon and clients until the daemon's connection closes or it is told to end."""
+        """Serve daemon and clients until the daemon's connection closes or it gets the command to end."""
         self._selector.register(self.daemon, selectors.EVENT_READ, None)
         while True:
             ready = [key for key, _ in self._selector.select()]
-            # The daemon last: its answer tells of all that clients did before. Newest contexts first, as in the logs.
+            # The daemon last: its answer has all that clients did before. Newest contexts first, as in the logs.
             ready.sort(key=lambda key: -key.data.number if key.data else 2)
             for key in ready:
                 if key.data is None:
@@ -150,6 +151,7 @@ class MpsServer:
         number, taken = self._command, self._taken
         self._command, self._taken = 0, []
         answer, ends = self.behaviour.changed(number, COMMANDS[number].answer(self, taken))
+        self.behaviour.wait_before_answer(number)
         for message in answer:
             self.daemon.send(message)
         if ends or (number == 5 and not self.clients.workers()):

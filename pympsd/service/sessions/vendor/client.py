@@ -6,17 +6,17 @@ its protocol has no place for a reason. Limits of the client's own environment g
 
 from __future__ import annotations
 
-import socket
 from typing import Final
 
 import trio
-from attrs import define
+from attrs import define, field
 
 from pympsd.channel.packet_channel import PacketChannel
-from pympsd.service.dispatcher import Admission, Dispatcher, RunningServer
+from pympsd.service.dispatcher import Dispatcher, RunningServer
 from pympsd.service.sessions.peers import command_of, namespace_of, process_of
+from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.service.sessions.waiting import Waiting
-from pympsd.state_machine.events import ClientConnected
+from pympsd.state_machine.events import ClientConnected, ClientGonePushed
 from pympsd.wire.vendor.handshake import DESCRIPTOR, PACKET_BYTES
 
 HANG_UP_SECONDS: Final = 10.0
@@ -28,10 +28,22 @@ class VendorClientSession(Waiting):
     """A conversation between its role and its connection to a server."""
 
     channel: PacketChannel
+    dispatcher: Dispatcher
+    _admitted: VendorServerSession | None = field(default=None, init=False)
+    """The server that it was admitted to; until that takes it, it may be another's."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Wait until the client is admitted or refused, or is gone."""
-        connected = ClientConnected(
+        await self.queue(dispatcher, self, self._connected(), self._hung_up)
+        if self.server is not None:
+            with trio.move_on_after(HANG_UP_SECONDS):
+                await self._hung_up()
+        elif self._admitted is not None:
+            self._admitted.handoffs.remove(self)
+            dispatcher.feed(ClientGonePushed(self._admitted.serial, self.client))
+
+    def _connected(self) -> ClientConnected:
+        return ClientConnected(
             self.client,
             self.peer,
             command_of(self.peer.pid, ""),
@@ -39,16 +51,29 @@ class VendorClientSession(Waiting):
             joins=True,
             process=process_of(self.known.pidfd) if not self.peer.pid else 0,
         )
-        await self.queue(dispatcher, self, connected, self._hung_up)
-        if self.server is not None:
-            with trio.move_on_after(HANG_UP_SECONDS):
-                await self._hung_up()
 
     def grant(self, server: RunningServer, priority: int) -> None:
-        """Give the server one end of a new connection and the client the other; raise OSError."""
-        admission = Admission(self.client, self.peer, "", 0, priority)
-        # The client last: if this daemon is killed in between, the client is still waiting for the next one.
-        self.channel.send_raw(DESCRIPTOR, (self.connect(server, admission, socket.SOCK_SEQPACKET),))
+        """Wait for the server, which takes one new client at a time."""
+        assert isinstance(server, VendorServerSession)
+        self._admitted = server
+        server.handoffs.add(self, priority)
+
+    def take(self, connection: int) -> None:
+        """Give the client its end of the connection to its server."""
+        self.channel.send_raw(DESCRIPTOR, (connection,))
+        self.server = self._admitted
+        self.settled.set()
+
+    def fail(self, error: OSError) -> None:
+        """Refuse the client: it can have no connection."""
+        server, self._admitted = self._admitted, None
+        if server is not None:
+            self.dispatcher.not_admitted(self.client, server.serial, error)
+
+    def wait_again(self) -> None:
+        """Wait for another server: the one that the client was admitted to has ended, or does."""
+        self._admitted = None
+        self.dispatcher.feed(self._connected())
 
     def refuse(self, code: int, reason: str) -> None:
         """Close the conversation."""

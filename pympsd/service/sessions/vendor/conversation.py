@@ -9,7 +9,7 @@ from attrs import define
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.inheritance import Noted, connection_name, link_name
+from pympsd.service.inheritance import Noted, link_name
 from pympsd.service.sessions.peers import with_pidfd
 from pympsd.service.sessions.running import run_with_sender
 from pympsd.service.sessions.vendor.client import VendorClientSession
@@ -34,17 +34,15 @@ class VendorConversation:
     dispatcher: Dispatcher
     accepts_clients: bool
 
-    async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes] | None = None) -> None:
+    async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
         """Run a connection, which has had the hello, to its end; ``entry``: the keeper's, noted is the role."""
         channel = PacketChannel(sock)
-        entry = entry or Noted(connection_name(self.dispatcher.connections.take()), sock.fileno(), b"", is_new=True)
         try:
-            with self.dispatcher.held(entry.name, sock.fileno(), entry.note):
-                packet = entry.note or await self._role(channel, peer, entry)
-                if packet:
-                    await self._run_session(entry.name, role_of(packet), channel, sock, peer)
-                # The keeper has a copy, with which the peer would not see the end at once.
-                channel.shut_down()
+            packet = entry.note or await self._role(channel, peer, entry)
+            if packet:
+                await self._run_session(entry, role_of(packet), channel, sock, peer)
+            # The keeper has a copy, with which the peer would not see the end at once.
+            channel.shut_down()
         except (ProtocolError, trio.TooSlowError):
             channel.shut_down()
             if self.dispatcher.may_log(peer.uid):
@@ -67,31 +65,32 @@ class VendorConversation:
             return await channel.receive(PACKET_BYTES)
 
     async def _run_session(
-        self, name: str, role: Role, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer
+        self, entry: Noted[bytes], role: Role, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer
     ) -> None:
         if role is Role.TOOL:
-            self.dispatcher.drop(name)
+            self.dispatcher.drop(entry.name)
             session = ToolSession(self.dispatcher.serials.take(), peer.uid, channel)
             await run_with_sender(channel, session.run, self.dispatcher)
         elif not self.accepts_clients:
             raise RemoteError(f"a {role.name.lower()} on the operators' socket")
         elif role is Role.CLIENT:
-            self.dispatcher.hold(name, sock.fileno(), encode_role(role))
+            if not entry.note:
+                self.dispatcher.hold(entry.name, sock.fileno(), encode_role(role))
             known = with_pidfd(sock, peer)
             try:
-                client = VendorClientSession(self.dispatcher.serials.take(), known, channel)
+                client = VendorClientSession(self.dispatcher.serials.take(), known, channel, self.dispatcher)
                 await run_with_sender(channel, client.run, self.dispatcher)
             finally:
                 known.close()
         else:
-            await self._register(name, channel, sock, peer)
+            await self._register(entry.name, channel, sock, peer)
 
     async def _register(self, name: str, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer) -> None:
         server = await self._expected(peer.pid)
         if server is None:
             if self.dispatcher.may_log(peer.uid):
                 reason = "this daemon started no such server"
-                self.dispatcher.log.warning("server_return_refused", pid=peer.pid, uid=peer.uid, reason=reason)
+                self.dispatcher.log.warning("server_refused", pid=peer.pid, uid=peer.uid, reason=reason)
             return
         registration = await channel.receive(PACKET_BYTES)
         if server.registered.is_set():

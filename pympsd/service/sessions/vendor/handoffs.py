@@ -1,113 +1,205 @@
-"""Handing clients over to the driver's server: one after another, as it talks with one new client at a time."""
+"""Handing clients over to the driver's server: one after another, as it talks with one new client at a time.
+
+A client waits in its conversation with the daemon until it is its turn: if its server ends before that, it gets the
+next one.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
-import msgspec
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.inheritance import SessionNote, session_name
+from pympsd.service.inheritance import newcomer_name
 from pympsd.service.processes.status import is_stopped
 from pympsd.service.sessions.vendor.server_link import ServerLink
 from pympsd.state_machine import events
+from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire.vendor import server_commands as commands
 
 FIRST_WORDS_SECONDS: Final = 1.0
 """Time for a client to answer its server, which waits for nothing else meanwhile."""
+PARTS: Final = 10
+"""The time is counted in so many parts."""
 STATUS: Final = {commands.STATUS_ACTIVE: ServerStatus.ACTIVE, commands.STATUS_FAULT: ServerStatus.FAULT}
 
 
-@frozen
-class Handoff:
-    """A connection that is yet to be sent to the server: its end, and a copy of the client's (-1: none)."""
+class Newcomer(Protocol):
+    """A client that was admitted to the server, and has no connection to it yet (vendor.client)."""
 
-    note: SessionNote
-    connection: int
-    client_end: int
+    client: int
+
+    @property
+    def peer(self) -> Peer: ...
+    def take(self, connection: int) -> None: ...
+    def fail(self, error: OSError) -> None: ...
+    def wait_again(self) -> None: ...
 
 
 @define(eq=False)
 class Handoffs:
-    """The connections that are yet to be sent to a server."""
+    """The clients that are yet to be handed over to a server."""
 
     _dispatcher: Dispatcher
     _server: int
     _pid: int
     priority: int = 0
     """The priority of later clients, as the server was told it last."""
-    _queue: deque[Handoff] = field(factory=deque, init=False)
-    _is_closed: bool = field(default=False, init=False)
-    _arrived: trio.Event = field(factory=trio.Event, init=False)
+    earlier: tuple[tuple[str, int], ...] = ()
+    """The clients' ends, with their names at the keeper, of connections that an earlier daemon sent the server."""
+    exchange: trio.Lock = field(factory=trio.Lock, init=False)
+    """Held while a client is handed over."""
+    _queue: list[tuple[Newcomer, int]] = field(factory=list, init=False)
+    """With their priorities."""
+    _mute: set[int] = field(factory=set, init=False)
+    """The users whose last client did not answer the server."""
+    _current: int = field(default=0, init=False)
+    """The client that is being handed over."""
+    _has_ended: bool = field(default=False, init=False)
+    """Its process has ended."""
+    _patience: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    _added: trio.Event = field(factory=trio.Event, init=False)
 
-    def __len__(self) -> int:
-        return len(self._queue)
+    @property
+    def may_be_delayed(self) -> bool:
+        """Whether nobody waits but users whose last client did not answer the server."""
+        return all(newcomer.peer.uid in self._mute for newcomer, _ in self._queue)
 
-    def add(self, note: SessionNote, connection: int, client_end: int = -1) -> None:
-        """Send it a connection; ``client_end`` is a copy of its other end, if there is one. Take over both."""
-        self._dispatcher.hold(session_name(note.client), connection, msgspec.json.encode(note))
-        self._queue.append(Handoff(note, connection, client_end))
-        self._arrived.set()
-        if self._is_closed:
-            self.close()
+    def add(self, newcomer: Newcomer, priority: int) -> None:
+        """Hand over a client when it is its turn."""
+        self._queue.append((newcomer, priority))
+        self._added.set()
 
-    async def run(self, link: ServerLink) -> None:
-        """Send connections one after another, for the server takes the next when the client has answered it."""
+    def remove(self, newcomer: Newcomer) -> None:
+        """Forget a client that has left."""
+        self._queue = [entry for entry in self._queue if entry[0] is not newcomer]
+
+    def ended(self, client: int) -> None:
+        """Note that a client's process has ended: the server need not wait for its answer."""
+        if client == self._current:
+            self._has_ended = True
+            self._patience.cancel()
+
+    def clients(self) -> tuple[int, ...]:
+        """Return the clients that are yet to be handed over."""
+        return tuple(newcomer.client for newcomer, _ in self._queue)
+
+    def give_back(self) -> None:
+        """Let the clients that are yet to be handed over wait for the next server: this one ends."""
+        queue, self._queue = self._queue, []
+        for newcomer, _ in queue:
+            newcomer.wait_again()
+
+    async def run(self, link: ServerLink, is_adopted: bool) -> None:
+        """Hand over one client after another, for the server takes the next when the one before has answered it."""
+        if is_adopted:
+            async with self.exchange:
+                # Answered when the server has done what an earlier daemon told it.
+                await self._await_answer(link, [end for _, end in self.earlier])
+                self._release(self.earlier)
         while True:
             while not self._queue:
-                self._arrived = trio.Event()
-                await self._arrived.wait()
-            session = self._queue.popleft()
-            try:
-                self._send(link, session.note, session.connection)
-                answered = trio.Event()
-                link.ask(commands.status(), partial(self._taken, answered))
-                with trio.move_on_after(FIRST_WORDS_SECONDS):
-                    await answered.wait()
-                if not (answered.is_set() or is_stopped(self._pid)):
-                    self._answer_for(session)
-                await answered.wait()
-            finally:
-                if session.client_end >= 0:
-                    os.close(session.client_end)
+                self._added = trio.Event()
+                await self._added.wait()
+            async with self.exchange:
+                if self._queue:
+                    await self._hand_over(link, *self._queue.pop(self._next()))
 
-    def _answer_for(self, session: Handoff) -> None:
-        """Free the server from a client that does not answer it: others would wait as long as that one.
+    def _next(self) -> int:
+        """Return the place of the first client, but of a user whose last one was mute only if nobody else waits."""
+        users = [newcomer.peer.uid in self._mute for newcomer, _ in self._queue]
+        return users.index(False) if False in users else 0
+
+    async def _hand_over(self, link: ServerLink, newcomer: Newcomer, priority: int) -> None:
+        try:
+            theirs, servers, end = _connected()
+        except OSError as error:
+            newcomer.fail(error)
+            return
+        name, self._current = newcomer_name(newcomer.client), newcomer.client
+        # Before it is sent: without this end the next daemon cannot free the server from a client that is mute.
+        self._dispatcher.hold(name, end, str(self._server).encode())
+        try:
+            if priority != self.priority:
+                self.priority = priority
+                link.tell(commands.set_priority(priority))
+            link.tell(commands.NEW_CLIENT, servers)
+            # The client last: if this daemon is killed in between, the client is still waiting for the next one.
+            newcomer.take(theirs)
+            is_mute = await self._await_answer(link, [end])
+        finally:
+            os.close(end)
+        (self._mute.add if is_mute else self._mute.discard)(newcomer.peer.uid)
+        self._dispatcher.drop(name)
+        self._current = 0
+
+    async def _await_answer(self, link: ServerLink, ends: Sequence[int]) -> bool:
+        """Wait until the server has taken what it was sent; return whether a living client did not answer it."""
+        self._has_ended, is_mute = False, False
+        answered = trio.Event()
+        link.ask(commands.status(), partial(self._taken, answered))
+        while not await self._in_time(answered):
+            if not is_stopped(self._pid):
+                is_mute = bool(ends) and not self._has_ended
+                self._free(ends, is_mute)
+                await answered.wait()
+        return is_mute
+
+    async def _in_time(self, answered: trio.Event) -> bool:
+        """Return whether the server answers in time, less that in which it or this process is stopped."""
+        left = PARTS
+        with trio.CancelScope() as self._patience:
+            while left and not answered.is_set():
+                # However long this process is stopped, that is one part: its end and the answer are seen together.
+                with trio.move_on_after(FIRST_WORDS_SECONDS / PARTS):
+                    await answered.wait()
+                left -= not is_stopped(self._pid)
+        return answered.is_set()
+
+    def _free(self, ends: Iterable[int], is_mute: bool) -> None:
+        """Free the server from clients that do not answer it: others would wait as long as those.
 
         Driver 580's server never goes on if such a client leaves without a word; after a word of anybody's it does.
         """
-        self._dispatcher.log.warning("client_mute", server=self._pid, seconds=FIRST_WORDS_SECONDS)
-        if session.client_end >= 0:
-            with suppress(OSError), socket.socket(fileno=os.dup(session.client_end)) as end:
-                end.send(b"\0", socket.MSG_DONTWAIT)
-                end.shutdown(socket.SHUT_RDWR)
-
-    def _send(self, link: ServerLink, note: SessionNote, connection: int) -> None:
-        # Before it is sent: the next daemon must not send it once more.
-        self._dispatcher.drop(session_name(note.client))
-        if note.priority != self.priority:
-            self.priority = note.priority
-            link.tell(commands.set_priority(note.priority))
-        link.tell(commands.NEW_CLIENT, connection)
+        if is_mute:
+            self._dispatcher.log.warning("client_mute", server=self._pid, seconds=FIRST_WORDS_SECONDS)
+        for end in ends:
+            with suppress(OSError), socket.socket(fileno=os.dup(end)) as sock:
+                sock.send(b"\0", socket.MSG_DONTWAIT)
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _taken(self, answered: trio.Event, status: int) -> None:
         answered.set()
         self._dispatcher.feed(events.StatusPushed(self._server, STATUS[status]))
 
+    def _release(self, held: Iterable[tuple[str, int]]) -> None:
+        self.earlier = ()
+        for name, fd in held:
+            self._dispatcher.drop(name)
+            os.close(fd)
+
     def close(self) -> None:
-        """Close what the server, which has ended, has not been sent, and what is added from now on."""
-        self._is_closed = True
-        for session in self._queue:
-            self._dispatcher.drop(session_name(session.note.client))
-            for fd in (session.connection, session.client_end):
-                if fd >= 0:
-                    os.close(fd)
-        self._queue.clear()
+        """Clean up after the server's end."""
+        self._release(self.earlier)
+        if self._current:
+            self._dispatcher.drop(newcomer_name(self._current))
+        self.give_back()
+
+
+def _connected() -> tuple[int, int, int]:
+    """Return the ends of a new connection, the client's first, and a copy of the client's; raise OSError."""
+    theirs, servers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, servers:  # what is not returned is closed
+        for end in (theirs, servers):
+            # The driver's server does not answer a client without it.
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        copy = os.dup(theirs.fileno())
+        return theirs.detach(), servers.detach(), copy

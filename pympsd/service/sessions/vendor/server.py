@@ -17,10 +17,11 @@ import trio
 from attrs import Factory, define, field
 
 from pympsd.channel.packet_channel import PacketChannel
-from pympsd.service.dispatcher import Admission, Dispatcher
+from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.fd_quota import fd_quota
-from pympsd.service.inheritance import ClientNote, SessionNote, client_name
-from pympsd.service.sessions.server import QUEUED_DIVISOR, WATCHED_DIVISOR
+from pympsd.service.inheritance import ClientNote, client_name
+from pympsd.service.processes.status import is_stopped
+from pympsd.service.sessions.server import WATCHED_DIVISOR
 from pympsd.service.sessions.vendor.handoffs import STATUS, Handoffs
 from pympsd.service.sessions.vendor.server_link import ServerLink
 from pympsd.state_machine import events
@@ -54,6 +55,8 @@ class VendorServerSession:
     """The clients of a server that an earlier daemon started, by serial."""
     pidfds: dict[int, int] = field(factory=dict)
     """Their pidfds, until they are watched."""
+    _is_leaving: bool = False
+    """It was asked to end when its last client has gone."""
     registered: trio.Event = field(factory=trio.Event, init=False)
     ended: trio.Event = field(factory=trio.Event, init=False)
     """Its connection has ended."""
@@ -66,7 +69,6 @@ class VendorServerSession:
     _asked_at: float = field(default=0.0, init=False)
     _ends: bool = field(default=False, init=False)
     """It has answered that it ends."""
-    _is_leaving: bool = field(default=False, init=False)
     _wanted: trio.Event = field(factory=trio.Event, init=False)
     """Somebody waits for its end."""
     _changed: trio.Event = field(factory=trio.Event, init=False)
@@ -82,11 +84,6 @@ class VendorServerSession:
         """The connection; no client is admitted to a server without one."""
         assert self._link is not None
         return self._link
-
-    @property
-    def takes_clients(self) -> bool:
-        """Whether another client may be sent to it: few enough are queued."""
-        return not (self._ends or self.ended.is_set()) and len(self.handoffs) < fd_quota(QUEUED_DIVISOR)
 
     def _register(self, channel: PacketChannel, registration: bytes) -> None:
         """Accept the server's registration, and send it the limits of its clients; raise RemoteError."""
@@ -107,13 +104,6 @@ class VendorServerSession:
     def _report_devices(self, devices: tuple[commands.ServerDevice, ...]) -> None:
         facts = (DeviceFacts(one.name, one.uuid, one.pci, (7, 0), 0, 0, {}) for one in devices)
         self.dispatcher.feed(events.DevicesReported(tuple(facts)))
-
-    def admit(self, admission: Admission, connection: int) -> None:
-        """Send it a client's connection; take over the descriptors."""
-        if admission.pidfd >= 0:
-            os.close(admission.pidfd)
-        note = SessionNote(self.serial, admission.client, admission.priority)
-        self.handoffs.add(note, connection, admission.client_end)
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
         """Tell it the limits of its later clients, if they have changed; before it is registered there is no need."""
@@ -192,6 +182,7 @@ class VendorServerSession:
             os.close(pidfd)
 
     def _gone(self, client: int) -> None:
+        self.handoffs.ended(client)
         self.dispatcher.feed(events.ClientGonePushed(self.serial, client))
         self._changed.set()
 
@@ -209,7 +200,7 @@ class VendorServerSession:
             self._link.ask(commands.status(), lambda status: self._report(status, found, devices))
         refreshed = self._refreshed
         # Several operators wait for the same answers, and none longer than the first for a server that is silent.
-        with trio.move_on_at(self._asked_at + ANSWER_SECONDS):
+        with trio.move_on_at(self._asked_at + (0 if is_stopped(self.pid) else ANSWER_SECONDS)):
             await refreshed.wait()
         return refreshed.is_set()
 
@@ -258,7 +249,7 @@ class VendorServerSession:
             self.dispatcher.feed(events.StatusPushed(self.serial, ServerStatus.ACTIVE))
         else:
             clients = tuple(self.inherited.values())
-            self.dispatcher.feed(events.ServerReturned(self.serial, ServerStatus.ACTIVE, False, clients))
+            self.dispatcher.feed(events.ServerReturned(self.serial, ServerStatus.ACTIVE, self._is_leaving, clients))
 
     async def _run(self) -> None:
         try:
@@ -266,13 +257,12 @@ class VendorServerSession:
                 self._nursery = nursery
                 self._report_ready()
                 nursery.start_soon(self._pass_the_turn)
-                nursery.start_soon(self.handoffs.run, self.link)
+                nursery.start_soon(self.handoffs.run, self.link, self.inherited is not None)
                 wrong = await self.link.run()
                 self.ended.set()
                 nursery.cancel_scope.cancel()
             if wrong is not None:
                 self._misbehaved(wrong)
-            self.handoffs.close()
         finally:
             self.ended.set()
 
@@ -306,11 +296,15 @@ class VendorServerSession:
         server = self.dispatcher.state.servers.get(self.serial)
         if server is None or not (server.clients or self._is_leaving):
             return False
-        if server.clients and await self.link.answer(commands.clients(), ANSWER_SECONDS) != ():
+        if server.clients and await self.link.answer(commands.clients()) != ():
             return False
-        workers = await self.link.answer(commands.shut_down_if_idle(), ANSWER_SECONDS)
-        if workers == 0:
-            self._ends = True
-            for client in tuple(server.clients):
-                self.dispatcher.feed(events.ClientGonePushed(self.serial, client))
+        # Without a limit: a client that it is sent before it has answered would be lost if it ends.
+        async with self.handoffs.exchange:
+            if not self.handoffs.may_be_delayed:
+                return False
+            workers = await self.link.answer(commands.shut_down_if_idle())
+            if not workers:
+                self._ends = True
+                self.dispatcher.feed(events.ServerEnds(self.serial, self.handoffs.clients()))
+                self.handoffs.give_back()
         return bool(workers and server.clients)

@@ -45,19 +45,18 @@ class ServerLink:
         self._pending.append(_Pending(reader, next(reader), answered))
         self.tell(question.packets)
 
-    async def answer(self, question: Question[T], seconds: float) -> T | None:
-        """Return the answer to a question; None if it does not come in time."""
+    async def answer(self, question: Question[T]) -> T:
+        """Return the answer to a question."""
         answers: list[T] = []
-        arrived = trio.Event()
+        answered = trio.Event()
 
         def take(answer: T) -> None:
             answers.append(answer)
-            arrived.set()
+            answered.set()
 
         self.ask(question, take)
-        with trio.move_on_after(seconds):
-            await arrived.wait()
-        return answers[0] if answers else None
+        await answered.wait()
+        return answers[0]
 
     async def run(self) -> RemoteError | None:
         """Send and receive until the server closes the connection, or gives a wrong answer, which is returned."""

@@ -11,14 +11,10 @@ import os
 import sys
 from typing import Any, Final
 
+from pympsd.vocabulary.device_facts import uuid_text
+
 _NO_DEVICE: Final = 100
 _STUB_LIBRARY: Final = 34
-
-
-def uuid_of(uuid: Any) -> str:
-    """Return a CUuuid as text: GPU- and 32 hexadecimal digits in five groups."""
-    digits = bytes(uuid.bytes).hex()
-    return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def pci_of(bus_id: str) -> str:
@@ -67,7 +63,7 @@ def _facts(driver: Any, number: int) -> dict[str, Any]:
             attributes[name.removeprefix("CU_DEVICE_ATTRIBUTE_")] = int(value)
     return {
         "name": _text(driver.cuDeviceGetName(128, device)[1]),
-        "uuid": uuid_of(driver.cuDeviceGetUuid(device)[1]),
+        "uuid": uuid_text(bytes(driver.cuDeviceGetUuid(device)[1].bytes)),
         "pci": pci_of(_text(driver.cuDeviceGetPCIBusId(32, device)[1])),
         "compute_capability": (attributes["COMPUTE_CAPABILITY_MAJOR"], attributes["COMPUTE_CAPABILITY_MINOR"]),
         "multiprocessors": attributes["MULTIPROCESSOR_COUNT"],

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Final, Protocol
 
 from pympsd.vocabulary.results import Result
+from pympsd_server.backends.capabilities import Limit
+from pympsd_server.backends.cuda.memory.virtual_memory import NoVirtualMemory
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
 from pympsd_server.backends.cuda.objects.context_resources import ContextResources
 from pympsd_server.backends.cuda.objects.event import CudaEvent
@@ -43,7 +45,7 @@ class ContextOwner(Protocol):
         """Remove a context that has released everything."""
 
 
-class CudaContext:
+class CudaContext(NoVirtualMemory):
     """Created by CudaDevice. Its work goes through ``queue``."""
 
     def __init__(
@@ -127,6 +129,15 @@ class CudaContext:
     def notify(self, done: Completion) -> None:
         """Call back when all work so far in all streams is done."""
         self.queue.notify(done)
+
+    def set_limit(self, limit: Limit, count: int) -> None:
+        """Refuse: BackendError NOT_SUPPORTED, for the driver's limits are those of all clients."""
+        reason = "all clients of a GPU work in one context of the driver, so none sets its limits"
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
+
+    def take_output(self) -> tuple[bytes, bytes]:
+        """Return nothing: the driver prints what kernels print on the executor's own standard output."""
+        return b"", b""
 
     def after_work(self, act: Callable[[], None]) -> None:
         """Call ``act`` when the device is done with all work so far, whatever the state of the context."""

@@ -8,15 +8,15 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 
-from pympsd.vocabulary.device_facts import DeviceFacts, window_of
+from pympsd.vocabulary.device_facts import DeviceFacts, uuid_text, window_of
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import BadSetting, chosen_connections
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.budget import DeviceBudget
+from pympsd_server.backends.capabilities import Capabilities
 from pympsd_server.backends.counters import Counters
 from pympsd_server.backends.cuda.driver.calls import Driver, cu, plain_call
 from pympsd_server.backends.cuda.driver.native_calls import native_calls
-from pympsd_server.backends.cuda.driver.probe import uuid_of
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.memory.scratch import ScratchPool
 from pympsd_server.backends.cuda.memory.staging import PinnedMemory, Staging
@@ -36,7 +36,7 @@ from pympsd_server.backends.cuda.reclaim.janitor import Janitor
 from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
 from pympsd_server.backends.cuda.submission.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
-from pympsd_server.backends.interface import BackendError, Capabilities, Outcome, Quota
+from pympsd_server.backends.interface import BackendError, Outcome, Quota
 from pympsd_server.native.access import NativeAccess
 
 CAPABILITIES: Final = Capabilities(
@@ -171,7 +171,12 @@ class CudaDevice:
         with self._lock:
             return sum(context.is_destroyed for context in self._contexts)
 
-    def register_host_memory(self, address: int, memory: memoryview) -> Callable[[], None]:
+    @property
+    def host_memory_base(self) -> int:
+        """Host memory may lie anywhere."""
+        return 0
+
+    def register_host_memory(self, address_space: int, address: int, memory: memoryview) -> Callable[[], None]:
         """Register host memory for copies and kernels; unregistering waits until no work runs on the device."""
         pinned, janitor = PinnedMemory(self._driver, address, memory), self.services.janitor
         try:
@@ -280,6 +285,6 @@ def _find(uuid: str) -> Any:
     """Return the handle of the device with a UUID; BackendError NO_DEVICE if it is gone."""
     for number in range(plain_call(cu.cuDeviceGetCount)):
         handle = plain_call(cu.cuDeviceGet, number)
-        if uuid_of(plain_call(cu.cuDeviceGetUuid, handle)) == uuid:
+        if uuid_text(bytes(plain_call(cu.cuDeviceGetUuid, handle).bytes)) == uuid:
             return handle
     raise BackendError(Result.ERROR_NO_DEVICE, f"the driver has no device {uuid}")

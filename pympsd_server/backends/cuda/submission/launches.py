@@ -27,7 +27,7 @@ class PreparedLaunch:
     launch: Launch
 
     def check(self, attributes: Mapping[str, int]) -> None:
-        """BackendError INVALID_VALUE for what the device cannot run, LAUNCH_OUT_OF_RESOURCES if the kernel cannot."""
+        """BackendError INVALID_VALUE for what the device or the kernel cannot run."""
         layout, launch = self.kernel.layout, self.launch
         for what, extent in (("GRID", launch.grid), ("BLOCK", launch.block)):
             for axis, value in zip("XYZ", extent, strict=True):
@@ -45,10 +45,7 @@ class PreparedLaunch:
                 f"{layout.name} takes {layout.parameter_bytes} bytes of parameters, not {len(launch.parameters)}"
             )
         if threads > (most := layout.attributes["MAX_THREADS_PER_BLOCK"]):
-            raise BackendError(
-                Result.ERROR_LAUNCH_OUT_OF_RESOURCES,
-                f"{layout.name} takes at most {most} threads in a block, not {threads}",
-            )
+            raise _invalid(f"{layout.name} takes at most {most} threads in a block, not {threads}")
 
     def issue(self, driver: Driver, stream: Any) -> None:
         """Issue it to the driver, which copies the parameters before it returns."""

@@ -9,16 +9,19 @@ from typing import Final
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
+from pympsd_server.backends.capabilities import Limit
 from pympsd_server.backends.emulated.device.module import EmulatedModule
-from pympsd_server.backends.emulated.device.programs import load
+from pympsd_server.backends.emulated.device.programs import DeviceHeap, Facilities, load
 from pympsd_server.backends.emulated.device.stream import EmulatedEvent, EmulatedStream
 from pympsd_server.backends.emulated.device.trace import Trace
 from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
+from pympsd_server.backends.emulated.memory.virtual_memory import EmulatedMemory
 from pympsd_server.backends.emulated.scheduling.fair_share import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Marker, WorkItem, WorkStream
 from pympsd_server.backends.interface import BackendError, Completion, Outcome
+from pympsd_server.backends.virtual_memory import PhysicalMemory
 
 PATIENCE_SECONDS: Final = 2.0
 """How long ending a context waits for its kernels, on a device that cannot stop them."""
@@ -59,6 +62,7 @@ class EmulatedContext:
         self.busy: dict[WorkStream, None] = {}
         """Streams with unfinished items."""
         self._outcome = Outcome()
+        self._facilities = Facilities(DeviceHeap(memory.borrow_heap))
         self._modules: dict[EmulatedModule, None] = {}
         self._default = EmulatedStream(self, weight_of_priority(0), blocking=True)
 
@@ -85,6 +89,28 @@ class EmulatedContext:
 
         self.notify(release)
 
+    def create_memory(self, count: int, shareable: bool) -> EmulatedMemory:
+        """Return new memory without an address."""
+        self.check()
+        return self.memory.create(count, shareable)
+
+    def import_memory(self, secret: int) -> EmulatedMemory:
+        """Return memory that another context has exported."""
+        self.check()
+        return self.memory.import_(secret)
+
+    def map_memory(self, memory: PhysicalMemory, address: int) -> None:
+        """Map memory at an address, not accessible yet."""
+        self.memory.map(memory, address)
+
+    def unmap_memory(self, address: int, count: int) -> None:
+        """Unmap a range of whole mappings."""
+        self.memory.unmap(address, count)
+
+    def set_access(self, address: int, count: int, accessible: bool) -> None:
+        """Make a range of whole mappings accessible, or not."""
+        self.memory.set_access(address, count, accessible)
+
     def memory_info(self) -> tuple[int, int]:
         """Return (free, total) bytes."""
         return self.memory.info()
@@ -92,10 +118,12 @@ class EmulatedContext:
     # --- modules
 
     def load_module(self, image: bytes) -> EmulatedModule:
-        """Load PTX text."""
+        """Load PTX text, or a fatbin that holds some."""
         self.check()
-        program = load(image)
-        module = EmulatedModule(self, program, self.memory.link(program, self.facts.multiprocessors))
+        program = load(image, self.facts.compute_capability)
+        module = EmulatedModule(
+            self, program, self.memory.link(program, self.facts.multiprocessors, self._facilities)
+        )
         self._modules[module] = None
         self.trace.add("modules_loaded")
         return module
@@ -137,6 +165,19 @@ class EmulatedContext:
             self.scheduler.submit(marker)
         except BackendError:
             done(self.outcome)
+
+    def set_limit(self, limit: Limit, count: int) -> None:
+        """Set a limit in bytes; BackendError INVALID_VALUE for the heap's once a kernel has called malloc."""
+        self.check()
+        if limit is Limit.PRINT_BYTES:
+            self._facilities.output.limit = count
+        elif not self._facilities.heap.set_limit(count):
+            reason = "the size of the heap cannot change once a kernel has called malloc"
+            raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+
+    def take_output(self) -> tuple[bytes, bytes]:
+        """Return, once, what kernels have printed: for standard output, and for standard error."""
+        return self._facilities.output.take()
 
     # --- order of work; the scheduler calls these under its lock
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
-from pympsd.vocabulary.device_facts import DeviceFacts, window_of
+from pympsd.vocabulary.device_facts import DeviceFacts, mapped_window_of, window_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.budget import DeviceBudget
+from pympsd_server.backends.capabilities import Capabilities
 from pympsd_server.backends.emulated.device.context import EmulatedContext
 from pympsd_server.backends.emulated.device.context_cost import context_overhead
 from pympsd_server.backends.emulated.device.trace import Trace
@@ -18,7 +19,7 @@ from pympsd_server.backends.emulated.scheduling.fair_share import GREATEST_PRIOR
 from pympsd_server.backends.emulated.scheduling.multiprocessors import Multiprocessors
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
-from pympsd_server.backends.interface import BackendError, Capabilities, Outcome, Quota
+from pympsd_server.backends.interface import BackendError, Outcome, Quota
 
 
 class EmulatedDevice:
@@ -26,6 +27,7 @@ class EmulatedDevice:
 
     def __init__(self, facts: DeviceFacts, ordinal: int) -> None:
         self._facts = facts
+        self._ordinal = ordinal
         self._budget = DeviceBudget(facts.memory_bytes)
         self._multiprocessors = Multiprocessors(facts.multiprocessors)
         self._spaces = ClientSpaces(facts, window_of(ordinal), self._budget)
@@ -46,6 +48,8 @@ class EmulatedDevice:
             stops_kernels=self._facts.stops_kernels,
             limits_multiprocessors=volta,
             limits_memory=volta,
+            maps_virtual_memory=self._facts.isolates_address_spaces,
+            maps_host_memory=True,
         )
 
     @property
@@ -90,9 +94,21 @@ class EmulatedDevice:
         with self._lock:
             return sum(context.is_destroyed for context in self._contexts)
 
-    def register_host_memory(self, address: int, memory: memoryview) -> Callable[[], None]:
-        """Do nothing: copies can access all memory of this process, and kernels no host memory at all."""
-        return lambda: None
+    @property
+    def host_memory_base(self) -> int:
+        """The last part of the device's window."""
+        return mapped_window_of(self._ordinal)
+
+    def register_host_memory(self, address_space: int, address: int, memory: memoryview) -> Callable[[], None]:
+        """Map it into the client's address space; copies can access all memory of this process as it is."""
+        with self._lock:
+            self._spaces.host_memory.add(address_space, address, memory)
+
+        def unregister() -> None:
+            with self._lock:
+                self._spaces.host_memory.remove(address_space, address)
+
+        return unregister
 
     def watch_memory(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` after every change of ``memory_used``."""

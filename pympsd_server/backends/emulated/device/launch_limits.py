@@ -21,6 +21,10 @@ _DEFAULTS = {
 }
 
 
+CLUSTER_BLOCKS = 8
+"""The most blocks of a cluster on every device that has clusters."""
+
+
 def limit(attributes: Mapping[str, int], name: str) -> int:
     """Return a device attribute, or what every device has if the description leaves it out."""
     return attributes.get(name, _DEFAULTS[name])
@@ -40,12 +44,16 @@ def check_launch(
     shared_bytes: int,
     parameter_bytes: int,
 ) -> None:
-    """Raise BackendError INVALID_VALUE for what no device takes, LAUNCH_OUT_OF_RESOURCES for this kernel's limits."""
+    """Raise BackendError INVALID_VALUE for what the device or the kernel does not take."""
     for what, extent in (("GRID", grid), ("BLOCK", block)):
         for axis, value in zip("XYZ", extent, strict=True):
             most = limit(attributes, f"MAX_{what}_DIM_{axis}")
             if not 1 <= value <= most:
                 raise _invalid(f"{what.lower()} dimension {axis.lower()} is {value}: 1 to {most} are allowed")
+    if any(count % size for count, size in zip(grid, kernel.cluster, strict=True)):
+        raise _invalid(f"{kernel.name} runs in clusters of {kernel.cluster} blocks: the grid {grid} is no multiple")
+    if (blocks := kernel.cluster[0] * kernel.cluster[1] * kernel.cluster[2]) > CLUSTER_BLOCKS:
+        raise _invalid(f"{kernel.name} runs in clusters of {blocks} blocks; {CLUSTER_BLOCKS} are allowed")
     threads = block[0] * block[1] * block[2]
     if threads > (most := limit(attributes, "MAX_THREADS_PER_BLOCK")):
         raise _invalid(f"{threads} threads in a block, {most} are allowed")
@@ -56,9 +64,8 @@ def check_launch(
     if kernel.required_block is not None and block != kernel.required_block:
         raise _invalid(f"{kernel.name} was compiled for blocks of exactly {kernel.required_block}, not {block}")
     if threads > kernel.max_threads_per_block:
-        raise BackendError(
-            Result.ERROR_LAUNCH_OUT_OF_RESOURCES,
-            f"{kernel.name} takes at most {kernel.max_threads_per_block} threads in a block, not {threads}",
+        raise _invalid(
+            f"{kernel.name} takes at most {kernel.max_threads_per_block} threads in a block, not {threads}"
         )
 
 

@@ -13,6 +13,19 @@ from pympsd_server.backends.emulated.device.programs import Kernel, LoadedModule
 from pympsd_server.backends.interface import BackendError
 
 _CARVEOUT_DEFAULT = -1
+_NO_CLUSTER = dict.fromkeys(
+    (
+        "CLUSTER_SIZE_MUST_BE_SET",
+        "REQUIRED_CLUSTER_WIDTH",
+        "REQUIRED_CLUSTER_HEIGHT",
+        "REQUIRED_CLUSTER_DEPTH",
+        "NON_PORTABLE_CLUSTER_SIZE_ALLOWED",
+        "CLUSTER_SCHEDULING_POLICY_PREFERENCE",
+        "DEVICE_NODE_UPDATE_SUPPORTED",
+        "SHARED_MEMORY_MODE",
+    ),
+    0,
+)
 
 
 class ModuleOwner(Protocol):
@@ -32,7 +45,8 @@ class EmulatedModule:
         self._kernels = tuple(program.kernels.values())
         self.loaded = loaded
         attributes = owner.facts.attributes
-        self._functions = tuple(_function(kernel, attributes) for kernel in self._kernels)
+        capability = owner.facts.compute_capability
+        self._functions = tuple(_function(kernel, attributes, capability) for kernel in self._kernels)
         self._globals = tuple(
             GlobalLayout(each.name, loaded.address_of(each.name), each.size) for each in program.globals.values()
         )
@@ -59,7 +73,8 @@ class EmulatedModule:
         self.owner.unload(self)
 
 
-def _function(kernel: Kernel, attributes: Mapping[str, int]) -> FunctionLayout:
+def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[int, int]) -> FunctionLayout:
+    major, minor = capability
     return FunctionLayout(
         name=kernel.name,
         parameters=tuple((offset, size) for _, offset, size in kernel.parameters),
@@ -68,15 +83,25 @@ def _function(kernel: Kernel, attributes: Mapping[str, int]) -> FunctionLayout:
             "MAX_THREADS_PER_BLOCK": kernel.max_threads_per_block,
             "SHARED_SIZE_BYTES": kernel.shared_bytes,
             "CONST_SIZE_BYTES": kernel.constant_bytes,
-            "LOCAL_SIZE_BYTES": kernel.local_bytes,
+            "LOCAL_SIZE_BYTES": kernel.local_bytes - kernel.stack_bytes,
             "NUM_REGS": kernel.registers,
-            "PTX_VERSION": kernel.ptx_version,
-            "BINARY_VERSION": kernel.binary_version,
+            "PTX_VERSION": kernel.target,
+            "BINARY_VERSION": major * 10 + minor,
             "CACHE_MODE_CA": 0,
             "MAX_DYNAMIC_SHARED_SIZE_BYTES": _dynamic_shared(kernel, attributes),
             "PREFERRED_SHARED_MEMORY_CARVEOUT": _CARVEOUT_DEFAULT,
+            **_NO_CLUSTER,
+            **_cluster(kernel),
         },
     )
+
+
+def _cluster(kernel: Kernel) -> dict[str, int]:
+    """Return the attributes of a kernel that was compiled for clusters of one size."""
+    if kernel.cluster == (1, 1, 1):
+        return {}
+    names = ("REQUIRED_CLUSTER_WIDTH", "REQUIRED_CLUSTER_HEIGHT", "REQUIRED_CLUSTER_DEPTH")
+    return dict(zip(names, kernel.cluster, strict=True))
 
 
 def _dynamic_shared(kernel: Kernel, attributes: Mapping[str, int]) -> int:

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.images import fatbin
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, NotPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.program import Kernel, Program, load_program
 from pympsd_server.backends.emulated.ptx.runtime.batch import Batch, preferred_blocks
+from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
+from pympsd_server.backends.emulated.ptx.runtime.heap import DeviceHeap
 from pympsd_server.backends.interface import BackendError
 
-__all__ = ["Batch", "Kernel", "LoadedModule", "Program", "load", "preferred_blocks"]
+__all__ = ["Batch", "DeviceHeap", "Facilities", "Kernel", "LoadedModule", "Program", "load", "preferred_blocks"]
 
-_BINARIES: Final = (b"\x7fELF", bytes.fromhex("b1436246"), bytes.fromhex("50ed55ba"))
-"""How cubins and fatbins begin."""
+_CUBIN: Final = b"\x7fELF"
+"""How cubins begin."""
+_KEPT: Final = 32
+_KEPT_BYTES: Final = 1 << 20
+"""The number of translated programs that are kept, and the longest image of one: contexts load the same libraries."""
+_translated: Final = lru_cache(_KEPT)(load_program)
 
 
-def load(image: bytes) -> Program:
-    """Translate an image. BackendError NO_BINARY_FOR_GPU for machine code, INVALID_IMAGE if it is no text,
-    INVALID_PTX with the line and the instruction for what cannot be executed, NOT_SUPPORTED for what MPS does not.
+def load(image: bytes, compute_capability: tuple[int, int]) -> Program:
+    """Translate an image, of a fatbin the PTX for a device. BackendError NO_BINARY_FOR_GPU for machine code,
+    INVALID_IMAGE if it is no text, INVALID_PTX with the line and the instruction for what cannot be executed,
+    NOT_SUPPORTED for what MPS does not support, and for code of other kinds.
     """
+    if image.startswith(fatbin.MAGIC):
+        image = fatbin.ptx_of(image, compute_capability)
     try:
-        return load_program(image)
+        return _translated(image) if len(image) <= _KEPT_BYTES else load_program(image)
     except NotPtx as error:
-        code = Result.ERROR_NO_BINARY_FOR_GPU if image.startswith(_BINARIES) else Result.ERROR_INVALID_IMAGE
+        code = Result.ERROR_NO_BINARY_FOR_GPU if image.startswith(_CUBIN) else Result.ERROR_INVALID_IMAGE
         raise BackendError(code, str(error)) from None
     except UnsupportedByMps as error:
         raise BackendError(Result.ERROR_NOT_SUPPORTED, str(error)) from None

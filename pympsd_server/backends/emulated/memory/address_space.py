@@ -8,13 +8,14 @@ from bisect import bisect_right, insort
 
 import numpy as np
 
+from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET
+from pympsd_server.backends.emulated.memory.bounds import chosen_bounds
+from pympsd_server.backends.emulated.memory.page_mapping import NORESERVE, map_again, map_nothing
 from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, Array, DType, Value
 from pympsd_server.backends.emulated.ptx.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
 
 GUARD_BYTES = 512
 _PAGE = mmap.PAGESIZE
-# The mmap module of Python 3.11 does not name it; the value is that of x86-64 and aarch64 Linux.
-_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class NotAnAllocation(ValueError):
@@ -44,19 +45,21 @@ class AddressSpace(AccessibleMemory):
     """Device addresses `base` to `base + size`, backed by virtual memory that costs nothing until touched.
 
     Kernels and copies of the owner can access its allocations and nothing else. Addresses and sizes are in
-    bytes. Between allocations lies a gap of GUARD_BYTES, so that an overrun faults.
+    bytes. Between allocations lies a gap of GUARD_BYTES, so that an overrun faults: of kernels beyond `bounds`.
     """
 
-    def __init__(self, base: int, size: int) -> None:
+    def __init__(self, base: int, size: int, reserved: int = 0) -> None:
+        """Reserve ``size`` bytes for allocations, or ``reserved`` in all with what is mapped behind them."""
         if base % 4096 or size <= 0:
             raise ValueError("an address space needs a page-aligned base and a positive size")
         self.base = base
-        self.size = -(-size // _PAGE) * _PAGE
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        allocatable = -(-size // _PAGE) * _PAGE
+        self.size = max(allocatable, reserved)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
         try:
             self._map = mmap.mmap(-1, self.size, flags=flags)
         except (OSError, OverflowError, ValueError) as error:
-            raise ReserveRefused(f"cannot reserve {size} bytes of address space: {error}") from error
+            raise ReserveRefused(f"cannot reserve {self.size} bytes of address space: {error}") from error
         self._bytes = np.frombuffer(self._map, np.uint8)
         # One view of the whole range per element type: kernels index these.
         self.views: dict[DType, Array] = {
@@ -65,9 +68,10 @@ class AddressSpace(AccessibleMemory):
         # Starts and ends of the allocations, in order. Replaced as a whole, never changed: a kernel in
         # another thread that looks an address up sees all of an allocation or nothing.
         self._ranges: tuple[list[int], list[int]] = ([], [])
-        self._gaps: list[tuple[int, int]] = [(0, self.size)]
+        self._gaps: list[tuple[int, int]] = [(0, allocatable)]
         self._table: tuple[tuple[list[int], list[int]], Array, Array] | None = None
         self.used_bytes = 0
+        self.bounds = chosen_bounds()
 
     def allocate(self, nbytes: int, alignment: int = 512) -> int:
         """Return the address of `nbytes` new bytes, zero. Raises OutOfMemory, ValueError for a bad size."""
@@ -79,6 +83,7 @@ class AddressSpace(AccessibleMemory):
             if taken <= high:
                 self._take(index, low, high, start, taken)
                 self._insert(start, nbytes)
+                self.used_bytes += nbytes
                 return self.base + start
         raise OutOfMemory(f"no free range of {nbytes} bytes")
 
@@ -90,17 +95,59 @@ class AddressSpace(AccessibleMemory):
         starts, ends = self._ranges
         at = bisect_right(starts, start)
         self._ranges = ([*starts[:at], start, *starts[at:]], [*ends[:at], start + nbytes, *ends[at:]])
-        self.used_bytes += nbytes
 
     def free(self, address: int) -> None:
         """Free an allocation. Its pages are released and read zero when reused."""
+        start, end = self._remove(address)
+        self.used_bytes -= end - start
+        self._release(start, self.bounds.end(end))
+        self._return(start, end + GUARD_BYTES)
+
+    def _remove(self, address: int) -> tuple[int, int]:
         at = self._at(address)
         starts, ends = self._ranges
         start, end = starts[at], ends[at]
         self._ranges = (starts[:at] + starts[at + 1 :], ends[:at] + ends[at + 1 :])
-        self.used_bytes -= end - start
-        self._release(start, end)
-        self._return(start, end + GUARD_BYTES)
+        return start, end
+
+    def place(self, address: int, memory: memoryview) -> None:
+        """Map whole shared pages of this process at an address behind the allocations, not accessible yet."""
+        map_again(memory, self._bytes.ctypes.data + address - self.base)
+
+    def clear(self, address: int, nbytes: int) -> None:
+        """Undo `place`. What still accesses the pages meets others."""
+        map_nothing(self._bytes.ctypes.data + address - self.base, nbytes)
+
+    def set_accessible(self, address: int, nbytes: int, accessible: bool) -> None:
+        """Make part of what was placed accessible, joined to what is on either side of it, or inaccessible."""
+        low, high = address - self.base, address - self.base + nbytes
+        starts: list[int] = []
+        ends: list[int] = []
+        for start, end in zip(*self._ranges, strict=True):
+            if accessible and start >= VIRTUAL_OFFSET and start <= high and low <= end <= MAPPED_OFFSET:
+                low, high = min(low, start), max(high, end)
+            elif start < high and low < end:
+                rest = [(a, b) for a, b in ((start, low), (high, end)) if a < b]
+                starts += [a for a, _ in rest]
+                ends += [b for _, b in rest]
+            else:
+                starts.append(start)
+                ends.append(end)
+        if accessible:
+            at = bisect_right(starts, low)
+            starts.insert(at, low)
+            ends.insert(at, high)
+        self._ranges = starts, ends
+
+    def attach(self, address: int, memory: memoryview) -> None:
+        """Make whole shared pages of this process accessible at an address behind the allocations."""
+        self.place(address, memory)
+        self._insert(address - self.base, memory.nbytes)
+
+    def detach(self, address: int) -> None:
+        """Undo `attach`. What still accesses the pages meets others."""
+        start, end = self._remove(address)
+        self.clear(address, end - start)
 
     def _release(self, start: int, end: int) -> None:
         first, last = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
@@ -147,18 +194,20 @@ class AddressSpace(AccessibleMemory):
     def view(self, address: int, nbytes: int) -> memoryview:
         """Return the bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
         low = address - self.base
-        if nbytes < 0 or not self.contains(low, low + nbytes):
+        starts, ends = self._ranges
+        at = bisect_right(starts, low) - 1
+        if nbytes < 0 or at < 0 or low + nbytes > ends[at]:
             raise IllegalAddress(f"address {address:#x}, {nbytes} bytes: outside of the allocations")
         return self._bytes[low : low + nbytes].data
 
     def contains(self, low: int, high: int) -> bool:
-        """Return whether offsets low to high (exclusive) all lie inside one allocation."""
+        """Return whether kernels reach the offsets low to high (exclusive) in one allocation."""
         starts, ends = self._ranges
         at = bisect_right(starts, low) - 1
-        return at >= 0 and high <= ends[at]
+        return at >= 0 and high <= self.bounds.end(ends[at])
 
     def check(self, offsets: Value, nbytes: int) -> None:
-        """Fault unless at each offset (int64, relative to base) `nbytes` aligned bytes are allocated."""
+        """Fault unless kernels reach, at each offset (int64, relative to base), `nbytes` aligned bytes."""
         each = np.atleast_1d(offsets)
         starts, ends = self._arrays()
         at = np.searchsorted(starts, each, "right") - 1
@@ -169,17 +218,18 @@ class AddressSpace(AccessibleMemory):
         self._raise_first(each, (each & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
 
     def _arrays(self) -> tuple[Array, Array]:
-        """Return starts and ends as arrays, made anew when the allocations have changed."""
+        """Return the starts and ends that kernels reach as arrays, made anew when the allocations have changed."""
         ranges, table = self._ranges, self._table
         if table is None or table[0] is not ranges:
-            table = self._table = (ranges, np.array(ranges[0], np.int64), np.array(ranges[1], np.int64))
+            ends = [self.bounds.end(end) for end in ranges[1]]
+            table = self._table = (ranges, np.array(ranges[0], np.int64), np.array(ends, np.int64))
         return table[1], table[2]
 
     def _raise_first(self, each: Array, bad: Array, nbytes: int, fault: type[DeviceFault], why: str) -> None:
         if bad.any():
-            offset = int(each[int(np.argmax(bad))])
-            address = (offset + self.base) & (2**64 - 1)
-            raise fault(f"address {address:#x}, {nbytes} bytes: {why}")
+            at = int(np.argmax(bad))
+            address = (int(each[at]) + self.base) & (2**64 - 1)
+            raise fault(f"address {address:#x}, {nbytes} bytes: {why}", position=at)
 
     def close(self) -> None:
         """Release everything. Views handed out keep their pages until they are dropped."""

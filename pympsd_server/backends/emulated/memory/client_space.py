@@ -7,14 +7,16 @@ own allocations.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from threading import Lock
 
 from attrs import define, field
 
-from pympsd.vocabulary.device_facts import WINDOW_BITS, DeviceFacts
+from pympsd.vocabulary.device_facts import VIRTUAL_OFFSET, WINDOW_BITS, DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import ClientBudget, DeviceBudget
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace, ReserveRefused
+from pympsd_server.backends.emulated.memory.virtual_memory import Exports, Mappings
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError
 
@@ -51,7 +53,12 @@ class ClientSpace:
     budget: ClientBudget
     owned: OwnedMemory | None
     """None if the whole space is this client's."""
+    exports: Exports
+    mappings: Mappings = field(init=False)
     contexts: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.mappings = Mappings.of(self.space)
 
     @property
     def space(self) -> AddressSpace:
@@ -79,6 +86,57 @@ class ClientSpace:
             self.owned.starts.discard(address)
 
 
+class HostMemory:
+    """Host memory of clients, in their address spaces while they have contexts. Its owner locks it."""
+
+    def __init__(self, clients: Mapping[int, ClientSpace]) -> None:
+        self._clients = clients
+        self._pieces: dict[int, dict[int, memoryview]] = {}
+        """By client, by address."""
+
+    def add(self, key: int, address: int, memory: memoryview) -> None:
+        """Add memory of a client; BackendError OUT_OF_MEMORY if it cannot be mapped."""
+        client = self._clients.get(key)
+        if client is not None:
+            try:
+                _attach(client, address, memory)
+            except OSError as error:
+                reason = f"no {memory.nbytes} bytes of host memory for kernels: {error.strerror}"
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None
+        self._pieces.setdefault(key, {})[address] = memory
+
+    def remove(self, key: int, address: int) -> None:
+        """Remove memory of a client."""
+        pieces, client = self._pieces[key], self._clients.get(key)
+        del pieces[address]
+        if not pieces:
+            del self._pieces[key]
+        if client is not None:
+            _detach(client, address)
+
+    def attach_all(self, key: int) -> None:
+        """Map all of a client's into its new address space."""
+        for address, memory in self._pieces.get(key, {}).items():
+            _attach(self._clients[key], address, memory)
+
+    def detach_all(self, key: int) -> None:
+        """Take all of a client's out of its address space, which it leaves."""
+        for address in self._pieces.get(key, ()):
+            _detach(self._clients[key], address)
+
+
+def _attach(client: ClientSpace, address: int, memory: memoryview) -> None:
+    with client.lock:
+        client.space.attach(address, memory)
+        client.own(address)
+
+
+def _detach(client: ClientSpace, address: int) -> None:
+    with client.lock:
+        client.disown(address)
+        client.space.detach(address)
+
+
 class ClientSpaces:
     """The clients of one device, by the key of their address space. Its owner locks it."""
 
@@ -86,7 +144,10 @@ class ClientSpaces:
         self._facts = facts
         self._base = base
         self._device = device
+        self._allocatable = min(VIRTUAL_OFFSET, 2 * facts.memory_bytes)
         self._clients: dict[int, ClientSpace] = {}
+        self._exports = Exports()
+        self.host_memory = HostMemory(self._clients)
         self._shared: _Reserved | None = None
         """The one space of all clients, if they share one and while there are any."""
 
@@ -97,14 +158,14 @@ class ClientSpaces:
             return known
         budget = ClientBudget(self._device, limit if self._facts.is_volta_or_newer else 0)
         if self._facts.isolates_address_spaces:
-            return ClientSpace(self._reserve(), budget, None)
+            return ClientSpace(self._reserve(), budget, None, self._exports)
         reserved = self._shared or self._reserve()
-        return ClientSpace(reserved, budget, OwnedMemory(reserved.space))
+        return ClientSpace(reserved, budget, OwnedMemory(reserved.space), self._exports)
 
     def _reserve(self) -> _Reserved:
         # Twice the memory, so that gaps never make memory unusable.
         try:
-            return _Reserved(AddressSpace(self._base, min(1 << WINDOW_BITS, 2 * self._facts.memory_bytes)))
+            return _Reserved(AddressSpace(self._base, self._allocatable, 1 << WINDOW_BITS))
         except ReserveRefused as error:
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
 
@@ -115,6 +176,7 @@ class ClientSpaces:
             client.reserved.clients += 1
             if client.owned is not None:
                 self._shared = client.reserved
+            self.host_memory.attach_all(key)
         client.contexts += 1
 
     def used(self) -> dict[int, int]:
@@ -127,6 +189,7 @@ class ClientSpaces:
         client.contexts -= 1
         if client.contexts:
             return
+        self.host_memory.detach_all(key)
         del self._clients[key]
         client.reserved.clients -= 1
         if not client.reserved.clients:

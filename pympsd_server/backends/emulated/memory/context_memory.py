@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import charged
-from pympsd_server.backends.emulated.device.programs import LoadedModule, Program
+from pympsd_server.backends.emulated.device.programs import Facilities, LoadedModule, Program
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
 from pympsd_server.backends.emulated.memory.client_space import ClientSpace
+from pympsd_server.backends.emulated.memory.virtual_memory import EmulatedMemory, Storage
 from pympsd_server.backends.emulated.ptx.faults import OutOfMemory
 from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.virtual_memory import PhysicalMemory
 
 ALLOCATION_LIMIT: Final = 1 << 18
 """The most allocations of one context; each costs the executor some hundred bytes, however small it is."""
@@ -33,6 +36,7 @@ class ContextMemory:
         self._deferred: set[int] = set()
         self._linked: dict[int, LoadedModule] = {}
         """Programs' variables, by the id of what `link` returned."""
+        self._memories: dict[EmulatedMemory, None] = {}
         self._closed = False
 
     @property
@@ -88,9 +92,19 @@ class ContextMemory:
         self.space.free(address)
         self._budget.give(charged(self._allocations.pop(address)))
 
+    def borrow_heap(self, count: int) -> int:
+        """Return the address of memory for kernels' malloc, 0 if there is no room; no call can free it."""
+        try:
+            return self._borrow(count)
+        except BackendError:
+            return 0
+
     def borrow_workspace(self) -> int:
         """Return the address of zeros with which the blocks of a cooperative launch meet; no call can free it."""
-        address = self.allocate(WORKSPACE_BYTES)
+        return self._borrow(WORKSPACE_BYTES)
+
+    def _borrow(self, count: int) -> int:
+        address = self.allocate(count)
         self.defer_free(address)
         return address
 
@@ -99,12 +113,12 @@ class ContextMemory:
         if outcome.code is Result.SUCCESS:
             self.finish_free(address)
 
-    def link(self, program: Program, multiprocessors: int) -> LoadedModule:
+    def link(self, program: Program, multiprocessors: int, facilities: Facilities) -> LoadedModule:
         """Place a program's variables; BackendError OUT_OF_MEMORY if they do not fit."""
         with self._client.lock:
             self._check_open()
             try:
-                loaded = LoadedModule(program, self.space, multiprocessors)
+                loaded = LoadedModule(program, self.space, multiprocessors, facilities)
             except OutOfMemory as error:
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             try:
@@ -132,6 +146,76 @@ class ContextMemory:
             self._client.disown(address)
         loaded.unload()
 
+    def create(self, count: int, shareable: bool) -> EmulatedMemory:
+        """Return memory without an address; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
+            reason = f"memory of {count} bytes: it has a multiple of {MAPPING_GRANULE}"
+            raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+        with self._client.lock:
+            self._check_mapping()
+            self._budget.take(count)
+        try:
+            storage = Storage(count, shareable, self._freed)
+        except OSError as error:
+            with self._client.lock:
+                self._budget.give(count)
+            reason = f"the system has no {count} bytes: {error.strerror}"
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None
+        self._client.exports.add(storage)
+        return self._enter(storage)
+
+    def _check_mapping(self) -> None:
+        self._check_open()
+        if self._client.owned is not None:
+            reason = "no memory is mapped where clients share an address space"
+            raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
+        if len(self._memories) >= ALLOCATION_LIMIT:
+            reason = f"a context holds at most {ALLOCATION_LIMIT} pieces of memory"
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
+
+    def _freed(self, storage: Storage) -> None:
+        self._client.exports.remove(storage)
+        with self._client.lock:
+            self._budget.give(storage.size)
+
+    def _enter(self, storage: Storage) -> EmulatedMemory:
+        memory = EmulatedMemory(storage, self, lambda one: self._memories.pop(one, None))
+        with self._client.lock:
+            closed = self._closed
+            if not closed:
+                self._memories[memory] = None
+        if closed:
+            memory.release()
+            self._check_open()
+        return memory
+
+    def import_(self, secret: int) -> EmulatedMemory:
+        """Return memory that a client of this device has exported; BackendError INVALID_VALUE."""
+        with self._client.lock:
+            self._check_mapping()
+        return self._enter(self._client.exports.use(secret))
+
+    def map(self, memory: PhysicalMemory, address: int) -> None:
+        """Map memory of one of the client's contexts; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        assert isinstance(memory, EmulatedMemory)
+        with self._client.lock:
+            self._check_mapping()
+            self._client.mappings.add(memory, address)
+
+    def unmap(self, address: int, count: int) -> None:
+        """Unmap a range of whole mappings; BackendError INVALID_VALUE."""
+        with self._client.lock:
+            self._check_mapping()
+            unused = self._client.mappings.remove(address, count)
+        for storage in unused:
+            storage.leave()
+
+    def set_access(self, address: int, count: int, accessible: bool) -> None:
+        """Make a range of whole mappings accessible, or not; BackendError INVALID_VALUE."""
+        with self._client.lock:
+            self._check_mapping()
+            self._client.mappings.set_access(address, count, accessible)
+
     def info(self) -> tuple[int, int]:
         """Return (free, total) bytes."""
         with self._client.lock:
@@ -147,3 +231,9 @@ class ContextMemory:
                 self._release(address)
             self._deferred.clear()
             self._budget.give(self._overhead)
+            unused = self._client.mappings.remove_all_of(self)
+            memories, self._memories = tuple(self._memories), {}
+        for storage in unused:
+            storage.leave()
+        for memory in memories:
+            memory.release()

@@ -27,15 +27,18 @@ def _table() -> dict[str, DType]:
 
 
 DTYPES = _table()
+# Types of conversions and matrices only: no register and no variable has them.
+BITS_OF_TYPES: dict[str, DType] = {
+    "e4m3x2": np.dtype("u2"),
+    "e5m2x2": np.dtype("u2"),
+    "e4m3": np.dtype("u1"),
+    "e5m2": np.dtype("u1"),
+    "tf32": np.dtype("u4"),
+}
 # Types that exist in PTX but not here; parsed so that the refusal can name them.
 UNSUPPORTED_TYPES = frozenset(
     {
         "b128",
-        "tf32",
-        "e4m3",
-        "e5m2",
-        "e4m3x2",
-        "e5m2x2",
         "e2m1x2",
         "e2m3x2",
         "e3m2x2",

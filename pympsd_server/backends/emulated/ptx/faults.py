@@ -8,6 +8,7 @@ LAUNCH_TIMEOUT = 702
 ASSERT = 710
 ILLEGAL_INSTRUCTION = 715
 MISALIGNED_ADDRESS = 716
+INVALID_PC = 718
 LAUNCH_FAILED = 719
 
 
@@ -16,13 +17,20 @@ class DeviceFault(Exception):
 
     code = LAUNCH_FAILED
 
-    def __init__(self, message: str, *, kernel: str | None = None) -> None:
+    def __init__(self, message: str, *, kernel: str | None = None, position: int = 0) -> None:
+        """`position` says which of the threads that ran together it was, until `thread` is known."""
         super().__init__(message)
         self.message = message
         self.kernel = kernel
+        self.position = position
+        self.block: tuple[int, int, int] | None = None
+        self.thread: tuple[int, int, int] | None = None
 
     def __str__(self) -> str:
-        return f"{self.message} (kernel {self.kernel})" if self.kernel else self.message
+        if not self.kernel:
+            return self.message
+        where = f", block {self.block}, thread {self.thread}" if self.thread is not None else ""
+        return f"{self.message} (kernel {self.kernel}{where})"
 
 
 class IllegalAddress(DeviceFault):
@@ -41,6 +49,12 @@ class DeviceAssertion(DeviceFault):
     """A device-side assert failed (CUDA_ERROR_ASSERT)."""
 
     code = ASSERT
+
+
+class InvalidProgramCounter(DeviceFault):
+    """A call of an address at which no function of its shape is (CUDA_ERROR_INVALID_PC)."""
+
+    code = INVALID_PC
 
 
 class LaunchFailed(DeviceFault):

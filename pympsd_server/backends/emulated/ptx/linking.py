@@ -8,25 +8,31 @@ from typing import Any
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.ptx.codegen.literals import initial_bytes
 from pympsd_server.backends.emulated.ptx.program import Program
+from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
+from pympsd_server.backends.emulated.ptx.runtime.heap import DeviceHeap
 
 
 class LoadedModule:
     """A program whose variables are in `space`. Raises OutOfMemory when they do not fit."""
 
-    def __init__(self, program: Program, space: AddressSpace, multiprocessors: int = 1) -> None:
-        """`multiprocessors` is what %nsmid reads."""
+    def __init__(
+        self, program: Program, space: AddressSpace, multiprocessors: int = 1, facilities: Facilities | None = None
+    ) -> None:
+        """`multiprocessors` is what %nsmid reads, `facilities` the context's for its kernels."""
         self.program = program
         self.space = space
         self.multiprocessors = multiprocessors
+        self.facilities = facilities or Facilities(DeviceHeap(space.allocate))
         self._addresses: dict[str, int] = {}
         self._functions: dict[str, list[Callable[..., Any]]] = {}
         try:
             for name, variable in program.variables.items():
                 alignment = max(variable.alignment, 512)
                 self._addresses[name] = space.allocate(max(variable.size, 1), alignment)
+            known = {**program.functions, **self._addresses}
             for name, variable in program.variables.items():
                 if variable.initial:
-                    space.write(self._addresses[name], initial_bytes(variable, self._addresses))
+                    space.write(self._addresses[name], initial_bytes(variable, known))
         except BaseException:
             self.unload()
             raise

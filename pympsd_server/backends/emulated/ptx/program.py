@@ -11,14 +11,15 @@ from pympsd_server.backends.emulated.ptx.codegen.literals import initial_bytes
 from pympsd_server.backends.emulated.ptx.codegen.translation import Translation, translate
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, NotPtx
 from pympsd_server.backends.emulated.ptx.lowering.call_parameters import resolve_call_parameters
-from pympsd_server.backends.emulated.ptx.lowering.inlining import flatten, parameter_layout
+from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable, parameter_layout
+from pympsd_server.backends.emulated.ptx.lowering.inlining import flatten
+from pympsd_server.backends.emulated.ptx.lowering.procedures import STACK_BYTES, expand_calls
 from pympsd_server.backends.emulated.ptx.syntax.parser import parse_module
 from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Variable
 
 MAXIMUM_THREADS = 1024
 MAXIMUM_STATIC_SHARED = 48 << 10
 _ELF = b"\x7fELF"
-_FATBIN = (0x466243B1.to_bytes(4, "little"), 0xBA55ED50.to_bytes(4, "little"))
 
 
 @frozen
@@ -40,12 +41,15 @@ class Kernel:
     parameter_bytes: int
     shared_bytes: int
     local_bytes: int
+    stack_bytes: int
+    """Part of the local bytes: for calls that are not inlined."""
     constant_bytes: int
     max_threads_per_block: int
     required_block: tuple[int, int, int] | None
+    cluster: tuple[int, int, int]
+    """The blocks of a cluster; (1, 1, 1) unless the kernel says otherwise."""
     registers: int
-    ptx_version: int
-    binary_version: int
+    target: int
     translation: Translation
 
 
@@ -56,18 +60,18 @@ class Program:
     kernels: Mapping[str, Kernel]
     globals: Mapping[str, Global]
     variables: Mapping[str, Variable]
+    functions: Mapping[str, int]
+    """The addresses of functions that are no kernels."""
 
 
 def load_program(image: bytes) -> Program:
     """Parse and translate a PTX image (trailing NUL bytes are fine).
 
-    Raises NotPtx for a cubin, a fatbin or anything that is not text, and InvalidPtx, naming the
+    Raises NotPtx for a cubin or anything that is not text, and InvalidPtx, naming the
     instruction and the line, for syntax errors and for whatever is not supported.
     """
     if image.startswith(_ELF):
         raise NotPtx("the image is a cubin (ELF); the emulated GPU executes PTX only")
-    if image.startswith(_FATBIN):
-        raise NotPtx("the image is a fatbin; the emulated GPU executes PTX only")
     try:
         text = image.rstrip(b"\0").decode("utf-8")
     except UnicodeDecodeError as error:
@@ -75,16 +79,18 @@ def load_program(image: bytes) -> Program:
     if "\0" in text:
         raise NotPtx("the image is no PTX text: it contains NUL bytes")
     module = parse_module(text)
-    variables = _variables(module)
+    table = FunctionTable(module)
+    variables = _variables(module, table)
     constant = sum(v.size for v in variables.values() if v.space == "const")
     kernels = {
-        f.name: _kernel(module, f, constant) for f in module.functions.values() if f.is_entry and f.body is not None
+        f.name: _kernel(table, f, constant) for f in module.functions.values() if f.is_entry and f.body is not None
     }
     listed = {v.name: Global(v.name, v.size, v.alignment, v.space == "const") for v in variables.values()}
-    return Program(MappingProxyType(kernels), MappingProxyType(listed), MappingProxyType(variables))
+    proxy = MappingProxyType
+    return Program(proxy(kernels), proxy(listed), proxy(variables), proxy(dict(table.addresses)))
 
 
-def _variables(module: Module) -> dict[str, Variable]:
+def _variables(module: Module, table: FunctionTable) -> dict[str, Variable]:
     found = {}
     for variable in module.variables.values():
         if variable.space in ("global", "const") and not variable.extern:
@@ -94,15 +100,16 @@ def _variables(module: Module) -> dict[str, Variable]:
         elif variable.space not in ("global", "const", "shared"):
             raise InvalidPtx(f"unsupported: module-level .{variable.space} variable", variable.line)
     # Initialisers are checked here, with fake addresses, so that a refusal comes at load.
-    fakes = dict.fromkeys(found, 0)
+    fakes = {**table.addresses, **dict.fromkeys(found, 0)}
     for variable in found.values():
         initial_bytes(variable, fakes)
     return found
 
 
-def _kernel(module: Module, function: Function, constant_bytes: int) -> Kernel:
-    code = flatten(module, function)
+def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Kernel:
+    code = flatten(table, function)
     resolve_call_parameters(code)
+    expand_calls(code)
     translation = translate(code)
     layout = parameter_layout(function.parameters)
     parameters = tuple((p.name, offset, p.size) for p, offset in layout)
@@ -115,12 +122,13 @@ def _kernel(module: Module, function: Function, constant_bytes: int) -> Kernel:
         parameter_bytes=max((offset + size for _, offset, size in parameters), default=0),
         shared_bytes=translation.shared_bytes,
         local_bytes=translation.local_bytes,
+        stack_bytes=STACK_BYTES if code.stack is not None else 0,
         constant_bytes=constant_bytes,
         max_threads_per_block=threads,
         required_block=required,
-        registers=_register_estimate(translation),
-        ptx_version=module.version[0] * 10 + module.version[1],
-        binary_version=module.target,
+        cluster=_block_shape(function.directives.get("reqnctapercluster")) or (1, 1, 1),
+        registers=min(_register_estimate(translation), *function.directives.get("maxnreg", (255,))),
+        target=table.module.target,
         translation=translation,
     )
 

@@ -43,6 +43,8 @@ class KernelRun(WorkItem):
         super().__init__(owner, stream, stream.time_share)
         self._loaded, self._kernel, self._launch = loaded, kernel, launch
         self._size, self._workspace = size, workspace
+        cluster = kernel.cluster
+        self._together = cluster[0] * cluster[1] * cluster[2]
         self._begun = 0
         self._blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
         self._residents: deque[_Resident] = deque()
@@ -62,7 +64,7 @@ class KernelRun(WorkItem):
     @property
     def at_once(self) -> int:
         """The number of its blocks that must begin together."""
-        return self._blocks if self._launch.cooperative else 1
+        return self._blocks if self._launch.cooperative else self._together
 
     def step(self, seconds: float) -> bool:
         """Run batches in turn for about this time; return whether the last block has ended."""
@@ -104,7 +106,13 @@ class KernelRun(WorkItem):
     def _seat(self) -> int:
         """Make the next blocks resident; return their number."""
         most = preferred_blocks(self._size.threads, self._kernel.local_bytes, together=self._launch.cooperative)
-        seats = self.owner.placement.seat(self._size, min(most, self._blocks - self._begun))
+        wanted = min(max(most, self._together), self._blocks - self._begun)
+        if self._together > 1:
+            # The blocks of a cluster run together: only whole ones begin.
+            placement = self.owner.placement
+            room = placement.room(self._size) if placement.resident else placement.capacity(self._size)
+            wanted = min(wanted, room) // self._together * self._together
+        seats = self.owner.placement.seat(self._size, wanted)
         blocks = len(seats.sm_of_block)
         if blocks:
             launch = self._launch

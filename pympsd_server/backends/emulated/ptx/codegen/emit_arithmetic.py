@@ -28,13 +28,14 @@ _PAIRS = {"u16x2": U16, "s16x2": S16}
 
 def _pairs(w: Writer, o: Operation) -> None:
     """Write add, min or max of two packed 16-bit integers."""
-    if o.modifiers or o.name == "sub":
+    if o.has("cc") or o.has("sat") or o.name == "sub":
         raise w.refuse()
     names = [w.keep(f"{w.value(x, U32)}.view(d_u4)") for x in o.operands[1:]]
     halves = []
     for part in ("low_half", "high_half"):
         a, b = (w.keep(f"{part}({n}).view({dtype_name(_PAIRS[o.type])})") for n in names)
-        halves.append(w.keep(f"{a} + {b}" if o.name == "add" else f"np.{o.name}imum({a}, {b})"))
+        result = f"{a} + {b}" if o.name == "add" else f"np.{o.name}imum({a}, {b})"
+        halves.append(w.keep(f"np.maximum({result}, {w.scalar(0, _PAIRS[o.type])})" if o.has("relu") else result))
     w.assign(o.operands[0], f"pack_halves({halves[1]}, {halves[0]})", U32)
 
 
@@ -169,13 +170,15 @@ def _divide(w: Writer, o: Operation) -> None:
 def _extreme(w: Writer, o: Operation) -> None:
     if is_float(o):
         return emit_float(w, o)
-    if o.modifiers or len(o.operands) != 3:
+    relu = o.modifiers == ("relu",) and o.type in ("s32", "s16x2")
+    if (o.modifiers and not relu) or len(o.operands) != 3:
         raise w.refuse()
     if o.type in _PAIRS:
         return _pairs(w, o)
     dtype = dtype_of(w, o)
     a, b = (w.value(x, dtype) for x in o.operands[1:])
-    return w.assign(o.operands[0], f"np.{o.name}imum({a}, {b})", dtype)
+    result = f"np.{o.name}imum({a}, {b})"
+    return w.assign(o.operands[0], f"np.maximum({result}, {w.scalar(0, dtype)})" if relu else result, dtype)
 
 
 @emits("abs neg", 2, "ftz", (*INTEGERS, "f16", "f32", "f64", "bf16", "f16x2", "bf16x2"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pympsd_server.backends.emulated.ptx.codegen.emission import BITS, INTEGERS, dtype_of, emits
 from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
 from pympsd_server.backends.emulated.ptx.datatypes import BOOL, S32, U32, dtype_name, unsigned
-from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
+from pympsd_server.backends.emulated.ptx.lowering.ir import Both, Operation
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 _SIGNS = {"and": "&", "or": "|", "xor": "^"}
@@ -50,13 +50,20 @@ def _funnel(w: Writer, o: Operation) -> None:
     w.assign(o.operands[0], f"funnel_shift({a}, {b}, {c}, {o.has('l')}, {o.has('wrap')})", U32)
 
 
-@emits("lop3", 5, "", ("b32",))
+@emits("lop3", (5, 6), "or and", ("b32",))
 def _lookup(w: Writer, o: Operation) -> None:
+    if bool(o.modifiers) != (len(o.operands) == 6) or bool(o.modifiers) != isinstance(o.operands[0], Both):
+        raise w.refuse(f"{len(o.operands)} operands")
     table = o.operands[4]
     if not isinstance(table, Immediate):
         raise w.refuse("the table is no constant")
     a, b, c = (w.value(x, U32) for x in o.operands[1:4])
-    w.assign(o.operands[0], _lookup_expression(table.value & 255, a, b, c, w), U32)
+    result = _lookup_expression(table.value & 255, a, b, c, w)
+    if not o.modifiers:
+        return w.assign(o.operands[0], result, U32)
+    name, other = w.keep(result), w.value(o.operands[5], BOOL)
+    sign = "|" if o.has("or") else "&"
+    return w.assign_both(o.operands[0], name, U32, w.keep(f"({name} != 0) {sign} {other}"))
 
 
 _SHORT = {

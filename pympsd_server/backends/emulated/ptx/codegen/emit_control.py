@@ -8,15 +8,18 @@ import numpy as np
 from attrs import frozen
 
 from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
-from pympsd_server.backends.emulated.ptx.datatypes import BOOL, U32
+from pympsd_server.backends.emulated.ptx.datatypes import BOOL, U32, U64
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, Block
 from pympsd_server.backends.emulated.ptx.lowering.ir import Operation, Register, Sink
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
+from pympsd_server.backends.emulated.ptx.windows import CLUSTER_BARRIER
 
-_SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep"})
-_LAST = {"exit": "exit", "trap": "trap", "brkpt": "trap", "assertfail": "assert"}
-_BARRIER_MODIFIERS = frozenset(["sync", "arrive", "red", "popc", "and", "or", "aligned", "cta"])
+_SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep", "mbarrier"})
+_LAST = {"exit": "exit", "trap": "trap", "brkpt": "trap"}
+BARRIER_MODIFIERS = frozenset(
+    ["sync", "arrive", "red", "popc", "and", "or", "aligned", "cta", "cluster", "wait", "acquire"]
+)
 
 
 @frozen
@@ -26,6 +29,7 @@ class BarrierPlan:
     arrive: bool
     reduction: str
     result: int | None
+    cluster: bool = False
 
 
 @frozen
@@ -33,7 +37,8 @@ class BlockPlan:
     """What the runtime knows of a block. `kind` says what its function returns:
 
     "next": registers of `target`; "branch": (condition, registers of `target`, registers of `following`);
-    "index": (index, one tuple of registers per entry of `targets`); "exit": nothing; "trap", "assert";
+    "index": (index, one tuple of registers per entry of `targets`); "exit": nothing; "trap";
+    "assert": (message, file, line, function) of __assertfail;
     "barrier": ((number, count or None, predicate or None), registers of `following`).
     `meeting` is a membermask (or the position of its register in live_in) for which lanes meet first.
     """
@@ -66,6 +71,10 @@ def emit_end(w: Writer, block: Block, blocks: list[Block]) -> tuple[BlockPlan, s
         return _barrier(w, block, blocks, last, following)
     if last.name == "exit" and last.guard is not None:
         return _branch(w, block, blocks, last, EXIT, following)
+    if last.name == "system:assertfail":
+        message, file, function = (w.value(last.operands[i], U64) for i in (0, 1, 3))
+        line = w.value(last.operands[2], U32)
+        return _plan(block, w, "assert"), f"{message}, {file}, {line}, {function}"
     return _plan(block, w, _LAST[last.name]), "None"
 
 
@@ -89,9 +98,17 @@ def _branch(
 
 
 def _barrier(w: Writer, block: Block, blocks: list[Block], last: Operation, following: int) -> tuple[BlockPlan, str]:
-    unknown = [m for m in last.modifiers if m not in _BARRIER_MODIFIERS]
+    unknown = [m for m in last.modifiers if m not in BARRIER_MODIFIERS]
     if unknown:
         raise w.refuse(f"modifier .{unknown[0]}")
+    if last.has("cluster"):
+        if not last.has("wait") or last.operands:
+            raise w.refuse()
+        plan = BarrierPlan(False, "", None, cluster=True)
+        made = _plan(block, w, "barrier", following=following, barrier=plan)
+        return made, f"({w.scalar(CLUSTER_BARRIER, U32)}, None, None), {_outgoing(w, blocks, following)}"
+    if last.has("wait") or last.has("acquire"):
+        raise w.refuse()
     arrive, operands = last.has("arrive"), list(last.operands)
     reduction = last.one_of("popc", "and", "or")
     predicate, target = "None", None

@@ -6,7 +6,18 @@ import numpy as np
 
 from pympsd_server.backends.emulated.ptx.codegen.emission import ANY, ROUNDINGS, emits
 from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
-from pympsd_server.backends.emulated.ptx.datatypes import BOOL, DTYPES, U16, U32, U64, DType, dtype_name, unsigned
+from pympsd_server.backends.emulated.ptx.datatypes import (
+    BOOL,
+    DTYPES,
+    F32,
+    S32,
+    U16,
+    U32,
+    U64,
+    DType,
+    dtype_name,
+    unsigned,
+)
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Operation, Sink
 from pympsd_server.backends.emulated.ptx.windows import WINDOWS
 
@@ -56,9 +67,14 @@ def _unpack(w: Writer, target: Group, source: Argument, dtype: DType) -> None:
         w.assign(item, piece, part)
 
 
-@emits("cvta", 2, "to " + _SPACES, ("u64", "u32"))
+# Other names of the same windows.
+_WINDOWS = {space: space for space in _SPACES.split()}
+_WINDOWS |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
+
+
+@emits("cvta", 2, "to " + " ".join(_WINDOWS), ("u64", "u32"))
 def _convert_address(w: Writer, o: Operation) -> None:
-    space = o.one_of(*_SPACES.split())
+    space = _WINDOWS.get(o.one_of(*_WINDOWS), "")
     if o.type != "u64" or not space:
         raise w.refuse()
     window = w.scalar(WINDOWS.get(space, 0), U64)
@@ -68,9 +84,9 @@ def _convert_address(w: Writer, o: Operation) -> None:
     w.assign(o.operands[0], value, U64)
 
 
-@emits("isspacep", 2, _SPACES, ())
+@emits("isspacep", 2, " ".join(_WINDOWS), ())
 def _is_space(w: Writer, o: Operation) -> None:
-    space = o.one_of(*_SPACES.split())
+    space = _WINDOWS.get(o.one_of(*_WINDOWS), "")
     value = w.keep(f"{w.value(o.operands[1], U64)} >> {w.scalar(40, U64)}")
     if space == "const" or not space:
         raise w.refuse()
@@ -79,9 +95,21 @@ def _is_space(w: Writer, o: Operation) -> None:
     return w.assign(o.operands[0], f"({value} == {w.scalar(WINDOWS[space] >> 40, U64)})", BOOL)
 
 
-@emits("cvt", (2, 3), " ".join((*ROUNDINGS, *_INTEGRAL, "ftz", "sat", "relu")), _PLAIN)
+_SMALL = ("e4m3x2", "e5m2x2", "tf32")
+_MODIFIERS = " ".join((*ROUNDINGS, *_INTEGRAL, "rna", "ftz", "sat", "relu", "satfinite", "pack"))
+
+
+@emits("cvt", (2, 4), _MODIFIERS, (*_PLAIN, *_SMALL))
 def _convert(w: Writer, o: Operation) -> None:
+    if o.has("pack"):
+        return _convert_packed(w, o)
     if len(o.types) != 2:
+        raise w.refuse()
+    if o.types[0] == "tf32":
+        return _convert_to_tf32(w, o)
+    if any(t in _SMALL for t in o.types):
+        return _convert_small(w, o)
+    if o.has("rna") or o.has("satfinite"):
         raise w.refuse()
     target, source = o.types
     if target.endswith("x2"):
@@ -90,6 +118,53 @@ def _convert(w: Writer, o: Operation) -> None:
         raise w.refuse()
     name, dtype = _converted(w, o, w.value(o.operands[1], DTYPES[source]), source, target)
     return w.assign(o.operands[0], name, dtype)
+
+
+def _convert_to_tf32(w: Writer, o: Operation) -> None:
+    rounding = o.one_of("rna", "rn", "rz")
+    if o.types[1] != "f32" or len(o.operands) != 2 or not rounding or set(o.modifiers) - {rounding, "relu"}:
+        raise w.refuse()
+    value = w.keep(_finish(o, w.value(o.operands[1], F32)))
+    w.assign(o.operands[0], f"tf32_from_float({value}, {rounding!r})", U32)
+
+
+def _convert_small(w: Writer, o: Operation) -> None:
+    """e4m3x2 and e5m2x2, from f32 (two operands, the first for the upper half) or f16x2, and to f16x2."""
+    target, source = o.types
+    to_small = target in _SMALL
+    name = (target if to_small else source).removesuffix("x2")
+    wanted = {"rn", "satfinite"} if to_small else {"rn"}
+    if set(o.modifiers) - {"relu"} != wanted or len(o.operands) != (3 if source == "f32" else 2):
+        raise w.refuse()
+    if to_small and source == "f32":
+        high, low = (w.keep(_finish(o, w.value(x, F32))) for x in o.operands[1:])
+        w.assign(o.operands[0], f"small_pair({high}, {low}, {name!r})", U16)
+    elif to_small and source == "f16x2":
+        value = w.keep(_rectified(o, w.value(o.operands[1], U32)))
+        w.assign(o.operands[0], f"small_pair_from_halves({value}, {name!r})", U16)
+    elif not to_small and target == "f16x2":
+        value = w.keep(f"halves_from_small({w.value(o.operands[1], U16)}, {name!r})")
+        w.assign(o.operands[0], _rectified(o, value), U32)
+    else:
+        raise w.refuse()
+
+
+def _rectified(o: Operation, pair: str) -> str:
+    return f"rectify_halves({pair})" if o.has("relu") else pair
+
+
+def _convert_packed(w: Writer, o: Operation) -> None:
+    """cvt.pack.sat: two integers to the ends of their type, b the low one; eight-bit ones above them come from c."""
+    kind = o.types[0] if o.types else ""
+    count = {"s16": 3, "u16": 3, "s8": 4, "u8": 4}.get(kind)
+    types = (kind, "s32") if count == 3 else (kind, "s32", "b32")
+    if count is None or o.types != types or len(o.operands) != count or set(o.modifiers) != {"pack", "sat"}:
+        raise w.refuse()
+    a, b = (
+        w.keep(f"convert_integer({w.value(x, S32)}, {dtype_name(DTYPES[kind])}_t, True)") for x in o.operands[1:3]
+    )
+    above = w.value(o.operands[3], U32) if count == 4 else "None"
+    w.assign(o.operands[0], f"pack_integers({a}, {b}, {above})", U32)
 
 
 def _convert_pair(w: Writer, o: Operation, target: str, source: str) -> None:
@@ -126,12 +201,10 @@ def _converted(w: Writer, o: Operation, name: str, source: str, target: str) -> 
 def _to_bfloat(w: Writer, o: Operation, name: str, source: str, rounding: str) -> str:
     if rounding in _INTEGRAL:
         result = f"to_integral({name}, {rounding!r})"
-    elif source == "f32":
-        result = name
-    elif source == "f16":
-        result = f"{name}.astype(d_f4)"
+    elif DTYPES[source].kind == "f":
+        result = f"{name}.astype(d_f4)" if source == "f16" else name
     else:
-        raise w.refuse()
+        result = f"double_to_odd({name})"
     return f"bfloat_from_float({_finish(o, result)}, {rounding if rounding in ROUNDINGS else 'rn'!r})"
 
 

@@ -38,9 +38,13 @@ def _bfloat(w: Writer, o: Operation, names: list[str]) -> str:
         return f"bfloat_from_float({_finished(w, o, result)})"
     if o.name in ("add", "sub"):
         a, b = (w.keep(f"{n}.astype(d_f8)") for n in names)
-        return f"bfloat_from_float(add_to_odd({a}, {'-' if o.name == 'sub' else ''}{b}))"
+        result = f"add_to_odd({a}, {'-' if o.name == 'sub' else ''}{b})"
+        return f"bfloat_from_float({_finished(w, o, result)})"
     if o.name in ("abs", "neg"):
         return _bfloat_sign(o, names[0])
+    if o.name == "mul":
+        a, b = (w.keep(f"{n}.astype(d_f8)") for n in names)
+        return f"bfloat_from_float({_finished(w, o, f'({a} * {b})')})"
     return f"bfloat_from_float({expression(w, o, names, F32)})"
 
 
@@ -128,9 +132,38 @@ _UNARY = {
 }
 
 
-@emits("rcp sqrt rsqrt ex2 lg2 sin cos tanh", 2, "approx rn rz rm rp ftz", ("f16", "f32", "f64"))
+_HALF_FUNCTIONS = ("ex2", "tanh")
+
+
+def _half_unary(w: Writer, o: Operation) -> None:
+    """ex2 and tanh of bf16 and of pairs, computed in float32 and rounded once."""
+    pair, kind = o.type.endswith("x2"), o.type.removesuffix("x2")
+    packed = w.value(o.operands[1], U32 if pair else U16)
+    results = []
+    for part in ("low_half", "high_half") if pair else ("",):
+        bits = w.keep(f"{part}({packed})" if part else packed)
+        x = w.keep(f"float_from_bfloat({bits})" if kind == "bf16" else f"{bits}.view(d_f2).astype(d_f4)")
+        result = _UNARY[o.name].format(x=f"flush({x})" if o.has("ftz") else x)
+        results.append(
+            w.keep(f"bfloat_from_float({result})" if kind == "bf16" else f"({result}).astype(d_f2).view(d_u2)")
+        )
+    if pair:
+        return w.assign(o.operands[0], f"pack_halves({results[1]}, {results[0]})", U32)
+    return w.assign(o.operands[0], results[0], U16)
+
+
+@emits(
+    "rcp sqrt rsqrt ex2 lg2 sin cos tanh",
+    2,
+    "approx rn rz rm rp ftz",
+    ("f16", "f32", "f64", "bf16", "f16x2", "bf16x2"),
+)
 def _unary(w: Writer, o: Operation) -> None:
     """Transcendental functions are computed to NumPy's accuracy, which is better than the hardware's."""
+    if o.type in ("f16", "bf16", "f16x2", "bf16x2") and o.name not in _HALF_FUNCTIONS:
+        raise w.refuse(f"type .{o.type}")
+    if o.type in ("bf16", "f16x2", "bf16x2"):
+        return _half_unary(w, o)
     dtype = dtype_of(w, o)
     if o.type == "f64" and o.name not in ("rcp", "sqrt", "rsqrt"):
         raise w.refuse("type .f64")
@@ -147,7 +180,7 @@ def _unary(w: Writer, o: Operation) -> None:
         result = f"narrow({_UNARY[o.name].format(t='f8', x=wide)}, d_f4_t, {rounding!r})"
     else:
         result = _UNARY[o.name].format(t=f"f{dtype.itemsize}", x=x)
-    w.assign(o.operands[0], f"flush({result})" if o.has("ftz") else result, dtype)
+    return w.assign(o.operands[0], f"flush({result})" if o.has("ftz") else result, dtype)
 
 
 @emits("copysign", 3, "", ("f32", "f64"))

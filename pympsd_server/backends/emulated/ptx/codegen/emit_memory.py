@@ -8,11 +8,13 @@ from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, DType, dtype_n
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Memory, Operation, Sink, Symbol
 
 _SPACES = {"global": "global", "const": "global", "shared": "shared", "local": "local", "param": "param"}
-_SPACES |= {"shared::cta": "shared", "param::entry": "param"}
+_SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
+_HINT = "L2::cache_hint"
 _ORDER = "weak relaxed acquire release acq_rel volatile sc mmio cta cluster gpu sys"
 _CACHE = (
     "ca cg cs lu cv wb wt nc L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last "
-    "L1::no_allocate L2::evict_first L2::evict_last L2::evict_normal L2::64B L2::128B L2::256B"
+    "L1::no_allocate L2::evict_first L2::evict_last L2::evict_normal L2::64B L2::128B L2::256B unified "
+    "L2::cache_hint"
 )
 _TYPES = ("b8", "u8", "s8", *BITS, *INTEGERS, *FLOATS)
 _MODIFIERS = " ".join([*_SPACES, _ORDER, _CACHE, "v2 v4"])
@@ -30,8 +32,16 @@ def _vector(w: Writer, o: Operation, value: Argument) -> tuple[Argument, ...]:
     return items
 
 
-@emits("ld ldu", 2, _MODIFIERS, _TYPES)
+def without_hint(w: Writer, o: Operation, count: int) -> tuple[Argument, ...]:
+    """Return the `count` operands of an operation, less the cache policy behind them: there is no cache."""
+    if len(o.operands) != count + o.has(_HINT):
+        raise w.refuse(f"{len(o.operands)} operands")
+    return o.operands[:count]
+
+
+@emits("ld ldu", (2, 3), _MODIFIERS, _TYPES)
 def _load(w: Writer, o: Operation) -> None:
+    without_hint(w, o, 2)
     dtype = dtype_of(w, o)
     targets = _vector(w, o, o.operands[0])
     memory = o.operands[1]
@@ -82,8 +92,9 @@ def _plus(w: Writer, base: str, offset: int) -> str:
     return w.keep(f"displaced({base}, {offset})") if offset else base
 
 
-@emits("st", 2, _MODIFIERS, _TYPES)
+@emits("st", (2, 3), _MODIFIERS, _TYPES)
 def _store(w: Writer, o: Operation) -> None:
+    without_hint(w, o, 2)
     dtype = dtype_of(w, o)
     values = [w.keep(w.value(v, dtype)) for v in _vector(w, o, o.operands[1])]
     space = _space(o)
@@ -103,8 +114,9 @@ def _store(w: Writer, o: Operation) -> None:
 
 
 _FUNCTIONS = "add min max and or xor exch cas inc dec"
+_HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 _ALLOWED = {
-    "add": ("u32", "s32", "u64", "s64", "f32", "f64", "f16x2", "bf16x2", "f16", "bf16"),
+    "add": ("u32", "s32", "u64", "s64", "f32", "f64", *_HALVES),
     "min": ("u32", "s32", "u64", "s64"),
     "max": ("u32", "s32", "u64", "s64"),
     "and": ("b32", "b64"),
@@ -115,40 +127,72 @@ _ALLOWED = {
     "inc": ("u32",),
     "dec": ("u32",),
 }
+_VECTORS_ALLOWED = {"add": ("f32", *_HALVES), "min": _HALVES, "max": _HALVES}
 _ATOMIC_MODIFIERS = (
-    f"{_FUNCTIONS} global shared shared::cta relaxed acquire release acq_rel cta cluster gpu sys noftz"
+    f"{_FUNCTIONS} global shared shared::cta shared::cluster relaxed acquire release acq_rel cta cluster gpu sys "
+    f"noftz v2 v4 v8 {_HINT}"
 )
 _ATOMIC_TYPES = tuple({t for types in _ALLOWED.values() for t in types})
 
 
-@emits("atom red", (2, 4), _ATOMIC_MODIFIERS, _ATOMIC_TYPES)
+@emits("atom red", (2, 5), _ATOMIC_MODIFIERS, _ATOMIC_TYPES)
 def _atomic(w: Writer, o: Operation) -> None:
-    function = o.one_of(*_FUNCTIONS.split())
-    if not function or o.type not in _ALLOWED[function]:
+    function, length = o.one_of(*_FUNCTIONS.split()), o.one_of("v2", "v4", "v8")
+    allowed = _VECTORS_ALLOWED if length else _ALLOWED
+    if o.type not in allowed.get(function, ()) or len(o.types) != 1:
         raise w.refuse()
-    target, rest = (o.operands[0], o.operands[1:]) if o.name == "atom" else (Sink(), o.operands)
-    if len(rest) != (3 if function == "cas" else 2):
-        raise w.refuse(f"{len(o.operands)} operands")
-    dtype = DTYPES[o.type]
+    operands = without_hint(w, o, (3 if function == "cas" else 2) + (o.name == "atom"))
+    target, rest = (operands[0], operands[1:]) if o.name == "atom" else (Sink(), operands)
+    dtype, count = DTYPES[o.type], int(length[1:]) if length else 1
+    if count * dtype.itemsize > 16:
+        raise w.refuse("vector of the wrong length")
     base, offset = w.address(rest[0])
-    values = ", ".join(w.value(v, dtype) for v in rest[1:])
+    columns = [_elements(w, value, count) for value in rest[1:]]
+    targets = (Sink(),) * count if isinstance(target, Sink) else _elements(w, target, count)
     if o.type in ("f16x2", "bf16", "bf16x2"):
         function = f"{function}_{o.type}"
-    used = not isinstance(target, Sink)
-    kind = f"{dtype_name(dtype)}_t"
-    call = (
-        f"atomic(B, T, {_space(o)!r}, {function!r}, {_plus(w, base, offset)}, {kind}, ({values},), {used}, {w.guard})"
-    )
-    if used:
-        w.assign(target, w.keep(call), dtype)
-    else:
-        w.lines.append(call)
+    results = []
+    for index in range(count):
+        address = _plus(w, base, offset + index * dtype.itemsize)
+        values = ", ".join(w.value(column[index], dtype) for column in columns)
+        used = not isinstance(targets[index], Sink)
+        # The first access checks the alignment of the whole vector.
+        align = dtype.itemsize if index else count * dtype.itemsize
+        results.append(w.name())
+        w.lines.append(
+            f"{results[-1]} = atomic(B, T, {_space(o)!r}, {function!r}, {address}, {dtype_name(dtype)}_t, {align},"
+            f" ({values},), {used}, {w.guard})"
+        )
+    for each, result in zip(targets, results, strict=True):
+        if not isinstance(each, Sink):
+            w.assign(each, result, dtype)
 
 
-@emits("membar fence", 0, "cta gl sys gpu cluster acq_rel sc acquire release", ())
+def _elements(w: Writer, value: Argument, count: int) -> tuple[Argument, ...]:
+    items = value.items if isinstance(value, Group) else (value,)
+    if len(items) != count:
+        raise w.refuse("vector of the wrong length")
+    return items
+
+
+_FENCES = (
+    "cta gl sys gpu cluster acq_rel sc acquire release proxy alias async async::generic global shared::cta "
+    "shared::cluster mbarrier_init sync_restrict::shared::cta sync_restrict::shared::cluster"
+)
+
+
+@emits("membar fence", 0, _FENCES, ())
+@emits("griddepcontrol", 0, "wait launch_dependents", ())
+@emits("setmaxnreg", 1, "inc dec sync aligned", ("u32",))
 @emits("nanosleep", 1, "", ("u32",))
 @emits("prefetch prefetchu", 1, "global local L1 L2 L2::evict_last L2::evict_normal", ())
 @emits("pmevent", 1, "mask", ())
 @emits("discard applypriority", 2, "global L2 L2::evict_normal", ())
 def _nothing(w: Writer, o: Operation) -> None:
     """Threads of a batch already see each other's memory in order, and time does not pass for them."""
+
+
+@emits("createpolicy", (2, 4), "fractional range cvt global L2 " + _CACHE, ("b64", "f32"))
+def _policy(w: Writer, o: Operation) -> None:
+    """A cache policy, which nothing looks at."""
+    w.assign(o.operands[0], w.scalar(0, DTYPES["b64"]), DTYPES["b64"])

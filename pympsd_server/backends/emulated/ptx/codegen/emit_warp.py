@@ -60,3 +60,19 @@ def _elect(w: Writer, o: Operation) -> None:
     name = w.name()
     w.lines.append(f"{name}, {name}p = elect(B, T, {w.value(o.operands[1], U32)})")
     w.assign_both(o.operands[0], name, U32, f"{name}p")
+
+
+@emits("mapa", 3, "shared::cluster", ("u32", "u64"))
+def _map_address(w: Writer, o: Operation) -> None:
+    """The address of a shared variable in another block of the cluster."""
+    dtype = DTYPES[o.type]
+    address, rank = w.value(o.operands[1], dtype), w.value(o.operands[2], U32)
+    w.assign(o.operands[0], f"address_in_block({address}, {rank})", dtype)
+
+
+@emits("getctarank", 2, "shared::cluster", ("u32", "u64"))
+def _rank(w: Writer, o: Operation) -> None:
+    """The rank of the block that a shared address is in."""
+    address = w.value(o.operands[1], DTYPES[o.type])
+    own = w.keep("special(B, T, '%cluster_ctarank', d_u4_t)")
+    w.assign(o.operands[0], f"rank_of_address({address}, {own})", U32)

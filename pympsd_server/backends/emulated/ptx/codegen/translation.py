@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
+from pympsd_server.backends.emulated.ptx.asynchronous import copies, mbarrier
 from pympsd_server.backends.emulated.ptx.codegen import (
     emit_arithmetic,
+    emit_async,
     emit_bits,
     emit_compare,
     emit_convert,
     emit_float,
+    emit_matrices,
     emit_memory,
+    emit_system,
     emit_warp,
 )
 from pympsd_server.backends.emulated.ptx.codegen.emission import emit
@@ -25,12 +29,32 @@ from pympsd_server.backends.emulated.ptx.codegen.writer import Constants, Writer
 from pympsd_server.backends.emulated.ptx.datatypes import DTYPE_NAMES
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Symbol
-from pympsd_server.backends.emulated.ptx.math import bits, conversion, directed_doubles, floats, integers, rounding
-from pympsd_server.backends.emulated.ptx.runtime import atomics, spaces, special_registers, warp
+from pympsd_server.backends.emulated.ptx.math import (
+    bits,
+    conversion,
+    directed_doubles,
+    floats,
+    integers,
+    rounding,
+    small_floats,
+)
+from pympsd_server.backends.emulated.ptx.matrices import multiply, transfers
+from pympsd_server.backends.emulated.ptx.runtime import (
+    atomics,
+    calls,
+    printing,
+    spaces,
+    special_registers,
+    warp,
+)
 
-EMITTERS = (emit_arithmetic, emit_bits, emit_compare, emit_convert, emit_float, emit_memory, emit_warp)
+EMITTERS = (
+    emit_arithmetic, emit_async, emit_bits, emit_compare, emit_convert, emit_float, emit_matrices, emit_memory,
+    emit_system, emit_warp,
+)  # fmt: skip
 _LIBRARY = (
-    atomics, bits, conversion, directed_doubles, floats, integers, rounding, spaces, special_registers, warp
+    atomics, bits, calls, conversion, copies, directed_doubles, floats, integers, mbarrier, multiply, printing,
+    rounding, small_floats, spaces, special_registers, transfers, warp,
 )  # fmt: skip
 
 

@@ -77,6 +77,9 @@ class Span:
 
     def line(self) -> str:
         accesses = tuple(sorted(self.accesses))
+        furthest = max(accesses, key=sum)
+        if accesses[-1] != furthest:  # the first is to begin first, the last to end last
+            accesses = (*accesses, furthest)
         align = max(nbytes for _, nbytes in accesses)
         if self.space == "global" and self.terms is not None:
             x, y = self.terms

@@ -16,8 +16,11 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     with_operands,
     written,
 )
+from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
-ENDS_BLOCK = frozenset({"bra", "brx", "exit", "bar", "barrier", "trap", "brkpt", "assertfail"})
+ENDS_BLOCK = frozenset({"bra", "brx", "exit", "bar", "barrier", "trap", "brkpt", "system:assertfail", "procreturn"})
+WHOLE_WARP = frozenset({"mma", "ldmatrix", "stmatrix", "movmatrix", "setmaxnreg"})
+_EVERYONE = Immediate(0xFFFFFFFF)
 EXIT = -1
 
 
@@ -41,6 +44,8 @@ class Block:
 
 def sync_mask(operation: Operation) -> Argument | None:
     """Return the membermask of a warp-synchronising operation (shfl.sync, vote.sync, bar.warp.sync...)."""
+    if operation.name in WHOLE_WARP:
+        return _EVERYONE if operation.has("sync") else None
     is_warp_barrier = operation.name in ("bar", "barrier") and operation.has("warp")
     if not is_warp_barrier and (not operation.has("sync") or operation.name in ("bar", "barrier")):
         return None

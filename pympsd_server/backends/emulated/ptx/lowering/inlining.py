@@ -1,4 +1,4 @@
-"""A kernel's syntax to flat operations: scopes resolved, .func calls inlined."""
+"""A kernel's syntax to flat operations: scopes resolved, .func calls inlined, procedures appended."""
 
 from __future__ import annotations
 
@@ -6,107 +6,140 @@ from attrs import define, evolve, field
 
 from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, UnsupportedByMps
+from pympsd_server.backends.emulated.ptx.lowering.call_sites import procedure_call
+from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable, parameter_layout, shape
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
-    Both,
     Code,
     Group,
     Memory,
-    Not,
     Operation,
     Predicate,
     Register,
-    Sink,
-    Special,
     Symbol,
     Target,
     label,
     plain,
 )
-from pympsd_server.backends.emulated.ptx.runtime.special_registers import is_special
+from pympsd_server.backends.emulated.ptx.lowering.names import Names, Resolver
+from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame, aligned, stack_instruction, stack_register
+from pympsd_server.backends.emulated.ptx.lowering.system_calls import SYSTEM_FUNCTIONS, system_call
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
-    Address,
     Arguments,
     Function,
-    Guard,
     Immediate,
     Instruction,
     Label,
-    Module,
     Name,
-    Negated,
     Operand,
-    Pair,
+    Prototype,
     Registers,
     Scope,
     Statement,
-    Sum,
     Targets,
     Variable,
-    Vector,
 )
 
 MAXIMUM_OPERATIONS = 400_000
-_NOT_PREDICABLE = frozenset({"bar", "barrier", "trap", "call", "assertfail", "brx", "activemask"})
+_STACK = frozenset({"alloca", "stacksave", "stackrestore"})
+_NOT_PREDICABLE = frozenset({"bar", "barrier", "trap", "call", "system:assertfail", "brx", "activemask", *_STACK})
 
 
-@define
-class _Names:
-    """The meaning of names in a scope; `labels` is shared by all scopes of one function instance."""
-
-    meanings: dict[str, Argument]
-    prefix: str
-    end: str | None
-    labels: dict[str, str] = field(factory=dict)
-
-    def inner(self) -> _Names:
-        return evolve(self, meanings=dict(self.meanings))
-
-
-def flatten(module: Module, kernel: Function) -> Code:
-    """Return the kernel as one list of operations. Raises InvalidPtx for what cannot be inlined or resolved."""
+def flatten(table: FunctionTable, kernel: Function) -> Code:
+    """Return the kernel as one list of operations. Raises InvalidPtx for what cannot be resolved."""
     code = Code(kernel.name)
     code.carry = code.new_register("u32")
-    names = _Names({}, "", None)
+    names = Names({}, "", None)
     for parameter, offset in parameter_layout(kernel.parameters):
         names.meanings[parameter.name] = Symbol("param", parameter.name, offset)
-    flattener = _Flattener(module, code)
+    flattener = _Flattener(table, code, Resolver(table.module, table, code))
     flattener.function(kernel, names, (kernel.name,))
     code.operations.append(plain("exit", (), (), kernel.line))
+    flattener.all_procedures()
     return code
-
-
-def parameter_layout(parameters: tuple[Variable, ...]) -> list[tuple[Variable, int]]:
-    """Return each parameter with its offset in the parameter buffer."""
-    layout, offset = [], 0
-    for parameter in parameters:
-        offset = -(-offset // parameter.alignment) * parameter.alignment
-        layout.append((parameter, offset))
-        offset += parameter.size
-    return layout
 
 
 @define
 class _Flattener:
-    module: Module
+    table: FunctionTable
     code: Code
+    resolver: Resolver
     instances: int = 0
     skips: int = 0
+    procedures: dict[str, Function] = field(factory=dict)
+    """Those that are called, in the order in which they are appended."""
 
-    def function(self, function: Function, names: _Names, stack: tuple[str, ...]) -> None:
+    def all_procedures(self) -> None:
+        """Append the procedures that were called, and those that they call."""
+        done = 0
+        while done < len(self.procedures):
+            self._procedure(tuple(self.procedures.values())[done])
+            done += 1
+
+    def _procedure(self, function: Function) -> None:
+        stack, line = stack_register(self.code), function.line
+        frame = Frame(self.code.new_register("u64"))
+        self.instances += 1
+        names = Names({}, f"{self.instances}:", None, frame)
+        append = self.code.operations.append
+        append(label(self._entry(function), line))
+        append(plain("mov", ("u64",), (frame.base, stack), line))
+        self._place_parameters(function, names, frame)
+        reserve = len(self.code.operations)
+        append(plain("label", (), (Target(f"{names.prefix}$reserve"),), line))
+        self.function(function, names, (function.name,))
+        # How much it reserves is known once its variables are placed.
+        size = Immediate(aligned(frame.size))
+        self.code.operations[reserve] = plain("add", ("u64",), (stack, frame.base, size), line)
+        self._return_from(frame, line)
+
+    def _place_parameters(self, function: Function, names: Names, frame: Frame) -> None:
+        layout = parameter_layout(function.returns + function.parameters)
+        for index, (formal, offset) in enumerate(layout):
+            frame.size = max(frame.size, offset + formal.size)
+            if formal.space == "param":
+                register = self._address(frame, offset, formal.line)
+                frame.addresses.add(register.number)
+            else:
+                register = self.code.new_register(formal.type)
+                if index < len(function.returns):
+                    frame.results.append((register, formal.type, offset))
+                else:
+                    memory = Memory(frame.base, offset)
+                    load = Operation("ld", ("local",), (formal.type,), (register, memory), None, formal.line)
+                    self.code.operations.append(load)
+            names.meanings[formal.name] = register
+
+    def _address(self, frame: Frame, offset: int, line: int) -> Register:
+        register = self.code.new_register("u64")
+        self.code.operations.append(plain("add", ("u64",), (register, frame.base, Immediate(offset)), line))
+        return register
+
+    def _return_from(self, frame: Frame, line: int) -> None:
+        for register, type_name, offset in frame.results:
+            memory = Memory(frame.base, offset)
+            self.code.operations.append(Operation("st", ("local",), (type_name,), (memory, register), None, line))
+        self.code.operations.append(plain("procreturn", (), (frame.base,), line))
+
+    def _entry(self, function: Function) -> str:
+        self.procedures.setdefault(function.name, function)
+        stack_register(self.code)
+        return f"$function:{function.name}"
+
+    def function(self, function: Function, names: Names, stack: tuple[str, ...]) -> None:
         if function.body is None:
             raise InvalidPtx(f"unsupported: call of {function.name}, which has no body", function.line)
         self._collect_labels(function.body, names)
         self._statements(function.body, names, stack)
 
-    def _collect_labels(self, statements: tuple[Statement, ...], names: _Names) -> None:
+    def _collect_labels(self, statements: tuple[Statement, ...], names: Names) -> None:
         for statement in statements:
             if isinstance(statement, Label):
                 names.labels[statement.name] = names.prefix + statement.name
             elif isinstance(statement, Scope):
                 self._collect_labels(statement.statements, names)
 
-    def _statements(self, statements: tuple[Statement, ...], names: _Names, stack: tuple[str, ...]) -> None:
+    def _statements(self, statements: tuple[Statement, ...], names: Names, stack: tuple[str, ...]) -> None:
         for statement in statements:
             match statement:
                 case Instruction():
@@ -118,6 +151,8 @@ class _Flattener:
                         names.meanings[name] = self.code.new_register(statement.type)
                 case Variable():
                     self._variable(statement, names, stack[-1])
+                case Prototype():
+                    names.prototypes[statement.name] = statement
                 case Targets():
                     key = names.prefix + statement.name
                     self.code.branch_targets[key] = tuple(names.labels[n] for n in statement.labels)
@@ -125,12 +160,15 @@ class _Flattener:
                 case Scope():
                     self._statements(statement.statements, names.inner(), stack)
 
-    def _variable(self, variable: Variable, names: _Names, function: str) -> None:
+    def _variable(self, variable: Variable, names: Names, function: str) -> None:
         if variable.space == "shared":
             # One for all instances of its function, as a static variable is.
             key = f"{function}:{variable.name}"
             self.code.shared[key] = variable
             names.meanings[variable.name] = Symbol("shared", key)
+        elif variable.space == "local" and names.frame is not None:
+            offset = names.frame.place(variable)
+            names.meanings[variable.name] = self._address(names.frame, offset, variable.line)
         elif variable.space == "local":
             key = f"{names.prefix}{variable.name}#{len(self.code.local)}"
             self.code.local[key] = variable
@@ -143,88 +181,138 @@ class _Flattener:
         else:
             raise InvalidPtx(f"unsupported: .{variable.space} variable in a function", variable.line)
 
-    def _instruction(self, instruction: Instruction, names: _Names, stack: tuple[str, ...]) -> None:
+    def _instruction(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
         if len(self.code.operations) > MAXIMUM_OPERATIONS:
             raise InvalidPtx("the kernel is too large once its calls are inlined", instruction.line)
-        if instruction.guard is not None and (instruction.name in _NOT_PREDICABLE or "sync" in instruction.modifiers):
+        apart = instruction.name in _NOT_PREDICABLE or (instruction.name == "ret" and names.frame is not None)
+        if instruction.guard is not None and (apart or "sync" in instruction.modifiers):
             self._skip_unless(instruction, names, stack)
+        elif instruction.name == "barrier" and instruction.modifiers[:2] == ("cluster", "arrive"):
+            # Whoever arrives waits later, and counts then.
+            _check_cluster_arrival(instruction)
         elif instruction.name == "call":
             self._call(instruction, names, stack)
         elif instruction.name == "ret":
             self._return(instruction, names)
         else:
-            operands = tuple(self._argument(o, names, instruction.line) for o in instruction.operands)
+            operands = tuple(self.resolver.argument(o, names, instruction.line) for o in instruction.operands)
+            if instruction.name in _STACK:
+                self.code.operations.append(stack_instruction(self.code, instruction, operands))
+                return
             self._emit(instruction, operands, names)
 
-    def _emit(self, instruction: Instruction, operands: tuple[Argument, ...], names: _Names) -> None:
-        guard = None if instruction.guard is None else self._guard(instruction.guard, names, instruction.line)
+    def _emit(self, instruction: Instruction, operands: tuple[Argument, ...], names: Names) -> None:
+        guard = None if instruction.guard is None else self.resolver.guard(instruction.guard, names, instruction.line)
+        modifiers = tuple("param" if m == "param::func" else m for m in instruction.modifiers)
+        if names.frame is not None and "param" in modifiers and _bases(operands) & names.frame.addresses:
+            modifiers = tuple("local" if m == "param" else m for m in modifiers)
         self.code.operations.append(
-            Operation(instruction.name, instruction.modifiers, instruction.types, operands, guard, instruction.line)
+            Operation(instruction.name, modifiers, instruction.types, operands, guard, instruction.line)
         )
 
-    def _skip_unless(self, instruction: Instruction, names: _Names, stack: tuple[str, ...]) -> None:
+    def _skip_unless(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
         """A guarded instruction that threads must not run masked: branch around it."""
         assert instruction.guard is not None
         self.skips += 1
         after = f"{names.prefix}$skip{self.skips}"
-        guard = self._guard(instruction.guard, names, instruction.line)
+        guard = self.resolver.guard(instruction.guard, names, instruction.line)
         around = Predicate(guard.register, not guard.negated)
         line = instruction.line
         self.code.operations.append(Operation("bra", (), (), (Target(after),), around, line))
         self._instruction(evolve(instruction, guard=None), names, stack)
         self.code.operations.append(label(after, line))
 
-    def _return(self, instruction: Instruction, names: _Names) -> None:
-        if names.end is None:
+    def _return(self, instruction: Instruction, names: Names) -> None:
+        if names.end is None and names.frame is not None:
+            self._return_from(names.frame, instruction.line)
+        elif names.end is None:
             self._emit(evolve(instruction, name="exit", modifiers=()), (), names)
         else:
             self._emit(evolve(instruction, name="bra", modifiers=()), (Target(names.end),), names)
 
-    def _guard(self, guard: Guard, names: _Names, line: int) -> Predicate:
-        register = names.meanings.get(guard.register)
-        if not isinstance(register, Register):
-            raise InvalidPtx(f"unknown predicate {guard.register}", line)
-        return Predicate(register, guard.negated)
-
-    def _call(self, instruction: Instruction, names: _Names, stack: tuple[str, ...]) -> None:
+    def _call(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
         line = instruction.line
         operands = list(instruction.operands)
         results = operands.pop(0).items if operands and isinstance(operands[0], Arguments) else ()  # type: ignore[union-attr]
         callee = operands.pop(0) if operands else None
-        if not isinstance(callee, Name) or callee.text in names.meanings or len(operands) > 1:
-            raise InvalidPtx("unsupported: indirect call", line)
-        inputs = operands[0].items if operands and isinstance(operands[0], Arguments) else ()
-        if callee.text == "__assertfail":
-            self.code.operations.append(plain("assertfail", (), (), line))
+        if not isinstance(callee, Name):
+            raise InvalidPtx("expected a function or a register with the address of one", line)
+        inputs = operands.pop(0).items if operands and isinstance(operands[0], Arguments) else ()  # type: ignore[union-attr]
+        if callee.text in names.meanings:
+            prototype = operands.pop() if operands else None
+            self._call_indirectly(callee, prototype, inputs, results, names, line)
             return
-        function = self.module.functions.get(callee.text)
+        if operands:
+            raise InvalidPtx(f"{instruction.opcode} with {len(instruction.operands)} operands", line)
+        function = self.table.module.functions.get(callee.text)
+        if callee.text in SYSTEM_FUNCTIONS and (function is None or function.body is None):
+            given, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
+            system_call(self.code, callee.text, given, back, line)
+            return
         if function is None or function.body is None:
             if is_device_runtime(callee.text):
                 raise UnsupportedByMps(refusal(callee.text), line)
             raise InvalidPtx(f"unsupported: call of {callee.text}, which has no body here", line)
-        if callee.text in stack:
-            raise InvalidPtx(f"unsupported: recursion of {callee.text}", line)
         if len(inputs) != len(function.parameters) or len(results) != len(function.returns):
             raise InvalidPtx(f"wrong number of arguments for {callee.text}", line)
-        self._inline(function, inputs, results, names, stack, line)
+        if function.name in self.table.recursive:
+            given, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
+            procedure_call(self.code, Target(self._entry(function)), function, given, back, line)
+        else:
+            self._inline(function, inputs, results, names, stack, line)
+
+    def _arguments(self, operands: tuple[Operand, ...], names: Names, line: int) -> list[Argument]:
+        return [self.resolver.argument(operand, names, line) for operand in operands]
+
+    def _call_indirectly(
+        self,
+        callee: Name,
+        named: Operand | None,
+        inputs: tuple[Operand, ...],
+        results: tuple[Operand, ...],
+        names: Names,
+        line: int,
+    ) -> None:
+        """Call the function at an address, which is one of those that have the prototype's shape."""
+        prototype = names.prototypes.get(named.text) if isinstance(named, Name) else None
+        if prototype is None:
+            raise InvalidPtx("unsupported: an indirect call without a .callprototype or .calltargets", line)
+        called: Prototype | Function = prototype
+        if prototype.targets:
+            functions = tuple(self.table.module.functions[t] for t in prototype.targets if t in self.table.addresses)
+            called = functions[0] if functions else prototype
+        else:
+            functions = self.table.candidates(shape(prototype.returns, prototype.parameters))
+        if len(inputs) != len(called.parameters) or len(results) != len(called.returns):
+            raise InvalidPtx("wrong number of arguments for an indirect call", line)
+        address, index = self.resolver.argument(callee, names, line), self.code.new_register("u32")
+        known = [Immediate(self.table.addresses[f.name]) for f in functions]
+        self.code.operations.append(plain("system:function_index", (), (index, address, *known), line))
+        if not functions:
+            return
+        self.skips += 1
+        key = f"$calls{self.skips}"
+        self.code.branch_targets[key] = tuple(self._entry(f) for f in functions)
+        given, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
+        procedure_call(self.code, Group((index, Target(key))), called, given, back, line)
 
     def _inline(
         self,
         function: Function,
         inputs: tuple[Operand, ...],
         results: tuple[Operand, ...],
-        names: _Names,
+        names: Names,
         stack: tuple[str, ...],
         line: int,
     ) -> None:
         self.instances += 1
         prefix = f"{self.instances}:"
-        inside = _Names({}, prefix, prefix + "$end")
+        inside = Names({}, prefix, prefix + "$end", names.frame)
         for formal, actual in zip(function.parameters, inputs, strict=True):
-            inside.meanings[formal.name] = self._bind(formal, self._argument(actual, names, line), line)
+            inside.meanings[formal.name] = self._bind(formal, self.resolver.argument(actual, names, line), line)
         back: list[tuple[Argument, Argument, str]] = []
         for formal, actual in zip(function.returns, results, strict=True):
-            wanted = self._argument(actual, names, line)
+            wanted = self.resolver.argument(actual, names, line)
             if formal.space == "param":
                 inside.meanings[formal.name] = wanted
             else:
@@ -246,60 +334,11 @@ class _Flattener:
         self.code.operations.append(plain("mov", (formal.type,), (register, given), line))
         return register
 
-    def _argument(self, operand: Operand, names: _Names, line: int) -> Argument:
-        match operand:
-            case Name(text):
-                return self._name(text, names, line)
-            case Immediate():
-                return operand
-            case Address(base, offset):
-                return self._memory(base, offset, names, line)
-            case Vector(items) | Arguments(items):
-                return Group(tuple(self._argument(item, names, line) for item in items))
-            case Pair(first, second):
-                return Both(self._argument(first, names, line), self._argument(second, names, line))
-            case Negated(inner):
-                register = self._argument(inner, names, line)
-                if isinstance(register, Register):
-                    return Not(register)
-            case Sum(base, offset):
-                symbol = self._name(base.text, names, line)
-                if isinstance(symbol, Symbol):
-                    return Symbol(symbol.space, symbol.name, symbol.offset + offset)
-        raise InvalidPtx("unsupported operand", line)
 
-    def _memory(self, base: Name | Immediate, offset: int, names: _Names, line: int) -> Memory:
-        if isinstance(base, Immediate):
-            return Memory(base, offset)
-        argument = self._name(base.text, names, line)
-        if not isinstance(argument, Register | Symbol):
-            raise InvalidPtx(f"{base.text} is no address", line)
-        return Memory(argument, offset)
+def _bases(operands: tuple[Argument, ...]) -> set[int]:
+    return {o.base.number for o in operands if isinstance(o, Memory) and isinstance(o.base, Register)}
 
-    def _name(self, text: str, names: _Names, line: int) -> Argument:
-        known = names.meanings.get(text)
-        if known is not None:
-            return known
-        if text == "_":
-            return Sink()
-        if text == "WARP_SZ":
-            return Immediate(32)
-        if text in names.labels:
-            return Target(names.labels[text])
-        variable = self.module.variables.get(text)
-        if variable is not None:
-            return self._module_variable(variable, line)
-        if is_special(text):
-            return Special(text)
-        if text in self.module.functions:
-            raise InvalidPtx(f"unsupported: address of function {text}", line)
-        kind = "special register" if text.startswith("%") else "name"
-        raise InvalidPtx(f"unknown or unsupported {kind} {text}", line)
 
-    def _module_variable(self, variable: Variable, line: int) -> Symbol:
-        if variable.space == "shared":
-            self.code.shared.setdefault(variable.name, variable)
-            return Symbol("shared", variable.name)
-        if variable.extern:
-            raise InvalidPtx(f"unresolved external variable {variable.name}", line)
-        return Symbol("const" if variable.space == "const" else "global", variable.name)
+def _check_cluster_arrival(instruction: Instruction) -> None:
+    if instruction.operands or set(instruction.modifiers[2:]) - {"release", "relaxed", "aligned"}:
+        raise InvalidPtx(f"unsupported instruction {instruction.opcode}", instruction.line)

@@ -119,6 +119,8 @@ class Code:
     local: dict[str, Variable] = field(factory=dict)
     branch_targets: dict[str, tuple[str, ...]] = field(factory=dict)
     carry: Register = Register(0)
+    # The stack pointer, an offset in local memory, if the kernel needs one.
+    stack: Register | None = None
 
     def new_register(self, type_name: str) -> Register:
         self.register_types.append(type_name)
@@ -128,14 +130,19 @@ class Code:
 # The operations that have no result; of all others operand 0 is the result.
 WITHOUT_RESULT_NAMES = (
     "st red bra brx exit bar barrier trap membar fence nanosleep prefetch prefetchu discard applypriority "
-    "label pmevent brkpt assertfail createpolicy griddepcontrol"
+    "label pmevent brkpt system:assertfail system:free procreturn griddepcontrol setmaxnreg cp stmatrix"
 )
 WITHOUT_RESULT = frozenset(WITHOUT_RESULT_NAMES.split())
+
+
+_WITH_STATE = frozenset({"arrive", "arrive_drop", "test_wait", "try_wait", "pending_count"})
 
 
 def has_result(operation: Operation) -> bool:
     if operation.name in ("bar", "barrier"):
         return operation.has("red")
+    if operation.name == "mbarrier":
+        return bool(_WITH_STATE.intersection(operation.modifiers)) and len(operation.operands) > 1
     return operation.name not in WITHOUT_RESULT
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.datatypes import DType, Value
+from pympsd_server.backends.emulated.ptx.math.floats import rectify
 from pympsd_server.backends.emulated.ptx.math.integers import select
 from pympsd_server.backends.emulated.ptx.math.rounding import narrow
 
@@ -38,12 +39,15 @@ def to_integral(value: Value, mode: str) -> Value:
 def integer_to_float(value: Value, dtype: DType, mode: str) -> Value:
     if mode in ("", "rn") and dtype.itemsize > 2:
         return value.astype(dtype)
-    wide = value.astype(np.float64)
-    if value.dtype.itemsize == 8:
-        wide = _integer_to_odd(value, wide)
     if dtype.itemsize == 8:
         return _whole_directed(value, mode)
-    return narrow(wide, dtype, mode)
+    return narrow(double_to_odd(value), dtype, mode)
+
+
+def double_to_odd(value: Value) -> Value:
+    """Return integers as doubles, rounded to odd where they have more bits."""
+    wide = value.astype(np.float64)
+    return _integer_to_odd(value, wide) if value.dtype.itemsize == 8 else wide
 
 
 def _integer_to_odd(value: Value, wide: Value) -> Value:
@@ -105,6 +109,19 @@ def _single_to_odd(value: Value) -> Value:
 def pack_halves(high: Value, low: Value) -> Value:
     """Return two 16-bit values as one 32-bit value."""
     return (high.view(np.uint16).astype(np.uint32) << np.uint32(16)) | low.view(np.uint16).astype(np.uint32)
+
+
+def pack_integers(high: Value, low: Value, above: Value | None) -> Value:
+    """cvt.pack: two 16-bit integers, or two 8-bit ones below the low half of `above`."""
+    bits = 8 * low.dtype.itemsize
+    high, low = (v.view(f"u{v.dtype.itemsize}").astype(np.uint32) for v in (high, low))
+    pair = (high << np.uint32(bits)) | low
+    return pair if above is None else pair | (above << np.uint32(2 * bits))
+
+
+def rectify_halves(pair: Value) -> Value:
+    """.relu of an f16x2: negative numbers become 0."""
+    return pack_halves(*(rectify(part(pair).view(np.float16)) for part in (high_half, low_half)))
 
 
 def low_half(value: Value) -> Value:

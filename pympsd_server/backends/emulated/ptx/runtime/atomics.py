@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pympsd_server.backends.emulated.ptx.asynchronous.mbarrier import advanced
 from pympsd_server.backends.emulated.ptx.datatypes import Array, DType, Value
+from pympsd_server.backends.emulated.ptx.faults import DeviceFault
 from pympsd_server.backends.emulated.ptx.math.conversion import bfloat_from_float, float_from_bfloat
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
-from pympsd_server.backends.emulated.ptx.runtime.spaces import elements
+from pympsd_server.backends.emulated.ptx.runtime.spaces import among, elements
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
@@ -33,6 +35,7 @@ def atomic(
     function: str,
     address: Value,
     dtype: DType,
+    align: int,
     operands: tuple[Value, ...],
     used: bool,
     guard: Value | None,
@@ -52,7 +55,11 @@ def atomic(
         address = address.take(chosen)
     old = np.zeros(inner.count, dtype)
     width = dtype.itemsize
-    for kind, index, part in elements(state, inner, space, address, width, width):
+    try:
+        resolved = elements(state, inner, space, address, width, align)
+    except DeviceFault as fault:
+        raise fault if chosen is None else among(chosen, fault) from None
+    for kind, index, part in resolved:
         values = given if part is None else [v.take(part) for v in given]
         result = _apply(state.view(kind, dtype), spread(index, len(values[0])), function, values, used)
         if used:
@@ -180,19 +187,21 @@ def _maximum(old: Value, value: Value) -> Value:
     return np.fmax(old, value) if old.dtype.kind == "f" else np.maximum(old, value)
 
 
-def _add_halves(old: Value, value: Value) -> Value:
-    return (old.view(np.float16) + value.view(np.float16)).view(np.uint32)
+def _of_bfloats(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    return lambda old, value: bfloat_from_float(step(float_from_bfloat(old), float_from_bfloat(value)))
 
 
-def _add_bfloat(old: Value, value: Value) -> Value:
-    return bfloat_from_float(float_from_bfloat(old) + float_from_bfloat(value))
+def _of_pairs(step: Callable[[Value, Value], Value], dtype: type) -> Callable[[Value, Value], Value]:
+    """Return a step for both halves of packed 32-bit values."""
 
+    def both(old: Value, value: Value) -> Value:
+        return np.ascontiguousarray(step(old.view(dtype), value.view(dtype))).view(np.uint32)
 
-def _add_bfloats(old: Value, value: Value) -> Value:
-    return _add_bfloat(old.view(np.uint16), value.view(np.uint16)).view(np.uint32)
+    return both
 
 
 _STEPS: dict[str, Callable[[Value, Value], Value]] = {
+    "mbarrier": advanced,
     "add": np.add,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
@@ -202,7 +211,8 @@ _STEPS: dict[str, Callable[[Value, Value], Value]] = {
     "exch": lambda old, value: value,
     "inc": _increment,
     "dec": _decrement,
-    "add_f16x2": _add_halves,
-    "add_bf16": _add_bfloat,
-    "add_bf16x2": _add_bfloats,
 }
+for _name, _step in (("add", np.add), ("min", _minimum), ("max", _maximum)):
+    _STEPS[f"{_name}_f16x2"] = _of_pairs(_step, np.float16)
+    _STEPS[f"{_name}_bf16"] = _of_bfloats(_step)
+    _STEPS[f"{_name}_bf16x2"] = _of_pairs(_of_bfloats(_step), np.uint16)

@@ -9,6 +9,8 @@ from attrs import define
 
 from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes, spread
+from pympsd_server.backends.emulated.ptx.runtime.thread_groups import Group, part_of, pick_registers
+from pympsd_server.backends.emulated.ptx.windows import CLUSTER_BARRIER
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.codegen.emit_control import BlockPlan
@@ -41,8 +43,8 @@ class Barriers:
         # The barrier that each thread waits at.
         self._at = np.full(state.count, _NOT_WAITING, np.int8)
         # Expected thread counts per (CTA, barrier); 0 means all. And the threads announced by bar.arrive.
-        self._expected = np.zeros((state.blocks, BARRIERS), np.int64)
-        self._announced = np.zeros((state.blocks, BARRIERS), np.int64)
+        self._expected = np.zeros((state.blocks, BARRIERS + 1), np.int64)
+        self._announced = np.zeros((state.blocks, BARRIERS + 1), np.int64)
         self.waiting: list[Waiting] = []
 
     def arrive_only(self, lanes: Lanes, number: Value, count: Value) -> None:
@@ -65,13 +67,17 @@ class Barriers:
     def open(self) -> Array | None:
         """Return per (CTA, barrier) whether it opens now, None if none does. Opened barriers are reset."""
         state = self._state
-        present = np.zeros((state.blocks, BARRIERS), np.int64)
+        present = np.zeros((state.blocks, BARRIERS + 1), np.int64)
         for number in np.unique(self._at[self._at >= 0]).tolist():
             present[:, number] = self._warps_at(number)
         total = present * WARP + self._announced
         everyone = self._living_warps()[:, None] * WARP
         needed = np.where(self._expected > 0, self._expected, everyone)
         opens: Array = (present > 0) & (total >= needed)
+        if state.cluster_blocks > 1:
+            # A block all of whose threads have exited holds up no other.
+            there = (opens[:, CLUSTER_BARRIER] | (everyone[:, 0] == 0)).reshape(-1, state.cluster_blocks)
+            opens[:, CLUSTER_BARRIER] = np.repeat(there.all(axis=1), state.cluster_blocks)
         if not opens.any():
             return None
         self._announced[opens] = 0
@@ -108,3 +114,20 @@ def reduce_predicates(state: BatchState, entries: list[tuple[Waiting, Array]], m
         there, true = totals[0][where], totals[1][where]
         results.append(true if mode == "popc" else true == there if mode == "and" else true > 0)
     return results
+
+
+def rest_of(entry: Waiting, chosen: Array) -> Waiting:
+    """Return those of the waiting threads that were not chosen to continue."""
+    group = part_of(entry.lanes, entry.registers, chosen)
+    predicate = None if entry.predicate is None else pick_registers((entry.predicate,), chosen)[0]
+    return Waiting(entry.plan, group.lanes, group.registers, entry.number.take(chosen), predicate)
+
+
+def with_result(plan: BlockPlan, group: Group, result: Array | None, plans: list[BlockPlan]) -> Group:
+    """Return the group with the result of bar.red in its register."""
+    position = None if plan.barrier is None else plan.barrier.result
+    if result is None or position is None:
+        return group
+    registers = list(group.registers)
+    registers[position] = result.astype(plans[plan.following].dtypes[position])
+    return Group(group.lanes, tuple(registers))

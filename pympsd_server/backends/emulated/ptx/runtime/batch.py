@@ -14,13 +14,21 @@ import numpy as np
 
 from pympsd_server.backends.emulated.ptx.codegen.emit_control import BlockPlan
 from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
-from pympsd_server.backends.emulated.ptx.faults import Cancelled, DeviceAssertion, DeviceFault, LaunchFailed
+from pympsd_server.backends.emulated.ptx.faults import Cancelled, DeviceFault, LaunchFailed
 from pympsd_server.backends.emulated.ptx.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
-from pympsd_server.backends.emulated.ptx.runtime.barriers import BARRIERS, Barriers, Waiting, reduce_predicates
+from pympsd_server.backends.emulated.ptx.runtime.barriers import (
+    BARRIERS,
+    Barriers,
+    Waiting,
+    reduce_predicates,
+    rest_of,
+    with_result,
+)
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
-from pympsd_server.backends.emulated.ptx.runtime.thread_groups import Group, merge, part_of, pick_registers
+from pympsd_server.backends.emulated.ptx.runtime.printing import failed_assertion
+from pympsd_server.backends.emulated.ptx.runtime.thread_groups import Group, merge, part_of
 from pympsd_server.backends.emulated.ptx.runtime.warp import arrived_everywhere
 
 # About this many threads per batch keep the arrays of a kernel in the cache.
@@ -69,6 +77,7 @@ class Batch:
         self._state = BatchState(
             module.space,
             module.multiprocessors,
+            module.facilities,
             grid,
             block,
             bytes(parameters),
@@ -78,6 +87,7 @@ class Batch:
             first_block,
             sm_of_block,
             workspace,
+            kernel.cluster,
         )
         # Made when first needed: in most kernels all threads reach a barrier together.
         self._barriers: Barriers | None = None
@@ -88,6 +98,7 @@ class Batch:
         self._impatience = 0
         self._burst = 0
         self._favoured = -1
+        self._running = self._state.all
         self.steps = 0
 
     @property
@@ -108,6 +119,9 @@ class Batch:
                     self._advance()
                 except DeviceFault as fault:
                     fault.kernel = self.kernel.name
+                    ids = self._running.indices()
+                    if fault.position < len(ids):
+                        fault.block, fault.thread = self._state.place_of(int(ids[fault.position]))
                     raise
                 if time.perf_counter() >= deadline:
                     return self.finished
@@ -134,7 +148,7 @@ class Batch:
             group = met
         self.steps += 1
         self._impatience += plan.weight
-        lanes = group.lanes
+        self._running = lanes = group.lanes
         outcome = self._functions[at](self._state, lanes, *group.registers)
         if plan.kind == "branch":
             self._branch(plan, lanes, *outcome)
@@ -175,7 +189,7 @@ class Batch:
         elif plan.kind == "index":
             self._switch(plan, lanes, *outcome)  # type: ignore[misc]
         elif plan.kind == "assert":
-            raise DeviceAssertion("a device-side assert failed")
+            raise failed_assertion(self._state, lanes, outcome)  # type: ignore[arg-type]
         else:
             raise LaunchFailed("a trap instruction was executed")
 
@@ -286,7 +300,7 @@ class Batch:
         number, count, predicate = what
         barrier = plan.barrier
         assert barrier is not None
-        if int(number.max()) >= BARRIERS:
+        if not barrier.cluster and int(number.max()) >= BARRIERS:
             raise LaunchFailed(f"barrier {int(number.max())} does not exist")
         everyone = lanes.ids is None and number.ndim == 0 and (count is None or self._is_all(count))
         if everyone and not barrier.arrive and predicate is None:
@@ -319,7 +333,7 @@ class Batch:
             if passes.any():
                 going.append((entry, np.flatnonzero(passes)))
             if not passes.all():
-                barriers.waiting.append(_rest(entry, np.flatnonzero(~passes)))
+                barriers.waiting.append(rest_of(entry, np.flatnonzero(~passes)))
         self._go_on(going)
         return True
 
@@ -329,20 +343,4 @@ class Batch:
             results = reduce_predicates(self._state, entries, mode) if mode else [None] * len(entries)
             for (entry, chosen), result in zip(entries, results, strict=True):
                 group = part_of(entry.lanes, entry.registers, chosen)
-                self._go(entry.plan.following, _with_result(entry.plan, group, result, self._plans))
-
-
-def _rest(entry: Waiting, chosen: Array) -> Waiting:
-    group = part_of(entry.lanes, entry.registers, chosen)
-    predicate = None if entry.predicate is None else pick_registers((entry.predicate,), chosen)[0]
-    return Waiting(entry.plan, group.lanes, group.registers, entry.number.take(chosen), predicate)
-
-
-def _with_result(plan: BlockPlan, group: Group, result: Array | None, plans: list[BlockPlan]) -> Group:
-    """Return the group with the result of bar.red in its register."""
-    position = None if plan.barrier is None else plan.barrier.result
-    if result is None or position is None:
-        return group
-    registers = list(group.registers)
-    registers[position] = result.astype(plans[plan.following].dtypes[position])
-    return Group(group.lanes, tuple(registers))
+                self._go(entry.plan.following, with_result(entry.plan, group, result, self._plans))

@@ -6,6 +6,7 @@ import numpy as np
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.ptx.datatypes import Array, DType
+from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.backends.emulated.ptx.runtime.geometry import geometry
 from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes
 
@@ -14,6 +15,12 @@ _FRAME_ALIGNMENT = 16
 
 def _aligned(size: int) -> int:
     return -(-size // _FRAME_ALIGNMENT) * _FRAME_ALIGNMENT
+
+
+def _place(number: int, extent: tuple[int, int, int]) -> tuple[int, int, int]:
+    rows, x = divmod(number, extent[0])
+    z, y = divmod(rows, extent[1])
+    return x, y, z
 
 
 class BatchState:
@@ -26,6 +33,7 @@ class BatchState:
         self,
         space: AddressSpace,
         multiprocessors: int,
+        facilities: Facilities,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         parameters: bytes,
@@ -35,8 +43,10 @@ class BatchState:
         first_block: int,
         sm_of_block: Array,
         workspace: int = 0,
+        cluster: tuple[int, int, int] = (1, 1, 1),
     ) -> None:
         self.space, self.multiprocessors = space, multiprocessors
+        self.facilities = facilities
         self.grid, self.block = grid, block
         self.blocks = len(sm_of_block)
         self.threads_per_block = block[0] * block[1] * block[2]
@@ -47,6 +57,10 @@ class BatchState:
         self.thread, self.cta, self.warp = shape.thread, shape.cta, shape.warp
         self.lane, self.slot = shape.lane, shape.slot
         self.first_block = first_block
+        # Blocks are numbered cluster by cluster.
+        self.cluster = cluster
+        self.cluster_blocks = cluster[0] * cluster[1] * cluster[2]
+        self.clusters = tuple(g // c for g, c in zip(grid, cluster, strict=True))
         self.sm_of_block = sm_of_block
         self.workspace = workspace
         self.all = Lanes(None, self.count)
@@ -54,7 +68,8 @@ class BatchState:
         self.dynamic_offset = _aligned(static_shared)
         self.shared_bytes = (self.dynamic_offset if dynamic_shared else static_shared) + dynamic_shared
         self.local_bytes = local_bytes
-        self.shared_frame, self.local_frame = _aligned(self.shared_bytes), _aligned(local_bytes)
+        self.reached_shared_bytes = space.bounds.shared_size(self.shared_bytes)
+        self.shared_frame, self.local_frame = _aligned(self.reached_shared_bytes), _aligned(local_bytes)
         self._shared = np.zeros(self.blocks * self.shared_frame, np.uint8)
         self._local = np.zeros(self.count * self.local_frame, np.uint8)
         self._parameters = np.frombuffer(parameters + bytes(-len(parameters) % 8 + 8), np.uint8)
@@ -84,7 +99,15 @@ class BatchState:
 
     def frame_size(self, space: str) -> int:
         """Return the bytes of the space that one thread may address."""
-        return {"shared": self.shared_bytes, "local": self.local_bytes, "param": self.parameter_bytes}[space]
+        return {"shared": self.reached_shared_bytes, "local": self.local_bytes, "param": self.parameter_bytes}[space]
+
+    def place_of(self, thread: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Return a thread's block and its place in the block, as (x, y, z)."""
+        number, rank = divmod(self.first_block + int(self.cta[thread]), self.cluster_blocks)
+        x, y, z = self.clusters
+        corner, inside = _place(number, (x, y, z)), _place(rank, self.cluster)
+        first, second, third = (c * s + i for c, s, i in zip(corner, self.cluster, inside, strict=True))
+        return (first, second, third), _place(int(self.thread[thread]), self.block)
 
     def living_lanes(self) -> Array:
         """Return per warp (uint32) the lanes that have not exited."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.datatypes import S64, Array, DType, Value
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, MisalignedAddress
+from pympsd_server.backends.emulated.ptx.faults import DeviceFault, IllegalAddress, MisalignedAddress
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
-from pympsd_server.backends.emulated.ptx.windows import SPACE_OF_WINDOW, WINDOW_BITS
+from pympsd_server.backends.emulated.ptx.windows import RANK_SHIFT, SPACE_OF_WINDOW, WINDOW_BITS
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
@@ -89,19 +89,49 @@ def frame_elements(
     low, high, bits = _bounds(address)
     first, last = accesses[0], accesses[-1]
     size = state.frame_size(space)
+    if space == "shared" and low >= 0 and 1 << RANK_SHIFT <= high < (1 << RANK_SHIFT) * 256:
+        return _cluster_elements(state, lanes, address, shift, accesses)
     if bits & (align - 1) or low + first[0] < 0 or high + last[0] + last[1] > size:
         for delta, nbytes in accesses:
-            _check_frame(space, size, low + delta, high + delta, bits, delta, nbytes)
+            _check_frame(space, size, address.astype(S64) + delta, nbytes)
     index = (address >> address.dtype.type(shift)).astype(S64) if shift else address.astype(S64)
     return index if space == "param" else index + state.frame_bases(lanes, space, shift)
 
 
-def _check_frame(space: str, size: int, low: int, high: int, bits: int, delta: int, nbytes: int) -> None:
-    if low < 0 or high + nbytes > size:
-        bad = low if low < 0 else high
-        raise IllegalAddress(f"{space} address {bad:#x}, {nbytes} bytes: outside of the {size} bytes there are")
-    if (bits | delta) & (nbytes - 1):
-        raise MisalignedAddress(f"{space} address {low:#x}, {nbytes} bytes: misaligned")
+def _cluster_elements(state: BatchState, lanes: Lanes, address: Value, shift: int, accesses: Accesses) -> Array:
+    """Return the elements of shared memory, some of it other blocks' of the thread's cluster."""
+    each = np.broadcast_to(address, lanes.count).astype(S64)
+    rank, offset = each >> RANK_SHIFT, each & ((1 << RANK_SHIFT) - 1)
+    wrong = rank > state.cluster_blocks
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        why = f"shared address {int(each[at]):#x}: a cluster has {state.cluster_blocks} blocks"
+        raise IllegalAddress(why, position=at)
+    for delta, nbytes in accesses:
+        _check_frame("shared", state.frame_size("shared"), offset + delta, nbytes)
+    own = lanes.pick(state.cta)
+    block = np.where(rank > 0, own - own % state.cluster_blocks + rank - 1, own)
+    index: Array = (offset >> shift) + block * (state.shared_frame >> shift)
+    return index
+
+
+def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
+    each = np.atleast_1d(address)
+    outside = (each < 0) | (each + nbytes > size)
+    if outside.any():
+        at = int(np.argmax(outside))
+        why = f"{space} address {int(each[at]):#x}, {nbytes} bytes: outside of the {size} bytes there are"
+        raise IllegalAddress(why, position=at)
+    misaligned = (each & (nbytes - 1)) != 0
+    if misaligned.any():
+        at = int(np.argmax(misaligned))
+        raise MisalignedAddress(f"{space} address {int(each[at]):#x}, {nbytes} bytes: misaligned", position=at)
+
+
+def among(chosen: Array, fault: DeviceFault) -> DeviceFault:
+    """Return a fault of some threads with its position among all of them."""
+    fault.position = int(chosen[fault.position])
+    return fault
 
 
 def _subset(lanes: Lanes, chosen: Array) -> Lanes:
@@ -132,7 +162,10 @@ def elements(
     for window in np.unique(kinds).tolist():
         chosen = np.flatnonzero(kinds == window)
         kind = SPACE_OF_WINDOW.get(window, "global")
-        part = _in_window(state, _subset(lanes, chosen), kind, address.take(chosen), nbytes, align)
+        try:
+            part = _in_window(state, _subset(lanes, chosen), kind, address.take(chosen), nbytes, align)
+        except DeviceFault as fault:
+            raise among(chosen, fault) from None
         found.append((kind, part, chosen))
     return found
 
@@ -162,7 +195,10 @@ def load(
         result = np.zeros(lanes.count, dtype)
         if len(chosen):
             inner = _subset(lanes, chosen)
-            result[chosen] = load(state, inner, space, _pick(address, chosen), dtype, align, None)
+            try:
+                result[chosen] = load(state, inner, space, _pick(address, chosen), dtype, align, None)
+            except DeviceFault as fault:
+                raise among(chosen, fault) from None
         return result
     if guard is not None and not guard:
         return dtype.type(0)
@@ -191,7 +227,10 @@ def store(
         if len(held):
             inner = _subset(lanes, held)
             picked = tuple(_pick(v, held) for v in values)
-            store(state, inner, space, _pick(address, held), dtype, align, picked, None)
+            try:
+                store(state, inner, space, _pick(address, held), dtype, align, picked, None)
+            except DeviceFault as fault:
+                raise among(held, fault) from None
         return
     if guard is not None and not guard:
         return

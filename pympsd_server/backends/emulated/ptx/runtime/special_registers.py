@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 _AXES = ("x", "y", "z")
-_VECTORS = ("tid", "ntid", "ctaid", "nctaid")
+_VECTORS = (
+    "tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid",
+)  # fmt: skip
 _SCALARS_NAMES = (
     "laneid warpid nwarpid smid nsmid gridid lanemask_eq lanemask_lt lanemask_le lanemask_gt lanemask_ge "
     "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi dynamic_smem_size total_smem_size "
-    "envreg1 envreg2"
+    "envreg1 envreg2 cluster_ctarank cluster_nctarank is_explicit_cluster aggr_smem_size"
 )
 _SCALARS = frozenset(_SCALARS_NAMES.split())
 TIMERS = frozenset(["clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"])
@@ -30,6 +32,11 @@ def is_special(text: str) -> bool:
     if not text.startswith("%"):
         return False
     return (name in _VECTORS and axis in _AXES) or (not axis and name in _SCALARS)
+
+
+def special_names() -> list[str]:
+    """Return the names of all special registers."""
+    return sorted([f"%{name}.{{x,y,z}}" for name in _VECTORS] + [f"%{name}" for name in _SCALARS])
 
 
 def special(state: BatchState, lanes: Lanes, text: str, dtype: DType) -> Value:
@@ -55,8 +62,12 @@ def _compute(state: BatchState, name: str, axis: int) -> Value:
         return np.uint32(state.grid[axis])
     if name == "tid":
         return _coordinate(state.thread, state.block, axis)
-    if name == "ctaid":
-        return _coordinate(state.cta + state.first_block, state.grid, axis)
+    if name == "cluster_nctaid":
+        return np.uint32(state.cluster[axis])
+    if name == "nclusterid":
+        return np.uint32(state.clusters[axis])
+    if name in ("ctaid", "clusterid", "cluster_ctaid", "cluster_ctarank"):
+        return _place_of_block(state, name, axis)
     if name == "smid":
         return state.sm_of_block.astype(np.uint32).take(state.cta)
     if name.startswith("lanemask"):
@@ -66,6 +77,21 @@ def _compute(state: BatchState, name: str, axis: int) -> Value:
     if name == "warpid":
         return (state.thread // WARP).astype(np.uint32)
     return np.uint32(_constant(state, name))
+
+
+def _place_of_block(state: BatchState, name: str, axis: int) -> Value:
+    number = state.cta + state.first_block
+    if state.cluster_blocks == 1 and name in ("ctaid", "clusterid"):
+        return _coordinate(number, state.grid, axis)
+    rank = number % state.cluster_blocks
+    if name == "cluster_ctarank":
+        return rank.astype(np.uint32)
+    inside = _coordinate(rank, state.cluster, axis)
+    if name == "cluster_ctaid":
+        return inside
+    x, y, z = state.clusters
+    corner = _coordinate(number // state.cluster_blocks, (x, y, z), axis)
+    return corner if name == "clusterid" else corner * np.uint32(state.cluster[axis]) + inside
 
 
 def _coordinate(number: Value, extent: tuple[int, int, int], axis: int) -> Value:
@@ -93,7 +119,11 @@ def _constant(state: BatchState, name: str) -> int:
             return int(state.multiprocessors)
         case "dynamic_smem_size":
             return state.dynamic_shared
-        case "total_smem_size":
+        case "cluster_nctarank":
+            return state.cluster_blocks
+        case "is_explicit_cluster":
+            return int(state.cluster_blocks > 1)
+        case "total_smem_size" | "aggr_smem_size":
             return state.shared_bytes
         case "envreg1":  # with envreg2 the address of a cooperative launch's workspace, 0 in any other
             return state.workspace >> 32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, UNSUPPORTED_TYPES
+from pympsd_server.backends.emulated.ptx.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Initialiser, Registers, Variable
@@ -14,7 +14,7 @@ _VECTORS = {".v2": 2, ".v4": 4}
 def check_type(name: str, line: int) -> str:
     """Return the type's name. Raises InvalidPtx for a type this device does not have."""
     if name not in DTYPES:
-        kind = "unsupported" if name in UNSUPPORTED_TYPES else "unknown"
+        kind = "unsupported" if name in UNSUPPORTED_TYPES or name in BITS_OF_TYPES else "unknown"
         raise InvalidPtx(f"{kind} type .{name}", line)
     return name
 
@@ -122,3 +122,14 @@ def _initialiser(tokens: TokenStream) -> Initialiser:
     if tokens.is_at("+", "-"):
         offset = tokens.literal()
     return Initialiser(offset, symbol, generic)
+
+
+def parse_parameters(tokens: TokenStream) -> tuple[Variable, ...]:
+    """Parse `(.param .b32 x, ...)`."""
+    found: list[Variable] = []
+    tokens.expect("(")
+    while not tokens.accept(")"):
+        found.append(parse_variable(tokens))
+        if not tokens.is_at(")"):
+            tokens.expect(",")
+    return tuple(found)

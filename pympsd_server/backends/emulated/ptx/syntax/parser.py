@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, UnsupportedByMps
-from pympsd_server.backends.emulated.ptx.syntax.declarations import parse_variable
+from pympsd_server.backends.emulated.ptx.syntax.declarations import parse_parameters, parse_variable
 from pympsd_server.backends.emulated.ptx.syntax.statements import parse_body
 from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
-from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Variable
+from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module
 
 _LINKAGE = frozenset({".visible", ".extern", ".weak", ".common"})
 _IGNORED_WITH_BRACES = frozenset({".section"})
-_FUNCTION_DIRECTIVES = frozenset({".maxntid", ".reqntid", ".minnctapersm", ".maxnreg", ".maxnctapersm"})
+_FUNCTION_DIRECTIVES = frozenset(
+    {".maxntid", ".reqntid", ".minnctapersm", ".maxnreg", ".maxnctapersm", ".reqnctapercluster", ".maxclusterrank"}
+)
 
 
 def parse_module(text: str) -> Module:
@@ -98,9 +100,9 @@ def _function(tokens: TokenStream) -> Function:
     is_entry = tokens.take().text == ".entry"
     while tokens.accept(".attribute"):
         tokens.skip_past(")")
-    returns = _parameters(tokens) if tokens.is_at("(") else ()
+    returns = parse_parameters(tokens) if tokens.is_at("(") else ()
     name = tokens.word("a function name")
-    parameters = _parameters(tokens) if tokens.is_at("(") else ()
+    parameters = parse_parameters(tokens) if tokens.is_at("(") else ()
     function = Function(name, is_entry, returns, parameters, line)
     while tokens.current.kind == "directive":
         _function_directive(tokens, function)
@@ -120,15 +122,5 @@ def _function_directive(tokens: TokenStream, function: Function) -> None:
         function.directives[text[1:]] = tuple(values)
     elif text == ".pragma":
         tokens.skip_past(";")
-    elif text != ".noreturn":
+    elif text not in (".noreturn", ".explicitcluster"):
         raise InvalidPtx(f"unsupported function directive {text}", tokens.line)
-
-
-def _parameters(tokens: TokenStream) -> tuple[Variable, ...]:
-    found: list[Variable] = []
-    tokens.expect("(")
-    while not tokens.accept(")"):
-        found.append(parse_variable(tokens))
-        if not tokens.is_at(")"):
-            tokens.expect(",")
-    return tuple(found)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, UNSUPPORTED_TYPES
+from pympsd_server.backends.emulated.ptx.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
-from pympsd_server.backends.emulated.ptx.syntax.declarations import parse_registers, parse_variable
+from pympsd_server.backends.emulated.ptx.syntax.declarations import parse_parameters, parse_registers, parse_variable
 from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Address,
@@ -17,6 +17,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Negated,
     Operand,
     Pair,
+    Prototype,
     Scope,
     Statement,
     Sum,
@@ -76,9 +77,24 @@ def _label(tokens: TokenStream) -> Statement | None:
             labels.append(tokens.word("a label"))
         tokens.expect(";")
         return Targets(name, tuple(labels))
-    if tokens.is_at(".callprototype", ".calltargets"):
-        raise InvalidPtx("unsupported: indirect call", line)
+    if tokens.accept(".callprototype"):
+        return _prototype(tokens, name)
+    if tokens.accept(".calltargets"):
+        functions = [tokens.word("a function")]
+        while tokens.accept(","):
+            functions.append(tokens.word("a function"))
+        tokens.expect(";")
+        return Prototype(name, (), (), tuple(functions))
     return Label(name, line)
+
+
+def _prototype(tokens: TokenStream, name: str) -> Prototype:
+    returns = parse_parameters(tokens) if tokens.is_at("(") else ()
+    tokens.word("_")
+    parameters = parse_parameters(tokens) if tokens.is_at("(") else ()
+    tokens.accept(".noreturn")
+    tokens.expect(";")
+    return Prototype(name, returns, parameters)
 
 
 def _instruction(tokens: TokenStream) -> Instruction:
@@ -88,7 +104,7 @@ def _instruction(tokens: TokenStream) -> Instruction:
         negated = tokens.accept("!")
         guard = Guard(tokens.word("a predicate"), negated)
     name, *suffixes = tokens.word("an instruction").split(".")
-    types = tuple(s for s in suffixes if s in DTYPES or s in UNSUPPORTED_TYPES)
+    types = tuple(s for s in suffixes if s in DTYPES or s in BITS_OF_TYPES or s in UNSUPPORTED_TYPES)
     modifiers = tuple(s for s in suffixes if s not in types)
     for unsupported in UNSUPPORTED_TYPES.intersection(types):
         raise InvalidPtx(f"unsupported: {'.'.join((name, *suffixes))} (type .{unsupported})", line)

@@ -116,6 +116,16 @@ class Targets:
 
 
 @frozen
+class Prototype:
+    """`name: .callprototype (returns) _ (parameters);`, or `name: .calltargets f, g;` with the functions' names."""
+
+    name: str
+    returns: tuple[Variable, ...]
+    parameters: tuple[Variable, ...]
+    targets: tuple[str, ...] = ()
+
+
+@frozen
 class Initialiser:
     """One initial value: a literal, or the address of a global (`symbol`, plus the literal)."""
 
@@ -148,7 +158,7 @@ class Scope:
     statements: tuple[Statement, ...]
 
 
-Statement: TypeAlias = Instruction | Label | Registers | Variable | Targets | Scope
+Statement: TypeAlias = Instruction | Label | Registers | Variable | Targets | Prototype | Scope
 
 
 @define

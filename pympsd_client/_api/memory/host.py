@@ -25,11 +25,12 @@ _NOT_MAPPED: Final = (
 def allocate(size: int, flags: int) -> int:
     """Return the address of new page-locked memory; OUT_OF_MEMORY, INVALID_VALUE for 0.
 
-    The flags CU_MEMHOSTALLOC_* make no difference here.
+    Kernels of the current context's device reach it by the same address. The flags CU_MEMHOSTALLOC_* make no
+    difference here: other devices copy it, and their kernels do not reach it.
     """
     bounded = _bounded()
     context = current()
-    return pinned.allocate(size, flags, bounded, lambda wanted: share(context, wanted))
+    return pinned.allocate(size, flags, bounded, lambda wanted: share(context, wanted), context)
 
 
 def free(address: int) -> None:
@@ -41,12 +42,12 @@ def register(memory: HostMemory, size: int, flags: int) -> None:
     """Count memory of the program as page-locked: a buffer, or an address. INVALID_VALUE if it is not mapped.
 
     Copies from and to it are as fast as of any memory: only memory of cuMemHostAlloc is copied by the device itself.
-    HOST_MEMORY_ALREADY_REGISTERED if some of it is; NOT_SUPPORTED for I/O memory and for the flag READ_ONLY.
+    HOST_MEMORY_ALREADY_REGISTERED if some of it is; NOT_SUPPORTED for I/O memory and the flags READ_ONLY, DEVICEMAP.
     """
     bounded = _bounded()
     if memory.size is not None and size > memory.size:
         raise invalid_value(f"{size} bytes are more than the host buffer has: {memory.size}")
-    pinned.register(memory.address, size, flags, bounded)
+    pinned.register(memory.address, size, flags, bounded, current())
 
 
 def unregister(address: int) -> None:

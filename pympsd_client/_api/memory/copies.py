@@ -38,7 +38,7 @@ def between_any(destination: int, source: int, count: int, stream: int, wait: bo
         _within(source, count)
         host_to_device(destination, HostMemory(source), count, stream, wait)
     else:
-        device_to_device(destination, source, count, stream)
+        device_to_device(destination, source, count, stream, wait)
 
 
 def _within(address: int, count: int) -> None:
@@ -72,6 +72,7 @@ def host_to_device(destination: int, host: HostMemory, count: int, stream: int, 
         return
     host.check(count, to_be_written=False)
     device_memory.owner(destination)
+    wait = wait or device_memory.allocations.is_synchronous(destination)
     at, at_stream = device_memory.place(destination, context, its_stream, stream)
     if pinned.reached_by(at.usable().transport, host.address, count):
         # In any other stream than the caller's nothing would wait for it.
@@ -100,8 +101,11 @@ def device_to_host(host: HostMemory, source: int, count: int, stream: int, wait:
         copies.from_device(at, at_stream, host.address, source, count)
 
 
-def device_to_device(destination: int, source: int, count: int, stream: int) -> None:
-    """Copy from device memory to device memory, of one device or of two, in stream order (of two: waits)."""
+def device_to_device(destination: int, source: int, count: int, stream: int, wait: bool = False) -> None:
+    """Copy from device memory to device memory, of one device or of two, in stream order (of two: waits).
+
+    The synchronous form is asynchronous too, unless the program reaches one of them by its address.
+    """
     context, its_stream = resolve(stream)
     if count == 0:
         context.usable()
@@ -114,17 +118,52 @@ def device_to_device(destination: int, source: int, count: int, stream: int) -> 
     else:
         writing = device_memory.place(destination, context, its_stream, stream)
         copies.between_devices(writing, reading, destination, source, count)
+    if device_memory.allocations.is_synchronous(destination, source) or (
+        wait and (_is_the_programs_too(destination) or _is_the_programs_too(source))
+    ):
+        streams.synchronize(stream)
 
 
-def fill(destination: int, value: int, width: int, count: int, stream: int, pitch: int = 0, height: int = 1) -> None:
+def fill(
+    destination: int,
+    value: int,
+    width: int,
+    count: int,
+    stream: int,
+    pitch: int = 0,
+    height: int = 1,
+    wait: bool = False,
+) -> None:
     """Set N elements of 1, 2 or 4 bytes in stream order; the address is aligned to them.
 
-    The 2D forms set Width elements in each of Height rows, which begin dstPitch bytes apart.
+    Page-locked host memory that is in no device's window is set here, complete on return. The synchronous form waits
+    if the program reaches the memory by its address. The 2D forms set Width elements in each of Height rows, which
+    begin dstPitch bytes apart.
     """
     context, its_stream = resolve(stream)
     if count == 0 or height == 0:
         context.usable()
         return
+    region = None if device_memory.is_on_a_device(destination) else pinned.region_at(destination)
+    if region is not None and region.pages is not None:
+        streams.synchronize(stream)
+        device_memory.check_fill(destination, width, count, pitch, height)
+        _within(destination, (height - 1) * pitch + width * count)
+        _fill_host(destination, value, width, count, pitch, height)
+        return
     device_memory.owner(destination)
     context, its_stream = device_memory.place(destination, context, its_stream, stream)
     device_memory.fill(context, its_stream, destination, value, width, count, pitch, height)
+    if device_memory.allocations.is_synchronous(destination) or (wait and _is_the_programs_too(destination)):
+        context.call(operations.SYNCHRONIZE_STREAM, its_stream)
+
+
+def _is_the_programs_too(address: int) -> bool:
+    """Return whether the program reaches memory of the device by its address: page-locked or managed memory."""
+    return pinned.holds(address) or device_memory.allocations.is_shared(address)
+
+
+def _fill_host(address: int, value: int, width: int, count: int, pitch: int, height: int) -> None:
+    row = value.to_bytes(width, "little") * count
+    for number in range(height):
+        ctypes.memmove(address + number * pitch, row, len(row))

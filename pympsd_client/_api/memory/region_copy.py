@@ -9,7 +9,7 @@ from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.structs import Copy3D, CopySide
 from pympsd_client._objects import region_copy
-from pympsd_client._objects.context import current
+from pympsd_client._objects.context import Context, current
 from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.region_copy import Extent, Region
 
@@ -29,14 +29,19 @@ def copy(given: Copy3D | None, stream: int, wait: bool = False) -> None:
     context.usable()
     if given is None:
         raise invalid_value("the description of the copy is NULL")
+    found = regions(given, context)
+    if found is not None:
+        region_copy.copy(*found, stream, wait)
+
+
+def regions(given: Copy3D, context: Context) -> tuple[Region, Region, Extent] | None:
+    """Return destination, source and extent of a described copy, None for a copy of nothing; raise CudaError."""
     extent = Extent(given.width, given.height, given.depth)
     if not extent.bytes:
-        return
+        return None
     most = context.device.facts.attributes.get("MAX_PITCH", _ADDRESS_LIMIT)
-    destination, source = (
-        _region(side, name, extent, most) for side, name in ((given.destination, "dst"), (given.source, "src"))
-    )
-    region_copy.copy(destination, source, extent, stream, wait)
+    destination = _region(given.destination, "dst", extent, most)
+    return destination, _region(given.source, "src", extent, most), extent
 
 
 def _region(side: CopySide, name: str, extent: Extent, most: int) -> Region:

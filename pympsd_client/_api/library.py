@@ -1,0 +1,162 @@
+"""Libraries and their kernels (CUDA driver API, Library Management)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._api.module import check_cache_preference, parameter_of
+from pympsd_client._arguments import jit_options
+from pympsd_client._arguments.bindings import members
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.host_pointer import HostMemory
+from pympsd_client._objects.code.library import kernel_of, library_of, new_library
+from pympsd_client._objects.code.ptx_text import limited
+from pympsd_client._objects.context import current
+from pympsd_client._objects.module import image_at, image_of
+from pympsd_client._objects.process import process
+from pympsd_client._objects.thread_local import this_thread
+
+_OPTIONS: Final = {value: name for name, value in members("CUlibraryOption", "CU_LIBRARY_").items()}
+
+
+def load(
+    code: HostMemory,
+    options: Any,
+    values: Any,
+    count: int,
+    library_options: Any,
+    library_values: Any,
+    library_count: int,
+) -> int:
+    """Make a library of PTX, which each context loads when it first uses it: then errors of the PTX are returned.
+
+    With an error log it is loaded in the current context at once. INVALID_VALUE, NOT_SUPPORTED for an invalid option.
+    """
+    process.require().check()
+    return _load(image_at(code), (count, options, values), (library_count, library_options))
+
+
+def load_from_file(
+    name: str, options: Any, values: Any, count: int, library_options: Any, library_values: Any, library_count: int
+) -> int:
+    """Load a file (its name as bytes) as a library; FILE_NOT_FOUND, else as cuLibraryLoadData."""
+    process.require().check()
+    image = image_of(name.encode("utf-8", "surrogateescape"))
+    return _load(image, (count, options, values), (library_count, library_options))
+
+
+def _load(image: bytes, options: tuple[int, Any, Any], library_options: tuple[int, Any]) -> int:
+    _check_library_options(*library_options)
+    read = jit_options.read(*options)
+    made = new_library(limited(image, read.max_registers))
+    if read.logs and this_thread.stack:  # as late as in CUDA the log might be gone
+        with read.logging():
+            made.module_in(current())
+    return made.handle
+
+
+def _check_library_options(count: int, options: Any) -> None:
+    for option in jit_options.enums(options, count):
+        name = _OPTIONS.get(option)
+        if name == "HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE":
+            reason = "CU_LIBRARY_HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE is not supported; leave it out"
+            raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+        if name != "BINARY_IS_PRESERVED":  # the image is copied in any case
+            raise invalid_value(f"there is no library option {option}")
+
+
+def unload(library: int) -> None:
+    """Unload a library from all contexts; its handle and its kernels' are invalid from now on."""
+    library_of(library).unload()
+
+
+def kernel(library: int, name: str) -> int:
+    """Return a kernel by its name (bytes); NOT_FOUND. Needs no context."""
+    return library_of(library).kernel(name).handle
+
+
+def kernel_count(library: int) -> int:
+    """Return the number of kernels of a library."""
+    return len(library_of(library).kernels())
+
+
+def enumerate_kernels(count: int, library: int) -> list[int]:
+    """Return at most ``numKernels`` kernels of a library; INVALID_VALUE for 0."""
+    if not count:
+        raise invalid_value("numKernels is 0; there must be room for one kernel at least")
+    return [one.handle for one in library_of(library).kernels().values()][:count]
+
+
+def module(library: int) -> int:
+    """Return the library's module in the current context; it is not unloaded by cuModuleUnload."""
+    return library_of(library).module_in(current()).handle
+
+
+def variable(library: int, name: str) -> tuple[int, int]:
+    """Return the address in the current context and the size in bytes of a variable (bytes); NOT_FOUND."""
+    found = library_of(library).module_in(current()).variable(name)
+    return found.address, found.size
+
+
+def managed_variable(library: int, name: str) -> tuple[int, int]:
+    """Fail with NOT_FOUND: code that declares managed variables is refused when it is loaded."""
+    library_of(library)
+    raise CudaError(Result.ERROR_NOT_FOUND, f"the library has no managed variable {name!r}; try cuLibraryGetGlobal")
+
+
+def unified_function(library: int, symbol: str) -> int:
+    """Fail with NOT_FOUND: no device has unified function pointers (attribute UNIFIED_FUNCTION_POINTERS is 0)."""
+    library_of(library)
+    reason = f"no unified function {symbol!r}: UNIFIED_FUNCTION_POINTERS of the devices is 0"
+    raise CudaError(Result.ERROR_NOT_FOUND, reason)
+
+
+def function(kernel: int) -> int:
+    """Return the kernel's function in the current context."""
+    return kernel_of(kernel).function_in(current()).handle
+
+
+def library_of_kernel(kernel: int) -> int:
+    """Return the library of a kernel."""
+    return kernel_of(kernel).library.handle
+
+
+def name(kernel: int) -> bytes:
+    """Return a kernel's name as bytes; INVALID_VALUE for NULL, INVALID_HANDLE."""
+    if not kernel:
+        raise invalid_value("the kernel is NULL")
+    return kernel_of(kernel).name.encode("utf-8", "surrogateescape")
+
+
+def attribute(attribute: int, kernel: int, device: int) -> int:
+    """Return an attribute of a kernel on a device; INVALID_VALUE, INVALID_DEVICE."""
+    return kernel_of(kernel).attribute(attribute, process.device(device))
+
+
+def set_attribute(attribute: int, value: int, kernel: int, device: int) -> None:
+    """Set an attribute of a kernel in all contexts of a device; as cuFuncSetAttribute."""
+    kernel_of(kernel).set_attribute(attribute, value, process.device(device))
+
+
+def set_cache_preference(kernel: int, preference: int, device: int) -> None:
+    """Accept a CUfunc_cache, which changes nothing: shared memory is not taken from the cache. INVALID_VALUE."""
+    kernel_of(kernel)
+    process.device(device)
+    check_cache_preference(preference)
+
+
+def parameter(kernel: int, index: int) -> tuple[int, int]:
+    """Return the offset and size in bytes of a parameter, counted from 0; INVALID_VALUE beyond the last.
+
+    As with the driver a context must be current.
+    """
+    current().usable()
+    found = kernel_of(kernel)
+    return parameter_of(found.name, found.parameters, index)
+
+
+def parameter_count(kernel: int) -> int:
+    """Return the number of parameters of a kernel; a context must be current."""
+    current().usable()
+    return len(kernel_of(kernel).parameters)

@@ -1,0 +1,210 @@
+"""Managed memory (CUDA driver API, Unified Addressing): one address for program and kernels, at any time.
+
+On the emulated device it is memory that the executor and the program share, so advice and prefetching change nothing
+but what cuMemRangeGetAttribute returns. A device without it (attribute MANAGED_MEMORY is 0) refuses all by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from attrs import evolve
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.bindings import members
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.memory_structs import Location, location
+from pympsd_client._arguments.numbers import number, unsigned
+from pympsd_client._arguments.values import AttributeValue, InMemory, given_numbers
+from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.managed import allocation
+from pympsd_client._objects.managed.page_states import HOST, PageState, PageStates, Place
+from pympsd_client._objects.memory import allocations
+from pympsd_client._objects.process import process
+from pympsd_client._objects.stream import LEGACY, resolve
+
+_ADVICE: Final = members("CUmem_advise", "CU_MEM_ADVISE_")
+_ATTRIBUTES: Final = members("CUmem_range_attribute", "CU_MEM_RANGE_ATTRIBUTE_")
+_LOCATIONS: Final = members("CUmemLocationType", "CU_MEM_LOCATION_TYPE_")
+_DEVICE, _HOST = _LOCATIONS["DEVICE"], _LOCATIONS["HOST"]
+_NODES: Final = (_LOCATIONS["HOST_NUMA"], _LOCATIONS["HOST_NUMA_CURRENT"])
+_GLOBAL, _HOST_FIRST, _SINGLE = 1, 2, 4
+"""CUmemAttach_flags."""
+_NOWHERE: Final = -2
+"""CU_DEVICE_INVALID."""
+_NOT_MANAGED: Final = (
+    "managed memory is not supported (device attribute MANAGED_MEMORY is 0). Use cuMemAlloc, and cuMemcpyHtoD and "
+    "cuMemcpyDtoH"
+)
+
+
+def _supported(name: str) -> Context:
+    """Return the current context; NOT_SUPPORTED if its device has no managed memory."""
+    context = current()
+    context.usable()
+    if not context.device.facts.attributes.get("MANAGED_MEMORY"):
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: {_NOT_MANAGED}")
+    return context
+
+
+def allocate(size: int, flags: int) -> int:
+    """Return the address of new managed memory, zero; it is freed with the context, or by cuMemFree.
+
+    ``flags`` are CU_MEM_ATTACH_GLOBAL or CU_MEM_ATTACH_HOST. OUT_OF_MEMORY, INVALID_VALUE, NOT_SUPPORTED.
+    """
+    context = _supported("cuMemAllocManaged")
+    if flags not in (_GLOBAL, _HOST_FIRST):
+        raise invalid_value(f"the flags are CU_MEM_ATTACH_GLOBAL (1) or CU_MEM_ATTACH_HOST (2), not {flags}")
+    if size == 0:
+        raise invalid_value("an allocation has at least 1 byte")
+    if size >= 1 << 48:
+        raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"there are no {size} bytes of addresses")
+    return allocation.allocate(context, size)
+
+
+def _within(address: int, count: int) -> tuple[PageStates, int]:
+    """Return the states of the managed allocation that holds a range, and the range's offset in it; INVALID_VALUE."""
+    found = allocations.containing(address)
+    if found is None or not found.is_managed:
+        raise invalid_value(f"{address:#x} is in no managed memory of this process")
+    if count == 0 or address + count > found.handle + found.size:
+        raise invalid_value(f"{count} bytes at {address:#x} are not all within the {found.size} of the allocation")
+    if found.states is None:
+        found.states = PageStates(found.size)
+    return found.states, address - found.handle
+
+
+def _place(given: Any) -> Place:
+    """Return the location that was given: a CUmemLocation, or as before CUDA 13 a device, or -1 for the host."""
+    found = location(given) if hasattr(given, "getPtr") or isinstance(given, InMemory) else None
+    if found is None:
+        ordinal = number(given)
+        found = Location(_HOST, 0) if ordinal == HOST else Location(_DEVICE, ordinal)
+    if found.type == _DEVICE:
+        device = process.device(found.id)
+        if not device.facts.attributes.get("CONCURRENT_MANAGED_ACCESS"):
+            raise CudaError(
+                Result.ERROR_INVALID_DEVICE,
+                f"device {device.number} and the host have no concurrent access to managed memory (device attribute "
+                "CONCURRENT_MANAGED_ACCESS is 0)",
+            )
+    elif found.type != _HOST and found.type not in _NODES:
+        raise invalid_value(f"there is no location of type {found.type} for managed memory")
+    return Place(found.type, found.id)
+
+
+def advise(devPtr: Any, count: Any, advice: Any, location: Any) -> None:
+    """Note how managed memory will be used; INVALID_VALUE, INVALID_DEVICE.
+
+    ``location`` is a CUmemLocation, or with cuda-bindings 12 the number of a device.
+    """
+    _supported("cuMemAdvise")
+    start, size, wanted = number(devPtr), unsigned(count), number(advice)
+    change = _CHANGES.get(wanted)
+    if change is None:
+        raise invalid_value(f"there is no advice {wanted}")
+    states, offset = _within(start, size)
+    place = Place(0, 0) if wanted in _FOR_ALL_LOCATIONS else _place(location)
+    states.change(offset, offset + size, lambda state: change(state, place))
+
+
+def _number(place: Place) -> int:
+    return place.id if place.type == _DEVICE else HOST
+
+
+_FOR_ALL_LOCATIONS: Final = {
+    _ADVICE[name] for name in ("SET_READ_MOSTLY", "UNSET_READ_MOSTLY", "UNSET_PREFERRED_LOCATION")
+}
+_CHANGES: Final[dict[int, Callable[[PageState, Place], PageState]]] = {
+    _ADVICE["SET_READ_MOSTLY"]: lambda state, _: evolve(state, is_read_mostly=True),
+    _ADVICE["UNSET_READ_MOSTLY"]: lambda state, _: evolve(state, is_read_mostly=False),
+    _ADVICE["SET_PREFERRED_LOCATION"]: lambda state, place: evolve(state, preferred=place),
+    _ADVICE["UNSET_PREFERRED_LOCATION"]: lambda state, _: evolve(state, preferred=None),
+    _ADVICE["SET_ACCESSED_BY"]: lambda state, at: evolve(state, accessed_by=state.accessed_by | {_number(at)}),
+    _ADVICE["UNSET_ACCESSED_BY"]: lambda state, place: evolve(
+        state, accessed_by=state.accessed_by - {_number(place)}
+    ),
+}
+
+
+def prefetch(devPtr: Any, count: Any, location: Any, *others: Any, **named: Any) -> None:
+    """Note where managed memory will be used; INVALID_VALUE, INVALID_DEVICE, INVALID_HANDLE.
+
+    Then come ``flags`` (0) and the stream, or with cuda-bindings 12 the stream alone.
+    """
+    _supported("cuMemPrefetchAsync")
+    flags, stream = _rest(others, named)
+    resolve(stream)
+    if flags:
+        raise invalid_value(f"cuMemPrefetchAsync takes no flags: 0, not {flags}")
+    start, size = number(devPtr), unsigned(count)
+    (states, offset), place = _within(start, size), _place(location)
+    states.change(offset, offset + size, lambda state: evolve(state, prefetched=place))
+
+
+def _rest(others: Sequence[Any], named: dict[str, Any]) -> tuple[int, int]:
+    given = [*others, *(named[name] for name in ("flags", "hStream") if name in named)]
+    if not 1 <= len(given) <= 2:
+        raise TypeError(f"cuMemPrefetchAsync takes 4 or 5 arguments, {3 + len(given)} were given")
+    return (unsigned(given[0], 32) if len(given) == 2 else 0), number(given[-1])
+
+
+def attach(stream: int, address: int, length: int, flags: int) -> None:
+    """Note that managed memory will be used by a stream, by all or by the host alone; INVALID_VALUE."""
+    _supported("cuStreamAttachMemAsync")
+    resolve(stream)
+    found = allocations.containing(address)
+    if found is None or not found.is_managed or address != found.handle:
+        raise invalid_value(f"{address:#x} is not the start of managed memory")
+    if length not in (0, found.size):
+        raise invalid_value(f"the length is 0 or that of the whole allocation, {found.size}, not {length}")
+    if flags not in (_GLOBAL, _HOST_FIRST, _SINGLE):
+        raise invalid_value(f"the flags are one of CU_MEM_ATTACH_*, not {flags}")
+    if flags == _SINGLE and stream in LEGACY:
+        raise invalid_value("memory is attached to a single stream that is not the default one")
+
+
+# --- attributes
+
+
+def attribute(size: int, wanted: int, address: int, count: int) -> AttributeValue:
+    """Return an attribute of managed memory; INVALID_VALUE. ``dataSize`` is 4, of ACCESSED_BY a multiple of 4."""
+    _supported("cuMemRangeGetAttribute")
+    pages, offset = _within(address, count)
+    states = set(pages.between(offset, offset + count))
+    if wanted not in _ATTRIBUTES.values():
+        raise invalid_value(f"there is no attribute {wanted} of a range")
+    if wanted == _ATTRIBUTES["ACCESSED_BY"]:
+        if size == 0 or size % 4:
+            raise invalid_value(f"dataSize is a multiple of 4, not {size}")
+        common = frozenset.intersection(*(state.accessed_by for state in states))
+        ordered = [*sorted(one for one in common if one != HOST), *(one for one in common if one == HOST)]
+        numbers = [*ordered, *(_NOWHERE,) * (size // 4)][: size // 4]
+        return AttributeValue(tuple(numbers), f"{len(numbers)}i")
+    if size != 4:
+        raise invalid_value(f"dataSize is 4, not {size}")
+    if wanted == _ATTRIBUTES["READ_MOSTLY"]:
+        return AttributeValue(int(all(state.is_read_mostly for state in states)), "i")
+    is_prefetch = wanted in _PREFETCH
+    places = {state.prefetched if is_prefetch else state.preferred for state in states}
+    place = places.pop() if len(places) == 1 else None
+    if wanted in _TYPES:
+        return AttributeValue(0 if place is None else place.type, "i")
+    if place is None:
+        return AttributeValue(_NOWHERE, "i")
+    return AttributeValue(place.id if wanted in _IDS else _number(place), "i")
+
+
+_PREFETCH: Final = {value for name, value in _ATTRIBUTES.items() if name.startswith("LAST_PREFETCH")}
+_TYPES: Final = {value for name, value in _ATTRIBUTES.items() if name.endswith("_TYPE")}
+_IDS: Final = {value for name, value in _ATTRIBUTES.items() if name.endswith("_ID")}
+
+
+def attributes(sizes: Any, wanted: Any, count: int, address: int, length: int) -> list[AttributeValue]:
+    """Return several attributes of managed memory; INVALID_VALUE."""
+    _supported("cuMemRangeGetAttributes")
+    each_size, each = given_numbers(sizes, count, "Q"), given_numbers(wanted, count, "i")
+    if count == 0 or count > len(each) or count > len(each_size):
+        raise invalid_value(f"numAttributes is {count}; there are {len(each)} attributes and {len(each_size)} sizes")
+    return [attribute(*one, address, length) for one in zip(each_size[:count], each[:count], strict=True)]

@@ -1,0 +1,229 @@
+"""Attributes of addresses (CUDA driver API, Unified Addressing).
+
+Known are the process's allocations, its page-locked memory, and the variables of its modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from attrs import frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.bindings import CUcontext, CUdeviceptr, CUmemoryPool, members
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.values import AttributeValue, given_numbers, given_value
+from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.memory import Allocation, allocations
+from pympsd_client._objects.module import modules
+from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.pools.pool import Block
+from pympsd_client._objects.thread_local import this_thread
+from pympsd_client._objects.virtual.memory import Mapping
+
+_ATTRIBUTES: Final = members("CUpointer_attribute", "CU_POINTER_ATTRIBUTE_")
+_TYPES: Final = members("CUmemorytype", "CU_MEMORYTYPE_")
+_READ_AND_WRITE: Final = 3
+"""CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE."""
+_NO_DEVICE: Final = -2
+"""CU_DEVICE_INVALID."""
+
+
+@frozen
+class Memory:
+    """What is known of the memory at an address."""
+
+    start: int
+    size: int
+    context: Context | None
+    is_host: bool
+    device_pointer: int
+    """The address by which kernels reach the address that was asked for; 0: by none."""
+    host_pointer: int
+    """The address by which the program reaches it; 0: by none."""
+    buffer_id: int
+    allocation: Allocation | None = None
+
+
+def memory_at(address: int) -> Memory | None:
+    """Return what is known of an address, None if it is in no memory of CUDA's."""
+    allocation = allocations.containing(address)
+    if allocation is not None:
+        reached = address if allocation.is_managed or allocation.is_host else 0
+        start, size, context = allocation.handle, allocation.size, allocation.context
+        return Memory(start, size, context, allocation.is_host, address, reached, allocation.buffer_id, allocation)
+    region = pinned.region_at(address)
+    if region is not None:
+        reached = address if region.is_mapped else 0
+        return Memory(region.address, region.size, region.context, True, reached, address, region.buffer_id)
+    for module in modules.all():
+        variable = module.variable_at(address)
+        if variable is not None:
+            return Memory(variable.address, variable.size, module.context, False, address, 0, variable.address)
+    return None
+
+
+def attribute(wanted: int, address: int) -> AttributeValue:
+    """Return an attribute of an address; INVALID_VALUE if it is none of CUDA's, or has no such attribute."""
+    current().usable()
+    make = _VALUES.get(wanted)
+    if make is None:
+        raise _unknown(wanted)
+    memory = memory_at(address)
+    if memory is None:
+        raise invalid_value(
+            f"{address:#x} is in no memory that this process has allocated or registered, and is no module's variable"
+        )
+    return make(memory, address)
+
+
+def attributes(count: int, wanted: Any, address: int) -> list[AttributeValue]:
+    """Return several attributes of an address; each is NULL where the address is none of CUDA's, or lacks it.
+
+    Needs no context; errors of earlier work are reported if one is current.
+    """
+    if this_thread.stack:
+        current().usable()
+    numbers = given_numbers(wanted, count, "i")
+    if count == 0 or count > len(numbers):
+        raise invalid_value(f"numAttributes is {count}; there are {len(numbers)} attributes")
+    memory = memory_at(address)
+    found = []
+    for number in numbers[:count]:
+        if number not in _VALUES:
+            raise _unknown(number)
+        try:
+            found.append(_none(number) if memory is None else _VALUES[number](memory, address))
+        except CudaError:
+            found.append(_none(number))
+    return found
+
+
+def set_attribute(value: Any, wanted: int, address: int) -> None:
+    """Set SYNC_MEMOPS of an allocation: its copies and fills return when they are done. INVALID_VALUE otherwise."""
+    current().usable()
+    if wanted != _ATTRIBUTES["SYNC_MEMOPS"]:
+        if wanted not in _ATTRIBUTES.values():
+            raise _unknown(wanted)
+        raise invalid_value("of the attributes of addresses CU_POINTER_ATTRIBUTE_SYNC_MEMOPS alone can be set")
+    allocation = allocations.containing(address)
+    if allocation is None:
+        raise invalid_value(f"{address:#x} is in no allocation of this process")
+    allocation.synchronous = bool(given_value(value, "?"))
+    allocations.any_synchronous |= allocation.synchronous
+
+
+def address_range(address: int) -> tuple[int, int]:
+    """Return where the allocation that contains an address begins, and its bytes; NOT_FOUND."""
+    current().usable()
+    memory = memory_at(address)
+    if memory is None:
+        raise CudaError(Result.ERROR_NOT_FOUND, f"{address:#x} is in no allocation of this process")
+    return memory.start, memory.size
+
+
+def _unknown(wanted: int) -> CudaError:
+    return invalid_value(f"there is no pointer attribute {wanted}")
+
+
+def _none(wanted: int) -> AttributeValue:
+    """Return the value of an attribute for an address that is none of CUDA's."""
+    nowhere = Memory(0, 0, None, False, 0, 0, 0)
+    if wanted in (_ATTRIBUTES["DEVICE_POINTER"], _ATTRIBUTES["HOST_POINTER"], _ATTRIBUTES["P2P_TOKENS"]):
+        code, made = _POINTERS.get(wanted, ("2Q", None))
+        return AttributeValue((0, 0) if code == "2Q" else 0, code, made)
+    return _VALUES[wanted](nowhere, 0)
+
+
+def _device_ordinal(memory: Memory, address: int) -> AttributeValue:
+    return AttributeValue(_NO_DEVICE if memory.context is None else memory.context.device.number, "i")
+
+
+def _memory_type(memory: Memory, address: int) -> AttributeValue:
+    if not memory.size:
+        return AttributeValue(0, "I")
+    return AttributeValue(_TYPES["HOST" if memory.is_host else "DEVICE"], "I")
+
+
+def _device_pointer(memory: Memory, address: int) -> AttributeValue:
+    if not memory.device_pointer:
+        raise invalid_value(f"kernels do not reach the memory at {address:#x}")
+    return AttributeValue(memory.device_pointer, "Q", CUdeviceptr)
+
+
+def _host_pointer(memory: Memory, address: int) -> AttributeValue:
+    if not memory.host_pointer:
+        raise invalid_value(f"{address:#x} is in device memory, which the host does not reach")
+    return AttributeValue(memory.host_pointer, "Q")
+
+
+def _tokens(memory: Memory, address: int) -> AttributeValue:
+    raise invalid_value("there are no tokens for the nv-p2p.h interface of the kernel")
+
+
+def _synchronous(memory: Memory, address: int) -> AttributeValue:
+    return AttributeValue(int(memory.allocation is not None and memory.allocation.synchronous), "?")
+
+
+def _pool(memory: Memory, address: int) -> AttributeValue:
+    pool = memory.allocation.pool.handle if isinstance(memory.allocation, Block) else 0
+    return AttributeValue(pool, "Q", CUmemoryPool)
+
+
+def _context(memory: Memory, address: int) -> AttributeValue:
+    """Return the context; NULL for memory of a pool and for mapped memory, which are the device's."""
+    has_none = memory.context is None or isinstance(memory.allocation, Block | Mapping)
+    return AttributeValue(0 if has_none or memory.context is None else memory.context.handle, "Q", CUcontext)
+
+
+def _is_managed(memory: Memory) -> int:
+    return int(memory.allocation is not None and memory.allocation.is_managed)
+
+
+def _handle_types(memory: Memory, address: int) -> AttributeValue:
+    found = memory.allocation
+    return AttributeValue(found.physical.properties.handle_types if isinstance(found, Mapping) else 0, "Q")
+
+
+def _access(memory: Memory, address: int) -> AttributeValue:
+    found, whole = memory.allocation, _READ_AND_WRITE if memory.size else 0
+    return AttributeValue(found.access if isinstance(found, Mapping) else whole, "I")
+
+
+def _constant(value: int, code: str) -> Callable[[Memory, int], AttributeValue]:
+    return lambda memory, address: AttributeValue(value if memory.size else 0, code)
+
+
+_POINTERS: Final = {
+    _ATTRIBUTES["DEVICE_POINTER"]: ("Q", CUdeviceptr),
+    _ATTRIBUTES["HOST_POINTER"]: ("Q", None),
+}
+_VALUES: Final[dict[int, Callable[[Memory, int], AttributeValue]]] = {
+    _ATTRIBUTES[name]: make
+    for name, make in {
+        "CONTEXT": _context,
+        "MEMORY_TYPE": _memory_type,
+        "DEVICE_POINTER": _device_pointer,
+        "HOST_POINTER": _host_pointer,
+        "P2P_TOKENS": _tokens,
+        "SYNC_MEMOPS": _synchronous,
+        "BUFFER_ID": lambda memory, _: AttributeValue(memory.buffer_id, "Q"),
+        "IS_MANAGED": lambda memory, _: AttributeValue(_is_managed(memory), "?"),
+        "DEVICE_ORDINAL": _device_ordinal,
+        "IS_LEGACY_CUDA_IPC_CAPABLE": _constant(0, "?"),
+        "RANGE_START_ADDR": lambda memory, _: AttributeValue(memory.start, "Q", CUdeviceptr),
+        "RANGE_SIZE": lambda memory, _: AttributeValue(memory.size, "Q"),
+        "MAPPED": _constant(1, "?"),
+        "ALLOWED_HANDLE_TYPES": _handle_types,
+        "IS_GPU_DIRECT_RDMA_CAPABLE": _constant(0, "I"),
+        "ACCESS_FLAGS": _access,
+        "MEMPOOL_HANDLE": _pool,
+        "MAPPING_SIZE": lambda memory, _: AttributeValue(memory.size, "Q"),
+        "MAPPING_BASE_ADDR": lambda memory, _: AttributeValue(memory.start, "Q", CUdeviceptr),
+        "MEMORY_BLOCK_ID": lambda memory, _: AttributeValue(memory.buffer_id, "Q"),
+        "IS_HW_DECOMPRESS_CAPABLE": _constant(0, "?"),
+        "LOCALITY_DOMAIN_ORDINAL": lambda memory, _: AttributeValue(-1, "i"),
+    }.items()
+    if name in _ATTRIBUTES  # older versions of cuda-bindings have fewer
+}

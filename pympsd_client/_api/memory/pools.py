@@ -1,0 +1,292 @@
+"""Stream-ordered allocation and memory pools (CUDA driver API, Stream Ordered Memory Allocator)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from attrs import frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.bindings import cuuint64_t, members
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.memory_structs import Location, PoolProperties, accesses
+from pympsd_client._arguments.values import AttributeValue, given_value
+from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._connect.connection import Device
+from pympsd_client._objects.memory import allocations
+from pympsd_client._objects.pools.pool import Pool, PoolKind
+from pympsd_client._objects.pools.table import pools
+from pympsd_client._objects.process import process
+from pympsd_client._objects.stream import resolve
+
+_ATTRIBUTES: Final = members("CUmemPool_attribute", "CU_MEMPOOL_ATTR_")
+_LOCATIONS: Final = members("CUmemLocationType", "CU_MEM_LOCATION_TYPE_")
+_TYPES: Final = members("CUmemAllocationType", "CU_MEM_ALLOCATION_TYPE_")
+_ACCESSES: Final = members("CUmemAccess_flags", "CU_MEM_ACCESS_FLAGS_")
+_DEVICE: Final = _LOCATIONS["DEVICE"]
+_PINNED: Final = _TYPES["PINNED"]
+_MANAGED: Final = _TYPES["MANAGED"]
+_READ_AND_WRITE: Final = _ACCESSES["PROT_READWRITE"]
+_NO_SHARING: Final = (
+    "memory pools cannot be shared with other processes (device attribute MEMPOOL_SUPPORTED_HANDLE_TYPES is 0); "
+    "create the pool with CU_MEM_HANDLE_TYPE_NONE"
+)
+
+
+# --- allocation
+
+
+def allocate(size: int, stream: int) -> int:
+    """Return the address of new memory from the current pool of the stream's device, for the stream's later work.
+
+    OUT_OF_MEMORY. As the driver does, return 0 for 0 bytes.
+    """
+    context, its_stream = resolve(stream)
+    taken = by.takes_allocation(context, its_stream, size) if (by := intercepted.by) is not None else 0
+    return taken or pools.current(*_of_device(context.device)).allocate(size, context, its_stream)
+
+
+def allocate_from(size: int, pool: int, stream: int) -> int:
+    """Return the address of new memory from a pool, for the stream's later work.
+
+    OUT_OF_MEMORY; INVALID_VALUE for a pool of another device.
+    """
+    context, its_stream = resolve(stream)
+    found = pools.find(pool)
+    if found.device is not None and found.device.number != context.device.number:
+        raise invalid_value(f"the pool is of device {found.device.number}, the stream of {context.device.number}")
+    taken = by.takes_allocation(context, its_stream, size) if (by := intercepted.by) is not None else 0
+    return taken or found.allocate(size, context, its_stream)
+
+
+def free(address: int, stream: int) -> None:
+    """Free an allocation of any kind when the stream reaches this point; INVALID_VALUE for none, but for 0."""
+    context, its_stream = resolve(stream)
+    context.usable()
+    if address == 0:
+        return
+    if (by := intercepted.by) is not None and by.takes_free(context, its_stream, address):
+        return
+    allocation = allocations.remove(address)
+    if allocation is None:
+        raise invalid_value(f"{address:#x} is not the start of an allocation of this process")
+    try:
+        allocation.free_in_order(context, its_stream)
+    except BaseException:
+        allocations.put_back(allocation)
+        raise
+
+
+# --- pools
+
+
+def _of_device(device: Device) -> tuple[PoolKind, Device]:
+    kind = _kinds.get(device.number)
+    if kind is None:
+        kind = _kinds[device.number] = PoolKind(_PINNED, Location(_DEVICE, device.number))
+    return kind, device
+
+
+_kinds: Final[dict[int, PoolKind]] = {}
+
+
+def default_of(device: int) -> int:
+    """Return the default pool of a device; INVALID_DEVICE."""
+    return pools.default(*_of_device(process.device(device))).handle
+
+
+def current_of(device: int) -> int:
+    """Return the current pool of a device: what cuDeviceSetMemPool was called with, else the default one."""
+    return pools.current(*_of_device(process.device(device))).handle
+
+
+def set_current(device: int, pool: int) -> None:
+    """Have cuMemAllocAsync allocate from a pool of the device; INVALID_VALUE for a pool of another one."""
+    pools.set_current(_of_device(process.device(device))[0], pools.find(pool))
+
+
+def create(properties: PoolProperties | None) -> int:
+    """Return a new pool of a device's, of managed or of host memory; INVALID_VALUE.
+
+    NOT_SUPPORTED for one to be exported to other processes.
+    """
+    if properties is None:
+        raise invalid_value("the properties of the pool are NULL")
+    kind, device = _kind(properties.location, properties.allocation_type)
+    if properties.handle_types:
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemPoolCreate: {_NO_SHARING}")
+    if properties.usage:
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemPoolCreate: usage is 0, not {properties.usage:#x}")
+    if properties.max_size >= 1 << 63 or (kind.is_managed and properties.max_size):
+        raise invalid_value(f"a pool of {properties.max_size} bytes at most (of managed memory: 0)")
+    return pools.add(Pool(kind, device, properties.max_size)).handle
+
+
+def _kind(location: Location, allocation_type: int) -> tuple[PoolKind, Device | None]:
+    """Return what memory a pool has that is created so, and whose; INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED."""
+    if allocation_type not in (_PINNED, _MANAGED):
+        raise invalid_value(f"there is no allocation type {allocation_type}")
+    is_managed = allocation_type == _MANAGED
+    if location.type not in _LOCATIONS.values() or (location.type == _LOCATIONS["INVALID"] and not is_managed):
+        raise invalid_value(f"there is no memory location of type {location.type}")
+    device = process.device(location.id) if location.type == _DEVICE else None
+    if device is not None and not is_managed:
+        return _of_device(device)
+    needed = "MANAGED_MEMORY" if is_managed else "HOST_MEMORY_POOLS_SUPPORTED"
+    if not all(each.facts.attributes.get(needed) for each in process.require().devices):
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            "pools have memory of a device here: CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE "
+            f"(device attribute {needed} is 0)",
+        )
+    if not is_managed and location.type != _LOCATIONS["HOST"]:
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED, "pools of host memory are at CU_MEM_LOCATION_TYPE_HOST, at no NUMA node"
+        )
+    return PoolKind(allocation_type, location, is_managed, not is_managed), None
+
+
+def destroy(pool: int) -> None:
+    """Destroy a pool; what was allocated from it stays until freed. INVALID_VALUE for a default pool."""
+    pools.destroy(pool)
+
+
+def trim(pool: int, keep: int) -> None:
+    """Give memory that is not in use back to the device, but keep at least ``minBytesToKeep`` reserved bytes."""
+    pools.find(pool).trim(keep)
+
+
+def default_at(location: Location | None, kind: int) -> int:
+    """Return the default pool of a location; INVALID_VALUE, NOT_SUPPORTED."""
+    return pools.default(*_at(location, kind)).handle
+
+
+def current_at(location: Location | None, kind: int) -> int:
+    """Return the current pool of a location; INVALID_VALUE, NOT_SUPPORTED."""
+    return pools.current(*_at(location, kind)).handle
+
+
+def set_current_at(location: Location | None, kind: int, pool: int) -> None:
+    """Make a pool the current one of its location; INVALID_VALUE, NOT_SUPPORTED."""
+    pools.set_current(_at(location, kind)[0], pools.find(pool))
+
+
+def _at(location: Location | None, kind: int) -> tuple[PoolKind, Device | None]:
+    if location is None:
+        raise invalid_value("the location is NULL")
+    return _kind(location, kind)
+
+
+# --- attributes
+
+
+@frozen
+class _Attribute:
+    get: Callable[[Pool], int]
+    code: str = "i"
+    set: Callable[[Pool, int], None] | None = None
+
+
+def _flag(name: str) -> _Attribute:
+    return _Attribute(
+        lambda pool: int(getattr(pool, name)), "i", lambda pool, value: setattr(pool, name, bool(value))
+    )
+
+
+def _set_threshold(pool: Pool, value: int) -> None:
+    pool.release_threshold = value
+
+
+def _resetting(reset: Callable[[Pool], None]) -> Callable[[Pool, int], None]:
+    def act(pool: Pool, value: int) -> None:
+        if value:
+            raise invalid_value(f"a high watermark is reset with 0, not {value}")
+        reset(pool)
+
+    return act
+
+
+_VALUES: Final = {
+    _ATTRIBUTES[name]: found
+    for name, found in {
+        "REUSE_FOLLOW_EVENT_DEPENDENCIES": _flag("follows_events"),
+        "REUSE_ALLOW_OPPORTUNISTIC": _flag("is_opportunistic"),
+        "REUSE_ALLOW_INTERNAL_DEPENDENCIES": _flag("adds_dependencies"),
+        "RELEASE_THRESHOLD": _Attribute(lambda pool: pool.release_threshold, "Q", _set_threshold),
+        "RESERVED_MEM_CURRENT": _Attribute(lambda pool: pool.reserved, "Q"),
+        "RESERVED_MEM_HIGH": _Attribute(lambda pool: pool.reserved_high, "Q", _resetting(Pool.reset_reserved_high)),
+        "USED_MEM_CURRENT": _Attribute(lambda pool: pool.used, "Q"),
+        "USED_MEM_HIGH": _Attribute(lambda pool: pool.used_high, "Q", _resetting(Pool.reset_used_high)),
+        "ALLOCATION_TYPE": _Attribute(lambda pool: pool.kind.allocation_type),
+        "EXPORT_HANDLE_TYPES": _Attribute(lambda pool: 0, "I"),
+        "LOCATION_ID": _Attribute(lambda pool: pool.kind.location.id),
+        "LOCATION_TYPE": _Attribute(lambda pool: pool.kind.location.type),
+        "MAX_POOL_SIZE": _Attribute(lambda pool: pool.most, "Q"),
+        "HW_DECOMPRESS_ENABLED": _Attribute(lambda pool: 0),
+        "LOCALITY_DOMAIN_ID": _Attribute(lambda pool: -1),
+    }.items()
+    if name in _ATTRIBUTES  # older versions of cuda-bindings have fewer
+}
+
+
+def attribute(pool: int, wanted: int) -> AttributeValue:
+    """Return an attribute of a pool; INVALID_VALUE."""
+    row, found = _row(wanted), pools.find(pool)
+    return AttributeValue(row.get(found), row.code, cuuint64_t if row.code == "Q" else None)
+
+
+def set_attribute(pool: int, wanted: int, value: Any) -> None:
+    """Set an attribute of a pool; INVALID_VALUE for one that is only read, and for a watermark other than 0."""
+    row, found = _row(wanted), pools.find(pool)
+    if row.set is None:
+        raise invalid_value(f"the pool attribute {wanted} cannot be set")
+    row.set(found, given_value(value, row.code))
+
+
+def _row(wanted: int) -> _Attribute:
+    row = _VALUES.get(wanted)
+    if row is None:
+        raise invalid_value(f"there is no pool attribute {wanted}")
+    return row
+
+
+def set_access(pool: int, given: Any, count: int) -> None:
+    """Change which devices reach the pool's memory: its own does, read and write, and no other can.
+
+    Managed and host memory is reached by the devices in whose contexts it is allocated. INVALID_DEVICE for a device
+    that is to reach another's memory; INVALID_VALUE.
+    """
+    found = pools.find(pool)
+    for each in accesses(given, count):
+        if each.location.type not in (_DEVICE, _LOCATIONS["HOST"]) or each.flags not in _ACCESSES.values():
+            raise invalid_value(f"access {each.flags:#x} from a location of type {each.location.type}")
+        is_own = _reaches(found, each.location)
+        if is_own and each.flags != _READ_AND_WRITE:
+            raise invalid_value("a pool's own location has access to read and write, which cannot be taken from it")
+        if not is_own and each.flags:
+            raise CudaError(
+                Result.ERROR_INVALID_DEVICE,
+                f"location {each.location.id} does not reach the pool's memory: there is no peer access "
+                "(cuDeviceCanAccessPeer answers 0); copy with cuMemcpyPeer",
+            )
+
+
+def _reaches(pool: Pool, location: Location) -> bool:
+    if location.type != _DEVICE:
+        return pool.kind.is_shared
+    device = process.device(location.id)
+    return pool.device is None or device.number == pool.device.number
+
+
+def access(pool: int, location: Location | None) -> int:
+    """Return how a location reaches the pool's memory: a CUmemAccess_flags. INVALID_VALUE."""
+    found = pools.find(pool)
+    if location is None or location.type not in (_DEVICE, _LOCATIONS["HOST"]):
+        raise invalid_value("the location is a device or the host")
+    return _READ_AND_WRITE if _reaches(found, location) else 0
+
+
+def refuse_sharing(name: str) -> None:
+    """Refuse with CUDA_ERROR_NOT_SUPPORTED: pools are not shared between processes."""
+    raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: {_NO_SHARING}")

@@ -1,0 +1,263 @@
+"""Virtual memory management (CUDA driver API): reserved addresses, physical memory, and mapping one at the other.
+
+A device without it (attribute VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0) refuses all by name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Final
+
+from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.bindings import members
+from pympsd_client._arguments.errors import CudaError, invalid_value, lost
+from pympsd_client._arguments.memory_structs import AllocationProperties, Location, accesses
+from pympsd_client._arguments.values import AttributeValue
+from pympsd_client._command_stream import operations
+from pympsd_client._connect.connection import Device
+from pympsd_client._objects.context import Context, context_on
+from pympsd_client._objects.process import process
+from pympsd_client._objects.shared_pinned_memory import call_for_descriptor, checked
+from pympsd_client._objects.thread_local import this_thread
+from pympsd_client._objects.virtual.memory import Physical, virtual_memory
+
+_LOCATIONS: Final = members("CUmemLocationType", "CU_MEM_LOCATION_TYPE_")
+_TYPES: Final = members("CUmemAllocationType", "CU_MEM_ALLOCATION_TYPE_")
+_HANDLE_TYPES: Final = members("CUmemAllocationHandleType", "CU_MEM_HANDLE_TYPE_")
+_ACCESSES: Final = members("CUmemAccess_flags", "CU_MEM_ACCESS_FLAGS_")
+_GRANULARITIES: Final = members("CUmemAllocationGranularity_flags", "CU_MEM_ALLOC_GRANULARITY_")
+_DEVICE: Final = _LOCATIONS["DEVICE"]
+_DESCRIPTOR: Final = _HANDLE_TYPES["POSIX_FILE_DESCRIPTOR"]
+_READ_AND_WRITE: Final = _ACCESSES["PROT_READWRITE"]
+_FILE: Final = re.compile(r"/memfd:pympsd-memory-([0-9a-f]{32}) \(deleted\)")
+_ROOM: Final = MAPPED_OFFSET - VIRTUAL_OFFSET
+
+
+def _supported(device: Device, name: str) -> Device:
+    if not device.facts.attributes.get("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            f"{name}: virtual memory management is not supported (device attribute "
+            "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0). Use cuMemAlloc",
+        )
+    return device
+
+
+def _own_device(name: str) -> Device:
+    """Return the device of the current context, the first one if there is none."""
+    stack = this_thread.stack
+    return _supported(stack[-1].device if stack else process.device(0), name)
+
+
+def _check_granules(size: int, what: str) -> None:
+    if size == 0 or size % MAPPING_GRANULE:
+        raise invalid_value(f"{what} is a multiple of the granularity, {MAPPING_GRANULE} bytes, not {size}")
+
+
+# --- addresses
+
+
+def reserve(size: int, alignment: int, wanted: int, flags: int) -> int:
+    """Reserve addresses of the current context's device, or the first one's; return where they begin.
+
+    ``alignment`` is a power of 2, or 0; ``addr`` is where they begin if that is free. INVALID_VALUE, OUT_OF_MEMORY.
+    """
+    device = _own_device("cuMemAddressReserve")
+    _check_granules(size, "size")
+    if flags:
+        raise invalid_value(f"cuMemAddressReserve takes no flags: 0, not {flags}")
+    if alignment & (alignment - 1):
+        raise invalid_value(f"the alignment is a power of 2, not {alignment}")
+    if size > _ROOM or alignment > _ROOM:
+        raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"a process reserves {_ROOM} addresses of a device at most")
+    return virtual_memory.reserve(device.ordinal, size, max(alignment, MAPPING_GRANULE), wanted)
+
+
+def free_addresses(address: int, size: int) -> None:
+    """Free what cuMemAddressReserve returned; INVALID_VALUE for anything else, and where memory is mapped."""
+    _own_device("cuMemAddressFree")
+    virtual_memory.free_addresses(address, size)
+
+
+# --- physical memory
+
+
+def granularity(properties: AllocationProperties | None, option: int) -> int:
+    """Return the bytes of which all sizes and addresses here are multiples; INVALID_VALUE, NOT_SUPPORTED."""
+    _check(properties, "cuMemGetAllocationGranularity")
+    if option not in _GRANULARITIES.values():
+        raise invalid_value(f"there is no granularity {option}")
+    return MAPPING_GRANULE
+
+
+def _check(properties: AllocationProperties | None, name: str) -> Device:
+    """Return the device of memory with these properties; INVALID_VALUE, NOT_SUPPORTED."""
+    if properties is None:
+        raise invalid_value("the properties of the memory are NULL")
+    location = properties.location
+    if properties.type not in _TYPES.values() or properties.type == _TYPES["INVALID"]:
+        raise invalid_value(f"there is no allocation type {properties.type}")
+    if location.type not in _LOCATIONS.values() or location.type == _LOCATIONS["INVALID"]:
+        raise invalid_value(f"there is no memory location of type {location.type}")
+    if properties.type != _TYPES["PINNED"] or location.type != _DEVICE:
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            f"{name}: memory to be mapped is that of a device, CU_MEM_ALLOCATION_TYPE_PINNED at "
+            "CU_MEM_LOCATION_TYPE_DEVICE. Use cuMemHostAlloc for host memory",
+        )
+    if properties.handle_types not in (0, _DESCRIPTOR):
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            f"{name}: memory is exported as CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR only, not as "
+            f"{properties.handle_types:#x}",
+        )
+    if properties.compression or properties.usage:
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: allocFlags are 0: no compression, no other usage")
+    return _supported(process.device(location.id), name)
+
+
+def create(size: int, properties: AllocationProperties | None, flags: int) -> int:
+    """Return a handle of new memory, which its device's contexts map; OUT_OF_MEMORY, INVALID_VALUE, NOT_SUPPORTED.
+
+    It belongs to a context of the device (the current one, if that is of the device), and is freed with it.
+    """
+    device = _check(properties, "cuMemCreate")
+    assert properties is not None
+    _check_granules(size, "size")
+    if flags:
+        raise invalid_value(f"cuMemCreate takes no flags: 0, not {flags}")
+    if size > device.facts.memory_bytes:
+        raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
+    context = context_on(device.ordinal)
+    handle = context.mint()
+    context.call(operations.CREATE_MEMORY, handle, size, int(properties.handle_types != 0))
+    return virtual_memory.add(Physical(handle, context, size, properties))
+
+
+def release(handle: int) -> None:
+    """Release a handle; the memory is freed when it is mapped nowhere. INVALID_VALUE."""
+    _own_device("cuMemRelease")
+    virtual_memory.release(handle)
+
+
+def retain(address: int) -> int:
+    """Return the handle of the memory that is mapped at an address, to be released once more; INVALID_VALUE."""
+    _own_device("cuMemRetainAllocationHandle")
+    return virtual_memory.retain_at(address)
+
+
+def properties_of(handle: int) -> AllocationProperties:
+    """Return the properties that memory was created with; INVALID_VALUE."""
+    _own_device("cuMemGetAllocationPropertiesFromHandle")
+    return virtual_memory.find(handle).properties
+
+
+# --- mapping
+
+
+def map_memory(address: int, size: int, offset: int, handle: int, flags: int) -> None:
+    """Map memory at reserved addresses; no kernel reaches it before cuMemSetAccess. INVALID_VALUE."""
+    _own_device("cuMemMap")
+    physical = virtual_memory.find(handle)
+    _check_granules(size, "size")
+    if offset or flags:
+        raise invalid_value(f"offset and flags of cuMemMap are 0, not {offset} and {flags}")
+    virtual_memory.map(physical, address, size)
+
+
+def unmap(address: int, size: int) -> None:
+    """Unmap a range of whole mappings; kernels that still use it fault. INVALID_VALUE."""
+    _own_device("cuMemUnmap")
+    _check_granules(size, "size")
+    virtual_memory.unmap(address, size)
+
+
+def set_access(address: int, size: int, given: Any, count: int) -> None:
+    """Set how the memory's device reaches a range of whole mappings: read and write, or not at all.
+
+    INVALID_VALUE; INVALID_DEVICE for another device; NOT_SUPPORTED for access only to read, and for the host.
+    """
+    _own_device("cuMemSetAccess")
+    _check_granules(size, "size")
+    wanted = accesses(given, count)
+    if not wanted:
+        raise invalid_value("count is 0; give at least one description of an access")
+    context, _ = virtual_memory.access_at(address)
+    for each in wanted:
+        _check_access(context, each.location, each.flags)
+    for each in wanted:
+        if process.device(each.location.id).ordinal == context.device.ordinal:
+            virtual_memory.set_access(address, size, each.flags)
+
+
+def _check_access(context: Context, location: Location, flags: int) -> None:
+    if flags not in _ACCESSES.values() or location.type not in _LOCATIONS.values():
+        raise invalid_value(f"access {flags:#x} from a location of type {location.type}")
+    if location.type != _DEVICE:
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, "cuMemSetAccess: only devices reach memory that is mapped")
+    device = process.device(location.id)
+    if device.ordinal != context.device.ordinal and flags:
+        raise CudaError(
+            Result.ERROR_INVALID_DEVICE,
+            f"device {device.number} has no peer access to device {context.device.number} (cuDeviceCanAccessPeer "
+            "answers 0); copy with cuMemcpyPeer",
+        )
+    if flags not in (0, _READ_AND_WRITE):
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            "cuMemSetAccess: access is CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE: to read alone is not supported",
+        )
+
+
+def access(location: Location | None, address: int) -> int:
+    """Return how a location reaches mapped memory: a CUmemAccess_flags. INVALID_VALUE."""
+    _own_device("cuMemGetAccess")
+    if location is None or location.type != _DEVICE:
+        raise invalid_value("the location is a device")
+    context, flags = virtual_memory.access_at(address)
+    return flags if process.device(location.id).ordinal == context.device.ordinal else 0
+
+
+# --- sharing
+
+
+def export(handle: int, kind: int, flags: int) -> AttributeValue:
+    """Return a new descriptor of memory, which another client of the device imports; the caller closes it.
+
+    INVALID_VALUE for memory that was not created to be exported so.
+    """
+    _own_device("cuMemExportToShareableHandle")
+    physical = virtual_memory.find(handle)
+    if flags or kind != _DESCRIPTOR or physical.properties.handle_types != _DESCRIPTOR:
+        raise invalid_value(
+            "the memory is exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, flags 0"
+        )
+    _, fd = call_for_descriptor(physical.context, operations.EXPORT_MEMORY, physical.handle)
+    if fd is None:
+        raise lost("the executor sent no descriptor of the memory")
+    return AttributeValue(checked(fd), "i")
+
+
+def import_descriptor(fd: int, kind: int) -> int:
+    """Return a handle of memory that another process has exported; the descriptor stays the caller's.
+
+    INVALID_VALUE for a descriptor of anything else, or if nobody uses the memory any more.
+    """
+    device = _own_device("cuMemImportFromShareableHandle")
+    if kind != _DESCRIPTOR:
+        raise invalid_value(f"memory is imported from CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), not {kind}")
+    try:
+        named = _FILE.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
+    except OSError:
+        named = None
+    if named is None:
+        raise invalid_value(f"{fd} is no descriptor of memory that cuMemExportToShareableHandle returned")
+    secret = int(named[1], 16)
+    context = context_on(device.ordinal)
+    handle = context.mint()
+    answer = context.call(operations.IMPORT_MEMORY, handle, secret >> 64, secret & ((1 << 64) - 1))
+    (size,) = operations.IMPORT_MEMORY.answer.unpack_from(answer)
+    properties = AllocationProperties(_TYPES["PINNED"], _DESCRIPTOR, Location(_DEVICE, device.number), 0, 0, 0)
+    return virtual_memory.add(Physical(handle, context, int(size), properties))

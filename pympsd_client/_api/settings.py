@@ -1,0 +1,131 @@
+"""Limits, preferences and identifiers of contexts, and the profiler (CUDA driver API, Context Management)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.results import Result
+from pympsd_client._api.module import check_bank_size, check_cache_preference
+from pympsd_client._arguments.bindings import members
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._command_stream import operations
+from pympsd_client._objects.context import context_of, current
+
+_LIMITS: Final = {value: name for name, value in members("CUlimit", "CU_LIMIT_").items() if name != "MAX"}
+_KNOWN_BY_THE_EXECUTOR: Final = frozenset({"PRINTF_FIFO_SIZE", "MALLOC_HEAP_SIZE"})
+_STACK_LIMIT: Final = 512 << 10
+"""Bytes of local memory of a thread (CUDA C++ Programming Guide, Compute Capabilities)."""
+_FETCH_LIMIT: Final = 128
+_PERSISTING: Final = "MAX_PERSISTING_L2_CACHE_SIZE"
+_FOUR_BYTE_BANKS: Final = 1
+_HANDLE_COUNT: Final = (1 << 40) - 1
+
+
+def limit(number: int) -> int:
+    """Return a limit of the current context; UNSUPPORTED_LIMIT for one that the device lacks."""
+    context = current()
+    context.usable()
+    name = _limit_name(number, context.device.facts)
+    return context.settings.get(name, _default(name, context.device.facts))
+
+
+def set_limit(number: int, value: int) -> None:
+    """Set a limit of the current context: INVALID_VALUE beyond what it can be, NOT_PERMITTED for a constant one.
+
+    PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE (until a kernel has called malloc) have an effect; the others are kept.
+    """
+    context = current()
+    context.usable()
+    facts = context.device.facts
+    name = _limit_name(number, facts)
+    if name in ("SHMEM_SIZE", "CIG_ENABLED"):
+        raise CudaError(Result.ERROR_NOT_PERMITTED, f"CU_LIMIT_{name} is a constant of the device")
+    bounds = {
+        "STACK_SIZE": _STACK_LIMIT,
+        "MAX_L2_FETCH_GRANULARITY": _FETCH_LIMIT,
+        "PERSISTING_L2_CACHE_SIZE": facts.attributes.get(_PERSISTING, 0),
+    }
+    if value > bounds.get(name, value):
+        raise invalid_value(f"CU_LIMIT_{name} is 0 to {bounds[name]}, not {value}")
+    if name in _KNOWN_BY_THE_EXECUTOR:
+        value = min(value, facts.memory_bytes // 8)
+        context.call(operations.SET_LIMIT, number, value)
+    context.settings[name] = value
+
+
+def _limit_name(number: int, facts: DeviceFacts) -> str:
+    name = _LIMITS.get(number)
+    if name is None or name == "PER_BLOCK_MEMORY_SIZE":
+        raise invalid_value(f"there is no limit {number}")
+    lacks = {
+        "DEV_RUNTIME_SYNC_DEPTH": facts.compute_capability >= (9, 0),
+        "CIG_SHMEM_FALLBACK_ENABLED": True,
+        "PERSISTING_L2_CACHE_SIZE": not facts.attributes.get(_PERSISTING),
+    }
+    if lacks.get(name):
+        raise CudaError(Result.ERROR_UNSUPPORTED_LIMIT, f"{facts.name} has no CU_LIMIT_{name}")
+    return name
+
+
+def _default(name: str, facts: DeviceFacts) -> int:
+    """Return a limit that no program has set: as recorded with an H200, and its sizes of the documentation."""
+    return {
+        "STACK_SIZE": 1024,
+        "PRINTF_FIFO_SIZE": 1 << 20,
+        "MALLOC_HEAP_SIZE": 8 << 20,
+        "DEV_RUNTIME_SYNC_DEPTH": 2,
+        "DEV_RUNTIME_PENDING_LAUNCH_COUNT": 2048,
+        "MAX_L2_FETCH_GRANULARITY": 64,
+        "PERSISTING_L2_CACHE_SIZE": facts.attributes.get(_PERSISTING, 0) * 3 // 10,
+        "SHMEM_SIZE": facts.attributes.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", 0),
+    }.get(name, 0)
+
+
+def reset_persisting_cache() -> None:
+    """Do nothing: no cache keeps lines back."""
+    current().usable()
+
+
+def cache_preference() -> int:
+    """Return the CUfunc_cache of the current context."""
+    context = current()
+    context.usable()
+    return context.settings.get("cache", 0)
+
+
+def set_cache_preference(preference: int) -> None:
+    """Keep a CUfunc_cache, which changes nothing: shared memory is not taken from the cache. INVALID_VALUE."""
+    context = current()
+    context.usable()
+    check_cache_preference(preference)
+    context.settings["cache"] = preference
+
+
+def bank_size() -> int:
+    """Return CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE, which all devices since Maxwell have."""
+    current().usable()
+    return _FOUR_BYTE_BANKS
+
+
+def set_bank_size(size: int) -> None:
+    """Accept a CUsharedconfig, which changes nothing since Maxwell. INVALID_VALUE."""
+    current().usable()
+    check_bank_size(size)
+
+
+def context_id(handle: int) -> int:
+    """Return a number that no other context of this process has had (NULL: of the current context)."""
+    context = context_of(handle) if handle else current()
+    context.usable()
+    return context.handle & _HANDLE_COUNT
+
+
+def start_profiler() -> None:
+    """Do nothing: no profiler is attached."""
+    current().usable()
+
+
+def stop_profiler() -> None:
+    """Do nothing: no profiler is attached."""
+    current().usable()

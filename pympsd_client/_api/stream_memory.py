@@ -1,0 +1,142 @@
+"""Stream memory operations: streams that write a word, or wait for one (CUDA driver API, Stream Memory Operations).
+
+A word is written by a fill. A stream waits with a kernel of one thread, which reads the word again and again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._api.memory.copies import fill
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.values import InMemory
+from pympsd_client._objects.code.library import Library, libraries, new_library
+from pympsd_client._objects.launch import launch
+from pympsd_client._objects.process import process
+
+_NO_BARRIER: Final = 1
+_FLUSH: Final = 1 << 30
+_CONDITIONS: Final = range(4)
+"""CU_STREAM_WAIT_VALUE_GEQ, EQ, AND, NOR."""
+_MOST_OPERATIONS: Final = 256
+"""In one batch, as documented for cuStreamBatchMemOp."""
+_OPERATION: Final = struct.Struct("=I4xQQI20x")
+"""CUstreamBatchMemOpParams: operation, address, value, flags."""
+_ONE: Final = (1, 1, 1, 1, 1, 1, 0)
+_TYPES: Final = (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_uint)
+_PTX: Final = "".join(
+    (
+        ".version 6.0\n.target sm_60\n.address_size 64\n",
+        *(
+            f"""
+.visible .entry wait{bits}(.param .u64 address, .param .u64 value, .param .u32 condition)
+{{
+    .reg .pred %p<5>; .reg .b32 %r<2>; .reg .b64 %a; .reg .b{bits} %w<6>; .reg .b64 %v;
+    ld.param.u64 %a, [address]; ld.param.u64 %v, [value]; ld.param.u32 %r0, [condition];
+    cvt.u{bits}.u64 %w0, %v;
+AGAIN:
+    ld.volatile.global.u{bits} %w1, [%a];
+    setp.ne.u32 %p0, %r0, 0; @%p0 bra NOT_GEQ;
+    sub.s{bits} %w2, %w1, %w0; setp.lt.s{bits} %p1, %w2, 0; @%p1 bra AGAIN; ret;
+NOT_GEQ:
+    setp.ne.u32 %p0, %r0, 1; @%p0 bra NOT_EQ;
+    setp.ne.u{bits} %p1, %w1, %w0; @%p1 bra AGAIN; ret;
+NOT_EQ:
+    setp.ne.u32 %p0, %r0, 2; @%p0 bra NOR;
+    and.b{bits} %w3, %w1, %w0; setp.eq.u{bits} %p1, %w3, 0; @%p1 bra AGAIN; ret;
+NOR:
+    or.b{bits} %w4, %w1, %w0; not.b{bits} %w5, %w4; setp.eq.u{bits} %p1, %w5, 0; @%p1 bra AGAIN; ret;
+}}
+"""
+            for bits in (32, 64)
+        ),
+    )
+)
+
+
+def write_value32(stream: int, address: int, value: int, flags: int) -> None:
+    """Write a word of 32 bits once the stream's work so far is done; INVALID_VALUE if misaligned."""
+    _write(stream, address, value & 0xFFFFFFFF, 4, flags)
+
+
+def write_value64(stream: int, address: int, value: int, flags: int) -> None:
+    """Write a word of 64 bits, its lower half first, once the stream's work so far is done."""
+    _write(stream, address, value, 8, flags)
+
+
+def _write(stream: int, address: int, value: int, size: int, flags: int) -> None:
+    if flags & ~_NO_BARRIER:
+        raise invalid_value(f"the flags are 0 or CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER, not {flags:#x}")
+    _check_address(address, size)
+    for place in range(0, size, 4):
+        fill(address + place, value >> 8 * place & 0xFFFFFFFF, 4, 1, stream)
+
+
+def wait_value32(stream: int, address: int, value: int, flags: int) -> None:
+    """Have the stream's later work wait until a word of 32 bits has a value (>= cyclically, ==, &, or NOR)."""
+    _wait(stream, address, value & 0xFFFFFFFF, 4, flags)
+
+
+def wait_value64(stream: int, address: int, value: int, flags: int) -> None:
+    """Have the stream's later work wait until a word of 64 bits has a value; as cuStreamWaitValue32."""
+    _wait(stream, address, value, 8, flags)
+
+
+def _wait(stream: int, address: int, value: int, size: int, flags: int) -> None:
+    if flags & _FLUSH:
+        reason = "CU_STREAM_WAIT_VALUE_FLUSH needs CAN_FLUSH_REMOTE_WRITES, which no device has here"
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+    if flags not in _CONDITIONS:
+        raise invalid_value(f"the flags are a CUstreamWaitValue_flags, 0 to 3, not {flags:#x}")
+    _check_address(address, size)
+    kernel = _library().kernel(f"wait{8 * size}")
+    launch(kernel.handle, _ONE, stream, ((address, value, flags), _TYPES), 0)
+
+
+def _check_address(address: int, size: int) -> None:
+    if not address or address % size:
+        raise invalid_value(f"{address:#x} is no address of a word of {size} bytes")
+
+
+_kept: dict[object, Library] = {}
+"""The library of each connection of this process: there is one, but in tests."""
+
+
+def _library() -> Library:
+    connection = process.require()
+    found = _kept.get(connection)
+    if found is None or found.handle not in libraries:
+        _kept.clear()
+        found = _kept[connection] = new_library(_PTX.encode())
+    return found
+
+
+def batch(stream: int, count: int, operations: Any, flags: int) -> None:
+    """Put several of these operations in a stream, in order; INVALID_VALUE, NOT_SUPPORTED before any of them."""
+    if flags:
+        raise invalid_value(f"cuStreamBatchMemOp takes no flags: 0, not {flags:#x}")
+    for execute, *arguments in [_read(one) for one in _operations(count, operations)]:
+        execute(stream, *arguments)
+
+
+def _operations(count: int, given: Any) -> list[bytes]:
+    if count > _MOST_OPERATIONS:
+        raise invalid_value(f"a batch has at most {_MOST_OPERATIONS} operations, not {count}")
+    if isinstance(given, InMemory):
+        return [ctypes.string_at(given + index * _OPERATION.size, _OPERATION.size) for index in range(count)]
+    if len(given or ()) < count:
+        raise invalid_value(f"the number of operations is {count} and there are {len(given or ())}")
+    return [ctypes.string_at(int(one.getPtr()), _OPERATION.size) for one in (given or ())[:count]]
+
+
+def _read(operation: bytes) -> tuple[Callable[..., None], int, int, int]:
+    kind, address, value, flags = _OPERATION.unpack(operation)
+    execute = {1: wait_value32, 2: write_value32, 4: wait_value64, 5: write_value64}.get(kind)
+    if execute is None:
+        reason = f"the stream memory operation {kind} is not supported; those that write or wait for a value are"
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+    return execute, address, value, flags

@@ -1,0 +1,227 @@
+"""Structures and arrays of graph management: read and written in memory, given as objects or as addresses."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from pympsd_client._arguments.bindings import bindings
+from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.numbers import number
+from pympsd_client._arguments.structs import Copy3D, CopySide, Memcpy3D, copy_at
+from pympsd_client._arguments.values import InMemory, check_count
+
+
+def _layout(name: str, fields: str) -> type[ctypes.Structure]:
+    """Return a structure: fields of 8 bytes, of 4 where the name ends with a dot."""
+    types: list[tuple[str, Any]] = [
+        (one.rstrip("."), ctypes.c_uint32 if one.endswith(".") else ctypes.c_uint64) for one in fields.split()
+    ]
+    return type(name, (ctypes.Structure,), {"_fields_": types})
+
+
+_GRID: Final = "gridDimX. gridDimY. gridDimZ. blockDimX. blockDimY. blockDimZ. sharedMemBytes."
+KernelParameters: Final[Any] = _layout("KernelParameters", f"func {_GRID} kernelParams extra kern ctx")
+FillParameters: Final[Any] = _layout("FillParameters", "dst pitch value. elementSize. width height")
+FillParametersWithContext: Final[Any] = _layout("_", "dst pitch value. elementSize. width height ctx")
+HostParameters: Final[Any] = _layout("HostParameters", "fn userData")
+CopyParameters: Final[Any] = type(
+    "CopyParameters",
+    (ctypes.Structure,),
+    {
+        "_fields_": [
+            ("flags", ctypes.c_int),
+            ("reserved", ctypes.c_int),
+            ("copyCtx", ctypes.c_uint64),
+            ("copyParams", Memcpy3D),
+        ]
+    },
+)
+AllocationParameters: Final[Any] = _layout(
+    "AllocationParameters",
+    "allocType. handleTypes. locationType. locationId. security maxSize usage r0 r1 r2 r3 r4 r5 "
+    "accessDescs accessDescCount bytesize dptr",
+)
+ACCESS_BYTES: Final = 12
+"""Of a CUmemAccessDesc."""
+ChildParameters: Final[Any] = _layout("ChildParameters", "graph ownership.")
+EventParameters: Final[Any] = _layout("EventParameters", "event ctx")
+ConditionalParameters: Final[Any] = _layout("ConditionalParameters", "handle type. size. phGraph_out ctx")
+InstantiateParameters: Final[Any] = _layout("InstantiateParameters", "flags hUploadStream hErrNode_out result_out.")
+UpdateResult: Final[Any] = _layout("UpdateResult", "result. errorNode errorFromNode")
+EdgeData: Final[Any] = type(
+    "EdgeData", (ctypes.Structure,), {"_fields_": [(n, ctypes.c_ubyte) for n in ("from_port", "to_port", "type")]}
+)
+NAMES: Final = (
+    "CUDA_CONDITIONAL_NODE_PARAMS",
+    "CUDA_MEM_ALLOC_NODE_PARAMS",
+    "CUDA_GRAPH_INSTANTIATE_PARAMS",
+    "CUDA_HOST_NODE_PARAMS",
+    "CUDA_KERNEL_NODE_PARAMS",
+    "CUDA_MEMSET_NODE_PARAMS",
+    "CUgraphEdgeData",
+    "CUgraphNode",
+    "CUgraphNodeParams",
+    "CUkernelNodeAttrValue",
+)
+"""Types that functions of graph management get pointers to."""
+EDGE_BYTES: Final = 8
+NODE_PARAMETERS_AT: Final = 16
+"""Where in a CUgraphNodeParams the parameters of its type lie."""
+NODE_PARAMETERS_BYTES: Final = 256
+ATTRIBUTE_BYTES: Final = 64
+"""Of a CUlaunchAttributeValue."""
+
+
+def address_of(given: Any, name: str) -> int:
+    """Return the address of a structure, given as an object of cuda.bindings or in memory.
+
+    INVALID_VALUE for NULL, TypeError for anything else.
+    """
+    if given is None or given == 0:
+        raise invalid_value(f"the {name} is NULL")
+    if isinstance(given, InMemory):
+        return int(given)
+    kinds = tuple(
+        getattr(bindings, one) for one in (name, f"{name}_st", f"{name}_v1", f"{name}_v2") if hasattr(bindings, one)
+    )
+    if not isinstance(given, kinds):
+        raise TypeError(f"a {name} is required, not {type(given).__name__}")
+    return int(given.getPtr())
+
+
+def handles(given: Any, count: int, name: str) -> list[int]:
+    """Return ``count`` handles of an array: a sequence, or in memory. INVALID_VALUE for fewer, or NULL."""
+    if count == 0:
+        return []
+    if given is None or given == 0:
+        raise invalid_value(f"{name} is NULL, and {count} are said to be there")
+    if isinstance(given, InMemory):
+        check_count(count, name)
+        return list((ctypes.c_uint64 * count).from_address(given))
+    values = [number(one) for one in given]
+    if len(values) < count:
+        raise RuntimeError(f"List is too small: {len(values)} < {count}")
+    return values[:count]
+
+
+def edge_data(given: Any, count: int) -> list[tuple[int, int, int]]:
+    """Return ports and kinds of ``count`` edges of an array, all 0 where none is given."""
+    if count == 0 or given is None or given == 0:
+        return [(0, 0, 0)] * count
+    if isinstance(given, InMemory):
+        check_count(count, "edgeData")
+        addresses: Iterable[int] = range(given, given + count * EDGE_BYTES, EDGE_BYTES)
+    else:
+        addresses = [address_of(one, "CUgraphEdgeData") for one in given[:count]]
+        if len(given) < count:
+            raise RuntimeError(f"List is too small: {len(given)} < {count}")
+    found = [EdgeData.from_address(address) for address in addresses]
+    return [(one.from_port, one.to_port, one.type) for one in found]
+
+
+class Elements(list[Any]):
+    """A list that C sees as an array, valid as long as this object: ``address`` is 0 for an empty one."""
+
+    def __init__(self, values: Sequence[int], size: int = 8) -> None:
+        super().__init__(values)
+        self._array: Any = None
+        if values:
+            self._array = ctypes.create_string_buffer(b"".join(one.to_bytes(size, "little") for one in values))
+        self.address: int = ctypes.addressof(self._array) if values else 0
+
+
+def edge_number(from_port: int, to_port: int, kind: int) -> int:
+    """Return the 8 bytes of a CUgraphEdgeData as a number."""
+    return from_port | to_port << 8 | kind << 16
+
+
+def copy_bytes(copy: Copy3D) -> bytes:
+    """Return the bytes of a CUDA_MEMCPY3D."""
+    raw: Any = Memcpy3D()
+    for name, side in (("dst", copy.destination), ("src", copy.source)):
+        for field, value in _side_fields(side):
+            setattr(raw, name + field, value)
+    raw.WidthInBytes, raw.Height, raw.Depth = copy.width, copy.height, copy.depth
+    return bytes(raw)
+
+
+def _side_fields(side: CopySide) -> tuple[tuple[str, int], ...]:
+    return (
+        ("MemoryType", side.memory_type),
+        ("Host", side.host),
+        ("Device", side.device),
+        ("Pitch", side.pitch),
+        ("Height", side.rows),
+        ("XInBytes", side.x),
+        ("Y", side.y),
+        ("Z", side.z),
+        ("LOD", side.level),
+    )
+
+
+def copy_3d_at(address: int) -> Copy3D:
+    """Return the values of a CUDA_MEMCPY3D in memory."""
+    return copy_at(address, Memcpy3D)
+
+
+# --- what C functions put in memory, as objects of cuda.bindings
+
+
+def _struct(name: str) -> Callable[[bytes], Any]:
+    def make(data: bytes) -> Any:
+        made = getattr(bindings, name)()
+        ctypes.memmove(made.getPtr(), data, len(data))
+        return made
+
+    return make
+
+
+def _each(name: str) -> Callable[[Sequence[int]], list[Any]]:
+    return lambda values: [getattr(bindings, name)(value) for value in values]
+
+
+def _edges(values: Sequence[int]) -> list[Any]:
+    make = _struct("CUgraphEdgeData")
+    return [make(value.to_bytes(EDGE_BYTES, "little")) for value in values]
+
+
+def _named(name: str) -> Callable[[int], Any]:
+    return lambda value: getattr(bindings, name)(value)
+
+
+WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
+    **{
+        name: _named(name)
+        for name in (
+            "CUgraph",
+            "CUgraphConditionalHandle",
+            "CUgraphExec",
+            "CUgraphNode",
+            "CUgraphNodeType",
+            "CUstreamCaptureMode",
+            "CUstreamCaptureStatus",
+            "CUuserObject",
+            "cuuint64_t",
+        )
+    },
+    **{
+        name: _struct(name)
+        for name in (
+            "CUDA_HOST_NODE_PARAMS",
+            "CUDA_KERNEL_NODE_PARAMS",
+            "CUDA_MEM_ALLOC_NODE_PARAMS",
+            "CUDA_MEMCPY3D",
+            "CUDA_MEMSET_NODE_PARAMS",
+            "CUgraphExecUpdateResultInfo",
+            "CUgraphNodeParams",
+            "CUkernelNodeAttrValue",
+        )
+    },
+    "CUgraphNode *": _each("CUgraphNode"),
+    "CUgraphNode **": _each("CUgraphNode"),
+    "CUgraphEdgeData *": _edges,
+    "CUgraphEdgeData **": _edges,
+}
+"""Converts outputs to what cuda.bindings returns: numbers to handles and enums, bytes to structures."""

@@ -1,0 +1,142 @@
+"""Structures that say where memory is, and what kind: those of cuda.bindings, or C's in memory, as plain values."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Final
+
+from attrs import frozen
+
+from pympsd_client._arguments.bindings import bindings
+from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.structs import address_of
+from pympsd_client._arguments.values import InMemory
+
+
+@frozen
+class Location:
+    """A CUmemLocation: ``type`` is a CUmemLocationType, ``id`` a device's or a NUMA node's number."""
+
+    type: int
+    id: int
+
+
+@frozen
+class PoolProperties:
+    """A CUmemPoolProps."""
+
+    allocation_type: int
+    handle_types: int
+    location: Location
+    max_size: int
+    usage: int
+
+
+@frozen
+class AllocationProperties:
+    """A CUmemAllocationProp."""
+
+    type: int
+    handle_types: int
+    location: Location
+    compression: int
+    is_rdma_capable: int
+    usage: int
+
+
+@frozen
+class Access:
+    """A CUmemAccessDesc: ``flags`` is a CUmemAccess_flags."""
+
+    location: Location
+    flags: int
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _PoolProperties(ctypes.Structure):
+    _fields_ = (
+        ("allocation_type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("security", ctypes.c_void_p),
+        ("max_size", ctypes.c_size_t),
+        ("usage", ctypes.c_ushort),
+    )
+
+
+class _AllocationProperties(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("metadata", ctypes.c_void_p),
+        ("compression", ctypes.c_ubyte),
+        ("is_rdma_capable", ctypes.c_ubyte),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    )
+
+
+class _Access(ctypes.Structure):
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+def _plain(raw: Any) -> Location:
+    return Location(raw.type, raw.id)
+
+
+def location(given: Any) -> Location | None:
+    """Return the values of a CUmemLocation, None for NULL; TypeError for anything else."""
+    return None if given is None else _plain(_Location.from_address(address_of(given, "CUmemLocation")))
+
+
+def pool_properties(given: Any) -> PoolProperties | None:
+    """Return the values of a CUmemPoolProps, None for NULL; TypeError for anything else."""
+    if given is None:
+        return None
+    raw: Any = _PoolProperties.from_address(address_of(given, "CUmemPoolProps"))
+    return PoolProperties(raw.allocation_type, raw.handle_types, _plain(raw.location), raw.max_size, raw.usage)
+
+
+def allocation_properties(given: Any) -> AllocationProperties | None:
+    """Return the values of a CUmemAllocationProp, None for NULL; TypeError for anything else."""
+    if given is None:
+        return None
+    raw: Any = _AllocationProperties.from_address(address_of(given, "CUmemAllocationProp"))
+    return AllocationProperties(
+        raw.type, raw.handle_types, _plain(raw.location), raw.compression, raw.is_rdma_capable, raw.usage
+    )
+
+
+def made_allocation_properties(values: AllocationProperties) -> Any:
+    """Return a CUmemAllocationProp with these values."""
+    made = bindings.CUmemAllocationProp()
+    raw: Any = _AllocationProperties.from_address(int(made.getPtr()))
+    raw.type, raw.handle_types = values.type, values.handle_types
+    raw.location = _Location(values.location.type, values.location.id)
+    raw.compression, raw.is_rdma_capable, raw.usage = values.compression, values.is_rdma_capable, values.usage
+    return made
+
+
+_ACCESS_BYTES: Final = ctypes.sizeof(_Access)
+
+
+def accesses(given: Any, count: int) -> list[Access]:
+    """Return the values of ``count`` CUmemAccessDesc, a list or a C array; INVALID_VALUE if there are fewer."""
+    if isinstance(given, InMemory):
+        places = [int(given) + index * _ACCESS_BYTES for index in range(count)]
+    else:
+        if given is not None and (not isinstance(given, Sequence) or isinstance(given, str | bytes)):
+            raise TypeError(f"a list or tuple of CUmemAccessDesc is required, not {type(given).__name__}")
+        places = [address_of(one, "CUmemAccessDesc") for one in given or ()]
+        if count > len(places):
+            raise invalid_value(f"count is {count}; there are {len(places)} descriptions of an access")
+    found = []
+    for place in places[:count]:
+        raw: Any = _Access.from_address(place)
+        found.append(Access(_plain(raw.location), raw.flags))
+    return found

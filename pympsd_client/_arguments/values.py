@@ -1,0 +1,77 @@
+"""Values that C passes through ``void *``: as cuda.bindings takes and returns them, and as they lie in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from attrs import frozen
+
+from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.numbers import number
+
+COUNT_LIMIT: Final = 1 << 20
+"""Elements of an array at an address: a larger count can only be an error."""
+
+
+class InMemory(int):
+    """The address of C values, where a caller passes a pointer to them and not the values."""
+
+
+@frozen
+class AttributeValue:
+    """The value of an attribute. ``code`` is the struct code of its C type."""
+
+    value: int | tuple[int, ...]
+    code: str
+    type: Callable[[int], Any] | None = None
+    """The type of cuda.bindings that it is returned in, if not int, bool or list."""
+
+    @property
+    def packed(self) -> bytes:
+        """The value as C has it in memory."""
+        values = self.value if isinstance(self.value, tuple) else (self.value,)
+        return struct.pack(f"={self.code}", *values)
+
+    def plain(self) -> Any:
+        """Return the value as cuda.bindings does."""
+        if isinstance(self.value, tuple):
+            return list(self.value)
+        if self.code == "?":
+            return bool(self.value)
+        return self.value if self.type is None else self.type(self.value)
+
+
+def returned(value: Any) -> Any:
+    """Return an output of type ``void``, or a list of them, as cuda.bindings does; an address as it is."""
+    if isinstance(value, AttributeValue):
+        return value.plain()
+    return [one.plain() for one in value] if isinstance(value, list) else value
+
+
+def given_value(given: Any, code: str) -> int:
+    """Return the number that was given for a ``void *``; in memory it has the C type with this struct code."""
+    if isinstance(given, InMemory):
+        return int(struct.unpack(f"={code}", ctypes.string_at(int(given), struct.calcsize(f"={code}")))[0])
+    return number(given)
+
+
+def check_count(count: int, name: str) -> None:
+    """Raise INVALID_VALUE for more elements of an array at an address than there can be."""
+    if count > COUNT_LIMIT:
+        raise invalid_value(f"{count} elements of {name} are more than the {COUNT_LIMIT} that are allowed")
+
+
+def given_numbers(given: Any, count: int, code: str) -> list[int]:
+    """Return the numbers of a list, or of a C array of ``count`` elements with this struct code."""
+    if isinstance(given, InMemory):
+        check_count(count, "an array")
+        data = ctypes.string_at(int(given), count * struct.calcsize(f"={code}"))
+        return list(struct.unpack(f"={count}{code}", data))
+    if given is None:
+        return []
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise TypeError(f"a list or tuple is required, not {type(given).__name__}")
+    return [number(one) for one in given]

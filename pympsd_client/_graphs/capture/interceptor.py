@@ -1,0 +1,222 @@
+"""Stream capture: work of capturing streams becomes nodes of a graph instead of being sent.
+
+While any stream captures, every record passes by here before it is sent (`interception`): one of a capturing stream
+is taken, one that would break a capture is refused, and the capture with it, all others are left. Sources: CUDA
+driver API, Stream Management; CUDA Programming Guide, Stream Capture.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.records import BY_OPCODE, FLAG_QUIET, HEADER, STREAM_LEGACY, Completion, Kind, Operation, Use
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._command_stream.interception import HostFunction, intercepted
+from pympsd_client._graphs import parameters
+from pympsd_client._graphs.capture.captures import Captures, invalidated, waits_for_legacy
+from pympsd_client._graphs.capture.record_work import work_of_record
+from pympsd_client._graphs.capture.sequence import GLOBAL, RELAXED, Capture, Place
+from pympsd_client._graphs.work import CopyWork, HostWork
+from pympsd_client._objects.context import Context, when_closed
+from pympsd_client._objects.event import events
+
+_UNSAFE: Final = frozenset(
+    {
+        *("ALLOCATE", "FREE", "ALLOCATE_PINNED", "SYNCHRONIZE_STREAM", "QUERY_STREAM"),
+        *("SYNCHRONIZE_EVENT", "QUERY_EVENT", "ELAPSED_TIME"),
+    }
+)
+"""Operations that may need work which is being captured to have been done."""
+_OF_CONTEXT: Final = "SYNCHRONIZE_CONTEXT"
+
+
+class CapturingInterceptor(Captures):
+    """Takes work of capturing streams (an Interceptor), and refuses what breaks a capture."""
+
+    def _intercept(self) -> None:
+        intercepted.by = self
+
+    def takes_copy(self, context: Context, stream: int, make: Callable[[], Any]) -> bool:
+        """Take a copy with pageable host memory."""
+        return self.add((context, stream), lambda: CopyWork(make(), context))
+
+    def takes_allocation(self, context: Context, stream: int, size: int) -> int:
+        """Take an allocation of stream-ordered memory: it is the graph's."""
+        with self._lock:
+            found = self.active((context, stream))
+            if found is None or size == 0:
+                return 0
+            with self.lifted():
+                work = parameters.allocation(size, context)
+            found.add((context, stream), work)
+            return work.allocation.handle
+
+    def takes_free(self, context: Context, stream: int, address: int) -> bool:
+        """Take the freeing of memory of a graph; INVALID_VALUE for any other in a capturing stream."""
+        with self._lock:
+            found = self.active((context, stream))
+            if found is not None:
+                found.add((context, stream), parameters.free_of(found.graph, address))
+            return found is not None
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Let this thread make its own calls, whatever is captured."""
+        before, self._modes.mine = self._modes.mine, RELAXED
+        try:
+            yield
+        finally:
+            self._modes.mine = before
+
+    def takes_host_function(self, context: Context, stream: int, work: HostFunction | None) -> bool:
+        """Take a host function; UNSUPPORTED for a callback."""
+        if work is None:
+            with self._lock:
+                found = self.active((context, stream))
+                if found is not None:
+                    raise _refused(found, "cuStreamAddCallback")
+            return False
+        return self.add((context, stream), lambda: HostWork(*work, context))
+
+    def takes_record(self, record: bytes) -> bool:
+        """Take a record of a capturing stream; raise CudaError for one that conflicts with a capture."""
+        opcode, flags, _, serial, _ = HEADER.unpack_from(record)
+        operation = BY_OPCODE[opcode]
+        operands = operation.layout.unpack_from(record)[5:]
+        stream, event = (_handle(operation, operands, kind) for kind in (Kind.STREAM, Kind.EVENT))
+        with self._lock:
+            context = next((each for each, _ in self._of if each.serial == serial), None)
+            if context is None:
+                return self._leave(operation, flags)
+            if operation.name == _OF_CONTEXT:
+                raise self._broken(self.places_in(context), "waiting for a context in which a stream captures")
+            place = None if stream is None else (context, stream)
+            is_ending = operation.name == "DESTROY_STREAM"
+            found = None if place is None else self._of.get(place) if is_ending else self.active(place)
+            if event is not None:
+                return self._event(operation, flags, place, event, found)
+            if place is None:
+                return self._leave(operation, flags)
+            if is_ending:
+                if found is not None and place == found.origin:
+                    self._abandon(found)
+                elif found is not None:
+                    del self._of[place], found.next[place]
+                return False
+            if found is None:
+                self.of_legacy(place, operation)
+                return self._leave(operation, flags)
+            if operation.completion is not Completion.QUEUED or operation.answered:
+                raise _refused(found, operation.name)
+            found.add(place, work_of_record(operation.name, record, context))
+            return True
+
+    def of_legacy(self, place: Place, operation: Operation) -> None:
+        """Refuse work in the legacy stream that would wait for a capturing stream; that capture is invalid then."""
+        if place[1] != STREAM_LEGACY:
+            return
+        waiting = [self._of[each] for each in self.places_in(place[0]) if waits_for_legacy(each)]
+        if waiting:
+            for capture in waiting:
+                capture.reason = capture.reason or f"{operation.name} was called in the legacy default stream"
+            raise CudaError(
+                Result.ERROR_STREAM_CAPTURE_IMPLICIT,
+                "the legacy default stream would wait for a stream that captures; use another stream, or capture in "
+                "one that was created with CU_STREAM_NON_BLOCKING",
+            )
+
+    def _event(self, operation: Operation, flags: int, place: Place | None, event: int, found: Any) -> bool:
+        if operation.name == "RECORD_EVENT" and place is not None:
+            if found is None:
+                self._events.pop(event, None)
+                return False
+            self._events[event] = found, dict(found.next[place])
+            return True
+        if operation.name == "WAIT_EVENT" and place is not None:
+            return self._wait(place, event, found)
+        if operation.name == "DESTROY_EVENT":
+            self._events.pop(event, None)
+            return False
+        if event in self._events:
+            capture, _ = self._events[event]
+            capture.reason = capture.reason or f"{operation.name} was called for a captured event"
+            raise CudaError(
+                Result.ERROR_CAPTURED_EVENT,
+                "the event was last recorded in a stream that captures: it is no work yet",
+            )
+        return self._leave(operation, flags)
+
+    def _wait(self, place: Place, event: int, found: Capture | None) -> bool:
+        captured = self._events.get(event)
+        if captured is None:
+            known = events.get(event)
+            if found is None or known is None or not known.recorded:
+                return found is not None  # an event that was never recorded delays nothing
+            found.reason = "a stream of it waited for an event that was recorded before, outside of it"
+            raise CudaError(
+                Result.ERROR_STREAM_CAPTURE_ISOLATION,
+                "a capturing stream cannot wait for work that is not captured; record the event in the capture, or "
+                "wait with CU_EVENT_WAIT_EXTERNAL",
+            )
+        capture, after = captured
+        if capture.reason:
+            raise invalidated(capture)
+        if found is not None and found is not capture:
+            for each in (found, capture):
+                each.reason = "it was to be merged with another capture"
+            raise CudaError(Result.ERROR_STREAM_CAPTURE_MERGE, "the stream and the event are of different captures")
+        if place[1] == STREAM_LEGACY:
+            capture.reason = "the legacy default stream was to join it"
+            raise CudaError(Result.ERROR_STREAM_CAPTURE_IMPLICIT, "the legacy default stream cannot join a capture")
+        self._of[place] = capture
+        capture.next[place] = {**capture.next.get(place, {}), **after}
+        return True
+
+    def _leave(self, operation: Operation, flags: int) -> bool:
+        """Leave a record that concerns no capturing stream, unless a capture prohibits it to this thread.
+
+        One whose answer nobody waits for is no call of its own: memory that is freed in stream order.
+        """
+        if operation.name not in _UNSAFE or self._modes.mine == RELAXED or flags & FLAG_QUIET:
+            return False
+        me, mode = threading.get_ident(), self._modes.mine
+        prohibiting = [
+            each
+            for each in set(self._of.values())
+            if (each.mode != RELAXED if each.thread == me else each.mode == mode == GLOBAL)
+        ]
+        if not prohibiting:
+            return False
+        what = f"{operation.name} may depend on captured work"
+        for capture in prohibiting:
+            capture.reason = capture.reason or what
+        raise CudaError(
+            Result.ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            f"{what}, while a stream captures in the mode GLOBAL, or one of this thread in THREAD_LOCAL: call it "
+            "before or after, or set the thread's mode to RELAXED (cuThreadExchangeStreamCaptureMode)",
+        )
+
+    def _broken(self, places: list[Place], what: str) -> CudaError:
+        for place in places:
+            self._of[place].reason = self._of[place].reason or what
+        return CudaError(Result.ERROR_STREAM_CAPTURE_UNSUPPORTED, f"{what}; end the capture first")
+
+
+def _handle(operation: Operation, operands: tuple[int, ...], kind: Kind) -> int | None:
+    for operand, value in zip(operation.operands, operands, strict=True):
+        if operand.kind is kind and operand.use is not Use.CREATED:
+            return value
+    return None
+
+
+def _refused(capture: Capture, what: str) -> CudaError:
+    capture.reason = capture.reason or f"{what} was called in one of its streams"
+    return CudaError(Result.ERROR_STREAM_CAPTURE_UNSUPPORTED, f"{what} is not possible in a stream that captures")
+
+
+captures: Final = CapturingInterceptor()
+when_closed.append(captures.forget_context)

@@ -1,0 +1,69 @@
+"""A graph as a DOT file (cuGraphDebugDotPrint)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._graphs import graph as graphs
+from pympsd_client._graphs.graph import Graph, Node
+from pympsd_client._graphs.work import FillWork, KernelWork, RecordWork, WaitWork, inner_graphs
+
+_FLAGS: Final = (1 << 18) - 1
+_VERBOSE, _HANDLES = 1, 1 << 10
+
+
+def print_to(handle: int, path: str, flags: int) -> None:
+    """Write a graph as DOT to a file (its name as bytes); INVALID_VALUE, OPERATING_SYSTEM."""
+    graph = graphs.find(handle)
+    if flags & ~_FLAGS:
+        raise invalid_value(f"flags are a combination of CUgraphDebugDot_flags, not {flags:#x}")
+    if not path:
+        raise invalid_value("the path is empty")
+    try:
+        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text_of(graph, bool(flags & (_VERBOSE | _HANDLES))))
+    except OSError as error:
+        raise CudaError(Result.ERROR_OPERATING_SYSTEM, f"{path}: {error.strerror}") from None
+
+
+def text_of(graph: Graph, with_handles: bool = False) -> str:
+    """Return a graph as DOT."""
+    return "\n".join(["digraph dot {", *_lines(graph, with_handles, "  "), "}", ""])
+
+
+def _lines(graph: Graph, with_handles: bool, indent: str) -> Iterator[str]:
+    yield f"{indent}subgraph cluster_{graph.id} {{"
+    deeper = indent + "  "
+    yield f'{deeper}label="graph_{graph.id}" graph[style="dashed"];'
+    for node in graph.nodes.values():
+        lines = [str(node.local_id), _what(node.work)]
+        if with_handles:
+            lines.append(f"handle: {node.handle:#x}")
+        label = "\\n".join(_escaped(line) for line in lines)
+        yield f'{deeper}"{_name(node)}" [shape="octagon" label="{label}"];'
+        for inner in inner_graphs(node.work):
+            yield from _lines(inner, with_handles, deeper)
+    for start, end, _ in graph.edges():
+        yield f'{deeper}"{_name(start)}" -> "{_name(end)}" [headlabel=0];'
+    yield f"{indent}}}"
+
+
+def _name(node: Node) -> str:
+    return f"graph_{node.graph.id}_node_{node.local_id}"
+
+
+def _what(work: Any) -> str:
+    name = str(work.type.name)
+    if isinstance(work, KernelWork):
+        grid, block = work.shape[:3], work.shape[3:6]
+        return f"{name} {work.function.layout.name} <<<{grid}, {block}, {work.shape[6]}>>>"
+    if isinstance(work, FillWork):
+        return f"{name} {work.destination:#x} {work.value} {work.width}x{work.height}x{work.element_bytes}"
+    return f"{name} {work.event:#x}" if isinstance(work, RecordWork | WaitWork) else name
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,0 +1,254 @@
+"""Executable graphs: a copy of a graph's nodes here, their records in the executor, launched by one record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from threading import Lock
+from typing import Any, Final
+
+from pympsd.wire.graph_items import encode
+from pympsd.wire.records import FLAG_QUIET
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.host_callbacks import PendingCallback
+from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._graphs import graph as graphs
+from pympsd_client._graphs import work as works
+from pympsd_client._graphs.capture.interceptor import captures
+from pympsd_client._graphs.graph import Graph, Node, mint
+from pympsd_client._graphs.items import Failed, HostCopy, Items
+from pympsd_client._objects import host_function, region_copy
+from pympsd_client._objects import stream as streams
+from pympsd_client._objects.context import Context, when_closed
+from pympsd_client._objects.copies import upload
+from pympsd_client._objects.event import events
+from pympsd_client._objects.handle_table import HandleTable
+from pympsd_client._objects.pools.graph_memory import live_at
+from pympsd_client._objects.stream import resolve
+from pympsd_client._objects.thread_local import this_thread
+
+_next_id: Final = count(1).__next__
+_STREAMS_REMEMBERED: Final = 64
+_known_stream: Final = streams.streams.get
+_NOT_MADE: Final = 0
+AUTO_FREE: Final = 1
+"""An instantiation flag: a launch frees what earlier ones left."""
+
+
+class Executable:
+    """An executable graph of one context; ``graph`` is its own copy of the nodes, changed by updates."""
+
+    def __init__(self, graph: Graph, context: Context, flags: int) -> None:
+        self.handle: Final = mint()
+        self.id: Final = _next_id()
+        self.context: Final = context
+        self.flags: Final = flags
+        self.graph: Final = works.clone(graph)
+        self._copies: Final = works.all_copies(self.graph)
+        self._disabled: Final[set[Node]] = set()
+        inner = [node.work for node in works.all_nodes(self.graph).values()]
+        frees = {one.address for one in inner if isinstance(one, works.FreeWork)}
+        allocated = {one.allocation.handle: one.allocation for one in inner if isinstance(one, works.AllocateWork)}
+        self._leaves: Final = [one for address, one in allocated.items() if address not in frees]
+        """The memory that a launch leaves to the program."""
+        self._frees: Final = frees - allocated.keys()
+        """The addresses that it frees for other graphs."""
+        self._made = _NOT_MADE
+        """The handle of its records in the executor; _NOT_MADE after a change."""
+        self._records: Final[dict[int, bytes]] = {}
+        """The record of a launch by stream."""
+        self._host_work: list[Callable[[int], None]] = []
+        self._recorded: list[int] = []
+        self._copy_stream = 0
+        self._last_stream: int | None = None
+        self._launching: Final = Lock()
+        try:
+            self._make()
+        except Failed as failed:
+            works.destroy(self.graph)
+            originals = (graphs.nodes.get(handle) for handle, mine in self._copies.items() if mine is failed.node)
+            raise Failed(next(originals), failed.error) from None
+        except BaseException:
+            works.destroy(self.graph)
+            raise
+
+    def node(self, node: Node) -> Node:
+        """Return its copy of a node of the graph that it was made from; raise INVALID_VALUE."""
+        found = self._copies.get(node.handle)
+        if found is None:
+            raise invalid_value(f"node {node.handle:#x} is not of the graph that the executable one was made from")
+        return found
+
+    def change(self, node: Node, work: Any) -> None:
+        """Have its copy of a node do other work from the next launch on."""
+        with self._launching:
+            node.work = work
+            self._drop()
+
+    def change_all(self, pairs: list[tuple[Node, Node]]) -> None:
+        """Take over the work of other nodes, except for the graphs in nodes, whose nodes are among the pairs."""
+        with self._launching:
+            for mine, other in pairs:
+                if not works.inner_graphs(mine.work):
+                    mine.work = other.work
+                elif isinstance(mine.work, works.ConditionalWork):
+                    mine.work.condition = other.work.condition
+            self._drop()
+
+    def is_enabled(self, node: Node) -> bool:
+        """Whether a node (its own copy) does its work."""
+        return node not in self._disabled
+
+    def enable(self, node: Node, enabled: bool) -> None:
+        """Have a node do its work, or nothing, from the next launch on."""
+        with self._launching:
+            (self._disabled.discard if enabled else self._disabled.add)(node)
+            self._drop()
+
+    def prepare(self) -> None:
+        """Bring it up to date in the executor; raise CudaError."""
+        with self._launching:
+            if self._made == _NOT_MADE:
+                self._remake()
+
+    def _remake(self) -> None:
+        self.context.usable()
+        try:
+            self._make()
+        except Failed as failed:
+            raise failed.error from None
+
+    def _make(self) -> None:
+        made = Items(self.context, frozenset(self._disabled))
+        made.add_all(self.graph)
+        handle = self.context.mint()
+        upload(self.context, operations.GRAPH_PART, handle, encode(made.items))
+        self.context.call(operations.INSTANTIATE_GRAPH, handle)
+        self._host_work = [self._copier(one) if isinstance(one, HostCopy) else one for one in made.host_work]
+        self._recorded = made.recorded
+        self._made = handle
+
+    def _drop(self) -> None:
+        handle, self._made = self._made, _NOT_MADE
+        self._records.clear()
+        if handle != _NOT_MADE:
+            self.context.post(operations.DESTROY_GRAPH, handle)
+
+    def launch(self, stream: int) -> None:
+        """Launch it in stream order and return at once; raise CudaError."""
+        found = _known_stream(stream)
+        context, its_stream = resolve(stream) if found is None else (found.context, stream)
+        if context is not self.context:
+            raise invalid_value("the stream is of another context than the nodes of the graph")
+        if intercepted.by is not None and captures.add((context, its_stream), self._as_child):
+            return
+        with self._launching:
+            if self._made == _NOT_MADE:
+                self._remake()
+            if self._leaves or self._frees:
+                self._use_memory()
+            if self._host_work:
+                for number, run in enumerate(self._host_work):
+                    self._post_host_function(its_stream, number, run)
+            opened = context.usable()
+            record = self._records.get(its_stream)
+            if record is None:
+                # Nothing is answered, so that launches need no numbers of their own.
+                record = operations.LAUNCH_GRAPH.record(opened.serial, 0, its_stream, self._made)
+                if len(self._records) >= _STREAMS_REMEMBERED:
+                    self._records.clear()
+                self._records[its_stream] = record
+            opened.transport.post(record)
+            self._last_stream = stream
+        for handle in self._recorded:
+            event = events.get(handle)
+            if event is not None:
+                event.recorded = True
+
+    def _use_memory(self) -> None:
+        """Leave to the program what the graph allocates and does not free; INVALID_VALUE if it still has it."""
+        for allocation in self._leaves:
+            if allocation.is_live and not self.flags & AUTO_FREE:
+                raise invalid_value(
+                    f"the memory at {allocation.handle:#x} of an earlier launch is not freed; free it, or "
+                    "instantiate with CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH"
+                )
+        for address in self._frees:
+            freed = live_at(address)
+            if freed is None:
+                raise invalid_value(f"the memory at {address:#x}, which the graph frees, is not allocated")
+            freed.end()
+        for allocation in self._leaves:
+            allocation.begin()
+
+    def _as_child(self) -> works.ChildWork:
+        return works.ChildWork(works.clone(self.graph))
+
+    def _post_host_function(self, stream: int, number: int, run: Callable[[int], None]) -> None:
+        opened = self.context.usable()
+        made, serial = self._made, opened.serial
+
+        def record(sequence: int) -> bytes:
+            operands = (stream, made, sequence, number)
+            return operations.GRAPH_HOST_FUNCTION.record(serial, sequence, *operands, flags=FLAG_QUIET)
+
+        # One that waits for another branch's must not be behind it: each node has an order of its own.
+        order = self.handle << 16 | number
+        host_function.callbacks_of(opened.transport).launch(
+            PendingCallback(self.context, serial, order, host_function.marked(run), False), record
+        )
+
+    def _copier(self, given: HostCopy) -> Callable[[int], None]:
+        if not self._copy_stream:
+            self._copy_stream = streams.create(self.context, streams.NON_BLOCKING, 0).handle
+        return partial(_copy, self.context, self._copy_stream, given)
+
+    def destroy(self) -> None:
+        """Destroy it; launches that are queued go on, and what it retains is given back after them."""
+        executables.remove(self.handle)
+        is_usable = self.context.active and self.context.sticky_error is None
+        if is_usable:
+            with self._launching:
+                self._drop()
+        give_back = partial(works.destroy, self.graph)
+        if not (is_usable and self._last_stream is not None and self.graph.retained):
+            give_back()
+            return
+        try:
+            host_function.run_after(self._last_stream, give_back)
+        except CudaError:  # the stream was destroyed: all streams are waited for
+            self.context.synchronize()
+            give_back()
+
+
+def _copy(context: Context, stream: int, given: HostCopy, status: int) -> None:
+    """Make a copy whose turn it is; its failure is the context's."""
+    stack, this_thread.stack = this_thread.stack, [context]
+    serial = context.serial
+    try:
+        region_copy.copy(given.destination, given.source, given.extent, stream, True)
+    except CudaError as error:
+        context.poison(serial, error.code, error.reason)
+    finally:
+        this_thread.stack = stack
+
+
+def _give_back(context: Context) -> None:
+    """Give back what the executable graphs of a context that closes retain."""
+    for each in executables.all():
+        if each.context is context:
+            works.destroy(each.graph)
+
+
+when_closed.append(_give_back)  # before the table, which drops them then
+executables: Final[HandleTable[Executable]] = HandleTable("executable graph", "destroyed, or its context was")
+
+
+def find(handle: int) -> Executable:
+    """Return the executable graph of a handle; raise INVALID_VALUE."""
+    found = executables.get(handle)
+    if found is None:
+        raise invalid_value(f"{handle:#x} is no executable graph of this process (destroyed, or its context was)")
+    return found

@@ -1,0 +1,197 @@
+"""The structure of graphs: nodes, edges between them, order, clones. Nothing here knows what a node does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from pympsd_client._arguments.errors import invalid_value
+
+_FIRST_HANDLE: Final = 1 << 48
+"""Handles of graphs are no handles of a command stream, and look like pointers in C."""
+mint: Final = count(_FIRST_HANDLE, 16).__next__
+"""Return a handle that no other graph, node or executable graph of this process has or had."""
+_next_id: Final = count(1).__next__
+
+
+@frozen
+class Edge:
+    """The annotation of an edge (CUgraphEdgeData): ports of both nodes, and the kind of dependency."""
+
+    from_port: int = 0
+    to_port: int = 0
+    kind: int = 0
+
+
+@define(eq=False)
+class Node:
+    """A node of a graph; ``work`` is what it does. Edges are kept in the order in which they were added."""
+
+    handle: int
+    graph: Graph
+    work: Any
+    local_id: int
+    dependencies: dict[Node, Edge] = field(factory=dict, init=False)
+    dependents: dict[Node, Edge] = field(factory=dict, init=False)
+
+
+@define(eq=False)
+class Graph:
+    """A graph; ``of`` is the node that it is a child graph or a body of, if any."""
+
+    handle: int
+    id: int
+    of: Node | None = None
+    nodes: dict[int, Node] = field(factory=dict, init=False)
+    """By handle, in the order in which they were added."""
+    copies: dict[int, Node] = field(factory=dict, init=False)
+    """In a clone: its nodes by the handles of the nodes that they were cloned from."""
+    retained: dict[Any, int] = field(factory=dict, init=False)
+    """References to user objects, by object."""
+    is_captured_into: bool = field(default=False, init=False)
+    """Whether a stream capture adds nodes to it."""
+    _local_ids: Iterator[int] = field(factory=lambda: count(1), init=False)
+
+    def add(self, work: Any, dependencies: Mapping[Node, Edge]) -> Node:
+        """Add a node that depends on others; raise INVALID_VALUE if one is of another graph."""
+        for each in dependencies:
+            self._check_own(each)
+        node = Node(mint(), self, work, next(self._local_ids))
+        self.nodes[node.handle] = node
+        nodes[node.handle] = node
+        for each, edge in dependencies.items():
+            _connect(each, node, edge)
+        return node
+
+    def connect(self, edges: Sequence[tuple[Node, Node, Edge]]) -> None:
+        """Add edges, all or none: INVALID_VALUE for one that exists, from a node to itself, or to another graph."""
+        added = set()
+        for start, end, _ in edges:
+            self._check_own(start)
+            self._check_own(end)
+            if start is end:
+                raise invalid_value("a node cannot depend on itself")
+            if end in start.dependents or (start, end) in added:
+                raise invalid_value(f"node {end.local_id} depends on node {start.local_id} already")
+            added.add((start, end))
+        for start, end, edge in edges:
+            _connect(start, end, edge)
+
+    def disconnect(self, edges: Sequence[tuple[Node, Node, Edge]]) -> None:
+        """Remove edges, all or none: INVALID_VALUE for one that does not exist, or is annotated otherwise."""
+        removed = set()
+        for start, end, edge in edges:
+            self._check_own(start)
+            self._check_own(end)
+            if start.dependents.get(end) != edge or (start, end) in removed:
+                raise invalid_value(f"node {end.local_id} has no such dependency on node {start.local_id}")
+            removed.add((start, end))
+        for start, end, _ in edges:
+            del start.dependents[end], end.dependencies[start]
+
+    def remove(self, node: Node) -> None:
+        """Remove a node and its edges."""
+        for each in node.dependencies:
+            del each.dependents[node]
+        for each in node.dependents:
+            del each.dependencies[node]
+        node.dependencies.clear()
+        node.dependents.clear()
+        self.nodes.pop(node.handle, None)
+        nodes.pop(node.handle, None)
+
+    def edges(self) -> Iterator[tuple[Node, Node, Edge]]:
+        """Yield the edges, ordered by the nodes they come from."""
+        for node in self.nodes.values():
+            for end, edge in node.dependents.items():
+                yield node, end, edge
+
+    def roots(self) -> Iterator[Node]:
+        """Yield the nodes that depend on no other."""
+        return (node for node in self.nodes.values() if not node.dependencies)
+
+    def in_order(self) -> list[Node]:
+        """Return the nodes, each after all it depends on, else in the order they were added; raise on a cycle."""
+        missing = {node: len(node.dependencies) for node in self.nodes.values()}
+        ready = [node for node, left in missing.items() if not left]
+        for node in ready:  # grows as it is walked
+            for end in node.dependents:
+                missing[end] -= 1
+                if not missing[end]:
+                    ready.append(end)
+        if len(ready) != len(self.nodes):
+            raise invalid_value(f"the graph has a cycle among {len(self.nodes) - len(ready)} of its nodes")
+        return ready
+
+    def _check_own(self, node: Node) -> None:
+        if node.graph is not self:
+            raise invalid_value(f"node {node.handle:#x} is of another graph")
+
+
+def _connect(start: Node, end: Node, edge: Edge) -> None:
+    start.dependents[end] = edge
+    end.dependencies[start] = edge
+
+
+graphs: Final[dict[int, Graph]] = {}
+"""The graphs of this process by handle, child graphs and bodies included."""
+nodes: Final[dict[int, Node]] = {}
+"""Their nodes by handle."""
+
+
+def new(of: Node | None = None) -> Graph:
+    """Return a new empty graph."""
+    graph = Graph(mint(), _next_id(), of)
+    graphs[graph.handle] = graph
+    return graph
+
+
+def find(handle: int) -> Graph:
+    """Return the graph of a handle; raise INVALID_VALUE."""
+    found = graphs.get(handle)
+    if found is None:
+        raise invalid_value(f"{handle:#x} is no graph of this process (destroyed, or never created)")
+    return found
+
+
+def find_node(handle: int) -> Node:
+    """Return the node of a handle; raise INVALID_VALUE."""
+    found = nodes.get(handle)
+    if found is None:
+        raise invalid_value(f"{handle:#x} is no node of a graph of this process (destroyed, perhaps)")
+    return found
+
+
+def find_nodes(handles: Iterable[int]) -> list[Node]:
+    """Return the nodes of handles; raise INVALID_VALUE."""
+    return [find_node(handle) for handle in handles]
+
+
+def forget(graph: Graph) -> None:
+    """Make a graph's handle, and those of its nodes, invalid."""
+    graphs.pop(graph.handle, None)
+    for handle in graph.nodes:
+        nodes.pop(handle, None)
+
+
+def clone(original: Graph, clone_work: Callable[[Node, Node], Any], of: Node | None = None) -> Graph:
+    """Return a copy with its own nodes; ``clone_work`` gets the node and its copy and returns the copy's work."""
+    made = new(of)
+    for node in original.nodes.values():
+        copy = made.add(None, {})
+        made.copies[node.handle] = copy
+        copy.work = clone_work(node, copy)
+    for start, end, edge in original.edges():
+        _connect(made.copies[start.handle], made.copies[end.handle], edge)
+    return made
+
+
+def find_in_clone(node: Node, graph: Graph) -> Node:
+    """Return the copy of a node in a clone; raise INVALID_VALUE if there is none (any more)."""
+    found = graph.copies.get(node.handle)
+    if found is None or found.handle not in graph.nodes:
+        raise invalid_value(f"node {node.handle:#x} has no copy in graph {graph.handle:#x}")
+    return found

@@ -1,0 +1,212 @@
+"""From a graph's nodes to the items of an executable graph: records in order, and what runs in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.graph_items import GraphItem
+from pympsd.wire.records import FLAG_COOPERATIVE, STREAM_LEGACY, Space
+from pympsd_client._api.memory.region_copy import regions
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.kernel_parameters import raw_packer, record_bytes
+from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.operations import LAUNCH_OPCODE
+from pympsd_client._graphs.graph import Graph, Node
+from pympsd_client._graphs.work import (
+    AllocateWork,
+    ChildWork,
+    ConditionalWork,
+    CopyWork,
+    EmptyWork,
+    FillWork,
+    FreeWork,
+    HostWork,
+    KernelWork,
+    RecordWork,
+    WaitWork,
+)
+from pympsd_client._objects.context import Context
+from pympsd_client._objects.event import events
+from pympsd_client._objects.memory import ordinal_at
+from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.region_copy import Extent, Region
+
+_IF, _WHILE = 0, 1
+_STREAM: Final = STREAM_LEGACY
+"""What records of items name: it stands for the stream of the launch."""
+
+
+class NotOneContext(Exception):
+    """A graph has nodes of several contexts."""
+
+
+class Failed(Exception):
+    """A node cannot be made an item: ``node`` and the error."""
+
+    def __init__(self, node: Node | None, error: CudaError) -> None:
+        super().__init__(error.reason)
+        self.node = node
+        self.error = error
+
+
+@frozen(eq=False)
+class HostCopy:
+    """A copy with pageable host memory, which this process makes when it is due."""
+
+    destination: Region
+    source: Region
+    extent: Extent
+
+
+@define(eq=False)
+class Items:
+    """The items of an executable graph of one context."""
+
+    context: Context
+    disabled: frozenset[Node] = frozenset()
+    items: list[GraphItem] = field(factory=list, init=False)
+    host_work: list[Callable[[int], None] | HostCopy] = field(factory=list, init=False)
+    """What this process does, by number."""
+    recorded: list[int] = field(factory=list, init=False)
+    """The events that are recorded."""
+
+    def add_all(self, graph: Graph) -> None:
+        """Add a graph's items; raise Failed, or CudaError for a cycle."""
+        self._add_graph(graph, ())
+        if not self.items:
+            self._add(b"", ())
+
+    def _add_graph(self, graph: Graph, after: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the items that come last, those before it if it has no nodes."""
+        ends: dict[Node, tuple[int, ...]] = {}
+        for node in graph.in_order():
+            before = tuple({each: None for earlier in node.dependencies for each in ends[earlier]}) or after
+            try:
+                ends[node] = self._add_node(node, before)
+            except CudaError as error:
+                raise Failed(node, error) from None
+        last = tuple({each: None for node in graph.nodes.values() if not node.dependents for each in ends[node]})
+        return self._joined(last or after)
+
+    def _joined(self, after: tuple[int, ...]) -> tuple[int, ...]:
+        """Return one item that comes after all of them, so that no product of edges is made."""
+        return after if len(after) <= 1 else self._add(b"", after)
+
+    def _add(self, record: bytes, after: Sequence[int]) -> tuple[int, ...]:
+        self.items.append(GraphItem(record, tuple(sorted(after))))
+        return (len(self.items) - 1,)
+
+    def _add_node(self, node: Node, after: tuple[int, ...]) -> tuple[int, ...]:
+        work = node.work
+        if node in self.disabled or isinstance(work, EmptyWork | AllocateWork | FreeWork):
+            return self._add(b"", after)
+        if isinstance(work, ChildWork):
+            return self._add_graph(work.graph, self._joined(after))
+        if isinstance(work, ConditionalWork):
+            body = _chosen(work)
+            return self._joined(after) if body is None else self._add_graph(body, self._joined(after))
+        return self._add(self._record(work), after)
+
+    def _record(self, work: Any) -> bytes:
+        serial = self.context.usable().serial
+        if isinstance(work, KernelWork):
+            return _launch(work, serial)
+        if isinstance(work, FillWork):
+            operands = (work.destination, work.value, work.element_bytes, work.width, work.pitch, work.height)
+            if not (work.width and work.height):
+                return b""
+            return operations.FILL.record(serial, 0, _STREAM, *operands)
+        if isinstance(work, CopyWork):
+            return self._copy(work, serial)
+        if isinstance(work, HostWork):
+            return self._host(work.run, serial)
+        if isinstance(work, RecordWork | WaitWork):
+            event = events.find(work.event)
+            if event.context is not self.context:
+                raise CudaError(Result.ERROR_NOT_SUPPORTED, "the event is of another context than the graph's nodes")
+            if isinstance(work, WaitWork):
+                return operations.WAIT_EVENT.record(serial, 0, _STREAM, event.handle)
+            self.recorded.append(event.handle)
+            return operations.RECORD_EVENT.record(serial, 0, event.handle, _STREAM)
+        raise TypeError(f"{type(work).__name__} has no record")
+
+    def _host(self, run: Callable[[int], None] | HostCopy, serial: int) -> bytes:
+        self.host_work.append(run)
+        return operations.HOST_FUNCTION.record(serial, 0, _STREAM, len(self.host_work) - 1)
+
+    def _copy(self, work: CopyWork, serial: int) -> bytes:
+        found = regions(work.copy, self.context)
+        if found is None:
+            return b""
+        destination, source, extent = found
+        sides = tuple(map(self._side, (destination, source), (extent, extent)))
+        if None in sides or all(side is Space.PINNED for side in sides):
+            return self._host(HostCopy(destination, source, extent), serial)
+        to, start = sides
+        assert to is not None
+        assert start is not None
+        if extent.height == extent.depth == 1:
+            operation = {
+                (Space.DEVICE, Space.DEVICE): operations.COPY_ON_DEVICE,
+                (Space.DEVICE, Space.PINNED): operations.COPY_TO_DEVICE_PINNED,
+                (Space.PINNED, Space.DEVICE): operations.COPY_FROM_DEVICE_PINNED,
+            }[to, start]
+            return operation.record(serial, 0, _STREAM, destination.address, source.address, extent.bytes)
+        operands = (*destination.operands(to), *source.operands(start), *extent.operands)
+        return operations.COPY_3D.record(serial, 0, _STREAM, *operands)
+
+    def _side(self, region: Region, extent: Extent) -> Space | None:
+        """Return where the executor finds a side of a copy; None if this process must move the bytes."""
+        if not region.is_host:
+            return Space.DEVICE if ordinal_at(region.address) == self.context.device.ordinal else None
+        transport = self.context.usable().transport
+        return Space.PINNED if pinned.reached_by(transport, region.address, region.span(extent)) else None
+
+
+def _launch(work: KernelWork, serial: int) -> bytes:
+    function, layout = work.function, work.function.layout
+    flags = FLAG_COOPERATIVE if work.cooperative else 0
+    fields = (LAUNCH_OPCODE, flags, record_bytes(layout), serial, 0, _STREAM, function.module, function.index)
+    return raw_packer(layout)(*fields, *work.shape, layout.parameter_bytes, work.parameters)
+
+
+def _chosen(work: ConditionalWork) -> Graph | None:
+    """Return the body that a conditional node executes: no kernel changes its value here, so it is the default."""
+    condition = work.condition
+    value = condition.default if condition.assigns else 0
+    if work.kind == _WHILE and value:
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            "a conditional node that loops would do so for ever: kernels cannot set its value in pympsd yet",
+        )
+    index = (0 if value else 1) if work.kind == _IF else value
+    if work.kind == _WHILE:
+        return None
+    return work.bodies[index] if index < len(work.bodies) else None
+
+
+def context_of_graph(graph: Graph, otherwise: Callable[[], Context]) -> Context:
+    """Return the one context of a graph's nodes; ``otherwise()`` where none has one; raise NotOneContext."""
+    found = set(_contexts(graph))
+    if len(found) > 1:
+        raise NotOneContext
+    return found.pop() if found else otherwise()
+
+
+def _contexts(graph: Graph) -> list[Context]:
+    found = []
+    for node in graph.nodes.values():
+        work = node.work
+        if isinstance(work, ChildWork):
+            found += _contexts(work.graph)
+        elif isinstance(work, ConditionalWork):
+            found += [each for body in work.bodies for each in _contexts(body)]
+        elif isinstance(work, KernelWork | FillWork | CopyWork):
+            found.append(work.context)
+        elif isinstance(work, AllocateWork):
+            found.append(work.allocation.context)
+    return found

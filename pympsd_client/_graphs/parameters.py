@@ -1,0 +1,338 @@
+"""Parameters of nodes: read from the driver API's structures into work, and written back."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+from attrs import evolve
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._api.memory.region_copy import regions
+from pympsd_client._arguments import graph_structs as structs
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.kernel_parameters import flat
+from pympsd_client._arguments.structs import Copy3D
+from pympsd_client._arguments.values import InMemory
+from pympsd_client._graphs import graph as graphs
+from pympsd_client._graphs import work as works
+from pympsd_client._graphs.graph import Graph
+from pympsd_client._graphs.work import (
+    AllocateWork,
+    ChildWork,
+    ConditionalHandle,
+    ConditionalWork,
+    CopyWork,
+    EmptyWork,
+    FillWork,
+    FreeWork,
+    HostWork,
+    KernelWork,
+    NodeType,
+    RecordWork,
+    WaitWork,
+)
+from pympsd_client._objects import host_function
+from pympsd_client._objects.code.library import function_of
+from pympsd_client._objects.context import Context, context_of, context_on, current
+from pympsd_client._objects.event import events
+from pympsd_client._objects.launch import checked_shape
+from pympsd_client._objects.memory import check_fill, owner
+from pympsd_client._objects.occupancy import check_cooperative
+from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.pools import graph_memory
+from pympsd_client._objects.process import process
+
+CHILD_CLONED, CHILD_MOVED = 0, 1
+"""CUgraphChildGraphNodeOwnership."""
+_IF, _WHILE, _SWITCH = range(3)
+_COOPERATIVE: Final = 2
+_PINNED, _DEVICE = 1, 1
+"""CUmemAllocationType, CUmemLocationType."""
+_DEVICES_LIMIT: Final = 1 << 10
+_ELEMENTS: Final = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF}
+_BODIES_LIMIT: Final = 1 << 12
+
+
+def _context(handle: int) -> Context:
+    """Return the context of a handle, the current one for NULL."""
+    context = context_of(handle) if handle else current()
+    context.usable()
+    return context
+
+
+# --- kernels
+
+
+def kernel_at(address: int) -> KernelWork:
+    """Return the work of a CUDA_KERNEL_NODE_PARAMS in memory; raise CudaError."""
+    raw = structs.KernelParameters.from_address(address)
+    if raw.func and raw.kern and raw.func != raw.kern:
+        raise invalid_value("both func and kern are given; give one")
+    context = _context(raw.ctx)
+    function = function_of(raw.func or raw.kern, context)
+    shape = (
+        raw.gridDimX, raw.gridDimY, raw.gridDimZ,
+        raw.blockDimX, raw.blockDimY, raw.blockDimZ, raw.sharedMemBytes,
+    )  # fmt: skip
+    function.context.usable()
+    values = flat(function.layout, InMemory(raw.kernelParams), raw.extra)
+    kernel = 0 if function.handle == (raw.func or raw.kern) else raw.func or raw.kern
+    return KernelWork(function, checked_shape(function, shape), values, kernel=kernel)
+
+
+def kernel_bytes(work: KernelWork) -> bytes:
+    """Return a CUDA_KERNEL_NODE_PARAMS, which points into the work."""
+    handle = 0 if work.kernel else work.function.handle
+    return bytes(structs.KernelParameters(handle, *work.shape, work.pointers, 0, work.kernel, work.context.handle))
+
+
+def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
+    """Return the work with a launch attribute set; NOT_SUPPORTED for one that has an effect which is not there."""
+    if number == _COOPERATIVE:
+        cooperative = bool(int.from_bytes(value[:4], "little"))
+        if cooperative:
+            check_cooperative(work.function, work.shape)
+        return evolve(work, cooperative=cooperative, attributes={**work.attributes, number: value})
+    if number not in HINTS and any(value):
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            f"pympsd does not have the kernel node attribute {number}; it has COOPERATIVE (2), and takes the hints "
+            f"{sorted(HINTS)}",
+        )
+    return evolve(work, attributes={**work.attributes, number: value})
+
+
+HINTS: Final = frozenset({0, 1, 3, 5, 8, 9, 10, 14})
+"""Launch attributes that change no result: access policy window, synchronization policy, priority, domains ..."""
+
+
+# --- copies and fills
+
+
+def checked_copy(copy: Copy3D, context: int) -> CopyWork:
+    """Return the work of a copy; raise CudaError if it is not possible, or its device memory is on no device."""
+    its_context = _context(context)
+    found = regions(copy, its_context)
+    if found is None:
+        raise invalid_value("the copy has no bytes; width, height and depth are at least 1")
+    for region in found[:2]:
+        if not region.is_host:
+            owner(region.address)
+    return CopyWork(copy, its_context)
+
+
+def fill_at(address: int, context: int) -> FillWork:
+    """Return the work of a CUDA_MEMSET_NODE_PARAMS in memory; raise CudaError."""
+    raw = structs.FillParameters.from_address(address)
+    its_context = _context(context)
+    if raw.elementSize not in _ELEMENTS:
+        raise invalid_value(f"the element size is 1, 2 or 4 bytes, not {raw.elementSize}")
+    if not raw.height or not raw.width:
+        raise invalid_value("a fill has a width and a height of at least 1")
+    if pinned.region_at(raw.dst) is None:
+        owner(raw.dst)
+    check_fill(raw.dst, raw.elementSize, raw.width, raw.pitch, raw.height)
+    value = raw.value & _ELEMENTS[raw.elementSize]
+    return FillWork(raw.dst, raw.pitch, value, raw.elementSize, raw.width, raw.height, its_context)
+
+
+def fill_bytes(work: FillWork) -> bytes:
+    """Return a CUDA_MEMSET_NODE_PARAMS."""
+    fields = (work.destination, work.pitch, work.value, work.element_bytes, work.width, work.height)
+    return bytes(structs.FillParameters(*fields))
+
+
+# --- memory
+
+
+def allocation_at(address: int) -> AllocateWork:
+    """Return the work of a CUDA_MEM_ALLOC_NODE_PARAMS in memory, and write the address of the new memory there."""
+    raw = structs.AllocationParameters.from_address(address)
+    if raw.allocType != _PINNED or raw.locationType != _DEVICE or raw.handleTypes:
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            "graphs allocate memory of a device: CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, without "
+            "handles",
+        )
+    context = context_on(process.device(raw.locationId).ordinal)
+    if raw.accessDescCount > _DEVICES_LIMIT:
+        raise invalid_value(f"{raw.accessDescCount} access descriptions")
+    size = structs.ACCESS_BYTES * raw.accessDescCount
+    accesses = ctypes.string_at(raw.accessDescs, size) if raw.accessDescs else b""
+    for at in range(0, len(accesses), structs.ACCESS_BYTES):
+        kind, number, _ = struct.unpack_from("=iii", accesses, at)
+        if (kind, number) != (_DEVICE, raw.locationId):
+            raise CudaError(Result.ERROR_NOT_SUPPORTED, "no other device can reach the memory of a graph")
+    properties = ctypes.string_at(address, structs.AllocationParameters.accessDescs.offset)
+    work = AllocateWork(graph_memory.allocate(raw.bytesize, context), properties, accesses)
+    raw.dptr = work.allocation.handle
+    return work
+
+
+def allocation(size: int, context: Context) -> AllocateWork:
+    """Return the work of an allocation of device memory, as cuMemAllocAsync in a capturing stream makes it."""
+    head = struct.pack("=iiii", _PINNED, 0, _DEVICE, context.device.number)
+    properties = head.ljust(structs.AllocationParameters.accessDescs.offset, b"\0")
+    return AllocateWork(graph_memory.allocate(size, context), properties, b"")
+
+
+def allocation_bytes(work: AllocateWork) -> bytes:
+    """Return a CUDA_MEM_ALLOC_NODE_PARAMS."""
+    count = len(work.accesses) // structs.ACCESS_BYTES
+    return work.properties + struct.pack("=QQQQ", work.array, count, work.allocation.size, work.allocation.handle)
+
+
+def free_of(graph: Graph, address: int) -> FreeWork:
+    """Return the work of freeing memory of a graph; INVALID_VALUE for any other, or if the graph frees it already."""
+    nodes = works.all_nodes(graph).values()
+    if any(isinstance(node.work, FreeWork) and node.work.address == address for node in nodes):
+        raise invalid_value(f"the graph frees {address:#x} already")
+    owned = any(isinstance(node.work, AllocateWork) and node.work.allocation.handle == address for node in nodes)
+    if not owned and not any(
+        isinstance(node.work, AllocateWork) and node.work.allocation.handle == address
+        for node in tuple(graphs.nodes.values())
+    ):
+        raise invalid_value(f"{address:#x} is not memory of an allocation node")
+    return FreeWork(address)
+
+
+# --- host functions, events
+
+
+def host_at(address: int) -> HostWork:
+    """Return the work of a CUDA_HOST_NODE_PARAMS in memory; raise CudaError."""
+    raw = structs.HostParameters.from_address(address)
+    context = current()
+    context.usable()
+    function, data, run = host_function.callee(raw.fn, raw.userData)
+    return HostWork(function, data, run, context)
+
+
+def host_bytes(work: HostWork) -> bytes:
+    """Return a CUDA_HOST_NODE_PARAMS."""
+    return bytes(structs.HostParameters(work.address, work.data))
+
+
+def known_event(handle: int) -> int:
+    """Return the handle of an event; raise INVALID_HANDLE for any other."""
+    return events.find(handle).handle
+
+
+# --- graphs in nodes
+
+
+def child_of(graph: Graph, handle: int, ownership: int) -> Graph:
+    """Return the graph for a child graph node of a graph: a copy, or the given one, which is then the node's."""
+    child = graphs.find(handle)
+    if child is graph:
+        raise invalid_value("a graph cannot be a child graph of itself")
+    if ownership == CHILD_CLONED:
+        return works.clone(child)
+    if ownership != CHILD_MOVED:
+        raise invalid_value(f"the ownership is CLONE (0) or MOVE (1), not {ownership}")
+    if child.of is not None:
+        raise invalid_value("the child graph belongs to a node already")
+    return child
+
+
+conditions: Final[dict[int, ConditionalHandle]] = {}
+"""Conditional handles of this process."""
+
+
+def conditional_at(graph: Graph, address: int) -> ConditionalWork:
+    """Return the work of a CUDA_CONDITIONAL_NODE_PARAMS in memory, and point it to the new bodies."""
+    raw = structs.ConditionalParameters.from_address(address)
+    condition = conditions.get(raw.handle)
+    if condition is None or condition.graph is not graph:
+        raise invalid_value(f"{raw.handle:#x} is no conditional handle of this graph")
+    most = {_IF: 2, _WHILE: 1, _SWITCH: _BODIES_LIMIT}.get(raw.type, 0)
+    if not 1 <= raw.size <= most:
+        raise invalid_value(f"a conditional node of type {raw.type} has 1 to {most} bodies, not {raw.size}")
+    work = ConditionalWork(condition, raw.type, tuple(graphs.new() for _ in range(raw.size)))
+    raw.phGraph_out = work.array
+    return work
+
+
+def conditional_bytes(work: ConditionalWork) -> bytes:
+    """Return a CUDA_CONDITIONAL_NODE_PARAMS."""
+    context = work.condition.context
+    handle = 0 if context is None else context.handle
+    fields = (work.condition.handle, work.kind, len(work.bodies), work.array, handle)
+    return bytes(structs.ConditionalParameters(*fields))
+
+
+# --- nodes of any type
+
+
+def _copy_any(address: int) -> CopyWork:
+    raw = structs.CopyParameters.from_address(address)
+    return checked_copy(structs.copy_3d_at(address + structs.CopyParameters.copyParams.offset), raw.copyCtx)
+
+
+def _event_at(address: int) -> int:
+    return known_event(structs.EventParameters.from_address(address).event)
+
+
+_READERS: Final[dict[int, Callable[[int], Any]]] = {
+    NodeType.KERNEL: kernel_at,
+    NodeType.MEMCPY: _copy_any,
+    NodeType.MEM_ALLOC: allocation_at,
+    NodeType.MEMSET: lambda address: fill_at(address, structs.FillParametersWithContext.from_address(address).ctx),
+    NodeType.HOST: host_at,
+    NodeType.EMPTY: lambda address: EmptyWork(),
+    NodeType.EVENT_RECORD: lambda address: RecordWork(_event_at(address)),
+    NodeType.WAIT_EVENT: lambda address: WaitWork(_event_at(address)),
+}
+
+
+def any_at(graph: Graph, address: int) -> Any:
+    """Return the work of a CUgraphNodeParams in memory; raise CudaError."""
+    kind = ctypes.c_int32.from_address(address).value
+    at = address + structs.NODE_PARAMETERS_AT
+    if kind == NodeType.GRAPH:
+        raw = structs.ChildParameters.from_address(at)
+        return ChildWork(child_of(graph, raw.graph, ctypes.c_int32(raw.ownership).value))
+    if kind == NodeType.CONDITIONAL:
+        return conditional_at(graph, at)
+    if kind == NodeType.MEM_FREE:
+        return free_of(graph, ctypes.c_uint64.from_address(at).value)
+    read = _READERS.get(kind)
+    if read is None:
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            f"pympsd does not have graph nodes of type {kind} yet; it has {', '.join(one.name for one in NodeType)}",
+        )
+    return read(at)
+
+
+def any_bytes(work: Any) -> bytes:
+    """Return a CUgraphNodeParams."""
+    head = int(work.type).to_bytes(4, "little").ljust(structs.NODE_PARAMETERS_AT, b"\0")
+    return (head + _any_bytes(work)).ljust(structs.NODE_PARAMETERS_BYTES, b"\0")
+
+
+def _any_bytes(work: Any) -> bytes:
+    match work:
+        case KernelWork():
+            return kernel_bytes(work)
+        case CopyWork():
+            head = (0).to_bytes(8, "little") + work.context.handle.to_bytes(8, "little")
+            return head + structs.copy_bytes(work.copy)
+        case FillWork():
+            return fill_bytes(work) + work.context.handle.to_bytes(8, "little")
+        case HostWork():
+            return host_bytes(work)
+        case ChildWork():
+            return bytes(structs.ChildParameters(work.graph.handle, CHILD_CLONED))
+        case RecordWork() | WaitWork():
+            return work.event.to_bytes(8, "little")
+        case ConditionalWork():
+            return conditional_bytes(work)
+        case AllocateWork():
+            return allocation_bytes(work)
+        case FreeWork():
+            return work.address.to_bytes(8, "little")
+    return b""

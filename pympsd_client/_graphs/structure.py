@@ -1,0 +1,197 @@
+"""Functions on the structure of graphs, and user objects (CUDA driver API, Graph Management)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pympsd_client._arguments import graph_structs
+from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.host_pointer import HostMemory
+from pympsd_client._arguments.numbers import number
+from pympsd_client._graphs import graph as graphs
+from pympsd_client._graphs import user_objects, work
+from pympsd_client._graphs.graph import Edge, Graph, Node
+from pympsd_client._graphs.work import NodeType
+
+
+def create(flags: int) -> int:
+    """Return a new empty graph; ``flags`` is 0, else INVALID_VALUE."""
+    if flags:
+        raise invalid_value(f"cuGraphCreate takes no flags: 0, not {flags}")
+    return graphs.new().handle
+
+
+def destroy(handle: int) -> None:
+    """Destroy a graph and its nodes; executable graphs made from it stay. INVALID_VALUE for a node's own graph."""
+    graph = graphs.find(handle)
+    _check_not_inner(graph)
+    work.destroy(graph)
+
+
+def _check_not_inner(graph: Graph) -> None:
+    if graph.of is not None:
+        raise invalid_value("the graph belongs to a node of another graph, and is destroyed with it")
+
+
+def clone(handle: int) -> int:
+    """Return a copy of a graph and of all graphs in it."""
+    return work.clone(graphs.find(handle)).handle
+
+
+def find_in_clone(node: int, clone: int) -> int:
+    """Return the node of a clone that was made from a node; INVALID_VALUE if there is none (any more)."""
+    return graphs.find_in_clone(graphs.find_node(node), graphs.find(clone)).handle
+
+
+def _listed(found: Sequence[int], room: int) -> tuple[list[int], int]:
+    """Return what an array of ``room`` elements gets, and their number; without room the number of all there are."""
+    if room == 0:
+        return [], len(found)
+    given = list(found[:room])
+    return given + [0] * (room - len(given)), len(given)
+
+
+def nodes(graph: int, room: int) -> tuple[list[int], int]:
+    """Return up to ``numNodes`` nodes, padded with NULL, and their number; for 0 only the number."""
+    return _listed([node.handle for node in graphs.find(graph).nodes.values()], room)
+
+
+def root_nodes(graph: int, room: int) -> tuple[list[int], int]:
+    """Return up to ``numRootNodes`` nodes without dependencies, and their number; for 0 only the number."""
+    return _listed([node.handle for node in graphs.find(graph).roots()], room)
+
+
+def _edge_lists(found: Iterable[tuple[Sequence[int], Edge]], columns: int, room: int) -> tuple[Any, ...]:
+    rows = [(*handles, _edge_number(edge)) for handles, edge in found]
+    lists = [_listed([row[column] for row in rows], room)[0] for column in range(columns + 1)]
+    return (*lists, min(len(rows), room) if room else len(rows))
+
+
+def _edge_number(edge: Edge) -> int:
+    return graph_structs.edge_number(edge.from_port, edge.to_port, edge.kind)
+
+
+def edges(graph: int, room: int) -> tuple[Any, ...]:
+    """Return up to ``numEdges`` edges as three lists (from, to, data), and their number; for 0 only the number."""
+    found = (((start.handle, end.handle), edge) for start, end, edge in graphs.find(graph).edges())
+    return _edge_lists(found, 2, room)
+
+
+def dependencies(node: int, room: int) -> tuple[Any, ...]:
+    """Return up to ``numDependencies`` nodes that a node depends on, the edges' data, and their number."""
+    return _edge_lists((((one.handle,), edge) for one, edge in graphs.find_node(node).dependencies.items()), 1, room)
+
+
+def dependent_nodes(node: int, room: int) -> tuple[Any, ...]:
+    """Return up to ``numDependentNodes`` nodes that depend on a node, the edges' data, and their number."""
+    return _edge_lists((((one.handle,), edge) for one, edge in graphs.find_node(node).dependents.items()), 1, room)
+
+
+def edge_list(given: Any, count: int) -> list[Edge]:
+    """Return the data of ``count`` edges; raise INVALID_VALUE for ports or kinds that are not 0."""
+    found = [Edge(*one) for one in graph_structs.edge_data(given, count)]
+    for edge in found:
+        if edge != Edge():
+            raise invalid_value(f"edges have ports and type 0 here, not {edge.from_port, edge.to_port, edge.kind}")
+    return found
+
+
+def dependency_map(given: Any, data: Any, count: int) -> dict[Node, Edge]:
+    """Return the nodes that a new one depends on, with the edges' data; INVALID_VALUE for one that comes twice."""
+    found = graphs.find_nodes(graph_structs.handles(given, count, "dependencies"))
+    if len(set(found)) != len(found):
+        raise invalid_value("a node comes twice among the dependencies")
+    return dict(zip(found, edge_list(data, count), strict=True))
+
+
+def _triples(start: Any, end: Any, data: Any, count: int) -> list[tuple[Node, Node, Edge]]:
+    starts = graphs.find_nodes(graph_structs.handles(start, count, "from"))
+    ends = graphs.find_nodes(graph_structs.handles(end, count, "to"))
+    return list(zip(starts, ends, edge_list(data, count), strict=True))
+
+
+def add_dependencies(graph: int, start: Any, end: Any, data: Any, count: int) -> None:
+    """Add edges, all or none; INVALID_VALUE for one that exists, or from a node to itself."""
+    graphs.find(graph).connect(_triples(start, end, data, count))
+
+
+def remove_dependencies(graph: int, start: Any, end: Any, data: Any, count: int) -> None:
+    """Remove edges, all or none; INVALID_VALUE for one that does not exist."""
+    graphs.find(graph).disconnect(_triples(start, end, data, count))
+
+
+def destroy_node(handle: int) -> None:
+    """Remove a node and its edges from its graph."""
+    node = graphs.find_node(handle)
+    node.graph.remove(node)
+    work.destroy_work(node.work)
+
+
+def node_type(handle: int) -> int:
+    """Return a node's CUgraphNodeType."""
+    return int(graphs.find_node(handle).work.type)
+
+
+def graph_id(handle: int) -> int:
+    """Return a graph's id, unique in the process."""
+    return graphs.find(handle).id
+
+
+def local_id(handle: int) -> int:
+    """Return a node's id, unique in its graph."""
+    return graphs.find_node(handle).local_id
+
+
+def tools_id(handle: int) -> int:
+    """Return a node's id for tools: the graph's id in the upper, the node's in the lower 32 bits."""
+    node = graphs.find_node(handle)
+    return node.graph.id << 32 | node.local_id
+
+
+def containing_graph(handle: int) -> int:
+    """Return the graph that a node is in."""
+    return graphs.find_node(handle).graph.handle
+
+
+def child_graph(handle: int) -> int:
+    """Return the graph within a child graph node, which stays the node's."""
+    node = graphs.find_node(handle)
+    if node.work.type is not NodeType.GRAPH:
+        raise invalid_value(f"node {handle:#x} is no child graph node")
+    return int(node.work.graph.handle)
+
+
+# --- user objects
+
+
+def create_user_object(data: HostMemory, destroy: Any, references: int, flags: int) -> int:
+    """Return a user object; the last release calls ``destroy(ptr)``. The flag NO_DESTRUCTOR_SYNC must be given."""
+    if flags != user_objects.NO_DESTRUCTOR_SYNC:
+        raise invalid_value(f"the flags of a user object are CU_USER_OBJECT_NO_DESTRUCTOR_SYNC (1), not {flags}")
+    address = number(destroy)
+    if not address or not references or references >= 1 << 31:
+        raise invalid_value("a user object has a destructor and at least 1 reference, an int")
+    return user_objects.UserObject(data.address, address, references).handle
+
+
+def retain_user_object(handle: int, count: int) -> None:
+    """Add references."""
+    user_objects.find(handle).retain(count)
+
+
+def release_user_object(handle: int, count: int) -> None:
+    """Release references; the last one's release calls the destructor."""
+    user_objects.find(handle).release(count)
+
+
+def retain(graph: int, handle: int, count: int, flags: int) -> None:
+    """Have a graph hold references; with CU_GRAPH_USER_OBJECT_MOVE those are the caller's."""
+    if flags & ~user_objects.MOVE:
+        raise invalid_value(f"flags are 0 or CU_GRAPH_USER_OBJECT_MOVE (1), not {flags}")
+    user_objects.retain(graphs.find(graph), user_objects.find(handle), count, bool(flags))
+
+
+def release(graph: int, handle: int, count: int) -> None:
+    """Release references of a graph."""
+    user_objects.release(graphs.find(graph), user_objects.find(handle), count)

@@ -1,0 +1,86 @@
+"""User objects: counted references to something of the program's, held by graphs too (CUDA driver API)."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from itertools import count
+from threading import Lock
+from typing import Final
+
+from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._graphs.graph import Graph, mint
+
+NO_DESTRUCTOR_SYNC: Final = 1
+"""The flag that cuUserObjectCreate demands: a destructor cannot be waited for."""
+MOVE: Final = 1
+"""A flag of cuGraphRetainUserObject: the caller's references become the graph's."""
+_LIMIT: Final = (1 << 31) - 1
+_DESTROY: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_number: Final = count(1).__next__
+
+
+class UserObject:
+    """``references`` to ``data``; the last release calls ``destroy(data)``, in a thread of its own, as CUDA does."""
+
+    def __init__(self, data: int, destroy: int, references: int) -> None:
+        self.handle: Final = mint()
+        self.references = references
+        self._data: Final = data
+        self._destroy: Final = _DESTROY(destroy)
+        self._changing: Final = Lock()
+        user_objects[self.handle] = self
+
+    def retain(self, references: int) -> None:
+        """Add references; raise INVALID_VALUE for 0, or more than an int counts."""
+        with self._changing:
+            if not 1 <= references <= _LIMIT - self.references:
+                raise invalid_value(f"{references} references are not between 1 and {_LIMIT - self.references}")
+            self.references += references
+
+    def release(self, references: int) -> None:
+        """Remove references; raise INVALID_VALUE for 0, or more than there are."""
+        with self._changing:
+            if not 1 <= references <= self.references:
+                raise invalid_value(f"{references} references are not between 1 and the object's {self.references}")
+            self.references -= references
+            is_last = not self.references
+        if is_last:
+            user_objects.pop(self.handle, None)
+            threading.Thread(
+                target=self._destroy, args=(self._data,), name=f"user object {_number()}", daemon=True
+            ).start()
+
+
+user_objects: Final[dict[int, UserObject]] = {}
+"""By handle, as long as there are references."""
+
+
+def find(handle: int) -> UserObject:
+    """Return the user object of a handle; raise INVALID_VALUE."""
+    found = user_objects.get(handle)
+    if found is None:
+        raise invalid_value(f"{handle:#x} is no user object of this process (all its references are released)")
+    return found
+
+
+def retain(graph: Graph, item: UserObject, references: int, move: bool = False) -> None:
+    """Let a graph hold references: new ones, or, with ``move``, the caller's. Raise INVALID_VALUE."""
+    if move:
+        if not 1 <= references <= item.references:
+            raise invalid_value(f"{references} references are not between 1 and the object's {item.references}")
+    else:
+        item.retain(references)
+    graph.retained[item] = graph.retained.get(item, 0) + references
+
+
+def release(graph: Graph, item: UserObject, references: int) -> None:
+    """Release references of a graph; raise INVALID_VALUE for more than it holds."""
+    held = graph.retained.get(item, 0)
+    if not 1 <= references <= held:
+        raise invalid_value(f"{references} references are not between 1 and the {held} that the graph holds")
+    if held == references:
+        del graph.retained[item]
+    else:
+        graph.retained[item] = held - references
+    item.release(references)

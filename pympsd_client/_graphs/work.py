@@ -1,0 +1,251 @@
+"""What nodes do: one class for each type of node, with the values that its parameters have."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, ClassVar
+
+from attrs import define, evolve, field
+
+from pympsd_client._arguments.structs import Copy3D
+from pympsd_client._graphs import graph as graphs
+from pympsd_client._graphs.graph import Graph, Node
+from pympsd_client._graphs.user_objects import retain
+from pympsd_client._objects.context import Context
+from pympsd_client._objects.module import Function
+from pympsd_client._objects.pools.graph_memory import GraphAllocation, release_quietly
+
+
+class NodeType(IntEnum):
+    """CUgraphNodeType."""
+
+    KERNEL = 0
+    MEMCPY = 1
+    MEMSET = 2
+    HOST = 3
+    GRAPH = 4
+    EMPTY = 5
+    WAIT_EVENT = 6
+    EVENT_RECORD = 7
+    MEM_ALLOC = 10
+    MEM_FREE = 11
+    CONDITIONAL = 13
+
+
+@define(eq=False)
+class KernelWork:
+    """A launch: grid, block and shared bytes in ``shape``, the flat buffer of parameters."""
+
+    type: ClassVar = NodeType.KERNEL
+    function: Function
+    shape: tuple[int, ...]
+    parameters: bytes
+    cooperative: bool = False
+    kernel: int = 0
+    """The handle of the kernel of a library that was given in place of the function."""
+    attributes: dict[int, bytes] = field(factory=dict)
+    """Launch attributes that have been set, by number: the bytes of a CUlaunchAttributeValue."""
+    _pointers: Any = field(default=None, init=False)
+
+    @property
+    def context(self) -> Context:
+        """The context of the kernel."""
+        return self.function.context
+
+    @property
+    def pointers(self) -> int:
+        """The address of an array of pointers to the parameters' values, valid as long as this object."""
+        if self._pointers is None:
+            values = ctypes.create_string_buffer(self.parameters, max(1, len(self.parameters)))
+            at = ctypes.addressof(values)
+            offsets = [offset for offset, _ in self.function.layout.parameters]
+            array = (ctypes.c_void_p * max(1, len(offsets)))(*(at + offset for offset in offsets))
+            self._pointers = (array, values)
+        return ctypes.addressof(self._pointers[0]) if self.function.layout.parameters else 0
+
+
+@define(eq=False)
+class CopyWork:
+    """A copy of rows and slices between host and device memory."""
+
+    type: ClassVar = NodeType.MEMCPY
+    copy: Copy3D
+    context: Context
+
+
+@define(eq=False)
+class FillWork:
+    """Elements of device memory set to a value; ``width`` is a number of elements."""
+
+    type: ClassVar = NodeType.MEMSET
+    destination: int
+    pitch: int
+    value: int
+    element_bytes: int
+    width: int
+    height: int
+    context: Context
+
+
+@define(eq=False)
+class HostWork:
+    """A function of the program; ``address`` is 0 where it is no C function. ``run`` calls it."""
+
+    type: ClassVar = NodeType.HOST
+    address: int
+    data: int
+    run: Callable[[int], None]
+    context: Context
+
+
+@define(eq=False)
+class ChildWork:
+    """A graph within a graph; the node owns it."""
+
+    type: ClassVar = NodeType.GRAPH
+    graph: Graph
+
+
+@define(eq=False)
+class EmptyWork:
+    """Nothing: it joins others."""
+
+    type: ClassVar = NodeType.EMPTY
+
+
+@define(eq=False)
+class RecordWork:
+    """An event recorded."""
+
+    type: ClassVar = NodeType.EVENT_RECORD
+    event: int
+
+
+@define(eq=False)
+class WaitWork:
+    """An event waited for."""
+
+    type: ClassVar = NodeType.WAIT_EVENT
+    event: int
+
+
+@define(eq=False)
+class ConditionalHandle:
+    """The value that conditional nodes of a graph depend on; ``assigns``: each launch begins with the default."""
+
+    handle: int
+    graph: Graph
+    default: int
+    assigns: bool
+    context: Context | None
+
+
+@define(eq=False)
+class ConditionalWork:
+    """Bodies executed by the value of a handle; ``kind`` is a CUgraphConditionalNodeType. The node owns them."""
+
+    type: ClassVar = NodeType.CONDITIONAL
+    condition: ConditionalHandle
+    kind: int
+    bodies: tuple[Graph, ...]
+    _array: Any = field(default=None, init=False)
+
+    @property
+    def array(self) -> int:
+        """The address of an array of the bodies' handles, valid as long as this object."""
+        if self._array is None:
+            self._array = (ctypes.c_uint64 * len(self.bodies))(*(body.handle for body in self.bodies))
+        return ctypes.addressof(self._array)
+
+
+@define(eq=False)
+class AllocateWork:
+    """Memory that nodes after it use; ``properties`` and ``accesses`` are as given (CUDA_MEM_ALLOC_NODE_PARAMS)."""
+
+    type: ClassVar = NodeType.MEM_ALLOC
+    allocation: GraphAllocation
+    properties: bytes
+    accesses: bytes
+    _array: Any = field(default=None, init=False)
+
+    @property
+    def array(self) -> int:
+        """The address of the accesses, valid as long as this object."""
+        if self._array is None:
+            self._array = ctypes.create_string_buffer(self.accesses, max(1, len(self.accesses)))
+        return ctypes.addressof(self._array) if self.accesses else 0
+
+
+@define(eq=False)
+class FreeWork:
+    """Memory of a graph that nodes after it do not use."""
+
+    type: ClassVar = NodeType.MEM_FREE
+    address: int
+
+
+def inner_graphs(work: Any) -> tuple[Graph, ...]:
+    """Return the graphs that a node of this work owns."""
+    if isinstance(work, ChildWork):
+        return (work.graph,)
+    return work.bodies if isinstance(work, ConditionalWork) else ()
+
+
+def clone_work(node: Node, copy: Node) -> Any:
+    """Return the work of a node's copy: the same, with copies of the graphs that the node owns."""
+    work = node.work
+    if isinstance(work, ChildWork):
+        return ChildWork(clone(work.graph, copy))
+    if isinstance(work, ConditionalWork):
+        condition = evolve(work.condition, graph=copy.graph)
+        bodies = tuple(clone(body, copy) for body in work.bodies)
+        return ConditionalWork(condition, work.kind, bodies)
+    if isinstance(work, AllocateWork):
+        work.allocation.hold()
+    return work
+
+
+def clone(graph: Graph, of: Node | None = None) -> Graph:
+    """Return a copy of a graph, and of all graphs in it, with references of its own to user objects."""
+    made = graphs.clone(graph, clone_work, of)
+    for item, count in graph.retained.items():
+        retain(made, item, count)
+    return made
+
+
+def destroy(graph: Graph) -> None:
+    """Make the handles of a graph and of all in it invalid, and give back what it retains."""
+    for node in graph.nodes.values():
+        destroy_work(node.work)
+    graphs.forget(graph)
+    while graph.retained:
+        item, count = graph.retained.popitem()
+        item.release(count)
+
+
+def destroy_work(work: Any) -> None:
+    """Destroy the graphs that a node of this work owns, and give back its memory."""
+    for inner in inner_graphs(work):
+        destroy(inner)
+    if isinstance(work, AllocateWork):
+        release_quietly(work.allocation)
+
+
+def all_nodes(graph: Graph) -> dict[int, Node]:
+    """Return the nodes of a graph and of all graphs in it, by handle."""
+    found = dict(graph.nodes)
+    for node in graph.nodes.values():
+        for inner in inner_graphs(node.work):
+            found.update(all_nodes(inner))
+    return found
+
+
+def all_copies(clone: Graph) -> dict[int, Node]:
+    """Return the nodes of a clone and of all graphs in it, by the handles of what they were cloned from."""
+    found = dict(clone.copies)
+    for node in clone.nodes.values():
+        for inner in inner_graphs(node.work):
+            found.update(all_copies(inner))
+    return found

@@ -1,0 +1,216 @@
+"""Libraries: code that each context loads as a module when it first uses it (CUDA driver API, Library Management).
+
+With no context anywhere a library is loaded for a moment in one of its own, to know its kernels and variables.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from threading import RLock
+from typing import Final
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.module_layout import FunctionLayout, ModuleLayout
+from pympsd_client._arguments.errors import CudaError, invalid_handle
+from pympsd_client._connect.connection import Device
+from pympsd_client._objects.context import Context, contexts, current, new_handle
+from pympsd_client._objects.module import (
+    Function,
+    Module,
+    attribute_name,
+    check_attribute,
+    functions,
+    load,
+    modules,
+)
+from pympsd_client._objects.process import process
+from pympsd_client._objects.thread_local import this_thread
+
+
+class Library:
+    """An image, and the module that it is in each context that has used it. Safe for threads."""
+
+    def __init__(self, image: bytes) -> None:
+        self.handle: Final = new_handle()
+        self._image: Final = image
+        self._loading: Final = RLock()
+        self._modules: dict[Context, Module] = {}
+        self._layouts: Final[dict[Device, ModuleLayout]] = {}
+        self._kernels: Final[dict[str, Kernel]] = {}
+        self._is_unloaded = False
+
+    def module_in(self, context: Context) -> Module:
+        """Return its module in a context, loaded there if this is the first use; raise CudaError."""
+        with self._loading:
+            if self._is_unloaded:
+                raise _unknown("library", self.handle)
+            found = self._modules.get(context)
+            if found is not None and (modules.get(found.handle) is found or context.sticky_error is not None):
+                context.usable()
+                return found
+            made = load(self._image, context)
+            made.library = self.handle
+            # A context that closes drops its modules: forget those too.
+            self._modules = {one: its for one, its in self._modules.items() if modules.get(its.handle) is its}
+            self._modules[context] = made
+            self._know(context.device, made.layout)
+            for kernel in self._kernels.values():
+                kernel.apply(context.device, made.function(kernel.name))
+            return made
+
+    def modules_on(self, device: Device) -> tuple[Module, ...]:
+        """Return its modules in the contexts of a device that have used it."""
+        with self._loading:
+            return tuple(
+                its
+                for its in self._modules.values()
+                if its.context.device is device and modules.get(its.handle) is its
+            )
+
+    def layout_on(self, device: Device | None = None) -> ModuleLayout:
+        """Return its kernels and variables as they are on a device (None: on any); raise CudaError."""
+        with self._loading:
+            known = self._layouts.get(device) if device else next(iter(self._layouts.values()), None)
+            if known is not None:
+                return known
+            usable = _usable_context(device)
+            if usable is not None:
+                return self.module_in(usable).layout
+            made = Context(device or process.device(0), 0, primary=False)
+            try:
+                made.open(process.require())
+                return self.module_in(made).layout
+            finally:
+                contexts.pop(made.handle, None)
+                made.close(process.require())
+
+    def kernels(self) -> dict[str, Kernel]:
+        """Return its kernels by name."""
+        self.layout_on()
+        return self._kernels
+
+    def kernel(self, name: str) -> Kernel:
+        """Return a kernel by name; NOT_FOUND."""
+        found = self.kernels().get(name)
+        if found is None:
+            has = ", ".join(sorted(self._kernels)[:20]) or "none"
+            raise CudaError(Result.ERROR_NOT_FOUND, f"the library has no kernel {name!r}; it has {has}")
+        return found
+
+    def unload(self) -> None:
+        """Unload it from all contexts; it, its kernels and their functions are invalid from now on."""
+        with self._loading:
+            self._is_unloaded = True
+            libraries.pop(self.handle, None)
+            for kernel in self._kernels.values():
+                kernels.pop(kernel.handle, None)
+            for module in self._modules.values():
+                if modules.get(module.handle) is module:
+                    with suppress(CudaError):  # the error of the context, which its next call returns
+                        module.unload()
+            self._modules = {}
+
+    def _know(self, device: Device, layout: ModuleLayout) -> None:
+        self._layouts[device] = layout
+        if not self._kernels:
+            for index, one in enumerate(layout.functions):
+                kernel = self._kernels[one.name] = Kernel(self, index, one)
+                kernels[kernel.handle] = kernel
+
+
+class Kernel:
+    """A kernel of a library: a function in each context, whose attributes are a device's."""
+
+    def __init__(self, library: Library, index: int, layout: FunctionLayout) -> None:
+        self.handle: Final = new_handle()
+        self.library: Final = library
+        self.name: Final = layout.name
+        self.parameters: Final = layout.parameters
+        self._index: Final = index
+        self._set: Final[dict[tuple[Device, str], int]] = {}
+
+    def function_in(self, context: Context) -> Function:
+        """Return its function in a context; raise CudaError."""
+        return self.library.module_in(context).function(self.name)
+
+    def attribute(self, number_of_it: int, device: Device) -> int:
+        """Return an attribute on a device: as it was set for the kernel, else as the image has it. INVALID_VALUE."""
+        name = attribute_name(number_of_it)
+        attributes = self._layout(device).attributes
+        if name not in attributes:
+            raise CudaError(Result.ERROR_INVALID_VALUE, f"function attribute {name} is not known of {self.name}")
+        return self._set.get((device, name), attributes[name])
+
+    def set_attribute(self, number_of_it: int, value: int, device: Device) -> None:
+        """Change an attribute in all contexts of a device, present and later; see `Function.set_attribute`."""
+        name = attribute_name(number_of_it)
+        check_attribute(self._layout(device), device, name, value)
+        self._set[device, name] = value
+        for module in self.library.modules_on(device):
+            module.function(self.name).have_attribute(name, value)
+
+    def apply(self, device: Device, function: Function) -> None:
+        """Give a newly loaded function what was set for the kernel."""
+        for (its_device, name), value in self._set.items():
+            if its_device is device:
+                function.have_attribute(name, value)
+
+    def _layout(self, device: Device) -> FunctionLayout:
+        return self.library.layout_on(device).functions[self._index]
+
+
+libraries: Final[dict[int, Library]] = {}
+"""The libraries of this process by handle."""
+kernels: Final[dict[int, Kernel]] = {}
+
+
+def library_of(handle: int) -> Library:
+    """Return a library by its handle; raise INVALID_HANDLE."""
+    found = libraries.get(handle)
+    if found is None:
+        raise _unknown("library", handle)
+    return found
+
+
+def kernel_of(handle: int) -> Kernel:
+    """Return a kernel by its handle; raise INVALID_HANDLE."""
+    found = kernels.get(handle)
+    if found is None:
+        raise _unknown("kernel", handle)
+    return found
+
+
+def function_of(handle: int, context: Context | None = None) -> Function:
+    """Return a function by its handle, or by that of a kernel in a context (None: the current one), as CUDA takes
+    both. INVALID_HANDLE.
+    """
+    found = functions.get(handle)
+    if found is not None:
+        return found
+    kernel = kernels.get(handle)
+    return functions.find(handle) if kernel is None else kernel.function_in(context or current())
+
+
+def new_library(image: bytes) -> Library:
+    """Make a library of an image; INVALID_IMAGE if it is empty."""
+    if not image:
+        raise CudaError(Result.ERROR_INVALID_IMAGE, "the image is empty")
+    made = Library(image)
+    libraries[made.handle] = made
+    return made
+
+
+def _usable_context(device: Device | None) -> Context | None:
+    candidates = (*reversed(this_thread.stack), *tuple(contexts.values()))
+    return next(
+        (
+            one
+            for one in candidates
+            if one.active and one.sticky_error is None and (device is None or one.device is device)
+        ),
+        None,
+    )
+
+
+def _unknown(noun: str, handle: int) -> CudaError:
+    return invalid_handle(f"{handle:#x} is no {noun} of this process (its library unloaded, or never loaded)")

@@ -1,0 +1,112 @@
+"""Links: PTX inputs that become one image (CUDA driver API, Module Management, cuLink*)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.module_layout import ModuleLayout
+from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.jit_options import Options, ptxas_message
+from pympsd_client._objects.code.ptx_link import LinkError, check_defined, declares_others, is_ptx, join
+from pympsd_client._objects.code.ptx_text import limited
+from pympsd_client._objects.context import Context, new_handle
+from pympsd_client._objects.module import load
+
+_PTX: Final = 1
+_NVVM: Final = 5
+_KINDS: Final = ("CUBIN", "PTX", "FATBINARY", "OBJECT", "LIBRARY", "NVVM")
+_NOT_RECOGNIZED: Final = "error   : Binary format for key='0', ident='' is not recognized"
+
+
+class Link:
+    """Inputs so far, and the image once it is complete."""
+
+    def __init__(self, context: Context, options: Options) -> None:
+        self.handle: Final = new_handle()
+        self._context: Final = context
+        self._options: Final = options
+        self._inputs: Final[list[tuple[str, bytes]]] = []
+        self._layout: ModuleLayout | None = None
+        self._error: CudaError | None = None
+        self._image: Any = None
+
+    def add(self, kind: int, data: bytes, name: str, registers: int) -> None:
+        """Add an input; INVALID_PTX and others, with the message in the error log."""
+        if not 0 <= kind < len(_KINDS):
+            raise invalid_value(f"the type of an input is a CUjitInputType, 0 to {len(_KINDS) - 1}, not {kind}")
+        if self._error is not None:
+            raise self._error.again()
+        self._context.usable()
+        if kind == _NVVM:
+            reason = "CU_JIT_INPUT_NVVM: there is no compiler of NVVM IR here; compile to PTX"
+            self._error = CudaError(Result.ERROR_JIT_COMPILER_NOT_FOUND, reason)
+            raise self._error.again()
+        if kind != _PTX:
+            reason = f"CU_JIT_INPUT_{_KINDS[kind]} is not supported: pympsd links PTX (CU_JIT_INPUT_PTX)"
+            raise self._logged(CudaError(Result.ERROR_NOT_SUPPORTED, reason))
+        data = data.rstrip(b"\0")
+        if b"\0" in data or not is_ptx(data):
+            raise self._logged(CudaError(Result.ERROR_INVALID_IMAGE, _NOT_RECOGNIZED))
+        data = limited(data, registers or self._options.max_registers)
+        inputs = [*self._inputs, (name, data)]
+        try:
+            join(inputs)
+        except LinkError as error:
+            self._error = self._logged(CudaError(Result.ERROR_UNKNOWN, str(error)))
+            raise self._error.again() from None
+        if not declares_others(data):
+            self._layout = self._checked(data)
+        self._inputs.append(inputs[-1])
+
+    def complete(self) -> tuple[int, int]:
+        """Return the address and the size in bytes of the image, which stays until the link is destroyed."""
+        if self._error is not None:
+            raise self._error.again()
+        try:
+            check_defined(self._inputs)
+            image = join(self._inputs)
+        except LinkError as error:
+            raise self._logged(CudaError(Result.ERROR_UNKNOWN, str(error))) from None
+        if len(self._inputs) != 1 or self._layout is None:
+            self._layout = self._checked(image)
+        self._options.write("", _info(self._layout))
+        self._image = ctypes.create_string_buffer(image)
+        return ctypes.addressof(self._image), len(self._image)
+
+    def _checked(self, image: bytes) -> ModuleLayout:
+        """Return what an image holds: it is loaded to see, and unloaded."""
+        try:
+            module = load(image, self._context)
+        except CudaError as error:
+            raise self._logged(error) from None
+        module.unload()
+        return module.layout
+
+    def _logged(self, error: CudaError) -> CudaError:
+        self._options.write(ptxas_message(error))
+        return error
+
+
+def _info(layout: ModuleLayout) -> str:
+    lines = [f"info    : {sum(one.size for one in layout.globals)} bytes gmem"]
+    for function in layout.functions:
+        registers, shared = (function.attributes.get(name, 0) for name in ("NUM_REGS", "SHARED_SIZE_BYTES"))
+        lines += [
+            f"info    : Function properties for '{function.name}':",
+            f"info    : used {registers} registers, {shared} bytes smem",
+        ]
+    return "\n".join(lines)
+
+
+links: Final[dict[int, Link]] = {}
+"""The links of this process by handle."""
+
+
+def link_of(handle: int) -> Link:
+    """Return a link by its handle; raise INVALID_HANDLE."""
+    found = links.get(handle)
+    if found is None:
+        raise invalid_handle(f"{handle:#x} is no link of this process (destroyed, or never created)")
+    return found

@@ -1,0 +1,1 @@
+"""Managed memory: one address for program and kernels."""

@@ -1,0 +1,1 @@
+"""Memory pools: stream-ordered allocation within the client (docs/decisions/014-memory-pools.md)."""

@@ -1,0 +1,190 @@
+"""The memory that one pool has in one context: chunks from the device, and what of them is free for which stream.
+
+Memory that was freed in a stream is at once free for that stream's later work, and for any other when the stream has
+reached the point at which it was freed (CUDA driver API, Stream Ordered Memory Allocator).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Final
+
+from attrs import define, frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._command_stream import operations
+from pympsd_client._objects.context import Context
+from pympsd_client._objects.memory import Allocation
+from pympsd_client._objects.pools.ranges import Ranges
+from pympsd_client._objects.shared_pinned_memory import SharedPages, share
+
+CHUNK_BYTES: Final = 2 << 20
+"""Chunks are multiples of this."""
+_GROWTH_BYTES: Final = 32 << 20
+"""A chunk is as large as all before it together, up to this, so that few are needed."""
+_QUERIES: Final = 8
+"""Streams that are asked at a time whether they have reached what was freed in them."""
+
+
+@frozen
+class Place:
+    """Where memory was freed: in a stream, by the name it has in records, or if that is destroyed before an event."""
+
+    context: Context
+    stream: int
+    event: int = 0
+
+    def is_passed(self) -> bool:
+        """Return whether all work so far is done there; raise CudaError."""
+        operation = operations.QUERY_EVENT if self.event else operations.QUERY_STREAM
+        try:
+            self.context.call(operation, self.event or self.stream)
+        except CudaError as error:
+            if error.code == Result.ERROR_NOT_READY:
+                return False
+            raise
+        return True
+
+    def outlive(self) -> Place:
+        """Return a place that stands for the same after the stream's destruction, which follows."""
+        event = self.context.mint()
+        self.context.post(operations.CREATE_EVENT, event, 0)
+        self.context.post(operations.RECORD_EVENT, event, self.stream)
+        return Place(self.context, self.stream, event)
+
+    def make_wait(self, stream: int) -> None:
+        """Make later work of another stream of the context wait for the work so far."""
+        place = self if self.event else self.outlive()
+        self.context.post(operations.WAIT_EVENT, stream, place.event)
+        if place is not self:
+            place.forget()
+
+    def forget(self) -> None:
+        """Destroy the event, if it has one."""
+        if self.event and self.context.active and self.context.sticky_error is None:
+            self.context.post(operations.DESTROY_EVENT, self.event)
+
+
+@define(eq=False)
+class Arena:
+    """Chunks of a context's memory. Its pool locks it."""
+
+    context: Context
+    chunks: dict[int, int]
+    """Their ends by their starts."""
+    free: Ranges
+    """What every stream may have."""
+    freed: dict[Place, Ranges]
+    """What was freed in a stream, oldest first, and may be had by that stream only."""
+    pages: dict[int, SharedPages] | None
+    """The chunks that the program reaches too, by their starts; None if it reaches none."""
+    _starts: list[int]
+
+    @classmethod
+    def of(cls, context: Context, shared: bool) -> Arena:
+        """Return an empty one; ``shared``: of memory that the program reaches too."""
+        return cls(context, {}, Ranges(), {}, {} if shared else None, [])
+
+    def take(self, size: int, place: Place) -> int | None:
+        """Return the start of memory that is free for a stream; None if there is none."""
+        own = self.freed.get(place) if self.freed else None
+        if own is not None:
+            start = own.take(size)
+            if start is not None:
+                if not own:
+                    del self.freed[place]
+                return start
+        return self.free.take(size)
+
+    def give(self, start: int, size: int, place: Place | None) -> None:
+        """Add memory that was freed in a stream, or is free for all."""
+        ranges = self.free
+        if place is not None:
+            found = self.freed.get(place)
+            if found is None:
+                found = self.freed[place] = Ranges()
+            ranges = found
+        ranges.give(start, start + size, *self._chunk(start))
+
+    def _chunk(self, address: int) -> tuple[int, int]:
+        start = self._starts[bisect_right(self._starts, address) - 1]
+        return start, self.chunks[start]
+
+    def settle(self, is_passed: Callable[[Place], bool]) -> int:
+        """Make free for all what was freed where all work is done; return its bytes."""
+        settled = 0
+        for place in tuple(self.freed):
+            if is_passed(place):
+                settled += self._merge(self.free, self.freed.pop(place))
+                place.forget()
+        return settled
+
+    def settle_some(self) -> int:
+        """Ask the streams in which something was freed longest ago; return the bytes that are free for all now."""
+        asked = tuple(self.freed)[:_QUERIES]
+        return self.settle(lambda place: place in asked and place.is_passed())
+
+    def take_over(self, place: Place) -> int:
+        """Make all free memory free for one stream, which is made to wait for the others; return its bytes."""
+        others = [one for one in self.freed if one != place and one.context is self.context]
+        own = self.freed.pop(place, None) or Ranges()
+        taken = 0
+        for other in others:
+            other.make_wait(place.stream)
+            taken += self._merge(own, self.freed.pop(other))
+            other.forget()
+        taken += self._merge(own, self.free)
+        self.free = Ranges()
+        if own:
+            self.freed[place] = own
+        return taken
+
+    def _merge(self, into: Ranges, ranges: Ranges) -> int:
+        for start, end in ranges:
+            into.give(start, end, *self._chunk(start))
+        return ranges.bytes
+
+    def growth(self, size: int, reserved: int) -> int:
+        """Return the bytes of the next chunk for an allocation, where the pool has ``reserved`` bytes."""
+        return rounded(max(size, min(reserved, _GROWTH_BYTES)))
+
+    def grow(self, size: int) -> None:
+        """Add a chunk; raise CudaError."""
+        if self.pages is None:
+            (start,) = operations.ALLOCATE.answer.unpack_from(self.context.call(operations.ALLOCATE, size))
+        else:
+            pages = share(self.context, size)
+            start = pages.address
+            self.pages[start] = pages
+        self.chunks[start] = start + size
+        self._starts = sorted(self.chunks)
+        self.free.give(start, start + size, start, start + size)
+
+    def release(self, excess: int, at_most: bool) -> int:
+        """Give chunks that are free for all back to the device: at least ``excess`` bytes if there are, or at most.
+
+        Return their bytes. The executor frees them when the context's work so far is done.
+        """
+        released = 0
+        for start, end in sorted(self.chunks.items(), key=lambda chunk: chunk[0] - chunk[1]):
+            if released >= excess:
+                break
+            if at_most and released + end - start > excess:
+                continue
+            if self.free.remove(start, end):
+                del self.chunks[start]
+                released += end - start
+                if self.pages is None:
+                    Allocation(start, self.context, end - start).free_in_order(self.context, 0)
+                else:
+                    self.pages.pop(start).close()
+        if released:
+            self._starts = sorted(self.chunks)
+        return released
+
+
+def rounded(size: int) -> int:
+    """Return a size in whole chunks."""
+    return -(-size // CHUNK_BYTES) * CHUNK_BYTES

@@ -1,0 +1,111 @@
+"""Memory of graphs: allocated with the node, at one address for all launches (CUDA driver API, Graph Management).
+
+It is given back to the device when the node, all executable graphs with it, and the program's use of it have ended.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Final
+
+from attrs import define, field
+
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._command_stream import operations
+from pympsd_client._objects.context import Context
+from pympsd_client._objects.memory import Allocation, allocations
+from pympsd_client._objects.pools.arena import rounded
+
+
+class Usage:
+    """The graph memory of one device, in bytes. It is in use from the node's creation on."""
+
+    def __init__(self) -> None:
+        self.current = self.used_high = self.reserved_high = 0
+        self._changing: Final = Lock()
+
+    def change(self, size: int) -> None:
+        """Count memory that is allocated, or (negative) given back."""
+        with self._changing:
+            self.current += size
+            self.used_high = max(self.used_high, self.current)
+            self.reserved_high = max(self.reserved_high, self.current)
+
+
+_usages: Final[dict[int, Usage]] = {}
+
+
+def usage_of(number: int) -> Usage:
+    """Return the usage of a device."""
+    return _usages.setdefault(number, Usage())
+
+
+@define(eq=False)
+class GraphAllocation(Allocation):
+    """The memory of an allocation node. ``holders``: the graphs that have the node, and its use outside of them."""
+
+    holders: int = field(default=1, init=False)
+    is_live: bool = field(default=False, init=False)
+    """Whether a launched graph has left it to the program."""
+    _changing: Lock = field(factory=Lock, init=False)
+
+    def hold(self) -> None:
+        """Count one more holder."""
+        with self._changing:
+            self.holders += 1
+
+    def drop(self) -> None:
+        """Count one holder less; the last one gives the memory back when the work so far is done."""
+        with self._changing:
+            self.holders -= 1
+            is_last = not self.holders
+        if is_last:
+            usage_of(self.context.device.number).change(-rounded(self.size))
+            if self.context.active and self.context.sticky_error is None:
+                super().free_in_order(self.context, 0)
+
+    def begin(self) -> None:
+        """Leave it to the program: from now on it can be freed."""
+        if not self.is_live:
+            self.is_live = True
+            self.hold()
+            allocations.add(self)
+
+    def end(self) -> None:
+        """Take it from the program again."""
+        if self.is_live:
+            self.is_live = False
+            allocations.remove(self.handle)
+            self.drop()
+
+    def free(self) -> None:
+        """Take it from the program when the context's work so far is done."""
+        self.context.synchronize()
+        self.end()
+
+    def free_in_order(self, context: Context, stream: int) -> None:
+        """Take it from the program; the memory stays with its node."""
+        self.end()
+
+
+def allocate(size: int, context: Context) -> GraphAllocation:
+    """Return memory for an allocation node; raise CudaError."""
+    if size == 0:
+        raise invalid_value("an allocation has at least 1 byte")
+    (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, size))
+    usage_of(context.device.number).change(rounded(size))
+    return GraphAllocation(int(address), context, size)
+
+
+def live_at(address: int) -> GraphAllocation | None:
+    """Return the graph memory that begins at an address and is the program's, or None."""
+    found = allocations.get(address)
+    return found if isinstance(found, GraphAllocation) else None
+
+
+def release_quietly(allocation: GraphAllocation) -> None:
+    """Count one holder less, where an error would come too late."""
+    try:
+        allocation.drop()
+    except CudaError:  # the executor is gone, and the memory with it
+        return

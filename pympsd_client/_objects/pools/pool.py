@@ -1,0 +1,269 @@
+"""Memory pools (CUDA driver API, Stream Ordered Memory Allocator).
+
+A pool is a device's; the memory that it has is its contexts', and is freed with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import RLock
+from typing import Final
+
+from attrs import define, field, frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.memory_structs import Location
+from pympsd_client._connect.connection import Device
+from pympsd_client._objects.context import Context, new_handle
+from pympsd_client._objects.memory import Allocation, allocations
+from pympsd_client._objects.pools.arena import Arena, Place, rounded
+
+_ALIGNMENT: Final = 512
+
+
+@define(eq=False)
+class Block(Allocation):
+    """An allocation from a pool; ``taken`` are the bytes that it has in its chunk."""
+
+    pool: Pool = field(kw_only=True)
+    taken: int = field(kw_only=True)
+
+    def free(self) -> None:
+        """Free it at once: its work is done, as for every caller of cuMemFree (CUDA programming guide)."""
+        self.pool.free(self, None)
+
+    def free_in_order(self, context: Context, stream: int) -> None:
+        """Free it when a stream has reached this point."""
+        self.pool.free(self, Place(context, stream))
+
+
+@frozen
+class PoolKind:
+    """What memory a pool has: the values of its attributes, and whether it is managed or host memory."""
+
+    allocation_type: int
+    location: Location
+    is_managed: bool = False
+    is_host: bool = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the program reaches it by its address, too."""
+        return self.is_managed or self.is_host
+
+
+class Pool:
+    """One pool. Safe for threads."""
+
+    def __init__(self, kind: PoolKind, device: Device | None, most: int = 0) -> None:
+        """``device``: whose memory it is, None: any context's; ``most``: bytes it may reserve, 0: any number."""
+        self.handle: Final = new_handle()
+        self.kind: Final = kind
+        self.device: Final = device
+        self.most: Final = rounded(most)
+        self.is_default = False
+        self.follows_events = self.is_opportunistic = self.adds_dependencies = True
+        self.release_threshold = 0
+        self.reserved = self.reserved_high = 0
+        self._in_use = self._most_in_use = 0
+        self._ended: Callable[[Pool], None] | None = None
+        self._arenas: Final[dict[Context, Arena]] = {}
+        # An allocation may end a context's stream, and a waiting call may settle: both come here again.
+        self._lock: Final = RLock()
+
+    @property
+    def used(self) -> int:
+        """The bytes that the program has, or has freed in streams that have not reached that point."""
+        with self._lock:
+            self._settle_all()
+            return self._used()
+
+    def _used(self) -> int:
+        pending = sum(ranges.bytes for arena in self._arenas.values() for ranges in arena.freed.values())
+        return self._in_use + pending
+
+    def _settle_all(self) -> None:
+        for arena in self._arenas.values():
+            arena.settle(Place.is_passed)
+
+    @property
+    def used_high(self) -> int:
+        """The most bytes that were used since `reset_used_high`."""
+        with self._lock:
+            self._most_in_use = max(self._most_in_use, self._used())
+            return self._most_in_use
+
+    def reset_used_high(self) -> None:
+        """Begin again to observe the most that is used."""
+        with self._lock:
+            self._most_in_use = self._used()
+
+    def reset_reserved_high(self) -> None:
+        """Begin again to observe the most that is reserved."""
+        with self._lock:
+            self.reserved_high = self.reserved
+
+    def allocate(self, size: int, context: Context, stream: int) -> int:
+        """Return the address of ``size`` bytes for the later work of a stream, 0 for none; raise CudaError."""
+        context.usable()
+        if size == 0:
+            return 0
+        if size > context.device.facts.memory_bytes:
+            raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
+        taken = (size + _ALIGNMENT - 1) & -_ALIGNMENT
+        with self._lock:
+            arena = self._arenas.get(context)
+            if arena is None:
+                arena = self._arenas[context] = Arena.of(context, self.kind.is_shared)
+            place = Place(context, stream)
+            start = arena.take(taken, place)
+            if start is None:
+                start = self._take_with_effort(arena, taken, place)
+            self._in_use += taken
+            if self._in_use > self._most_in_use:
+                self._most_in_use = self._in_use
+            made = allocations.add(Block(start, context, size, pool=self, taken=taken))
+            if self.kind.is_shared:
+                made.is_managed, made.is_host = self.kind.is_managed, self.kind.is_host
+                allocations.any_shared = True
+        return start
+
+    def _take_with_effort(self, arena: Arena, size: int, place: Place) -> int:
+        if self.is_opportunistic and arena.freed:
+            arena.settle_some()
+            start = arena.take(size, place)
+            if start is not None:
+                return start
+        error = self._grow(arena, size)
+        start = arena.take(size, place) if error is None else None
+        if start is None and self.adds_dependencies and arena.take_over(place):
+            start = arena.take(size, place)
+        if start is None:
+            raise error or CudaError(Result.ERROR_OUT_OF_MEMORY, f"the pool has no {size} bytes")
+        return start
+
+    def _grow(self, arena: Arena, size: int) -> CudaError | None:
+        """Add a chunk to an arena, a smaller one if there is no memory for a large one; return why there is none."""
+        error: CudaError | None = None
+        for chunk in dict.fromkeys((arena.growth(size, self.reserved), rounded(size))):
+            if self.most and self.reserved + chunk > self.most:
+                error = CudaError(
+                    Result.ERROR_OUT_OF_MEMORY,
+                    f"the pool has {self.reserved} of the {self.most} bytes that it may have, and needs {chunk} more",
+                )
+                continue
+            try:
+                arena.grow(chunk)
+            except CudaError as refused:
+                if refused.code != Result.ERROR_OUT_OF_MEMORY:
+                    raise
+                error = refused
+                continue
+            self.reserved += chunk
+            self.reserved_high = max(self.reserved_high, self.reserved)
+            return None
+        return error
+
+    def free(self, block: Block, place: Place | None) -> None:
+        """Free a block at a point of a stream; None: at once."""
+        with self._lock:
+            arena = self._arenas.get(block.context)
+            if arena is None:  # its context was closed meanwhile
+                return
+            self._in_use -= block.taken
+            if place is not None and place.context is not block.context and place.is_passed():
+                place = None
+            arena.give(block.handle, block.taken, place)
+            if self._ended is not None:
+                self._end()
+
+    def trim(self, keep: int) -> None:
+        """Give free memory back to the device, but keep at least ``keep`` reserved bytes."""
+        with self._lock:
+            self._settle_all()
+            self._release(keep, at_most=True)
+
+    def _release(self, keep: int, at_most: bool = False) -> None:
+        for arena in self._arenas.values():
+            if self.reserved > keep:
+                self.reserved -= arena.release(self.reserved - keep, at_most)
+
+    # --- what happens to streams and contexts
+
+    def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
+        """Return what is to be done after a wait for a stream, or for all; None if that is nothing."""
+        with self._lock:
+            reached = [
+                (arena, place, arena.freed.pop(place))
+                for arena in self._arenas.values()
+                for place in tuple(arena.freed)
+                if place.context is context and (stream is None or (place.stream == stream and not place.event))
+            ]
+        if not reached and (context not in self._arenas or self.reserved <= self.release_threshold):
+            return None
+
+        def after(done: bool) -> None:
+            with self._lock:
+                for arena, place, ranges in reached:
+                    if arena.context not in self._arenas:
+                        continue
+                    for start, end in ranges:
+                        arena.give(start, end - start, None if done else place)
+                    if done:
+                        place.forget()
+                if done:
+                    self._release_some()
+
+        return after
+
+    def after_waiting_for_event(self, context: Context) -> None:
+        """Release what is above the threshold."""
+        with self._lock:
+            arena = self._arenas.get(context)
+            if arena is not None and self.reserved > self.release_threshold:
+                arena.settle_some()
+                self._release_some()
+
+    def _release_some(self) -> None:
+        self._release(self.release_threshold)
+        if self._ended is not None:
+            self._end()
+
+    def before_destroying(self, context: Context, stream: int) -> None:
+        """Remember by an event what was freed in a stream."""
+        place = Place(context, stream)
+        with self._lock:
+            for arena in self._arenas.values():
+                ranges = arena.freed.pop(place, None)
+                if ranges is not None:
+                    arena.freed[place.outlive()] = ranges
+
+    def drop(self, context: Context) -> None:
+        """Forget the memory of a context that closes; what was freed in its streams is free for all."""
+        with self._lock:
+            arena = self._arenas.pop(context, None)
+            if arena is not None:
+                size = sum(end - start for start, end in arena.chunks.items())
+                free = arena.free.bytes + sum(ranges.bytes for ranges in arena.freed.values())
+                self.reserved -= size
+                self._in_use -= size - free
+                for pages in (arena.pages or {}).values():
+                    pages.close()
+            for other in self._arenas.values():
+                other.settle(lambda place: place.context is context)
+
+    def destroy(self, ended: Callable[[Pool], None]) -> None:
+        """Release its memory as soon as nothing of it is in use, and then call ``ended``."""
+        with self._lock:
+            self._ended = ended
+            self._end()
+
+    def _end(self) -> None:
+        if not self._in_use:
+            for arena in self._arenas.values():
+                if arena.context.sticky_error is None:
+                    arena.settle_some()
+            self._release(0)
+        if self._ended is not None and not self._in_use and not self.reserved:
+            self._ended(self)

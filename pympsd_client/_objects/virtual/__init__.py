@@ -1,0 +1,1 @@
+"""Virtual memory: addresses that the program reserves, and memory that it maps there."""

@@ -1,0 +1,195 @@
+"""Physical memory by its handle, and where it is mapped."""
+
+from __future__ import annotations
+
+from threading import RLock
+from typing import Final
+
+from attrs import define, field
+
+from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET, ordinal_of, window_of
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.memory_structs import AllocationProperties
+from pympsd_client._command_stream import operations
+from pympsd_client._objects.context import Context, when_closed
+from pympsd_client._objects.memory import Allocation, allocations
+from pympsd_client._objects.virtual.reservations import Reservations
+
+
+@define(eq=False)
+class Physical:
+    """Physical memory. ``references``: how often the program has to release its handle."""
+
+    handle: int
+    context: Context
+    size: int
+    properties: AllocationProperties
+    references: int = 1
+    mappings: int = 0
+
+
+@define(eq=False)
+class Mapping(Allocation):
+    """Physical memory where it is mapped: an allocation that no function of allocations frees."""
+
+    physical: Physical = field(kw_only=True)
+    access: int = 0
+    """A CUmemAccess_flags."""
+
+    def free(self) -> None:
+        """Refuse: INVALID_VALUE."""
+        raise invalid_value(f"{self.handle:#x} is mapped by cuMemMap; cuMemUnmap it")
+
+    def free_in_order(self, context: Context, stream: int) -> None:
+        """Refuse: INVALID_VALUE."""
+        self.free()
+
+
+class VirtualMemory:
+    """The reservations, handles and mappings of this process. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock: Final = RLock()
+        self._reservations: Final[dict[int, Reservations]] = {}
+        """By the ordinal of the device in whose window they are."""
+        self._physical: Final[dict[int, Physical]] = {}
+        self._mappings: Final[dict[int, Mapping]] = {}
+        when_closed.append(self._drop)
+
+    # --- addresses
+
+    def reserve(self, ordinal: int, size: int, alignment: int, wanted: int) -> int:
+        """Reserve a range of addresses of a device; return its start. OUT_OF_MEMORY."""
+        with self._lock:
+            found = self._reservations.get(ordinal)
+            if found is None:
+                base = window_of(ordinal)
+                found = self._reservations[ordinal] = Reservations(base + VIRTUAL_OFFSET, base + MAPPED_OFFSET)
+            start = found.reserve(size, alignment, wanted)
+        if start is None:
+            raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"no range of {size} addresses is free")
+        return start
+
+    def free_addresses(self, start: int, size: int) -> None:
+        """Free a range of addresses in which nothing is mapped; INVALID_VALUE."""
+        with self._lock:
+            if self._between(start, size):
+                raise invalid_value(f"memory is mapped at {start:#x}; cuMemUnmap it first")
+            found = self._reservations.get(ordinal_of(start))
+            if found is None or not found.free(start, size):
+                raise invalid_value(f"{size} bytes at {start:#x} are not what cuMemAddressReserve returned")
+
+    # --- handles
+
+    def add(self, physical: Physical) -> int:
+        """Enter physical memory and return its handle."""
+        self._physical[physical.handle] = physical
+        return physical.handle
+
+    def find(self, handle: int) -> Physical:
+        """Return physical memory whose handle the program has; INVALID_VALUE."""
+        found = self._physical.get(handle)
+        if found is None or not found.references:
+            raise invalid_value(f"{handle:#x} is no handle of memory of this process (released, or never created)")
+        return found
+
+    def release(self, handle: int) -> None:
+        """Count one reference less; free the memory when it has none and is mapped nowhere."""
+        with self._lock:
+            found = self.find(handle)
+            found.references -= 1
+            self._free_unused(found)
+
+    def _free_unused(self, found: Physical) -> None:
+        if not found.references and not found.mappings and self._physical.pop(found.handle, None) is not None:
+            found.context.call(operations.RELEASE_MEMORY, found.handle)
+
+    def retain_at(self, address: int) -> int:
+        """Return the handle of the memory that is mapped at an address, with one reference more; INVALID_VALUE."""
+        with self._lock:
+            found = self._containing(address)
+            found.physical.references += 1
+            return found.physical.handle
+
+    # --- mappings
+
+    def map(self, physical: Physical, address: int, size: int) -> None:
+        """Map all of physical memory at reserved addresses; INVALID_VALUE, NOT_SUPPORTED for another device's."""
+        if size != physical.size:
+            raise invalid_value(f"memory is mapped as a whole: {physical.size} bytes, not {size}")
+        with self._lock:
+            ordinal = ordinal_of(address)
+            found = self._reservations.get(ordinal)
+            if found is None or not found.hold(address, size):
+                raise invalid_value(f"{size} bytes at {address:#x} are not reserved by cuMemAddressReserve")
+            if ordinal != physical.context.device.ordinal:
+                raise CudaError(
+                    Result.ERROR_NOT_SUPPORTED,
+                    f"the addresses were reserved while a context of another device than the memory's was current; "
+                    f"reserve them in a context of device {physical.context.device.number}",
+                )
+            if self._between(address, size):
+                raise invalid_value(f"memory is mapped at {address:#x}, or within {size} bytes from it")
+            context = physical.context
+            context.call(operations.MAP_MEMORY, physical.handle, address)
+            physical.mappings += 1
+            self._mappings[address] = made = Mapping(address, context, size, physical=physical)
+            allocations.add(made)
+
+    def unmap(self, address: int, size: int) -> None:
+        """Unmap a range of whole mappings; INVALID_VALUE."""
+        with self._lock:
+            found = self._exactly(address, size)
+            found[0].context.call(operations.UNMAP_MEMORY, address, size)
+            for one in found:
+                del self._mappings[one.handle]
+                allocations.remove(one.handle)
+                one.physical.mappings -= 1
+                self._free_unused(one.physical)
+
+    def set_access(self, address: int, size: int, flags: int) -> None:
+        """Make a range of whole mappings accessible to their device, or not; INVALID_VALUE."""
+        with self._lock:
+            found = self._exactly(address, size)
+            found[0].context.call(operations.SET_ACCESS, address, size, int(flags != 0))
+            for one in found:
+                one.access = flags
+
+    def access_at(self, address: int) -> tuple[Context, int]:
+        """Return whose mapping an address is in, and how its device accesses it; INVALID_VALUE."""
+        with self._lock:
+            found = self._containing(address)
+            return found.context, found.access
+
+    def _containing(self, address: int) -> Mapping:
+        found = allocations.containing(address)
+        if not isinstance(found, Mapping):
+            raise invalid_value(f"no memory is mapped at {address:#x}")
+        return found
+
+    def _between(self, start: int, size: int) -> list[Mapping]:
+        return [one for one in self._mappings.values() if one.handle < start + size and start < one.handle + one.size]
+
+    def _exactly(self, start: int, size: int) -> list[Mapping]:
+        found = sorted(self._between(start, size), key=lambda one: one.handle)
+        at = start
+        for one in found:
+            if one.handle != at:
+                break
+            at += one.size
+        if not found or at != start + size:
+            raise invalid_value(f"{size} bytes at {start:#x} are not whole mappings of cuMemMap")
+        return found
+
+    def _drop(self, context: Context) -> None:
+        with self._lock:
+            for mapping in tuple(self._mappings.values()):
+                if mapping.context is context:
+                    del self._mappings[mapping.handle]
+            for physical in tuple(self._physical.values()):
+                if physical.context is context:
+                    del self._physical[physical.handle]
+
+
+virtual_memory: Final = VirtualMemory()

@@ -1,0 +1,400 @@
+/* C functions over Python functions: what programs find in place of the function pointers of cuda.bindings.
+ *
+ * A function of the CUDA libraries takes integers, pointers and, rarely, structures by value, and returns its result
+ * as an int. One prototype serves all of them: it has every integer register, every floating-point register and some
+ * words of the stack as parameters, so that a call can also be passed on to the original function as it came. Each
+ * function of the pool has a slot, which says how its arguments are read, what is called, and where its outputs go;
+ * Python fills it in at the first call (pympsd_client/routing). */
+
+#include "python.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 16, STACK = 10, ENTRIES = 1536, UNKNOWN = 999, DEINITIALIZED = 4, INVALID_VALUE = 1 };
+
+#if defined(__x86_64__)
+enum { REGISTERS = 6 };
+#define IN_REGISTERS(what) what(0), what(1), what(2), what(3), what(4), what(5)
+#elif defined(__aarch64__)
+enum { REGISTERS = 8 };
+#define IN_REGISTERS(what) what(0), what(1), what(2), what(3), what(4), what(5), what(6), what(7)
+#else
+#error "made for x86-64 and aarch64, whose calling conventions it knows"
+#endif
+#define ON_STACK(what)                                                                                                 \
+    what(10), what(11), what(12), what(13), what(14), what(15), what(16), what(17), what(18), what(19)
+#define WORD(number) uint64_t w##number
+#define SAME(number) w##number
+#define REALS double x0, double x1, double x2, double x3, double x4, double x5, double x6, double x7
+#define PARAMETERS IN_REGISTERS(WORD), REALS, ON_STACK(WORD)
+#define ARGUMENTS IN_REGISTERS(SAME), x0, x1, x2, x3, x4, x5, x6, x7, ON_STACK(SAME)
+
+typedef int (*Function)(PARAMETERS);
+
+/* One parameter. Inputs: i int, I unsigned, Q 64 bits, B and H 8 and 16 bits, s a C string, v a structure by value of
+ * `bytes`. An output (its pointer is what is passed): i, I, Q, f float, d double, b bytes as they are. */
+typedef struct {
+    char code;
+    char is_output, may_be_null;
+    uint16_t bytes;
+} Parameter;
+
+typedef struct {
+    Function original;
+    char *name, *signature;
+    PyObject *resolve, *failed, *call;
+    PyObject *core; /* what `call` calls with the same arguments after its checks; NULL: it does more */
+    int count, outputs;
+    char always_passes; /* at the interpreter's end, too, the original is called */
+    Parameter parameters[MOST];
+} Slot;
+
+static Slot slots[ENTRIES];
+static int used;
+static _Atomic int passes, has_ended;
+static int is_checked; /* whether the checks before a core would pass; the GIL is its lock */
+static int (*is_finalizing)(void);
+
+/* A structure of more than two words comes on the stack, or by address; a smaller one in registers if it fits. */
+static const void *structure(const uint64_t *words, int *in_registers, int *on_stack, uint16_t bytes) {
+    int length = (bytes + 7) / 8, *next = on_stack, first = REGISTERS;
+#if defined(__aarch64__)
+    if (bytes > 16) {
+        const uint64_t *at = *in_registers < REGISTERS ? &words[(*in_registers)++] : &words[REGISTERS + (*on_stack)++];
+        return (const void *)(uintptr_t)*at;
+    }
+    if (*in_registers + length > REGISTERS)
+        *in_registers = REGISTERS;
+#endif
+    if (bytes <= 16 && *in_registers + length <= REGISTERS) {
+        next = in_registers;
+        first = 0;
+    }
+    if (next == on_stack && *on_stack + length > STACK)
+        return NULL;
+    const void *found = &words[first + *next];
+    *next += length;
+    return found;
+}
+
+static PyObject *input(const Parameter *parameter, uint64_t word) {
+    switch (parameter->code) {
+    case 'i': return PyLong_FromLong((int32_t)word);
+    case 'I': return PyLong_FromUnsignedLong((uint32_t)word);
+    case 'H': return PyLong_FromUnsignedLong((uint16_t)word);
+    case 'B': return PyLong_FromUnsignedLong((uint8_t)word);
+    case 's':
+        if (word == 0)
+            return Py_NewRef(Py_None);
+        const char *text = (const char *)(uintptr_t)word;
+        return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "surrogateescape");
+    default: return PyLong_FromUnsignedLongLong(word);
+    }
+}
+
+static int number_into(unsigned char *place, char code, PyObject *value) {
+    if (code == 'f' || code == 'd') {
+        double real = PyFloat_AsDouble(value);
+        float narrow = (float)real;
+        if (real == -1.0 && PyErr_Occurred())
+            return -1;
+        memcpy(place, code == 'f' ? (void *)&narrow : (void *)&real, code == 'f' ? sizeof narrow : sizeof real);
+        return 0;
+    }
+    PyObject *number = PyLong_CheckExact(value) ? Py_NewRef(value) : PyNumber_Long(value);
+    if (number == NULL)
+        return -1;
+    unsigned long long word = PyLong_AsUnsignedLongLongMask(number);
+    Py_DECREF(number);
+    if (word == (unsigned long long)-1 && PyErr_Occurred())
+        return -1;
+    memcpy(place, &word, code == 'Q' ? 8 : 4);
+    return 0;
+}
+
+/* A list of numbers is written as an array, bytes as they are; None writes nothing. */
+static int output(const Parameter *parameter, uint64_t word, PyObject *value) {
+    unsigned char *place = (unsigned char *)(uintptr_t)word;
+    if (place == NULL || value == Py_None)
+        return 0;
+    if (PyBytes_Check(value)) {
+        memcpy(place, PyBytes_AsString(value), (size_t)PyBytes_Size(value));
+        return 0;
+    }
+    if (!PyList_Check(value))
+        return number_into(place, parameter->code, value);
+    size_t width = parameter->code == 'Q' || parameter->code == 'd' ? 8 : 4;
+    for (Py_ssize_t index = 0; index < PyList_Size(value); index++)
+        if (number_into(place + width * (size_t)index, parameter->code, PyList_GetItem(value, index)) < 0)
+            return -1;
+    return 0;
+}
+
+/* Python's part: returns the result, or -1 with an error set. */
+static int call(Slot *slot, const uint64_t *words) {
+    PyObject *given[MOST + 1] = {NULL}, *answer = NULL;
+    uint64_t places[MOST];
+    int inputs = 0, outputs = 0, in_registers = 0, on_stack = 0, result = -1;
+    for (int index = 0; index < slot->count; index++) {
+        const Parameter *parameter = &slot->parameters[index];
+        if (parameter->code == 'v') {
+            const void *bytes = structure(words, &in_registers, &on_stack, parameter->bytes);
+            if (bytes == NULL || (given[inputs] = PyBytes_FromStringAndSize(bytes, parameter->bytes)) == NULL)
+                goto out;
+            inputs++;
+            continue;
+        }
+        uint64_t word = in_registers < REGISTERS ? words[in_registers++] : words[REGISTERS + on_stack++];
+        if (parameter->is_output) {
+            if (word == 0 && !parameter->may_be_null) {
+                result = INVALID_VALUE;
+                goto out;
+            }
+            places[outputs++] = word;
+        } else if ((given[inputs] = input(parameter, word)) == NULL)
+            goto out;
+        else
+            inputs++;
+    }
+    PyObject **g = given, *function = is_checked && slot->core != NULL ? slot->core : slot->call;
+    answer = inputs == 0 ? PyObject_CallNoArgs(function)
+                         : PyObject_CallFunctionObjArgs(function, g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9], g[10],
+                                          g[11], g[12], g[13], g[14], g[15], NULL);
+    if (answer == NULL)
+        goto out;
+    result = 0;
+    if (slot->outputs == 0) { /* None, a result, or the tuple that a public function returns */
+        PyObject *code = PyTuple_Check(answer) && PyTuple_Size(answer) > 0 ? PyTuple_GetItem(answer, 0) : answer;
+        if (code != Py_None && (result = (int)PyLong_AsLong(code)) == -1 && PyErr_Occurred())
+            goto out;
+    }
+    for (int index = 0, at = 0; index < slot->count && result == 0; index++) {
+        const Parameter *parameter = &slot->parameters[index];
+        if (!parameter->is_output)
+            continue;
+        PyObject *value = slot->outputs == 1 ? Py_NewRef(answer) : PySequence_GetItem(answer, at);
+        if (value == NULL || output(parameter, places[at], value) < 0)
+            result = -1;
+        Py_XDECREF(value);
+        at++;
+    }
+out:
+    for (int index = 0; index < inputs; index++)
+        Py_DECREF(given[index]);
+    Py_XDECREF(answer);
+    return result;
+}
+
+static int read_format(Slot *slot, const char *format) {
+    slot->count = slot->outputs = 0;
+    while (*format) {
+        if (slot->count == MOST) {
+            PyErr_Format(PyExc_ValueError, "%s has more than %d parameters", slot->name, MOST);
+            return -1;
+        }
+        Parameter *parameter = &slot->parameters[slot->count++];
+        *parameter = (Parameter){0};
+        if (*format == '>' || *format == '?') {
+            parameter->is_output = 1;
+            parameter->may_be_null = *format++ == '?';
+            slot->outputs++;
+        }
+        parameter->code = *format++;
+        if (strchr(parameter->is_output ? "iIQfdb" : "iIQBHsv", parameter->code) == NULL) {
+            PyErr_Format(PyExc_ValueError, "%s has a parameter of unknown code %c", slot->name, parameter->code);
+            return -1;
+        }
+        if (parameter->code == 'v') {
+            char *end;
+            parameter->bytes = (uint16_t)strtoul(format, &end, 10);
+            format = end;
+        }
+    }
+    return 0;
+}
+
+static int resolve(Slot *slot) {
+    PyObject *found = PyObject_CallFunction(slot->resolve, "ss", slot->name, slot->signature), *function, *text;
+    if (found == NULL)
+        return -1;
+    int done = -1;
+    Py_ssize_t size = PyTuple_Check(found) ? PyTuple_Size(found) : 0;
+    if (size == 2 || size == 3) {
+        function = PyTuple_GetItem(found, 0);
+        text = PyUnicode_AsUTF8String(PyTuple_GetItem(found, 1));
+        if (text != NULL && slot->call == NULL && read_format(slot, PyBytes_AsString(text)) == 0) {
+            slot->core = size == 3 ? Py_NewRef(PyTuple_GetItem(found, 2)) : NULL;
+            slot->call = Py_NewRef(function);
+        }
+        if (text != NULL && slot->call != NULL)
+            done = 0;
+        Py_XDECREF(text);
+    } else
+        PyErr_SetString(PyExc_TypeError, "resolve returns a function and the format of its parameters");
+    Py_DECREF(found);
+    return done;
+}
+
+/* The result for the exception that is set; it is cleared. */
+static int result_of_error(Slot *slot) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (value != NULL && trace != NULL)
+        PyException_SetTraceback(value, trace);
+    if (type != NULL && PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt))
+        PyErr_SetInterrupt(); /* again, as soon as Python code runs */
+    PyObject *code = PyObject_CallFunction(slot->failed, "sO", slot->name, value ? value : Py_None);
+    int result = code == NULL ? UNKNOWN : (int)PyLong_AsLong(code);
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        result = UNKNOWN;
+    }
+    Py_XDECREF(code);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return result;
+}
+
+/* Whether the call is to be passed on, now that cuInit may have found that the program runs natively. */
+enum { PASS_ON = -2 };
+
+static int enter(Slot *slot, const uint64_t *words) {
+    PyObject *type, *value, *trace;
+    if (atomic_load_explicit(&has_ended, memory_order_acquire) || is_finalizing())
+        return slot->always_passes ? PASS_ON : DEINITIALIZED;
+    PyGILState_STATE state = PyGILState_Ensure();
+    int result, had_error = PyErr_Occurred() != NULL; /* a destructor may run while an exception is on its way */
+    if (had_error)
+        PyErr_Fetch(&type, &value, &trace);
+    if (slot->call == NULL && resolve(slot) < 0)
+        result = result_of_error(slot);
+    else if ((result = call(slot, words)) == -1)
+        result = result_of_error(slot);
+    if (had_error)
+        PyErr_Restore(type, value, trace);
+    PyGILState_Release(state);
+    return atomic_load_explicit(&passes, memory_order_acquire) ? PASS_ON : result;
+}
+
+#define ENTRY(n)                                                                                                       \
+    static int entry_##n(PARAMETERS) {                                                                                 \
+        if (!atomic_load_explicit(&passes, memory_order_acquire)) {                                                    \
+            const uint64_t words[] = {IN_REGISTERS(SAME), ON_STACK(SAME)};                                             \
+            int result = enter(&slots[0x##n], words);                                                                  \
+            if (result != PASS_ON)                                                                                     \
+                return result;                                                                                         \
+        }                                                                                                              \
+        return slots[0x##n].original(ARGUMENTS);                                                                       \
+    }
+#define EACH_16(what, n)                                                                                               \
+    what(n##0) what(n##1) what(n##2) what(n##3) what(n##4) what(n##5) what(n##6) what(n##7) what(n##8) what(n##9)      \
+        what(n##a) what(n##b) what(n##c) what(n##d) what(n##e) what(n##f)
+#define EACH_256(what, n)                                                                                              \
+    EACH_16(what, n##0) EACH_16(what, n##1) EACH_16(what, n##2) EACH_16(what, n##3) EACH_16(what, n##4)                \
+        EACH_16(what, n##5) EACH_16(what, n##6) EACH_16(what, n##7) EACH_16(what, n##8) EACH_16(what, n##9)            \
+            EACH_16(what, n##a) EACH_16(what, n##b) EACH_16(what, n##c) EACH_16(what, n##d) EACH_16(what, n##e)        \
+                EACH_16(what, n##f)
+#define EACH(what)                                                                                                     \
+    EACH_256(what, 0) EACH_256(what, 1) EACH_256(what, 2) EACH_256(what, 3) EACH_256(what, 4) EACH_256(what, 5)
+EACH(ENTRY)
+#define LISTED(n) entry_##n,
+static const Function entries[ENTRIES] = {EACH(LISTED)};
+
+static PyObject *route(PyObject *module, PyObject *arguments) {
+    const char *name, *signature;
+    PyObject *capsule, *resolve, *failed;
+    int always_passes = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "sOOO|p:route", &name, &capsule, &resolve, &failed, &always_passes))
+        return NULL;
+    if ((signature = PyCapsule_GetName(capsule)) == NULL)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "%s has no signature", name);
+    if (used == ENTRIES)
+        return PyErr_Format(PyExc_RuntimeError, "there are no more than %d entry points", ENTRIES);
+    void *original = PyCapsule_GetPointer(capsule, signature);
+    if (original == NULL)
+        return NULL;
+    Slot *slot = &slots[used];
+    char *its_name = strdup(name), *its_signature = strdup(signature); /* for good, as the capsule's name must be */
+    if (its_name == NULL || its_signature == NULL) {
+        free(its_name);
+        free(its_signature);
+        return PyErr_NoMemory();
+    }
+    PyObject *made = PyCapsule_New((void *)entries[used], its_signature, NULL);
+    if (made == NULL)
+        return NULL;
+    *slot = (Slot){.original = (Function)original, .name = its_name, .signature = its_signature,
+                   .resolve = Py_NewRef(resolve), .failed = Py_NewRef(failed), .always_passes = (char)always_passes};
+    used++;
+    return made;
+}
+
+static PyObject *address(PyObject *module, PyObject *capsule) {
+    (void)module;
+    const char *signature = PyCapsule_GetName(capsule);
+    void *pointer = signature == NULL && PyErr_Occurred() ? NULL : PyCapsule_GetPointer(capsule, signature);
+    return pointer == NULL ? NULL : PyLong_FromVoidPtr(pointer);
+}
+
+static PyObject *signature(PyObject *module, PyObject *capsule) {
+    (void)module;
+    const char *text = PyCapsule_GetName(capsule);
+    return text == NULL ? NULL : PyUnicode_FromString(text);
+}
+
+static PyObject *pass_on(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    atomic_store_explicit(&passes, 1, memory_order_release);
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_checked(PyObject *module, PyObject *value) {
+    (void)module;
+    is_checked = value == Py_True;
+    Py_RETURN_NONE;
+}
+
+static PyObject *end(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    atomic_store_explicit(&has_ended, 1, memory_order_release);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"route", route, METH_VARARGS,
+     PyDoc_STR("route(name, capsule, resolve, failed, always_passes=False): return a capsule of a C function that takes\n"
+               "the place of a capsule's. ``resolve(name, signature)`` returns the Python function, the format of its\n"
+               "parameters, and perhaps the core that it calls after its checks, at the first call; ``failed(name, exception)`` the result for what it raises. Once the\n"
+               "interpreter ends it returns 4 (DEINITIALIZED), or calls the original if ``always_passes``.")},
+    {"address", address, METH_O, PyDoc_STR("address(capsule): return the address of a capsule's function.")},
+    {"signature", signature, METH_O, PyDoc_STR("signature(capsule): return the C signature of a capsule's function.")},
+    {"pass_on", pass_on, METH_NOARGS, PyDoc_STR("From now on all calls go to the original functions.")},
+    {"set_checked", set_checked, METH_O,
+     PyDoc_STR("Say whether the checks before a core would pass: then cores are called without them.")},
+    {"end", end, METH_NOARGS, PyDoc_STR("From now on no call enters the interpreter: it is about to end.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_entry_points", "C functions over Python functions.", -1,
+                                 methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__entry_points(void) {
+    void *found = dlsym(RTLD_DEFAULT, "Py_IsFinalizing"); /* public since 3.13 */
+    if (found == NULL)
+        found = dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
+    if (found == NULL) {
+        PyErr_SetString(PyExc_ImportError, "this interpreter does not say whether it is ending");
+        return NULL;
+    }
+    memcpy(&is_finalizing, &found, sizeof found);
+    return PyModule_Create(&definition);
+}

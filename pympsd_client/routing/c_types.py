@@ -1,0 +1,80 @@
+"""C's types as entry points read and write them: a code for each, from a row's parameter or a capsule's signature.
+
+The codes are those of native/src/entry_points.c.
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any, Final
+
+from pympsd_client._arguments.bindings import bindings
+
+_NUMBERS: Final = {
+    "int": "i",
+    "CUdevice": "i",
+    "unsigned int": "I",
+    "cuuint32_t": "I",
+    "unsigned short": "H",
+    "unsigned char": "B",
+    "float": "f",
+    "double": "d",
+}
+_WIDE: Final = frozenset({"size_t", "unsigned long long", "cuuint64_t", "CUdeviceptr", "CUtexObject", "CUsurfObject"})
+BY_VALUE: Final = {
+    "CUmemLocation": 8,
+    "CUipcMemHandle": 64,
+    "CUipcEventHandle": 64,
+    "cudaExtent": 24,
+    "cudaPitchedPtr": 32,
+}
+"""Structures that functions take by value, and their bytes."""
+STRUCTURES: Final = {
+    "CUuuid": 16,
+    "CUexecAffinityParam": 8,
+    "CUmemLocation": 8,
+    "CUipcMemHandle": 64,
+    "CUipcEventHandle": 64,
+    "CUDA_ARRAY_DESCRIPTOR": 24,
+    "CUDA_ARRAY3D_DESCRIPTOR": 40,
+    "CUmemAllocationProp": 32,
+    "CUmemPoolProps": 88,
+    "CUstreamAttrValue": 64,
+}
+"""Structures that functions return, and their bytes."""
+
+
+def parameters(signature: str) -> tuple[str, ...]:
+    """Return the types of a C function's parameters, ``const`` left out."""
+    inside = signature[signature.index("(") + 1 : signature.rindex(")")].strip()
+    if inside in ("", "void"):
+        return ()
+    return tuple(plain(one) for one in inside.split(","))
+
+
+def plain(type: str) -> str:
+    """Return a type without ``const`` and ``struct``, one space before its asterisks."""
+    words = [word for word in type.replace("*", " * ").split() if word not in ("const", "struct", "enum")]
+    stars = words.count("*")
+    name = " ".join(word for word in words if word != "*")
+    return f"{name} {'*' * stars}" if stars else name
+
+
+def code(type: str) -> str:
+    """Return the code of an integer's, enum's, handle's or pointer's type."""
+    if type.endswith("*") or type in _WIDE:
+        return "Q"
+    if type in _NUMBERS:
+        return _NUMBERS[type]
+    if type.startswith("cuda"):  # the runtime's: its handles and functions end so, its enums do not
+        is_wide = (type.endswith("_t") and type != "cudaError_t") or type == "cudaGraphConditionalHandle"
+        return "Q" if is_wide else "i"
+    found: Any = getattr(bindings, type, None)
+    return "i" if isinstance(found, builtins.type) and issubclass(found, int) else "Q"  # an enum, or a handle
+
+
+def structure(type: str) -> Any:
+    """Return the class of cuda.bindings for what a type points to, if that is a structure; else None."""
+    found: Any = getattr(bindings, type.removesuffix(" *"), None) if type.endswith(" *") else None
+    is_structure = isinstance(found, builtins.type) and any(one.__name__.endswith("_st") for one in found.__mro__)
+    return found if is_structure else None

@@ -1,0 +1,184 @@
+"""The functions of cuda.bindings.cydriver, over the cores that the rows of `pympsd_client.signatures` name.
+
+A function gets C's arguments as ints, texts and structures at addresses, and returns the outputs' values; the C part
+(native/src/entry_points.c) reads and writes them by a format made from the row.
+"""
+
+from __future__ import annotations
+
+import atexit
+from importlib import import_module
+from typing import Any, Final
+
+from pympsd_client._api.entry_point import is_as_given, not_permitted, output_wrapper
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.host_pointer import at
+from pympsd_client._command_stream.launch_cache import when_invalidated
+from pympsd_client._objects.process import process
+from pympsd_client._objects.thread_local import this_thread
+from pympsd_client.native import _entry_points
+from pympsd_client.routing import c_types
+from pympsd_client.routing.explain import refusing, result_of
+from pympsd_client.routing.special import SPECIAL
+from pympsd_client.routing.structures import interned, packed, read, read_later, write
+from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
+
+Resolved = tuple[Any, ...]
+"""A function, the format of its parameters, and its core if it does no more than check and call that."""
+_OPTIONAL_OUTPUTS: Final = frozenset(
+    {
+        "cuCtxGetStreamPriorityRange",
+        "cuFuncGetParamInfo",
+        "cuKernelGetParamInfo",
+        "cuLibraryGetGlobal",
+        "cuLibraryGetManaged",
+        "cuMemGetAddressRange",
+        "cuModuleGetGlobal",
+        "cuOccupancyMaxPotentialBlockSize",
+    }
+)
+"""Functions some of whose output pointers may be NULL."""
+_OPTIONAL_TEXTS: Final = frozenset({"cuLinkAddData"})
+"""Functions whose texts may be NULL."""
+
+# The connection is closed by the hook's own function, later than this process's others.
+atexit.unregister(process.at_exit)
+process.when_native.append(_entry_points.pass_on)
+
+
+def resolve(name: str, signature: str) -> Resolved:
+    """Return the function behind an entry point, and the format of its parameters."""
+    row = SIGNATURES.get(name)
+    if name in SPECIAL:
+        return SPECIAL[name]()
+    if row is None:
+        return refusing(name), ""
+    types = c_types.parameters(signature)
+    parameters = _parameters(row, types)
+    format = "".join(_format(row, parameter, type) for parameter, type in zip(parameters, types, strict=True))
+    names = _names(row)
+    source, is_direct = _source(row, parameters, types)
+    exec(compile(source, f"<routed {name}>", "exec"), names)
+    return (names[name], format, names["_core"]) if is_direct else (names[name], format)
+
+
+def failed(name: str, error: BaseException | None) -> int:
+    """Return the result of a call that raised."""
+    return result_of(name, error)
+
+
+def _null(name: str) -> CudaError:
+    return invalid_value(f"{name} is NULL; pass the address of a text")
+
+
+def _parameters(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
+    """Return the row's parameters as this version of cuda.bindings has them."""
+    if len(row.parameters) == len(types):
+        return row.parameters
+    return tuple(
+        Parameter(
+            type.removesuffix("*").strip() if index < len(row.outputs) else type,
+            f"_{index}",
+            index < len(row.outputs),
+            index >= len(row.outputs),
+        )
+        for index, type in enumerate(types)
+    )
+
+
+def _format(row: Signature, parameter: Parameter, type: str) -> str:
+    if not parameter.is_output:
+        if parameter.type == "char *":
+            return "s"
+        by_value = c_types.BY_VALUE.get(type)
+        return c_types.code(type) if by_value is None else f"v{by_value}"
+    sign = "?" if row.name in _OPTIONAL_OUTPUTS else ">"
+    pointee = type.removesuffix("*").strip()
+    is_text = pointee == "char" and parameter.type == "char *"
+    if pointee in c_types.STRUCTURES or is_text or parameter.type == "void":
+        return f"{sign}b"
+    return sign + (c_types.code(pointee) if pointee != "void" else "Q")
+
+
+def _names(row: Signature) -> dict[str, Any]:
+    return {
+        "_at": at,
+        "_checked": _checked,
+        "_core": getattr(import_module(f"pympsd_client.{row.module}"), row.core),
+        "_interned": interned,
+        "_not_permitted": not_permitted,
+        "_process": process,
+        "_null": _null,
+        "_packed": packed,
+        "_read": read,
+        "_read_later": read_later,
+        "_this_thread": this_thread,
+        "_write": write,
+        "_wrap": output_wrapper,
+    }
+
+
+def _source(row: Signature, parameters: tuple[Parameter, ...], types: tuple[str, ...]) -> tuple[str, bool]:
+    """Return a function's source, and whether it does no more than some checks and the call of its core."""
+    inputs = [(one, type) for one, type in zip(parameters, types, strict=True) if not one.is_output]
+    given = ", ".join(one.name for one, _ in inputs)
+    lines = [f"def {row.name}({given}):"]
+    if row.calling is not Calling.ANYWHERE:
+        lines += ["    if _process.calls_back and _this_thread.in_host_function: raise _not_permitted()"]
+    conversions = [f"    {line}" for one, type in inputs for line in _conversion(row, one, type)]
+    lines += conversions
+    if row.calling not in (Calling.ANYWHERE, Calling.BEFORE_INIT):
+        lines += ["    if _process.connection is None: _process.require()"]
+    arguments = given if row.calling is Calling.VARIANTS and "*" in row.arguments else row.arguments
+    call = f"_core({arguments})"
+    is_direct = row.calling is Calling.INITIALIZED and not conversions and arguments == given
+    outputs = [(one, type) for one, type in zip(parameters, types, strict=True) if one.is_output]
+    values = [f"o{index}" for index in range(len(outputs))]
+    shown = [_shown(value, one, type) for value, (one, type) in zip(values, outputs, strict=True)]
+    if not outputs:
+        lines += [f"    {call}"]
+    elif shown == values:
+        lines += ["    _checked()"] if is_direct else []
+        lines += [f"    return {call}"]
+    else:
+        lines += [f"    {', '.join(values)} = {call}", f"    return {', '.join(shown)}"]
+    return "\n".join(lines), is_direct and bool(outputs) and shown == values
+
+
+def _checked() -> None:
+    """From now on cores are called without the checks that have passed, until something may change that."""
+    if not process.calls_back:
+        _entry_points.set_checked(True)
+
+
+def _not_checked() -> None:
+    _entry_points.set_checked(False)
+
+
+when_invalidated.append(_not_checked)
+
+
+def _conversion(row: Signature, parameter: Parameter, type: str) -> list[str]:
+    name = parameter.name
+    if parameter.type == "char *":
+        if row.name in _OPTIONAL_TEXTS:
+            return [f"if {name} is None: {name} = ''"]
+        return [f"if {name} is None: raise _null({name!r})"]
+    if parameter.type == "void *":
+        return [f"{name} = _at({name})"]
+    if parameter.type == "const void *" or (parameter.type.endswith(" *") and is_as_given(parameter.type)):
+        return [f"{name} = _read_later({parameter.type!r}, {name})"]
+    if c_types.structure(type) is not None or type in c_types.BY_VALUE:
+        return [f"{name} = _read({type!r}, {name})"]
+    return []
+
+
+def _shown(value: str, parameter: Parameter, type: str) -> str:
+    if type == "char **" and parameter.type == "char *":
+        return f"_interned({value})"
+    if parameter.type == "void":
+        return f"_packed({value})"
+    pointee = type.removesuffix("*").strip()
+    if pointee in c_types.STRUCTURES:
+        return f"_write({pointee!r}, {value})"
+    return value

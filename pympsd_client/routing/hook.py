@@ -1,0 +1,109 @@
+"""The import hook: as soon as a module of function pointers has been executed, its pointers are replaced.
+
+It imports as little as a Python needs that never uses CUDA. Where the daemon leads the driver's own server nothing is
+replaced: programs reach that one through the driver.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final
+
+MODULES: Final = (
+    "cuda.bindings.cydriver",
+    "cuda.bindings.cyruntime",
+    "cuda.bindings.cynvrtc",
+    "cuda.bindings.cynvfatbin",
+    "cuda.bindings.cynvjitlink",
+    "cuda.bindings.cynvml",
+)
+"""The modules of function pointers."""
+_USERS: Final = ("cuda.bindings.driver", "cuda.bindings.runtime", "cuda.core")
+
+
+def install() -> None:
+    """Install the hook; RuntimeError if cuda.bindings is imported already, for then its pointers are taken."""
+    if any(isinstance(one, _Finder) for one in sys.meta_path):
+        return
+    taken = [name for name in (*MODULES, *_USERS) if name in sys.modules]
+    if taken:
+        raise RuntimeError(
+            f"{taken[0]} was imported before pympsd could replace its function pointers: start the program with "
+            "pympsd-run, and let no .pth file or sitecustomize import it"
+        )
+    sys.meta_path.insert(0, _Finder())
+    atexit.register(_end)  # so early that it is called last, when the program's own functions have been called
+
+
+def _end() -> None:
+    """Close the connection, and let no call enter the interpreter any more: destructors still make some."""
+    client = sys.modules.get("pympsd_client._objects.process")
+    entry_points = sys.modules.get("pympsd_client.native._entry_points")
+    try:
+        if client is not None:
+            client.process.at_exit()
+    finally:
+        if entry_points is not None:
+            entry_points.end()
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of function pointers as Python would, and has them replaced after their execution."""
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in MODULES:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+class _Loader(Loader):
+    """Loads a module with its own loader, then replaces its function pointers."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader: Final = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        spec.loader = self._loader
+        try:
+            return self._loader.create_module(spec)
+        finally:
+            spec.loader = self
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        if not _leads_the_drivers_server():
+            from pympsd_client.routing.pointers import replace  # what it imports takes time
+
+            replace(module.__name__, module.__dict__["__pyx_capi__"])
+
+
+def _leads_the_drivers_server() -> bool:
+    """Return whether the daemon of this process leads the driver's own server: its socket takes packets."""
+    import os
+    import socket
+
+    from pympsd.vocabulary import files
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(f"{files.pipe_directory(dict(os.environ))}/{files.CONTROL}")
+        except BlockingIOError:  # it takes packets, and has no room for one more connection now
+            return True
+        except OSError:  # no daemon, or EPROTOTYPE: one with servers of pympsd
+            return False
+    return True

@@ -1,0 +1,123 @@
+"""The replacement of a module's function pointers, and the addresses of the old ones and the new."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+from pympsd_client.native import _entry_points
+
+
+@frozen
+class Library:
+    """A module of function pointers. ``functions`` is the module that resolves them, imported at the first call."""
+
+    functions: str
+    result: str
+    """The type that the functions return; those that return another one stay as they are."""
+    only: frozenset[str] | None = None
+    """The functions that are replaced, if not all."""
+    unless: frozenset[str] = frozenset()
+    """Functions that are not replaced."""
+
+
+LIBRARIES: Final = {
+    "cuda.bindings.cydriver": Library("pympsd_client.routing.driver", "CUresult"),
+    "cuda.bindings.cyruntime": Library(
+        "pympsd_client.routing.runtime.functions",
+        "cudaError_t",
+        unless=frozenset({"cudaRuntimeGetVersion", "getLocalRuntimeVersion"}),
+    ),
+    "cuda.bindings.cynvrtc": Library(
+        "pympsd_client.routing.nvrtc",
+        "nvrtcResult",
+        frozenset({"nvrtcCompileProgram", "nvrtcDestroyProgram", "nvrtcGetCUBIN", "nvrtcGetCUBINSize"}),
+    ),
+    "cuda.bindings.cynvfatbin": Library(
+        "pympsd_client.routing.nvfatbin", "nvFatbinResult", frozenset({"nvFatbinAddCubin"})
+    ),
+    "cuda.bindings.cynvjitlink": Library(
+        "pympsd_client.routing.nvjitlink",
+        "nvJitLinkResult",
+        frozenset(
+            {
+                "nvJitLinkAddData",
+                "nvJitLinkAddFile",
+                "nvJitLinkComplete",
+                "nvJitLinkCreate",
+                "nvJitLinkDestroy",
+                "nvJitLinkGetLinkedCubin",
+                "nvJitLinkGetLinkedCubinSize",
+            }
+        ),
+    ),
+    "cuda.bindings.cynvml": Library("pympsd_client.routing.nvml", "nvmlReturn_t"),
+}
+signatures: Final[dict[str, str]] = {}
+"""The C signatures of all functions of these modules by name."""
+originals: Final[dict[str, int]] = {}
+"""The addresses of all functions of these modules by name, as they were."""
+replaced: Final[dict[str, int]] = {}
+"""The addresses of the functions in their places."""
+
+
+def replace(module: str, pointers: dict[str, Any]) -> None:
+    """Replace the function pointers in a module's dictionary of capsules."""
+    if module == "cuda.bindings.cydriver":
+        name_the_driver()
+    library = LIBRARIES[module]
+
+    def resolve(name: str, signature: str) -> Any:
+        return import_module(library.functions).resolve(name, signature)
+
+    def failed(name: str, error: BaseException) -> Any:
+        return import_module(library.functions).failed(name, error)
+
+    for name, capsule in tuple(pointers.items()):
+        originals[name] = _entry_points.address(capsule)
+        signatures[name] = _entry_points.signature(capsule)
+        is_one = name not in library.unless if library.only is None else name in library.only
+        if not is_one or not signatures[name].startswith(f"{library.result} ("):
+            continue
+        pointers[name] = _entry_points.route(name, capsule, resolve, failed, library.only is not None)
+        replaced[name] = _entry_points.address(pointers[name])
+    if "nvmlErrorString" in pointers:
+        pointers["nvmlErrorString"] = _text_function("nvmlErrorString", library)
+
+
+_TextFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)
+_text_functions: Final[list[tuple[Any, bytes]]] = []
+"""For good: C keeps their addresses and the names of their capsules."""
+
+
+def _text_function(name: str, library: Library) -> Any:
+    """Return a capsule of a function that returns a text for a result; entry points return ints."""
+
+    def text(code: int) -> int:
+        found: int = import_module(library.functions).error_string(code)
+        return found
+
+    _text_functions.append((_TextFunction(text), signatures[name].encode()))
+    function, signature = _text_functions[-1]
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+        ("PyCapsule_New", ctypes.pythonapi)
+    )
+    return make(ctypes.cast(function, ctypes.c_void_p), signature, None)
+
+
+def name_the_driver() -> None:
+    """Where there is no driver, have its library's name found: numba looks for it before it calls cuda.bindings."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        for file in Path(_entry_points.__file__).parent.glob("_libcuda_name*.so"):
+            ctypes.CDLL(str(file))
+
+
+def original(name: str, *parameters: Any) -> Any:
+    """Return a function as it was, with ctypes types of its parameters; its result is an int."""
+    return ctypes.CFUNCTYPE(ctypes.c_int, *parameters)(originals[name])

@@ -1,0 +1,145 @@
+"""Copies (CUDA runtime API, Memory Management): their kind, or the addresses, say what is device memory."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.structs import Memcpy3D
+from pympsd_client._objects.process import process
+from pympsd_client.routing.runtime.calls import api
+from pympsd_client.routing.runtime.memory import is_device
+
+_BY_KIND: Final = {0: (False, False), 1: (True, False), 2: (False, True), 3: (True, True)}
+"""Whether destination and source are device memory, by cudaMemcpyKind."""
+_DEFAULT: Final = 4
+_INVALID_DIRECTION: Final = 21
+"""cudaErrorInvalidMemcpyDirection, which the driver does not have"""
+_HOST, _DEVICE, _ARRAY = 1, 2, 3
+"""CUmemorytype"""
+
+
+def copy(destination: int, source: int, count: int, kind: int) -> None:
+    """Copy; return when the copy is complete."""
+    _copy(destination, source, count, kind, None)
+
+
+def copy_async(destination: int, source: int, count: int, kind: int, stream: int) -> None:
+    """Copy in stream order."""
+    _copy(destination, source, count, kind, stream)
+
+
+def _copy(destination: int, source: int, count: int, kind: int, stream: int | None) -> None:
+    to_device, from_device = _sides(destination, source, kind)
+    if not count:
+        return
+    if not destination or not source:
+        raise invalid_value("an address of the copy is NULL")
+    if not to_device and not from_device:
+        if stream is not None:
+            api.cuStreamSynchronize(stream)
+        ctypes.memmove(destination, source, count)
+        return
+    name = "cuMemcpyDtoD" if to_device and from_device else "cuMemcpyHtoD" if to_device else "cuMemcpyDtoH"
+    if stream is None:
+        getattr(api, name)(destination, source, count)
+    else:
+        getattr(api, f"{name}Async")(destination, source, count, stream)
+
+
+def copy_peer(destination: int, to: int, source: int, of: int, count: int, stream: int = 0) -> None:
+    """Copy between two devices in stream order; INVALID_DEVICE."""
+    process.device(to)
+    process.device(of)
+    if count:
+        api.cuMemcpyDtoDAsync(destination, source, count, stream)
+
+
+class _Parameters(ctypes.Structure):
+    """cudaMemcpy3DParms"""
+
+    _fields_ = (
+        ("srcArray", ctypes.c_size_t),
+        ("srcPos", ctypes.c_size_t * 3),
+        ("srcPtr", ctypes.c_size_t * 4),
+        ("dstArray", ctypes.c_size_t),
+        ("dstPos", ctypes.c_size_t * 3),
+        ("dstPtr", ctypes.c_size_t * 4),
+        ("extent", ctypes.c_size_t * 3),
+        ("kind", ctypes.c_int),
+    )
+
+
+def copy_2d(destination: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int) -> None:
+    """Copy rows; return when the copy is complete."""
+    _submit(rows(destination, to_pitch, source, pitch, width, height, kind), None)
+
+
+def copy_2d_async(
+    destination: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int, stream: int
+) -> None:
+    """Copy rows in stream order."""
+    _submit(rows(destination, to_pitch, source, pitch, width, height, kind), stream)
+
+
+def rows(destination: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int) -> Any:
+    """Return the driver's description of a copy of rows."""
+    to_device, from_device = _sides(destination, source, kind)
+    made: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, dstPitch=to_pitch, srcPitch=pitch)
+    _side(made, "dst", destination, to_device)
+    _side(made, "src", source, from_device)
+    return made
+
+
+def copy_3d(place: int) -> None:
+    """Copy slices of rows; return when the copy is complete."""
+    _submit(slices(place), None)
+
+
+def copy_3d_async(place: int, stream: int) -> None:
+    """Copy slices of rows in stream order."""
+    _submit(slices(place), stream)
+
+
+def slices(place: int) -> Any:
+    """Return the driver's description of a cudaMemcpy3DParms."""
+    if not place:
+        raise invalid_value("the address of the cudaMemcpy3DParms is NULL")
+    given: Any = _Parameters.from_address(place)
+    if given.srcArray or given.dstArray:
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED, "cudaMemcpy3D of CUDA arrays is not supported; copy linear memory"
+        )
+    to_device, from_device = _sides(given.dstPtr[0], given.srcPtr[0], given.kind)
+    width, height, depth = given.extent
+    made: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=depth)
+    for name, is_device_memory in (("dst", to_device), ("src", from_device)):
+        address, pitch, _, rows = getattr(given, f"{name}Ptr")
+        _side(made, name, address, is_device_memory)
+        for field, value in zip(("XInBytes", "Y", "Z"), getattr(given, f"{name}Pos"), strict=True):
+            setattr(made, name + field, value)
+        setattr(made, f"{name}Pitch", pitch)
+        setattr(made, f"{name}Height", rows)
+    return made
+
+
+def _side(made: Any, name: str, address: int, is_device_memory: bool) -> None:
+    setattr(made, f"{name}MemoryType", _DEVICE if is_device_memory else _HOST)
+    setattr(made, f"{name}Device" if is_device_memory else f"{name}Host", address)
+
+
+def _submit(made: Any, stream: int | None) -> None:
+    if stream is None:
+        api.cuMemcpy3D(ctypes.addressof(made))
+    else:
+        api.cuMemcpy3DAsync(ctypes.addressof(made), stream)
+
+
+def _sides(destination: int, source: int, kind: int) -> tuple[bool, bool]:
+    if kind == _DEFAULT:
+        return is_device(destination), is_device(source)
+    if kind not in _BY_KIND:
+        raise CudaError(_INVALID_DIRECTION, f"cudaMemcpyKind is 0 to 4, not {kind}")
+    return _BY_KIND[kind]

@@ -1,0 +1,108 @@
+"""Allocations, fills and attributes of addresses (CUDA runtime API, Memory Management and Unified Addressing)."""
+
+from __future__ import annotations
+
+import struct
+from ctypes import memmove
+from typing import Final
+
+from pympsd.vocabulary.device_facts import ordinal_of
+from pympsd.vocabulary.results import Result
+from pympsd_client._api.memory import pointer
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._objects.process import process
+from pympsd_client.routing.runtime.calls import api
+
+_ELEMENT_BYTES: Final = 4
+_EXTENT: Final = struct.Struct("=3Q")
+_PITCHED: Final = struct.Struct("=4Q")
+_ATTRIBUTES: Final = struct.Struct("=iiQQ")
+_MEMORY_TYPE, _DEVICE_POINTER, _HOST_POINTER, _IS_MANAGED, _DEVICE = 2, 3, 4, 8, 9
+"""CUpointer_attribute"""
+_UNREGISTERED, _DEVICE_MEMORY, _MANAGED = 0, 2, 3
+"""cudaMemoryType; 1 is host memory, as it is in CUmemorytype"""
+
+
+def is_device(address: int) -> bool:
+    """Return whether an address lies in the window of a visible device."""
+    ordinal = ordinal_of(address)
+    return any(device.ordinal == ordinal for device in process.require().devices)
+
+
+def allocate(size: int) -> int:
+    """Return the address of new device memory, 0 for 0 bytes; OUT_OF_MEMORY."""
+    return int(api.cuMemAlloc(size)) if size else 0
+
+
+def allocate_async(size: int, stream: int) -> int:
+    """Return the address of new memory in stream order, 0 for 0 bytes; OUT_OF_MEMORY."""
+    return int(api.cuMemAllocAsync(size, stream)) if size else 0
+
+
+def allocate_pitch(width: int, height: int) -> tuple[int, int]:
+    """Return the address of memory for rows, and the bytes between them."""
+    if not width or not height:
+        return 0, 0
+    address, pitch = api.cuMemAllocPitch(width, height, _ELEMENT_BYTES)
+    return address, pitch
+
+
+def allocate_3d(extent: bytes) -> bytes:
+    """Return the cudaPitchedPtr of memory for slices of rows."""
+    width, height, depth = _EXTENT.unpack(extent)
+    address, pitch = allocate_pitch(width, height * depth)
+    return _PITCHED.pack(address, pitch, width, height)
+
+
+def free(address: int) -> None:
+    """Free device memory; 0 is nothing to free."""
+    if address:
+        api.cuMemFree(address)
+
+
+def free_host(address: int) -> None:
+    """Free page-locked host memory; 0 is nothing to free."""
+    if address:
+        api.cuMemFreeHost(address)
+
+
+def fill(address: int, value: int, count: int, stream: int = 0) -> None:
+    """Set bytes in stream order."""
+    if count:
+        api.cuMemsetD8Async(address, value & 0xFF, count, stream)
+
+
+def fill_2d(address: int, pitch: int, value: int, width: int, height: int, stream: int = 0) -> None:
+    """Set the bytes of rows in stream order."""
+    if width and height:
+        api.cuMemsetD2D8Async(address, pitch, value & 0xFF, width, height, stream)
+
+
+def fill_3d(pitched: bytes, value: int, extent: bytes, stream: int = 0) -> None:
+    """Set the bytes of rows of slices in stream order."""
+    address, pitch, _, rows = _PITCHED.unpack(pitched)
+    width, height, depth = _EXTENT.unpack(extent)
+    for index in range(depth):
+        fill_2d(address + index * pitch * rows, pitch, value, width, height, stream)
+
+
+def pointer_attributes(place: int, address: int) -> None:
+    """Write the cudaPointerAttributes of an address; of memory that CUDA does not know its type is unregistered."""
+    if not place:
+        raise invalid_value("the address of the cudaPointerAttributes is NULL")
+    try:
+        kind = _attribute(_MEMORY_TYPE, address)
+    except CudaError as error:
+        if error.code != Result.ERROR_INVALID_VALUE:
+            raise
+        memmove(place, _ATTRIBUTES.pack(_UNREGISTERED, -2, 0, address), _ATTRIBUTES.size)
+        return
+    if _attribute(_IS_MANAGED, address):
+        kind = _MANAGED
+    host = 0 if kind == _DEVICE_MEMORY else _attribute(_HOST_POINTER, address)
+    data = _ATTRIBUTES.pack(kind, _attribute(_DEVICE, address), _attribute(_DEVICE_POINTER, address), host)
+    memmove(place, data, len(data))
+
+
+def _attribute(which: int, address: int) -> int:
+    return int.from_bytes(pointer.attribute(which, address).packed, "little")

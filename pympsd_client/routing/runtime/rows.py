@@ -1,0 +1,88 @@
+"""The functions of the runtime whose parameters are not those of a function of the driver, one row each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd_client.signatures.rows import Calling, chapter
+
+_ERRORS: Final = """
+cudaGetLastError() = take_last
+cudaPeekAtLastError() = last
+"""
+
+_DEVICES: Final = """
+cudaGetDevice(out int device) = current
+cudaSetDevice(int device) = set_current
+cudaInitDevice(int device, unsigned int deviceFlags, unsigned int flags) = initialize
+cudaDeviceReset() = reset
+cudaGetDeviceFlags(out unsigned int flags) = flags
+cudaSetDeviceFlags(unsigned int flags) = set_flags
+cudaGetDeviceProperties(cudaDeviceProp *prop, int device) = properties
+cudaDeviceEnablePeerAccess(int peerDevice, unsigned int flags) = enable_peer_access
+cudaDeviceDisablePeerAccess(int peerDevice) = disable_peer_access
+"""
+
+_MEMORY: Final = """
+cudaMalloc(out void *devPtr, size_t size) = allocate
+cudaMallocAsync(out void *devPtr, size_t size, cudaStream_t hStream) = allocate_async
+cudaMallocPitch(out void *devPtr, out size_t pitch, size_t width, size_t height) = allocate_pitch
+cudaMalloc3D(out cudaPitchedPtr pitchedDevPtr, cudaExtent extent) = allocate_3d
+cudaFree(void *devPtr) = free
+cudaFreeHost(void *ptr) = free_host
+cudaPointerGetAttributes(cudaPointerAttributes *attributes, void *ptr) = pointer_attributes
+cudaMemset(void *devPtr, int value, size_t count) = fill
+cudaMemsetAsync(void *devPtr, int value, size_t count, cudaStream_t stream) = fill
+cudaMemset2D(void *devPtr, size_t pitch, int value, size_t width, size_t height) = fill_2d
+cudaMemset2DAsync(void *devPtr, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream) = fill_2d
+cudaMemset3D(cudaPitchedPtr pitchedDevPtr, int value, cudaExtent extent) = fill_3d
+cudaMemset3DAsync(cudaPitchedPtr pitchedDevPtr, int value, cudaExtent extent, cudaStream_t stream) = fill_3d
+"""
+
+_COPIES: Final = """
+cudaMemcpy(void *dst, void *src, size_t count, cudaMemcpyKind kind) = copy
+cudaMemcpyAsync(void *dst, void *src, size_t count, cudaMemcpyKind kind, cudaStream_t stream) = copy_async
+cudaMemcpyPeer(void *dst, int dstDevice, void *src, int srcDevice, size_t count) = copy_peer
+cudaMemcpyPeerAsync(void *dst, int dstDevice, void *src, int srcDevice, size_t count, cudaStream_t stream) = copy_peer
+cudaMemcpy2D(void *dst, size_t dpitch, void *src, size_t spitch, size_t width, size_t height, cudaMemcpyKind kind)
+    = copy_2d
+cudaMemcpy2DAsync(void *dst, size_t dpitch, void *src, size_t spitch, size_t width, size_t height,
+    cudaMemcpyKind kind, cudaStream_t stream) = copy_2d_async
+cudaMemcpy3D(cudaMemcpy3DParms *p) = copy_3d
+cudaMemcpy3DAsync(cudaMemcpy3DParms *p, cudaStream_t stream) = copy_3d_async
+"""
+
+_STREAMS: Final = """
+cudaStreamCreate(out cudaStream_t pStream) = create
+cudaStreamGetDevice(cudaStream_t hStream, out int device) = device
+cudaEventCreate(out cudaEvent_t event) = create_event
+"""
+
+_DEPENDENCIES: Final = "out cudaGraphNode_t pGraphNode, cudaGraph_t graph, cudaGraphNode_t *pDependencies"
+_GRAPHS: Final = f"""
+cudaGraphAddKernelNode({_DEPENDENCIES}, size_t numDependencies, cudaKernelNodeParams *pNodeParams) = add_kernel
+cudaGraphAddMemcpyNode({_DEPENDENCIES}, size_t numDependencies, cudaMemcpy3DParms *pCopyParams) = add_copy
+cudaGraphAddMemcpyNode1D({_DEPENDENCIES}, size_t numDependencies, void *dst, void *src, size_t count,
+    cudaMemcpyKind kind) = add_copy_1d
+cudaGraphAddMemsetNode({_DEPENDENCIES}, size_t numDependencies, cudaMemsetParams *pMemsetParams) = add_fill
+cudaGraphExecMemsetNodeSetParams(cudaGraphExec_t hGraphExec, cudaGraphNode_t node, cudaMemsetParams *pNodeParams)
+    = set_fill
+cudaGraphAddNode({_DEPENDENCIES}, cudaGraphEdgeData *dependencyData, size_t numDependencies,
+    cudaGraphNodeParams *nodeParams) = add_any
+cudaGraphConditionalHandleCreate(out cudaGraphConditionalHandle pHandle_out, cudaGraph_t graph,
+    unsigned int defaultLaunchValue, unsigned int flags) = create_condition
+"""
+
+_FOLDER: Final = "routing.runtime"
+
+ROWS: Final = {
+    row.name: row
+    for row in (
+        *chapter(f"{_FOLDER}.errors", _ERRORS, Calling.ANYWHERE),
+        *chapter(f"{_FOLDER}.devices", _DEVICES, Calling.BEFORE_INIT),
+        *chapter(f"{_FOLDER}.memory", _MEMORY),
+        *chapter(f"{_FOLDER}.copies", _COPIES),
+        *chapter(f"{_FOLDER}.streams", _STREAMS),
+        *chapter(f"{_FOLDER}.graphs", _GRAPHS),
+    )
+}

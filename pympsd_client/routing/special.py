@@ -1,0 +1,93 @@
+"""Driver functions that are not made from their rows alone: launches, and the addresses of functions."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from ctypes import c_int, c_uint64, string_at
+from types import SimpleNamespace
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client import driver
+from pympsd_client._arguments.bindings import bindings
+from pympsd_client._arguments.errors import CudaError, invalid_value, last_error
+from pympsd_client._arguments.values import check_count
+from pympsd_client.routing import explain, graphs, memory
+from pympsd_client.routing.pointers import replaced
+from pympsd_client.signatures import SIGNATURES
+
+_CONFIG: Final = struct.Struct("=7I4xQQI")
+"""CUlaunchConfig: grid, block, dynamic shared memory, stream, attributes, their number."""
+_ATTRIBUTE_BYTES: Final = 72
+_NO_SYMBOL: Final = 1
+"""CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND"""
+
+
+def _launch() -> tuple[Callable[..., Any], str]:
+    return _public("cuLaunchKernel"), "QIIIIIIIQQQ"
+
+
+def _cooperative_launch() -> tuple[Callable[..., Any], str]:
+    return _public("cuLaunchCooperativeKernel"), "QIIIIIIIQQ"
+
+
+def _launch_by_config() -> tuple[Callable[..., Any], str]:
+    plain, other = _public("cuLaunchKernel"), _public("cuLaunchKernelEx")
+
+    def launch(config: int, function: int, parameters: int, extra: int) -> Any:
+        if not config:
+            raise invalid_value("cuLaunchKernelEx takes a CUlaunchConfig, not NULL")
+        *shape, stream, attributes, count = _CONFIG.unpack(string_at(config, _CONFIG.size))
+        if not count:
+            return plain(function, *shape, stream, parameters, extra)
+        if not attributes:
+            raise invalid_value(f"attrs of the CUlaunchConfig is NULL, and numAttrs {count}")
+        check_count(count, "attrs")
+        names = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
+        read = [bindings.CUlaunchAttribute(_ptr=attributes + _ATTRIBUTE_BYTES * index) for index in range(count)]
+        values = SimpleNamespace(**dict(zip(names, shape, strict=True)), hStream=stream, attrs=read, numAttrs=count)
+        return other(values, function, parameters, extra)
+
+    return launch, "QQQQ"
+
+
+def _public(name: str) -> Callable[..., Any]:
+    """Return the client's public function; its tuple is a result for the C part."""
+    function: Callable[..., Any] = getattr(driver, name)
+    if not explain.is_on():
+        return function
+
+    def explained(*arguments: Any) -> Any:
+        answer = function(*arguments)
+        if int(answer[0]):
+            explain.say(name, int(answer[0]), last_error())
+        return answer
+
+    return explained
+
+
+def _address_of_function() -> tuple[Callable[..., Any], str]:
+    def find(symbol: str | None, place: int, version: int, flags: int, status: int) -> None:
+        if not symbol or not place:
+            raise invalid_value("cuGetProcAddress takes a name and a place for the address; one is NULL")
+        # What has no row is not here, and a program that asks is to know it.
+        found = replaced.get(symbol, 0) if symbol in SIGNATURES or symbol in SPECIAL else 0
+        c_uint64.from_address(place).value = found
+        if status:
+            c_int.from_address(status).value = 0 if found else _NO_SYMBOL
+        if not found:
+            raise CudaError(Result.ERROR_NOT_FOUND, f"there is no driver function {symbol}")
+
+    return find, "sQiQQ"
+
+
+SPECIAL: Final[dict[str, Callable[[], tuple[Callable[..., Any], str]]]] = {
+    **memory.SPECIAL,
+    "cuGetProcAddress": _address_of_function,
+    "cuLaunchCooperativeKernel": _cooperative_launch,
+    "cuLaunchKernel": _launch,
+    "cuLaunchKernelEx": _launch_by_config,
+    **graphs.SPECIAL,
+}
+"""What resolves them."""

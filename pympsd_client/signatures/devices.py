@@ -1,0 +1,70 @@
+"""Errors, initialization, devices and contexts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd_client.signatures.rows import Calling, chapter
+
+_ERRORS: Final = """
+cuGetErrorName(CUresult error, out char *pStr) = name
+cuGetErrorString(CUresult error, out char *pStr) = description
+"""
+
+_INITIALIZATION: Final = """
+cuInit(int Flags) = initialize
+cuDriverGetVersion(out int driverVersion) = driver_version
+"""
+
+_DEVICES: Final = """
+cuDeviceGet(out CUdevice device, int ordinal) = device
+cuDeviceGetCount(out int count) = count
+cuDeviceGetName(out char *name, int length, CUdevice dev) = name
+cuDeviceGetUuid(out CUuuid uuid, CUdevice dev) = uuid
+cuDeviceGetUuid_v2(out CUuuid uuid, CUdevice dev) = uuid
+cuDeviceComputeCapability(out int major, out int minor, CUdevice dev) = compute_capability
+cuDeviceGetLuid(out char *luid, out unsigned int deviceNodeMask, CUdevice dev) = luid
+cuDeviceTotalMem(out size_t bytes, CUdevice dev) = total_memory
+cuDeviceGetAttribute(out int pi, CUdevice_attribute attrib, CUdevice dev) = attribute
+cuDeviceGetExecAffinitySupport(out int pi, CUexecAffinityType typename, CUdevice dev) = execution_affinity_support
+cuDeviceGetByPCIBusId(out CUdevice dev, char *pciBusId) = device_by_pci_bus_id
+cuDeviceGetPCIBusId(out char *pciBusId, int length, CUdevice dev) = pci_bus_id
+cuDeviceCanAccessPeer(out int canAccessPeer, CUdevice dev, CUdevice peerDev) = can_access_peer
+cuDeviceGetP2PAttribute(out int value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice)
+    = peer_attribute
+"""
+
+_CONTEXTS: Final = """
+cuDevicePrimaryCtxRetain(out CUcontext pctx, CUdevice dev) = retain_primary
+cuDevicePrimaryCtxRelease(CUdevice dev) = release_primary
+cuDevicePrimaryCtxReset(CUdevice dev) = reset_primary
+cuDevicePrimaryCtxGetState(CUdevice dev, out unsigned int flags, out int active) = primary_state
+cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags) = set_primary_flags
+cuCtxCreate_v3(out CUcontext pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev)
+    = create_with_affinity
+cuCtxCreate_v4(out CUcontext pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev) = create
+cuCtxDestroy(CUcontext ctx) = destroy
+cuCtxGetCurrent(out CUcontext pctx) = current_handle
+cuCtxSetCurrent(CUcontext ctx) = set_current
+cuCtxPushCurrent(CUcontext ctx) = push_current
+cuCtxPopCurrent(out CUcontext pctx) = pop_current
+cuCtxGetDevice(out CUdevice device) = device_of_current
+cuCtxSynchronize() = synchronize
+cuCtxGetFlags(out unsigned int flags) = flags_of_current
+cuCtxGetApiVersion(CUcontext ctx, out unsigned int version) = api_version
+cuCtxGetExecAffinity(out CUexecAffinityParam pExecAffinity, CUexecAffinityType typename) = execution_affinity
+cuCtxGetStreamPriorityRange(out int leastPriority, out int greatestPriority) = stream_priority_range
+"""
+
+_CONTEXT_VARIANTS: Final = """
+cuCtxCreate(out CUcontext pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)
+    = create_variant(*arguments, **keywords)
+"""
+
+ROWS: Final = (
+    *chapter("_api.errors", _ERRORS, Calling.ANYWHERE),
+    *chapter("_api.device", _INITIALIZATION, Calling.BEFORE_INIT),
+    *chapter("_api.device", _DEVICES),
+    *chapter("_api.context", _CONTEXTS),
+    *chapter("_api.context", _CONTEXT_VARIANTS, Calling.VARIANTS),
+)

@@ -1,0 +1,65 @@
+"""Modules, launches and occupancy."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd_client.signatures.rows import Calling, chapter
+
+_MODULES: Final = """
+cuModuleLoad(out CUmodule module, char *fname) = load_file
+cuModuleLoadData(out CUmodule module, void *image) = load
+cuModuleLoadDataEx(out CUmodule module, void *image, unsigned int numOptions, CUjit_option *options,
+    void **optionValues) = load_with_options
+cuModuleLoadFatBinary(out CUmodule module, void *fatCubin) = load
+cuModuleUnload(CUmodule hmod) = unload
+cuModuleGetFunction(out CUfunction hfunc, CUmodule hmod, char *name) = function
+cuModuleGetGlobal(out CUdeviceptr dptr, out size_t bytes, CUmodule hmod, char *name) = variable
+cuModuleGetLoadingMode(out CUmoduleLoadingMode mode) = loading_mode
+cuModuleGetFunctionCount(out unsigned int count, CUmodule mod) = function_count
+cuModuleEnumerateFunctions(out CUfunction *functions, unsigned int numFunctions, CUmodule mod) = enumerate_functions
+cuFuncGetAttribute(out int pi, CUfunction_attribute attrib, CUfunction hfunc) = attribute
+cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value) = set_attribute
+cuFuncGetName(out char *name, CUfunction hfunc) = name_of_function
+cuFuncGetModule(out CUmodule hmod, CUfunction hfunc) = module_of_function
+cuFuncGetParamInfo(CUfunction func, size_t paramIndex, out size_t paramOffset, out size_t paramSize) = parameter
+cuFuncGetParamCount(CUfunction func, out size_t paramCount) = parameter_count
+cuFuncIsLoaded(out CUfunctionLoadingState state, CUfunction function) = loading_state
+cuFuncLoad(CUfunction function) = load_function
+cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config) = set_cache_preference
+cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig config) = set_bank_size
+"""
+
+_LAUNCHES: Final = """
+cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
+    unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes,
+    CUstream hStream, void **kernelParams, void **extra) = launch(f, (gridDimX, gridDimY, gridDimZ,
+    blockDimX, blockDimY, blockDimZ, sharedMemBytes), hStream, kernelParams, extra)
+cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
+    unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes,
+    CUstream hStream, void **kernelParams) = launch_cooperative(f, (gridDimX, gridDimY, gridDimZ,
+    blockDimX, blockDimY, blockDimZ, sharedMemBytes), hStream, kernelParams)
+cuLaunchKernelEx(CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra) = launch_with_attributes
+"""
+
+_OCCUPANCY: Final = """
+cuOccupancyMaxActiveBlocksPerMultiprocessor(out int numBlocks, CUfunction func, int blockSize, size_t dynamicSMemSize)
+    = active_blocks
+cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(out int numBlocks, CUfunction func, int blockSize,
+    size_t dynamicSMemSize, unsigned int flags) = active_blocks
+cuOccupancyMaxPotentialBlockSize(out int minGridSize, out int blockSize, CUfunction func,
+    CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize, int blockSizeLimit) = best_block
+cuOccupancyMaxPotentialBlockSizeWithFlags(out int minGridSize, out int blockSize, CUfunction func,
+    CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize, int blockSizeLimit, unsigned int flags)
+    = best_block
+cuOccupancyAvailableDynamicSMemPerBlock(out size_t dynamicSmemSize, CUfunction func, int numBlocks, int blockSize)
+    = available_dynamic_bytes
+cuOccupancyMaxPotentialClusterSize(out int clusterSize, CUfunction func, CUlaunchConfig *config) = largest_cluster
+cuOccupancyMaxActiveClusters(out int numClusters, CUfunction func, CUlaunchConfig *config) = active_clusters
+"""
+
+ROWS: Final = (
+    *chapter("_api.module", _MODULES),
+    *chapter("_api.launch", _LAUNCHES, Calling.UNCONVERTED),
+    *chapter("_api.occupancy", _OCCUPANCY),
+)

@@ -1,0 +1,113 @@
+"""Graphs: made by hand, instantiated, launched, updated; user objects."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd_client.signatures.rows import chapter
+
+_STRUCTURE: Final = """
+cuGraphCreate(out CUgraph phGraph, unsigned int flags) = create
+cuGraphDestroy(CUgraph hGraph) = destroy
+cuGraphClone(out CUgraph phGraphClone, CUgraph originalGraph) = clone
+cuGraphNodeFindInClone(out CUgraphNode phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph) = find_in_clone
+cuGraphGetNodes(CUgraph hGraph, out CUgraphNode *nodes, inout size_t numNodes) = nodes
+cuGraphGetRootNodes(CUgraph hGraph, out CUgraphNode *rootNodes, inout size_t numRootNodes) = root_nodes
+cuGraphGetEdges(CUgraph hGraph, out CUgraphNode *from_, out CUgraphNode *to, out CUgraphEdgeData *edgeData,
+    inout size_t numEdges) = edges
+cuGraphNodeGetDependencies(CUgraphNode hNode, out CUgraphNode *dependencies, out CUgraphEdgeData *edgeData,
+    inout size_t numDependencies) = dependencies
+cuGraphNodeGetDependentNodes(CUgraphNode hNode, out CUgraphNode *dependentNodes, out CUgraphEdgeData *edgeData,
+    inout size_t numDependentNodes) = dependent_nodes
+cuGraphAddDependencies(CUgraph hGraph, CUgraphNode *from_, CUgraphNode *to, CUgraphEdgeData *edgeData,
+    size_t numDependencies) = add_dependencies
+cuGraphRemoveDependencies(CUgraph hGraph, CUgraphNode *from_, CUgraphNode *to, CUgraphEdgeData *edgeData,
+    size_t numDependencies) = remove_dependencies
+cuGraphDestroyNode(CUgraphNode hNode) = destroy_node
+cuGraphNodeGetType(CUgraphNode hNode, out CUgraphNodeType type) = node_type
+cuGraphGetId(CUgraph hGraph, out unsigned int graphId) = graph_id
+cuGraphNodeGetLocalId(CUgraphNode hNode, out unsigned int nodeId) = local_id
+cuGraphNodeGetToolsId(CUgraphNode hNode, out unsigned long long toolsNodeId) = tools_id
+cuGraphNodeGetContainingGraph(CUgraphNode hNode, out CUgraph phGraph) = containing_graph
+cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, out CUgraph phGraph) = child_graph
+cuGraphDebugDotPrint(CUgraph hGraph, char *path, unsigned int flags) = _graphs.dot.print_to
+cuUserObjectCreate(out CUuserObject object_out, void *ptr, CUhostFn destroy, unsigned int initialRefcount,
+    unsigned int flags) = create_user_object
+cuUserObjectRetain(CUuserObject object, unsigned int count) = retain_user_object
+cuUserObjectRelease(CUuserObject object, unsigned int count) = release_user_object
+cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags) = retain
+cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count) = release
+"""
+
+_ADD: Final = "out CUgraphNode phGraphNode, CUgraph hGraph, CUgraphNode *dependencies, size_t numDependencies"
+_NODES: Final = f"""
+cuGraphAddKernelNode({_ADD}, CUDA_KERNEL_NODE_PARAMS *nodeParams) = add_kernel
+cuGraphAddMemcpyNode({_ADD}, CUDA_MEMCPY3D *copyParams, CUcontext ctx) = add_copy
+cuGraphAddMemsetNode({_ADD}, CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx) = add_fill
+cuGraphAddHostNode({_ADD}, CUDA_HOST_NODE_PARAMS *nodeParams) = add_host
+cuGraphAddChildGraphNode({_ADD}, CUgraph childGraph) = add_child
+cuGraphAddEmptyNode({_ADD}) = add_empty
+cuGraphAddEventRecordNode({_ADD}, CUevent event) = add_record
+cuGraphAddEventWaitNode({_ADD}, CUevent event) = add_wait
+cuGraphAddMemAllocNode({_ADD}, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams) = add_allocation
+cuGraphAddMemFreeNode({_ADD}, CUdeviceptr dptr) = add_free
+cuGraphMemAllocNodeGetParams(CUgraphNode hNode, out CUDA_MEM_ALLOC_NODE_PARAMS params_out) = allocation_parameters
+cuGraphMemFreeNodeGetParams(CUgraphNode hNode, out CUdeviceptr dptr_out) = freed_address
+cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, out void value) = memory_attribute
+cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, const void *value) = set_memory_attribute
+cuDeviceGraphMemTrim(CUdevice device) = trim_memory
+cuGraphAddNode(out CUgraphNode phGraphNode, CUgraph hGraph, CUgraphNode *dependencies,
+    CUgraphEdgeData *dependencyData, size_t numDependencies, CUgraphNodeParams *nodeParams) = add_any
+cuGraphConditionalHandleCreate(out CUgraphConditionalHandle pHandle_out, CUgraph hGraph, CUcontext ctx,
+    unsigned int defaultLaunchValue, unsigned int flags) = create_condition
+cuGraphKernelNodeGetParams(CUgraphNode hNode, out CUDA_KERNEL_NODE_PARAMS nodeParams) = kernel_parameters
+cuGraphKernelNodeSetParams(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams) = set_kernel
+cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, out CUkernelNodeAttrValue value_out)
+    = kernel_attribute
+cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue *value)
+    = set_kernel_attribute
+cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src) = copy_kernel_attributes
+cuGraphMemcpyNodeGetParams(CUgraphNode hNode, out CUDA_MEMCPY3D nodeParams) = copy_parameters
+cuGraphMemcpyNodeSetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams) = set_copy
+cuGraphMemsetNodeGetParams(CUgraphNode hNode, out CUDA_MEMSET_NODE_PARAMS nodeParams) = fill_parameters
+cuGraphMemsetNodeSetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams) = set_fill
+cuGraphHostNodeGetParams(CUgraphNode hNode, out CUDA_HOST_NODE_PARAMS nodeParams) = host_parameters
+cuGraphHostNodeSetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams) = set_host
+cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = recorded_event
+cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event) = set_recorded_event
+cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = awaited_event
+cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, CUevent event) = set_awaited_event
+cuGraphNodeGetParams(CUgraphNode hNode, out CUgraphNodeParams nodeParams) = any_parameters
+cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams) = set_any
+"""
+
+_EXECUTABLE: Final = """
+cuGraphInstantiate(out CUgraphExec phGraphExec, CUgraph hGraph, unsigned long long flags) = instantiate
+cuGraphInstantiateWithParams(out CUgraphExec phGraphExec, CUgraph hGraph,
+    CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams) = instantiate_with_parameters
+cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) = launch
+cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream) = upload
+cuGraphExecDestroy(CUgraphExec hGraphExec) = destroy
+cuGraphExecGetFlags(CUgraphExec hGraphExec, out cuuint64_t flags) = flags
+cuGraphExecGetId(CUgraphExec hGraphExec, out unsigned int graphId) = executable_id
+cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, out CUgraphExecUpdateResultInfo resultInfo) = update
+cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams)
+    = set_kernel
+cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_MEMCPY3D *copyParams, CUcontext ctx)
+    = set_copy
+cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *memsetParams,
+    CUcontext ctx) = set_fill
+cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams) = set_host
+cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph) = set_child
+cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_recorded_event
+cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_awaited_event
+cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams) = set_any
+cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, out unsigned int isEnabled) = is_enabled
+cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled) = set_enabled
+"""
+
+ROWS: Final = (
+    *chapter("_graphs.structure", _STRUCTURE),
+    *chapter("_graphs.node_functions", _NODES),
+    *chapter("_graphs.executable_functions", _EXECUTABLE),
+)

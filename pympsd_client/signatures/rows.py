@@ -1,0 +1,81 @@
+"""Rows: a driver function as one line of text, and what is read from it."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Final
+
+from attrs import frozen
+
+
+class Calling(Enum):
+    """How a function is called."""
+
+    INITIALIZED = "initialized"
+    """After cuInit, with its arguments converted."""
+    BEFORE_INIT = "before init"
+    """Before cuInit too."""
+    ANYWHERE = "anywhere"
+    """Always: in host functions, in a forked child, and by this client where the program runs natively."""
+    UNCONVERTED = "unconverted"
+    """The core converts its arguments, for it knows those that it has seen before."""
+    VARIANTS = "variants"
+    """Versions of cuda-bindings differ in its parameters: what is given is not converted."""
+
+
+@frozen
+class Parameter:
+    """One parameter as in C; the type of an output is that of what its pointer points to."""
+
+    type: str
+    name: str
+    is_output: bool
+    is_input: bool
+    """Whether a caller gives it; an ``inout`` parameter is both."""
+
+
+@frozen
+class Signature:
+    """One row. ``arguments`` are what the core gets: names of inputs, their fields, or constants."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    module: str
+    core: str
+    arguments: str
+    calling: Calling
+
+    @property
+    def inputs(self) -> tuple[Parameter, ...]:
+        """The parameters that a caller gives."""
+        return tuple(one for one in self.parameters if one.is_input)
+
+    @property
+    def outputs(self) -> tuple[Parameter, ...]:
+        """The parameters that are returned beside the result."""
+        return tuple(one for one in self.parameters if one.is_output)
+
+
+_ROW: Final = re.compile(r"(\w+)\((.*?)\) = (?:([\w.]+)\.)?(\w+)(?:\((.*)\))?")
+_PARAMETER: Final = re.compile(r"(out |inout )?(.*?) ?(\w+)")
+
+
+def _parameters(text: str) -> tuple[Parameter, ...]:
+    found = [_PARAMETER.fullmatch(one.strip()) for one in text.split(",") if one]
+    return tuple(Parameter(one[2], one[3], one[1] is not None, one[1] != "out ") for one in found if one is not None)
+
+
+def chapter(module: str, rows: str, calling: Calling = Calling.INITIALIZED) -> tuple[Signature, ...]:
+    """Return the rows of a text; the core functions are those of ``module`` where a row names no other."""
+    signatures = []
+    for row in rows.replace("\n    ", " ").strip().splitlines():
+        match = _ROW.fullmatch(row)
+        if match is None:
+            raise ValueError(f"not a row: {row}")
+        name, text, elsewhere, core, arguments = match.groups()
+        parameters = _parameters(text)
+        if arguments is None:
+            arguments = ", ".join(one.name for one in parameters if one.is_input)
+        signatures.append(Signature(name, parameters, elsewhere or module, core, arguments, calling))
+    return tuple(signatures)

@@ -1,0 +1,37 @@
+"""Streams, host functions and events."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd_client.signatures.rows import chapter
+
+_STREAMS: Final = """
+cuStreamCreate(out CUstream phStream, unsigned int Flags) = _api.stream.create(Flags, 0)
+cuStreamCreateWithPriority(out CUstream phStream, unsigned int flags, int priority) = _api.stream.create
+cuStreamDestroy(CUstream hStream) = destroy
+cuStreamQuery(CUstream hStream) = query
+cuStreamSynchronize(CUstream hStream) = synchronize
+cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) = _api.stream.wait_event
+cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, PyObject *userData, unsigned int flags)
+    = _api.stream.add_callback
+cuStreamGetPriority(CUstream hStream, out int priority) = _api.stream.priority
+cuStreamGetFlags(CUstream hStream, out unsigned int flags) = _api.stream.flags
+cuStreamGetCtx(CUstream hStream, out CUcontext pctx) = _api.stream.context
+cuLaunchHostFunc(CUstream hStream, CUhostFn fn, PyObject *userData) = _objects.host_function.launch
+"""
+
+_EVENTS: Final = """
+cuEventCreate(out CUevent phEvent, unsigned int Flags) = _api.stream.create_event
+cuEventRecord(CUevent hEvent, CUstream hStream) = record
+cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) = _api.stream.record_event
+cuEventQuery(CUevent hEvent) = query
+cuEventSynchronize(CUevent hEvent) = synchronize
+cuEventDestroy(CUevent hEvent) = destroy
+cuEventElapsedTime(out float pMilliseconds, CUevent hStart, CUevent hEnd) = elapsed_milliseconds
+"""
+
+ROWS: Final = (
+    *chapter("_objects.stream", _STREAMS),
+    *chapter("_objects.event", _EVENTS),
+)

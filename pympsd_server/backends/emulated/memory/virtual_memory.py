@@ -1,0 +1,207 @@
+"""Memory without an address of its own, and a client's mappings of it (CUDA driver API, Virtual Memory Management).
+
+Its pages are shared ones, which are mapped again wherever a client maps them; they cost nothing until touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Callable
+from threading import Lock
+from typing import Final
+
+import numpy as np
+from attrs import define, frozen
+
+from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.memory.address_space import AddressSpace
+from pympsd_server.backends.emulated.memory.page_mapping import NORESERVE
+from pympsd_server.backends.interface import BackendError
+
+FILE_NAME: Final = "pympsd-memory-"
+"""Before the secret, in hexadecimal, in the name of a file that is exported (memfd_create(2))."""
+
+
+class Storage:
+    """The pages of physical memory, freed with their last user. The maker is the first one. Safe for threads."""
+
+    def __init__(self, size: int, shareable: bool, freed: Callable[[Storage], None]) -> None:
+        """Raises OSError. ``freed`` is called when the pages are freed."""
+        self.size: Final = size
+        self.secret = int.from_bytes(os.urandom(16), "little") if shareable else 0
+        """What names it for those who have its descriptor; 0 if it cannot be exported."""
+        self._freed: Final = freed
+        self._lock: Final = Lock()
+        self._users = 1
+        self._fd = -1
+        if not shareable:
+            self._map = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
+            return
+        self._fd = os.memfd_create(f"{FILE_NAME}{self.secret:032x}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._fd, size)
+            # If a file shrinks, reading its mapping raises SIGBUS.
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._map = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    @property
+    def pages(self) -> memoryview:
+        """The pages as mapped here."""
+        return np.frombuffer(self._map, np.uint8).data
+
+    def duplicate(self) -> int:
+        """Return a new descriptor of the file. Raises OSError; BackendError INVALID_VALUE if it has none."""
+        if self._fd < 0:
+            raise _invalid("the memory was not created to be exported")
+        return os.dup(self._fd)
+
+    def use(self) -> bool:
+        """Count one more user, if there are any; return whether there were."""
+        with self._lock:
+            self._users += bool(self._users)
+            return bool(self._users)
+
+    def leave(self) -> None:
+        """Count one user less; free the pages with the last."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+        self._map.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._freed(self)
+
+
+class Exports:
+    """The storage of one device that can be imported, by its secret. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._by_secret: dict[int, Storage] = {}
+
+    def add(self, storage: Storage) -> None:
+        """Add storage, if it can be exported."""
+        if storage.secret:
+            self._by_secret[storage.secret] = storage
+
+    def remove(self, storage: Storage) -> None:
+        """Remove storage that is freed."""
+        self._by_secret.pop(storage.secret, None)
+
+    def use(self, secret: int) -> Storage:
+        """Return storage, with one user more; BackendError INVALID_VALUE."""
+        storage = self._by_secret.get(secret)
+        if storage is None or not storage.use():
+            raise _invalid("the descriptor is of no memory of this device that is still in use")
+        return storage
+
+
+class EmulatedMemory:
+    """A context's handle of storage, one of its users."""
+
+    def __init__(self, storage: Storage, owner: object, released: Callable[[EmulatedMemory], None]) -> None:
+        self.storage: Final = storage
+        self.owner: Final = owner
+        self._released: Final = released
+        self._is_released = False
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.storage.size
+
+    def export(self) -> int:
+        """Return a new descriptor by which another process can name it; BackendError INVALID_VALUE."""
+        try:
+            return self.storage.duplicate()
+        except OSError as error:
+            reason = f"the executor has no descriptor for it: {error.strerror}"
+            raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
+
+    def release(self) -> None:
+        """Free it once it is mapped nowhere; no effect a second time."""
+        if not self._is_released:
+            self._is_released = True
+            self._released(self)
+            self.storage.leave()
+
+
+@frozen(eq=False)
+class _Mapping:
+    start: int
+    storage: Storage
+    owner: object
+
+    @property
+    def end(self) -> int:
+        return self.start + self.storage.size
+
+
+@define(eq=False)
+class Mappings:
+    """What one client has mapped in its address space. Its lock is held by the callers."""
+
+    space: AddressSpace
+    _by_start: dict[int, _Mapping]
+
+    @classmethod
+    def of(cls, space: AddressSpace) -> Mappings:
+        """Return those of a new address space: none."""
+        return cls(space, {})
+
+    def add(self, memory: EmulatedMemory, address: int) -> None:
+        """Map memory at an address; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        mapping = _Mapping(address, memory.storage, memory.owner)
+        low, high = self.space.base + VIRTUAL_OFFSET, self.space.base + MAPPED_OFFSET
+        if address % MAPPING_GRANULE or not low <= address or mapping.end > high:
+            raise _invalid(f"nothing can be mapped at {address:#x}")
+        if any(other.start < mapping.end and address < other.end for other in self._by_start.values()):
+            raise _invalid(f"something is mapped at {address:#x}, or within {mapping.storage.size} bytes from it")
+        try:
+            self.space.place(address, mapping.storage.pages)
+        except OSError as error:
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"the system maps no more: {error.strerror}") from None
+        mapping.storage.use()  # the handle is another user of it
+        self._by_start[address] = mapping
+
+    def _within(self, address: int, count: int) -> list[_Mapping]:
+        """Return the mappings that a range consists of; BackendError INVALID_VALUE if it has gaps or cuts one."""
+        found, at = [], address
+        while at < address + count:
+            mapping = self._by_start.get(at)
+            if mapping is None or mapping.end > address + count:
+                raise _invalid(f"{count} bytes at {address:#x} are not whole mappings")
+            found.append(mapping)
+            at = mapping.end
+        if not found:
+            raise _invalid(f"a range of {count} bytes")
+        return found
+
+    def remove(self, address: int, count: int) -> list[Storage]:
+        """Unmap a range of whole mappings; return what the caller leaves then. BackendError INVALID_VALUE."""
+        return [self._remove(mapping) for mapping in self._within(address, count)]
+
+    def _remove(self, mapping: _Mapping) -> Storage:
+        del self._by_start[mapping.start]
+        self.space.set_accessible(mapping.start, mapping.storage.size, False)
+        self.space.clear(mapping.start, mapping.storage.size)
+        return mapping.storage
+
+    def set_access(self, address: int, count: int, accessible: bool) -> None:
+        """Make a range of whole mappings accessible, or not; BackendError INVALID_VALUE."""
+        self._within(address, count)
+        self.space.set_accessible(address, count, accessible)
+
+    def remove_all_of(self, owner: object) -> list[Storage]:
+        """Unmap the memory of one context; return what the caller leaves then."""
+        return [self._remove(mapping) for mapping in tuple(self._by_start.values()) if mapping.owner is owner]
+
+
+def _invalid(reason: str) -> BackendError:
+    return BackendError(Result.ERROR_INVALID_VALUE, reason)

@@ -1,0 +1,111 @@
+"""Matrices of warps: mma, ldmatrix, stmatrix, movmatrix. All lanes of the warp have met when the block begins."""
+
+from __future__ import annotations
+
+import re
+
+from pympsd_server.backends.emulated.ptx.codegen.emission import emits
+from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
+from pympsd_server.backends.emulated.ptx.datatypes import F32, F64, S32, U32, DType
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Operation
+from pympsd_server.backends.emulated.ptx.matrices.multiply import fragments
+
+_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+MULTIPLIED = {
+    ("f16", "f16"): ("m16n8k8", "m16n8k16"),
+    ("bf16", "f32"): ("m16n8k8", "m16n8k16"),
+    ("f16", "f32"): ("m16n8k8", "m16n8k16"),
+    ("tf32", "f32"): ("m16n8k4", "m16n8k8"),
+    ("e4m3", "f32"): ("m16n8k32",),
+    ("e5m2", "f32"): ("m16n8k32",),
+    ("s8", "s32"): ("m8n8k16", "m16n8k16", "m16n8k32"),
+    ("u8", "s32"): ("m8n8k16", "m16n8k16", "m16n8k32"),
+    ("f64", "f64"): ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"),
+}
+"""Shapes by the types of A and of C."""
+_ACCUMULATED: dict[str, DType] = {"f16": U32, "f32": F32, "s32": S32, "f64": F64}
+_MIXED = ({"s8", "u8"}, {"e4m3", "e5m2"})
+_SHAPES = sorted({shape for shapes in MULTIPLIED.values() for shape in shapes})
+_TYPES = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64", "f32", "s32")
+
+
+def _items(w: Writer, argument: Argument, count: int) -> tuple[Argument, ...]:
+    items = argument.items if isinstance(argument, Group) else (argument,)
+    if len(items) != count:
+        raise w.refuse(f"a fragment of {count} registers is needed, not of {len(items)}")
+    return items
+
+
+@emits("mma", 4, f"sync aligned row col satfinite {' '.join(_SHAPES)}", _TYPES)
+def _multiply(w: Writer, o: Operation) -> None:
+    """D = A * B + C: the modifiers are the shape and .row.col, the types those of D, A, B and C."""
+    shape = o.one_of(*_SHAPES)
+    layout = [m for m in o.modifiers if m in ("row", "col")]
+    if len(o.types) != 4 or layout != ["row", "col"] or not (o.has("sync") and o.has("aligned")):
+        raise w.refuse()
+    d, a, b, c = o.types
+    alike = a == b or any({a, b} == mixed for mixed in _MIXED)
+    if d != c or not alike or shape not in MULTIPLIED.get((a, c), ()) or (o.has("satfinite") and c != "s32"):
+        raise w.refuse("this shape of these types")
+    match = _SHAPE.fullmatch(shape)
+    assert match is not None
+    m, n, k = (int(number) for number in match.groups())
+    size, kinds = (m, n, k), (a, b, c)
+    of_a, of_b, of_c = fragments(size, kinds)
+    inner = F64 if a == "f64" else U32
+    given = []
+    for operand, fragment, dtype in zip(
+        o.operands[1:], (of_a, of_b, of_c), (inner, inner, _ACCUMULATED[c]), strict=True
+    ):
+        values = [w.value(item, dtype) for item in _items(w, operand, fragment.registers)]
+        given.append(f"({', '.join(values)},)")
+    name = w.name()
+    saturate = o.has("satfinite")
+    w.lines.append(f"{name} = multiply_matrices(B, T, {size}, {kinds}, {saturate}, {', '.join(given)})")
+    _assign_all(w, _items(w, o.operands[0], of_c.registers), name, _ACCUMULATED[c])
+
+
+def _assign_all(w: Writer, targets: tuple[Argument, ...], name: str, dtype: DType) -> None:
+    results = [w.keep(f"{name}[{index}]") for index in range(len(targets))]
+    for target, result in zip(targets, results, strict=True):
+        w.assign(target, result, dtype)
+
+
+_TRANSFER = "sync aligned m8n8 x1 x2 x4 trans shared shared::cta"
+
+
+def _count(w: Writer, o: Operation) -> int:
+    number = o.one_of("x1", "x2", "x4")
+    if not (number and o.has("m8n8") and o.has("sync") and o.has("aligned")):
+        raise w.refuse()
+    return int(number[1:])
+
+
+def _address(w: Writer, o: Operation, memory: Argument) -> tuple[str, str]:
+    base, offset = w.address(memory)
+    space = "shared" if o.one_of("shared", "shared::cta") else "generic"
+    return space, w.keep(f"displaced({base}, {offset})") if offset else base
+
+
+@emits("ldmatrix", 2, _TRANSFER, ("b16",))
+def _load(w: Writer, o: Operation) -> None:
+    count = _count(w, o)
+    targets = _items(w, o.operands[0], count)
+    space, address = _address(w, o, o.operands[1])
+    name = w.name()
+    w.lines.append(f"{name} = load_matrices(B, T, {space!r}, {address}, {count}, {o.has('trans')})")
+    _assign_all(w, targets, name, U32)
+
+
+@emits("stmatrix", 2, _TRANSFER, ("b16",))
+def _store(w: Writer, o: Operation) -> None:
+    values = [w.value(item, U32) for item in _items(w, o.operands[1], _count(w, o))]
+    space, address = _address(w, o, o.operands[0])
+    w.lines.append(f"store_matrices(B, T, {space!r}, {address}, ({', '.join(values)},), {o.has('trans')})")
+
+
+@emits("movmatrix", 2, "sync aligned m8n8 trans", ("b16",))
+def _transpose(w: Writer, o: Operation) -> None:
+    if set(o.modifiers) != {"sync", "aligned", "m8n8", "trans"}:
+        raise w.refuse()
+    w.assign(o.operands[0], w.keep(f"transpose_matrix(B, T, {w.value(o.operands[1], U32)})"), U32)

@@ -1,0 +1,55 @@
+"""Calls of CUDA's device system library: one operation each, its arguments and results in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Code, Memory, Operation, Register, Symbol, plain
+
+
+@frozen
+class _SystemFunction:
+    operation: str
+    parameters: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+SYSTEM_FUNCTIONS = {
+    "vprintf": _SystemFunction("system:vprintf", ("b64", "b64"), ("b32",)),
+    "malloc": _SystemFunction("system:malloc", ("b64",), ("b64",)),
+    "free": _SystemFunction("system:free", ("b64",), ()),
+    "__assertfail": _SystemFunction("system:assertfail", ("b64", "b64", "b32", "b64", "b64"), ()),
+}
+
+
+def system_call(code: Code, name: str, inputs: Sequence[Argument], results: Sequence[Argument], line: int) -> None:
+    """Append the call of a function in SYSTEM_FUNCTIONS. Raises InvalidPtx unless the arguments are as many."""
+    called = SYSTEM_FUNCTIONS[name]
+    if len(inputs) != len(called.parameters) or len(results) != len(called.results):
+        raise InvalidPtx(f"wrong number of arguments for {name}", line)
+    given = [fetched(code, each, type_name, line) for each, type_name in zip(inputs, called.parameters, strict=True)]
+    targets = [code.new_register(each) for each in called.results]
+    code.operations.append(plain(called.operation, (), (*targets, *given), line))
+    for register, result, type_name in zip(targets, results, called.results, strict=True):
+        code.operations.append(stored(result, register, type_name, line))
+
+
+def fetched(code: Code, value: Argument, type_name: str, line: int, offset: int = 0) -> Register:
+    """Append a load of a call's .param, or a move of a register; return the register it comes to."""
+    register = code.new_register(type_name)
+    if isinstance(value, Symbol) and value.space == "call":
+        load = Operation("ld", ("param",), (type_name,), (register, Memory(value, offset)), None, line)
+        code.operations.append(load)
+    else:
+        code.operations.append(plain("mov", (type_name,), (register, value), line))
+    return register
+
+
+def stored(target: Argument, value: Register, type_name: str, line: int, offset: int = 0) -> Operation:
+    """Return a store to a call's .param, or a move to a register."""
+    if isinstance(target, Symbol) and target.space == "call":
+        return Operation("st", ("param",), (type_name,), (Memory(target, offset), value), None, line)
+    return plain("mov", (type_name,), (target, value), line)

@@ -1,0 +1,1 @@
+"""Matrices that the lanes of a warp hold together (PTX ISA: ldmatrix, stmatrix, movmatrix, mma)."""

@@ -1,0 +1,67 @@
+"""Which elements of a matrix a lane holds: tables after the figures of the PTX ISA, mma fragments.
+
+A table has a row for each lane and a column for each of its elements, in the order of its registers and, within a
+register, from the low bits up; its entries are rows and columns of the matrix.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from attrs import frozen
+
+from pympsd_server.backends.emulated.ptx.datatypes import Array
+
+_LANES = np.arange(32)
+_GROUP, _IN_GROUP = _LANES >> 2, _LANES & 3
+
+
+@frozen
+class Fragment:
+    """A fragment: `registers` of `packed` elements each, and where the elements lie in the matrix."""
+
+    rows: Array
+    columns: Array
+    packed: int
+
+    @property
+    def registers(self) -> int:
+        return int(self.rows.shape[1]) // self.packed
+
+
+def _fragment(shape: tuple[int, int], packed: int, blocks: tuple[int, int], along_rows: bool) -> Fragment:
+    """Return a fragment made of blocks of 8 by 4 * packed elements, a register each.
+
+    Lane t has in each block row t / 4 and `packed` columns from packed * (t % 4). Blocks follow each other down the
+    rows first, then along the columns. Not `along_rows`: rows and columns change places (B is held by columns).
+    """
+    down, across = blocks
+    rows, columns = [], []
+    for column_block in range(across):
+        for row_block in range(down):
+            for element in range(packed):
+                rows.append(_GROUP + 8 * row_block)
+                columns.append(packed * _IN_GROUP + element + 4 * packed * column_block)
+    first, second = np.stack(rows, 1), np.stack(columns, 1)
+    assert (first.max() + 1, second.max() + 1) == (shape if along_rows else shape[::-1])
+    return Fragment(first, second, packed) if along_rows else Fragment(second, first, packed)
+
+
+@lru_cache(maxsize=64)
+def multiplicand_a(m: int, k: int, packed: int) -> Fragment:
+    """Return the fragment of A, m by k, `packed` elements in a register."""
+    return _fragment((m, k), packed, (m // 8, k // (4 * packed)), along_rows=True)
+
+
+@lru_cache(maxsize=64)
+def multiplicand_b(k: int, n: int, packed: int) -> Fragment:
+    """Return the fragment of B, k by n."""
+    return _fragment((k, n), packed, (n // 8, k // (4 * packed)), along_rows=False)
+
+
+@lru_cache(maxsize=64)
+def accumulator(m: int, n: int, packed: int) -> Fragment:
+    """Return the fragment of C and D, m by n: two neighbours of a row in each block, in one register or two."""
+    pairs = _fragment((m, n), 2, (m // 8, n // 8), along_rows=True)
+    return Fragment(pairs.rows, pairs.columns, packed)

@@ -1,0 +1,66 @@
+"""What calls through addresses, the stack, malloc and free do at run time, and addresses in other blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pympsd_server.backends.emulated.ptx.datatypes import Value
+from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, InvalidProgramCounter
+from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
+from pympsd_server.backends.emulated.ptx.windows import RANK_SHIFT
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+
+
+def function_index(address: Value, known: tuple[int, ...]) -> Value:
+    """Return the position of each address among those known. Raises InvalidProgramCounter for another one."""
+    table = np.array(known, np.uint64)
+    each = np.atleast_1d(address)
+    found = each[:, None] == table[None, :]
+    missing = ~found.any(axis=1)
+    if missing.any():
+        at = int(np.argmax(missing))
+        raise InvalidProgramCounter(f"call of {int(each[at]):#x}, where no function of this shape is", position=at)
+    index = found.argmax(axis=1).astype(np.uint32)
+    return index if address.ndim else index[0]
+
+
+def aligned_up(value: Value, alignment: int) -> Value:
+    mask = value.dtype.type(alignment - 1)
+    return (value + mask) & ~mask
+
+
+def device_malloc(state: BatchState, lanes: Lanes, count: Value) -> Value:
+    """malloc of each thread, in thread order: addresses, 0 where there is no room."""
+    counts = spread(count, lanes.count)
+    addresses = np.zeros(lanes.count, np.uint64)
+    heap = state.facilities.heap
+    for position in np.argsort(lanes.indices(), kind="stable").tolist():
+        addresses[position] = heap.allocate(int(counts[position]))
+    return addresses
+
+
+def device_free(state: BatchState, lanes: Lanes, address: Value) -> None:
+    """free of each thread, in thread order."""
+    addresses = spread(address, lanes.count)
+    heap = state.facilities.heap
+    for position in np.argsort(lanes.indices(), kind="stable").tolist():
+        if not heap.free(int(addresses[position])):
+            why = f"free of {int(addresses[position]):#x}, which no malloc of a kernel returned"
+            raise IllegalAddress(why, position=position)
+
+
+def address_in_block(address: Value, rank: Value) -> Value:
+    """mapa: a shared address of the own block as that of another one of the cluster."""
+    kind = address.dtype.type
+    own = address & kind(~(255 << RANK_SHIFT) & ((1 << 8 * address.dtype.itemsize) - 1))
+    return own | ((rank + np.uint32(1)).astype(kind) << kind(RANK_SHIFT))
+
+
+def rank_of_address(address: Value, own: Value) -> Value:
+    """getctarank: the rank of the block that a shared address is in."""
+    rank = ((address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(255)).astype(np.uint32)
+    return np.where(rank > 0, rank - np.uint32(1), own).astype(np.uint32)

@@ -1,0 +1,45 @@
+"""The part of the port for memory that clients map at addresses of their choice (Virtual Memory Management).
+
+Ranges are of whole granules (`pympsd.vocabulary.device_facts.MAPPING_GRANULE`). BackendError as in the rest of the
+port; NOT_SUPPORTED from all without the capability ``maps_virtual_memory``.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class PhysicalMemory(Protocol):
+    """Memory that has no address by itself."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+
+    def export(self) -> int:
+        """Return a new descriptor by which another process can name it; BackendError INVALID_VALUE."""
+
+    def release(self) -> None:
+        """Free it once it is mapped nowhere."""
+
+
+class MapsMemory(Protocol):
+    """What a context does with such memory. It is freed, and unmapped, with the context that created it."""
+
+    def create_memory(self, count: int, shareable: bool) -> PhysicalMemory:
+        """Return new memory without an address; BackendError OUT_OF_MEMORY, INVALID_VALUE; NOT_SUPPORTED.
+
+        ``shareable``: it can be exported to other processes.
+        """
+
+    def import_memory(self, secret: int) -> PhysicalMemory:
+        """Return memory that was exported under a secret; BackendError INVALID_VALUE, NOT_SUPPORTED."""
+
+    def map_memory(self, memory: PhysicalMemory, address: int) -> None:
+        """Map all of it at an address, not accessible yet; BackendError INVALID_VALUE if that is not free."""
+
+    def unmap_memory(self, address: int, count: int) -> None:
+        """Unmap a range of whole mappings; BackendError INVALID_VALUE. Work that still accesses it faults."""
+
+    def set_access(self, address: int, count: int, accessible: bool) -> None:
+        """Make a range of whole mappings accessible, or not; BackendError INVALID_VALUE."""

@@ -1,0 +1,50 @@
+"""Operations on memory that clients map at addresses of their choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from pympsd_server.backends.virtual_memory import PhysicalMemory
+from pympsd_server.executor.operations.answer import Answer
+from pympsd_server.executor.request import Request
+
+
+def _create(request: Request, handle: int, count: int, shareable: int) -> Answer:
+    return Answer(created=request.context.backend.create_memory(count, bool(shareable)))
+
+
+def _release(request: Request, memory: PhysicalMemory) -> None:
+    memory.release()
+
+
+def _map(request: Request, memory: PhysicalMemory, address: int) -> None:
+    request.context.backend.map_memory(memory, address)
+
+
+def _unmap(request: Request, address: int, count: int) -> None:
+    request.context.backend.unmap_memory(address, count)
+
+
+def _set_access(request: Request, address: int, count: int, accessible: int) -> None:
+    request.context.backend.set_access(address, count, bool(accessible))
+
+
+def _export(request: Request, memory: PhysicalMemory) -> Answer:
+    return Answer(fds=(memory.export(),))
+
+
+def _import(request: Request, handle: int, high: int, low: int) -> Answer:
+    memory = request.context.backend.import_memory(high << 64 | low)
+    return Answer((memory.size,), created=memory)
+
+
+FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "CREATE_MEMORY": _create,
+    "RELEASE_MEMORY": _release,
+    "MAP_MEMORY": _map,
+    "UNMAP_MEMORY": _unmap,
+    "SET_ACCESS": _set_access,
+    "EXPORT_MEMORY": _export,
+    "IMPORT_MEMORY": _import,
+}

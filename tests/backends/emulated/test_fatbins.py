@@ -1,0 +1,145 @@
+"""Fatbins: which PTX of them a device runs, how it is unpacked, and what is refused."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.device.programs import load
+from pympsd_server.backends.emulated.images import lz4, zstandard
+from pympsd_server.backends.emulated.images.fatbin import ptx_of
+from pympsd_server.backends.interface import BackendError
+
+IMAGES = Path(__file__).parents[2] / "data" / "images"
+PLAIN, LZ4, ZSTANDARD, THIS_ONLY = 0x11, 0x2011, 0x8011, 0x100011
+
+
+def _image(name: str) -> bytes:
+    return (IMAGES / name).read_bytes()
+
+
+def _entry(
+    data: bytes, architecture: int = 80, kind: int = 1, flags: int = PLAIN, whole: int = 0, packed: int = 0
+) -> bytes:
+    header = struct.pack("<HHIQI8xI8xQ8xQ", kind, 0x101, 64, len(data), packed, architecture, flags, whole)
+    return header + data
+
+
+def _fatbin(*entries: bytes) -> bytes:
+    body = b"".join(entries)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("capability", "target"), [((8, 0), b"sm_80"), ((8, 9), b"sm_80"), ((9, 0), b"sm_90"), ((12, 0), b"sm_100")]
+)
+def test_the_ptx_of_the_newest_architecture_that_the_device_can_run(
+    capability: tuple[int, int], target: bytes
+) -> None:
+    unpacked = {ptx_of(_image(f"mix-{mode}.fatbin"), capability) for mode in ("speed", "size")}
+    assert len(unpacked) == 1  # LZ4 and Zstandard hold the same
+    text = unpacked.pop()
+    assert b".target " + target + b"\n" in text
+    assert text.rstrip(b"\n\0").endswith(b"}")
+    assert len(text) > 10_000
+
+
+def test_its_kernels_are_loaded() -> None:
+    assert list(load(_image("several.fatbin"), (9, 0)).kernels) == ["twice"]
+    assert list(load(_image("mix-size.fatbin"), (9, 0)).kernels) == ["mix"]
+
+
+@pytest.mark.parametrize(
+    ("image", "code", "words"),
+    [
+        (_image("mix-size.fatbin"), Result.ERROR_NO_BINARY_FOR_GPU, "PTX for sm_80.*sm_70 and below"),
+        (_image("linked.fatbin"), Result.ERROR_NO_BINARY_FOR_GPU, "machine code for sm_80"),
+        (_image("lto.fatbin"), Result.ERROR_NOT_SUPPORTED, "link-time optimization"),
+        (_fatbin(), Result.ERROR_NO_BINARY_FOR_GPU, "holds nothing"),
+        (_fatbin(_entry(b"x", kind=77)), Result.ERROR_NO_BINARY_FOR_GPU, "code of kind 77"),
+        (_fatbin(_entry(b"x", 60, flags=THIS_ONLY)), Result.ERROR_NO_BINARY_FOR_GPU, "sm_60"),
+        (_fatbin()[:8], Result.ERROR_INVALID_IMAGE, "cut off"),
+        (_image("mix-size.fatbin")[:-1], Result.ERROR_INVALID_IMAGE, "cut off"),
+        (_fatbin(b"\1\0"), Result.ERROR_INVALID_IMAGE, "cut off"),
+        (_fatbin(bytes(64)), Result.ERROR_INVALID_IMAGE, "cut off"),
+        (_fatbin(_entry(b"x", 60, flags=LZ4, whole=1 << 40, packed=1)), Result.ERROR_INVALID_IMAGE, "at most"),
+        (_fatbin(_entry(b"x", 60, flags=LZ4, whole=5, packed=1)), Result.ERROR_INVALID_IMAGE, "unpacked"),
+        (_fatbin(_entry(b"x", 60, flags=ZSTANDARD, whole=5, packed=1)), Result.ERROR_INVALID_IMAGE, "unpacked"),
+        (_fatbin(_entry(b"x", 60, flags=LZ4, whole=5, packed=2)), Result.ERROR_INVALID_IMAGE, "cut off"),
+    ],
+)
+def test_what_is_refused(image: bytes, code: Result, words: str) -> None:
+    with pytest.raises(BackendError, match=words) as error:
+        ptx_of(image, (7, 0))
+    assert error.value.code is code
+
+
+def test_code_for_one_architecture_only_is_for_no_other() -> None:
+    image = _fatbin(_entry(b"of 60", 60), _entry(b"of 70", 70, flags=THIS_ONLY))
+    assert ptx_of(image, (7, 0)) == b"of 70"
+    assert ptx_of(image, (9, 0)) == b"of 60"
+
+
+def _packed_with_lz4(pieces: list[tuple[bytes, int, int]]) -> tuple[bytes, bytes]:
+    """Return a block of literals and matches (at most 14 bytes each, so far back), and what it stands for."""
+    block, out = bytearray(), bytearray()
+    for literals, back, count in pieces:
+        out += literals
+        if not out:
+            continue
+        distance = min(back, len(out))
+        block += bytes([len(literals) << 4 | count]) + literals + distance.to_bytes(2, "little")
+        for _ in range(count + 4):
+            out.append(out[-distance])
+    return bytes(block) + b"\x30end", bytes(out) + b"end"
+
+
+@given(st.lists(st.tuples(st.binary(max_size=14), st.integers(1, 60), st.integers(0, 14)), max_size=20))
+def test_lz4_blocks(pieces: list[tuple[bytes, int, int]]) -> None:
+    block, expected = _packed_with_lz4(pieces)
+    assert lz4.decompress(block, len(expected)) == expected
+    for size in (len(expected) - 1, len(expected) + 1):
+        with pytest.raises(ValueError, match=r"LZ4|match"):
+            lz4.decompress(block, size)
+
+
+def _frame() -> tuple[bytes, int]:
+    image = _image("several.fatbin")
+    return image[96 : 96 + 428], 828
+
+
+def test_a_zstandard_frame() -> None:
+    frame, size = _frame()
+    assert b".entry twice(" in zstandard.decompress(frame, size)
+    for wrong in (size - 1, size + 1, 0):
+        with pytest.raises(ValueError, match=r"announced|match"):
+            zstandard.decompress(frame, wrong)
+
+
+@given(st.integers(0, 427), st.integers(0, 255))
+def test_a_damaged_frame_is_unpacked_otherwise_or_refused(place: int, byte: int) -> None:
+    frame, size = _frame()
+    damaged = bytearray(frame)
+    damaged[place] = byte
+    with suppress(ValueError):
+        assert len(zstandard.decompress(bytes(damaged), size)) == size
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    for unpack in (lz4.decompress, zstandard.decompress):
+        with pytest.raises(ValueError, match=" "):
+            unpack(data, 1000)
+
+
+@given(st.binary(max_size=300), st.integers(0, 100))
+def test_any_fatbin_is_loaded_or_refused(data: bytes, whole: int) -> None:
+    for image in (_fatbin(data), _fatbin(_entry(data, 60, 1, ZSTANDARD, whole, len(data)))):
+        with pytest.raises(BackendError):
+            load(image, (9, 0))

@@ -1,0 +1,95 @@
+"""What operators say in a soak: questions, limits, and lists that are compared with what clients report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import trio
+
+from tests.chaos.identity import there
+from tests.chaos.listings import differences, pids
+from tests.chaos.log_history import ServerHistory
+from tests.chaos.recoveries import SLACK
+from tests.chaos.schedule import Action, Kind
+from tests.chaos.testbed import Testbed, now
+
+_Any = TypeVar("_Any")
+
+UNKNOWN_WHILE: Final = frozenset({Kind.SERVER_STOP, Kind.SERVER_MISBEHAVES, Kind.EXECUTOR_STOP, Kind.EXECUTOR_KILL})
+"""What keeps a server from reporting what it knows."""
+QUERIES: Final = (
+    "ps", "get_server_list", "get_device_client_list", "device_query", "device_query --csv", "nonsense",
+    "get_server_status {server}", "get_client_list {server}", "ps -p {server}", "get_client_list 1",
+    "get_default_active_thread_percentage",
+    "get_default_device_pinned_mem_limit 0", "get_active_thread_percentage {server}",
+)  # fmt: skip
+LIMITS: Final = (
+    "set_default_active_thread_percentage 50", "set_default_active_thread_percentage 100",
+    "set_default_device_pinned_mem_limit 0 3G", "set_default_device_pinned_mem_limit 1 4G",
+    "set_active_thread_percentage {server} 75", "set_device_pinned_mem_limit {server} 2 2G",
+    "set_default_client_priority 1", "set_default_client_priority 0",
+    "set_default_device_pinned_mem_limit 0 nonsense",
+)  # fmt: skip
+
+
+def pick(among: Sequence[_Any], share: float) -> _Any | None:
+    """Return one of several, None of none."""
+    return among[min(int(share * len(among)), len(among) - 1)] if among else None
+
+
+async def lists(testbed: Testbed, action: Action) -> None:
+    """The lists have every client that has a context all the time, and none that has ended before."""
+    server = testbed.server()
+    if server is None:
+        return
+    with testbed.incident(action.kind, action.number, uid=server.uid):
+        for line, column in (("ps", 2), (f"get_client_list {server.pid}", None)):
+            asked = now()
+            said = await say(testbed, line)
+            answered = now()
+            testbed.listen()
+            if not _is_known(testbed, server, said, asked):
+                testbed.counts["left out: lists, the server could not be asked"] += 1
+                continue
+            await trio.sleep(SLACK)  # until then what clients have said has been heard
+            shown = pids(said, server.pid, column)
+            testbed.counts["clients seen in lists"] += len(shown)
+            for problem in differences(testbed.history, server.uid, shown, asked, answered):
+                testbed.blame(f"{line!r} at {asked:.3f} {problem}")
+
+
+def _is_known(testbed: Testbed, server: ServerHistory, said: str, since: float) -> bool:
+    """Whether a server was asked what it knows: it and its daemon ran all the time, and it talked with no client."""
+    return not (
+        testbed.troubled(since)
+        or server.status is not None
+        or not there(server.process)
+        or "does not answer" in said
+        or any(one.kind in UNKNOWN_WHILE and one.ended >= since for one in testbed.history.incidents)
+    )
+
+
+async def queries(testbed: Testbed, action: Action) -> None:
+    with testbed.incident(action.kind, action.number):
+        await _command(testbed, action, QUERIES, uid=testbed.uids[0] if action.extent < 0.5 else 0)
+
+
+async def limits(testbed: Testbed, action: Action) -> None:
+    with testbed.incident(action.kind, action.number):
+        await _command(testbed, action, LIMITS)
+
+
+async def _command(testbed: Testbed, action: Action, among: tuple[str, ...], uid: int = 0) -> None:
+    server = testbed.server()
+    line = pick(among, action.pick) or ""
+    await say(testbed, line.format(server=server.pid if server else 0), uid)
+
+
+async def say(testbed: Testbed, line: str, uid: int = 0) -> str:
+    """An operator's command is answered, unless the daemon is not there to do it."""
+    began = now()
+    status, said = await testbed.tool(f"{line}\n", uid=uid)
+    if status != 0 and not testbed.troubled(began):
+        testbed.blame(f"{line!r} was answered with status {status}: {said!r}")
+    return said

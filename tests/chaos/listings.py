@@ -1,0 +1,46 @@
+"""The daemon's lists of clients, compared with what the clients themselves report. Nothing here asks a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tests.chaos.history import History, Life
+from tests.chaos.recoveries import SLACK
+from tests.chaos.schedule import Kind
+
+NOTICED_SECONDS: Final = 1.0
+"""The time from a client's end to its end in the lists."""
+ENDS: Final = frozenset({Kind.CLIENT_KILL, Kind.CLIENT_TERMINATE})
+FAULTS: Final = frozenset({Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL})
+
+
+def pids(said: str, server: int, column: int | None) -> set[int]:
+    """Return the PIDs of a list; of a table (``column``: that of the server), those in the server's rows."""
+    rows = [line.split() for line in said.splitlines() if line[:1].isdigit()]
+    return {int(row[0]) for row in rows if column is None or row[column] == str(server)}
+
+
+def differences(history: History, uid: int, shown: set[int], asked: float, answered: float) -> Iterator[str]:
+    """Yield what is wrong with a list of a user's clients that was asked for and answered at these times."""
+    own = [life for life in history.lives if life.uid == uid]
+    stayed = {life.pid for life in own if _stays(history, life, asked, answered)}
+    if missing := stayed - shown:
+        yield f"lacks {sorted(missing)}, which have contexts: {sorted(shown)}"
+    if others := shown - {life.pid for life in own if life.ended >= asked - NOTICED_SECONDS}:
+        yield f"has {sorted(others)}, which had ended: {sorted(shown)}"
+
+
+def _stays(history: History, life: Life, asked: float, answered: float) -> bool:
+    """Whether a client surely had a context all the time: what is over may be known to its server before it is to it.
+
+    A context that is being closed is in the list or is not.
+    """
+    struck = any(
+        one.client == life.plan.number if one.kind in ENDS else one.kind in FAULTS and one.uid == life.uid
+        for one in history.around(life).incidents
+    )
+    failed = any(step.code for step in life.steps)
+    until = answered + SLACK / 2
+    has_context = any(span.opened < asked and span.ended > until for span in life.contexts.values())
+    return has_context and life.ended > answered and not (struck or failed)

@@ -1,0 +1,519 @@
+"""Graphs made by hand, on real emulated devices: what each node does, launches, updates, and what is refused."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import define, field
+from processes import wait_until
+
+from pympsd_client import driver as cuda
+from pympsd_client import last_error
+from pympsd_client._arguments.values import InMemory
+from pympsd_client._command_stream import callback_threads, host_callbacks
+from tests.client.conftest import ok
+from tests.client.test_client_streams import STORE, Kernels
+
+R = cuda.CUresult
+INVALID = (R.CUDA_ERROR_INVALID_VALUE,)
+HOST_FN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+DEVICE, HOST = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE, cuda.CUmemorytype.CU_MEMORYTYPE_HOST
+SECONDS = 30.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _threads_leave_soon() -> Iterator[None]:
+    """Let the threads for host functions end soon after a test, which is checked for leaked threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callback_threads, "IDLE_S", 0.02)
+        patch.setattr(host_callbacks, "IDLE_S", 0.02)
+        yield
+
+
+@define(eq=False)
+class Bench:
+    """A graph, memory of 16 words, kernels and streams."""
+
+    context: Any
+    kernels: Kernels
+    graph: Any
+    words: int
+    stream: Any
+    other: Any
+    kept: list[Any] = field(factory=list)
+
+    def read(self) -> list[int]:
+        """Return the words."""
+        back = np.zeros(16, dtype=np.uint32)
+        ok(cuda.cuMemcpyDtoH(back, self.words, 64))
+        return [int(word) for word in back]
+
+    def after(self, *nodes: Any) -> tuple[Any, list[Any], int]:
+        """Return graph, dependencies and their number, as functions that add nodes take them."""
+        return self.graph, list(nodes), len(nodes)
+
+    def store(self, place: int, value: int, name: bytes = b"store") -> Any:
+        """Return the parameters of a kernel that stores a word."""
+        given = cuda.CUDA_KERNEL_NODE_PARAMS()
+        given.func = ok(cuda.cuModuleGetFunction(self.kernels.module, name))
+        for axis in "XYZ":
+            setattr(given, f"gridDim{axis}", 1)
+            setattr(given, f"blockDim{axis}", 1)
+        if name == b"store":
+            given.kernelParams = ((self.words + 4 * place, value), STORE)
+        elif name == b"wait_for":
+            given.kernelParams = ((int(self.kernels.flag),), (ctypes.c_void_p,))
+        self.kept.append(given)
+        return given
+
+    def fill(self, value: int, count: int = 16, place: int = 0) -> Any:
+        """Return the parameters of a fill of words."""
+        given = cuda.CUDA_MEMSET_NODE_PARAMS()
+        given.dst, given.value, given.elementSize = self.words + 4 * place, value, 4
+        given.width, given.height = count, 1
+        return given
+
+    def copy(self, to: int, start: int, count: int, to_kind: Any = DEVICE, from_kind: Any = DEVICE) -> Any:
+        """Return the parameters of a copy of bytes."""
+        given = cuda.CUDA_MEMCPY3D()
+        given.dstMemoryType, given.srcMemoryType = to_kind, from_kind
+        setattr(given, "dstDevice" if to_kind == DEVICE else "dstHost", to)
+        setattr(given, "srcDevice" if from_kind == DEVICE else "srcHost", start)
+        given.WidthInBytes, given.Height, given.Depth = count, 1, 1
+        return given
+
+    def host(self, function: Any, data: int = 0) -> Any:
+        """Return the parameters of a host function."""
+        wrapped = HOST_FN(function)
+        self.kept.append(wrapped)
+        given = cuda.CUDA_HOST_NODE_PARAMS()
+        given.fn, given.userData = cuda.CUhostFn(ctypes.cast(wrapped, ctypes.c_void_p).value), data
+        return given
+
+    def run(self, executable: Any = None) -> None:
+        """Instantiate the graph if need be, launch it, and wait."""
+        executable = executable or ok(cuda.cuGraphInstantiate(self.graph, 0))
+        ok(cuda.cuGraphLaunch(executable, self.stream))
+        ok(cuda.cuStreamSynchronize(self.stream))
+
+
+@pytest.fixture
+def bench(context: Any) -> Bench:
+    """A bench in the current context."""
+    words = int(ok(cuda.cuMemAlloc(64)))
+    ok(cuda.cuMemsetD32(words, 0, 16))
+    streams = [ok(cuda.cuStreamCreate(1)) for _ in range(2)]
+    return Bench(context, Kernels(), ok(cuda.cuGraphCreate(0)), words, *streams)
+
+
+def test_every_node_does_its_work_in_order_at_every_launch(bench: Bench) -> None:
+    source, target, calls = np.arange(4, dtype=np.uint32), np.zeros(16, dtype=np.uint32), []
+    fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), bench.fill(7), bench.context))
+    given = bench.copy(bench.words, source.ctypes.data, 16, from_kind=HOST)
+    upload = ok(cuda.cuGraphAddMemcpyNode(*bench.after(fill), given, bench.context))
+    store = ok(cuda.cuGraphAddKernelNode(*bench.after(fill), bench.store(8, 99)))
+    joined = ok(cuda.cuGraphAddEmptyNode(*bench.after(upload, store)))
+    given = bench.copy(bench.words + 48, bench.words, 16)
+    inside = ok(cuda.cuGraphAddMemcpyNode(*bench.after(joined), given, bench.context))
+    given = bench.copy(target.ctypes.data, bench.words, 64, to_kind=HOST)
+    download = ok(cuda.cuGraphAddMemcpyNode(*bench.after(inside), given, bench.context))
+    call = bench.host(lambda data: calls.append((data, int(target[3]))), 5)
+    ok(cuda.cuGraphAddHostNode(*bench.after(download), call))
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    for turn in range(3):
+        source[3] = 100 + turn
+        target[:] = 0
+        bench.run(executable)
+        assert list(target) == [0, 1, 2, 100 + turn, 7, 7, 7, 7, 99, 7, 7, 7, 0, 1, 2, 100 + turn]
+        assert calls[-1] == (5, 100 + turn)
+    assert len(calls) == 3
+    ok(cuda.cuGraphExecDestroy(executable))
+    assert cuda.cuGraphExecDestroy(executable) == INVALID
+    assert cuda.cuGraphLaunch(executable, bench.stream) == INVALID
+
+
+def test_page_locked_memory_is_copied_by_the_device(bench: Bench) -> None:
+    pinned = ok(cuda.cuMemHostAlloc(64, 0))
+    host = (ctypes.c_uint32 * 16).from_address(int(pinned))
+    fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), bench.fill(3), bench.context))
+    given = bench.copy(int(pinned), bench.words, 64, to_kind=HOST)
+    ok(cuda.cuGraphAddMemcpyNode(*bench.after(fill), given, bench.context))
+    bench.run()
+    assert list(host) == [3] * 16
+    ok(cuda.cuMemFreeHost(pinned))
+
+
+def test_branches_run_side_by_side(bench: Bench) -> None:
+    begun, free = threading.Barrier(3), threading.Event()
+
+    def wait(data: Any) -> None:
+        begun.wait(SECONDS)
+        free.wait(SECONDS)
+
+    first, second = (ok(cuda.cuGraphAddHostNode(*bench.after(), bench.host(wait))) for _ in range(2))
+    ok(cuda.cuGraphAddKernelNode(*bench.after(first, second), bench.store(0, 1)))
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    ok(cuda.cuGraphLaunch(executable, bench.stream))
+    begun.wait(SECONDS)
+    assert bench.read()[0] == 0
+    assert cuda.cuStreamQuery(bench.stream) == (R.CUDA_ERROR_NOT_READY,)
+    free.set()
+    ok(cuda.cuStreamSynchronize(bench.stream))
+    assert bench.read()[0] == 1
+
+
+def test_a_launch_is_in_stream_order_and_what_runs_outlives_the_executable_graph(bench: Bench) -> None:
+    bench.kernels.hold_up(bench.stream)
+    ok(cuda.cuGraphAddKernelNode(*bench.after(), bench.store(0, 1)))
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    ok(cuda.cuGraphLaunch(executable, bench.stream))
+    ok(cuda.cuGraphExecDestroy(executable))
+    ok(cuda.cuGraphDestroy(bench.graph))
+    back = np.zeros(1, dtype=np.uint32)
+    ok(cuda.cuMemcpyDtoHAsync(back, bench.words, 4, bench.other))
+    assert back[0] == 0
+    bench.kernels.let_go(bench.other)
+    ok(cuda.cuStreamSynchronize(bench.stream))
+    assert bench.read()[0] == 1
+
+
+def test_child_graphs_are_copies(bench: Bench) -> None:
+    child = ok(cuda.cuGraphCreate(0))
+    ok(cuda.cuGraphAddKernelNode(child, None, 0, bench.store(1, 5)))
+    fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), bench.fill(2), bench.context))
+    outer = ok(cuda.cuGraphAddChildGraphNode(*bench.after(fill), child))
+    ok(cuda.cuGraphAddMemcpyNode(*bench.after(outer), bench.copy(bench.words + 8, bench.words + 4, 4), bench.context))
+    ok(cuda.cuGraphDestroy(child))
+    inner = ok(cuda.cuGraphChildGraphNodeGetGraph(outer))
+    assert int(inner) != int(child)
+    assert cuda.cuGraphDestroy(inner) == INVALID, "it is the node's"
+    bench.run()
+    assert bench.read()[:4] == [2, 5, 5, 2]
+
+
+def test_events_are_recorded_and_waited_for(bench: Bench) -> None:
+    begin, end = ok(cuda.cuEventCreate(0)), ok(cuda.cuEventCreate(0))
+    first = ok(cuda.cuGraphAddEventRecordNode(*bench.after(), begin))
+    store = ok(cuda.cuGraphAddKernelNode(*bench.after(first), bench.store(0, 4)))
+    last = ok(cuda.cuGraphAddEventRecordNode(*bench.after(store), end))
+    ok(cuda.cuGraphAddEventWaitNode(*bench.after(last), begin))
+    assert int(ok(cuda.cuGraphEventRecordNodeGetEvent(last))) == int(end)
+    bench.run()
+    assert ok(cuda.cuEventElapsedTime(begin, end)) >= 0
+    ok(cuda.cuEventSynchronize(end))
+
+
+def test_parameters_of_nodes_are_got_and_set(bench: Bench) -> None:
+    node = ok(cuda.cuGraphAddKernelNode(*bench.after(), bench.store(0, 6)))
+    got = ok(cuda.cuGraphKernelNodeGetParams(node))
+    assert (got.gridDimX, got.blockDimZ, int(got.ctx)) == (1, 1, int(bench.context))
+    ok(cuda.cuGraphKernelNodeSetParams(node, got))
+    fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), bench.fill(1, 2, place=4), bench.context))
+    assert ok(cuda.cuGraphMemsetNodeGetParams(fill)).width == 2
+    ok(cuda.cuGraphMemsetNodeSetParams(fill, bench.fill(9, 3, place=4)))
+    copy = ok(
+        cuda.cuGraphAddMemcpyNode(
+            *bench.after(node, fill), bench.copy(bench.words + 32, bench.words, 8), bench.context
+        )
+    )
+    assert int(ok(cuda.cuGraphMemcpyNodeGetParams(copy)).dstDevice) == bench.words + 32
+    ok(cuda.cuGraphMemcpyNodeSetParams(copy, bench.copy(bench.words + 40, bench.words, 8)))
+    any_kind = ok(cuda.cuGraphNodeGetParams(fill))
+    assert (any_kind.type, any_kind.memset.value) == (cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET, 9)
+    any_kind.memset.value = 8
+    ok(cuda.cuGraphNodeSetParams(fill, any_kind))
+    bench.run()
+    assert bench.read() == [6, 0, 0, 0, 8, 8, 8, 0, 0, 0, 6, 0, 0, 0, 0, 0]
+    assert cuda.cuGraphMemsetNodeGetParams(node) == (*INVALID, None)
+    assert cuda.cuGraphNodeSetParams(node, any_kind) == INVALID
+
+
+def test_an_executable_graph_is_changed_node_by_node(bench: Bench) -> None:
+    fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), bench.fill(1), bench.context))
+    store = ok(cuda.cuGraphAddKernelNode(*bench.after(fill), bench.store(0, 2)))
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    ok(cuda.cuGraphExecMemsetNodeSetParams(executable, fill, bench.fill(5), bench.context))
+    ok(cuda.cuGraphExecKernelNodeSetParams(executable, store, bench.store(1, 6)))
+    bench.run(executable)
+    assert bench.read()[:3] == [5, 6, 5]
+    ok(cuda.cuGraphNodeSetEnabled(executable, store, 0))
+    assert ok(cuda.cuGraphNodeGetEnabled(executable, store)) == 0
+    bench.run(executable)
+    assert bench.read()[:3] == [5, 5, 5]
+    assert ok(cuda.cuGraphMemsetNodeGetParams(fill)).value == 1, "the graph itself stays"
+    other = ok(cuda.cuGraphClone(bench.graph))
+    copy = ok(cuda.cuGraphNodeFindInClone(fill, other))
+    assert cuda.cuGraphExecMemsetNodeSetParams(executable, copy, bench.fill(5), bench.context) == INVALID
+    assert cuda.cuGraphExecMemsetNodeSetParams(executable, store, bench.fill(5), bench.context) == INVALID
+
+
+def test_an_executable_graph_is_updated_by_a_whole_graph(bench: Bench) -> None:
+    fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), bench.fill(1), bench.context))
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    ok(cuda.cuGraphMemsetNodeSetParams(fill, bench.fill(4)))
+    assert int(ok(cuda.cuGraphExecUpdate(executable, bench.graph)).result) == 0
+    bench.run(executable)
+    assert bench.read() == [4] * 16
+    ok(cuda.cuGraphAddKernelNode(*bench.after(fill), bench.store(0, 2)))
+    assert cuda.cuGraphExecUpdate(executable, bench.graph) == (R.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, None)
+    assert "TOPOLOGY_CHANGED" in last_error()
+    bench.run(executable)
+    assert bench.read() == [4] * 16
+
+
+def test_what_is_refused_in_making_a_graph(bench: Bench) -> None:
+    graph = bench.graph
+    node = ok(cuda.cuGraphAddEmptyNode(graph, None, 0))
+    stranger = ok(cuda.cuGraphAddEmptyNode(ok(cuda.cuGraphCreate(0)), None, 0))
+    nothing = (*INVALID, None)
+    assert cuda.cuGraphCreate(1) == nothing
+    assert cuda.cuGraphAddEmptyNode(0, None, 0) == nothing
+    assert cuda.cuGraphAddEmptyNode(node, None, 0) == nothing
+    assert cuda.cuGraphAddEmptyNode(graph, None, 1) == nothing
+    assert cuda.cuGraphAddEmptyNode(graph, [stranger], 1) == nothing
+    assert cuda.cuGraphAddEmptyNode(graph, [node, node], 2) == nothing
+    assert cuda.cuGraphAddEmptyNode(graph, InMemory(0), 1 << 63) == nothing
+    assert cuda.cuGraphAddEmptyNode(graph, InMemory(4096), 1 << 63) == nothing
+    assert cuda.cuGraphAddKernelNode(graph, None, 0, None) == nothing
+    assert cuda.cuGraphAddMemcpyNode(graph, None, 0, None, bench.context) == nothing
+    assert cuda.cuGraphAddHostNode(graph, None, 0, cuda.CUDA_HOST_NODE_PARAMS()) == nothing
+    assert cuda.cuGraphAddChildGraphNode(graph, None, 0, graph) == nothing
+    assert cuda.cuGraphAddChildGraphNode(graph, None, 0, 99) == nothing
+    assert cuda.cuGraphAddEventRecordNode(graph, None, 0, 99)[0] == R.CUDA_ERROR_INVALID_HANDLE
+    assert cuda.cuGraphAddDependencies(graph, [node], [node], None, 1) == INVALID
+    assert cuda.cuGraphAddDependencies(graph, [node], [stranger], None, 1) == INVALID
+    assert cuda.cuGraphRemoveDependencies(graph, [node], [node], None, 1) == INVALID
+    kernel = cuda.CUDA_KERNEL_NODE_PARAMS()
+    assert cuda.cuGraphAddKernelNode(graph, None, 0, kernel)[0] == R.CUDA_ERROR_INVALID_HANDLE
+    without = bench.store(0, 0, b"nothing")
+    without.func = ok(cuda.cuModuleGetFunction(bench.kernels.module, b"store"))
+    assert cuda.cuGraphAddKernelNode(graph, None, 0, without) == nothing, "no parameters"
+    without.gridDimX = 0
+    assert cuda.cuGraphAddKernelNode(graph, None, 0, without) == nothing
+    for change in ({"elementSize": 3}, {"width": 0}, {"height": 0}, {"dst": 64}, {"dst": bench.words + 1}):
+        fill = bench.fill(1)
+        for name, value in change.items():
+            setattr(fill, name, value)
+        assert cuda.cuGraphAddMemsetNode(graph, None, 0, fill, bench.context)[0] == R.CUDA_ERROR_INVALID_VALUE
+    assert cuda.cuGraphAddMemsetNode(graph, None, 0, bench.fill(1), 99)[0] == R.CUDA_ERROR_INVALID_CONTEXT
+    given = cuda.CUgraphNodeParams()
+    given.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_BATCH_MEM_OP
+    assert cuda.cuGraphAddNode(graph, None, None, 0, given) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
+    with pytest.raises(TypeError):
+        cuda.cuGraphAddKernelNode(graph, None, 0, bench.fill(1))
+    with pytest.raises(RuntimeError):
+        cuda.cuGraphAddEmptyNode(graph, [node], 2)
+    assert ok(cuda.cuGraphGetNodes(graph))[1] == 1
+    for call in (cuda.cuGraphDestroyNode, cuda.cuGraphDestroy):
+        assert call(node if call is cuda.cuGraphDestroyNode else graph) == (R.CUDA_SUCCESS,)
+        assert call(node if call is cuda.cuGraphDestroyNode else graph) == INVALID
+
+
+def test_a_cycle_is_refused_at_instantiation(bench: Bench) -> None:
+    first = ok(cuda.cuGraphAddEmptyNode(bench.graph, None, 0))
+    second = ok(cuda.cuGraphAddEmptyNode(bench.graph, [first], 1))
+    ok(cuda.cuGraphAddDependencies(bench.graph, [second], [first], None, 1))
+    assert cuda.cuGraphInstantiate(bench.graph, 0) == (*INVALID, None)
+    given = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
+    assert cuda.cuGraphInstantiateWithParams(bench.graph, given) == (*INVALID, None)
+    assert given.result_out == cuda.CUgraphInstantiateResult.CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE
+    ok(cuda.cuGraphRemoveDependencies(bench.graph, [second], [first], None, 1))
+    executable = ok(cuda.cuGraphInstantiateWithParams(bench.graph, given))
+    assert given.result_out == cuda.CUgraphInstantiateResult.CUDA_GRAPH_INSTANTIATE_SUCCESS
+    ok(cuda.cuGraphLaunch(executable, bench.stream))
+    assert cuda.cuGraphLaunch(executable, 12345)[0] == R.CUDA_ERROR_INVALID_HANDLE
+    assert cuda.cuGraphLaunch(bench.graph, bench.stream) == INVALID
+    assert cuda.cuGraphInstantiate(bench.graph, 1 << 40) == (*INVALID, None)
+    assert cuda.cuGraphInstantiate(bench.graph, 4) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
+
+
+def test_a_node_that_cannot_be_launched_is_named(bench: Bench) -> None:
+    event = ok(cuda.cuEventCreate(0))
+    node = ok(cuda.cuGraphAddEventRecordNode(*bench.after(), event))
+    ok(cuda.cuEventDestroy(event))
+    given = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
+    assert cuda.cuGraphInstantiateWithParams(bench.graph, given)[0] == R.CUDA_ERROR_INVALID_HANDLE
+    assert int(given.hErrNode_out) == int(node)
+
+
+def test_an_error_of_a_launch_comes_later_and_ends_nothing_else(bench: Bench) -> None:
+    gone = int(ok(cuda.cuMemAlloc(64)))
+    calls: list[Any] = []
+    given = bench.fill(1)
+    given.dst = gone
+    fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), given, bench.context))
+    ok(cuda.cuGraphAddHostNode(*bench.after(fill), bench.host(calls.append)))
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    ok(cuda.cuMemFree(gone))
+    ok(cuda.cuGraphLaunch(executable, bench.stream))
+    assert cuda.cuStreamSynchronize(bench.stream) == INVALID
+    assert calls == []
+    ok(cuda.cuMemsetD32(bench.words, 1, 16))
+    assert bench.read() == [1] * 16
+
+
+def test_executable_graphs_end_with_their_context(bench: Bench) -> None:
+    ok(cuda.cuGraphAddKernelNode(*bench.after(), bench.store(0, 1)))
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    ok(cuda.cuCtxDestroy(bench.context))
+    ok(cuda.cuCtxCreate(None, 0, 0))
+    assert cuda.cuGraphLaunch(executable, 0) == INVALID
+    assert cuda.cuGraphInstantiate(bench.graph, 0)[0] == R.CUDA_ERROR_CONTEXT_IS_DESTROYED
+
+
+def test_conditional_nodes_run_the_body_of_their_default(bench: Bench) -> None:
+    for default, size, expected in ((1, 2, [1, 0]), (0, 2, [0, 2]), (0, 1, [0, 0])):
+        ok(cuda.cuMemsetD32(bench.words, 0, 16))
+        graph = ok(cuda.cuGraphCreate(0))
+        handle = ok(cuda.cuGraphConditionalHandleCreate(graph, bench.context, default, 1))
+        given = cuda.CUgraphNodeParams()
+        given.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        given.conditional.handle, given.conditional.size = handle, size
+        given.conditional.type = cuda.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF
+        ok(cuda.cuGraphAddNode(graph, None, None, 0, given))
+        for place, body in enumerate(given.conditional.phGraph_out):
+            ok(cuda.cuGraphAddKernelNode(body, None, 0, bench.store(place, place + 1)))
+        bench.run(ok(cuda.cuGraphInstantiate(graph, 0)))
+        assert bench.read()[:2] == expected
+    given.conditional.size = 3
+    assert cuda.cuGraphAddNode(graph, None, None, 0, given) == (*INVALID, None)
+    given.conditional.handle = cuda.CUgraphConditionalHandle(12)
+    assert cuda.cuGraphAddNode(graph, None, None, 0, given) == (*INVALID, None)
+
+
+def test_user_objects_live_as_long_as_a_graph_that_holds_them(bench: Bench) -> None:
+    ended: list[int] = []
+    destroy = HOST_FN(ended.append)
+    address = ctypes.cast(destroy, ctypes.c_void_p).value
+    item = ok(cuda.cuUserObjectCreate(7, address, 2, 1))
+    ok(cuda.cuGraphRetainUserObject(bench.graph, item, 1, 1))
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    ok(cuda.cuGraphLaunch(executable, bench.stream))
+    ok(cuda.cuUserObjectRelease(item, 1))
+    ok(cuda.cuGraphDestroy(bench.graph))
+    gc.collect()
+    assert ended == []
+    ok(cuda.cuGraphExecDestroy(executable))
+    wait_until(lambda: ended == [7], "the destructor is called")
+    assert cuda.cuUserObjectRelease(item, 1) == INVALID
+    assert cuda.cuUserObjectCreate(7, address, 1, 0) == (*INVALID, None)
+    assert cuda.cuUserObjectCreate(7, 0, 1, 1) == (*INVALID, None)
+
+
+def test_a_graph_as_a_file(bench: Bench, tmp_path: Path) -> None:
+    fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), bench.fill(1), bench.context))
+    ok(cuda.cuGraphAddKernelNode(*bench.after(fill), bench.store(0, 2)))
+    path = tmp_path / "graph.dot"
+    ok(cuda.cuGraphDebugDotPrint(bench.graph, str(path).encode(), 1))
+    text = path.read_text()
+    assert "store" in text
+    assert text.count("->") == 1
+    missing = str(tmp_path / "no" / "such").encode()
+    assert cuda.cuGraphDebugDotPrint(bench.graph, missing, 0) == (R.CUDA_ERROR_OPERATING_SYSTEM,)
+
+
+def test_kernel_attributes(bench: Bench) -> None:
+    node = ok(cuda.cuGraphAddKernelNode(*bench.after(), bench.store(0, 2)))
+    other = ok(cuda.cuGraphAddKernelNode(*bench.after(), bench.store(1, 2)))
+    attributes = cuda.CUlaunchAttributeID
+    value = cuda.CUkernelNodeAttrValue()
+    value.cooperative = 1
+    ok(cuda.cuGraphKernelNodeSetAttribute(node, attributes.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
+    ok(cuda.cuGraphKernelNodeCopyAttributes(other, node))
+    got = ok(cuda.cuGraphKernelNodeGetAttribute(other, attributes.CU_LAUNCH_ATTRIBUTE_COOPERATIVE))
+    assert got.cooperative == 1
+    value.clusterDim.x = 2
+    refused = cuda.cuGraphKernelNodeSetAttribute(node, attributes.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value)
+    assert refused == (R.CUDA_ERROR_NOT_SUPPORTED,)
+    bench.run()
+    assert bench.read()[:2] == [2, 2]
+
+
+def allocation(size: int = 64) -> Any:
+    """Return the parameters of an allocation on device 0."""
+    given = cuda.CUDA_MEM_ALLOC_NODE_PARAMS()
+    given.poolProps.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    given.poolProps.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    given.poolProps.location.id = 0
+    given.bytesize = size
+    return given
+
+
+def used() -> int:
+    """Return the bytes of graph memory of device 0."""
+    return int(ok(cuda.cuDeviceGetGraphMemAttribute(0, cuda.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)))
+
+
+def test_memory_of_a_graph_has_one_address_for_all_launches(bench: Bench) -> None:
+    before, given = used(), allocation()
+    node = ok(cuda.cuGraphAddMemAllocNode(*bench.after(), given))
+    address = int(given.dptr)
+    assert used() > before
+    filled = bench.fill(6)
+    filled.dst = address
+    fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(node), filled, bench.context))
+    copy = ok(cuda.cuGraphAddMemcpyNode(*bench.after(fill), bench.copy(bench.words, address, 64), bench.context))
+    freed = ok(cuda.cuGraphAddMemFreeNode(*bench.after(copy), address))
+    assert int(ok(cuda.cuGraphMemFreeNodeGetParams(freed))) == address
+    got = ok(cuda.cuGraphMemAllocNodeGetParams(node))
+    assert (int(got.dptr), got.bytesize, got.poolProps.location.id) == (address, 64, 0)
+    assert cuda.cuGraphAddMemFreeNode(*bench.after(copy), address) == (*INVALID, None), "freed twice"
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    for _ in range(2):
+        ok(cuda.cuMemsetD32(bench.words, 0, 16))
+        bench.run(executable)
+        assert bench.read() == [6] * 16
+    assert cuda.cuMemFree(address) == INVALID, "the graph frees it"
+    ok(cuda.cuGraphDestroy(bench.graph))
+    assert used() > before
+    ok(cuda.cuGraphExecDestroy(executable))
+    assert used() == before
+
+
+def test_memory_that_a_graph_leaves_is_freed_by_the_program(bench: Bench) -> None:
+    given = allocation()
+    node = ok(cuda.cuGraphAddMemAllocNode(*bench.after(), given))
+    address = int(given.dptr)
+    filled = bench.fill(9)
+    filled.dst = address
+    ok(cuda.cuGraphAddMemsetNode(*bench.after(node), filled, bench.context))
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    assert cuda.cuMemFree(address) == INVALID, "not launched yet"
+    bench.run(executable)
+    back = np.zeros(16, dtype=np.uint32)
+    ok(cuda.cuMemcpyDtoH(back, address, 64))
+    assert list(back) == [9] * 16
+    assert cuda.cuGraphLaunch(executable, bench.stream) == INVALID, "it is not freed"
+    ok(cuda.cuMemFreeAsync(address, bench.stream))
+    bench.run(executable)
+    ok(cuda.cuMemFree(address))
+    assert cuda.cuMemFree(address) == INVALID
+    again = ok(cuda.cuGraphInstantiate(bench.graph, 1))
+    for _ in range(3):
+        bench.run(again)
+
+
+def test_what_graphs_do_not_allocate(bench: Bench) -> None:
+    assert cuda.cuGraphAddMemAllocNode(*bench.after(), allocation(0)) == (*INVALID, None)
+    huge = cuda.cuGraphAddMemAllocNode(*bench.after(), allocation(1 << 63))
+    assert huge == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
+    elsewhere = allocation()
+    elsewhere.poolProps.location.id = 77
+    assert cuda.cuGraphAddMemAllocNode(*bench.after(), elsewhere) == (R.CUDA_ERROR_INVALID_DEVICE, None)
+    managed = allocation()
+    managed.poolProps.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_INVALID
+    assert cuda.cuGraphAddMemAllocNode(*bench.after(), managed) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
+    for address in (0, bench.words, 1 << 63):
+        assert cuda.cuGraphAddMemFreeNode(*bench.after(), address) == (*INVALID, None)
+    assert ok(cuda.cuGraphGetNodes(bench.graph))[1] == 0
+    high = cuda.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_HIGH
+    assert cuda.cuDeviceSetGraphMemAttribute(0, high, 5) == INVALID
+    ok(cuda.cuDeviceSetGraphMemAttribute(0, high, 0))
+    assert cuda.cuDeviceGraphMemTrim(9) == (R.CUDA_ERROR_INVALID_DEVICE,)

@@ -1,0 +1,238 @@
+"""Linking of PTX, alone and on a real emulated device."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd_client import driver as cuda
+from pympsd_client._objects.code.ptx_link import LinkError, join
+from pympsd_client._objects.code.ptx_text import limited
+from pympsd_server.backends.emulated.ptx.program import load_program
+from tests.client.conftest import ok
+
+HEADER = b".version 8.0\n.target sm_75\n.address_size 64\n"
+KERNEL = HEADER + b".visible .entry k() { ret; }\n"
+FIRST = (
+    HEADER
+    + b"""
+// .func in_a_comment { "
+.extern .func (.param .b32 result) triple (.param .b32 value);
+.extern .global .align 4 .u32 added;
+.global .align 4 .u32 own = 100;
+.func (.param .b32 result) helper (.param .b32 value)
+{
+    .reg .b32 %r<4>;
+    ld.param.b32 %r1, [value];
+    ld.global.u32 %r2, [own];
+    add.u32 %r3, %r1, %r2;
+    st.param.b32 [result], %r3;
+    ret;
+}
+.visible .entry k(.param .u64 out)
+{
+    .reg .b32 %r<6>; .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [out];
+    .loc 1 2 3
+    { .param .b32 a; .param .b32 b; st.param.b32 [a], 7; call (b), triple, (a); ld.param.b32 %r1, [b]; }
+    { .param .b32 a; .param .b32 b; st.param.b32 [a], %r1; call (b), helper, (a); ld.param.b32 %r2, [b]; }
+    ld.global.u32 %r3, [added];
+    add.u32 %r4, %r2, %r3;
+    st.global.u32 [%rd1], %r4;
+    ret;
+}
+.file 1 "first.cu"
+"""
+)
+SECOND = b"""// second
+.version 8.4
+.target sm_80, debug
+.address_size 64
+.visible .global .align 4 .u32 added = 5000;
+.global .align 4 .u32 own = 3;
+.func (.param .b32 result) helper (.param .b32 value)
+{
+    .reg .b32 %r<4>;
+    ld.param.b32 %r1, [value];
+    ld.global.u32 %r2, [own];
+    mul.lo.u32 %r3, %r1, %r2;
+    st.param.b32 [result], %r3;
+    ret;
+}
+.visible .func (.param .b32 result) triple (.param .b32 value)
+{
+    .reg .b32 %r<3>;
+    ld.param.b32 %r1, [value];
+    { .param .b32 a; .param .b32 b; st.param.b32 [a], %r1; call (b), helper, (a); ld.param.b32 %r2, [b]; }
+    st.param.b32 [result], %r2;
+    ret;
+}
+.section .debug_str { info_string0: .b8 0 }
+"""
+Option = cuda.CUjit_option
+PTX_INPUT = cuda.CUjitInputType.CU_JIT_INPUT_PTX
+
+
+class _Logs:
+    def __init__(self) -> None:
+        self.error, self.info = bytearray(500), bytearray(500)
+        self.options = [
+            Option.CU_JIT_ERROR_LOG_BUFFER,
+            Option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+            Option.CU_JIT_INFO_LOG_BUFFER,
+            Option.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+        ]
+        self.values = [self.error, 500, self.info, 500]
+
+    @property
+    def texts(self) -> tuple[bytes, bytes]:
+        return bytes(self.error.split(b"\0")[0]), bytes(self.info.split(b"\0")[0])
+
+
+def _add(state: Any, data: bytes, kind: Any = PTX_INPUT, name: bytes = b"in.ptx") -> tuple[Any, ...]:
+    answer: tuple[Any, ...] = cuda.cuLinkAddData(state, kind, data, len(data), name, 0, [], [])
+    return answer
+
+
+def _result(state: Any) -> int:
+    module = ok(cuda.cuModuleLoadData(ok(cuda.cuLinkComplete(state))[0]))
+    out, found = ok(cuda.cuMemAlloc(4)), np.zeros(1, np.uint32)
+    function = ok(cuda.cuModuleGetFunction(module, b"k"))
+    ok(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, ((out,), (None,)), 0))
+    ok(cuda.cuMemcpyDtoH(found, out, 4))
+    return int(found[0])
+
+
+@pytest.mark.parametrize("order", [(FIRST, SECOND), (SECOND, FIRST)])
+def test_two_inputs_use_each_other(context: Any, order: tuple[bytes, bytes]) -> None:
+    state = ok(cuda.cuLinkCreate(0, [], []))
+    for data in order:
+        ok(_add(state, data))
+    assert _result(state) == 7 * 3 + 100 + 5000
+    ok(cuda.cuLinkDestroy(state))
+
+
+def test_files(context: Any, tmp_path: Path) -> None:
+    state = ok(cuda.cuLinkCreate(0, [], []))
+    for name, data in (("a.ptx", FIRST), ("b.ptx", SECOND)):
+        (tmp_path / name).write_bytes(data)
+        ok(cuda.cuLinkAddFile(state, PTX_INPUT, str(tmp_path / name).encode(), 0, [], []))
+    assert _result(state) == 5121
+    absent = str(tmp_path / "c.ptx").encode()
+    assert cuda.cuLinkAddFile(state, PTX_INPUT, absent, 0, [], [])[0].name == "CUDA_ERROR_FILE_NOT_FOUND"
+
+
+BAD = [
+    # input, error, whether the link can be completed all the same, the log
+    (HEADER + b".bad", "INVALID_PTX", True, b"ptxas application ptx input, line 4; error   : "),
+    (b"xx", "INVALID_IMAGE", True, b"error   : Binary format for key='0', ident='' is not recognized"),
+    (KERNEL, "UNKNOWN", False, b"error   : Multiple definition of 'k' in 'in.ptx', first defined in 'first.ptx'"),
+]
+
+
+@pytest.mark.parametrize(("data", "error", "goes_on", "words"), BAD)
+def test_a_bad_input(context: Any, data: bytes, error: str, goes_on: bool, words: bytes) -> None:
+    logs = _Logs()
+    state = ok(cuda.cuLinkCreate(4, logs.options, logs.values))
+    ok(_add(state, KERNEL, name=b"first.ptx"))
+    assert _add(state, data)[0].name == f"CUDA_ERROR_{error}"
+    assert logs.texts[0].startswith(words)
+    assert (cuda.cuLinkComplete(state)[0].name == "CUDA_SUCCESS") is goes_on
+
+
+def test_a_symbol_that_nobody_defines(context: Any) -> None:
+    logs = _Logs()
+    state = ok(cuda.cuLinkCreate(4, logs.options, logs.values))
+    ok(_add(state, FIRST))
+    assert cuda.cuLinkComplete(state)[0] == cuda.CUresult.CUDA_ERROR_UNKNOWN
+    assert logs.texts[0] == b"error   : Undefined reference to 'triple' in 'in.ptx'"
+    ok(_add(state, SECOND))
+    assert _result(state) == 5121
+    assert logs.texts[0] == b""
+    assert logs.texts[1].startswith(b"info    : 12 bytes gmem\ninfo    : Function properties for 'k':\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("CUBIN", "NOT_SUPPORTED"),
+        ("FATBINARY", "NOT_SUPPORTED"),
+        ("OBJECT", "NOT_SUPPORTED"),
+        ("LIBRARY", "NOT_SUPPORTED"),
+        ("NVVM", "JIT_COMPILER_NOT_FOUND"),
+    ],
+)
+def test_other_kinds_of_inputs(context: Any, kind: str, error: str) -> None:
+    state = ok(cuda.cuLinkCreate(0, [], []))
+    assert _add(state, KERNEL, getattr(cuda.CUjitInputType, f"CU_JIT_INPUT_{kind}"))[0].name == f"CUDA_ERROR_{error}"
+    completed = cuda.cuLinkComplete(state)[0].name
+    assert completed == ("CUDA_ERROR_JIT_COMPILER_NOT_FOUND" if kind == "NVVM" else "CUDA_SUCCESS")
+
+
+def test_wrong_arguments(context: Any) -> None:
+    state = ok(cuda.cuLinkCreate(0, [], []))
+    wrong = cuda.CUresult.CUDA_ERROR_INVALID_VALUE
+    assert cuda.cuLinkAddData(state, 6, KERNEL, len(KERNEL), b"", 0, [], [])[0] == wrong
+    assert cuda.cuLinkAddData(state, -1, KERNEL, len(KERNEL), b"", 0, [], [])[0] == wrong
+    assert cuda.cuLinkAddData(state, PTX_INPUT, None, 10, b"", 0, [], [])[0] == wrong
+    assert cuda.cuLinkAddData(state, PTX_INPUT, KERNEL, 1 << 63, b"", 0, [], [])[0] == wrong
+    assert cuda.cuLinkCreate(1, [], [])[0] == wrong
+    ok(cuda.cuLinkDestroy(state))
+    for answer in (
+        _add(state, KERNEL),
+        cuda.cuLinkAddFile(state, PTX_INPUT, b"x", 0, [], []),
+        cuda.cuLinkComplete(state),
+        cuda.cuLinkDestroy(state),
+        cuda.cuLinkDestroy(0),
+    ):
+        assert answer[0] == cuda.CUresult.CUDA_ERROR_INVALID_HANDLE
+
+
+def test_without_a_context(devices: None) -> None:
+    assert cuda.cuLinkCreate(0, [], [])[0] == cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT
+
+
+def test_limits_of_registers(context: Any) -> None:
+    state = ok(cuda.cuLinkCreate(1, [Option.CU_JIT_MAX_REGISTERS], [9]))
+    registers = [Option.CU_JIT_MAX_REGISTERS]
+    for name, value in ((b"k", None), (b"own", 8)):
+        data = KERNEL.replace(b" k(", b" %s(" % name)
+        ok(cuda.cuLinkAddData(state, PTX_INPUT, data, len(data), name, int(value is not None), registers, [value]))
+    address, size = ok(cuda.cuLinkComplete(state))
+    text = ctypes.string_at(address, size)
+    assert text.count(b".maxnreg 9") == text.count(b".maxnreg 8") == 1
+
+
+def test_a_limit_of_registers_is_set_where_there_is_none() -> None:
+    text = b".entry a() .maxnreg 5 {} .entry b() /* .maxnreg */ {} // .entry c() {\n.entry d();"
+    assert limited(text, 7).count(b".maxnreg 7") == 1
+    assert limited(text, 0) == text
+    assert limited(b"\x7fELF.entry a(){\0}", 7) == b"\x7fELF.entry a(){\0}"
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+LINKAGES = st.sampled_from(["", ".weak", ".visible"])
+
+
+@given(st.lists(st.dictionaries(NAMES, LINKAGES), min_size=2, max_size=4))
+def test_joined_texts_are_ptx_with_each_symbol_once(inputs: list[dict[str, str]]) -> None:
+    named = []
+    for number, one in enumerate(inputs):
+        lines = [f"{linkage} .global .u32 {name};" for name, linkage in one.items()]
+        named.append((str(number), HEADER + "\n".join(lines).encode()))
+    strong = [name for one in inputs for name, linkage in one.items() if linkage == ".visible"]
+    if len(strong) > len(set(strong)):
+        with pytest.raises(LinkError, match="Multiple definition"):
+            join(named)
+        return
+    found = load_program(join(named)).globals
+    local = sum(not linkage for one in inputs for linkage in one.values())
+    shared = {name for one in inputs for name, linkage in one.items() if linkage}
+    assert shared <= set(found)
+    assert len(found) == local + len(shared)

@@ -1,0 +1,291 @@
+"""Virtual memory management: reserving, creating, mapping, access, sharing between processes, bad input."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd_client import driver as cuda
+from pympsd_client import last_error
+from pympsd_client._objects.virtual.reservations import Reservations
+from tests.client.conftest import ok
+from tests.client.test_client_managed import located
+from tests.client.test_client_mapped import kernel, launch
+from tests.support.client_kernels import BASIC
+
+R = cuda.CUresult
+DONE = (R.CUDA_SUCCESS,)
+INVALID = R.CUDA_ERROR_INVALID_VALUE
+NOT_SUPPORTED = R.CUDA_ERROR_NOT_SUPPORTED
+GRANULE = 2 << 20
+DESCRIPTOR = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+BOTH = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+NONE = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
+
+
+def properties(device: int = 0, shareable: bool = False) -> Any:
+    made = cuda.CUmemAllocationProp()
+    made.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    made.location = located("DEVICE", device)
+    if shareable:
+        made.requestedHandleTypes = DESCRIPTOR
+    return made
+
+
+def access(flags: Any = BOTH, device: int = 0) -> Any:
+    made = cuda.CUmemAccessDesc()
+    made.location, made.flags = located("DEVICE", device), flags
+    return made
+
+
+def reserved(size: int = GRANULE) -> int:
+    return int(ok(cuda.cuMemAddressReserve(size, 0, 0, 0)))
+
+
+def created(size: int = GRANULE, shareable: bool = False) -> Any:
+    return ok(cuda.cuMemCreate(size, properties(shareable=shareable), 0))
+
+
+def mapped(size: int = GRANULE, handle: Any = None) -> int:
+    """Return where new memory is mapped and accessible."""
+    address = reserved(size)
+    assert cuda.cuMemMap(address, size, 0, handle or created(size), 0) == DONE, last_error()
+    assert cuda.cuMemSetAccess(address, size, [access()], 1) == DONE, last_error()
+    return address
+
+
+def bytes_at(address: int, count: int) -> np.ndarray[Any, Any]:
+    back = np.zeros(count, np.uint8)
+    assert cuda.cuMemcpyDtoH(back, address, count) == DONE, last_error()
+    return back
+
+
+def test_kernels_fills_and_copies_reach_mapped_memory(context: Any) -> None:
+    address = mapped()
+    assert not bytes_at(address, 1000).any()
+    assert cuda.cuMemsetD8(address, 7, GRANULE) == DONE
+    assert (bytes_at(address, GRANULE) == 7).all()
+    data = np.arange(1000, dtype=np.float32)
+    assert cuda.cuMemcpyHtoD(address, data, 4000) == DONE
+    launch(kernel(BASIC, b"add_one"), (address, ctypes.c_uint64), (1000, ctypes.c_uint32), blocks=4, threads=256)
+    assert (bytes_at(address, 4000).view(np.float32) == data + 1).all()
+
+
+def test_memory_is_the_same_wherever_it_is_mapped(context: Any) -> None:
+    handle = created()
+    one, other = mapped(handle=handle), mapped(handle=handle)
+    assert cuda.cuMemsetD8(one, 5, 100) == DONE
+    assert (bytes_at(other, 100) == 5).all()
+    assert cuda.cuMemUnmap(one, GRANULE) == DONE
+    assert cuda.cuMemRelease(handle) == DONE
+    assert (bytes_at(other, 100) == 5).all(), "it lives while it is mapped"
+
+
+def test_neighbouring_mappings_are_one_range(context: Any) -> None:
+    address = reserved(3 * GRANULE)
+    handles = [created() for _ in range(3)]
+    for number in (1, 0, 2):
+        assert cuda.cuMemMap(address + number * GRANULE, GRANULE, 0, handles[number], 0) == DONE
+    assert cuda.cuMemSetAccess(address + GRANULE, GRANULE, [access()], 1) == DONE
+    assert cuda.cuMemSetAccess(address, 3 * GRANULE, [access()], 1) == DONE
+    assert cuda.cuMemsetD8(address, 3, 3 * GRANULE) == DONE
+    assert (bytes_at(address, 3 * GRANULE) == 3).all()
+    assert cuda.cuMemSetAccess(address + GRANULE, GRANULE, [access(NONE)], 1) == DONE
+    assert cuda.cuMemcpyDtoH(np.zeros(8, np.uint8), address + GRANULE, 8) == (INVALID,)
+    assert cuda.cuMemcpyDtoH(np.zeros(8, np.uint8), address + GRANULE - 4, 8) == (INVALID,)
+    assert (bytes_at(address + 2 * GRANULE, 8) == 3).all()
+    assert (bytes_at(address, GRANULE) == 3).all()
+    assert cuda.cuMemUnmap(address, 3 * GRANULE) == DONE
+    assert cuda.cuMemcpyDtoH(np.zeros(8, np.uint8), address, 8) == (INVALID,)
+    assert cuda.cuMemAddressFree(address, 3 * GRANULE) == DONE
+
+
+def test_without_access_a_kernel_faults(context: Any) -> None:
+    address = reserved()
+    assert cuda.cuMemMap(address, GRANULE, 0, created(), 0) == DONE
+    assert int(ok(cuda.cuMemGetAccess(located("DEVICE"), address))) == 0
+    launch(kernel(BASIC, b"add_one"), (address, ctypes.c_uint64), (1, ctypes.c_uint32))
+    assert cuda.cuCtxSynchronize() == (R.CUDA_ERROR_ILLEGAL_ADDRESS,)
+
+
+def test_it_is_accounted_and_freed(context: Any) -> None:
+    free = ok(cuda.cuMemGetInfo())[0]
+    handle = created(10 * GRANULE)
+    assert ok(cuda.cuMemGetInfo())[0] == free - 10 * GRANULE
+    address = mapped(10 * GRANULE, handle)
+    assert cuda.cuMemRelease(handle) == DONE
+    assert ok(cuda.cuMemGetInfo())[0] == free - 10 * GRANULE, "it is still mapped"
+    assert cuda.cuMemUnmap(address, 10 * GRANULE) == DONE
+    assert ok(cuda.cuMemGetInfo())[0] == free
+    other = ok(cuda.cuCtxCreate(None, 0, 0))
+    mapped(10 * GRANULE)
+    created(GRANULE)
+    assert cuda.cuCtxDestroy(other) == DONE
+    assert ok(cuda.cuMemGetInfo())[0] == free, "what a context created ends with it"
+    assert cuda.cuMemCreate(1 << 40, properties(), 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
+
+
+def test_handles_are_counted(context: Any) -> None:
+    handle = created()
+    address = mapped(handle=handle)
+    assert cuda.cuMemRelease(handle) == DONE
+    assert cuda.cuMemRelease(handle) == (INVALID,)
+    again = ok(cuda.cuMemRetainAllocationHandle(address + 5))
+    assert int(again) == int(handle)
+    assert ok(cuda.cuMemGetAllocationPropertiesFromHandle(again)).location.id == 0
+    assert cuda.cuMemUnmap(address, GRANULE) == DONE
+    assert cuda.cuMemMap(address, GRANULE, 0, again, 0) == DONE
+    assert cuda.cuMemRetainAllocationHandle(12345) == (INVALID, None)
+
+
+def test_granularity_and_attributes(context: Any) -> None:
+    for option in cuda.CUmemAllocationGranularity_flags:
+        assert ok(cuda.cuMemGetAllocationGranularity(properties(), option)) == GRANULE
+    address = mapped(handle=created(shareable=True))
+
+    def of(name: str) -> Any:
+        return ok(
+            cuda.cuPointerGetAttribute(getattr(cuda.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}"), address)
+        )
+
+    assert (int(of("CONTEXT")), of("RANGE_SIZE"), of("ALLOWED_HANDLE_TYPES")) == (0, GRANULE, int(DESCRIPTOR))
+    assert of("ACCESS_FLAGS") == int(BOTH)
+    assert int(ok(cuda.cuMemGetAccess(located("DEVICE"), address))) == int(BOTH)
+    assert int(ok(cuda.cuMemGetAccess(located("DEVICE", 1), address))) == 0
+    assert cuda.cuMemFree(address) == (INVALID,)
+    assert cuda.cuMemFreeAsync(address, 0) == (INVALID,)
+    assert (bytes_at(address, 8) == 0).all(), "it is as it was"
+
+
+def test_a_descriptor_is_imported(context: Any) -> None:
+    handle = created(shareable=True)
+    address = mapped(handle=handle)
+    assert cuda.cuMemsetD8(address, 9, GRANULE) == DONE
+    fd = ok(cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0))
+    again = os.dup(fd)
+    os.close(fd)
+    imported = ok(cuda.cuMemImportFromShareableHandle(again, DESCRIPTOR))
+    os.close(again)
+    assert int(imported) != int(handle)
+    other = mapped(handle=imported)
+    assert (bytes_at(other, 100) == 9).all()
+    assert cuda.cuMemRelease(handle) == DONE
+    assert cuda.cuMemUnmap(address, GRANULE) == DONE
+    assert (bytes_at(other, 100) == 9).all()
+    assert cuda.cuMemExportToShareableHandle(created(), DESCRIPTOR, 0) == (INVALID, None)
+
+
+def test_descriptors_of_anything_else_are_refused(context: Any) -> None:
+    for fd in (-1, 0, 9999, 1 << 31):
+        assert cuda.cuMemImportFromShareableHandle(fd, DESCRIPTOR) == (INVALID, None)
+    forged = os.memfd_create("pympsd-memory-" + "0" * 32)
+    assert cuda.cuMemImportFromShareableHandle(forged, DESCRIPTOR) == (INVALID, None)
+    os.close(forged)
+    handle = created(shareable=True)
+    fd = ok(cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0))
+    assert cuda.cuMemImportFromShareableHandle(fd, 0) == (INVALID, None)
+    assert cuda.cuMemRelease(handle) == DONE
+    assert cuda.cuMemImportFromShareableHandle(fd, DESCRIPTOR) == (INVALID, None), "nobody uses it any more"
+    os.close(fd)
+
+
+def test_bad_reservations(context: Any) -> None:
+    for size, alignment, flags in ((0, 0, 0), (1, 0, 0), (GRANULE + 1, 0, 0), (GRANULE, 3, 0), (GRANULE, 0, 1)):
+        assert cuda.cuMemAddressReserve(size, alignment, 0, flags) == (INVALID, None)
+    for size, alignment in ((1 << 40, 0), (1 << 63, 0), (GRANULE, 1 << 62)):
+        assert cuda.cuMemAddressReserve(size, alignment, 0, 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
+    first = reserved(4 * GRANULE)
+    aligned = int(ok(cuda.cuMemAddressReserve(GRANULE, 1 << 30, 0, 0)))
+    assert aligned % (1 << 30) == 0
+    assert cuda.cuMemAddressFree(aligned, GRANULE) == DONE
+    assert int(ok(cuda.cuMemAddressReserve(GRANULE, 0, aligned, 0))) == aligned, "the address that is asked for"
+    assert int(ok(cuda.cuMemAddressReserve(GRANULE, 0, aligned, 0))) != aligned, "unless it is taken"
+    for address, size in ((first, GRANULE), (first + GRANULE, GRANULE), (0, GRANULE), (first, 0), (1 << 63, GRANULE)):
+        assert cuda.cuMemAddressFree(address, size) == (INVALID,)
+    assert cuda.cuMemAddressFree(first, 4 * GRANULE) == DONE
+    assert cuda.cuMemAddressFree(first, 4 * GRANULE) == (INVALID,)
+
+
+def test_bad_memory(context: Any) -> None:
+    for size in (0, 1, GRANULE + 1, GRANULE - 1):
+        assert cuda.cuMemCreate(size, properties(), 0) == (INVALID, None)
+    assert cuda.cuMemCreate(GRANULE, None, 0) == (INVALID, None)
+    assert cuda.cuMemCreate(GRANULE, properties(), 1) == (INVALID, None)
+    assert cuda.cuMemCreate(GRANULE, properties(5), 0) == (R.CUDA_ERROR_INVALID_DEVICE, None)
+    assert cuda.cuMemCreate(1 << 63, properties(), 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
+    host = properties()
+    host.location = located("HOST")
+    assert cuda.cuMemCreate(GRANULE, host, 0) == (NOT_SUPPORTED, None)
+    fabric = properties()
+    fabric.requestedHandleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
+    assert cuda.cuMemCreate(GRANULE, fabric, 0) == (NOT_SUPPORTED, None)
+    with pytest.raises(TypeError):
+        cuda.cuMemCreate(GRANULE, 3, 0)
+    for handle in (0, 12345, 1 << 63):
+        assert cuda.cuMemRelease(handle) == (INVALID,)
+        assert cuda.cuMemGetAllocationPropertiesFromHandle(handle) == (INVALID, None)
+        assert cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0) == (INVALID, None)
+
+
+def test_bad_mappings(context: Any) -> None:
+    address, handle = reserved(2 * GRANULE), created()
+    for start, size, offset in (
+        (0, GRANULE, 0), (address + 1, GRANULE, 0), (address, 2 * GRANULE, 0), (address, GRANULE // 2, 0),
+        (address, GRANULE, 1), (address + 2 * GRANULE, GRANULE, 0), (address, 0, 0), (1 << 63, GRANULE, 0),
+    ):  # fmt: skip
+        assert cuda.cuMemMap(start, size, offset, handle, 0) == (INVALID,)
+    assert cuda.cuMemMap(address, GRANULE, 0, handle, 1) == (INVALID,)
+    assert cuda.cuMemMap(address, GRANULE, 0, 12345, 0) == (INVALID,)
+    assert cuda.cuMemMap(address, GRANULE, 0, handle, 0) == DONE
+    assert cuda.cuMemMap(address, GRANULE, 0, created(), 0) == (INVALID,)
+    assert cuda.cuMemAddressFree(address, 2 * GRANULE) == (INVALID,), "something is mapped there"
+    for start, size in ((address, 2 * GRANULE), (address + GRANULE, GRANULE), (address, 0), (0, GRANULE)):
+        assert cuda.cuMemSetAccess(start, size, [access()], 1) == (INVALID,)
+        assert cuda.cuMemUnmap(start, size) == (INVALID,)
+    assert cuda.cuMemSetAccess(address, GRANULE, [], 0) == (INVALID,)
+    assert cuda.cuMemSetAccess(address, GRANULE, [access()], 2) == (INVALID,)
+    assert cuda.cuMemSetAccess(address, GRANULE, [access(BOTH, 1)], 1) == (R.CUDA_ERROR_INVALID_DEVICE,)
+    reading = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+    assert cuda.cuMemSetAccess(address, GRANULE, [access(reading)], 1) == (NOT_SUPPORTED,)
+    elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
+    foreign = ok(cuda.cuMemCreate(GRANULE, properties(1), 0))
+    assert cuda.cuMemMap(address + GRANULE, GRANULE, 0, foreign, 0) == (NOT_SUPPORTED,)
+    assert "another device" in last_error()
+    assert cuda.cuCtxDestroy(elsewhere) == DONE
+
+
+def test_a_device_without_it_refuses_it_by_name(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pympsd_client._objects.context import contexts
+
+    found = contexts[int(context)]
+    without = {**found.device.facts.attributes, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 0}
+    monkeypatch.setattr(found, "device", evolve(found.device, facts=evolve(found.device.facts, attributes=without)))
+    assert cuda.cuMemAddressReserve(GRANULE, 0, 0, 0) == (NOT_SUPPORTED, None)
+    assert last_error().startswith("cuMemAddressReserve: virtual memory management is not supported")
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 4]), st.integers(0, 40)), max_size=40))
+def test_reservations_never_overlap(steps: list[tuple[int, int, int]]) -> None:
+    table, held = Reservations(8, 40), dict[int, int]()
+    for size, alignment, wanted in steps:
+        if held and wanted % 3 == 0:
+            start = sorted(held)[wanted % len(held)]
+            assert not table.free(start, held[start] + 1)
+            assert table.free(start, held.pop(start))
+            continue
+        start = table.reserve(size, alignment, wanted)
+        if start is None:
+            continue
+        assert start >= 8
+        assert start + size <= 40
+        assert start % alignment == 0
+        assert all(start >= other + length or other >= start + size for other, length in held.items())
+        held[start] = size
+        assert table.hold(start, size)

@@ -1,0 +1,209 @@
+"""The structure of graphs: order, edges, clones, which changes an executable graph takes. No device is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._graphs import graph as graphs
+from pympsd_client._graphs import work as works
+from pympsd_client._graphs.capture.sequence import Capture
+from pympsd_client._graphs.dot import text_of
+from pympsd_client._graphs.graph import Edge, Graph, Node
+from pympsd_client._graphs.update import Refusal, Verdict, pairs
+from pympsd_client._graphs.work import ChildWork, EmptyWork, RecordWork, WaitWork
+
+Edges = list[tuple[int, int]]
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[int, Edges]:
+    """A number of nodes, and edges from lower to higher ones, in any order."""
+    size = draw(st.integers(0, 8))
+    possible = [(start, end) for end in range(size) for start in range(end)]
+    edges = draw(st.lists(st.sampled_from(possible), unique=True)) if possible else []
+    return size, edges
+
+
+def build(size: int, edges: Edges, order: list[int] | None = None) -> tuple[Graph, list[Node]]:
+    """Return a graph, and its nodes by number; ``order`` is the one in which they are added."""
+    graph = graphs.new()
+    by_number = {number: graph.add(EmptyWork(), {}) for number in order or range(size)}
+    nodes = [by_number[number] for number in range(size)]
+    graph.connect([(nodes[start], nodes[end], Edge()) for start, end in edges])
+    return graph, nodes
+
+
+def edges_of(graph: Graph) -> set[tuple[int, int]]:
+    return {(start.handle, end.handle) for start, end, _ in graph.edges()}
+
+
+@given(shapes(), st.randoms(use_true_random=False))
+def test_nodes_come_after_what_they_depend_on(shape: tuple[int, Edges], random: Any) -> None:
+    size, edges = shape
+    order = list(range(size))
+    random.shuffle(order)
+    graph, nodes = build(size, edges, order)
+    place = {node: at for at, node in enumerate(graph.in_order())}
+    assert len(place) == size
+    assert all(place[nodes[start]] < place[nodes[end]] for start, end in edges)
+    assert {node.handle for node in graph.roots()} == {
+        node.handle for number, node in enumerate(nodes) if not any(end == number for _, end in edges)
+    }
+
+
+@given(shapes(), st.data())
+def test_a_cycle_has_no_order(shape: tuple[int, Edges], data: st.DataObject) -> None:
+    size, edges = shape
+    chain = [(at, at + 1) for at in range(size - 1)]
+    graph, nodes = build(size, list(dict.fromkeys([*edges, *chain])))
+    if size < 2:
+        return
+    last = data.draw(st.integers(1, size - 1))
+    first = data.draw(st.integers(0, last - 1))
+    graph.connect([(nodes[last], nodes[first], Edge())])
+    with pytest.raises(CudaError, match="cycle") as caught:
+        graph.in_order()
+    assert caught.value.code == Result.ERROR_INVALID_VALUE
+
+
+@given(shapes())
+def test_a_clone_is_the_same_with_nodes_of_its_own(shape: tuple[int, Edges]) -> None:
+    graph, nodes = build(*shape)
+    made = works.clone(graph)
+    assert not made.nodes.keys() & graph.nodes.keys()
+    copies = {node.handle: graphs.find_in_clone(node, made).handle for node in nodes}
+    assert edges_of(made) == {(copies[start], copies[end]) for start, end in edges_of(graph)}
+    before = edges_of(made)
+    for node in nodes:
+        graph.remove(node)
+    assert (len(made.nodes), edges_of(made)) == (shape[0], before)
+
+
+@given(shapes())
+def test_removing_edges_and_nodes_leaves_the_others(shape: tuple[int, Edges]) -> None:
+    size, edges = shape
+    graph, nodes = build(size, edges)
+    if edges:
+        start, end = edges[0]
+        graph.disconnect([(nodes[start], nodes[end], Edge())])
+        assert len(edges_of(graph)) == len(edges) - 1
+        with pytest.raises(CudaError, match="no such dependency"):
+            graph.disconnect([(nodes[start], nodes[end], Edge())])
+        graph.connect([(nodes[start], nodes[end], Edge())])
+    if nodes:
+        graph.remove(nodes[0])
+        assert len(edges_of(graph)) == sum(0 not in edge for edge in edges)
+        with pytest.raises(CudaError):
+            graphs.find_node(nodes[0].handle)
+
+
+def test_edges_are_added_all_or_none() -> None:
+    graph, (first, second, third) = build(3, [(0, 1)])
+    _, (stranger,) = build(1, [])
+    for wrong in ((first, second), (first, first), (first, stranger), (stranger, first)):
+        with pytest.raises(CudaError) as caught:
+            graph.connect([(second, third, Edge()), (*wrong, Edge())])
+        assert caught.value.code == Result.ERROR_INVALID_VALUE
+        assert edges_of(graph) == {(first.handle, second.handle)}
+    with pytest.raises(CudaError, match="already"):
+        graph.connect([(second, third, Edge()), (second, third, Edge())])
+
+
+@given(shapes(), st.randoms(use_true_random=False))
+def test_a_graph_of_the_same_edges_is_paired_whatever_the_order_of_its_nodes(
+    shape: tuple[int, Edges], random: Any
+) -> None:
+    size, edges = shape
+    chain = [(at, at + 1) for at in range(size - 1)]
+    edges = list(dict.fromkeys([*chain, *edges]))
+    order = list(range(size))
+    random.shuffle(order)
+    first, nodes = build(size, edges)
+    second, others = build(size, edges, order)
+    assert dict(pairs(first, second)) == dict(zip(nodes, others, strict=True))
+
+
+def refusal(old: Graph, new: Graph) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        list(pairs(old, new))
+    return caught.value
+
+
+def test_what_an_update_refuses() -> None:
+    chain, _ = build(3, [(0, 1), (1, 2)])
+    assert refusal(chain, build(2, [(0, 1)])[0]).verdict is Verdict.TOPOLOGY_CHANGED
+    fork, _ = build(3, [(0, 1), (0, 2)])
+    assert refusal(chain, fork).verdict is Verdict.TOPOLOGY_CHANGED
+    wider, nodes = build(3, [(0, 2), (1, 2)])
+    refused = refusal(chain, wider)
+    assert (refused.verdict, refused.node) == (Verdict.TOPOLOGY_CHANGED, nodes[2])
+    other, nodes = build(3, [(0, 1), (1, 2)])
+    nodes[1].work = RecordWork(1)
+    refused = refusal(chain, other)
+    assert (refused.verdict, refused.node) == (Verdict.NODE_TYPE_CHANGED, nodes[1])
+
+
+def test_graphs_in_nodes_are_paired_too() -> None:
+    old, (outer,) = build(1, [])
+    outer.work = ChildWork(build(2, [(0, 1)])[0])
+    new = works.clone(old)
+    assert len(list(pairs(old, new))) == 3
+    (copy,) = new.nodes.values()
+    next(iter(copy.work.graph.nodes.values())).work = WaitWork(2)
+    assert refusal(old, new).verdict is Verdict.NODE_TYPE_CHANGED
+
+
+def test_destroying_a_graph_ends_the_handles_of_all_in_it() -> None:
+    graph, (outer,) = build(1, [])
+    inner, (node,) = build(1, [])
+    outer.work = ChildWork(inner)
+    works.destroy(graph)
+    for handle in (graph.handle, inner.handle):
+        with pytest.raises(CudaError, match="no graph"):
+            graphs.find(handle)
+    for handle in (outer.handle, node.handle):
+        with pytest.raises(CudaError, match="no node"):
+            graphs.find_node(handle)
+
+
+def test_a_dot_file_has_every_node_and_edge() -> None:
+    graph, _ = build(3, [(0, 1), (0, 2)])
+    text = text_of(graph)
+    assert text.startswith("digraph dot {")
+    assert text.count("EMPTY") == 3
+    assert text.count("->") == 2
+    assert hex(next(iter(graph.nodes))) in text_of(graph, with_handles=True)
+
+
+def sequence() -> tuple[Capture, Any, Any]:
+    context: Any = object()
+    origin, other = (context, 16), (context, 17)
+    capture = Capture(graphs.new(), origin, 0, 1, False)
+    capture.next[origin] = {}
+    return capture, origin, other
+
+
+def test_work_of_another_stream_must_be_joined() -> None:
+    capture, origin, other = sequence()
+    capture.add(origin, EmptyWork())
+    capture.next[other] = dict(capture.next[origin])
+    assert not capture.unjoined(), "a stream that did nothing"
+    node = capture.add(other, EmptyWork())
+    assert capture.unjoined()
+    capture.next[origin][node] = Edge()
+    assert not capture.unjoined()
+
+
+def test_nodes_that_a_program_added_or_removed_itself_need_no_joining() -> None:
+    capture, origin, _ = sequence()
+    node = capture.add(origin, EmptyWork())
+    capture.graph.add(EmptyWork(), {})
+    capture.add(origin, EmptyWork())
+    capture.graph.remove(node)
+    assert not capture.unjoined()

@@ -1,0 +1,119 @@
+"""Records of virtual memory: mapping at addresses of the client's choice, sharing between clients, mistakes."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+from processes import wait_until
+
+from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET, window_of
+from pympsd.vocabulary.results import Result
+from tests.executor.executor_owner import ExecutorOwner
+from tests.executor.raw_client import RawClient
+
+AREA = window_of(0) + VIRTUAL_OFFSET
+VALUE = Result.ERROR_INVALID_VALUE
+
+
+@pytest.fixture
+def client(executor: ExecutorOwner) -> RawClient:
+    return executor.attach()
+
+
+def created(client: RawClient, shareable: int = 0) -> int:
+    handle = client.handle()
+    client.good("CREATE_MEMORY", handle, MAPPING_GRANULE, shareable)
+    return handle
+
+
+def mapped(client: RawClient, handle: int, address: int = AREA) -> int:
+    client.good("MAP_MEMORY", handle, address)
+    client.good("SET_ACCESS", address, MAPPING_GRANULE, 1)
+    return address
+
+
+def exported(client: RawClient, handle: int) -> tuple[int, int]:
+    """Return the secret of memory, as two words."""
+    client.good("EXPORT_MEMORY", handle)
+    fd = client.received_fds.pop()
+    name = os.readlink(f"/proc/self/fd/{fd}")
+    os.close(fd)
+    secret = int(name.partition("pympsd-memory-")[2].split()[0], 16)
+    return secret >> 64, secret & ((1 << 64) - 1)
+
+
+def test_memory_is_shared_between_clients(executor: ExecutorOwner, client: RawClient) -> None:
+    other = executor.attach(client=2, context=2)
+    mine = mapped(client, created(client))
+    handle = created(client, 1)
+    shared = mapped(client, handle, AREA + MAPPING_GRANULE)
+    client.write(shared, b"s" * 100)
+    client.write(mine, b"m" * 100)
+    theirs = other.handle()
+    answer = other.good("IMPORT_MEMORY", theirs, *exported(client, handle))
+    assert struct.unpack("=Q", answer) == (MAPPING_GRANULE,)
+    assert other.read(mapped(other, theirs), 100) == b"s" * 100, "at the same address as the neighbour's own"
+    other.write(AREA, b"t" * 10)
+    assert client.read(shared, 10) == b"t" * 10
+    assert client.read(mine, 10) == b"m" * 10
+    executor.drop(1)
+    assert other.read(AREA, 10) == b"t" * 10, "it lives while anybody uses it"
+    executor.drop(2)
+
+
+def test_a_secret_that_is_wrong_or_old_names_nothing(executor: ExecutorOwner, client: RawClient) -> None:
+    handle = created(client, 1)
+    high, low = exported(client, handle)
+    other = executor.attach(client=2, context=2)
+    for words in ((0, 0), (high, low ^ 1), (low, high), (2**64 - 1, 2**64 - 1)):
+        assert other.call("IMPORT_MEMORY", other.handle(), *words).result == VALUE
+    client.good("RELEASE_MEMORY", handle)
+    assert other.call("IMPORT_MEMORY", other.handle(), high, low).result == VALUE
+    assert client.call("EXPORT_MEMORY", created(client)).result == VALUE
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        0, 1, 2**63, 2**64 - MAPPING_GRANULE, window_of(0), AREA - MAPPING_GRANULE, AREA + 4096,
+        window_of(0) + MAPPED_OFFSET, window_of(1), window_of(0) + MAPPED_OFFSET - MAPPING_GRANULE // 2,
+    ],
+)  # fmt: skip
+def test_nothing_is_mapped_elsewhere(client: RawClient, address: int) -> None:
+    assert client.call("MAP_MEMORY", created(client), address).result == VALUE
+    assert client.call("UNMAP_MEMORY", address, MAPPING_GRANULE).result == VALUE
+    assert client.call("SET_ACCESS", address, MAPPING_GRANULE, 1).result == VALUE
+    assert client.read(mapped(client, created(client)), 1) == b"\0"
+
+
+def test_mistakes(client: RawClient) -> None:
+    handle = created(client)
+    for size in (0, 1, MAPPING_GRANULE + 1, 2**63, 2**64 - MAPPING_GRANULE):
+        assert client.call("CREATE_MEMORY", client.handle(), size, 0).result == VALUE
+    assert client.call("CREATE_MEMORY", handle, MAPPING_GRANULE, 0).result == VALUE, "the handle is in use"
+    assert client.call("MAP_MEMORY", client.handle(), AREA).result == Result.ERROR_INVALID_HANDLE
+    mapped(client, handle)
+    assert client.call("MAP_MEMORY", created(client), AREA).result == VALUE
+    for count in (0, 1, 2 * MAPPING_GRANULE, 2**63, 2**64 - 1):
+        assert client.call("UNMAP_MEMORY", AREA, count).result == VALUE
+        assert client.call("SET_ACCESS", AREA, count, 0).result == VALUE
+    client.good("RELEASE_MEMORY", handle)
+    assert client.call("RELEASE_MEMORY", handle).result == Result.ERROR_INVALID_HANDLE
+    assert client.read(AREA, 4) == bytes(4)
+    assert client.call("FREE", AREA).result == VALUE, "it is no allocation"
+    client.good("UNMAP_MEMORY", AREA, MAPPING_GRANULE)
+
+
+def test_a_client_that_goes_leaves_nothing(executor: ExecutorOwner) -> None:
+    first = executor.attach()
+    free = first.memory_info()
+    descriptors = executor.fd_count()
+    second = executor.attach(client=2, context=2)
+    for number in range(5):
+        mapped(second, created(second, 1), AREA + number * MAPPING_GRANULE)
+    created(second, 1)
+    executor.drop(2)
+    assert first.memory_info() == free
+    wait_until(lambda: executor.fd_count() <= descriptors, "the end of its descriptors")

@@ -1,0 +1,148 @@
+"""NVML's queries: the devices that the driver's functions describe, with no libnvidia-ml."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.routing.conftest import BEGINNING, Run
+
+NVML = """
+nvml = __import__("cuda.bindings.nvml").bindings.nvml
+
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except nvml.NvmlError as error:
+        print(error.status, error)
+"""
+INITIALIZED = NVML + "nvml.init_v2()\nhandle = nvml.device_get_handle_by_index_v2(0)\n"
+
+
+def test_it_describes_the_drivers_devices(run: Run) -> None:
+    program = """
+context()
+def same(ours, drivers):
+    assert ours == drivers, (ours, drivers)
+attribute = cuda.CUdevice_attribute
+same(nvml.device_get_count_v2(), ok(cuda.cuDeviceGetCount()))
+same(nvml.device_get_name(handle), ok(cuda.cuDeviceGetName(96, 0)).rstrip(bytes(1)).decode())
+uuid = nvml.device_get_uuid(handle)
+same(uuid.removeprefix("GPU-").replace("-", ""), ok(cuda.cuDeviceGetUuid(0)).bytes.hex())
+kinds = attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+capability = tuple(ok(cuda.cuDeviceGetAttribute(kind, 0)) for kind in kinds)
+same(tuple(nvml.device_get_cuda_compute_capability(handle)), capability)
+bus_id = ok(cuda.cuDeviceGetPCIBusId(32, 0)).rstrip(bytes(1)).decode()
+same(nvml.device_get_pci_info_v3(handle).bus_id, "0000" + bus_id)
+same(nvml.device_get_pci_info_ext(handle).bus_id, "0000" + bus_id)
+for found in (
+    nvml.device_get_handle_by_uuid(uuid), nvml.device_get_handle_by_uuid(uuid[4:]),
+    nvml.device_get_handle_by_pci_bus_id_v2(bus_id), nvml.device_get_handle_by_pci_bus_id_v2("0000" + bus_id),
+):
+    same(found, handle)
+same(nvml.device_get_index(handle), 0)
+mode = ok(cuda.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, 0))
+same(nvml.device_get_compute_mode(handle), mode)
+same(nvml.system_get_cuda_driver_version(), ok(cuda.cuDriverGetVersion()))
+same(nvml.system_get_process_name(os.getpid()), open("/proc/self/cmdline").read().partition(chr(0))[0])
+print("done")
+"""
+    assert run(INITIALIZED + program).stdout == "done\n"
+
+
+def test_it_says_how_much_memory_is_used(run: Run) -> None:
+    program = """
+before = nvml.device_get_memory_info_v2(handle)
+context()
+first = nvml.device_get_memory_info_v2(handle)
+ok(cuda.cuMemAlloc(64 << 20))
+second = nvml.device_get_memory_info_v2(handle)
+print(second.used - first.used == 64 << 20, second.free == ok(cuda.cuMemGetInfo())[0])
+print(all(one.free + one.used == one.total > one.used > 0 for one in (before, first, second)))
+"""
+    assert run(INITIALIZED + program).stdout == "True True\nTrue\n"
+
+
+def test_a_process_that_has_asked_may_fork_and_use_cuda(run: Run) -> None:
+    program = """
+if os.fork() == 0:
+    context()
+    print(nvml.device_get_name(handle) != "", nvml.device_get_memory_info_v2(handle).used > 0, flush=True)
+    os._exit(0)
+print(os.waitpid(-1, 0)[1])
+"""
+    assert run(INITIALIZED + program).stdout == "True True\n0\n"
+
+
+def test_a_child_of_a_process_that_uses_cuda_may_ask(run: Run) -> None:
+    program = """
+context()
+if os.fork() == 0:
+    nvml.init_v2()
+    print(nvml.device_get_memory_info_v2(nvml.device_get_handle_by_index_v2(0)).used > 0, flush=True)
+    os._exit(0)
+print(os.waitpid(-1, 0)[1])
+"""
+    assert run(NVML + program).stdout == "True\n0\n"
+
+
+def test_it_is_initialized_as_often_as_it_is_shut_down(run: Run) -> None:
+    program = """
+refused(nvml.device_get_count_v2)
+refused(nvml.shutdown)
+nvml.init_v2()
+nvml.init_with_flags(1)
+nvml.shutdown()
+print(nvml.device_get_count_v2() > 0)
+nvml.shutdown()
+refused(nvml.device_get_count_v2)
+refused(nvml.init_with_flags, 4)
+"""
+    said = "1 Uninitialized\n1 Uninitialized\nTrue\n1 Uninitialized\n2 Invalid Argument\n"
+    assert run(NVML + program).stdout == said
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("device_get_name, 7", "2 Invalid Argument"),
+        ("device_get_memory_info_v2, 0", "2 Invalid Argument"),
+        ("device_get_handle_by_index_v2, nvml.device_get_count_v2()", "2 Invalid Argument"),
+        ("device_get_handle_by_uuid, 'GPU-none'", "6 Not Found"),
+        ("device_get_handle_by_pci_bus_id_v2, ''", "6 Not Found"),
+        ("system_get_process_name, 1 << 30", "6 Not Found"),
+    ],
+)
+def test_bad_arguments(run: Run, call: str, said: str) -> None:
+    assert run(f"{INITIALIZED}\nrefused(nvml.{call})").stdout == f"{said}\n"
+
+
+def test_places_as_c_passes_them(run: Run) -> None:
+    program = """
+from cuda.bindings import cynvml
+from pympsd_client.routing.pointers import replaced
+P, I = ctypes.c_void_p, ctypes.c_uint
+def call(name, types, *arguments):
+    print(ctypes.CFUNCTYPE(ctypes.c_int, *types)(replaced[name])(*arguments))
+text, structure = ctypes.create_string_buffer(4), (I * 10)(40)
+call("nvmlDeviceGetCount_v2", (P,), None)
+call("nvmlDeviceGetName", (P, P, I), handle, None, 96)
+call("nvmlDeviceGetName", (P, P, I), handle, text, 4)
+call("nvmlDeviceGetHandleByUUID", (P, P), None, text)
+call("nvmlDeviceGetMemoryInfo_v2", (P, P), handle, None)
+call("nvmlDeviceGetMemoryInfo_v2", (P, P), handle, structure)
+"""
+    assert run(INITIALIZED + program).stdout.split() == ["2", "2", "7", "2", "2", "25"]
+
+
+def test_what_pympsd_does_not_have_is_named_once(run: Run) -> None:
+    program = "\n".join([INITIALIZED, *["refused(nvml.device_get_utilization_rates, handle)"] * 2])
+    done = run(program, PYMPSD_EXPLAIN="1")
+    name = "nvmlDeviceGetUtilizationRates"
+    assert done.stdout == "3 Not Supported\n" * 2
+    assert done.stderr == f"pympsd: {name}: NVML_ERROR_NOT_SUPPORTED: pympsd does not have {name} yet\n"
+
+
+def test_without_a_server_there_is_no_driver(run: Run) -> None:
+    program = "refused(nvml.init_v2)"
+    done = run(NVML + program, begin=BEGINNING, CUDA_MPS_PIPE_DIRECTORY="/nonexistent", PYMPSD_REQUIRE_MPS="1")
+    assert done.stdout == "9 Driver Not Loaded\n"

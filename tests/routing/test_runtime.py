@@ -1,0 +1,122 @@
+"""The functions of the CUDA runtime: a program of cuda.bindings.runtime alone."""
+
+from __future__ import annotations
+
+from tests.routing.conftest import Run
+
+BEGINNING = """
+import ctypes
+from cuda.bindings import runtime
+
+def ok(answer):
+    assert int(answer[0]) == 0, answer
+    return answer[1] if len(answer) == 2 else answer[1:]
+
+Kind = runtime.cudaMemcpyKind
+"""
+
+
+def test_devices(run: Run) -> None:
+    program = """
+print(ok(runtime.cudaGetDeviceCount()) > 0, ok(runtime.cudaGetDevice()), ok(runtime.cudaRuntimeGetVersion()) > 12000)
+found = ok(runtime.cudaGetDeviceProperties(0))
+print(found.name[:6], found.warpSize, found.maxThreadsPerBlock, found.maxGridSize[0], any(found.uuid.bytes))
+Attribute = runtime.cudaDeviceAttr
+print(ok(runtime.cudaDeviceGetAttribute(Attribute.cudaDevAttrMultiProcessorCount, 0)) == found.multiProcessorCount)
+print(int(runtime.cudaSetDevice(99)[0]), int(runtime.cudaPeekAtLastError()[0]))
+print(int(runtime.cudaGetLastError()[0]), int(runtime.cudaGetLastError()[0]))
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == [
+        "True 0 True", "b'NVIDIA' 32 1024 2147483647 True", "True", "101 101", "101 0",
+    ]  # fmt: skip
+
+
+def test_memory_and_copies(run: Run) -> None:
+    program = """
+memory, host = ok(runtime.cudaMalloc(64)), (ctypes.c_ubyte * 64)(*range(64))
+back, at = (ctypes.c_ubyte * 64)(), ctypes.addressof
+ok(runtime.cudaMemcpy(memory, at(host), 64, Kind.cudaMemcpyHostToDevice))
+ok(runtime.cudaMemset(memory, 0x1FF, 4))
+ok(runtime.cudaMemcpy(at(back), memory, 64, Kind.cudaMemcpyDefault))
+print(list(back[:6]), back[63])
+stream = ok(runtime.cudaStreamCreate())
+ok(runtime.cudaMemcpy2DAsync(memory, 16, at(host), 8, 2, 3, Kind.cudaMemcpyHostToDevice, stream))
+ok(runtime.cudaMemcpyAsync(at(back), memory, 64, Kind.cudaMemcpyDeviceToHost, stream))
+ok(runtime.cudaStreamSynchronize(stream))
+print(list(back[:3]), list(back[16:19]), list(back[32:35]))
+print([int(ok(runtime.cudaPointerGetAttributes(one)).type) for one in (memory, at(host))])
+ok(runtime.cudaFree(memory)); ok(runtime.cudaFree(0))
+print(ok(runtime.cudaMalloc(0)), int(runtime.cudaFree(memory)[0]), int(runtime.cudaMemcpy(1, 2, 3, 9)[0]))
+print(int(runtime.cudaMalloc(1 << 63)[0]))
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == [
+        "[255, 255, 255, 255, 4, 5] 63", "[0, 1, 255] [8, 9, 18] [16, 17, 34]", "[2, 0]", "0 1 21", "2",
+    ]  # fmt: skip
+
+
+def test_slices_of_rows(run: Run) -> None:
+    program = """
+extent = runtime.cudaExtent()
+extent.width, extent.height, extent.depth = 4, 3, 2
+made = ok(runtime.cudaMalloc3D(extent))
+ok(runtime.cudaMemset3D(made, 7, extent))
+host = (ctypes.c_ubyte * 24)()
+copy = runtime.cudaMemcpy3DParms()
+copy.srcPtr, copy.extent, copy.kind = made, extent, Kind.cudaMemcpyDeviceToHost
+target = runtime.cudaPitchedPtr()
+target.ptr, target.pitch, target.xsize, target.ysize = ctypes.addressof(host), 4, 4, 3
+copy.dstPtr = target
+ok(runtime.cudaMemcpy3D(copy))
+print(made.pitch, bytes(host) == bytes([7]) * 24)
+"""
+    assert run(program, begin=BEGINNING).stdout == "512 True\n"
+
+
+def test_streams_and_events(run: Run) -> None:
+    program = """
+stream = ok(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking))
+start, end = ok(runtime.cudaEventCreate()), ok(runtime.cudaEventCreateWithFlags(0))
+ok(runtime.cudaEventRecord(start, stream)); ok(runtime.cudaEventRecord(end, stream))
+ok(runtime.cudaEventSynchronize(end))
+print(ok(runtime.cudaEventElapsedTime(start, end)) >= 0, ok(runtime.cudaStreamGetFlags(stream)))
+ok(runtime.cudaStreamDestroy(stream))
+print(int(runtime.cudaStreamSynchronize(stream)[0]), int(runtime.cudaEventQuery(end)[0]))
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == ["True 1", "400 0"]
+
+
+def test_the_runtime_and_the_driver_together(run: Run) -> None:
+    program = """
+from cuda.bindings import driver
+memory = ok(runtime.cudaMalloc(64))
+print(int(ok(driver.cuCtxGetCurrent())) != 0, int(driver.cuMemsetD8(memory, 1, 64)[0]))
+ok(runtime.cudaDeviceReset())
+print(int(runtime.cudaFree(memory)[0]), ok(runtime.cudaMalloc(64)) != 0, ok(runtime.cudaGetDevice()))
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == ["True 0", "1 True 0"]
+
+
+def test_what_it_lacks(run: Run) -> None:
+    program = "print(int(runtime.cudaDeviceGetTexture1DLinearMaxWidth(runtime.cudaChannelFormatDesc(), 0)[0]))"
+    done = run(program, begin=BEGINNING, PYMPSD_EXPLAIN="1")
+    assert done.stdout == "801\n"
+    assert "pympsd does not have cudaDeviceGetTexture1DLinearMaxWidth yet" in done.stderr
+
+
+def test_graphs_made_by_hand(run: Run) -> None:
+    program = """
+stream, graph = ok(runtime.cudaStreamCreate()), ok(runtime.cudaGraphCreate(0))
+memory, host = ok(runtime.cudaMalloc(64)), (ctypes.c_ubyte * 64)()
+fill = runtime.cudaMemsetParams()
+fill.dst, fill.value, fill.elementSize, fill.width, fill.height = memory, 7, 1, 64, 1
+first = ok(runtime.cudaGraphAddMemsetNode(graph, None, 0, fill))
+toHost = Kind.cudaMemcpyDeviceToHost
+second = ok(runtime.cudaGraphAddMemcpyNode1D(graph, [first], 1, ctypes.addressof(host), memory, 64, toHost))
+ready = ok(runtime.cudaGraphInstantiate(graph, 0))
+ok(runtime.cudaGraphLaunch(ready, stream)); ok(runtime.cudaStreamSynchronize(stream))
+print(bytes(host) == bytes([7]) * 64, ok(runtime.cudaGraphGetNodes(graph))[1])
+ok(runtime.cudaStreamBeginCapture(stream, runtime.cudaStreamCaptureMode.cudaStreamCaptureModeGlobal))
+ok(runtime.cudaMemsetAsync(memory, 1, 64, stream))
+print(ok(runtime.cudaGraphGetNodes(ok(runtime.cudaStreamEndCapture(stream))))[1])
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == ["True 2", "1"]
