@@ -225,17 +225,20 @@ class Keeper:
             nursery.cancel_scope.cancel()
 
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(until, self._read)
-                nursery.start_soon(until, self._send_later)
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(until, self._read)
+                    nursery.start_soon(until, self._send_later)
+            finally:
+                # Before it is killed: nothing more is sent to it, and its successor is sent everything.
+                self._process = None
+                self._set_caught_up()
+                for name in list(self._requests):
+                    self._requests.pop(name).answer(None)
             if not self._replaced:
                 await process.kill()
         finally:
-            self._process = None
             process.close()
-            self._set_caught_up()
-            for name in list(self._requests):
-                self._requests.pop(name).answer(None)
         return reasons[0]
 
     async def _read(self, process: KeeperProcess) -> str:
@@ -304,7 +307,7 @@ class Keeper:
                 if error.errno != errno.EBADF:
                     return False  # full, or gone, which ``_read`` sees
                 self.log.error("keeper_lacks", name=name, reason=explain(error))
-                del self._held[name]
+                self._held.pop(name, None)
             del self._unsent[name]
         return True
 

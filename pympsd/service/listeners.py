@@ -71,10 +71,11 @@ class Listener:
 
     async def _accept(self) -> None:
         await trio.lowlevel.wait_readable(self.listening)
-        name = connection_name(self.dispatcher.connections.take(), self.file)
+        name = self._next_name()
         try:
             fd = await self._accept_at_the_keeper(name)
             if fd is None:
+                name = self._next_name()  # another connection may come under the first one, too late
                 fd = self._accept_here(name)
         except OSError as error:
             if error.errno in OUT_OF_FDS:
@@ -82,6 +83,9 @@ class Listener:
             return
         if fd >= 0:
             self._start(fd, name)
+
+    def _next_name(self) -> str:
+        return connection_name(self.dispatcher.connections.take(), self.file)
 
     async def _accept_at_the_keeper(self, name: str) -> int | None:
         """Have the keeper accept a connection; return its descriptor, -1 if there is none, None if it cannot."""

@@ -698,6 +698,28 @@ async def test_a_stopped_keeper_is_not_asked_twice_and_its_late_answer_counts(tm
                 os.close(fd)
 
 
+async def test_what_changes_while_a_killed_keeper_is_reaped_is_held_by_the_next(tmp_path: Path) -> None:
+    """Its link is closed by then: nothing may be lost, and nothing fail, for it takes no more."""
+    log = Log()
+    async with _keeper(tmp_path, log) as (keeper, address):
+        assert await keeper.accept("listener control", "connection 0", b"", _unexpected) == -1
+        (pid,) = [pid for pid in children_of(os.getpid()) if _comm(pid) == "pympsd-keeper"]
+        with socket.socket() as held, trio.fail_after(SECONDS):
+            os.kill(pid, signal.SIGKILL)
+            while not (
+                new := [one for one in children_of(os.getpid()) if _comm(one) == "pympsd-keeper" and one != pid]
+            ):
+                keeper.hold("server 1", held.fileno())
+                keeper.drop("server 2")
+                await trio.lowlevel.checkpoint()
+            with _client(address):
+                while (fd := await keeper.accept("listener control", "connection 1", b"", _unexpected)) is None:
+                    await trio.lowlevel.checkpoint()
+                os.close(fd)
+        assert len(new) == 1
+        assert "keeper_lacks" not in log.events
+
+
 def test_a_connection_that_a_daemon_asked_for_is_the_next_ones_when_it_is_killed(
     daemons: Daemons, tmp_path: Path
 ) -> None:
