@@ -190,14 +190,14 @@ def _has_entries(keeper: ProcessKey) -> bool:
 async def _both_kill(testbed: Testbed, action: Action) -> None:
     keeper = testbed.keeper()
     with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
-        everything = _everything(testbed)
+        everything, known = _everything(testbed)
         testbed.killed.add(testbed.daemon)
         # Stopped, the daemon starts no other keeper.
         strike(testbed.daemon, signal.SIGSTOP)
         if keeper is not None:
             strike(keeper, signal.SIGKILL)
         strike(testbed.daemon, signal.SIGKILL)
-        await _over(testbed, "the end of daemon and keeper", everything)
+        await _over(testbed, "the end of daemon and keeper", everything, known)
         await testbed.start_daemon()
 
 
@@ -216,38 +216,44 @@ async def _adopted(testbed: Testbed) -> None:
 
 async def _daemon_term(testbed: Testbed, action: Action) -> None:
     with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
-        everything = _everything(testbed)
+        everything, known = _everything(testbed)
         strike(testbed.daemon, signal.SIGTERM)
-        await _over(testbed, "SIGTERM", everything)
+        await _over(testbed, "SIGTERM", everything, known)
         await testbed.start_daemon()
 
 
 async def _quit(testbed: Testbed, action: Action) -> None:
     with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
-        everything = _everything(testbed)
+        everything, known = _everything(testbed)
         status, said = await testbed.tool(f"quit -t {int(action.extent * 3)}\n")
         if status != 0:
             testbed.blame(f"quit ended with {status}: {said}")
-        await _over(testbed, "quit -t", everything)
+        await _over(testbed, "quit -t", everything, known)
         await testbed.start_daemon()
 
 
-async def _over(testbed: Testbed, what: str, everything: set[ProcessKey]) -> None:
+async def _over(testbed: Testbed, what: str, everything: set[ProcessKey], known: int) -> None:
     """The daemon ends, and nothing of it is left; what is left is blamed, and the daemon killed."""
     if not await testbed.until_gone(testbed.daemon, END_SECONDS):
         testbed.blame(f"daemon {testbed.daemon.pid} is there {END_SECONDS:.0f} s after {what}")
         strike(testbed.daemon, signal.SIGKILL)
+    testbed.listen()
+    # Started before the daemon heard that it was to end.
+    late = {server.process for server in testbed.logs.servers[known:]}
+    testbed.forced |= late
+    everything |= late
     left = [one.pid for one in sorted(everything) if not await testbed.until_gone(one, NOTICE_SECONDS)]
     if left:
         testbed.blame(f"the servers or executors {left} are there after {what}")
 
 
-def _everything(testbed: Testbed) -> set[ProcessKey]:
-    """Return the servers there are, which are to be forced, and their executors."""
+def _everything(testbed: Testbed) -> tuple[set[ProcessKey], int]:
+    """Return the servers there are, which are to be forced, and their executors; and how many are known so far."""
     testbed.listen()
     servers = [server for server in testbed.logs.running() if there(server.process)]
     testbed.forced |= {server.process for server in servers}
-    return {one for server in servers for one in (server.process, *server.executors)}
+    found = {one for server in servers for one in (server.process, *server.executors)}
+    return found, len(testbed.logs.servers)
 
 
 async def _shutdown_server(testbed: Testbed, action: Action) -> None:
