@@ -145,7 +145,7 @@ class Keeper:
         """
         await self.caught_up()
         process = self._process
-        if process is None or self._replaced or any(one.is_late for one in self._requests.values()):
+        if process is None or self._replaced or self.is_silent:
             return None
         request = self._requests[name] = _Request(late)
         try:
@@ -161,6 +161,11 @@ class Keeper:
         if request.fd == _NO_DESCRIPTOR:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return request.fd
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has not answered in time: what it is sent stays in the link until it goes on, or is killed."""
+        return any(one.is_late for one in self._requests.values())
 
     async def caught_up(self) -> None:
         """Return when the link has taken everything, or there is no keeper; within about STALLED_SECONDS."""

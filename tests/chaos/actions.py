@@ -164,10 +164,16 @@ async def _keeper_stop(testbed: Testbed, action: Action) -> None:
     keeper = testbed.keeper()
     if keeper is None:
         return
+    testbed.listen()
+    known, affected = len(testbed.logs.servers), testbed.logs.running()
     with testbed.incident(action.kind, action.number, pid=keeper.pid):
         await _stop(keeper, action)
         # A daemon that has much to tell it kills it after a while.
         await _kept(testbed, None)
+        if testbed.setup.backend is Backend.VENDOR:
+            # They do not see the end of a client that was being handed over, and may be killed for that.
+            affected += testbed.logs.servers[known:]
+            testbed.killed |= {server.process for server in affected}
 
 
 async def _kept(testbed: Testbed, before: ProcessKey | None) -> None:

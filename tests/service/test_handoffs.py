@@ -1,4 +1,4 @@
-"""Clients handed over to the driver's server where descriptors run out."""
+"""Clients handed over to the driver's server where descriptors run out, or the keeper is stopped."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ class Newcomer:
     def __init__(self) -> None:
         self.error: OSError | None = None
         self.failed = trio.Event()
+        self.taken: list[int] = []
 
-    def take(self, connection: int) -> None: ...
+    def take(self, connection: int) -> None:
+        self.taken.append(connection)
 
     def wait_again(self) -> None: ...
 
@@ -53,3 +55,21 @@ async def test_out_of_descriptors_for_the_copy_it_leaves_none_open(monkeypatch: 
     assert newcomer.error is not None
     assert newcomer.error.errno == errno.EMFILE
     assert not link.mock_calls
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_a_keeper_that_does_not_answer_is_given_no_end_of_a_client(is_silent: bool) -> None:
+    """In its link the end would outlive the client, and the server would go on counting it."""
+    link: Any = Mock()
+    dispatcher: Any = Mock()
+    dispatcher.keeper.is_silent = is_silent
+    handoffs, newcomer = Handoffs(dispatcher, 1, os.getpid()), Newcomer()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(handoffs.run, link, False)
+        handoffs.add(newcomer, 0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert dispatcher.hold.called is not is_silent
+        nursery.cancel_scope.cancel()
+    (_, servers), _ = link.tell.call_args
+    for end in (*newcomer.taken, servers):
+        os.close(end)

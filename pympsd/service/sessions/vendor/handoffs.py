@@ -125,8 +125,11 @@ class Handoffs:
             newcomer.fail(error)
             return
         name, self._current = newcomer_name(newcomer.client), newcomer.client
-        # Before it is sent: without this end the next daemon cannot free the server from a client that is mute.
-        self._dispatcher.hold(name, end, str(self._server).encode())
+        keeper = self._dispatcher.keeper
+        # Before it is sent: without this end the next daemon cannot free the server from a mute client. In the
+        # link of a keeper that is stopped it would outlive the client, whose end the server would not see.
+        if keeper is not None and not keeper.is_silent:
+            self._dispatcher.hold(name, end, str(self._server).encode())
         try:
             if priority != self.priority:
                 self.priority = priority
