@@ -75,8 +75,11 @@ def suspend(pid: int) -> None:
 
 
 def shared_memory() -> set[str]:
-    """Return what is in /dev/shm but for other tests' own; on a GPU also without what its driver keeps there."""
-    others = (*TESTS_OWN, *(("cuda", "nv") if on_gpu() else ()))
+    """Return what is in /dev/shm but for other tests' own; on a GPU also without what its driver keeps there.
+
+    Nor are the semaphores of multiprocessing counted: pympsd has none, and other programs run beside the tests.
+    """
+    others = (*TESTS_OWN, "sem.mp-", *(("cuda", "nv") if on_gpu() else ()))
     return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
 
 
