@@ -72,6 +72,7 @@ CONTROL_LINES: Final = {
     ),
     "server_overdue": same("Server {server} does not answer: killing it"),
     "server_misbehaved": same("Protocol violation by server {server}: {reason}"),
+    "quit_resumed": Line("An operator asked the last daemon to quit: going on with that", None),
     "quit_timeout": same("quit command issued with timeout of {seconds}"),
 }
 

@@ -154,6 +154,10 @@ class Quit:
     forced: bool = False
     over: bool = False
     """Exit was issued; it is issued once."""
+    asked: bool = False
+    """By an operator: the next daemon goes on with it if this one is killed. A signal is meant for one daemon."""
+    timeout: float | None = None
+    """The shortest time that an operator gave; None: the clients are waited for."""
 
 
 @define

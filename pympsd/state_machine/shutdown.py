@@ -22,10 +22,20 @@ def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[
     if timeout is not None:
         yield Log("quit_timeout", {"seconds": int(timeout)})
         yield SetTimer(_FORCE, max(0.0, timeout))
-    if daemon.quitting is None:
-        daemon.quitting = Quit()
+    quitting = daemon.quitting = daemon.quitting or Quit()
+    quitting.asked = True
+    if timeout is not None:
+        quitting.timeout = min(max(0.0, timeout), timeout if quitting.timeout is None else quitting.timeout)
     yield from _empty_queue(daemon)
     yield from advance(daemon)
+
+
+def resume_quit(daemon: Daemon, timeout: float | None) -> Iterator[Instruction]:
+    """Go on with an operator's quit of an earlier daemon, whose servers are awaited; its time limit begins anew."""
+    daemon.quitting = Quit(asked=True, timeout=timeout)
+    yield Log("quit_resumed")
+    if timeout is not None:
+        yield SetTimer(_FORCE, timeout)
 
 
 def stop_by_signal(daemon: Daemon) -> Iterator[Instruction]:
