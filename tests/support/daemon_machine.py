@@ -394,6 +394,8 @@ class DaemonMachine(RuleBasedStateMachine):
         name, *words = split(line[:LINE_LIMIT]) or [""]
         known = name if len(line) <= LINE_LIMIT and uid in (0, self.daemon_uid) else ""
         spawning, terminating = set(self.spawning), set(self.terminating)
+        if known == "quit" and isinstance(REGISTRY[name].readers["timeout"](words), Answer):
+            known = ""
         if known == "quit":
             self.quitters.add(self.session)
             self.quit_begun = self.quit_asked = True
