@@ -153,6 +153,8 @@ def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
 
     status = _run(daemon, ready, reported=lambda: notify(REPORTED))
     sys.stderr.flush()
+    # Scripts look for the daemon's name in ps right after a quit; PID 1 may take seconds to reap it.
+    show_as(["exited"])
     os._exit(status)
 
 
