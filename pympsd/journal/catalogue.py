@@ -64,7 +64,7 @@ CONTROL_LINES: Final = {
     "keeper_useless": Line("The keeper of the last daemon's sockets is of no use: {reason}; killing it", None),
     "keeper_lacks": Line("The keeper does not hold {name}: {reason}", None),
     "client_mute": Line(
-        "A client did not answer server {server} within {seconds:g} s, which waits for it: closing its connection",
+        "A client did not answer server {server} in time, which waits for it: closing its connection",
         None,
     ),
     "server_silent": Line(
