@@ -64,7 +64,9 @@ def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
             settings, ask_driver, lambda: find_vendor_server(settings.vendor_server, os.environ)
         )
         settings = evolve(settings, backend=machine.backend, vendor_server=machine.vendor_server)
-        check_executor_settings(os.environ, settings.backend)
+        for each in (machine, machine.instead):
+            if each is not None:
+                check_executor_settings(os.environ, each.backend)
         if options.multiuser and not all(device.is_volta_or_newer for device in machine.devices):
             return _complain(
                 "-multiuser-server: before Volta all clients of a server share one address space; several users can "

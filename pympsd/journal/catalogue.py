@@ -71,6 +71,11 @@ CONTROL_LINES: Final = {
         "All clients of server {server} have ended, but it has not said so for {seconds:g} s", None
     ),
     "server_overdue": same("Server {server} does not answer: killing it"),
+    "driver_unknown": Line(
+        "The MPS server {server} of driver {version} speaks otherwise than the known ones (driver 580): {reason}",
+        None,
+    ),
+    "backend_changes": Line("Changing to another backend, for this driver's MPS server is not known", None),
     "server_misbehaved": same("Protocol violation by server {server}: {reason}"),
     "quit_resumed": Line("An operator asked the last daemon to quit: going on with that", None),
     "quit_timeout": same("quit command issued with timeout of {seconds}"),

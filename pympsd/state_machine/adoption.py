@@ -32,6 +32,7 @@ def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     left = event.state
     _take_defaults(daemon, left)
     if left.servers:
+        daemon.server_is_known = True
         # What the servers hold has serials of the earlier daemons.
         daemon.generation = left.generation + 1
         daemon.server_serials = Serials(first_serial(daemon.generation))

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from pympsd.service.sessions.vendor.handoffs import Handoffs
+from pympsd.service.sessions.vendor.server import VendorServerSession
 
 
 class Newcomer:
@@ -53,3 +54,12 @@ async def test_out_of_descriptors_for_the_copy_it_leaves_none_open(monkeypatch: 
     assert newcomer.error is not None
     assert newcomer.error.errno == errno.EMFILE
     assert not link.mock_calls
+
+
+async def test_a_server_that_has_ended_since_it_registered_is_not_served() -> None:
+    dispatcher: Any = Mock()
+    dispatcher.state.servers = {}
+    session = VendorServerSession(dispatcher, 1, 0, os.getpid(), Mock())
+    await session.serve(Mock(), b"")
+    assert session.ended.is_set()
+    assert not session.registered.is_set()
