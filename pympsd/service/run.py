@@ -253,6 +253,7 @@ def _dispatcher(
         most_servers=MOST_SERVERS if settings.users == "together" else 1,
         terminate_by_reset=setup.terminate_by_reset,
         turn_patience=settings.turn_patience,
+        serves_unmapped=settings.unmapped_users == "nobody",
         has_other_backend=setup.machine.instead is not None,
     )
     return Dispatcher(

@@ -180,6 +180,8 @@ class Daemon:
     """Servers at once, each of another user; 1: users take turns."""
     terminate_by_reset: bool = False
     """Whether terminate_client may reset a device to end a kernel that cannot be stopped."""
+    serves_unmapped: bool = False
+    """Whether clients whose uid is a placeholder, as their user is of another user namespace, are served under it."""
     has_other_backend: bool = False
     """Whether the daemon may take another backend if the driver's server is not known."""
     server_is_known: bool = False

@@ -75,7 +75,7 @@ class VendorConversation:
     ) -> None:
         if role is Role.TOOL:
             self.dispatcher.drop(entry.name)
-            session = ToolSession(self.dispatcher.serials.take(), peer.uid, channel)
+            session = ToolSession(self.dispatcher.serials.take(), peer.operator, channel)
             await run_with_sender(channel, session.run, self.dispatcher)
         elif not self.accepts_clients:
             raise RemoteError(f"a {role.name.lower()} on the operators' socket")
