@@ -20,8 +20,9 @@ REMEDY = b"; check CUDA_MPS_PIPE_DIRECTORY, or start the daemon with -d\n"
 UNREACHABLE, SILENT = 1, 2
 NO_OUTPUT = 74
 """Not all of the output could be written (EX_IOERR of sysexits.h): 1 would mean that there is no daemon."""
-REAP_SECONDS = 2.0
-"""Seconds to wait for PID 1 to reap a daemon that has ended."""
+REAP_SECONDS = 0.1
+"""Seconds to wait for PID 1 to reap a daemon that has ended: some look for that every few seconds only, or never. ps
+shows the rest of the daemon under another name meanwhile (daemonize.py)."""
 LINE_LIMIT = 1 << 17
 """Longer lines are cut here; the daemon's own limit is lower."""
 AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024

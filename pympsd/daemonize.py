@@ -64,7 +64,9 @@ def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
             settings, ask_driver, lambda: find_vendor_server(settings.vendor_server, os.environ)
         )
         settings = evolve(settings, backend=machine.backend, vendor_server=machine.vendor_server)
-        check_executor_settings(os.environ, settings.backend)
+        for each in (machine, machine.instead):
+            if each is not None:
+                check_executor_settings(os.environ, each.backend)
         if options.multiuser and not all(device.is_volta_or_newer for device in machine.devices):
             return _complain(
                 "-multiuser-server: before Volta all clients of a server share one address space; several users can "
@@ -153,6 +155,8 @@ def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
 
     status = _run(daemon, ready, reported=lambda: notify(REPORTED))
     sys.stderr.flush()
+    # Scripts look for the daemon's name in ps right after a quit; PID 1 may take seconds to reap it.
+    show_as(["exited"])
     os._exit(status)
 
 

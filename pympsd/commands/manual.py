@@ -77,6 +77,10 @@ FILES: Final = (
     ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "the default pinned memory limits: 0=1G,GPU-...=512MB"),
     ("PYMPSD_BACKEND", _BACKEND),
     ("PYMPSD_VENDOR_SERVER", "the path of the driver's MPS server; default: the first in PATH"),
+    (
+        "PYMPSD_UNMAPPED_USERS",
+        "refuse or nobody: users without a number in the daemon's user namespace; default refuse",
+    ),
     ("PYMPSD_WORKER", "auto, native or python: what executes clients' records on a GPU"),
     ("PYMPSD_DEVICE_CONNECTIONS", "hardware queues of an executor on a GPU, 1 to 32; default 32"),
     (

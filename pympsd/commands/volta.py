@@ -1,4 +1,4 @@
-"""Commands of Volta MPS on older devices: they answer as always, and note that they have no effect."""
+"""Commands of Volta MPS on older or unknown devices: they answer as always, with a note on what effect they have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pympsd.state_machine.daemon_state import Daemon
 
 
 def volta_only(what: str) -> Callable[[Handler], Handler]:
-    """Make a handler add a note on stderr if all devices are older than Volta; refusals keep their own."""
+    """Make a handler add a note on stderr if no device is known to be Volta or newer; refusals keep their own."""
 
     def make(handler: Handler) -> Handler:
         @wraps(handler)
@@ -21,7 +21,10 @@ def volta_only(what: str) -> Callable[[Handler], Handler]:
             decision = handler(daemon, caller, **arguments)
             if decision.answer is None or decision.answer.refused or _has_volta(daemon):
                 return decision
-            note = f"{what} no effect: the devices of this daemon are older than Volta (compute capability 7.0)"
+            if daemon.devices:
+                note = f"{what} no effect: the devices of this daemon are older than Volta (compute capability 7.0)"
+            else:
+                note = f"{what} an effect from Volta on; the devices are not known yet: the first server reports them"
             return evolve(decision, answer=evolve(decision.answer, diagnostic=note))
 
         return answer

@@ -2,13 +2,13 @@
 
 PYMPSD_BACKEND selects the backend. ``auto`` means the emulated machine if PYMPSD_EMULATED_DEVICES is set, or if there
 is no driver or no device; else the GPUs that the driver finds, with the driver's own server (``vendor``) where there
-is one, and with ours (``cuda``) where there is none. An installed driver that does not work is an error: on a machine
-with a GPU, work must not run on an emulated one unnoticed.
+is one, and with ours (``cuda``) where there is none, or where it turns out not to be known. An installed driver that
+does not work is an error: on a machine with a GPU, work must not run on an emulated one unnoticed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from attrs import evolve, frozen
@@ -45,6 +45,8 @@ class Machine:
     reason: str
     devices: tuple[DeviceFacts, ...]
     vendor_server: str = ""
+    instead: Machine | None = None
+    """The machine that ``auto`` takes if the driver's server turns out not to be known."""
 
 
 def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server: Callable[[], str]) -> Machine:
@@ -57,7 +59,12 @@ def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server
     if not machine.devices:
         return machine
     chosen = keep_one_generation(machine.devices, select(machine.devices, settings.visible_devices))
-    return evolve(machine, devices=tuple(machine.devices[index] for index in chosen))
+    return _with_devices(machine, chosen)
+
+
+def _with_devices(machine: Machine, chosen: Sequence[int]) -> Machine:
+    instead = machine.instead and _with_devices(machine.instead, chosen)
+    return evolve(machine, devices=tuple(machine.devices[index] for index in chosen), instead=instead)
 
 
 _NOT_SERVED: Final = (
@@ -88,10 +95,12 @@ def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Calla
     if probed.devices:
         server = "" if settings.backend == "cuda" else find_server()
         found = f"the driver finds {len(probed.devices)} device{'s' if len(probed.devices) > 1 else ''}"
+        own = tuple(map(_as_served, probed.devices))
         if server:
-            return Machine("vendor", f"{found}, and its MPS server is {server}", probed.devices, server)
+            instead = Machine("cuda", f"{found}, and its MPS server speaks otherwise than is known", own)
+            return Machine("vendor", f"{found}, and its MPS server is {server}", probed.devices, server, instead)
         without = "it is asked for" if settings.backend == "cuda" else f"{found}, but no MPS server of it"
-        return Machine("cuda", without, tuple(map(_as_served, probed.devices)))
+        return Machine("cuda", without, own)
     if probed.unusable:
         raise NoDriver(
             f"the GPU driver of this machine cannot be used: {probed.unusable}; mend it, or set "

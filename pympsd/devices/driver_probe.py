@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -46,6 +47,15 @@ def probed_by(command: list[str], seconds: float = SECONDS) -> Probed:
     except (msgspec.DecodeError, UnicodeDecodeError):
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         return Probed(unusable=f"the program that asks it ended with status {done.returncode}: {last or 'no word'}")
+
+
+def driver_version() -> str:
+    """Return the version of the loaded driver, as its kernel module says; ``of unknown version`` if it does not."""
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text().partition("Module")[2].split()
+    except OSError:
+        words = []
+    return next((word for word in words if word[0].isdigit()), "of unknown version")
 
 
 def find_vendor_server(given: str, environment: Mapping[str, str]) -> str:

@@ -64,14 +64,20 @@ CONTROL_LINES: Final = {
     "keeper_useless": Line("The keeper of the last daemon's sockets is of no use: {reason}; killing it", None),
     "keeper_lacks": Line("The keeper does not hold {name}: {reason}", None),
     "client_mute": Line(
-        "A client did not answer server {server} within {seconds:g} s, which waits for it: closing its connection",
+        "A client did not answer server {server} in time, which waits for it: closing its connection",
         None,
     ),
     "server_silent": Line(
         "All clients of server {server} have ended, but it has not said so for {seconds:g} s", None
     ),
     "server_overdue": same("Server {server} does not answer: killing it"),
+    "driver_unknown": Line(
+        "The MPS server {server} of driver {version} speaks otherwise than the known ones (driver 580): {reason}",
+        None,
+    ),
+    "backend_changes": Line("Changing to another backend, for this driver's MPS server is not known", None),
     "server_misbehaved": same("Protocol violation by server {server}: {reason}"),
+    "quit_resumed": Line("An operator asked the last daemon to quit: going on with that", None),
     "quit_timeout": same("quit command issued with timeout of {seconds}"),
 }
 

@@ -112,6 +112,8 @@ class Dispatcher:
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
     """Another daemon takes over: the state file stays for it."""
+    changes_backend: bool = False
+    """It ends to begin anew with the other backend."""
     pipe_directory: str = ""
     """The full path of the pipe directory."""
     keeper: Keeper | None = None
@@ -261,6 +263,9 @@ class Dispatcher:
                     self.timers.pop(timer).cancel()
             case do.Exit(status):
                 self.status = status
+                self.done.set()
+            case do.ChangeBackend():
+                self.changes_backend = True
                 self.done.set()
 
     def _admit(self, instruction: do.AdmitClient) -> None:

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -75,6 +75,8 @@ def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
     handed_over = True
     try:
         dispatcher = trio.run(_main, setup, ready, early)
+        if dispatcher.changes_backend:
+            dispatcher = trio.run(_main, _with_other_backend(setup), lambda: None, early)
         handed_over = dispatcher.handed_over
         return dispatcher.status
     finally:
@@ -96,11 +98,18 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-async def _main(setup: DaemonSetup, ready: Callable[[], None], early: Sequence[int]) -> Dispatcher:
+def _with_other_backend(setup: DaemonSetup) -> DaemonSetup:
+    """Return the setup with the backend that takes the place of a driver's server that is not known."""
+    machine = setup.machine.instead
+    assert machine is not None
+    return evolve(setup, machine=machine, settings=evolve(setup.settings, backend=machine.backend, vendor_server=""))
+
+
+async def _main(setup: DaemonSetup, ready: Callable[[], None], early: list[int]) -> Dispatcher:
     # Before the daemon is visible: an earlier signal would be lost.
     with trio.open_signal_receiver(*HANDLED_SIGNALS) as signals:
-        for number in early:
-            signal.raise_signal(number)
+        while early:
+            signal.raise_signal(early.pop(0))
         return await _work(setup, ready, signals)
 
 
@@ -120,7 +129,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         _log_start(dispatcher, setup, complaints)
         for file, sock in listening.items():
             keeper.hold(listener_name(file), sock.fileno(), file_note(directory.name(file)))
-        await nursery.start(keeper.run)
+        kept = trio.Event()
+        await nursery.start(_keep, keeper, kept)
         awaited = _save_and_inherit(dispatcher, directory, left)
         nursery.start_soon(_handle_signals, dispatcher, signals)
         for listener in _listeners(dispatcher, listening, left):
@@ -136,9 +146,17 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
                 await operator.drain()
         if not dispatcher.handed_over:
             keeper.end()
+        if dispatcher.changes_backend:
+            with trio.move_on_after(FINAL_ANSWER_SECONDS):
+                await kept.wait()
         nursery.cancel_scope.cancel()
     os.close(fifo)
     return dispatcher
+
+
+async def _keep(keeper: Keeper, ended: trio.Event, *, task_status: trio.TaskStatus[None]) -> None:
+    await keeper.run(task_status)
+    ended.set()
 
 
 def _listening(setup: DaemonSetup, left: Inherited) -> dict[str, trio.socket.SocketType]:
@@ -235,6 +253,8 @@ def _dispatcher(
         most_servers=MOST_SERVERS if settings.users == "together" else 1,
         terminate_by_reset=setup.terminate_by_reset,
         turn_patience=settings.turn_patience,
+        serves_unmapped=settings.unmapped_users == "nobody",
+        has_other_backend=setup.machine.instead is not None,
     )
     return Dispatcher(
         state=state,

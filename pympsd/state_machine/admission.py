@@ -278,8 +278,11 @@ def _refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
         return RefuseClient(
             event.client, Result.ERROR_MPS_CONNECTION_FAILED, "the MPS control daemon is quitting: no new clients"
         )
-    if event.peer.foreign:
-        reason = "your user is unknown in the daemon's user namespace; run the daemon in the same one"
+    if event.peer.foreign and not daemon.serves_unmapped:
+        reason = (
+            "your user has no number in the daemon's user namespace; run the daemon in the same one, or with "
+            "PYMPSD_UNMAPPED_USERS=nobody, which serves all such users as one"
+        )
         return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
     if daemon.uid not in (0, event.peer.uid):
         reason = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pympsd.state_machine import debuggers, turns
+from pympsd.state_machine import debuggers, shutdown, turns
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue, time_leaving
 from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
 from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
@@ -32,6 +32,7 @@ def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     left = event.state
     _take_defaults(daemon, left)
     if left.servers:
+        daemon.server_is_known = True
         # What the servers hold has serials of the earlier daemons.
         daemon.generation = left.generation + 1
         daemon.server_serials = Serials(first_serial(daemon.generation))
@@ -40,6 +41,9 @@ def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         daemon.servers[known.serial] = _awaited(known)
         yield Log("server_awaited", {"server": known.pid, "uid": known.uid})
         yield SetTimer(Timer(TimerKind.RETURN, known.serial), RETURN_TIMEOUT)
+    if left.quit is not None and left.servers:
+        # Without servers there is nothing left that it waits for: it is over, and this daemon a new one.
+        yield from shutdown.resume_quit(daemon, left.quit.timeout)
     for uid in left.wishes:
         yield from turns.join(daemon, QueueEntry(daemon.tickets.take(), daemon.serving_uid(uid)))
     yield from serve_queue(daemon)
@@ -69,6 +73,7 @@ def returned(daemon: Daemon, event: ServerReturned) -> Iterator[Instruction]:
     for client in server.clients.values():
         yield WatchClient(client.serial, server.serial, client.pid)
     yield from serve_queue(daemon)
+    yield from shutdown.advance(daemon)
 
 
 def return_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:

@@ -66,6 +66,8 @@ class Server:
     """The previous daemon had it, and it has not returned yet: its clients are unknown."""
     start_refusal: str = ""
     """Why it cannot start, if known: trying again would be useless."""
+    violation: str = ""
+    """What it said that is not known."""
     proven: bool = False
     """A client of it has made a context or left in order, or it has lived for a while."""
     leave_timed: bool = False
@@ -154,6 +156,12 @@ class Quit:
     forced: bool = False
     over: bool = False
     """Exit was issued; it is issued once."""
+    asked: bool = False
+    """By an operator: the next daemon goes on with it if this one is killed. A signal is meant for one daemon."""
+    timeout: float | None = None
+    """The shortest time that an operator gave; None: the clients are waited for."""
+    goes_on: bool = False
+    """The daemon goes on with another backend when its servers have ended, unless it is to end by then."""
 
 
 @define
@@ -172,6 +180,12 @@ class Daemon:
     """Servers at once, each of another user; 1: users take turns."""
     terminate_by_reset: bool = False
     """Whether terminate_client may reset a device to end a kernel that cannot be stopped."""
+    serves_unmapped: bool = False
+    """Whether clients whose uid is a placeholder, as their user is of another user namespace, are served under it."""
+    has_other_backend: bool = False
+    """Whether the daemon may take another backend if the driver's server is not known."""
+    server_is_known: bool = False
+    """A server of this backend has served a client."""
     turn_patience: float = 30.0
     """Seconds for which newcomers of the active user may overtake a waiting user; 0: they never may."""
     terminations: dict[int, Termination] = field(factory=dict)

@@ -189,6 +189,11 @@ def _(event: events.ServerEnds, daemon: Daemon) -> Iterator[Instruction]:
 
 
 @_decide.register
+def _(event: events.ServerUnknown, daemon: Daemon) -> Iterator[Instruction]:
+    yield from shutdown.server_unknown(daemon, event)
+
+
+@_decide.register
 def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
     key = event.timer.key
     match event.timer.kind:

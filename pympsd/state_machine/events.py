@@ -206,6 +206,14 @@ class ServerEnds:
 
 
 @frozen
+class ServerUnknown:
+    """The driver's server said what no known driver's says."""
+
+    server: int
+    reason: str
+
+
+@frozen
 class TimerEnded:
     """A timer that was set has run out."""
 
@@ -237,6 +245,7 @@ Event = (
     | ServerReported
     | DevicesReported
     | ServerEnds
+    | ServerUnknown
     | TimerEnded
     | StopSignal
 )

@@ -64,7 +64,7 @@ def probation_ended(daemon: Daemon, serial: int) -> None:
 
 def has_served(daemon: Daemon, server: Server) -> None:
     """Count a server as working: earlier failures are void."""
-    server.proven = True
+    server.proven = daemon.server_is_known = True
     clear(daemon, server)
 
 
@@ -157,5 +157,6 @@ def _reason(server: Server, death: Death, when: str = "") -> str:
     ended = f"ended with status {death.status} " + (f"after it {when}" if when else "before it was ready")
     if server.start_refusal:
         return f"the MPS server of user {server.uid} cannot start: {server.start_refusal}; it {ended}"
-    words = f": {death.last_words}" if death.last_words else ""
+    last = server.violation or death.last_words
+    words = f": {last}" if last else ""
     return f"the MPS server of user {server.uid} {ended}{words}"

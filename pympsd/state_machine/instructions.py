@@ -136,6 +136,11 @@ class Exit:
     status: int
 
 
+@frozen
+class ChangeBackend:
+    """Begin anew with the other backend."""
+
+
 Instruction = (
     Log
     | SpawnServer
@@ -152,6 +157,7 @@ Instruction = (
     | SetTimer
     | CancelTimer
     | Exit
+    | ChangeBackend
 )
 
 

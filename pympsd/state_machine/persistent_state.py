@@ -6,7 +6,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.state_machine.daemon_state import Daemon, Server
+from pympsd.state_machine.daemon_state import Daemon, Quit, Server
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
 
@@ -29,6 +29,14 @@ class PersistentServer:
 
 
 @frozen
+class PersistentQuit:
+    """A quit under way that an operator asked for."""
+
+    timeout: float | None = None
+    """The seconds that were given before force; 0 once it is used."""
+
+
+@frozen
 class PersistentState:
     """What a daemon knew. A default is None if no command has set it: then the next daemon's own applies."""
 
@@ -40,6 +48,7 @@ class PersistentState:
     wishes: tuple[int, ...] = ()
     """The users with a queued start request (the name is the state file's key)."""
     servers: tuple[PersistentServer, ...] = ()
+    quit: PersistentQuit | None = None
 
 
 EMPTY_STATE = PersistentState()
@@ -69,6 +78,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         memory_limits=None if limits == initial.memory_limits else _in_bytes(limits),
         wishes=tuple(entry.uid for entry in daemon.queue if not entry.client),
         servers=tuple(_persistent(server) for server in daemon.running_servers()),
+        quit=_persistent_quit(daemon.quitting),
     )
 
 
@@ -88,6 +98,8 @@ def check(state: PersistentState, devices: int) -> None:
     for uid in state.wishes:
         _check_user(uid)
     _check_limits(state.memory_limits or {}, devices)
+    if state.quit is not None and state.quit.timeout is not None and not 0 <= state.quit.timeout < 1 << 31:
+        raise ValueError(f"there is no quit within {state.quit.timeout:g} s")
 
 
 def _check_server(server: PersistentServer, devices: int) -> None:
@@ -113,6 +125,12 @@ def _check_limits(limits: dict[int, int], devices: int) -> None:
 def _persistent(server: Server) -> PersistentServer:
     percentage, limits = server.thread_percentage.value, _in_bytes(server.memory_limits)
     return PersistentServer(server.serial, server.pid, server.uid, percentage, limits, server.phase is Phase.LEAVING)
+
+
+def _persistent_quit(quitting: Quit | None) -> PersistentQuit | None:
+    if quitting is None or not quitting.asked:
+        return None
+    return PersistentQuit(0.0 if quitting.forced else quitting.timeout)
 
 
 def _in_bytes(limits: dict[int, PinnedMemory]) -> dict[int, int]:

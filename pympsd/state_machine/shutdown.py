@@ -7,12 +7,14 @@ from typing import Final
 
 from pympsd.state_machine.admission import shut_down_server
 from pympsd.state_machine.daemon_state import Daemon, Quit
-from pympsd.state_machine.instructions import Exit, Instruction, Log, RefuseClient, SetTimer, Working
+from pympsd.state_machine.events import ServerUnknown
+from pympsd.state_machine.instructions import ChangeBackend, Exit, Instruction, Log, RefuseClient, SetTimer, Working
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.results import Result
 
 SIGNAL_TIMEOUT: Final = 2.0
 """Seconds between SIGTERM and force: supervisors wait at least 10 s before they kill."""
+QUITTING: Final = "the MPS control daemon is quitting: no new clients"
 _FORCE: Final = Timer(TimerKind.FORCE)
 
 
@@ -22,10 +24,20 @@ def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[
     if timeout is not None:
         yield Log("quit_timeout", {"seconds": int(timeout)})
         yield SetTimer(_FORCE, max(0.0, timeout))
-    if daemon.quitting is None:
-        daemon.quitting = Quit()
+    quitting = daemon.quitting = daemon.quitting or Quit()
+    quitting.asked, quitting.goes_on = True, False
+    if timeout is not None:
+        quitting.timeout = min(max(0.0, timeout), timeout if quitting.timeout is None else quitting.timeout)
     yield from _empty_queue(daemon)
     yield from advance(daemon)
+
+
+def resume_quit(daemon: Daemon, timeout: float | None) -> Iterator[Instruction]:
+    """Go on with an operator's quit of an earlier daemon, whose servers are awaited; its time limit begins anew."""
+    daemon.quitting = Quit(asked=True, timeout=timeout)
+    yield Log("quit_resumed")
+    if timeout is not None:
+        yield SetTimer(_FORCE, timeout)
 
 
 def stop_by_signal(daemon: Daemon) -> Iterator[Instruction]:
@@ -33,7 +45,21 @@ def stop_by_signal(daemon: Daemon) -> Iterator[Instruction]:
     if daemon.quitting is None:
         daemon.quitting = Quit()
         yield from _empty_queue(daemon)
+    daemon.quitting.goes_on = False
     yield SetTimer(_FORCE, SIGNAL_TIMEOUT)
+    yield from advance(daemon)
+
+
+def server_unknown(daemon: Daemon, event: ServerUnknown) -> Iterator[Instruction]:
+    """Change to the other backend, if there is one and no server of this one has served anybody."""
+    server = daemon.servers.get(event.server)
+    if server is not None:
+        server.violation = event.reason
+    if not daemon.has_other_backend or daemon.server_is_known or daemon.quitting is not None:
+        return
+    yield Log("backend_changes")
+    daemon.quitting = Quit(forced=True, goes_on=True)
+    yield from _empty_queue(daemon, f"{event.reason}; the daemon takes another backend: start the program again")
     yield from advance(daemon)
 
 
@@ -53,12 +79,14 @@ def advance(daemon: Daemon) -> Iterator[Instruction]:
         yield from shut_down_server(server, forced=daemon.quitting.forced)
     if not daemon.servers:
         daemon.quitting.over = True
+        if daemon.quitting.goes_on:
+            yield ChangeBackend()
+            return
         yield Log("daemon_exiting", {"status": 0})
         yield Exit(0)
 
 
-def _empty_queue(daemon: Daemon) -> Iterator[Instruction]:
-    reason = "the MPS control daemon is quitting: no new clients"
+def _empty_queue(daemon: Daemon, reason: str = QUITTING) -> Iterator[Instruction]:
     for client in (*(entry.client for entry in daemon.queue if entry.client), *daemon.debugged):
         yield RefuseClient(client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
     daemon.queue.clear()

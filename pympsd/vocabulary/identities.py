@@ -17,6 +17,9 @@ ContextSerial = NewType("ContextSerial", int)
 OVERFLOW_UID = 65534
 """The uid that the kernel reports for a user of another user namespace (user_namespaces(7))."""
 
+NO_USER = (1 << 32) - 1
+"""To the kernel no uid."""
+
 
 @frozen
 class Peer:
@@ -30,6 +33,11 @@ class Peer:
     gid: int
     groups: tuple[int, ...] = ()
     foreign: bool = False
+
+    @property
+    def operator(self) -> int:
+        """The uid by which privileges are given: no user's if it is a placeholder, which may be the daemon's own."""
+        return NO_USER if self.foreign else self.uid
 
 
 class Serials:

@@ -27,6 +27,10 @@ USERS: Final = ("in-turn", "together")
 """Whether users take turns with one server, or have servers at the same time."""
 
 
+UNMAPPED_USERS: Final = ("refuse", "nobody")
+"""What becomes of clients whose user has no number in the daemon's user namespace: refused, or served as nobody."""
+
+
 class BadSetting(ValueError):
     """A setting that prevents a start; the message names the variable and what is allowed."""
 
@@ -52,6 +56,7 @@ class Settings:
     vendor_server: str = ""
     """The path of the driver's server, for the vendor backend; empty: the first of PATH that is not ours."""
     users: str = "in-turn"
+    unmapped_users: str = "refuse"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -75,6 +80,7 @@ class Settings:
             turn_patience=_patience(environment.get("PYMPSD_TURN_PATIENCE") or "30"),
             vendor_server=environment.get(VENDOR_SERVER, ""),
             users=_users(environment.get("PYMPSD_USERS") or "in-turn"),
+            unmapped_users=_unmapped_users(environment.get("PYMPSD_UNMAPPED_USERS") or "refuse"),
         )
 
 
@@ -130,6 +136,12 @@ def _dialect(text: str) -> str:
 def _users(text: str) -> str:
     if text not in USERS:
         raise BadSetting(f"PYMPSD_USERS is one of {', '.join(USERS)}, not {text!r}")
+    return text
+
+
+def _unmapped_users(text: str) -> str:
+    if text not in UNMAPPED_USERS:
+        raise BadSetting(f"PYMPSD_UNMAPPED_USERS is one of {', '.join(UNMAPPED_USERS)}, not {text!r}")
     return text
 
 

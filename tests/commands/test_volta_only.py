@@ -50,6 +50,17 @@ def test_commands_answer_as_always_and_note_that_they_have_no_effect() -> None:
     assert str(daemon.servers[1].memory_limits[0]) == "1G"
 
 
+def test_unknown_devices_are_not_said_to_be_old() -> None:
+    daemon = Daemon(0, ())
+    daemon.servers = {1: Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)}
+    for line, printed in LINES:
+        answer = ask(daemon, line)
+        if "mem_limit" not in line:  # no device has the number 0 yet
+            assert (answer.printed, answer.refused) == (printed, False)
+            assert "not known yet" in answer.diagnostic
+        assert "older than Volta" not in answer.diagnostic
+
+
 def test_there_is_no_note_on_volta() -> None:
     daemon = machine(NEW)
     for line, printed in LINES:

@@ -49,6 +49,13 @@ def test_the_backend_and_the_reason(
     assert (found.backend, found.reason, len(found.devices), found.vendor_server) == expected
 
 
+def test_only_auto_has_another_backend_in_the_drivers_place() -> None:
+    instead = machine("auto", FOUND, SERVER, CUDA_VISIBLE_DEVICES="1").instead
+    assert instead is not None
+    assert (instead.backend, [each.uuid for each in instead.devices]) == ("cuda", [DEVICES[1].uuid])
+    assert machine("vendor", FOUND, SERVER).instead is None
+
+
 @pytest.mark.parametrize(
     ("backend", "probed", "server", "said"),
     [

@@ -232,8 +232,24 @@ def test_c10_ps_shows_nothing_right_after_quit(daemon: DaemonProcess) -> None:
     daemon.say("start_server -uid 0")
     gone = {daemon.pid, ready(daemon)}
     daemon.say("quit")
-    listed = subprocess.run(["ps", "-eo", "pid="], capture_output=True, text=True, check=True).stdout.split()
-    assert not gone & set(map(int, listed))
+    assert not {pid for pid, name in _listed().items() if pid in gone and name != "[exited] <defunct>"}
+
+
+def _listed() -> dict[int, str]:
+    """Return how ps shows each process."""
+    shown = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    return {int(pid): name for pid, name in (line.split(maxsplit=1) for line in shown.splitlines())}
+
+
+def test_c10_a_quit_does_not_wait_for_a_pid_1_that_reaps_late(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon()
+    assert daemon.run(["-d"]).returncode == 0  # nobody reaps it
+    pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
+    began = time.monotonic()
+    daemon.say("quit")
+    assert time.monotonic() - began < 1
+    assert _listed()[pid] == "[exited] <defunct>"
+    os.waitpid(pid, 0)
 
 
 # --- C12: where the pipe directory may be

@@ -28,6 +28,7 @@ PIDFD = "anon_inode:[pidfd]"
 PROMPT = 5.0
 """Seconds in which somebody is served whatever others do (a server's start is among them)."""
 SILENT = 3
+MANY_SILENT = 40
 FIRST_WORDS_SECONDS = 1.0
 """How long a client that does not answer its server holds up later ones (service/sessions/vendor/handoffs.py)."""
 HELLO_SECONDS = 10.0
@@ -351,13 +352,26 @@ def test_clients_who_wait_and_never_read_do_not_block_others(daemon: DaemonProce
 
 
 def test_clients_who_took_their_connection_and_never_speak_do_not_block_their_user(daemon: DaemonProcess) -> None:
-    """The server hears nothing while it waits for one of them: the daemon answers for each after a second."""
+    """The server hears nothing while it waits for one of them: the daemon answers for each that sleeps."""
     with ExitStack() as stack:
-        for _ in range(SILENT):
-            here = stack.enter_context(visitor(control(daemon)))
-            here.as_client()
-            stack.enter_context(here.take_connection())
-        serves(daemon, uid=0, delay=SILENT * FIRST_WORDS_SECONDS)
+        for _ in range(MANY_SILENT):
+            stack.enter_context(visitor(control(daemon))).as_client()
+        wait_until(has_logged(daemon, "did not answer"))
+        serves(daemon, uid=0)
+        serves(daemon, uid=USER)
+
+
+def test_a_client_that_is_stopped_for_a_moment_while_its_server_speaks_is_not_cut_off(daemon: DaemonProcess) -> None:
+    with VendorClient.start(control(daemon).parent, uid=0) as client:
+        client.connect()
+        os.kill(daemon.servers()[0], signal.SIGSTOP)
+        client.send("ctx 0")
+        wait_until(lambda: daemon.log().count(f"NEW CLIENT {client.pid} from user 0: Server already exists") > 0)
+        os.kill(client.pid, signal.SIGSTOP)
+        os.kill(daemon.servers()[0], signal.SIGCONT)
+        time.sleep(FIRST_WORDS_SECONDS / 2)  # how long it is stopped
+        os.kill(client.pid, signal.SIGCONT)
+        assert client.answer() == f"ctx {SUCCESS}"
 
 
 @pytest.mark.parametrize("words", [(), (b"\0",), (CREDENTIALS,), (b"\0", b"\0", b"\0", b"\0")])

@@ -53,6 +53,20 @@ def test_line_ends_and_escapes_cannot_forge_a_line() -> None:
     assert sanitised(b"a\n[2026] b\r\x1b[31m\xe2\x80\xa8c\xe2\x80\xaed") == "a [2026] b  [31m c d"
 
 
+def test_a_terminal_that_shows_a_line_is_not_told_what_to_do() -> None:
+    text = b"Cmd:\x1b[2J\x9b1m\xc2\x9b2m\x07\x08\x7f\tend\xe9\n second line"
+    shown = line(0, "Control", 1, text.decode("utf-8", "surrogateescape")).partition(b"] ")[2]
+    assert shown == b"Cmd:\\x1b[2J\\x9b1m\\x9b2m\\x07\\x08\\x7f\tend\xe9\n second line\n"
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_make_a_line_without_control_characters(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape")
+    shown = line(0, "Control", 1, text).decode("utf-8", "surrogateescape")
+    assert not any(0x7F <= ord(char) < 0xA0 or 0xDC80 <= ord(char) < 0xDCA0 for char in shown)
+    assert {char for char in shown if ord(char) < 0x20} <= {"\t", "\n"}
+
+
 # --- files
 
 

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from pympsd.service.sessions.vendor.handoffs import Handoffs
+from pympsd.service.sessions.vendor.server import VendorServerSession
 
 
 class Newcomer:
@@ -73,3 +74,12 @@ async def test_a_keeper_that_does_not_answer_is_given_no_end_of_a_client(is_sile
     (_, servers), _ = link.tell.call_args
     for end in (*newcomer.taken, servers):
         os.close(end)
+
+
+async def test_a_server_that_has_ended_since_it_registered_is_not_served() -> None:
+    dispatcher: Any = Mock()
+    dispatcher.state.servers = {}
+    session = VendorServerSession(dispatcher, 1, 0, os.getpid(), Mock())
+    await session.serve(Mock(), b"")
+    assert session.ended.is_set()
+    assert not session.registered.is_set()

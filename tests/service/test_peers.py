@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pympsd.service.sessions import peers
-from pympsd.service.sessions.peers import command_of, credentials, namespace_of, with_pidfd
+from pympsd.service.sessions.peers import KnownPeer, command_of, credentials, namespace_of, shown_unseen, with_pidfd
 from pympsd.vocabulary.identities import Peer
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
@@ -93,5 +93,6 @@ def test_a_command_line_comes_from_the_kernel_as_one_line() -> None:
 
 def test_what_cannot_be_read_is_as_reported() -> None:
     assert command_of(1 << 30, "reported\nby itself") == "reported by itself"
-    assert namespace_of(1 << 30, 77) == 77
-    assert namespace_of(os.getpid(), 77) == os.stat("/proc/self/ns/pid").st_ino
+    assert namespace_of(KnownPeer(Peer(1 << 30, 0, 0), -1), 77) == 77
+    assert namespace_of(KnownPeer(Peer(os.getpid(), 0, 0), -1), 77) == os.stat("/proc/self/ns/pid").st_ino
+    assert shown_unseen(KnownPeer(Peer(0, 1234, 0), -1)) == "[user 1234]"

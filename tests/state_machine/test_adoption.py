@@ -13,6 +13,7 @@ from pympsd.state_machine.instructions import (
     Exit,
     KillServer,
     Reply,
+    SetTimer,
     ShutDownServer,
     SpawnServer,
     UpdateServerLimits,
@@ -22,6 +23,7 @@ from pympsd.state_machine.instructions import (
 from pympsd.state_machine.persistent_state import (
     EMPTY_STATE,
     InitialDefaults,
+    PersistentQuit,
     PersistentServer,
     PersistentState,
     check,
@@ -155,6 +157,51 @@ def test_quit_while_a_server_is_awaited(heir: Story, line: str) -> None:
     assert heir.feed(events.ServerExited(SERVER, None)) == [Exit(0)]
 
 
+def quits(story: Story, *lines: str) -> PersistentState:
+    """Return what a daemon with a client leaves that is killed in a quit."""
+    initial = InitialDefaults.of(story.daemon)
+    story.connects(1, A)
+    story.is_ready(SERVER, PID)
+    for line in lines:
+        story.says(line)
+    return snapshot(story.daemon, initial)
+
+
+def test_an_operators_quit_goes_on(story: Story) -> None:
+    heir = Story(Daemon(0, DEVICES))
+    heir.feed(events.PredecessorDied(quits(story, "quit")))
+    assert heir.take_log()[-1] == "An operator asked the last daemon to quit: going on with that"
+    assert [type(one).__name__ for one in heir.connects(2, B)] == ["RefuseClient"]
+    assert ShutDownServer(SERVER, forced=False) in returns(heir, "ACTIVE", CLIENT)
+    # It persists for the daemon after that, too.
+    assert snapshot(heir.daemon, InitialDefaults.of(heir.daemon)).quit == PersistentQuit()
+    assert heir.feed(events.ServerExited(SERVER, None)) == [Exit(0)]
+
+
+@pytest.mark.parametrize(("lines", "seconds"), [(("quit -t 9", "quit -t 7"), 7.0), (("quit", "quit -t 5"), 5.0)])
+def test_its_time_begins_anew(story: Story, lines: tuple[str, ...], seconds: float) -> None:
+    heir = Story(Daemon(0, DEVICES))
+    force = Timer(TimerKind.FORCE)
+    assert SetTimer(force, seconds) in heir.feed(events.PredecessorDied(quits(story, *lines)))
+    returns(heir, "ACTIVE", CLIENT)
+    assert ShutDownServer(SERVER, forced=True) in heir.feed(events.TimerEnded(force))
+    # Force that has been used is used again at once.
+    remembered = snapshot(heir.daemon, InitialDefaults.of(heir.daemon))
+    assert SetTimer(force, 0.0) in Story(Daemon(0, DEVICES)).feed(events.PredecessorDied(remembered))
+
+
+def test_a_quit_that_has_nothing_more_to_wait_for_is_done(story: Story) -> None:
+    heir = Story(Daemon(0, DEVICES))
+    heir.feed(events.PredecessorDied(evolve(quits(story, "quit"), servers=())))
+    assert [type(one).__name__ for one in heir.connects(2, B)] == ["SpawnServer"]
+
+
+def test_a_signal_is_for_one_daemon_only(story: Story) -> None:
+    quits(story)
+    story.feed(events.StopSignal())
+    assert snapshot(story.daemon, InitialDefaults.of(story.daemon)).quit is None
+
+
 def test_a_debugged_client_waits_for_an_awaited_servers_clients(heir: Story) -> None:
     assert heir.connects(1, A, traced=True) == []
     returns(heir, "ACTIVE", CLIENT)
@@ -203,6 +250,7 @@ def test_a_start_request_persists(story: Story) -> None:
         left(servers=(PersistentServer(1, 0, A, 60.0, {}),)),
         left(servers=(PersistentServer(1, PID, A, 101.0, {}),)),
         left(servers=(PersistentServer(1, PID, A, 60.0, {2: 5}),)),
+        left(quit=PersistentQuit(-1.0)),
     ],
 )
 def test_an_impossible_state_is_refused(bad: PersistentState) -> None:

@@ -300,10 +300,19 @@ def test_a_users_own_daemon_refuses_others(own_story: Story) -> None:
 def test_a_user_of_another_namespace_is_refused(story: Story) -> None:
     (refusal,) = story.feed(events.ClientConnected(1, Peer(101, OVERFLOW_UID, 0, foreign=True), "c", 7))
     assert isinstance(refusal, RefuseClient)
-    assert "unknown in the daemon's user namespace" in refusal.reason
+    assert "no number in the daemon's user namespace" in refusal.reason
     assert story.daemon.queue == []
     # The user "nobody" of this namespace has the same uid.
     assert [type(one) for one in story.connects(2, OVERFLOW_UID)] == [SpawnServer]
+
+
+def test_users_of_another_namespace_may_be_served_as_one(story: Story) -> None:
+    story.daemon.serves_unmapped = True
+    peer = Peer(101, OVERFLOW_UID, OVERFLOW_UID, foreign=True)
+    (spawn,) = story.feed(events.ClientConnected(1, peer, "c", 7))
+    assert isinstance(spawn, SpawnServer)
+    assert spawn.uid == OVERFLOW_UID
+    assert peer.operator not in (0, OVERFLOW_UID), "the number may be the daemon's own"
 
 
 def test_an_impossible_status_changes_nothing(story: Story) -> None:

@@ -9,6 +9,8 @@ from pympsd.state_machine import events
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import (
     AdmitClient,
+    ChangeBackend,
+    Exit,
     Instruction,
     RefuseClient,
     Reply,
@@ -314,3 +316,39 @@ def test_the_silence_timer_is_not_set_for_a_process_that_is_watched_by_the_daemo
     joins(busy, 2, SECOND, B)
     busy.feed(events.ClientGonePushed(1, 1))
     assert not [timer for timer, _ in busy.watches if timer == Timer(TimerKind.SILENCE, 1)]
+
+
+# --- a driver's server that is not known
+
+UNKNOWN = events.ServerUnknown(1, "it is not known")
+
+
+@pytest.fixture
+def choosing(story: Story) -> Story:
+    """A daemon that may take another backend, with a client that waits for its first server."""
+    story.daemon.has_other_backend = True
+    story.connects(1, 500)
+    story.feed(events.ServerSpawned(1, 847))
+    return story
+
+
+def test_another_backend_is_taken_when_its_servers_have_ended(choosing: Story) -> None:
+    refused, ended = choosing.feed(UNKNOWN)
+    assert isinstance(refused, RefuseClient)
+    assert "it is not known; the daemon takes another backend" in refused.reason
+    assert ended == ShutDownServer(1, forced=True)
+    assert choosing.feed(events.ServerExited(1, 0)) == [ChangeBackend()]
+
+
+@pytest.mark.parametrize("end", ["quit", "signal"])
+def test_the_end_of_the_daemon_comes_before_that(choosing: Story, end: str) -> None:
+    choosing.feed(UNKNOWN)
+    choosing.says("quit") if end == "quit" else choosing.feed(events.StopSignal())
+    assert choosing.feed(events.ServerExited(1, 0)) == [Exit(0)]
+
+
+def test_a_backend_that_has_served_somebody_stays(choosing: Story) -> None:
+    choosing.feed(events.StatusPushed(1, "ACTIVE"))
+    choosing.feed(events.ServerReported(1, "ACTIVE", {101: (events.ReturnedContext(1, 1, 0),)}))
+    assert choosing.feed(UNKNOWN) == []
+    assert choosing.daemon.quitting is None

@@ -107,6 +107,8 @@ class DaemonMachine(RuleBasedStateMachine):
         self.quitters: set[int] = set()
         self.exits = 0
         self.quit_begun = False
+        self.quit_asked = False
+        """An operator began the quit: it goes on under the next daemon."""
         self.phases: dict[int, Phase] = {}
 
     daemon_uid = 0
@@ -392,9 +394,11 @@ class DaemonMachine(RuleBasedStateMachine):
         name, *words = split(line[:LINE_LIMIT]) or [""]
         known = name if len(line) <= LINE_LIMIT and uid in (0, self.daemon_uid) else ""
         spawning, terminating = set(self.spawning), set(self.terminating)
+        if known == "quit" and isinstance(REGISTRY[name].readers["timeout"](words), Answer):
+            known = ""
         if known == "quit":
             self.quitters.add(self.session)
-            self.quit_begun = True
+            self.quit_begun = self.quit_asked = True
         else:
             self.expect_reply.add(self.session)
         if known == "shutdown_server":
@@ -602,7 +606,8 @@ class DaemonMachine(RuleBasedStateMachine):
         # If no server is left, serials begin anew.
         for marked in (self.proven, self.killed, self.shut_down):
             marked &= set(self.running)
-        self.quit_begun = False
+        # Without servers there is nothing left that it waits for.
+        self.quit_begun = self.quit_asked = self.quit_asked and bool(self.running)
 
     def _connect_again(self, data: st.DataObject, waited: list[int], traced: set[int]) -> None:
         for client in data.draw(st.permutations(waited), label="the order in which they connect again"):

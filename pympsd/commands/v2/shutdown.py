@@ -11,12 +11,25 @@ from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine.admission import drop_start_request, shut_down_server
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.shutdown import begin_quit
-from pympsd.vocabulary.answers import lines, refusal
+from pympsd.vocabulary.answers import Answer, lines, refusal
 
 
-def _timeout(words: Sequence[str]) -> int | None:
-    # Recorded: -t without a number is a plain quit.
-    return leading_integer(words[1]) if len(words) > 1 and words[0] == "-t" else None
+def _timeout(words: Sequence[str]) -> int | Answer | None:
+    """Read the seconds of ``-t SECONDS``; refuse all else, with which driver 580 quits: it cannot be undone."""
+    if not words:
+        return None
+    seconds = leading_integer(words[1]) if len(words) == 2 and words[0] == "-t" and _is_number(words[1]) else None
+    if seconds is None:
+        given = " ".join(words)[:80]
+        return refusal(
+            diagnostic=f"quit: {given!r} is not understood, and the daemon goes on; quit waits for the clients, "
+            "quit -t SECONDS uses force after a whole number of seconds"
+        )
+    return seconds
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdecimal()
 
 
 @command("quit", asks_servers=True, timeout=_timeout)

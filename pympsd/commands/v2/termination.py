@@ -10,6 +10,7 @@ from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine import terminations
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.vocabulary.answers import refusal
+from pympsd.vocabulary.results import Result
 
 
 def _two_pids(words: Sequence[str]) -> tuple[int, int]:
@@ -26,4 +27,8 @@ def terminate_client(daemon: Daemon, caller: Caller, pids: tuple[int, int]) -> D
     server = daemon.server_by_pid(pids[0])
     if server is None:
         return Decision(refusal(f"Server {pids[0]} not found", f"Server {pids[0]} not found!", "1"))
+    unseen = sum(not client.pid for client in server.clients.values())
+    if unseen > 1 and not pids[1]:
+        why = f"{unseen} clients are shown as 0, as their PIDs are not visible here: none can be ended alone"
+        return Decision(refusal(f"{Result.ERROR_INVALID_CONTEXT}", diagnostic=f"terminate_client: {why}"))
     return Decision(None, tuple(terminations.begin(daemon, caller.session, server, pids[1])))

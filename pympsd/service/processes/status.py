@@ -17,9 +17,14 @@ STARTED: Final = 19
 
 def stat(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat (proc(5)) from the third on; none if the process does not exist."""
+    return stat_of(str(pid))
+
+
+def stat_of(folder: str) -> list[bytes]:
+    """Return the same of a folder in /proc: a process's, or a thread's."""
     # The second field, the name in parentheses, may contain any characters: split after its end.
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return Path(f"/proc/{folder}/stat").read_bytes().rpartition(b")")[2].split()
     return []
 
 
@@ -40,6 +45,15 @@ def is_child(pid: int) -> bool:
     """Return whether a process is a child of this one."""
     fields = stat(pid)
     return len(fields) > PARENT and int(fields[PARENT]) == os.getpid()
+
+
+def is_asleep(pid: int) -> bool:
+    """Return whether no thread of a process runs, is about to, waits for a disk or is stopped; False if unknown."""
+    try:
+        threads = [stat_of(f"{pid}/task/{thread}") for thread in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return False
+    return bool(threads) and all(fields[:1] == [b"S"] for fields in threads)
 
 
 def is_stopped(pid: int) -> bool:

@@ -296,6 +296,7 @@ def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], has_other_
         memory_limits=None if has_other_devices else state.memory_limits,
         wishes=state.wishes,
         servers=tuple(server for server in state.servers if server.serial in serials),
+        quit=state.quit,
     )
 
 

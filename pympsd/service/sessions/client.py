@@ -39,7 +39,7 @@ class ClientSession(Waiting):
             )
             self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
             return
-        namespace = namespace_of(self.peer.pid, self.hello.pid_namespace)
+        namespace = namespace_of(self.known, self.hello.pid_namespace)
         environment, traced = self.hello.environment, self.hello.traced
         connected = ClientConnected(self.client, self.peer, self._command, namespace, environment, traced)
         await self.queue(dispatcher, self, connected, self._hung_up)
@@ -47,7 +47,7 @@ class ClientSession(Waiting):
     def grant(self, server: RunningServer, priority: int) -> None:
         """Give the client one end of a new session and the server the other; raise OSError."""
         pidfd = -1 if self.known.pidfd < 0 else os.dup(self.known.pidfd)
-        namespace = namespace_of(self.peer.pid, self.hello.pid_namespace)
+        namespace = namespace_of(self.known, self.hello.pid_namespace)
         environment = self.hello.environment
         admission = Admission(self.client, self.peer, self._command, namespace, priority, environment, pidfd)
         ours = self._connect(server, admission)

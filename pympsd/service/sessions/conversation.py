@@ -79,7 +79,7 @@ class Conversation:
     ) -> None:
         if first.kind == frames.OPERATOR_HELLO:
             self.dispatcher.drop(entry.name)
-            session = OperatorSession(self.dispatcher.serials.take(), peer.uid, channel)
+            session = OperatorSession(self.dispatcher.serials.take(), peer.operator, channel)
             await run_with_sender(channel, session.run, self.dispatcher)
             return
         hello = messages.decode(first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import struct
@@ -17,6 +18,8 @@ from pympsd.vocabulary.identities import OVERFLOW_UID, Peer
 
 _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
+_GET_CGROUP_NAMESPACE, _GET_PID_NAMESPACE, _GET_USER_NAMESPACE = 0xFF01, 0xFF05, 0xFF09
+"""ioctls of a pidfd, which open the namespace (linux/pidfd.h, Linux 6.11)."""
 _GROUPS_ROOM = 1024
 """The largest buffer that getsockopt takes in Python: 256 groups."""
 COMMAND_BYTES = 4096
@@ -41,7 +44,7 @@ class KnownPeer:
 def credentials(sock: AnySocket) -> Peer:
     """Return the peer as the kernel recorded it; raise OSError if that cannot be read."""
     pid, uid, gid = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
-    return Peer(pid, uid, gid, _groups(sock, pid), uid == OVERFLOW_UID and not _in_our_user_namespace(pid))
+    return Peer(pid, uid, gid, _groups(sock, pid), uid == OVERFLOW_UID and not _in_our_user_namespace(sock, pid))
 
 
 def user_of(sock: AnySocket) -> int | None:
@@ -53,12 +56,33 @@ def user_of(sock: AnySocket) -> int | None:
     return int(UCRED.unpack(packed)[1])
 
 
-def _in_our_user_namespace(pid: int) -> bool:
+def _in_our_user_namespace(sock: AnySocket, pid: int) -> bool:
     # The overflow uid is also a real user's number (nobody): then the peer is in our own user namespace.
     try:
-        return os.stat(f"/proc/{pid}/ns/user").st_ino == os.stat("/proc/self/ns/user").st_ino
+        ours = os.stat("/proc/self/ns/user").st_ino
+        if pid > 0:
+            return os.stat(f"/proc/{pid}/ns/user").st_ino == ours
+        pidfd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError:
         return False
+    try:
+        return _namespace(pidfd, _GET_USER_NAMESPACE) == ours
+    finally:
+        os.close(pidfd)
+
+
+def _namespace(pidfd: int, which: int) -> int:
+    """Return the inode of a namespace of a pidfd's process, which need not be visible; 0 if it cannot be told."""
+    if pidfd < 0:
+        return 0
+    try:
+        fd = fcntl.ioctl(pidfd, which)
+    except OSError:  # an older kernel, or a process that this one may not look at
+        return 0
+    try:
+        return os.fstat(fd).st_ino
+    finally:
+        os.close(fd)
 
 
 def _groups(sock: AnySocket, pid: int) -> tuple[int, ...]:
@@ -117,9 +141,15 @@ def command_of(pid: int, reported: str) -> str:
     return sanitised((data.rstrip(b"\0") or reported.encode()).replace(b"\0", b" "))
 
 
-def namespace_of(pid: int, reported: int) -> int:
+def namespace_of(known: KnownPeer, reported: int) -> int:
     """Return the inode of a process's PID namespace; ``reported`` if it cannot be read."""
     try:
-        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+        return os.stat(f"/proc/{known.peer.pid}/ns/pid").st_ino
     except OSError:
-        return reported
+        return _namespace(known.pidfd, _GET_PID_NAMESPACE) or reported
+
+
+def shown_unseen(known: KnownPeer) -> str:
+    """Return what ps shows for the command of a process without a PID here: what the kernel tells of it."""
+    cgroup = _namespace(known.pidfd, _GET_CGROUP_NAMESPACE)
+    return f"[user {known.peer.uid}{f', cgroup namespace {cgroup}' if cgroup else ''}]"

@@ -18,6 +18,8 @@ DEFAULTS: dict[str, object] = {
     "close": "",
     "wrong_size": 0,
     "wrong_hello": False,
+    "wrong_role": False,
+    "wrong_registration": False,
     "no_answer": 0,
     "late_answer": 0,
 }
@@ -43,6 +45,8 @@ class Behaviour:
         self.devices = int(chosen["devices"])
         self.start_seconds = float(chosen["start_seconds"])
         self.wrong_hello = bool(chosen["wrong_hello"])
+        self.wrong_role = bool(chosen["wrong_role"])
+        self.wrong_registration = bool(chosen["wrong_registration"])
         self._wrong_size = int(chosen["wrong_size"])
         self._no_answer = int(chosen["no_answer"])
         self._close = str(chosen["close"])

@@ -13,7 +13,7 @@ from attrs import define, field
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher, RunningServer
-from pympsd.service.sessions.peers import command_of, namespace_of, process_of
+from pympsd.service.sessions.peers import command_of, namespace_of, process_of, shown_unseen
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected, ClientGonePushed
@@ -46,8 +46,8 @@ class VendorClientSession(Waiting):
         return ClientConnected(
             self.client,
             self.peer,
-            command_of(self.peer.pid, ""),
-            namespace_of(self.peer.pid, 0),
+            command_of(self.peer.pid, "") if self.peer.pid else shown_unseen(self.known),
+            namespace_of(self.known, 0),
             joins=True,
             process=process_of(self.known.pidfd) if not self.peer.pid else 0,
         )

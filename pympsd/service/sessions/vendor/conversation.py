@@ -43,7 +43,10 @@ class VendorConversation:
                 await self._run_session(entry, role_of(packet), channel, sock, peer)
             # The keeper has a copy, with which the peer would not see the end at once.
             channel.shut_down()
-        except (ProtocolError, trio.TooSlowError):
+        except (ProtocolError, trio.TooSlowError) as error:
+            server = self._server(peer.pid)
+            if server is not None and isinstance(error, ProtocolError):
+                server.is_unknown(str(error))
             channel.shut_down()
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("connection_type_unreadable")
@@ -59,6 +62,9 @@ class VendorConversation:
         if packet != CREDENTIALS or sender is None:
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("credentials_invalid")
+            server = await self._expected(peer.pid)
+            if server is not None and packet:
+                server.is_unknown(f"{packet[:32]!r} where {CREDENTIALS!r} and credentials are due")
             return b""
         # A server that starts is bounded by the state machine.
         with trio.CancelScope() if self._server(peer.pid) else trio.fail_after(HELLO_SECONDS):
@@ -69,7 +75,7 @@ class VendorConversation:
     ) -> None:
         if role is Role.TOOL:
             self.dispatcher.drop(entry.name)
-            session = ToolSession(self.dispatcher.serials.take(), peer.uid, channel)
+            session = ToolSession(self.dispatcher.serials.take(), peer.operator, channel)
             await run_with_sender(channel, session.run, self.dispatcher)
         elif not self.accepts_clients:
             raise RemoteError(f"a {role.name.lower()} on the operators' socket")

@@ -7,8 +7,9 @@ next one.
 from __future__ import annotations
 
 import os
+import select
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
@@ -18,7 +19,7 @@ from attrs import define, field
 
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.inheritance import newcomer_name
-from pympsd.service.processes.status import is_stopped
+from pympsd.service.processes.status import is_asleep, is_stopped
 from pympsd.service.sessions.vendor.server_link import ServerLink
 from pympsd.state_machine import events
 from pympsd.vocabulary.identities import Peer
@@ -27,8 +28,12 @@ from pympsd.wire.vendor import server_commands as commands
 
 FIRST_WORDS_SECONDS: Final = 1.0
 """Time for a client to answer its server, which waits for nothing else meanwhile."""
-PARTS: Final = 10
+PARTS: Final = 20
 """The time is counted in so many parts."""
+ASLEEP_PARTS: Final = 4
+"""After so many in a row a client is mute that sleeps and has not read what its server said.
+
+One that is stopped for a moment, or slow for lack of a processor, has the whole time."""
 STATUS: Final = {commands.STATUS_ACTIVE: ServerStatus.ACTIVE, commands.STATUS_FAULT: ServerStatus.FAULT}
 
 
@@ -116,7 +121,8 @@ class Handoffs:
     def _next(self) -> int:
         """Return the place of the first client, but of a user whose last one was mute only if nobody else waits."""
         users = [newcomer.peer.uid in self._mute for newcomer, _ in self._queue]
-        return users.index(False) if False in users else 0
+        # Of those the last: a user's many mute clients are not in the way of the one that comes after them.
+        return users.index(False) if False in users else len(users) - 1
 
     async def _hand_over(self, link: ServerLink, newcomer: Newcomer, priority: int) -> None:
         try:
@@ -137,34 +143,41 @@ class Handoffs:
             link.tell(commands.NEW_CLIENT, servers)
             # The client last: if this daemon is killed in between, the client is still waiting for the next one.
             newcomer.take(theirs)
-            is_mute = await self._await_answer(link, [end])
+            is_mute = await self._await_answer(link, [end], newcomer.peer.pid)
         finally:
             os.close(end)
         (self._mute.add if is_mute else self._mute.discard)(newcomer.peer.uid)
         self._dispatcher.drop(name)
         self._current = 0
 
-    async def _await_answer(self, link: ServerLink, ends: Sequence[int]) -> bool:
-        """Wait until the server has taken what it was sent; return whether a living client did not answer it."""
+    async def _await_answer(self, link: ServerLink, ends: Sequence[int], pid: int = 0) -> bool:
+        """Wait until the server has taken what it was sent; return whether a living client did not answer it.
+
+        ``pid``: the client's, if that is known.
+        """
         self._has_ended, is_mute = False, False
         answered = trio.Event()
         link.ask(commands.status(), partial(self._taken, answered))
-        while not await self._in_time(answered):
+        while not await self._in_time(answered, lambda: is_asleep(pid) and all(map(_is_unread, ends))):
             if not is_stopped(self._pid):
                 is_mute = bool(ends) and not self._has_ended
                 self._free(ends, is_mute)
                 await answered.wait()
         return is_mute
 
-    async def _in_time(self, answered: trio.Event) -> bool:
-        """Return whether the server answers in time, less that in which it or this process is stopped."""
-        left = PARTS
+    async def _in_time(self, answered: trio.Event, is_asleep: Callable[[], bool]) -> bool:
+        """Return whether the server answers in time, less that in which it or this process is stopped.
+
+        A client that is asleep has less time.
+        """
+        left, asleep = PARTS, 0
         with trio.CancelScope() as self._patience:
-            while left and not answered.is_set():
+            while left and asleep < ASLEEP_PARTS and not answered.is_set():
                 # However long this process is stopped, that is one part: its end and the answer are seen together.
                 with trio.move_on_after(FIRST_WORDS_SECONDS / PARTS):
                     await answered.wait()
                 left -= not is_stopped(self._pid)
+                asleep = asleep + 1 if is_asleep() else 0
         return answered.is_set()
 
     def _free(self, ends: Iterable[int], is_mute: bool) -> None:
@@ -173,7 +186,7 @@ class Handoffs:
         Driver 580's server never goes on if such a client leaves without a word; after a word of anybody's it does.
         """
         if is_mute:
-            self._dispatcher.log.warning("client_mute", server=self._pid, seconds=FIRST_WORDS_SECONDS)
+            self._dispatcher.log.warning("client_mute", server=self._pid)
         for end in ends:
             with suppress(OSError), socket.socket(fileno=os.dup(end)) as sock:
                 sock.send(b"\0", socket.MSG_DONTWAIT)
@@ -195,6 +208,13 @@ class Handoffs:
         if self._current:
             self._dispatcher.drop(newcomer_name(self._current))
         self.give_back()
+
+
+def _is_unread(end: int) -> bool:
+    """Return whether something lies at a client's end of its connection that it has not read."""
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _connected() -> tuple[int, int, int]:

@@ -17,6 +17,7 @@ import trio
 from attrs import Factory, define, field
 
 from pympsd.channel.packet_channel import PacketChannel
+from pympsd.devices.driver_probe import driver_version
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.fd_quota import fd_quota
 from pympsd.service.inheritance import ClientNote, client_name
@@ -226,6 +227,9 @@ class VendorServerSession:
 
     async def serve(self, channel: PacketChannel, registration: bytes) -> None:
         """Handle a server from its registration to the end of its connection; kill one that breaks the protocol."""
+        if self.serial not in self.dispatcher.state.servers:
+            self.ended.set()  # its process has ended since it sent the registration
+            return
         try:
             self._register(channel, registration)
         except RemoteError as error:
@@ -268,7 +272,17 @@ class VendorServerSession:
 
     def _misbehaved(self, error: RemoteError) -> None:
         self.dispatcher.log.error("server_misbehaved", server=self.pid, reason=str(error))
+        self.is_unknown(str(error))
         self.kill()
+
+    def is_unknown(self, reason: str) -> None:
+        """Note that it has said what is not known: if it has served nobody yet, its driver may be of another kind."""
+        server = self.dispatcher.state.servers.get(self.serial)
+        if server is not None and not server.proven:
+            version = driver_version()
+            self.dispatcher.log.error("driver_unknown", server=self.pid, version=version, reason=reason)
+            text = f"the MPS server of driver {version} is not known to pympsd: {reason}"
+            self.dispatcher.feed(events.ServerUnknown(self.serial, text))
 
     async def _pass_the_turn(self) -> None:
         """Ask, while somebody waits for its end, whether its clients have gone."""

@@ -1,0 +1,113 @@
+"""A driver whose MPS server speaks otherwise than is known: refused by name, and `auto` takes another backend."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from processes import DaemonProcess, alive, wait_until
+from vendor.install import misbehave
+from vendor.programs import VendorClient
+
+REFUSED = "init CUDA_ERROR_MPS_CONNECTION_FAILED"
+UNKNOWN = r"The MPS server \d+ of driver of unknown version speaks otherwise than the known ones"
+CHANGED = "The backend is cuda: the driver finds 1 device, and its MPS server speaks otherwise than is known"
+SOURCE = Path(__file__).parents[1] / "support" / "vendor" / "made_up_libcuda.c"
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("cc") is None, reason="the made-up driver's library takes a compiler"),
+    pytest.mark.skipif(os.path.exists("/proc/driver/nvidia"), reason="a driver is here"),
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a libcuda with which the daemon finds a device."""
+    folder = tmp_path_factory.mktemp("driver")
+    folder.chmod(0o755)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", SOURCE], check=True, timeout=60)
+    return folder
+
+
+@pytest.fixture
+def start(make_daemon: Callable[..., DaemonProcess], launcher: Path, library: Path) -> Callable[..., DaemonProcess]:
+    """Start daemons on a machine with a GPU and its MPS server, which behaves as the keys say."""
+
+    def start(backend: str, **keys: object) -> DaemonProcess:
+        misbehave(launcher, **keys)
+        settings = {"PYMPSD_VENDOR_SERVER": str(launcher), "LD_LIBRARY_PATH": str(library)}
+        running = make_daemon(PYMPSD_BACKEND=backend, **settings)
+        done = running.start()
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert any(line.startswith("The backend is vendor: ") for line in running.log())
+        return running
+
+    return start
+
+
+def pipe(daemon: DaemonProcess) -> Path:
+    return daemon.directory / "pipe"
+
+
+def says(daemon: DaemonProcess, text: str) -> Callable[[], bool]:
+    """Return a condition: control.log has a line that matches."""
+    return lambda: any(re.search(text, line) for line in daemon.log())
+
+
+@pytest.mark.parametrize("keys", [{"wrong_hello": True}, {"wrong_role": True}, {"wrong_registration": True}])
+def test_auto_takes_another_backend(start: Callable[..., DaemonProcess], keys: dict[str, object]) -> None:
+    daemon = start("auto", **keys)
+    daemon.say("set_default_active_thread_percentage 40")
+    with VendorClient.start(pipe(daemon)) as client:
+        assert client.ask("init") == REFUSED
+    wait_until(says(daemon, CHANGED))
+    assert says(daemon, UNKNOWN)()
+    assert says(daemon, "Refusing client .* is not known to pympsd: .* takes another backend")()
+    # It is the same process, with what commands had set, and serves.
+    assert alive(daemon.pid)
+    wait_until(lambda: daemon.run([], "get_default_active_thread_percentage\n").stdout == "40.0\n")
+    daemon.say("start_server -uid 0")
+    wait_until(lambda: bool(daemon.servers()))
+    (server,) = daemon.servers()
+    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n")
+    assert daemon.say("quit") == ""
+    wait_until(lambda: not alive(daemon.pid))
+    assert not any("internal error" in line for line in daemon.log())
+
+
+def test_a_wrong_answer_after_the_first_client(start: Callable[..., DaemonProcess]) -> None:
+    """The client may have what it wanted by then; it is lost."""
+    daemon = start("auto", wrong_size=17)
+    with VendorClient.start(pipe(daemon)) as client:
+        client.ask("init")
+        wait_until(says(daemon, CHANGED))
+        assert client.ask("ctx 0") != "ctx CUDA_SUCCESS"
+
+
+def test_the_backend_stays_that_has_served_somebody(start: Callable[..., DaemonProcess], launcher: Path) -> None:
+    daemon = start("auto")
+    with VendorClient.start(pipe(daemon)) as client:
+        client.connect()
+        daemon.say("ps")
+    misbehave(launcher, wrong_hello=True)
+    (server,) = daemon.servers()
+    daemon.say(f"shutdown_server {server} -f")
+    wait_until(lambda: not daemon.servers())
+    with VendorClient.start(pipe(daemon)) as client:
+        assert client.ask("init") == REFUSED
+    assert not says(daemon, CHANGED)()
+
+
+def test_a_backend_that_is_asked_for_stays(start: Callable[..., DaemonProcess]) -> None:
+    daemon = start("vendor", wrong_hello=True)
+    with VendorClient.start(pipe(daemon)) as client:
+        assert client.ask("init") == REFUSED
+    assert says(daemon, UNKNOWN)()
+    assert says(daemon, r"No server could be started .* is not known to pympsd: b'OUTBCRE2\\x00' where")()
+    assert not says(daemon, CHANGED)()
+    assert daemon.say("get_server_list") == ""
