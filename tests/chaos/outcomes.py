@@ -247,7 +247,9 @@ def _roles_in_fault(
             yield Role.CONNECTED
         if history.containment is Containment.SERVER:
             yield Role.SERVED
-    if step.name == "open" and step.device in recovery.devices and step.began <= recovery.ended:
+    # The driver's server takes nobody while it handles a fault, whatever the device.
+    refuses = step.device in recovery.devices or history.backend is Backend.VENDOR
+    if step.name == "open" and refuses and step.began <= recovery.ended:
         yield Role.OPENING
 
 
