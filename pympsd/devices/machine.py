@@ -146,6 +146,7 @@ def _checked(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceFacts
 _OF_OWN_SPACES: Final = (
     "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
     "IPC_EVENT_SUPPORTED",
+    "MEMPOOL_SUPPORTED_HANDLE_TYPES",
     "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
 )
 

@@ -70,3 +70,59 @@ if __name__ == "__main__":
 
 def test_memory_and_events(run: Run) -> None:
     assert run(IPC).stdout.splitlines() == ["b'a parent'", "b'from the child'", "b'from the child' True", "0 {9}"]
+
+
+POOLS = """
+import multiprocessing
+from multiprocessing.reduction import DupFd
+from cuda.bindings import runtime
+
+KIND = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+def child(passed, inbox, outbox):
+    ok(cuda.cuInit(0))
+    fd = passed.detach()
+    pool = ok(runtime.cudaMemPoolImportFromShareableHandle(
+        fd, runtime.cudaMemAllocationHandleType.cudaMemHandleTypePosixFileDescriptor, 0))
+    os.close(fd)
+    data = cuda.CUmemPoolPtrExportData()
+    ctypes.memmove(data.getPtr(), inbox.get(timeout=60), 64)
+    memory = int(ok(cuda.cuMemPoolImportPointer(cuda.CUmemoryPool(int(pool)), data)))
+    assert ok(cuda.cuDevicePrimaryCtxGetState(0))[1] == 1
+    context()
+    back = bytearray(8)
+    ok(cuda.cuMemcpyDtoH(back, memory, 8))
+    ok(cuda.cuMemcpyHtoD(memory, b"from the child", 14))
+    ok(cuda.cuMemFreeAsync(memory, 0))
+    ok(cuda.cuMemPoolDestroy(int(pool)))
+    ok(cuda.cuCtxSynchronize())
+    ok(cuda.cuDevicePrimaryCtxRelease(0))
+    assert ok(cuda.cuDevicePrimaryCtxGetState(0))[1] == 0
+    outbox.put(bytes(back))
+
+if __name__ == "__main__":
+    context()
+    properties = cuda.CUmemPoolProps()
+    properties.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.handleTypes = KIND
+    pool = ok(cuda.cuMemPoolCreate(properties))
+    memory = int(ok(cuda.cuMemAllocFromPoolAsync(100, pool, 0)))
+    ok(cuda.cuMemcpyHtoD(memory, b"a parent", 8))
+    fd = ok(cuda.cuMemPoolExportToShareableHandle(pool, KIND, 0))
+    start = multiprocessing.get_context("spawn")
+    multiprocessing.set_start_method("spawn")
+    inbox, outbox = start.Queue(), start.Queue()
+    process = start.Process(target=child, args=(DupFd(fd), inbox, outbox))
+    process.start()
+    inbox.put(ctypes.string_at(ok(cuda.cuMemPoolExportPointer(memory)).getPtr(), 64))
+    print(outbox.get(timeout=60))
+    process.join()
+    back = bytearray(14)
+    ok(cuda.cuMemcpyDtoH(back, memory, 14))
+    print(process.exitcode, bytes(back))
+"""
+
+
+def test_pools(run: Run) -> None:
+    assert run(POOLS).stdout.splitlines() == ["b'a parent'", "0 b'from the child'"]

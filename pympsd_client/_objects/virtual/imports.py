@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Final
 
 from attrs import frozen
@@ -13,6 +15,7 @@ from pympsd_client._objects.context import Context, when_closed
 from pympsd_client._objects.virtual.memory import virtual_memory
 
 _WORD: Final = (1 << 64) - 1
+_FILE: Final = re.compile(r"/memfd:pympsd-memory-([0-9a-f]{32}) \(deleted\)")
 
 
 @frozen(eq=False)
@@ -60,6 +63,15 @@ def import_range(context: Context, secret: int) -> ImportedRange:
         if context.sticky_error is None:
             context.call(operations.RELEASE_MEMORY, handle)  # the mapping keeps the memory
     return made
+
+
+def secret_of_file(fd: int) -> int | None:
+    """Return the secret in the name of the file of exported memory; None for another file."""
+    try:
+        named = _FILE.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
+    except OSError:
+        return None
+    return None if named is None else int(named[1], 16)
 
 
 def _drop(context: Context) -> None:
