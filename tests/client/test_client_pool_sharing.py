@@ -20,6 +20,7 @@ from tests.client.test_client_virtual_memory import bytes_at
 from tests.support.client_kernels import BASIC
 
 A = cuda.CUmemPool_attribute
+P = cuda.CUpointer_attribute
 R = cuda.CUresult
 DONE = (R.CUDA_SUCCESS,)
 INVALID = R.CUDA_ERROR_INVALID_VALUE
@@ -150,6 +151,22 @@ def test_contexts_end_with_what_they_imported(pool: Any) -> None:
     assert not bytes_at(place, 8).any(), "what was imported stays"
     assert cuda.cuMemPoolImportPointer(theirs, data) == (INVALID, None)
     assert cuda.cuMemFree(place) == DONE
+
+
+def test_attributes_of_memory_need_no_context(pool: Any) -> None:
+    mine = allocated(pool)
+    place = passed(imported(pool), mine)
+    plain = int(ok(cuda.cuMemAlloc(100)))
+    assert cuda.cuCtxPopCurrent()[0] == R.CUDA_SUCCESS
+    for address in (mine, place):
+        for name, value in (("CONTEXT", 0), ("DEVICE_ORDINAL", 0), ("RANGE_SIZE", 4000), ("MEMORY_TYPE", 2)):
+            assert int(ok(cuda.cuPointerGetAttribute(getattr(P, f"CU_POINTER_ATTRIBUTE_{name}"), address))) == value
+    types = P.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
+    assert ok(cuda.cuPointerGetAttribute(types, mine)) == int(DESCRIPTOR)
+    capable = P.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+    assert ok(cuda.cuPointerGetAttributes(1, [capable], plain)) == [True]
+    assert ok(cuda.cuPointerGetAttributes(1, [capable], mine)) == [False]
+    assert cuda.cuPointerGetAttribute(types, plain) == (R.CUDA_ERROR_INVALID_CONTEXT, None)
 
 
 def test_attributes(pool: Any) -> None:

@@ -16,7 +16,7 @@ from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import event as events
 from pympsd_client._objects.context import Context, current
-from pympsd_client._objects.memory import Allocation, allocations
+from pympsd_client._objects.memory import Allocation, allocations, is_shareable
 from pympsd_client._objects.virtual.imports import ImportedRange, import_range
 
 _LAZY_PEER_ACCESS: Final = 1
@@ -66,7 +66,7 @@ def memory_handle(address: int) -> bytes:
     """
     _supported("cuIpcGetMemHandle")
     found = allocations.get(address)
-    if found is None or type(found) is not Allocation or found.is_managed or found.is_host:
+    if found is None or not is_shareable(found):
         raise invalid_value(f"{address:#x} is not the start of an allocation of cuMemAlloc")
     answer = found.context.call(operations.SHARE_ALLOCATION, address)
     high, low, offset = operations.SHARE_ALLOCATION.answer.unpack_from(answer)
