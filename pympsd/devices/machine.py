@@ -143,6 +143,14 @@ def _checked(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceFacts
     return facts
 
 
+_OF_OWN_SPACES: Final = (
+    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+    "IPC_EVENT_SUPPORTED",
+    "MEMPOOL_SUPPORTED_HANDLE_TYPES",
+    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+)
+
+
 def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
     capability = _capability(table, profile)
     multiprocessors = _positive(table, "multiprocessors", profile.multiprocessors)
@@ -156,7 +164,8 @@ def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
         "MULTIPROCESSOR_COUNT": multiprocessors,
         "COMPUTE_MODE": COMPUTE_MODES[mode],
         "UNIFIED_ADDRESSING": int(unified),
-        "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": int(capability >= (7, 0)),
+        # What clients map and share needs an address space of their own.
+        **dict.fromkeys(_OF_OWN_SPACES, int(capability >= (7, 0))),
         "COOPERATIVE_LAUNCH": int(capability >= (6, 0)),
         "PCI_BUS_ID": 0,
         "PCI_DEVICE_ID": 6 + index,

@@ -149,6 +149,7 @@ _EVENT: Final = _handle(Kind.EVENT)
 _MODULE: Final = _handle(Kind.MODULE)
 _MEMORY_HANDLE: Final = _handle(Kind.MEMORY)
 _GRAPH: Final = _handle(Kind.GRAPH)
+_SECRET: Final = _u64("secret_high secret_low")
 
 _SIDES: Final = (
     *_u64("destination_space destination destination_pitch destination_slice_pitch"),
@@ -242,6 +243,9 @@ _EVENTS: Final = (
         answered=True,
         answers=(Operand("milliseconds", "d"),),
     ),
+    # Between clients of an executor an event is named by a secret.
+    Operation(0x507, "SHARE_EVENT", (_EVENT,), answered=True, answers=_SECRET),
+    Operation(0x508, "OPEN_EVENT", (_handle(Kind.EVENT, Use.CREATED), *_SECRET), answered=True),
 )
 
 _VIRTUAL_MEMORY: Final = (
@@ -254,11 +258,11 @@ _VIRTUAL_MEMORY: Final = (
     Operation(0x705, "SET_ACCESS", _u64("address bytes accessible"), answered=True),
     Operation(0x706, "EXPORT_MEMORY", (_MEMORY_HANDLE,), answered=True, brings_fd=True),
     Operation(
-        0x707,
-        "IMPORT_MEMORY",
-        (_handle(Kind.MEMORY, Use.CREATED), *_u64("secret_high secret_low")),
-        answered=True,
-        answers=_u64("bytes"),
+        0x707, "IMPORT_MEMORY", (_handle(Kind.MEMORY, Use.CREATED), *_SECRET), answered=True, answers=_u64("bytes")
+    ),
+    # An allocation as memory to be imported: its secret, and where it begins in that memory.
+    Operation(
+        0x708, "SHARE_ALLOCATION", _u64("address"), answered=True, answers=_u64("secret_high secret_low offset")
     ),
 )
 

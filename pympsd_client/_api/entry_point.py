@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments import bindings, graph_structs, memory_structs, structs
+from pympsd_client._arguments import bindings, graph_structs, memory_structs, shared_handles, structs
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number, text, unsigned
@@ -42,10 +42,13 @@ _AS_GIVEN: Final = frozenset(
         "CUdeviceptr *",
         "CUexecAffinityParam *",
         "CUhostFn",
+        "CUipcEventHandle",
+        "CUipcMemHandle",
         "CUjit_option *",
         "CUlaunchConfig *",
         "CUlibraryOption *",
         "CUmemAccessDesc *",
+        "CUmemPoolPtrExportData *",
         "CUmem_range_attribute *",
         "CUmemcpyAttributes *",
         "CUpointer_attribute *",
@@ -93,6 +96,7 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUuuid": structs.uuid,
     "CUexecAffinityParam": structs.sm_affinity,
     **graph_structs.WRAPPERS,
+    **shared_handles.WRAPPERS,
     "void": returned,
     "void *": returned,
 }

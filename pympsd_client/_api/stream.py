@@ -57,5 +57,8 @@ def record_event(event_handle: int, stream_handle: int, flags: int) -> None:
 
 
 def create_event(flags: int) -> int:
-    """Return a new event of the current context; CU_EVENT_INTERPROCESS is NOT_SUPPORTED."""
+    """Return a new event of the current context.
+
+    NOT_SUPPORTED for CU_EVENT_INTERPROCESS where the device attribute IPC_EVENT_SUPPORTED is 0.
+    """
     return event.create(current(), flags).handle

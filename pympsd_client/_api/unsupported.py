@@ -1,4 +1,4 @@
-"""Unsupported features of CUDA: IPC handles, peer access; refused by name.
+"""Unsupported features of CUDA: peer access, and writes of other devices; refused by name.
 
 Each call exists, returns the result that CUDA documents for a device without the feature, and `last_error` says what
 to do instead. The device attributes agree.
@@ -12,19 +12,10 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._objects.context import current
 
-_IPC: Final = (
-    "CUDA IPC handles are not supported: each process has its own address space on the device. Exchange data through "
-    "host memory that the processes share (multiprocessing.shared_memory) and copy it"
-)
 _PEER: Final = (
     "peer access is not supported (cuDeviceCanAccessPeer answers 0). Copy with cuMemcpyPeer or cuMemcpyDtoD, which "
     "need none"
 )
-
-
-def ipc(name: str) -> None:
-    """Refuse with CUDA_ERROR_NOT_SUPPORTED: there are no IPC handles. Share host memory instead."""
-    _refuse(Result.ERROR_NOT_SUPPORTED, name, _IPC)
 
 
 def flush_remote_writes(name: str) -> None:

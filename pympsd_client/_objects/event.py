@@ -22,7 +22,7 @@ INTERPROCESS: Final = 4
 
 @define(eq=False)
 class Event:
-    """An event; ``recorded`` once it was recorded in a stream."""
+    """An event; ``recorded`` once it was recorded in a stream, or may have been by another process."""
 
     handle: int
     context: Context
@@ -41,11 +41,20 @@ def create(context: Context, flags: int) -> Event:
         raise invalid_value(f"event flags are a combination of CUevent_flags, not {flags}")
     if flags & INTERPROCESS and not flags & DISABLE_TIMING:
         raise invalid_value("CU_EVENT_INTERPROCESS needs CU_EVENT_DISABLE_TIMING beside it")
-    if flags & INTERPROCESS:
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, "pympsd has no events between processes; leave the flag out")
+    is_shared = bool(flags & INTERPROCESS)
+    if is_shared and not context.device.facts.attributes.get("IPC_EVENT_SUPPORTED"):
+        reason = "this device has no events between processes (device attribute IPC_EVENT_SUPPORTED is 0)"
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{reason}; leave the flag CU_EVENT_INTERPROCESS out")
     handle = context.mint()
     context.post(operations.CREATE_EVENT, handle, flags)
-    return events.add(Event(handle, context, flags))
+    return events.add(Event(handle, context, flags, recorded=is_shared))
+
+
+def opened(context: Context, secret: int) -> Event:
+    """Make an event that stands for what another process's does; raise CudaError."""
+    handle = context.mint()
+    context.call(operations.OPEN_EVENT, handle, secret >> 64, secret & ((1 << 64) - 1))
+    return events.add(Event(handle, context, DISABLE_TIMING, recorded=True))
 
 
 def destroy(handle: int) -> None:

@@ -59,6 +59,11 @@ class Allocation:
         return self._buffer_id
 
 
+def is_shareable(found: Allocation) -> bool:
+    """Return whether cuIpcGetMemHandle takes an allocation: one of cuMemAlloc."""
+    return type(found) is Allocation and not (found.is_managed or found.is_host)
+
+
 class Allocations(HandleTable[Allocation]):
     """The allocations by address."""
 

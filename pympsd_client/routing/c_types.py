@@ -35,6 +35,7 @@ STRUCTURES: Final = {
     "CUmemLocation": 8,
     "CUipcMemHandle": 64,
     "CUipcEventHandle": 64,
+    "CUmemPoolPtrExportData": 64,
     "CUDA_ARRAY_DESCRIPTOR": 24,
     "CUDA_ARRAY3D_DESCRIPTOR": 40,
     "CUmemAllocationProp": 32,

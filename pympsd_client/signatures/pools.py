@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd_client.signatures.rows import Calling, chapter
+from pympsd_client.signatures.rows import chapter
 
 _POOLS: Final = """
 cuMemAllocAsync(out CUdeviceptr dptr, size_t bytesize, CUstream hStream) = allocate
@@ -27,16 +27,13 @@ cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType typename, CUmemoryP
 
 _SHARING: Final = """
 cuMemPoolExportToShareableHandle(out void handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType,
-    unsigned long long flags) = refuse_sharing('cuMemPoolExportToShareableHandle')
+    unsigned long long flags) = export
 cuMemPoolImportFromShareableHandle(out CUmemoryPool pool_out, void *handle, CUmemAllocationHandleType handleType,
-    unsigned long long flags) = refuse_sharing('cuMemPoolImportFromShareableHandle')
+    unsigned long long flags) = import_pool(handle.address, handleType, flags)
 cuMemPoolExportPointer(out CUmemPoolPtrExportData shareData_out, CUdeviceptr ptr)
-    = refuse_sharing('cuMemPoolExportPointer')
+    = export_pointer
 cuMemPoolImportPointer(out CUdeviceptr ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData)
-    = refuse_sharing('cuMemPoolImportPointer')
+    = import_pointer
 """
 
-ROWS: Final = (
-    *chapter("_api.memory.pools", _POOLS),
-    *chapter("_api.memory.pools", _SHARING, Calling.VARIANTS),
-)
+ROWS: Final = (*chapter("_api.memory.pools", _POOLS), *chapter("_api.memory.pool_sharing", _SHARING))

@@ -8,11 +8,6 @@ from pympsd_client.signatures.rows import Calling, chapter
 
 # Parameters as in cuda-bindings 13; 12 has fewer for some, which makes no difference to a refusal.
 _REFUSED: Final = """
-cuIpcGetMemHandle(out CUipcMemHandle pHandle, CUdeviceptr dptr) = ipc('cuIpcGetMemHandle')
-cuIpcOpenMemHandle(out CUdeviceptr pdptr, CUipcMemHandle handle, unsigned int Flags) = ipc('cuIpcOpenMemHandle')
-cuIpcCloseMemHandle(CUdeviceptr dptr) = ipc('cuIpcCloseMemHandle')
-cuIpcGetEventHandle(out CUipcEventHandle pHandle, CUevent event) = ipc('cuIpcGetEventHandle')
-cuIpcOpenEventHandle(out CUevent phEvent, CUipcEventHandle handle) = ipc('cuIpcOpenEventHandle')
 cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope)
     = flush_remote_writes('cuFlushGPUDirectRDMAWrites')
 cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) = enable_peer('cuCtxEnablePeerAccess')

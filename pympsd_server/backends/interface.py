@@ -241,6 +241,12 @@ class Context(MapsMemory, Protocol):
     def create_event(self, timing: bool) -> Event:
         """Return a new event."""
 
+    def open_event(self, event: Event) -> Event:
+        """Return an event that another context of the device has, as one of this context; NOT_SUPPORTED.
+
+        Recording one of them records both.
+        """
+
     def notify(self, done: Completion) -> None:
         """Call back when all work so far in all streams is done."""
 

@@ -35,6 +35,13 @@ class MapsMemory(Protocol):
     def import_memory(self, secret: int) -> PhysicalMemory:
         """Return memory that was exported under a secret; BackendError INVALID_VALUE, NOT_SUPPORTED."""
 
+    def share_allocation(self, address: int) -> tuple[int, int]:
+        """Return the secret under which an allocation is imported, and where it begins in the imported memory.
+
+        BackendError INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED. Once freed it is not imported any more; its memory
+        stays as long as it is mapped.
+        """
+
     def map_memory(self, memory: PhysicalMemory, address: int) -> None:
         """Map all of it at an address, not accessible yet; BackendError INVALID_VALUE if that is not free."""
 

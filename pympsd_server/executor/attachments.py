@@ -28,6 +28,7 @@ from pympsd_server.executor.host_memory import shared
 from pympsd_server.executor.host_memory.pinned import PinnedMemory
 from pympsd_server.executor.host_memory.pinned_addresses import PinnedAddresses
 from pympsd_server.executor.native_mirror import Workers, native_access
+from pympsd_server.executor.operations.shared_events import SharedEvents
 from pympsd_server.executor.record_source import native_worker
 
 
@@ -47,6 +48,7 @@ class Attachments:
         self._generation = generation
         self._send = send
         self._clients: dict[int, Client] = {}
+        self._shared_events = SharedEvents()
         self._owners: dict[int, Client] = {}
         """The client of each context."""
         self.workers = Workers.chosen(device)
@@ -124,7 +126,7 @@ class Attachments:
             close_all((ours.detach(), theirs.detach(), memory.fd))
             raise
         pinned = PinnedMemory(self._device, self._pinned_addresses, request.client)
-        client = Client(ours, memory.view[: shared.SHARED_BYTES], pinned, worker)
+        client = Client(ours, memory.view[: shared.SHARED_BYTES], pinned, self._shared_events, worker)
         try:
             client.start()
         except RuntimeError as error:

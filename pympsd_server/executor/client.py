@@ -15,6 +15,7 @@ from pympsd_server.executor.backpressure import Backpressure
 from pympsd_server.executor.client_context import ClientContext
 from pympsd_server.executor.host_memory.pinned import PinnedMemory
 from pympsd_server.executor.native_mirror import NativeMirror
+from pympsd_server.executor.operations.shared_events import SharedEvents
 from pympsd_server.executor.operations.table import ROWS, Row
 from pympsd_server.executor.record_source import Incoming, from_socket, from_worker
 from pympsd_server.executor.request import ClientResources, Request
@@ -27,14 +28,19 @@ class Client:
     """``contexts`` are keyed by the owner's serials, as named in records."""
 
     def __init__(
-        self, stream: socket.socket, staging: memoryview, pinned: PinnedMemory, native: NativeWorker | None = None
+        self,
+        stream: socket.socket,
+        staging: memoryview,
+        pinned: PinnedMemory,
+        shared_events: SharedEvents,
+        native: NativeWorker | None = None,
     ) -> None:
         """``native`` reads records from the ring and executes those it can."""
         self._stream = stream
         self._native = native
         self.contexts: dict[int, ClientContext] = {}
         answers = AnswerWriter(stream, native)
-        self.resources = ClientResources(answers, Backpressure(), staging, pinned, self.contexts)
+        self.resources = ClientResources(answers, Backpressure(), staging, pinned, self.contexts, shared_events)
         self._latest = 0
         """The greatest serial of this client's contexts so far."""
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)

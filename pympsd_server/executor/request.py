@@ -14,6 +14,7 @@ from pympsd_server.executor.answers import AnswerWriter
 from pympsd_server.executor.backpressure import Backpressure
 from pympsd_server.executor.client_context import ClientContext
 from pympsd_server.executor.host_memory.pinned import PinnedMemory
+from pympsd_server.executor.operations.shared_events import SharedEvents
 
 _REASON_BYTES: Final = 1 << 16
 _OUTPUT_BYTES: Final = 1 << 16
@@ -30,6 +31,8 @@ class ClientResources:
     pinned: PinnedMemory
     contexts: Mapping[int, ClientContext]
     """By the owner's serials, as named in records."""
+    shared_events: SharedEvents
+    """Those of all clients."""
 
 
 class Request:

@@ -54,8 +54,7 @@ def test_a_module_with_dynamic_parallelism_is_refused_and_the_client_goes_on(sta
 def test_functions_that_clients_do_not_have_are_refused_by_name(start: Start) -> None:
     client = start().connect()
     for name, result in (
-        ("cuIpcOpenMemHandle", NOT_SUPPORTED),
-        ("cuIpcOpenEventHandle", NOT_SUPPORTED),
+        ("cuFlushGPUDirectRDMAWrites", NOT_SUPPORTED),
         ("cuCtxEnablePeerAccess", "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"),
     ):
         assert client.do(f"refused {name}") == result

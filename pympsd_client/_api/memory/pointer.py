@@ -15,15 +15,17 @@ from pympsd_client._arguments.bindings import CUcontext, CUdeviceptr, CUmemoryPo
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.values import AttributeValue, given_numbers, given_value
 from pympsd_client._objects.context import Context, current
-from pympsd_client._objects.memory import Allocation, allocations
+from pympsd_client._objects.memory import Allocation, allocations, is_shareable
 from pympsd_client._objects.module import modules
 from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.pools.imported import ImportedBlock
 from pympsd_client._objects.pools.pool import Block
 from pympsd_client._objects.thread_local import this_thread
 from pympsd_client._objects.virtual.memory import Mapping
 
 _ATTRIBUTES: Final = members("CUpointer_attribute", "CU_POINTER_ATTRIBUTE_")
 _TYPES: Final = members("CUmemorytype", "CU_MEMORYTYPE_")
+_DESCRIPTOR: Final = members("CUmemAllocationHandleType", "CU_MEM_HANDLE_TYPE_")["POSIX_FILE_DESCRIPTOR"]
 _READ_AND_WRITE: Final = 3
 """CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE."""
 _NO_DEVICE: Final = -2
@@ -65,12 +67,16 @@ def memory_at(address: int) -> Memory | None:
 
 
 def attribute(wanted: int, address: int) -> AttributeValue:
-    """Return an attribute of an address; INVALID_VALUE if it is none of CUDA's, or has no such attribute."""
-    current().usable()
+    """Return an attribute of an address; INVALID_VALUE if it is none of CUDA's, or has no such attribute.
+
+    Memory of no context (of a pool, or mapped) needs none to be current.
+    """
+    memory = memory_at(address)
+    if this_thread.stack or memory is None or not _is_of_no_context(memory):
+        current().usable()
     make = _VALUES.get(wanted)
     if make is None:
         raise _unknown(wanted)
-    memory = memory_at(address)
     if memory is None:
         raise invalid_value(
             f"{address:#x} is in no memory that this process has allocated or registered, and is no module's variable"
@@ -173,8 +179,12 @@ def _pool(memory: Memory, address: int) -> AttributeValue:
 
 def _context(memory: Memory, address: int) -> AttributeValue:
     """Return the context; NULL for memory of a pool and for mapped memory, which are the device's."""
-    has_none = memory.context is None or isinstance(memory.allocation, Block | Mapping)
-    return AttributeValue(0 if has_none or memory.context is None else memory.context.handle, "Q", CUcontext)
+    handle = 0 if memory.context is None or _is_of_no_context(memory) else memory.context.handle
+    return AttributeValue(handle, "Q", CUcontext)
+
+
+def _is_of_no_context(memory: Memory) -> bool:
+    return isinstance(memory.allocation, Block | ImportedBlock | Mapping)
 
 
 def _is_managed(memory: Memory) -> int:
@@ -182,8 +192,19 @@ def _is_managed(memory: Memory) -> int:
 
 
 def _handle_types(memory: Memory, address: int) -> AttributeValue:
+    found, types = memory.allocation, 0
+    if isinstance(found, Mapping):
+        types = found.physical.properties.handle_types
+    elif isinstance(found, Block) and found.pool.secret:
+        types = _DESCRIPTOR
+    return AttributeValue(types, "Q")
+
+
+def _is_ipc_capable(memory: Memory, address: int) -> AttributeValue:
     found = memory.allocation
-    return AttributeValue(found.physical.properties.handle_types if isinstance(found, Mapping) else 0, "Q")
+    is_plain = found is not None and is_shareable(found)
+    supported = memory.context is not None and memory.context.device.facts.attributes.get("IPC_EVENT_SUPPORTED")
+    return AttributeValue(int(is_plain and bool(supported)), "?")
 
 
 def _access(memory: Memory, address: int) -> AttributeValue:
@@ -211,7 +232,7 @@ _VALUES: Final[dict[int, Callable[[Memory, int], AttributeValue]]] = {
         "BUFFER_ID": lambda memory, _: AttributeValue(memory.buffer_id, "Q"),
         "IS_MANAGED": lambda memory, _: AttributeValue(_is_managed(memory), "?"),
         "DEVICE_ORDINAL": _device_ordinal,
-        "IS_LEGACY_CUDA_IPC_CAPABLE": _constant(0, "?"),
+        "IS_LEGACY_CUDA_IPC_CAPABLE": _is_ipc_capable,
         "RANGE_START_ADDR": lambda memory, _: AttributeValue(memory.start, "Q", CUdeviceptr),
         "RANGE_SIZE": lambda memory, _: AttributeValue(memory.size, "Q"),
         "MAPPED": _constant(1, "?"),

@@ -28,10 +28,7 @@ _DEVICE: Final = _LOCATIONS["DEVICE"]
 _PINNED: Final = _TYPES["PINNED"]
 _MANAGED: Final = _TYPES["MANAGED"]
 _READ_AND_WRITE: Final = _ACCESSES["PROT_READWRITE"]
-_NO_SHARING: Final = (
-    "memory pools cannot be shared with other processes (device attribute MEMPOOL_SUPPORTED_HANDLE_TYPES is 0); "
-    "create the pool with CU_MEM_HANDLE_TYPE_NONE"
-)
+DESCRIPTOR: Final = members("CUmemAllocationHandleType", "CU_MEM_HANDLE_TYPE_")["POSIX_FILE_DESCRIPTOR"]
 
 
 # --- allocation
@@ -44,7 +41,7 @@ def allocate(size: int, stream: int) -> int:
     """
     context, its_stream = resolve(stream)
     taken = by.takes_allocation(context, its_stream, size) if (by := intercepted.by) is not None else 0
-    return taken or pools.current(*_of_device(context.device)).allocate(size, context, its_stream)
+    return taken or pools.current(*of_device(context.device)).allocate(size, context, its_stream)
 
 
 def allocate_from(size: int, pool: int, stream: int) -> int:
@@ -81,7 +78,8 @@ def free(address: int, stream: int) -> None:
 # --- pools
 
 
-def _of_device(device: Device) -> tuple[PoolKind, Device]:
+def of_device(device: Device) -> tuple[PoolKind, Device]:
+    """Return what memory the pools of a device have, and the device."""
     kind = _kinds.get(device.number)
     if kind is None:
         kind = _kinds[device.number] = PoolKind(_PINNED, Location(_DEVICE, device.number))
@@ -93,34 +91,44 @@ _kinds: Final[dict[int, PoolKind]] = {}
 
 def default_of(device: int) -> int:
     """Return the default pool of a device; INVALID_DEVICE."""
-    return pools.default(*_of_device(process.device(device))).handle
+    return pools.default(*of_device(process.device(device))).handle
 
 
 def current_of(device: int) -> int:
     """Return the current pool of a device: what cuDeviceSetMemPool was called with, else the default one."""
-    return pools.current(*_of_device(process.device(device))).handle
+    return pools.current(*of_device(process.device(device))).handle
 
 
 def set_current(device: int, pool: int) -> None:
     """Have cuMemAllocAsync allocate from a pool of the device; INVALID_VALUE for a pool of another one."""
-    pools.set_current(_of_device(process.device(device))[0], pools.find(pool))
+    pools.set_current(of_device(process.device(device))[0], pools.find(pool))
 
 
 def create(properties: PoolProperties | None) -> int:
     """Return a new pool of a device's, of managed or of host memory; INVALID_VALUE.
 
-    NOT_SUPPORTED for one to be exported to other processes.
+    Pools of a device's memory are exported to other processes if they are created so; NOT_SUPPORTED for others.
     """
     if properties is None:
         raise invalid_value("the properties of the pool are NULL")
     kind, device = _kind(properties.location, properties.allocation_type)
     if properties.handle_types:
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemPoolCreate: {_NO_SHARING}")
+        _check_exported(properties.handle_types, kind, device)
     if properties.usage:
         raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemPoolCreate: usage is 0, not {properties.usage:#x}")
     if properties.max_size >= 1 << 63 or (kind.is_managed and properties.max_size):
         raise invalid_value(f"a pool of {properties.max_size} bytes at most (of managed memory: 0)")
-    return pools.add(Pool(kind, device, properties.max_size)).handle
+    return pools.add(Pool(kind, device, properties.max_size, bool(properties.handle_types))).handle
+
+
+def _check_exported(handle_types: int, kind: PoolKind, device: Device | None) -> None:
+    can = device.facts.attributes.get("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) if device is not None else 0
+    if kind.is_shared or handle_types & ~can:
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            "cuMemPoolCreate: pools to be exported are of a device's own memory, by handles of the types in its "
+            f"attribute MEMPOOL_SUPPORTED_HANDLE_TYPES, which is {can}; others take CU_MEM_HANDLE_TYPE_NONE",
+        )
 
 
 def _kind(location: Location, allocation_type: int) -> tuple[PoolKind, Device | None]:
@@ -132,7 +140,7 @@ def _kind(location: Location, allocation_type: int) -> tuple[PoolKind, Device | 
         raise invalid_value(f"there is no memory location of type {location.type}")
     device = process.device(location.id) if location.type == _DEVICE else None
     if device is not None and not is_managed:
-        return _of_device(device)
+        return of_device(device)
     needed = "MANAGED_MEMORY" if is_managed else "HOST_MEMORY_POOLS_SUPPORTED"
     if not all(each.facts.attributes.get(needed) for each in process.require().devices):
         raise CudaError(
@@ -219,7 +227,7 @@ _VALUES: Final = {
         "USED_MEM_CURRENT": _Attribute(lambda pool: pool.used, "Q"),
         "USED_MEM_HIGH": _Attribute(lambda pool: pool.used_high, "Q", _resetting(Pool.reset_used_high)),
         "ALLOCATION_TYPE": _Attribute(lambda pool: pool.kind.allocation_type),
-        "EXPORT_HANDLE_TYPES": _Attribute(lambda pool: 0, "I"),
+        "EXPORT_HANDLE_TYPES": _Attribute(lambda pool: DESCRIPTOR if pool.secret else 0, "I"),
         "LOCATION_ID": _Attribute(lambda pool: pool.kind.location.id),
         "LOCATION_TYPE": _Attribute(lambda pool: pool.kind.location.type),
         "MAX_POOL_SIZE": _Attribute(lambda pool: pool.most, "Q"),
@@ -285,8 +293,3 @@ def access(pool: int, location: Location | None) -> int:
     if location is None or location.type not in (_DEVICE, _LOCATIONS["HOST"]):
         raise invalid_value("the location is a device or the host")
     return _READ_AND_WRITE if _reaches(found, location) else 0
-
-
-def refuse_sharing(name: str) -> None:
-    """Refuse with CUDA_ERROR_NOT_SUPPORTED: pools are not shared between processes."""
-    raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: {_NO_SHARING}")

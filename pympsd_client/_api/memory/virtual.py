@@ -5,8 +5,6 @@ A device without it (attribute VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0) refuses
 
 from __future__ import annotations
 
-import os
-import re
 from typing import Any, Final
 
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
@@ -21,6 +19,7 @@ from pympsd_client._objects.context import Context, context_on
 from pympsd_client._objects.process import process
 from pympsd_client._objects.shared_pinned_memory import call_for_descriptor, checked
 from pympsd_client._objects.thread_local import this_thread
+from pympsd_client._objects.virtual.imports import secret_of_file
 from pympsd_client._objects.virtual.memory import Physical, virtual_memory
 
 _LOCATIONS: Final = members("CUmemLocationType", "CU_MEM_LOCATION_TYPE_")
@@ -31,7 +30,6 @@ _GRANULARITIES: Final = members("CUmemAllocationGranularity_flags", "CU_MEM_ALLO
 _DEVICE: Final = _LOCATIONS["DEVICE"]
 _DESCRIPTOR: Final = _HANDLE_TYPES["POSIX_FILE_DESCRIPTOR"]
 _READ_AND_WRITE: Final = _ACCESSES["PROT_READWRITE"]
-_FILE: Final = re.compile(r"/memfd:pympsd-memory-([0-9a-f]{32}) \(deleted\)")
 _ROOM: Final = MAPPED_OFFSET - VIRTUAL_OFFSET
 
 
@@ -248,13 +246,9 @@ def import_descriptor(fd: int, kind: int) -> int:
     device = _own_device("cuMemImportFromShareableHandle")
     if kind != _DESCRIPTOR:
         raise invalid_value(f"memory is imported from CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), not {kind}")
-    try:
-        named = _FILE.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
-    except OSError:
-        named = None
-    if named is None:
+    secret = secret_of_file(fd)
+    if secret is None:
         raise invalid_value(f"{fd} is no descriptor of memory that cuMemExportToShareableHandle returned")
-    secret = int(named[1], 16)
     context = context_on(device.ordinal)
     handle = context.mint()
     answer = context.call(operations.IMPORT_MEMORY, handle, secret >> 64, secret & ((1 << 64) - 1))

@@ -16,12 +16,9 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
-from pympsd_client._objects.memory import Allocation
+from pympsd_client._objects.pools.chunks import CHUNK_BYTES, Chunks
 from pympsd_client._objects.pools.ranges import Ranges
-from pympsd_client._objects.shared_pinned_memory import SharedPages, share
 
-CHUNK_BYTES: Final = 2 << 20
-"""Chunks are multiples of this."""
 _GROWTH_BYTES: Final = 32 << 20
 """A chunk is as large as all before it together, up to this, so that few are needed."""
 _QUERIES: Final = 8
@@ -78,14 +75,13 @@ class Arena:
     """What every stream may have."""
     freed: dict[Place, Ranges]
     """What was freed in a stream, oldest first, and may be had by that stream only."""
-    pages: dict[int, SharedPages] | None
-    """The chunks that the program reaches too, by their starts; None if it reaches none."""
+    source: Chunks
     _starts: list[int]
 
     @classmethod
-    def of(cls, context: Context, shared: bool) -> Arena:
-        """Return an empty one; ``shared``: of memory that the program reaches too."""
-        return cls(context, {}, Ranges(), {}, {} if shared else None, [])
+    def of(cls, context: Context, source: Chunks) -> Arena:
+        """Return an empty one."""
+        return cls(context, {}, Ranges(), {}, source, [])
 
     def take(self, size: int, place: Place) -> int | None:
         """Return the start of memory that is free for a stream; None if there is none."""
@@ -106,9 +102,10 @@ class Arena:
             if found is None:
                 found = self.freed[place] = Ranges()
             ranges = found
-        ranges.give(start, start + size, *self._chunk(start))
+        ranges.give(start, start + size, *self.chunk_of(start))
 
-    def _chunk(self, address: int) -> tuple[int, int]:
+    def chunk_of(self, address: int) -> tuple[int, int]:
+        """Return the start and the end of the chunk that an address lies in."""
         start = self._starts[bisect_right(self._starts, address) - 1]
         return start, self.chunks[start]
 
@@ -143,7 +140,7 @@ class Arena:
 
     def _merge(self, into: Ranges, ranges: Ranges) -> int:
         for start, end in ranges:
-            into.give(start, end, *self._chunk(start))
+            into.give(start, end, *self.chunk_of(start))
         return ranges.bytes
 
     def growth(self, size: int, reserved: int) -> int:
@@ -152,12 +149,7 @@ class Arena:
 
     def grow(self, size: int) -> None:
         """Add a chunk; raise CudaError."""
-        if self.pages is None:
-            (start,) = operations.ALLOCATE.answer.unpack_from(self.context.call(operations.ALLOCATE, size))
-        else:
-            pages = share(self.context, size)
-            start = pages.address
-            self.pages[start] = pages
+        start = self.source.add(size)
         self.chunks[start] = start + size
         self._starts = sorted(self.chunks)
         self.free.give(start, start + size, start, start + size)
@@ -176,10 +168,7 @@ class Arena:
             if self.free.remove(start, end):
                 del self.chunks[start]
                 released += end - start
-                if self.pages is None:
-                    Allocation(start, self.context, end - start).free_in_order(self.context, 0)
-                else:
-                    self.pages.pop(start).close()
+                self.source.remove(start, end - start)
         if released:
             self._starts = sorted(self.chunks)
         return released

@@ -5,6 +5,7 @@ A pool is a device's; the memory that it has is its contexts', and is freed with
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from threading import RLock
 from typing import Final
@@ -18,6 +19,7 @@ from pympsd_client._connect.connection import Device
 from pympsd_client._objects.context import Context, new_handle
 from pympsd_client._objects.memory import Allocation, allocations
 from pympsd_client._objects.pools.arena import Arena, Place, rounded
+from pympsd_client._objects.pools.chunks import Chunks, DeviceChunks, ExportedChunks, ProgramChunks
 
 _ALIGNMENT: Final = 512
 
@@ -56,9 +58,17 @@ class PoolKind:
 class Pool:
     """One pool. Safe for threads."""
 
-    def __init__(self, kind: PoolKind, device: Device | None, most: int = 0) -> None:
-        """``device``: whose memory it is, None: any context's; ``most``: bytes it may reserve, 0: any number."""
+    is_imported = False
+    """Whether it is another process's."""
+
+    def __init__(self, kind: PoolKind, device: Device | None, most: int = 0, is_exported: bool = False) -> None:
+        """``device``: whose memory it is, None: any context's; ``most``: bytes it may reserve, 0: any number.
+
+        ``is_exported``: other processes may import it.
+        """
         self.handle: Final = new_handle()
+        self.secret: Final = int.from_bytes(os.urandom(16), "little") if is_exported else 0
+        """What names it for other processes; 0 if it is not exported."""
         self.kind: Final = kind
         self.device: Final = device
         self.most: Final = rounded(most)
@@ -115,7 +125,7 @@ class Pool:
         with self._lock:
             arena = self._arenas.get(context)
             if arena is None:
-                arena = self._arenas[context] = Arena.of(context, self.kind.is_shared)
+                arena = self._arenas[context] = Arena.of(context, self._source(context))
             place = Place(context, stream)
             start = arena.take(taken, place)
             if start is None:
@@ -128,6 +138,19 @@ class Pool:
                 made.is_managed, made.is_host = self.kind.is_managed, self.kind.is_host
                 allocations.any_shared = True
         return start
+
+    def _source(self, context: Context) -> Chunks:
+        if self.secret:
+            return ExportedChunks(context)
+        return ProgramChunks(context) if self.kind.is_shared else DeviceChunks(context)
+
+    def export(self, block: Block) -> tuple[int, int]:
+        """Return the secret of the memory that a block lies in, and where it begins there; raise CudaError."""
+        with self._lock:
+            arena = self._arenas[block.context]
+            assert isinstance(arena.source, ExportedChunks)
+            start, _ = arena.chunk_of(block.handle)
+            return arena.source.secret(start), block.handle - start
 
     def _take_with_effort(self, arena: Arena, size: int, place: Place) -> int:
         if self.is_opportunistic and arena.freed:
@@ -248,8 +271,7 @@ class Pool:
                 free = arena.free.bytes + sum(ranges.bytes for ranges in arena.freed.values())
                 self.reserved -= size
                 self._in_use -= size - free
-                for pages in (arena.pages or {}).values():
-                    pages.close()
+                arena.source.drop()
             for other in self._arenas.values():
                 other.settle(lambda place: place.context is context)
 

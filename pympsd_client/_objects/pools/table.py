@@ -59,8 +59,9 @@ class Pools:
 
     def set_current(self, kind: PoolKind, pool: Pool) -> None:
         """Make a pool the current one for memory of its kind; INVALID_VALUE for another kind."""
-        if pool.kind != kind:
-            raise invalid_value("the pool has memory of another location, or of another allocation type")
+        if pool.kind != kind or pool.is_imported:
+            reason = "the pool has memory of another location, of another allocation type, or is another process's"
+            raise invalid_value(reason)
         self._current[kind] = pool
 
     def find(self, handle: int) -> Pool:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Completion, Event, Stream
-from pympsd_server.executor.operations.answer import Answer
+from pympsd_server.executor.operations.answer import Answer, words
 from pympsd_server.executor.operations.stream import check_ready
 from pympsd_server.executor.request import Request
 
@@ -18,9 +18,7 @@ _INTERPROCESS: Final = 4
 
 
 def _create(request: Request, handle: int, flags: int) -> Answer:
-    if flags & _INTERPROCESS:
-        raise BackendError(Result.ERROR_NOT_SUPPORTED, "events shared between processes")
-    if flags & ~(_BLOCKING_SYNC | _DISABLE_TIMING):
+    if flags & ~(_BLOCKING_SYNC | _DISABLE_TIMING | _INTERPROCESS):
         raise BackendError(Result.ERROR_INVALID_VALUE, f"event flags {flags:#x}")
     return Answer(created=request.context.backend.create_event(not flags & _DISABLE_TIMING))
 
@@ -45,6 +43,15 @@ def _elapsed_time(request: Request, start: Event, end: Event) -> Answer:
     return Answer((end.milliseconds_since(start),))
 
 
+def _share(request: Request, event: Event) -> Answer:
+    return Answer(words(request.resources.shared_events.add(event)))
+
+
+def _open(request: Request, handle: int, high: int, low: int) -> Answer:
+    event = request.resources.shared_events.find(high << 64 | low)
+    return Answer(created=request.context.backend.open_event(event))
+
+
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "CREATE_EVENT": _create,
     "DESTROY_EVENT": _destroy,
@@ -52,4 +59,6 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "QUERY_EVENT": _query,
     "SYNCHRONIZE_EVENT": _synchronize,
     "ELAPSED_TIME": _elapsed_time,
+    "SHARE_EVENT": _share,
+    "OPEN_EVENT": _open,
 }

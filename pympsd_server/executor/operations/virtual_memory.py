@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pympsd_server.backends.virtual_memory import PhysicalMemory
-from pympsd_server.executor.operations.answer import Answer
+from pympsd_server.executor.operations.answer import Answer, words
 from pympsd_server.executor.request import Request
 
 
@@ -39,6 +39,11 @@ def _import(request: Request, handle: int, high: int, low: int) -> Answer:
     return Answer((memory.size,), created=memory)
 
 
+def _share(request: Request, address: int) -> Answer:
+    secret, offset = request.context.backend.share_allocation(address)
+    return Answer((*words(secret), offset))
+
+
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "CREATE_MEMORY": _create,
     "RELEASE_MEMORY": _release,
@@ -47,4 +52,5 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "SET_ACCESS": _set_access,
     "EXPORT_MEMORY": _export,
     "IMPORT_MEMORY": _import,
+    "SHARE_ALLOCATION": _share,
 }

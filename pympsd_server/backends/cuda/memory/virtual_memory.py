@@ -22,6 +22,10 @@ class NoVirtualMemory:
         """Refuse: NOT_SUPPORTED."""
         _refuse()
 
+    def share_allocation(self, address: int) -> tuple[int, int]:
+        """Refuse: NOT_SUPPORTED."""
+        _refuse()
+
     def map_memory(self, memory: PhysicalMemory, address: int) -> None:
         """Refuse: NOT_SUPPORTED."""
         _refuse()

@@ -18,7 +18,7 @@ from pympsd_server.backends.cuda.objects.module import CudaModule
 from pympsd_server.backends.cuda.objects.stream import CudaStream, create_handle
 from pympsd_server.backends.cuda.submission.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.issue_queue import DESTROYED, IssueQueue
-from pympsd_server.backends.interface import BackendError, Completion, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
 
 CONTEXT_BYTES: Final = 10 << 20
 """What a context is charged for itself: its first streams, by the 0.55 MiB of device memory that one takes."""
@@ -125,6 +125,10 @@ class CudaContext(NoVirtualMemory):
         """Return a new event."""
         self.queue.check()
         return CudaEvent(self.queue, self._services, timing)
+
+    def open_event(self, event: Event) -> Event:
+        """Refuse: BackendError NOT_SUPPORTED, for an event's recordings are those of its client's own queue."""
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, "clients of this device share no events")
 
     def notify(self, done: Completion) -> None:
         """Call back when all work so far in all streams is done."""

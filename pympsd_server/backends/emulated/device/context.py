@@ -20,7 +20,7 @@ from pympsd_server.backends.emulated.scheduling.fair_share import ContextQueue, 
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Marker, WorkItem, WorkStream
-from pympsd_server.backends.interface import BackendError, Completion, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
 from pympsd_server.backends.virtual_memory import PhysicalMemory
 
 PATIENCE_SECONDS: Final = 2.0
@@ -99,6 +99,13 @@ class EmulatedContext:
         self.check()
         return self.memory.import_(secret)
 
+    def share_allocation(self, address: int) -> tuple[int, int]:
+        """Return the secret of an allocation, and where it begins in what is imported."""
+        self.check()
+        # No kernel writes to its pages while they are replaced. The client's own copies wait: this is their thread.
+        with self.scheduler.paused():
+            return self.memory.share(address)
+
     def map_memory(self, memory: PhysicalMemory, address: int) -> None:
         """Map memory at an address, not accessible yet."""
         self.memory.map(memory, address)
@@ -154,6 +161,12 @@ class EmulatedContext:
         self.check()
         return EmulatedEvent(self, timing)
 
+    def open_event(self, event: Event) -> EmulatedEvent:
+        """Return an event of another context as one of this context."""
+        self.check()
+        assert isinstance(event, EmulatedEvent)
+        return event.opened_in(self)
+
     def notify(self, done: Completion) -> None:
         """Call back when all work so far in all streams is done."""
         self.notify_after(Marker(self, None, self._default.time_share), done)
@@ -196,9 +209,11 @@ class EmulatedContext:
     def order(self, item: WorkItem) -> list[WorkItem]:
         """Put an item at the end of its stream; return what it comes after."""
         stream = item.stream
-        before = self.predecessors(stream)
         if isinstance(item, Marker) and item.also_after is not None:
+            before = [] if item.is_alone else self.predecessors(stream)
             before.append(item.also_after)
+        else:
+            before = self.predecessors(stream)
         if stream is not None:
             stream.tail = item
             self.busy[stream] = None

@@ -83,11 +83,11 @@ class EmulatedStream:
         own = self._own(event)
         marker = self._marker()
         self._context.scheduler.submit(marker)
-        own.marker = marker
+        own.point.marker = marker
 
     def wait(self, event: Event) -> None:
         """Make later work wait for the event's point."""
-        awaited = self._own(event).marker
+        awaited = self._own(event).point.marker
         if awaited is None:
             self._context.check()
             return
@@ -124,23 +124,39 @@ class EmulatedStream:
         """Do nothing: the scheduler keeps the stream's work."""
 
 
-class EmulatedEvent:
-    """A point in a stream; ``marker`` is the item it last recorded."""
+class Point:
+    """What events stand for: ``marker`` is the item that was last recorded."""
 
-    def __init__(self, context: StreamOwner, timing: bool) -> None:
+    marker: Marker | None = None
+
+
+class EmulatedEvent:
+    """A point in a stream, which events of other contexts may stand for too."""
+
+    def __init__(self, context: StreamOwner, timing: bool, point: Point | None = None) -> None:
         self.context = context
         self._timing = timing
-        self.marker: Marker | None = None
+        self.point: Final = point or Point()
+
+    def opened_in(self, context: StreamOwner) -> EmulatedEvent:
+        """Return an event of another context for the same point."""
+        return EmulatedEvent(context, False, self.point)
 
     @property
     def done(self) -> bool:
         """Whether its point is passed."""
-        marker = self.marker
+        marker = self.point.marker
         return marker is None or marker.finished
 
     def notify(self, done: Completion) -> None:
-        """Call back when its point is passed."""
-        marker = self.marker
+        """Call back when its point is passed, with the outcome of its own context."""
+        marker = self.point.marker
+        if marker is not None and marker.owner is not self.context:
+            # Of this context, so that the wait ends with it, and its outcome is what is reported.
+            own = Marker(self.context, None, marker.time_share)
+            own.also_after, own.is_alone = marker, True
+            self.context.notify_after(own, done)
+            return
         with self.context.scheduler.lock:
             if marker is not None and not marker.finished:
                 marker.callbacks.append(done)
@@ -151,7 +167,7 @@ class EmulatedEvent:
         """Return the time between two recorded events, in milliseconds."""
         if not isinstance(start, EmulatedEvent) or start.context is not self.context:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the start event is of another context")
-        first, last = start.marker, self.marker
+        first, last = start.point.marker, self.point.marker
         if first is None or last is None or not (start._timing and self._timing):
             raise BackendError(Result.ERROR_INVALID_HANDLE, "an event was not recorded, or is without timing")
         if not (first.finished and last.finished):

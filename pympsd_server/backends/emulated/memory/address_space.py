@@ -16,6 +16,7 @@ from pympsd_server.backends.emulated.ptx.faults import DeviceFault, IllegalAddre
 
 GUARD_BYTES = 512
 _PAGE = mmap.PAGESIZE
+_PIECE = 1 << 20
 
 
 class NotAnAllocation(ValueError):
@@ -70,6 +71,8 @@ class AddressSpace(AccessibleMemory):
         self._ranges: tuple[list[int], list[int]] = ([], [])
         self._gaps: list[tuple[int, int]] = [(0, allocatable)]
         self._table: tuple[tuple[list[int], list[int]], Array, Array] | None = None
+        self._edges: dict[int, memoryview] = {}
+        """Pages in which a shared allocation begins or ends, by their offsets: others may have parts of them."""
         self.used_bytes = 0
         self.bounds = chosen_bounds()
 
@@ -149,8 +152,63 @@ class AddressSpace(AccessibleMemory):
         start, end = self._remove(address)
         self.clear(address, end - start)
 
+    def share(self, address: int) -> tuple[list[memoryview], int]:
+        """Replace the pages of an allocation by shared ones; return these, and where it begins in them.
+
+        Nothing may write to it meanwhile. It must be freed by `withdraw` and `reclaim`. Raises NotAnAllocation;
+        OSError.
+        """
+        at = self._at(address)
+        start, end = self._ranges[0][at], self._ranges[1][at]
+        first, last = start // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE
+        low, high = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
+        pieces = []
+        if first < low:
+            pieces.append(self._edge(first))
+        if low < high:
+            pieces.append(self._made_shared(low, high))
+        if high < last and (last - first > _PAGE or not pieces):
+            pieces.append(self._edge(high))
+        return pieces, start - first
+
+    def _edge(self, offset: int) -> memoryview:
+        found = self._edges.get(offset)
+        if found is None:
+            found = self._edges[offset] = self._made_shared(offset, offset + _PAGE)
+        return found
+
+    def _made_shared(self, low: int, high: int) -> memoryview:
+        shared = np.frombuffer(
+            mmap.mmap(-1, high - low, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE), np.uint8
+        )
+        for start in range(low, high, _PIECE):
+            piece = self._bytes[start : min(start + _PIECE, high)]
+            if piece.any():  # pages that were never written to stay without memory
+                shared[start - low : start - low + len(piece)] = piece
+        map_again(shared.data, self._bytes.ctypes.data + low)
+        return shared.data
+
+    def withdraw(self, address: int) -> tuple[int, int]:
+        """Make a shared allocation inaccessible; its addresses stay taken. Return what `reclaim` is to be given."""
+        return self._remove(address)
+
+    def reclaim(self, start: int, end: int) -> None:
+        """Free the addresses of a shared allocation that was withdrawn; no effect on a closed space."""
+        if not len(self._bytes):
+            return
+        self.used_bytes -= end - start
+        low, high = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
+        if low < high:
+            map_nothing(self._bytes.ctypes.data + low, high - low)
+        self._release(start, self.bounds.end(end))
+        self._return(start, end + GUARD_BYTES)
+
     def _release(self, start: int, end: int) -> None:
         first, last = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
+        if self._edges:
+            for offset in [each for each in self._edges if first <= each < last]:
+                del self._edges[offset]
+                map_nothing(self._bytes.ctypes.data + offset, _PAGE)
         if first >= last:
             self._bytes[start:end] = 0
             return
@@ -234,6 +292,7 @@ class AddressSpace(AccessibleMemory):
     def close(self) -> None:
         """Release everything. Views handed out keep their pages until they are dropped."""
         self._ranges, self._gaps, self._table, self.used_bytes = ([], []), [], None, 0
+        self._edges = {}
         self.views = {}
         self._bytes = np.zeros(0, np.uint8)
         # A view still alive somewhere keeps the mapping; it is unmapped with that view.

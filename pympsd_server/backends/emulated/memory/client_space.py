@@ -194,4 +194,5 @@ class ClientSpaces:
         client.reserved.clients -= 1
         if not client.reserved.clients:
             self._shared = None
-            client.space.close()
+            with client.lock:  # memory that it has shared may be freed at this moment
+                client.space.close()

@@ -10,7 +10,12 @@ from pympsd_server.backends.budget import charged
 from pympsd_server.backends.emulated.device.programs import Facilities, LoadedModule, Program
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
 from pympsd_server.backends.emulated.memory.client_space import ClientSpace
-from pympsd_server.backends.emulated.memory.virtual_memory import EmulatedMemory, Storage
+from pympsd_server.backends.emulated.memory.virtual_memory import (
+    AllocationPages,
+    EmulatedMemory,
+    PhysicalPages,
+    Storage,
+)
 from pympsd_server.backends.emulated.ptx.faults import OutOfMemory
 from pympsd_server.backends.interface import BackendError, Outcome
 from pympsd_server.backends.virtual_memory import PhysicalMemory
@@ -34,6 +39,10 @@ class ContextMemory:
             self._budget.take(overhead, context)
         self._allocations: dict[int, int] = {}
         self._deferred: set[int] = set()
+        self._shared: dict[int, tuple[AllocationPages, int]] = {}
+        """The pages of shared allocations, and where they begin in these, by address."""
+        self._withdrawn: dict[Storage, tuple[int, int]] = {}
+        """Where shared allocations were that are freed and still mapped by others."""
         self._linked: dict[int, LoadedModule] = {}
         """Programs' variables, by the id of what `link` returned."""
         self._memories: dict[EmulatedMemory, None] = {}
@@ -84,13 +93,46 @@ class ContextMemory:
         with self._client.lock:
             self._deferred.discard(address)
             # Another client of the same space may have the address by now.
-            if address in self._allocations:
-                self._release(address)
+            unused = self._release(address) if address in self._allocations else None
+        if unused is not None:
+            unused.leave()
 
-    def _release(self, address: int) -> None:
+    def _release(self, address: int) -> Storage | None:
+        """Free an allocation; return what the caller leaves, without the lock, if it was shared."""
         self._client.disown(address)
-        self.space.free(address)
-        self._budget.give(charged(self._allocations.pop(address)))
+        count = self._allocations.pop(address)
+        shared = self._shared.pop(address, None)
+        if shared is None:
+            self.space.free(address)
+            self._budget.give(charged(count))
+            return None
+        self._client.exports.remove(shared[0])
+        self._withdrawn[shared[0]] = self.space.withdraw(address)
+        return shared[0]
+
+    def share(self, address: int) -> tuple[int, int]:
+        """Return the secret of an allocation, and where it begins in what is imported; nothing may write to it."""
+        with self._client.lock:
+            self._check_mapping()
+            if address not in self._allocations or address in self._deferred:
+                raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
+            shared = self._shared.get(address)
+            if shared is None:
+                try:
+                    pieces, offset = self.space.share(address)
+                except OSError as error:
+                    reason = f"the system maps no more: {error.strerror}"
+                    raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None
+                count = charged(self._allocations[address])
+                pages = AllocationPages(pieces, lambda storage: self._unshared(storage, count))
+                shared = self._shared[address] = pages, offset
+                self._client.exports.add(pages)
+        return shared[0].secret, shared[1]
+
+    def _unshared(self, storage: Storage, count: int) -> None:
+        with self._client.lock:
+            self.space.reclaim(*self._withdrawn.pop(storage))
+            self._budget.give(count)
 
     def borrow_heap(self, count: int) -> int:
         """Return the address of memory for kernels' malloc, 0 if there is no room; no call can free it."""
@@ -155,7 +197,7 @@ class ContextMemory:
             self._check_mapping()
             self._budget.take(count)
         try:
-            storage = Storage(count, shareable, self._freed)
+            storage = PhysicalPages(count, shareable, self._freed)
         except OSError as error:
             with self._client.lock:
                 self._budget.give(count)
@@ -227,13 +269,13 @@ class ContextMemory:
             self._closed = True
             while self._linked:
                 self._unlink(self._linked.popitem()[1])
-            for address in tuple(self._allocations):
-                self._release(address)
+            shared = [self._release(address) for address in tuple(self._allocations)]
             self._deferred.clear()
             self._budget.give(self._overhead)
             unused = self._client.mappings.remove_all_of(self)
             memories, self._memories = tuple(self._memories), {}
-        for storage in unused:
-            storage.leave()
+        for storage in (*unused, *shared):
+            if storage is not None:
+                storage.leave()
         for memory in memories:
             memory.release()

@@ -26,16 +26,50 @@ FILE_NAME: Final = "pympsd-memory-"
 
 
 class Storage:
-    """The pages of physical memory, freed with their last user. The maker is the first one. Safe for threads."""
+    """Pages that clients map, freed with their last user. The maker is the first one. Safe for threads."""
 
-    def __init__(self, size: int, shareable: bool, freed: Callable[[Storage], None]) -> None:
-        """Raises OSError. ``freed`` is called when the pages are freed."""
+    def __init__(self, size: int, secret: int, freed: Callable[[Storage], None]) -> None:
+        """``freed`` is called when the pages are freed."""
         self.size: Final = size
-        self.secret = int.from_bytes(os.urandom(16), "little") if shareable else 0
-        """What names it for those who have its descriptor; 0 if it cannot be exported."""
+        self.secret: Final = secret
+        """What names it for those who may import it; 0 if nobody may."""
         self._freed: Final = freed
         self._lock: Final = Lock()
         self._users = 1
+
+    def place(self, space: AddressSpace, address: int) -> None:
+        """Map the pages in an address space, not accessible yet. Raises OSError."""
+        raise NotImplementedError
+
+    def duplicate(self) -> int:
+        """Return a new descriptor of the pages. Raises OSError; BackendError INVALID_VALUE if they have none."""
+        raise _invalid("the memory was not created to be exported")
+
+    def use(self) -> bool:
+        """Count one more user, if there are any; return whether there were."""
+        with self._lock:
+            self._users += bool(self._users)
+            return bool(self._users)
+
+    def leave(self) -> None:
+        """Count one user less; free the pages with the last."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+        self._close()
+        self._freed(self)
+
+    def _close(self) -> None:
+        """Drop what this process holds of the pages."""
+
+
+class PhysicalPages(Storage):
+    """The pages of memory that has no address of its own."""
+
+    def __init__(self, size: int, shareable: bool, freed: Callable[[Storage], None]) -> None:
+        """Raises OSError."""
+        super().__init__(size, new_secret() if shareable else 0, freed)
         self._fd = -1
         if not shareable:
             self._map = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
@@ -50,33 +84,42 @@ class Storage:
             os.close(self._fd)
             raise
 
-    @property
-    def pages(self) -> memoryview:
-        """The pages as mapped here."""
-        return np.frombuffer(self._map, np.uint8).data
+    def place(self, space: AddressSpace, address: int) -> None:
+        """Map the pages in an address space."""
+        space.place(address, np.frombuffer(self._map, np.uint8).data)
 
     def duplicate(self) -> int:
-        """Return a new descriptor of the file. Raises OSError; BackendError INVALID_VALUE if it has none."""
-        if self._fd < 0:
-            raise _invalid("the memory was not created to be exported")
-        return os.dup(self._fd)
+        """Return a new descriptor of the file."""
+        return super().duplicate() if self._fd < 0 else os.dup(self._fd)
 
-    def use(self) -> bool:
-        """Count one more user, if there are any; return whether there were."""
-        with self._lock:
-            self._users += bool(self._users)
-            return bool(self._users)
-
-    def leave(self) -> None:
-        """Count one user less; free the pages with the last."""
-        with self._lock:
-            self._users -= 1
-            if self._users:
-                return
+    def _close(self) -> None:
         self._map.close()
         if self._fd >= 0:
             os.close(self._fd)
-        self._freed(self)
+
+
+class AllocationPages(Storage):
+    """The pages that an allocation has shared: mapped by others they begin with the page that it begins in."""
+
+    def __init__(self, pieces: list[memoryview], freed: Callable[[Storage], None]) -> None:
+        """``pieces`` are whole shared pages of this process, in order."""
+        count = sum(piece.nbytes for piece in pieces)
+        super().__init__(-(-count // MAPPING_GRANULE) * MAPPING_GRANULE, new_secret(), freed)
+        self._pieces = pieces
+
+    def place(self, space: AddressSpace, address: int) -> None:
+        """Map the pages in an address space, which has pages of its own behind them."""
+        for piece in self._pieces:
+            space.place(address, piece)
+            address += piece.nbytes
+
+    def _close(self) -> None:
+        self._pieces = []
+
+
+def new_secret() -> int:
+    """Return a number that nobody guesses, not 0."""
+    return int.from_bytes(os.urandom(16), "little") or 1
 
 
 class Exports:
@@ -164,7 +207,7 @@ class Mappings:
         if any(other.start < mapping.end and address < other.end for other in self._by_start.values()):
             raise _invalid(f"something is mapped at {address:#x}, or within {mapping.storage.size} bytes from it")
         try:
-            self.space.place(address, mapping.storage.pages)
+            mapping.storage.place(self.space, address)
         except OSError as error:
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"the system maps no more: {error.strerror}") from None
         mapping.storage.use()  # the handle is another user of it

@@ -11,7 +11,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from pympsd.vocabulary.results import Result
@@ -33,6 +34,9 @@ class Scheduler:
         self._rested = threading.Condition(self.lock)
         self._ready = FairQueue()
         self._closing = False
+        self._pauses = 0
+        self._computing = False
+        """Whether the compute thread runs an item."""
         self.slices = 0
         self._thread = threading.Thread(target=self._compute, name="compute", daemon=True)
         self._thread.start()
@@ -102,10 +106,10 @@ class Scheduler:
     def _next(self) -> WorkItem | None:
         with self.lock:
             while not self._closing:
-                work = self._ready.next()
+                work = None if self._pauses else self._ready.next()
                 if work is not None:
                     assert isinstance(work, WorkItem)
-                    work.running = True
+                    work.running = self._computing = True
                     self.slices += 1
                     return work
                 self._work.wait()
@@ -122,6 +126,9 @@ class Scheduler:
                 self._poison(owner, fault, calls, faulted=True, alone=alone)
             if used is not None:
                 self._ready.charge(item, used)
+                self._computing = False
+                if self._pauses:
+                    self._rested.notify_all()
             if owner.outcome.code is not Result.SUCCESS:
                 self._after_the_end(item, finished, calls)
             elif finished:
@@ -159,6 +166,11 @@ class Scheduler:
                     else:
                         self._make_ready(successor, calls)
 
+    def _release(self, item: WorkItem, calls: Calls) -> None:
+        item.waiting -= 1
+        if item.waiting == 0 and not item.finished:
+            self._make_ready(item, calls)
+
     def finish_held(self, item: WorkItem) -> None:
         """Finish a held item; no effect a second time, BackendError INVALID_VALUE if it was not reached."""
         calls: Calls = []
@@ -169,6 +181,19 @@ class Scheduler:
                 raise BackendError(Result.ERROR_INVALID_VALUE, "the stream has not come to this host function")
             self._finish(item, calls)
         _call_each(calls)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run nothing on the compute thread meanwhile; begin when its slice is over."""
+        with self.lock:
+            self._pauses += 1
+            self._rested.wait_for(lambda: not self._computing)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._pauses -= 1
+                self._work.notify()
 
     # --- ending contexts
 
@@ -203,9 +228,12 @@ class Scheduler:
         # The thread that runs an item finishes it: until then its host bytes and device memory are in use.
         for item in [each for each in owner.pending if not each.running and not self._is_unstoppable(each)]:
             item.mark_finished()
-            item.successors.clear()
+            successors, item.successors = item.successors, []
             owner.remove(item)
             _queue_callbacks(item, calls)
+            for successor in successors:
+                if successor.owner is not owner:  # another context waits for an event of this one
+                    self._release(successor, calls)
         if not owner.pending and owner.when_at_rest is not None:
             calls.append(owner.when_at_rest)
             owner.when_at_rest = None

@@ -110,6 +110,8 @@ class Marker(WorkItem):
     instant = True
     also_after: WorkItem | None = None
     """A point of another stream that it waits for too."""
+    is_alone = False
+    """Whether it waits for nothing else, and is in no stream."""
 
 
 class HostFunction(WorkItem):

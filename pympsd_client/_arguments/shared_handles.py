@@ -1,0 +1,78 @@
+"""The 64 bytes by which processes name what they share: memory, events, allocations of pools (CUDA driver API, IPC).
+
+A handle holds a secret of 128 bits. Who has it may open what it names, in the same executor; nobody guesses one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+from attrs import astuple, frozen
+
+from pympsd_client._arguments.bindings import bindings
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.structs import address_of
+from pympsd_client._arguments.values import InMemory
+
+HANDLE_BYTES: Final = 64
+_LAYOUT: Final = struct.Struct("=8s16s16sQQQ")
+_MARKS: Final = {
+    "CUipcMemHandle": b"pympsd M",
+    "CUipcEventHandle": b"pympsd E",
+    "CUmemPoolPtrExportData": b"pympsd P",
+}
+
+
+@frozen
+class SharedHandle:
+    """``secret`` names the memory or the event; ``pool``, of an allocation of a pool, names that.
+
+    ``ordinal`` is the device's; the allocation has ``size`` bytes at ``offset`` of the memory.
+    """
+
+    secret: int
+    ordinal: int
+    offset: int = 0
+    size: int = 0
+    pool: int = 0
+
+
+def packed(name: str, handle: SharedHandle) -> bytes:
+    """Return a handle as the bytes of a structure of CUDA's, by its name."""
+    secret, ordinal, offset, size, pool = astuple(handle)
+    return _LAYOUT.pack(
+        _MARKS[name], secret.to_bytes(16, "little"), pool.to_bytes(16, "little"), ordinal, offset, size
+    )
+
+
+def unpacked(name: str, given: Any, refusal: Callable[[str], CudaError]) -> SharedHandle:
+    """Return the handle in a structure of CUDA's, given as cuda.bindings has it, as bytes, or by its address.
+
+    Raise what ``refusal`` returns for one that is none; TypeError.
+    """
+    if isinstance(given, bytes):
+        data = given[:HANDLE_BYTES].ljust(HANDLE_BYTES, b"\0")
+    elif isinstance(given, InMemory):
+        data = ctypes.string_at(int(given), HANDLE_BYTES)
+    else:
+        data = ctypes.string_at(address_of(given, name), HANDLE_BYTES)
+    mark, secret, pool, ordinal, offset, size = _LAYOUT.unpack(data)
+    if mark != _MARKS[name]:
+        raise refusal(f"these are not the bytes of a {name} that a client of pympsd has made")
+    return SharedHandle(int.from_bytes(secret, "little"), ordinal, offset, size, int.from_bytes(pool, "little"))
+
+
+def _maker(name: str) -> Callable[[bytes], Any]:
+    def make(data: bytes) -> Any:
+        made = getattr(bindings, name)()
+        ctypes.memmove(made.getPtr(), data, HANDLE_BYTES)
+        return made
+
+    return make
+
+
+WRAPPERS: Final = {name: _maker(name) for name in _MARKS}
+"""What makes the structures of cuda.bindings, by their names."""

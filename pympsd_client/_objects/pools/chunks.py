@@ -1,0 +1,132 @@
+"""Where the memory of pools comes from: the device, pages that the program reaches too, or memory for export."""
+
+from __future__ import annotations
+
+import os
+from typing import Final, Protocol
+
+from attrs import frozen
+
+from pympsd.vocabulary.device_facts import MAPPING_GRANULE
+from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._command_stream import operations
+from pympsd_client._objects.context import Context
+from pympsd_client._objects.memory import Allocation
+from pympsd_client._objects.shared_pinned_memory import SharedPages, call_for_descriptor, checked, share
+from pympsd_client._objects.virtual.imports import secret_of_file
+from pympsd_client._objects.virtual.memory import virtual_memory
+
+CHUNK_BYTES: Final = MAPPING_GRANULE
+"""Chunks are multiples of this."""
+
+
+class Chunks(Protocol):
+    """The chunks of one pool in one context."""
+
+    def add(self, size: int) -> int:
+        """Return where a new chunk begins; raise CudaError."""
+
+    def remove(self, start: int, size: int) -> None:
+        """Give a chunk back when the context's work so far is done; raise CudaError."""
+
+    def drop(self) -> None:
+        """Forget all of them, because their context closes."""
+
+
+@frozen(eq=False)
+class DeviceChunks:
+    """Chunks of device memory."""
+
+    context: Context
+
+    def add(self, size: int) -> int:
+        """Allocate a chunk."""
+        (start,) = operations.ALLOCATE.answer.unpack_from(self.context.call(operations.ALLOCATE, size))
+        return int(start)
+
+    def remove(self, start: int, size: int) -> None:
+        """Free a chunk."""
+        Allocation(start, self.context, size).free_in_order(self.context, 0)
+
+    def drop(self) -> None:
+        """Forget them: the executor frees them with the context."""
+
+
+class ProgramChunks:
+    """Chunks that the program reaches too: managed and host memory."""
+
+    def __init__(self, context: Context) -> None:
+        self._context: Final = context
+        self._pages: Final[dict[int, SharedPages]] = {}
+
+    def add(self, size: int) -> int:
+        """Map a chunk in both processes."""
+        pages = share(self._context, size)
+        self._pages[pages.address] = pages
+        return pages.address
+
+    def remove(self, start: int, size: int) -> None:
+        """Unmap a chunk."""
+        self._pages.pop(start).close()
+
+    def drop(self) -> None:
+        """Unmap them: they are not the context's."""
+        for pages in self._pages.values():
+            pages.close()
+
+
+class ExportedChunks:
+    """Chunks of memory that other processes import."""
+
+    def __init__(self, context: Context) -> None:
+        self._context: Final = context
+        self._handles: Final[dict[int, int]] = {}
+        self._sizes: Final[dict[int, int]] = {}
+        self._secrets: Final[dict[int, int]] = {}
+
+    def add(self, size: int) -> int:
+        """Create a chunk and map it."""
+        context, handle = self._context, self._context.mint()
+        start = virtual_memory.reserve(context.device.ordinal, size, MAPPING_GRANULE, 0)
+        is_mapped = False
+        try:
+            context.call(operations.CREATE_MEMORY, handle, size, 1)
+            context.call(operations.MAP_MEMORY, handle, start)
+            is_mapped = True
+            context.call(operations.SET_ACCESS, start, size, 1)
+        except CudaError:
+            if not is_mapped:
+                virtual_memory.free_addresses(start, size)
+            raise
+        self._handles[start], self._sizes[start] = handle, size
+        return start
+
+    def remove(self, start: int, size: int) -> None:
+        """Unmap a chunk and release it; it lives while another process has it mapped."""
+        context = self._context
+        context.call(operations.SYNCHRONIZE_CONTEXT)  # unlike freeing, unmapping does not wait for the work
+        context.call(operations.UNMAP_MEMORY, start, size)
+        context.call(operations.RELEASE_MEMORY, self._handles.pop(start))
+        self._secrets.pop(start, None)
+        virtual_memory.free_addresses(start, self._sizes.pop(start))
+
+    def secret(self, start: int) -> int:
+        """Return what other processes import a chunk by; raise CudaError."""
+        secret = self._secrets.get(start)
+        if secret is None:
+            _, fd = call_for_descriptor(self._context, operations.EXPORT_MEMORY, self._handles[start])
+            if fd is None:
+                raise lost("the executor sent no descriptor of the memory")
+            try:
+                secret = secret_of_file(checked(fd))
+            finally:
+                os.close(fd)
+            if secret is None:
+                raise lost("the executor sent a descriptor of something else")
+            self._secrets[start] = secret
+        return secret
+
+    def drop(self) -> None:
+        """Free the addresses: the executor unmaps them with the context."""
+        for start, size in self._sizes.items():
+            virtual_memory.free_addresses(start, size)

@@ -1,0 +1,177 @@
+"""Pools of other processes: what they have allocated is mapped here, and nothing is allocated from them here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import RLock
+from typing import Final
+
+from attrs import define, field
+
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.shared_handles import SharedHandle
+from pympsd_client._command_stream import operations
+from pympsd_client._connect.connection import Device
+from pympsd_client._objects.context import Context, context_on
+from pympsd_client._objects.memory import Allocation, allocations
+from pympsd_client._objects.pools.arena import Place
+from pympsd_client._objects.pools.pool import Pool, PoolKind
+from pympsd_client._objects.process import Primary, process
+from pympsd_client._objects.virtual.imports import ImportedRange, import_range
+
+
+@define(eq=False)
+class _Chunk:
+    """A chunk of the other process's, and how many blocks of it this process has."""
+
+    range: ImportedRange
+    blocks: int = 0
+    freed: set[Place] = field(factory=set)
+    """Where the last ones were freed: it is unmapped when all work so far is done there."""
+
+
+@define(eq=False)
+class ImportedBlock(Allocation):
+    """An allocation of another process's pool; it may be imported several times."""
+
+    pool: ImportedPool = field(kw_only=True)
+    chunk: _Chunk = field(kw_only=True)
+    references: int = 1
+
+    def free(self) -> None:
+        """Drop it at once: its work is done."""
+        self.pool.release(self, None)
+
+    def free_in_order(self, context: Context, stream: int) -> None:
+        """Drop it when a stream has reached this point."""
+        self.pool.release(self, Place(context, stream))
+
+
+class ImportedPool(Pool):
+    """A pool of another process. Safe for threads."""
+
+    is_imported = True
+
+    def __init__(self, kind: PoolKind, device: Device, secret: int) -> None:
+        super().__init__(kind, device)
+        self._device: Final = device
+        self._primary: Primary | None = None
+        self._of: Final = secret
+        self._chunks: Final[dict[tuple[Context, int], _Chunk]] = {}
+        self._importing: Final = RLock()
+        self._no_longer: Callable[[Pool], None] | None = None
+
+    def allocate(self, size: int, context: Context, stream: int) -> int:
+        """Refuse: INVALID_VALUE."""
+        raise invalid_value("the pool is another process's, which alone allocates from it")
+
+    def _context(self) -> Context:
+        """Return a usable context of the device: its primary context, retained by the pool, if there is none yet."""
+        try:
+            return context_on(self._device.ordinal)
+        except CudaError:
+            if self._primary is None:
+                primary = process.primary(self._device.number)
+                primary.retain(process.require())
+                self._primary = primary
+            return context_on(self._device.ordinal)
+
+    def import_block(self, handle: SharedHandle) -> int:
+        """Return where an allocation is mapped that the other process has exported; raise CudaError."""
+        if handle.pool != self._of:
+            raise invalid_value("the allocation is of another pool than the one that was imported")
+        with self._importing:
+            context = self._context()
+            key = context, handle.secret
+            chunk = self._chunks.get(key)
+            if chunk is None:
+                chunk = self._chunks[key] = _Chunk(import_range(context, handle.secret))
+            address = chunk.range.start + handle.offset
+            known = allocations.get(address)
+            if isinstance(known, ImportedBlock) and known.size == handle.size:
+                known.references += 1
+                return address
+            if known is not None or not 0 < handle.size <= chunk.range.size - handle.offset:
+                self._drop_unused(key)
+                raise invalid_value("the data was changed, or is of an allocation that was freed")
+            chunk.blocks += 1
+            chunk.freed.clear()
+            return allocations.add(ImportedBlock(address, context, handle.size, pool=self, chunk=chunk)).handle
+
+    def release(self, block: ImportedBlock, place: Place | None) -> None:
+        """Count one import less; forget the block with the last."""
+        with self._importing:
+            block.references -= 1
+            if block.references:
+                allocations.put_back(block)
+                return
+            chunk = block.chunk
+            chunk.blocks -= 1
+            if place is not None:
+                chunk.freed.add(place)
+            elif not chunk.blocks:
+                block.context.call(operations.SYNCHRONIZE_CONTEXT)
+            self._settle()
+
+    def _settle(self) -> None:
+        for key, chunk in tuple(self._chunks.items()):
+            if not chunk.blocks and all(place.is_passed() for place in chunk.freed):
+                self._drop_unused(key)
+
+    def _drop_unused(self, key: tuple[Context, int]) -> None:
+        chunk = self._chunks[key]
+        if not chunk.blocks:
+            del self._chunks[key]
+            chunk.range.unmap()
+            for place in chunk.freed:
+                place.forget()
+            self._end_unused()
+
+    # --- what happens to streams and contexts
+
+    def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
+        """Return what unmaps chunks of which nothing is used, after the wait."""
+        if all(chunk.blocks for chunk in self._chunks.values()):
+            return None
+
+        def after(done: bool) -> None:
+            if done:
+                self.after_waiting_for_event(context)
+
+        return after
+
+    def after_waiting_for_event(self, context: Context) -> None:
+        """Unmap chunks of which nothing is used."""
+        with self._importing:
+            self._settle()
+
+    def before_destroying(self, context: Context, stream: int) -> None:
+        """Remember by an event what was freed in a stream."""
+        place = Place(context, stream)
+        with self._importing:
+            for chunk in self._chunks.values():
+                if place in chunk.freed:
+                    chunk.freed.remove(place)
+                    chunk.freed.add(place.outlive())
+
+    def drop(self, context: Context) -> None:
+        """Forget the chunks of a context that closes: they are unmapped with it."""
+        with self._importing:
+            for key in tuple(self._chunks):
+                if key[0] is context:
+                    del self._chunks[key]
+            self._end_unused()
+
+    def destroy(self, ended: Callable[[Pool], None]) -> None:
+        """Call ``ended`` as soon as nothing of it is mapped."""
+        with self._importing:
+            self._no_longer = ended
+            self._settle()
+            self._end_unused()
+
+    def _end_unused(self) -> None:
+        if self._no_longer is not None and not self._chunks:
+            self._no_longer(self)
+            primary, self._primary = self._primary, None
+            if primary is not None and process.connection is not None:
+                primary.release(process.connection)
