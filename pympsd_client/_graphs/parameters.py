@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from attrs import evolve
 
 from pympsd.vocabulary.results import Result
+from pympsd.wire.graph_items import ConditionalKind
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.errors import CudaError, invalid_value
@@ -47,13 +48,13 @@ from pympsd_client._objects.process import process
 
 CHILD_CLONED, CHILD_MOVED = 0, 1
 """CUgraphChildGraphNodeOwnership."""
-_IF, _WHILE, _SWITCH = range(3)
 _COOPERATIVE: Final = 2
 _PINNED, _DEVICE = 1, 1
 """CUmemAllocationType, CUmemLocationType."""
 _DEVICES_LIMIT: Final = 1 << 10
 _ELEMENTS: Final = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF}
-_BODIES_LIMIT: Final = 1 << 12
+_BODIES: Final[dict[int, int]] = {ConditionalKind.IF: 2, ConditionalKind.WHILE: 1, ConditionalKind.SWITCH: 1 << 12}
+"""The most bodies of a conditional node."""
 
 
 def _context(handle: int) -> Context:
@@ -238,6 +239,14 @@ def child_of(graph: Graph, handle: int, ownership: int) -> Graph:
     return child
 
 
+def _with_outer(graph: Graph) -> Iterator[Graph]:
+    """Yield a graph, and those that it is in."""
+    yield graph
+    while graph.of is not None:
+        graph = graph.of.graph
+        yield graph
+
+
 conditions: Final[dict[int, ConditionalHandle]] = {}
 """Conditional handles of this process."""
 
@@ -246,9 +255,9 @@ def conditional_at(graph: Graph, address: int) -> ConditionalWork:
     """Return the work of a CUDA_CONDITIONAL_NODE_PARAMS in memory, and point it to the new bodies."""
     raw = structs.ConditionalParameters.from_address(address)
     condition = conditions.get(raw.handle)
-    if condition is None or condition.graph is not graph:
-        raise invalid_value(f"{raw.handle:#x} is no conditional handle of this graph")
-    most = {_IF: 2, _WHILE: 1, _SWITCH: _BODIES_LIMIT}.get(raw.type, 0)
+    if condition is None or not any(condition.graph is each for each in _with_outer(graph)):
+        raise invalid_value(f"{raw.handle:#x} is no conditional handle of this graph, nor of one that it is in")
+    most = _BODIES.get(raw.type, 0)
     if not 1 <= raw.size <= most:
         raise invalid_value(f"a conditional node of type {raw.type} has 1 to {most} bodies, not {raw.size}")
     work = ConditionalWork(condition, raw.type, tuple(graphs.new() for _ in range(raw.size)))
@@ -258,9 +267,8 @@ def conditional_at(graph: Graph, address: int) -> ConditionalWork:
 
 def conditional_bytes(work: ConditionalWork) -> bytes:
     """Return a CUDA_CONDITIONAL_NODE_PARAMS."""
-    context = work.condition.context
-    handle = 0 if context is None else context.handle
-    fields = (work.condition.handle, work.kind, len(work.bodies), work.array, handle)
+    condition = work.condition
+    fields = (condition.handle, work.kind, len(work.bodies), work.array, condition.context.handle)
     return bytes(structs.ConditionalParameters(*fields))
 
 

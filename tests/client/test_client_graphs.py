@@ -368,26 +368,6 @@ def test_executable_graphs_end_with_their_context(bench: Bench) -> None:
     assert cuda.cuGraphInstantiate(bench.graph, 0)[0] == R.CUDA_ERROR_CONTEXT_IS_DESTROYED
 
 
-def test_conditional_nodes_run_the_body_of_their_default(bench: Bench) -> None:
-    for default, size, expected in ((1, 2, [1, 0]), (0, 2, [0, 2]), (0, 1, [0, 0])):
-        ok(cuda.cuMemsetD32(bench.words, 0, 16))
-        graph = ok(cuda.cuGraphCreate(0))
-        handle = ok(cuda.cuGraphConditionalHandleCreate(graph, bench.context, default, 1))
-        given = cuda.CUgraphNodeParams()
-        given.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
-        given.conditional.handle, given.conditional.size = handle, size
-        given.conditional.type = cuda.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF
-        ok(cuda.cuGraphAddNode(graph, None, None, 0, given))
-        for place, body in enumerate(given.conditional.phGraph_out):
-            ok(cuda.cuGraphAddKernelNode(body, None, 0, bench.store(place, place + 1)))
-        bench.run(ok(cuda.cuGraphInstantiate(graph, 0)))
-        assert bench.read()[:2] == expected
-    given.conditional.size = 3
-    assert cuda.cuGraphAddNode(graph, None, None, 0, given) == (*INVALID, None)
-    given.conditional.handle = cuda.CUgraphConditionalHandle(12)
-    assert cuda.cuGraphAddNode(graph, None, None, 0, given) == (*INVALID, None)
-
-
 def test_user_objects_live_as_long_as_a_graph_that_holds_them(bench: Bench) -> None:
     ended: list[int] = []
     destroy = HOST_FN(ended.append)
