@@ -10,6 +10,7 @@ from attrs import evolve
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.bindings import cuuint64_t
 from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.launch_attributes import COOPERATIVE, VALUE_BYTES
 from pympsd_client._arguments.structs import Copy3D
 from pympsd_client._arguments.values import AttributeValue, given_value
 from pympsd_client._graphs import graph as graphs
@@ -198,15 +199,15 @@ def set_kernel(handle: int, given: Any) -> None:
 def kernel_attribute(handle: int, attribute: int) -> bytes:
     """Return a launch attribute of a kernel node, zero if it was not set."""
     work = work_of(handle, KernelWork)
-    given = int(work.cooperative).to_bytes(4, "little") if attribute == 2 else b""
-    return work.attributes.get(attribute, given).ljust(structs.ATTRIBUTE_BYTES, b"\0")
+    given = int(work.cooperative).to_bytes(4, "little") if attribute == COOPERATIVE else b""
+    return work.attributes.get(attribute, given).ljust(VALUE_BYTES, b"\0")
 
 
 def set_kernel_attribute(handle: int, attribute: int, value: Any) -> None:
     """Set a launch attribute of a kernel node: COOPERATIVE, or a hint; NOT_SUPPORTED for others."""
     work = work_of(handle, KernelWork)
     address = structs.address_of(value, "CUkernelNodeAttrValue")
-    data = ctypes.string_at(address, structs.ATTRIBUTE_BYTES)
+    data = ctypes.string_at(address, VALUE_BYTES)
     _set(handle, parameters.with_attribute(work, attribute, data))
 
 

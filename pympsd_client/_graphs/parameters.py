@@ -14,6 +14,7 @@ from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.kernel_parameters import flat
+from pympsd_client._arguments.launch_attributes import COOPERATIVE, HINTS, name_of, not_there
 from pympsd_client._arguments.structs import Copy3D
 from pympsd_client._arguments.values import InMemory
 from pympsd_client._graphs import graph as graphs
@@ -46,7 +47,6 @@ from pympsd_client._objects.pinned_memory import pinned
 
 CHILD_CLONED, CHILD_MOVED = 0, 1
 """CUgraphChildGraphNodeOwnership."""
-_COOPERATIVE: Final = 2
 _ELEMENTS: Final = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF}
 _BODIES: Final[dict[int, int]] = {ConditionalKind.IF: 2, ConditionalKind.WHILE: 1, ConditionalKind.SWITCH: 1 << 12}
 """The most bodies of a conditional node."""
@@ -87,22 +87,14 @@ def kernel_bytes(work: KernelWork) -> bytes:
 
 def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
     """Return the work with a launch attribute set; NOT_SUPPORTED for one that has an effect which is not there."""
-    if number == _COOPERATIVE:
+    if number == COOPERATIVE:
         cooperative = bool(int.from_bytes(value[:4], "little"))
         if cooperative:
             check_cooperative(work.function, work.shape)
         return evolve(work, cooperative=cooperative, attributes={**work.attributes, number: value})
-    if number not in HINTS and any(value):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            f"pympsd does not have the kernel node attribute {number}; it has COOPERATIVE (2), and takes the hints "
-            f"{sorted(HINTS)}",
-        )
+    if name_of(number) not in HINTS and any(value):
+        raise not_there(name_of(number), f"COOPERATIVE, and takes the hints {', '.join(sorted(HINTS))}")
     return evolve(work, attributes={**work.attributes, number: value})
-
-
-HINTS: Final = frozenset({0, 1, 3, 5, 8, 9, 10, 14})
-"""Launch attributes that change no result: access policy window, synchronization policy, priority, domains ..."""
 
 
 # --- copies and fills

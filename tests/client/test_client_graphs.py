@@ -387,6 +387,18 @@ def test_user_objects_live_as_long_as_a_graph_that_holds_them(bench: Bench) -> N
     assert cuda.cuUserObjectCreate(7, 0, 1, 1) == (*INVALID, None)
 
 
+def test_kernels_launch_no_graphs(bench: Bench) -> None:
+    ok(cuda.cuGraphAddKernelNode(*bench.after(), bench.store(0, 2)))
+    flags = cuda.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH
+    for given in (flags, flags | 2):
+        assert cuda.cuGraphInstantiate(bench.graph, given)[0] == R.CUDA_ERROR_NOT_SUPPORTED
+        assert "CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH" in last_error()
+    parameters = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
+    parameters.flags = flags
+    assert cuda.cuGraphInstantiateWithParams(bench.graph, parameters)[0] == R.CUDA_ERROR_NOT_SUPPORTED
+    assert parameters.result_out.name == "CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED"
+
+
 def test_a_graph_as_a_file(bench: Bench, tmp_path: Path) -> None:
     fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), bench.fill(1), bench.context))
     ok(cuda.cuGraphAddKernelNode(*bench.after(fill), bench.store(0, 2)))
