@@ -13,6 +13,9 @@ _GRID: Final = "cudaCG"
 """cudaCGGetIntrinsicHandle, cudaCGSynchronize, ...: grids and grids of several devices, of kernels that wait for all
 their blocks."""
 
+SET_CONDITIONAL: Final = "cudaGraphSetConditional"
+"""Sets the value of a conditional handle of a graph; the emulated device has it."""
+
 
 def is_device_runtime(name: str) -> bool:
     """Whether a function that an image uses but does not define belongs to the device runtime."""
@@ -26,10 +29,10 @@ def refusal(name: str) -> str:
             f"unsupported: {name} is the device runtime's grid synchronisation; compile with cooperative groups of "
             "CUDA 11 or newer, whose sync() of a grid needs no device runtime"
         )
-    if name == "cudaGraphSetConditional":
+    if name == SET_CONDITIONAL:
         return (
-            f"unsupported: {name}: kernels cannot set the value of a conditional handle here; conditional nodes have "
-            "the handle's default value"
+            f"unsupported: {name}: kernels cannot set the value of a conditional handle on this device, whose graphs "
+            "have no conditional nodes; the emulated device has them"
         )
     return (
         f"unsupported: {name} is a function of the device runtime (dynamic parallelism), which MPS does not support; "

@@ -1,71 +1,142 @@
 """An executable graph as bytes: its items, each a record of the command stream and the items that it comes after.
 
-Each item is two numbers of 4 bytes (the length of the record, the number of dependencies), the dependencies as
-indices of earlier items (4 bytes each, padded to 8), then the record. One without a record (length 0) joins others.
+Each item begins with four numbers of 4 bytes: the length of its record, the number of its dependencies, the number of
+its bodies, and its kind of conditional. The dependencies follow as indices of earlier items (4 bytes each, padded to
+8), then the record. An item without a record (length 0) joins others, or is a conditional node: then come the handle
+(8 bytes), its default and whether that is assigned (4 bytes each), and for each body its length in bytes (8 bytes)
+and its items.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from enum import IntEnum
 from typing import Final
 
-from attrs import frozen
+from attrs import define, frozen
 
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT, padded
 
-_HEAD: Final = struct.Struct("=II")
+_HEAD: Final = struct.Struct("=IIII")
+_CONDITION: Final = struct.Struct("=QII")
+_LENGTH: Final = struct.Struct("=Q")
 ITEM_LIMIT: Final = 1 << 16
-"""Items of one executable graph."""
+"""Items of one executable graph, those of bodies included."""
 EDGE_LIMIT: Final = 1 << 20
 """Dependencies of all of its items together."""
+NESTING_LIMIT: Final = 16
+"""Bodies within each other."""
 
 
 class TooLarge(RemoteError):
-    """More items or dependencies than an executable graph may have."""
+    """More items, dependencies or nested bodies than an executable graph may have."""
+
+
+class ConditionalKind(IntEnum):
+    """When a conditional node executes a body (CUgraphConditionalNodeType)."""
+
+    IF = 0
+    """The first body if the value is not 0, else the second, if there is one."""
+    WHILE = 1
+    """The body, as long as the value is not 0."""
+    SWITCH = 2
+    """The body whose index is the value, if there is one."""
+
+
+@frozen
+class Conditional:
+    """A conditional node; ``default`` is the value of its handle when a launch begins, None: what it was."""
+
+    handle: int
+    kind: ConditionalKind
+    default: int | None
+    bodies: tuple[tuple[GraphItem, ...], ...]
 
 
 @frozen
 class GraphItem:
-    """One item; ``dependencies`` are indices below its own."""
+    """One item; ``dependencies`` are indices below its own. One with a conditional has no record."""
 
     record: bytes
     dependencies: tuple[int, ...] = ()
+    conditional: Conditional | None = None
 
 
 def encode(items: Iterable[GraphItem]) -> bytes:
     """Return the bytes of items."""
     parts = []
     for item in items:
-        count = len(item.dependencies)
-        parts.append(_HEAD.pack(len(item.record), count))
+        count, node = len(item.dependencies), item.conditional
+        bodies, kind = (len(node.bodies), node.kind) if node is not None else (0, 0)
+        parts.append(_HEAD.pack(len(item.record), count, bodies, kind))
         indices = struct.pack(f"={count}I", *item.dependencies)
         parts.append(indices.ljust(padded(len(indices)), b"\0"))
         parts.append(item.record)
+        if node is not None:
+            parts.append(_CONDITION.pack(node.handle, node.default or 0, node.default is not None))
+            for body in map(encode, node.bodies):
+                parts += (_LENGTH.pack(len(body)), body)
     return b"".join(parts)
 
 
 def decode(data: bytes) -> tuple[GraphItem, ...]:
     """Return the items; raise RemoteError where the bytes are none, TooLarge before there are too many."""
-    items: list[GraphItem] = []
-    at = edges = 0
-    while at < len(data):
-        if len(items) == ITEM_LIMIT:
-            raise TooLarge(f"at most {ITEM_LIMIT} nodes are allowed")
-        if len(data) - at < _HEAD.size:
-            raise RemoteError(f"an item of {len(data) - at} bytes")
-        length, count = _HEAD.unpack_from(data, at)
+    return _Reader(data).items(0, len(data), 0)
+
+
+@define
+class _Reader:
+    data: bytes
+    count: int = 0
+    edges: int = 0
+
+    def items(self, at: int, end: int, depth: int) -> tuple[GraphItem, ...]:
+        """Return the items between two places."""
+        items: list[GraphItem] = []
+        while at < end:
+            if self.count == ITEM_LIMIT:
+                raise TooLarge(f"at most {ITEM_LIMIT} nodes are allowed")
+            self.count += 1
+            item, at = self._item(at, end, len(items), depth)
+            items.append(item)
+        return tuple(items)
+
+    def _item(self, at: int, end: int, index: int, depth: int) -> tuple[GraphItem, int]:
+        if end - at < _HEAD.size:
+            raise RemoteError(f"an item of {end - at} bytes")
+        length, count, bodies, kind = _HEAD.unpack_from(self.data, at)
         start = at + _HEAD.size + padded(4 * count)
         is_record = length % 8 == 0 and HEADER_BYTES <= length <= RECORD_LIMIT
-        if not (is_record or length == 0) or len(data) - start < length:
-            raise RemoteError(f"item {len(items)} has a record of {length} bytes, {count} dependencies")
-        edges += count
-        if edges > EDGE_LIMIT:
+        if not (is_record or length == 0) or end - start < length or (length and bodies):
+            raise RemoteError(f"item {index} has a record of {length} bytes, {count} dependencies, {bodies} bodies")
+        self.edges += count
+        if self.edges > EDGE_LIMIT:
             raise TooLarge(f"at most {EDGE_LIMIT} dependencies are allowed")
-        dependencies = struct.unpack_from(f"={count}I", data, at + _HEAD.size)
-        if any(index >= len(items) for index in dependencies):
-            raise RemoteError(f"item {len(items)} depends on what is not before it")
-        items.append(GraphItem(data[start : start + length], dependencies))
-        at = start + length
-    return tuple(items)
+        dependencies = struct.unpack_from(f"={count}I", self.data, at + _HEAD.size)
+        if any(each >= index for each in dependencies):
+            raise RemoteError(f"item {index} depends on what is not before it")
+        if not bodies:
+            return GraphItem(self.data[start : start + length], dependencies), start + length
+        if depth == NESTING_LIMIT:
+            raise TooLarge(f"at most {NESTING_LIMIT} bodies of conditional nodes within each other are allowed")
+        conditional, start = self._conditional(start, end, bodies, kind, depth)
+        return GraphItem(b"", dependencies, conditional), start
+
+    def _conditional(self, at: int, end: int, bodies: int, kind: int, depth: int) -> tuple[Conditional, int]:
+        if kind >= len(ConditionalKind) or end - at < _CONDITION.size + bodies * _LENGTH.size:
+            raise RemoteError(f"an item of {end - at} bytes with {bodies} bodies of the kind {kind}")
+        handle, default, assigns = _CONDITION.unpack_from(self.data, at)
+        at += _CONDITION.size
+        found = []
+        for _ in range(bodies):
+            if end - at < _LENGTH.size:
+                raise RemoteError(f"the body of an item in {end - at} bytes")
+            (length,) = _LENGTH.unpack_from(self.data, at)
+            at += _LENGTH.size
+            if length > end - at:
+                raise RemoteError(f"the body of an item has {length} bytes, and {end - at} are left")
+            found.append(self.items(at, at + length, depth + 1))
+            at += length
+        return Conditional(handle, ConditionalKind(kind), default if assigns else None, tuple(found)), at

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.launch_attributes import name_of, not_there
 from pympsd_client._arguments.numbers import number
 from pympsd_client._objects import launch as launches
-
-_ATTRIBUTES: Final = {value: name for name, value in members("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_").items()}
 
 
 def launch(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any, extra: Any) -> None:
@@ -50,12 +47,9 @@ def _cooperative(config: Any) -> bool:
     if count != len(attributes):
         raise invalid_value(f"there are {len(attributes)} launch attributes and their number is said to be {count}")
     for attribute in attributes:
-        name = _ATTRIBUTES.get(number(attribute.id), str(number(attribute.id)))
+        name = name_of(number(attribute.id))
         if name == "COOPERATIVE":
             cooperative = bool(attribute.value.cooperative)
         elif name != "IGNORE":
-            raise CudaError(
-                Result.ERROR_NOT_SUPPORTED,
-                f"pympsd does not have the launch attribute {name} yet; it has COOPERATIVE and IGNORE",
-            )
+            raise not_there(name, "COOPERATIVE and IGNORE")
     return cooperative

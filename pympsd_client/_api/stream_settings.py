@@ -7,21 +7,13 @@ import struct
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.bindings import bindings, members
+from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.launch_attributes import STREAM_DEFAULTS, VALUE_BYTES, name_of
 from pympsd_client._arguments.values import InMemory
 from pympsd_client._objects.stream import Stream, properties, resolve
 
-_VALUE_BYTES: Final = 64
 _HANDLE_COUNT: Final = (1 << 40) - 1
-_NAMES: Final = {value: name for name, value in members("CUstreamAttrID", "CU_LAUNCH_ATTRIBUTE_").items()}
-_DEFAULTS: Final = {
-    "ACCESS_POLICY_WINDOW": b"",
-    "SYNCHRONIZATION_POLICY": struct.pack("=i", 1),
-    "MEM_SYNC_DOMAIN_MAP": bytes((0, 1)),
-    "MEM_SYNC_DOMAIN": b"",
-}
-"""The attributes that a program can set; they are hints, and change nothing."""
 
 
 def stream_id(handle: int) -> int:
@@ -41,8 +33,8 @@ def attribute(handle: int, number: int) -> bytes:
     stream = properties(handle)
     name = _name(number)
     if name == "PRIORITY":
-        return struct.pack("=i", stream.priority).ljust(_VALUE_BYTES, b"\0")
-    return _held(stream).get(name, _DEFAULTS[name]).ljust(_VALUE_BYTES, b"\0")
+        return struct.pack("=i", stream.priority).ljust(VALUE_BYTES, b"\0")
+    return _held(stream).get(name, STREAM_DEFAULTS[name]).ljust(VALUE_BYTES, b"\0")
 
 
 def set_attribute(handle: int, number: int, value: Any) -> None:
@@ -56,9 +48,7 @@ def set_attribute(handle: int, number: int, value: Any) -> None:
         raise invalid_value("the value of the attribute is NULL")
     if not isinstance(value, InMemory | bindings.CUlaunchAttributeValue):
         raise TypeError(f"a CUstreamAttrValue is required, not {type(value).__name__}")
-    _held(stream)[name] = ctypes.string_at(
-        int(value if isinstance(value, InMemory) else value.getPtr()), _VALUE_BYTES
-    )
+    _held(stream)[name] = ctypes.string_at(int(value if isinstance(value, InMemory) else value.getPtr()), VALUE_BYTES)
 
 
 def copy_attributes(destination: int, source: int) -> None:
@@ -70,9 +60,9 @@ def copy_attributes(destination: int, source: int) -> None:
 
 
 def _name(number: int) -> str:
-    name = _NAMES.get(number, "")
-    if name not in _DEFAULTS and name != "PRIORITY":
-        raise invalid_value(f"{name or number} is no attribute of a stream")
+    name = name_of(number)
+    if name not in STREAM_DEFAULTS and name != "PRIORITY":
+        raise invalid_value(f"{name} is no attribute of a stream")
     return name
 
 

@@ -70,8 +70,6 @@ EDGE_BYTES: Final = 8
 NODE_PARAMETERS_AT: Final = 16
 """Where in a CUgraphNodeParams the parameters of its type lie."""
 NODE_PARAMETERS_BYTES: Final = 256
-ATTRIBUTE_BYTES: Final = 64
-"""Of a CUlaunchAttributeValue."""
 
 
 def address_of(given: Any, name: str) -> int:

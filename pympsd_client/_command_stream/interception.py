@@ -18,8 +18,8 @@ class Interceptor(Protocol):
     def takes_copy(self, context: Any, stream: int, make: Callable[[], Any]) -> bool:
         """Take a copy with pageable host memory, whose bytes no record has; ``make`` returns its description."""
 
-    def takes_allocation(self, context: Any, stream: int, size: int) -> int:
-        """Take an allocation and return its address, or leave it (0)."""
+    def takes_allocation(self, context: Any, stream: int, size: int, kind: Any) -> int:
+        """Take an allocation of a kind of pool and return its address, or leave it (0)."""
 
     def takes_free(self, context: Any, stream: int, address: int) -> bool:
         """Take the freeing of an address, or leave it."""

@@ -47,7 +47,10 @@ def _instantiate(graph: Graph, flags: int) -> Executable:
     if flags & ~_FLAGS:
         raise _NotInstantiated(_FAILED, invalid_value(f"flags are CUgraphInstantiate_flags, not {flags:#x}"))
     if flags & _DEVICE_LAUNCH:
-        reason = "graphs launched by kernels (CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) are not supported"
+        reason = (
+            "kernels cannot launch graphs here: instantiate without CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH, and "
+            "launch the graph from the host"
+        )
         raise _NotInstantiated(_NOT_SUPPORTED, CudaError(Result.ERROR_NOT_SUPPORTED, reason))
     if graph.is_captured_into:
         reason = "a stream capture into the graph has not ended"

@@ -8,7 +8,7 @@ from typing import Any, Final
 from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.graph_items import GraphItem
+from pympsd.wire.graph_items import Conditional, ConditionalKind, GraphItem
 from pympsd.wire.records import FLAG_COOPERATIVE, STREAM_LEGACY, Space
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments.errors import CudaError
@@ -35,9 +35,11 @@ from pympsd_client._objects.memory import ordinal_at
 from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.region_copy import Extent, Region
 
-_IF, _WHILE = 0, 1
 _STREAM: Final = STREAM_LEGACY
 """What records of items name: it stands for the stream of the launch."""
+
+
+_NOT_IN_BODIES: Final = (HostWork, RecordWork, WaitWork, AllocateWork, FreeWork)
 
 
 class NotOneContext(Exception):
@@ -68,6 +70,8 @@ class Items:
 
     context: Context
     disabled: frozenset[Node] = frozenset()
+    in_body: bool = False
+    """Whether they are the body of a conditional node, which has nothing that this process does."""
     items: list[GraphItem] = field(factory=list, init=False)
     host_work: list[Callable[[int], None] | HostCopy] = field(factory=list, init=False)
     """What this process does, by number."""
@@ -96,20 +100,30 @@ class Items:
         """Return one item that comes after all of them, so that no product of edges is made."""
         return after if len(after) <= 1 else self._add(b"", after)
 
-    def _add(self, record: bytes, after: Sequence[int]) -> tuple[int, ...]:
-        self.items.append(GraphItem(record, tuple(sorted(after))))
+    def _add(self, record: bytes, after: Sequence[int], conditional: Conditional | None = None) -> tuple[int, ...]:
+        self.items.append(GraphItem(record, tuple(sorted(after)), conditional))
         return (len(self.items) - 1,)
 
     def _add_node(self, node: Node, after: tuple[int, ...]) -> tuple[int, ...]:
         work = node.work
+        if self.in_body and isinstance(work, _NOT_IN_BODIES):
+            raise _not_in_body(f"a {work.type.name} node")
         if node in self.disabled or isinstance(work, EmptyWork | AllocateWork | FreeWork):
             return self._add(b"", after)
         if isinstance(work, ChildWork):
             return self._add_graph(work.graph, self._joined(after))
         if isinstance(work, ConditionalWork):
-            body = _chosen(work)
-            return self._joined(after) if body is None else self._add_graph(body, self._joined(after))
+            return self._add(b"", after, self._conditional(work))
         return self._add(self._record(work), after)
+
+    def _conditional(self, work: ConditionalWork) -> Conditional:
+        condition, bodies = work.condition, []
+        for body in work.bodies:
+            items = Items(self.context, self.disabled, True)
+            items.add_all(body)
+            bodies.append(tuple(items.items))
+        default = condition.default if condition.assigns else None
+        return Conditional(condition.handle, ConditionalKind(work.kind), default, tuple(bodies))
 
     def _record(self, work: Any) -> bytes:
         serial = self.context.usable().serial
@@ -135,6 +149,8 @@ class Items:
         raise TypeError(f"{type(work).__name__} has no record")
 
     def _host(self, run: Callable[[int], None] | HostCopy, serial: int) -> bytes:
+        if self.in_body:
+            raise _not_in_body("a copy with memory that the device does not reach")
         self.host_work.append(run)
         return operations.HOST_FUNCTION.record(serial, 0, _STREAM, len(self.host_work) - 1)
 
@@ -167,26 +183,19 @@ class Items:
         return Space.PINNED if pinned.reached_by(transport, region.address, region.span(extent)) else None
 
 
+def _not_in_body(what: str) -> CudaError:
+    reason = (
+        f"the body of a conditional node cannot have {what}: it has kernels, copies and fills of device and "
+        "page-locked memory, empty nodes, child graphs and conditional nodes"
+    )
+    return CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+
+
 def _launch(work: KernelWork, serial: int) -> bytes:
     function, layout = work.function, work.function.layout
     flags = FLAG_COOPERATIVE if work.cooperative else 0
     fields = (LAUNCH_OPCODE, flags, record_bytes(layout), serial, 0, _STREAM, function.module, function.index)
     return raw_packer(layout)(*fields, *work.shape, layout.parameter_bytes, work.parameters)
-
-
-def _chosen(work: ConditionalWork) -> Graph | None:
-    """Return the body that a conditional node executes: no kernel changes its value here, so it is the default."""
-    condition = work.condition
-    value = condition.default if condition.assigns else 0
-    if work.kind == _WHILE and value:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            "a conditional node that loops would do so for ever: kernels cannot set its value in pympsd yet",
-        )
-    index = (0 if value else 1) if work.kind == _IF else value
-    if work.kind == _WHILE:
-        return None
-    return work.bodies[index] if index < len(work.bodies) else None
 
 
 def context_of_graph(graph: Graph, otherwise: Callable[[], Context]) -> Context:
@@ -205,6 +214,7 @@ def _contexts(graph: Graph) -> list[Context]:
             found += _contexts(work.graph)
         elif isinstance(work, ConditionalWork):
             found += [each for body in work.bodies for each in _contexts(body)]
+            found.append(work.condition.context)
         elif isinstance(work, KernelWork | FillWork | CopyWork):
             found.append(work.context)
         elif isinstance(work, AllocateWork):

@@ -10,10 +10,11 @@ from attrs import evolve
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.bindings import cuuint64_t
 from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.launch_attributes import COOPERATIVE, VALUE_BYTES
 from pympsd_client._arguments.structs import Copy3D
 from pympsd_client._arguments.values import AttributeValue, given_value
 from pympsd_client._graphs import graph as graphs
-from pympsd_client._graphs import parameters
+from pympsd_client._graphs import memory, parameters
 from pympsd_client._graphs.graph import Node, mint
 from pympsd_client._graphs.parameters import CHILD_CLONED
 from pympsd_client._graphs.structure import dependency_map
@@ -98,12 +99,12 @@ def add_allocation(graph: int, after: Any, count: int, given: Any) -> int:
     """Add an allocation of device memory, whose address the parameters get; it is the same at every launch."""
     address = structs.address_of(given, "CUDA_MEM_ALLOC_NODE_PARAMS")
     _ready(graph, after, count)
-    return _add(graph, after, count, parameters.allocation_at(address))
+    return _add(graph, after, count, memory.node_at(address))
 
 
 def add_free(graph: int, after: Any, count: int, address: int) -> int:
     """Add the end of the use of memory of a graph; INVALID_VALUE for any other."""
-    return _add(graph, after, count, parameters.free_of(graphs.find(graph), address))
+    return _add(graph, after, count, memory.free_of(graphs.find(graph), address))
 
 
 def add_record(graph: int, after: Any, count: int, event: int) -> int:
@@ -198,15 +199,15 @@ def set_kernel(handle: int, given: Any) -> None:
 def kernel_attribute(handle: int, attribute: int) -> bytes:
     """Return a launch attribute of a kernel node, zero if it was not set."""
     work = work_of(handle, KernelWork)
-    given = int(work.cooperative).to_bytes(4, "little") if attribute == 2 else b""
-    return work.attributes.get(attribute, given).ljust(structs.ATTRIBUTE_BYTES, b"\0")
+    given = int(work.cooperative).to_bytes(4, "little") if attribute == COOPERATIVE else b""
+    return work.attributes.get(attribute, given).ljust(VALUE_BYTES, b"\0")
 
 
 def set_kernel_attribute(handle: int, attribute: int, value: Any) -> None:
     """Set a launch attribute of a kernel node: COOPERATIVE, or a hint; NOT_SUPPORTED for others."""
     work = work_of(handle, KernelWork)
     address = structs.address_of(value, "CUkernelNodeAttrValue")
-    data = ctypes.string_at(address, structs.ATTRIBUTE_BYTES)
+    data = ctypes.string_at(address, VALUE_BYTES)
     _set(handle, parameters.with_attribute(work, attribute, data))
 
 
@@ -240,7 +241,7 @@ def set_fill(handle: int, given: Any) -> None:
 
 def allocation_parameters(handle: int) -> bytes:
     """Return an allocation node's parameters, with the address of the memory."""
-    return parameters.allocation_bytes(work_of(handle, AllocateWork))
+    return memory.node_bytes(work_of(handle, AllocateWork))
 
 
 def freed_address(handle: int) -> int:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from attrs import evolve
 
 from pympsd.vocabulary.results import Result
+from pympsd.wire.graph_items import ConditionalKind
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.kernel_parameters import flat
+from pympsd_client._arguments.launch_attributes import COOPERATIVE, HINTS, name_of, not_there
 from pympsd_client._arguments.structs import Copy3D
 from pympsd_client._arguments.values import InMemory
 from pympsd_client._graphs import graph as graphs
+from pympsd_client._graphs import memory
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.graph import Graph
 from pympsd_client._graphs.work import (
@@ -36,24 +38,18 @@ from pympsd_client._graphs.work import (
 )
 from pympsd_client._objects import host_function
 from pympsd_client._objects.code.library import function_of
-from pympsd_client._objects.context import Context, context_of, context_on, current
+from pympsd_client._objects.context import Context, context_of, current
 from pympsd_client._objects.event import events
 from pympsd_client._objects.launch import checked_shape
 from pympsd_client._objects.memory import check_fill, owner
 from pympsd_client._objects.occupancy import check_cooperative
 from pympsd_client._objects.pinned_memory import pinned
-from pympsd_client._objects.pools import graph_memory
-from pympsd_client._objects.process import process
 
 CHILD_CLONED, CHILD_MOVED = 0, 1
 """CUgraphChildGraphNodeOwnership."""
-_IF, _WHILE, _SWITCH = range(3)
-_COOPERATIVE: Final = 2
-_PINNED, _DEVICE = 1, 1
-"""CUmemAllocationType, CUmemLocationType."""
-_DEVICES_LIMIT: Final = 1 << 10
 _ELEMENTS: Final = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF}
-_BODIES_LIMIT: Final = 1 << 12
+_BODIES: Final[dict[int, int]] = {ConditionalKind.IF: 2, ConditionalKind.WHILE: 1, ConditionalKind.SWITCH: 1 << 12}
+"""The most bodies of a conditional node."""
 
 
 def _context(handle: int) -> Context:
@@ -91,22 +87,14 @@ def kernel_bytes(work: KernelWork) -> bytes:
 
 def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
     """Return the work with a launch attribute set; NOT_SUPPORTED for one that has an effect which is not there."""
-    if number == _COOPERATIVE:
+    if number == COOPERATIVE:
         cooperative = bool(int.from_bytes(value[:4], "little"))
         if cooperative:
             check_cooperative(work.function, work.shape)
         return evolve(work, cooperative=cooperative, attributes={**work.attributes, number: value})
-    if number not in HINTS and any(value):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            f"pympsd does not have the kernel node attribute {number}; it has COOPERATIVE (2), and takes the hints "
-            f"{sorted(HINTS)}",
-        )
+    if name_of(number) not in HINTS and any(value):
+        raise not_there(name_of(number), f"COOPERATIVE, and takes the hints {', '.join(sorted(HINTS))}")
     return evolve(work, attributes={**work.attributes, number: value})
-
-
-HINTS: Final = frozenset({0, 1, 3, 5, 8, 9, 10, 14})
-"""Launch attributes that change no result: access policy window, synchronization policy, priority, domains ..."""
 
 
 # --- copies and fills
@@ -143,60 +131,6 @@ def fill_bytes(work: FillWork) -> bytes:
     """Return a CUDA_MEMSET_NODE_PARAMS."""
     fields = (work.destination, work.pitch, work.value, work.element_bytes, work.width, work.height)
     return bytes(structs.FillParameters(*fields))
-
-
-# --- memory
-
-
-def allocation_at(address: int) -> AllocateWork:
-    """Return the work of a CUDA_MEM_ALLOC_NODE_PARAMS in memory, and write the address of the new memory there."""
-    raw = structs.AllocationParameters.from_address(address)
-    if raw.allocType != _PINNED or raw.locationType != _DEVICE or raw.handleTypes:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            "graphs allocate memory of a device: CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, without "
-            "handles",
-        )
-    context = context_on(process.device(raw.locationId).ordinal)
-    if raw.accessDescCount > _DEVICES_LIMIT:
-        raise invalid_value(f"{raw.accessDescCount} access descriptions")
-    size = structs.ACCESS_BYTES * raw.accessDescCount
-    accesses = ctypes.string_at(raw.accessDescs, size) if raw.accessDescs else b""
-    for at in range(0, len(accesses), structs.ACCESS_BYTES):
-        kind, number, _ = struct.unpack_from("=iii", accesses, at)
-        if (kind, number) != (_DEVICE, raw.locationId):
-            raise CudaError(Result.ERROR_NOT_SUPPORTED, "no other device can reach the memory of a graph")
-    properties = ctypes.string_at(address, structs.AllocationParameters.accessDescs.offset)
-    work = AllocateWork(graph_memory.allocate(raw.bytesize, context), properties, accesses)
-    raw.dptr = work.allocation.handle
-    return work
-
-
-def allocation(size: int, context: Context) -> AllocateWork:
-    """Return the work of an allocation of device memory, as cuMemAllocAsync in a capturing stream makes it."""
-    head = struct.pack("=iiii", _PINNED, 0, _DEVICE, context.device.number)
-    properties = head.ljust(structs.AllocationParameters.accessDescs.offset, b"\0")
-    return AllocateWork(graph_memory.allocate(size, context), properties, b"")
-
-
-def allocation_bytes(work: AllocateWork) -> bytes:
-    """Return a CUDA_MEM_ALLOC_NODE_PARAMS."""
-    count = len(work.accesses) // structs.ACCESS_BYTES
-    return work.properties + struct.pack("=QQQQ", work.array, count, work.allocation.size, work.allocation.handle)
-
-
-def free_of(graph: Graph, address: int) -> FreeWork:
-    """Return the work of freeing memory of a graph; INVALID_VALUE for any other, or if the graph frees it already."""
-    nodes = works.all_nodes(graph).values()
-    if any(isinstance(node.work, FreeWork) and node.work.address == address for node in nodes):
-        raise invalid_value(f"the graph frees {address:#x} already")
-    owned = any(isinstance(node.work, AllocateWork) and node.work.allocation.handle == address for node in nodes)
-    if not owned and not any(
-        isinstance(node.work, AllocateWork) and node.work.allocation.handle == address
-        for node in tuple(graphs.nodes.values())
-    ):
-        raise invalid_value(f"{address:#x} is not memory of an allocation node")
-    return FreeWork(address)
 
 
 # --- host functions, events
@@ -238,6 +172,14 @@ def child_of(graph: Graph, handle: int, ownership: int) -> Graph:
     return child
 
 
+def _with_outer(graph: Graph) -> Iterator[Graph]:
+    """Yield a graph, and those that it is in."""
+    yield graph
+    while graph.of is not None:
+        graph = graph.of.graph
+        yield graph
+
+
 conditions: Final[dict[int, ConditionalHandle]] = {}
 """Conditional handles of this process."""
 
@@ -246,9 +188,9 @@ def conditional_at(graph: Graph, address: int) -> ConditionalWork:
     """Return the work of a CUDA_CONDITIONAL_NODE_PARAMS in memory, and point it to the new bodies."""
     raw = structs.ConditionalParameters.from_address(address)
     condition = conditions.get(raw.handle)
-    if condition is None or condition.graph is not graph:
-        raise invalid_value(f"{raw.handle:#x} is no conditional handle of this graph")
-    most = {_IF: 2, _WHILE: 1, _SWITCH: _BODIES_LIMIT}.get(raw.type, 0)
+    if condition is None or not any(condition.graph is each for each in _with_outer(graph)):
+        raise invalid_value(f"{raw.handle:#x} is no conditional handle of this graph, nor of one that it is in")
+    most = _BODIES.get(raw.type, 0)
     if not 1 <= raw.size <= most:
         raise invalid_value(f"a conditional node of type {raw.type} has 1 to {most} bodies, not {raw.size}")
     work = ConditionalWork(condition, raw.type, tuple(graphs.new() for _ in range(raw.size)))
@@ -258,9 +200,8 @@ def conditional_at(graph: Graph, address: int) -> ConditionalWork:
 
 def conditional_bytes(work: ConditionalWork) -> bytes:
     """Return a CUDA_CONDITIONAL_NODE_PARAMS."""
-    context = work.condition.context
-    handle = 0 if context is None else context.handle
-    fields = (work.condition.handle, work.kind, len(work.bodies), work.array, handle)
+    condition = work.condition
+    fields = (condition.handle, work.kind, len(work.bodies), work.array, condition.context.handle)
     return bytes(structs.ConditionalParameters(*fields))
 
 
@@ -279,7 +220,7 @@ def _event_at(address: int) -> int:
 _READERS: Final[dict[int, Callable[[int], Any]]] = {
     NodeType.KERNEL: kernel_at,
     NodeType.MEMCPY: _copy_any,
-    NodeType.MEM_ALLOC: allocation_at,
+    NodeType.MEM_ALLOC: memory.node_at,
     NodeType.MEMSET: lambda address: fill_at(address, structs.FillParametersWithContext.from_address(address).ctx),
     NodeType.HOST: host_at,
     NodeType.EMPTY: lambda address: EmptyWork(),
@@ -298,7 +239,7 @@ def any_at(graph: Graph, address: int) -> Any:
     if kind == NodeType.CONDITIONAL:
         return conditional_at(graph, at)
     if kind == NodeType.MEM_FREE:
-        return free_of(graph, ctypes.c_uint64.from_address(at).value)
+        return memory.free_of(graph, ctypes.c_uint64.from_address(at).value)
     read = _READERS.get(kind)
     if read is None:
         raise CudaError(
@@ -332,7 +273,7 @@ def _any_bytes(work: Any) -> bytes:
         case ConditionalWork():
             return conditional_bytes(work)
         case AllocateWork():
-            return allocation_bytes(work)
+            return memory.node_bytes(work)
         case FreeWork():
             return work.address.to_bytes(8, "little")
     return b""

@@ -139,7 +139,7 @@ class ConditionalHandle:
     graph: Graph
     default: int
     assigns: bool
-    context: Context | None
+    context: Context
 
 
 @define(eq=False)

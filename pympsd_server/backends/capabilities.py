@@ -29,6 +29,8 @@ class Capabilities:
     """Whether clients map memory at addresses that they choose (``create_memory``, ``map_memory`` ...)."""
     maps_host_memory: bool = False
     """Whether kernels can access memory given to ``register_host_memory`` by its address."""
+    evaluates_conditions: bool = False
+    """Whether graphs have conditional nodes (``condition``, ``call``)."""
 
 
 class Limit(IntEnum):

@@ -18,6 +18,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.capabilities import Capabilities, Limit
+from pympsd_server.backends.conditions import EvaluatesConditions
 from pympsd_server.backends.virtual_memory import MapsMemory
 
 
@@ -214,7 +215,7 @@ class Module(Protocol):
         """Free it once its running kernels have ended."""
 
 
-class Context(MapsMemory, Protocol):
+class Context(MapsMemory, EvaluatesConditions, Protocol):
     """One client context: its memory, modules and streams. Destroying it frees all of them."""
 
     def allocate(self, count: int) -> int:

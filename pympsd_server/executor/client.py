@@ -13,6 +13,7 @@ from pympsd_server.backends.interface import BackendError, Outcome
 from pympsd_server.executor.answers import AnswerWriter
 from pympsd_server.executor.backpressure import Backpressure
 from pympsd_server.executor.client_context import ClientContext
+from pympsd_server.executor.graphs.streams import StreamBudget
 from pympsd_server.executor.host_memory.pinned import PinnedMemory
 from pympsd_server.executor.native_mirror import NativeMirror
 from pympsd_server.executor.operations.shared_events import SharedEvents
@@ -40,7 +41,9 @@ class Client:
         self._native = native
         self.contexts: dict[int, ClientContext] = {}
         answers = AnswerWriter(stream, native)
-        self.resources = ClientResources(answers, Backpressure(), staging, pinned, self.contexts, shared_events)
+        self.resources = ClientResources(
+            answers, Backpressure(), staging, pinned, StreamBudget(), self.contexts, shared_events
+        )
         self._latest = 0
         """The greatest serial of this client's contexts so far."""
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)

@@ -13,6 +13,7 @@ from pympsd_server.backends.interface import BackendError, Completion, Outcome
 from pympsd_server.executor.answers import AnswerWriter
 from pympsd_server.executor.backpressure import Backpressure
 from pympsd_server.executor.client_context import ClientContext
+from pympsd_server.executor.graphs.streams import StreamBudget
 from pympsd_server.executor.host_memory.pinned import PinnedMemory
 from pympsd_server.executor.operations.shared_events import SharedEvents
 
@@ -29,6 +30,7 @@ class ClientResources:
     staging: memoryview
     """The shared memory for bulk data."""
     pinned: PinnedMemory
+    graph_streams: StreamBudget
     contexts: Mapping[int, ClientContext]
     """By the owner's serials, as named in records."""
     shared_events: SharedEvents

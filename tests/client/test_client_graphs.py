@@ -368,26 +368,6 @@ def test_executable_graphs_end_with_their_context(bench: Bench) -> None:
     assert cuda.cuGraphInstantiate(bench.graph, 0)[0] == R.CUDA_ERROR_CONTEXT_IS_DESTROYED
 
 
-def test_conditional_nodes_run_the_body_of_their_default(bench: Bench) -> None:
-    for default, size, expected in ((1, 2, [1, 0]), (0, 2, [0, 2]), (0, 1, [0, 0])):
-        ok(cuda.cuMemsetD32(bench.words, 0, 16))
-        graph = ok(cuda.cuGraphCreate(0))
-        handle = ok(cuda.cuGraphConditionalHandleCreate(graph, bench.context, default, 1))
-        given = cuda.CUgraphNodeParams()
-        given.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
-        given.conditional.handle, given.conditional.size = handle, size
-        given.conditional.type = cuda.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_IF
-        ok(cuda.cuGraphAddNode(graph, None, None, 0, given))
-        for place, body in enumerate(given.conditional.phGraph_out):
-            ok(cuda.cuGraphAddKernelNode(body, None, 0, bench.store(place, place + 1)))
-        bench.run(ok(cuda.cuGraphInstantiate(graph, 0)))
-        assert bench.read()[:2] == expected
-    given.conditional.size = 3
-    assert cuda.cuGraphAddNode(graph, None, None, 0, given) == (*INVALID, None)
-    given.conditional.handle = cuda.CUgraphConditionalHandle(12)
-    assert cuda.cuGraphAddNode(graph, None, None, 0, given) == (*INVALID, None)
-
-
 def test_user_objects_live_as_long_as_a_graph_that_holds_them(bench: Bench) -> None:
     ended: list[int] = []
     destroy = HOST_FN(ended.append)
@@ -405,6 +385,18 @@ def test_user_objects_live_as_long_as_a_graph_that_holds_them(bench: Bench) -> N
     assert cuda.cuUserObjectRelease(item, 1) == INVALID
     assert cuda.cuUserObjectCreate(7, address, 1, 0) == (*INVALID, None)
     assert cuda.cuUserObjectCreate(7, 0, 1, 1) == (*INVALID, None)
+
+
+def test_kernels_launch_no_graphs(bench: Bench) -> None:
+    ok(cuda.cuGraphAddKernelNode(*bench.after(), bench.store(0, 2)))
+    flags = cuda.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH
+    for given in (flags, flags | 2):
+        assert cuda.cuGraphInstantiate(bench.graph, given)[0] == R.CUDA_ERROR_NOT_SUPPORTED
+        assert "CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH" in last_error()
+    parameters = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
+    parameters.flags = flags
+    assert cuda.cuGraphInstantiateWithParams(bench.graph, parameters)[0] == R.CUDA_ERROR_NOT_SUPPORTED
+    assert parameters.result_out.name == "CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED"
 
 
 def test_a_graph_as_a_file(bench: Bench, tmp_path: Path) -> None:
@@ -500,6 +492,50 @@ def test_memory_that_a_graph_leaves_is_freed_by_the_program(bench: Bench) -> Non
         bench.run(again)
 
 
+@pytest.mark.parametrize(("kind", "place"), [("MANAGED", "DEVICE"), ("PINNED", "HOST")])
+def test_memory_of_a_graph_that_the_program_reaches(bench: Bench, kind: str, place: str) -> None:
+    before, given = used(), allocation()
+    given.poolProps.allocType = getattr(cuda.CUmemAllocationType, f"CU_MEM_ALLOCATION_TYPE_{kind}")
+    given.poolProps.location.type = getattr(cuda.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{place}")
+    node = ok(cuda.cuGraphAddMemAllocNode(*bench.after(), given))
+    got, address = ok(cuda.cuGraphMemAllocNodeGetParams(node)), int(given.dptr)
+    assert (got.poolProps.allocType, got.poolProps.location.type) == (
+        given.poolProps.allocType, given.poolProps.location.type,
+    )  # fmt: skip
+    filled, stored = bench.fill(6), bench.store(0, 7)
+    filled.dst, stored.kernelParams = address, ((address + 4, 7), STORE)
+    fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(node), filled, bench.context))
+    store = ok(cuda.cuGraphAddKernelNode(*bench.after(fill), stored))
+    ok(cuda.cuGraphAddMemcpyNode(*bench.after(store), bench.copy(bench.words, address, 64), bench.context))
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    assert cuda.cuMemFree(address) == INVALID, "not launched yet"
+    bench.run(executable)
+    assert bench.read() == [6, 7, *[6] * 14]
+    assert list((ctypes.c_uint32 * 3).from_address(address)) == [6, 7, 6]
+    is_managed = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED
+    assert bool(ok(cuda.cuPointerGetAttribute(is_managed, address))) == (kind == "MANAGED")
+    ok(cuda.cuMemFreeAsync(address, bench.stream))
+    ok(cuda.cuGraphExecDestroy(executable))
+    ok(cuda.cuGraphDestroy(bench.graph))
+    assert used() == before
+    with open("/proc/self/maps") as maps:
+        assert f"{address:x}-" not in maps.read()
+
+
+def test_a_capturing_stream_allocates_what_the_pool_has(bench: Bench) -> None:
+    given = cuda.CUmemPoolProps()
+    given.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
+    given.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    pool = ok(cuda.cuMemPoolCreate(given))
+    ok(cuda.cuStreamBeginCapture(bench.stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+    address = int(ok(cuda.cuMemAllocFromPoolAsync(64, pool, bench.stream)))
+    ok(cuda.cuMemsetD32Async(address, 5, 16, bench.stream))
+    bench.run(ok(cuda.cuGraphInstantiate(ok(cuda.cuStreamEndCapture(bench.stream)), 0)))
+    assert (ctypes.c_uint32 * 16).from_address(address)[15] == 5
+    ok(cuda.cuMemFree(address))
+    ok(cuda.cuMemPoolDestroy(pool))
+
+
 def test_what_graphs_do_not_allocate(bench: Bench) -> None:
     assert cuda.cuGraphAddMemAllocNode(*bench.after(), allocation(0)) == (*INVALID, None)
     huge = cuda.cuGraphAddMemAllocNode(*bench.after(), allocation(1 << 63))
@@ -507,9 +543,15 @@ def test_what_graphs_do_not_allocate(bench: Bench) -> None:
     elsewhere = allocation()
     elsewhere.poolProps.location.id = 77
     assert cuda.cuGraphAddMemAllocNode(*bench.after(), elsewhere) == (R.CUDA_ERROR_INVALID_DEVICE, None)
-    managed = allocation()
-    managed.poolProps.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_INVALID
-    assert cuda.cuGraphAddMemAllocNode(*bench.after(), managed) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
+    exported = allocation()
+    exported.poolProps.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    assert cuda.cuGraphAddMemAllocNode(*bench.after(), exported) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
+    of_no_kind = allocation()
+    of_no_kind.poolProps.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_INVALID
+    assert cuda.cuGraphAddMemAllocNode(*bench.after(), of_no_kind) == (*INVALID, None)
+    at_a_node = allocation()
+    at_a_node.poolProps.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
+    assert cuda.cuGraphAddMemAllocNode(*bench.after(), at_a_node) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
     for address in (0, bench.words, 1 << 63):
         assert cuda.cuGraphAddMemFreeNode(*bench.after(), address) == (*INVALID, None)
     assert ok(cuda.cuGraphGetNodes(bench.graph))[1] == 0

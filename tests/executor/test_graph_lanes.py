@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd_server.executor.graph import places
+from pympsd_server.executor.graphs.lanes import places
 
 
 @st.composite

@@ -8,8 +8,10 @@ import pytest
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
-from pympsd.wire.graph_items import EDGE_LIMIT, ITEM_LIMIT, GraphItem, encode
+from pympsd.wire.graph_items import EDGE_LIMIT, ITEM_LIMIT, Conditional, ConditionalKind, GraphItem, encode
 from pympsd_server.executor.backpressure import HALF
+from pympsd_server.executor.graphs.streams import CLIENT_STREAM_LIMIT
+from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import EMPTY, STORE, RawClient
 
 QUIET = records.FLAG_QUIET
@@ -245,3 +247,58 @@ def test_too_large_a_graph_is_refused(client: RawClient, items: list[GraphItem])
         client.good("GRAPH_PART", handle, 0, len(piece))
     answer = client.call("INSTANTIATE_GRAPH", handle)
     assert (answer.result, "at most" in answer.reason) == (Result.ERROR_NOT_SUPPORTED, True)
+
+
+def conditional(*body: GraphItem, default: int | None = 1, kind: ConditionalKind = ConditionalKind.IF) -> GraphItem:
+    return GraphItem(b"", (), Conditional(5, kind, default, (body,)))
+
+
+def test_a_conditional_node_executes_its_body_by_the_default(client: RawClient) -> None:
+    module, _ = client.load()
+    for default, expected in ((1, 9), (0, 0), (None, 0)):
+        address = client.allocate(4)
+        graph = make(client, conditional(GraphItem(store(client, module, address, 9)), default=default))
+        client.send("LAUNCH_GRAPH", 0, graph)
+        assert struct.unpack("=I", client.read(address, 4)) == (expected,), default
+        client.send("DESTROY_GRAPH", graph)
+
+
+def test_an_endless_loop_ends_with_its_client(executor: ExecutorOwner) -> None:
+    client, other = executor.attach(), executor.attach(2, 2)
+    graph = make(client, conditional(kind=ConditionalKind.WHILE))
+    client.send("LAUNCH_GRAPH", 0, graph)
+    other.good("SYNCHRONIZE_CONTEXT")
+    assert client.call("QUERY_STREAM", 0).result == Result.ERROR_NOT_READY
+    client.send("DESTROY_GRAPH", graph)
+    assert client.call("QUERY_STREAM", 0).result == Result.ERROR_NOT_READY
+    client.stream.close()
+    module, _ = other.load()
+    address = other.allocate(4)
+    other.post(store(other, module, address, 4))
+    assert other.read(address, 4) == struct.pack("=I", 4)
+
+
+def test_what_cannot_be_in_a_body(client: RawClient) -> None:
+    for name in ("HOST_FUNCTION", "RECORD_EVENT", "WAIT_EVENT", "LAUNCH_GRAPH"):
+        record = records.pack(name, client.context, 0, *[0] * len(records.BY_NAME[name].operands))
+        data = encode([conditional(conditional(GraphItem(record)))])
+        result = client.call("INSTANTIATE_GRAPH", upload(client, data)).result
+        assert result == Result.ERROR_NOT_SUPPORTED, name
+
+
+def test_the_streams_of_a_clients_graphs_are_limited_and_given_back(client: RawClient) -> None:
+    wide = encode([GraphItem(b"")] * 16)
+    graphs = []
+    for _ in range(CLIENT_STREAM_LIMIT // 15):
+        graphs.append(upload(client, wide))
+        client.good("INSTANTIATE_GRAPH", graphs[-1])
+    refused = client.call("INSTANTIATE_GRAPH", upload(client, wide))
+    assert (refused.result, "destroy executable graphs" in refused.reason) == (Result.ERROR_OUT_OF_MEMORY, True)
+    client.send("DESTROY_GRAPH", graphs.pop())
+    client.good("INSTANTIATE_GRAPH", upload(client, wide))
+    plain = make(client, conditional())  # the rest of the limit
+    client.send("LAUNCH_GRAPH", 0, plain)
+    client.good("SYNCHRONIZE_CONTEXT")
+    for graph in graphs:
+        client.send("DESTROY_GRAPH", graph)
+    client.good("INSTANTIATE_GRAPH", upload(client, wide))

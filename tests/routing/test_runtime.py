@@ -120,3 +120,61 @@ ok(runtime.cudaMemsetAsync(memory, 1, 64, stream))
 print(ok(runtime.cudaGraphGetNodes(ok(runtime.cudaStreamEndCapture(stream))))[1])
 """
     assert run(program, begin=BEGINNING).stdout.splitlines() == ["True 2", "1"]
+
+
+def test_nodes_of_any_kind(run: Run) -> None:
+    program = """
+from cuda.bindings import driver
+ok(runtime.cudaFree(0))
+module = ok(driver.cuModuleLoadData(b'''.version 8.3
+.target sm_70
+.address_size 64
+.extern .func cudaGraphSetConditional (.param .b64 handle, .param .b32 value);
+.visible .entry count_down(.param .u64 handle, .param .u64 where)
+{
+    .reg .b32 %r<2>; .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [handle]; ld.param.u64 %rd2, [where];
+    ld.global.u32 %r1, [%rd2]; sub.u32 %r1, %r1, 1; st.global.u32 [%rd2], %r1;
+    { .param .b64 p0; st.param.b64 [p0], %rd1; .param .b32 p1; st.param.b32 [p1], %r1;
+      call.uni cudaGraphSetConditional, (p0, p1); }
+    ret;
+}'''))
+Type = runtime.cudaGraphNodeType
+
+def node(graph, kind, *after):
+    given = runtime.cudaGraphNodeParams()
+    given.type = kind
+    yield given
+    yield ok(runtime.cudaGraphAddNode(graph, list(after), None, len(after), given))
+
+stream, graph, memory = ok(runtime.cudaStreamCreate()), ok(runtime.cudaGraphCreate(0)), ok(runtime.cudaMalloc(8))
+handle = ok(runtime.cudaGraphConditionalHandleCreate(graph, 1, 1))
+same = ok(runtime.cudaGraphConditionalHandleCreate_v2(graph, None, 1, 1))
+fill = node(graph, Type.cudaGraphNodeTypeMemset)
+given = next(fill)
+given.memset.dst, given.memset.value, given.memset.elementSize = memory, 5, 4
+given.memset.width, given.memset.height = 2, 1
+loop = node(graph, Type.cudaGraphNodeTypeConditional, next(fill))
+given = next(loop)
+given.conditional.handle, given.conditional.size = handle, 1
+given.conditional.type = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeWhile
+looped, host = next(loop), (ctypes.c_uint * 2)()
+kernel = node(given.conditional.phGraph_out[0], Type.cudaGraphNodeTypeKernel)
+given = next(kernel)
+given.kernel.func = int(ok(driver.cuModuleGetFunction(module, b"count_down")))
+for dimensions in (given.kernel.gridDim, given.kernel.blockDim):
+    dimensions.x = dimensions.y = dimensions.z = 1
+given.kernel.kernelParams = ((int(handle), memory), (ctypes.c_uint64, ctypes.c_uint64))
+next(kernel)
+copy = node(graph, Type.cudaGraphNodeTypeMemcpy, looped)
+given = next(copy)
+given.memcpy.copyParams.srcPtr = runtime.make_cudaPitchedPtr(memory, 8, 8, 1)
+given.memcpy.copyParams.dstPtr = runtime.make_cudaPitchedPtr(ctypes.addressof(host), 8, 8, 1)
+given.memcpy.copyParams.extent = runtime.make_cudaExtent(8, 1, 1)
+given.memcpy.copyParams.kind = Kind.cudaMemcpyDeviceToHost
+next(copy)
+ready = ok(runtime.cudaGraphInstantiate(graph, 0))
+ok(runtime.cudaGraphLaunch(ready, stream)); ok(runtime.cudaStreamSynchronize(stream))
+print(list(host), ok(runtime.cudaGraphGetNodes(graph))[1])
+"""
+    assert run(program, begin=BEGINNING).stdout == "[0, 5] 3\n"

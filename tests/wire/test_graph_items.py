@@ -8,20 +8,40 @@ from hypothesis import strategies as st
 
 from pympsd.wire import graph_items, records
 from pympsd.wire.errors import RemoteError
-from pympsd.wire.graph_items import GraphItem
+from pympsd.wire.graph_items import NESTING_LIMIT, Conditional, ConditionalKind, GraphItem, TooLarge
 
 LAUNCH = records.pack("LAUNCH", 1, 2, *range(11), tail=b"12345")
 
 
 @st.composite
-def some_items(draw: st.DrawFn) -> list[GraphItem]:
-    """Items that depend on earlier ones."""
+def some_items(draw: st.DrawFn, depth: int = 0) -> list[GraphItem]:
+    """Items that depend on earlier ones, some of them with bodies."""
     items: list[GraphItem] = []
-    for index in range(draw(st.integers(0, 8))):
+    for index in range(draw(st.integers(0, 8 >> 2 * depth))):
         record = draw(st.sampled_from((b"", LAUNCH, records.pack("FILL", 1, 0, *range(7)))))
         earlier = draw(st.lists(st.integers(0, index - 1), max_size=4)) if index else []
-        items.append(GraphItem(record, tuple(earlier)))
+        conditional = None
+        if not record and depth < 2:
+            conditional = draw(st.none() | some_conditionals(depth + 1))
+        items.append(GraphItem(record, tuple(earlier), conditional))
     return items
+
+
+@st.composite
+def some_conditionals(draw: st.DrawFn, depth: int) -> Conditional:
+    """A conditional node with one to three bodies."""
+    bodies = draw(st.lists(some_items(depth).map(tuple), min_size=1, max_size=3))
+    numbers = st.integers(0, (1 << 32) - 1)
+    kind = draw(st.sampled_from(ConditionalKind))
+    return Conditional(draw(st.integers(0, (1 << 64) - 1)), kind, draw(st.none() | numbers), tuple(bodies))
+
+
+def nested(depth: int) -> GraphItem:
+    """An item with bodies within each other."""
+    item = GraphItem(LAUNCH)
+    for _ in range(depth):
+        item = GraphItem(b"", (), Conditional(1, ConditionalKind.WHILE, None, ((item,),)))
+    return item
 
 
 @given(some_items())
@@ -38,8 +58,23 @@ def test_changed_bytes_are_items_or_refused(items: list[GraphItem], place: int, 
         found = graph_items.decode(bytes(data))
     except RemoteError:
         return
-    for index, item in enumerate(found):
+    check_order(found)
+
+
+def check_order(items: tuple[GraphItem, ...]) -> None:
+    """Every item depends on earlier ones only."""
+    for index, item in enumerate(items):
         assert all(each < index for each in item.dependencies)
+        for body in item.conditional.bodies if item.conditional is not None else ():
+            check_order(body)
+
+
+def test_bodies_nest_up_to_a_limit() -> None:
+    assert graph_items.decode(graph_items.encode([nested(NESTING_LIMIT)])) == (nested(NESTING_LIMIT),)
+    with pytest.raises(TooLarge, match=str(NESTING_LIMIT)):
+        graph_items.decode(graph_items.encode([nested(NESTING_LIMIT + 1)]))
+    with pytest.raises(TooLarge):
+        graph_items.decode(graph_items.encode([nested(500)]))
 
 
 @pytest.mark.parametrize(
@@ -51,6 +86,8 @@ def test_changed_bytes_are_items_or_refused(items: list[GraphItem], place: int, 
         graph_items.encode([GraphItem(b"", (1,)), GraphItem(b"")]),
         graph_items.encode([GraphItem(bytes(8))]),
         graph_items.encode([GraphItem(bytes(25))]),
+        graph_items.encode([nested(1)])[:-8],
+        graph_items.encode([nested(2)]).replace((1).to_bytes(4, "little") * 2, (9).to_bytes(4, "little") * 2),
         b"\xff" * 64,
     ],
 )

@@ -40,8 +40,9 @@ def allocate(size: int, stream: int) -> int:
     OUT_OF_MEMORY. As the driver does, return 0 for 0 bytes.
     """
     context, its_stream = resolve(stream)
-    taken = by.takes_allocation(context, its_stream, size) if (by := intercepted.by) is not None else 0
-    return taken or pools.current(*of_device(context.device)).allocate(size, context, its_stream)
+    kind, device = of_device(context.device)
+    taken = by.takes_allocation(context, its_stream, size, kind) if (by := intercepted.by) is not None else 0
+    return taken or pools.current(kind, device).allocate(size, context, its_stream)
 
 
 def allocate_from(size: int, pool: int, stream: int) -> int:
@@ -53,7 +54,8 @@ def allocate_from(size: int, pool: int, stream: int) -> int:
     found = pools.find(pool)
     if found.device is not None and found.device.number != context.device.number:
         raise invalid_value(f"the pool is of device {found.device.number}, the stream of {context.device.number}")
-    taken = by.takes_allocation(context, its_stream, size) if (by := intercepted.by) is not None else 0
+    by = intercepted.by
+    taken = by.takes_allocation(context, its_stream, size, found.kind) if by is not None else 0
     return taken or found.allocate(size, context, its_stream)
 
 
@@ -111,7 +113,7 @@ def create(properties: PoolProperties | None) -> int:
     """
     if properties is None:
         raise invalid_value("the properties of the pool are NULL")
-    kind, device = _kind(properties.location, properties.allocation_type)
+    kind, device = kind_of(properties.location, properties.allocation_type)
     if properties.handle_types:
         _check_exported(properties.handle_types, kind, device)
     if properties.usage:
@@ -131,8 +133,8 @@ def _check_exported(handle_types: int, kind: PoolKind, device: Device | None) ->
         )
 
 
-def _kind(location: Location, allocation_type: int) -> tuple[PoolKind, Device | None]:
-    """Return what memory a pool has that is created so, and whose; INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED."""
+def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Device | None]:
+    """Return what memory a pool created so has, and whose it is; INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED."""
     if allocation_type not in (_PINNED, _MANAGED):
         raise invalid_value(f"there is no allocation type {allocation_type}")
     is_managed = allocation_type == _MANAGED
@@ -183,7 +185,7 @@ def set_current_at(location: Location | None, kind: int, pool: int) -> None:
 def _at(location: Location | None, kind: int) -> tuple[PoolKind, Device | None]:
     if location is None:
         raise invalid_value("the location is NULL")
-    return _kind(location, kind)
+    return kind_of(location, kind)
 
 
 # --- attributes

@@ -16,13 +16,14 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import BY_OPCODE, FLAG_QUIET, HEADER, STREAM_LEGACY, Completion, Kind, Operation, Use
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream.interception import HostFunction, intercepted
-from pympsd_client._graphs import parameters
+from pympsd_client._graphs import memory
 from pympsd_client._graphs.capture.captures import Captures, invalidated, waits_for_legacy
 from pympsd_client._graphs.capture.record_work import work_of_record
 from pympsd_client._graphs.capture.sequence import GLOBAL, RELAXED, Capture, Place
 from pympsd_client._graphs.work import CopyWork, HostWork
 from pympsd_client._objects.context import Context, when_closed
 from pympsd_client._objects.event import events
+from pympsd_client._objects.pools.pool import PoolKind
 
 _UNSAFE: Final = frozenset(
     {
@@ -44,14 +45,14 @@ class CapturingInterceptor(Captures):
         """Take a copy with pageable host memory."""
         return self.add((context, stream), lambda: CopyWork(make(), context))
 
-    def takes_allocation(self, context: Context, stream: int, size: int) -> int:
+    def takes_allocation(self, context: Context, stream: int, size: int, kind: PoolKind) -> int:
         """Take an allocation of stream-ordered memory: it is the graph's."""
         with self._lock:
             found = self.active((context, stream))
             if found is None or size == 0:
                 return 0
             with self.lifted():
-                work = parameters.allocation(size, context)
+                work = memory.node_of(size, context, kind)
             found.add((context, stream), work)
             return work.allocation.handle
 
@@ -60,7 +61,7 @@ class CapturingInterceptor(Captures):
         with self._lock:
             found = self.active((context, stream))
             if found is not None:
-                found.add((context, stream), parameters.free_of(found.graph, address))
+                found.add((context, stream), memory.free_of(found.graph, address))
             return found is not None
 
     @contextmanager

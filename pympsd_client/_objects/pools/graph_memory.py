@@ -10,11 +10,14 @@ from typing import Final
 
 from attrs import define, field
 
+from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.memory import Allocation, allocations
 from pympsd_client._objects.pools.arena import rounded
+from pympsd_client._objects.pools.pool import PoolKind
+from pympsd_client._objects.shared_pinned_memory import SharedPages, share
 
 
 class Usage:
@@ -44,6 +47,8 @@ def usage_of(number: int) -> Usage:
 class GraphAllocation(Allocation):
     """The memory of an allocation node. ``holders``: the graphs that have the node, and its use outside of them."""
 
+    pages: SharedPages | None = field(default=None, kw_only=True)
+    """Those of managed and host memory, which the program reaches too."""
     holders: int = field(default=1, init=False)
     is_live: bool = field(default=False, init=False)
     """Whether a launched graph has left it to the program."""
@@ -61,7 +66,9 @@ class GraphAllocation(Allocation):
             is_last = not self.holders
         if is_last:
             usage_of(self.context.device.number).change(-rounded(self.size))
-            if self.context.active and self.context.sticky_error is None:
+            if self.pages is not None:
+                self.pages.close()
+            elif self.context.active and self.context.sticky_error is None:
                 super().free_in_order(self.context, 0)
 
     def begin(self) -> None:
@@ -88,13 +95,22 @@ class GraphAllocation(Allocation):
         self.end()
 
 
-def allocate(size: int, context: Context) -> GraphAllocation:
-    """Return memory for an allocation node; raise CudaError."""
+def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
+    """Return memory for an allocation node, as a pool of this kind has; raise CudaError."""
     if size == 0:
         raise invalid_value("an allocation has at least 1 byte")
-    (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, size))
+    if size > context.device.facts.memory_bytes:
+        raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
+    if kind.is_shared:
+        pages = share(context, size)
+        made = GraphAllocation(pages.address, context, size, pages=pages)
+        made.is_managed, made.is_host = kind.is_managed, kind.is_host
+        allocations.any_shared = True
+    else:
+        (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, size))
+        made = GraphAllocation(int(address), context, size)
     usage_of(context.device.number).change(rounded(size))
-    return GraphAllocation(int(address), context, size)
+    return made
 
 
 def live_at(address: int) -> GraphAllocation | None:

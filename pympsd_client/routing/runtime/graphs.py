@@ -6,6 +6,7 @@ import ctypes
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
+from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._objects.context import current
 from pympsd_client.routing.runtime.calls import api
@@ -14,8 +15,10 @@ from pympsd_client.routing.runtime.copies import rows, slices
 _KERNEL_BYTES: Final = 56
 """Of a cudaKernelNodeParams; a CUDA_KERNEL_NODE_PARAMS begins like it, and has two more fields."""
 _EXTRA_BYTES: Final = 16
-_ALIKE: Final = frozenset({3, 4, 5, 6, 7, 13})
-"""cudaGraphNodeType: host, child graph, empty, event wait, event record, conditional, described as for the driver."""
+_KERNEL, _COPY = 0, 1
+"""cudaGraphNodeType: the driver describes all others alike."""
+_COPY_HEAD_BYTES: Final = 16
+"""What comes before the cudaMemcpy3DParms in a cudaMemcpyNodeParams, and the CUDA_MEMCPY3D in the driver's."""
 
 
 def add_kernel(graph: int, dependencies: int, count: int, given: int) -> int:
@@ -54,14 +57,29 @@ def set_fill(executable: int, node: int, given: int) -> None:
 
 
 def add_any(graph: int, dependencies: int, data: int, count: int, given: int) -> int:
-    """Return a new node of the kind that is described; NOT_SUPPORTED for kernels, copies and fills."""
-    kind = ctypes.c_int.from_address(given).value if given else -1
-    if kind not in _ALIKE:
-        reason = f"cudaGraphAddNode of type {kind} is not supported; use the function for this kind of node"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
-    return int(api.cuGraphAddNode(graph, dependencies, data, count, given))
+    """Return a new node of the kind that is described."""
+    if not given:
+        raise invalid_value("the cudaGraphNodeParams is NULL")
+    kind, at = ctypes.c_int.from_address(given).value, given + structs.NODE_PARAMETERS_AT
+    if kind == _KERNEL:
+        parameters = ctypes.string_at(at, _KERNEL_BYTES)
+    elif kind == _COPY:
+        parameters = bytes(_COPY_HEAD_BYTES) + bytes(slices(at + _COPY_HEAD_BYTES))
+    else:
+        return int(api.cuGraphAddNode(graph, dependencies, data, count, given))
+    head = ctypes.string_at(given, structs.NODE_PARAMETERS_AT)
+    made = ctypes.create_string_buffer(head + parameters, structs.NODE_PARAMETERS_BYTES)
+    return int(api.cuGraphAddNode(graph, dependencies, data, count, ctypes.addressof(made)))
 
 
 def create_condition(graph: int, value: int, flags: int) -> int:
     """Return a new handle of a condition."""
+    return create_condition_of(graph, 0, value, flags)
+
+
+def create_condition_of(graph: int, context: int, value: int, flags: int) -> int:
+    """Return a new handle of a condition in the current context; NOT_SUPPORTED for an execution context."""
+    if context:
+        reason = "pympsd has no execution contexts of the runtime; NULL stands for the current context"
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
     return int(api.cuGraphConditionalHandleCreate(graph, current().handle, value, flags))

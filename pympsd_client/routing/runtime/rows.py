@@ -71,6 +71,8 @@ cudaGraphAddNode({_DEPENDENCIES}, cudaGraphEdgeData *dependencyData, size_t numD
     cudaGraphNodeParams *nodeParams) = add_any
 cudaGraphConditionalHandleCreate(out cudaGraphConditionalHandle pHandle_out, cudaGraph_t graph,
     unsigned int defaultLaunchValue, unsigned int flags) = create_condition
+cudaGraphConditionalHandleCreate_v2(out cudaGraphConditionalHandle pHandle_out, cudaGraph_t graph,
+    cudaExecutionContext_t ctx, unsigned int defaultLaunchValue, unsigned int flags) = create_condition_of
 """
 
 _FOLDER: Final = "routing.runtime"

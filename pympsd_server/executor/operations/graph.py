@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from attrs import frozen
@@ -10,13 +10,17 @@ from attrs import frozen
 from pympsd.vocabulary.results import Result
 from pympsd.wire import graph_items, records
 from pympsd.wire.errors import RemoteError
+from pympsd.wire.graph_items import GraphItem
 from pympsd_server.backends.interface import BackendError, Stream
-from pympsd_server.executor.graph import Act, ExecutableGraph, Step
+from pympsd_server.executor.graphs.executable import Act, ConditionalStep, ExecutableGraph, Step
 from pympsd_server.executor.operations.answer import Answer
 from pympsd_server.executor.operations.execution import host_function
 from pympsd_server.executor.request import Request
 
 _HOST_FUNCTION: Final = records.BY_NAME["HOST_FUNCTION"]
+_NOT_IN_BODIES: Final = {
+    records.BY_NAME[name].opcode: name for name in ("HOST_FUNCTION", "RECORD_EVENT", "WAIT_EVENT")
+}
 
 
 class Prepare(Protocol):
@@ -36,18 +40,34 @@ def instantiation(prepare: Prepare) -> Callable[[Request, int], Answer]:
             raise BackendError(Result.ERROR_NOT_SUPPORTED, f"the graph is too large: {error}") from None
         except RemoteError as error:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"no executable graph: {error}") from None
-        steps = [Step(_act(request, item.record, prepare), item.dependencies) for item in items]
-        return Answer(created=ExecutableGraph.make(request.context.backend, steps))
+        steps = _steps(request, items, prepare)
+        return Answer(created=ExecutableGraph.make(request.context.backend, steps, request.resources.graph_streams))
 
     return instantiate
 
 
-def _act(request: Request, data: bytes, prepare: Prepare) -> Act | int | None:
+def _steps(request: Request, items: Sequence[GraphItem], prepare: Prepare, in_body: bool = False) -> list[Step]:
+    steps = []
+    for item in items:
+        node = item.conditional
+        if node is None:
+            act: Act | int | ConditionalStep | None = _act(request, item.record, prepare, in_body)
+        else:
+            bodies = [_steps(request, body, prepare, in_body=True) for body in node.bodies]
+            act = ConditionalStep(node.handle, node.kind, node.default, bodies)
+        steps.append(Step(act, item.dependencies))
+    return steps
+
+
+def _act(request: Request, data: bytes, prepare: Prepare, in_body: bool) -> Act | int | None:
     if not data:
         return None
     opcode, flags, length, _, sequence = records.HEADER.unpack_from(data)
     if length != len(data):
         raise BackendError(Result.ERROR_INVALID_VALUE, f"a record of {length} bytes in an item of {len(data)}")
+    if in_body and opcode in _NOT_IN_BODIES:
+        reason = f"{_NOT_IN_BODIES[opcode]} cannot be in the body of a conditional node"
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
     if opcode == _HOST_FUNCTION.opcode:
         return _number(data)
     record = records.Record(opcode, flags, 0, sequence, data[records.HEADER_BYTES :])

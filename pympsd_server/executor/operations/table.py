@@ -21,7 +21,7 @@ from pympsd.wire import records
 from pympsd.wire.records import Completion, Kind, Use
 from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.client_context import ClientContext, StreamEntry
-from pympsd_server.executor.graph import Act
+from pympsd_server.executor.graphs.executable import Act
 from pympsd_server.executor.operations import event, execution, graph, memory, module, stream, virtual_memory
 from pympsd_server.executor.operations.answer import Answer
 from pympsd_server.executor.request import Request

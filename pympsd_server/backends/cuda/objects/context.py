@@ -11,6 +11,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.capabilities import Limit
 from pympsd_server.backends.cuda.memory.virtual_memory import NoVirtualMemory
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
+from pympsd_server.backends.cuda.objects.conditions import NoConditions
 from pympsd_server.backends.cuda.objects.context_resources import ContextResources
 from pympsd_server.backends.cuda.objects.event import CudaEvent
 from pympsd_server.backends.cuda.objects.green_contexts import Partition
@@ -45,7 +46,7 @@ class ContextOwner(Protocol):
         """Remove a context that has released everything."""
 
 
-class CudaContext(NoVirtualMemory):
+class CudaContext(NoVirtualMemory, NoConditions):
     """Created by CudaDevice. Its work goes through ``queue``."""
 
     def __init__(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from threading import Event as Flag
 from typing import Final
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.capabilities import Limit
+from pympsd_server.backends.conditions import Condition
 from pympsd_server.backends.emulated.device.module import EmulatedModule
 from pympsd_server.backends.emulated.device.programs import DeviceHeap, Facilities, load
 from pympsd_server.backends.emulated.device.stream import EmulatedEvent, EmulatedStream
@@ -19,7 +20,7 @@ from pympsd_server.backends.emulated.memory.virtual_memory import EmulatedMemory
 from pympsd_server.backends.emulated.scheduling.fair_share import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
-from pympsd_server.backends.emulated.scheduling.work_item import Marker, WorkItem, WorkStream
+from pympsd_server.backends.emulated.scheduling.work_item import Marker, Transfer, WorkItem, WorkStream
 from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
 from pympsd_server.backends.virtual_memory import PhysicalMemory
 
@@ -187,6 +188,14 @@ class EmulatedContext:
         elif not self._facilities.heap.set_limit(count):
             reason = "the size of the heap cannot change once a kernel has called malloc"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+
+    def condition(self, handle: int) -> Condition:
+        """Return what kernels set by a conditional handle."""
+        return self._facilities.conditions.of(handle)
+
+    def call(self, stream: EmulatedStream, pieces: Iterator[None]) -> None:
+        """Take pieces in stream order, in slices of the compute thread."""
+        self.scheduler.submit(Transfer(self, stream, pieces))
 
     def take_output(self) -> tuple[bytes, bytes]:
         """Return, once, what kernels have printed: for standard output, and for standard error."""

@@ -50,6 +50,7 @@ class EmulatedDevice:
             limits_memory=volta,
             maps_virtual_memory=self._facts.isolates_address_spaces,
             maps_host_memory=True,
+            evaluates_conditions=True,
         )
 
     @property

@@ -281,6 +281,8 @@ def _outcome_of(error: Exception) -> Outcome:
     if isinstance(error, MemoryError):
         # Half a kernel cannot be undone: its context is lost, and no other.
         return Outcome(Result.ERROR_OUT_OF_MEMORY, f"the emulated device has no host memory left: {error}")
+    if isinstance(error, BackendError):
+        return Outcome(error.code, error.reason)
     if isinstance(error, DeviceFault):
         try:
             return Outcome(Result(error.code), str(error))

@@ -129,7 +129,7 @@ class HostFunction(WorkItem):
 
 
 class Transfer(WorkItem):
-    """A copy or a fill, made in pieces so that the compute thread is never away for long.
+    """A copy, a fill or a call, made in pieces so that the compute thread is never away for long.
 
     ``pieces`` does the work, one piece for each step of the iterator.
     """

@@ -46,3 +46,9 @@ def _malloc(w: Writer, o: Operation) -> None:
 @emits("system:free", 1)
 def _free(w: Writer, o: Operation) -> None:
     w.lines.append(f"device_free(B, T, {w.value(o.operands[0], U64)})")
+
+
+@emits("system:set_conditional", 2)
+def _set_conditional(w: Writer, o: Operation) -> None:
+    handle, value = w.value(o.operands[0], U64), w.value(o.operands[1], U32)
+    w.lines.append(f"set_conditional(B, T, {handle}, {value})")

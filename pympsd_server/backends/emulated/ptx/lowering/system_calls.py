@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from pympsd.vocabulary.device_runtime import SET_CONDITIONAL
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Code, Memory, Operation, Register, Symbol, plain
 
@@ -21,6 +22,7 @@ SYSTEM_FUNCTIONS = {
     "vprintf": _SystemFunction("system:vprintf", ("b64", "b64"), ("b32",)),
     "malloc": _SystemFunction("system:malloc", ("b64",), ("b64",)),
     "free": _SystemFunction("system:free", ("b64",), ()),
+    SET_CONDITIONAL: _SystemFunction("system:set_conditional", ("b64", "b32"), ()),
     "__assertfail": _SystemFunction("system:assertfail", ("b64", "b64", "b32", "b64", "b64"), ()),
 }
 

@@ -1,4 +1,4 @@
-"""What calls through addresses, the stack, malloc and free do at run time, and addresses in other blocks."""
+"""What calls through addresses, the stack, malloc, free and conditions do, and addresses in other blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.datatypes import Value
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, InvalidProgramCounter
+from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, InvalidProgramCounter, LaunchFailed
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
 from pympsd_server.backends.emulated.ptx.windows import RANK_SHIFT
 
@@ -51,6 +51,18 @@ def device_free(state: BatchState, lanes: Lanes, address: Value) -> None:
         if not heap.free(int(addresses[position])):
             why = f"free of {int(addresses[position]):#x}, which no malloc of a kernel returned"
             raise IllegalAddress(why, position=position)
+
+
+def set_conditional(state: BatchState, lanes: Lanes, handle: Value, value: Value) -> None:
+    """cudaGraphSetConditional of each thread, in thread order: the last one's value stays."""
+    handles, values = spread(handle, lanes.count), spread(value, lanes.count)
+    conditions = state.facilities.conditions
+    for position in np.argsort(lanes.indices(), kind="stable").tolist():
+        condition = conditions.find(int(handles[position]))
+        if condition is None:
+            why = f"cudaGraphSetConditional of {int(handles[position]):#x}, which no executable graph here has"
+            raise LaunchFailed(why, position=position)
+        condition.value = int(values[position])
 
 
 def address_in_block(address: Value, rank: Value) -> Value:

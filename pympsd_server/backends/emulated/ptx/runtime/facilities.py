@@ -1,10 +1,11 @@
-"""What a context gives its kernels besides memory: a heap, and a buffer for what they print."""
+"""What a context gives its kernels besides memory: a heap, a buffer for what they print, and conditions."""
 
 from __future__ import annotations
 
 from collections import deque
 from threading import Lock
 from typing import Final
+from weakref import WeakValueDictionary
 
 from attrs import define, field
 
@@ -54,8 +55,30 @@ class PrintBuffer:
 
 
 @define(eq=False)
+class DeviceCondition:
+    """What kernels set by cudaGraphSetConditional."""
+
+    value: int = 0
+
+
+class Conditions:
+    """The conditions of a context's executable graphs, by handle. Each lives as long as a graph holds it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._held: WeakValueDictionary[int, DeviceCondition] = WeakValueDictionary()
+        self.find: Final = self._held.get
+
+    def of(self, handle: int) -> DeviceCondition:
+        """Return the condition of a handle, for a graph to hold."""
+        with self._lock:
+            return self._held.setdefault(handle, DeviceCondition())
+
+
+@define(eq=False)
 class Facilities:
     """The facilities of one context; kernels of all its modules share them."""
 
     heap: DeviceHeap
     output: PrintBuffer = field(factory=PrintBuffer)
+    conditions: Conditions = field(factory=Conditions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
+from pympsd.vocabulary.device_runtime import SET_CONDITIONAL, is_device_runtime, refusal
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.syntax.declarations import parse_parameters, parse_variable
 from pympsd_server.backends.emulated.ptx.syntax.statements import parse_body
@@ -25,7 +25,8 @@ def parse_module(text: str) -> Module:
     if module.version == (0, 0):
         raise InvalidPtx("the image does not begin with .version", 1)
     for function in module.functions.values():
-        if function.body is None and is_device_runtime(function.name):
+        name = function.name
+        if function.body is None and name != SET_CONDITIONAL and is_device_runtime(name):
             raise UnsupportedByMps(refusal(function.name), function.line)
     return module
 

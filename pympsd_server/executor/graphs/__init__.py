@@ -1,0 +1,1 @@
+"""Executable graphs in the executor."""

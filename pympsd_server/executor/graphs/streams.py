@@ -1,0 +1,81 @@
+"""The streams that an executable graph has besides the one it is launched in, and how many of them a client has."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Final
+
+from attrs import define, field
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.interface import BackendError, Context, Stream
+
+CLIENT_STREAM_LIMIT: Final = 4096
+"""The most streams that all executable graphs of one client have together."""
+
+
+class StreamBudget:
+    """How many streams one client's graphs have. Its worker destroys graphs, or the thread that ends their work."""
+
+    def __init__(self, limit: int = CLIENT_STREAM_LIMIT) -> None:
+        self._limit = limit
+        self._lock = Lock()
+        self._used = 0
+
+    def take(self) -> None:
+        """Count one more; BackendError OUT_OF_MEMORY past the limit."""
+        with self._lock:
+            if self._used == self._limit:
+                reason = (
+                    f"the branches and bodies of this process' executable graphs have {self._limit} streams, as many "
+                    "as are allowed; destroy executable graphs"
+                )
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
+            self._used += 1
+
+    def give(self, count: int) -> None:
+        """Count fewer."""
+        with self._lock:
+            self._used -= count
+
+
+@define(eq=False)
+class OwnStreams:
+    """Those of a graph, made when first asked for. Bodies of conditional nodes in one lane follow each other, so
+    they share theirs.
+    """
+
+    _context: Context
+    _budget: StreamBudget
+    _streams: list[Stream] = field(factory=list, init=False)
+    _inside: dict[int, OwnStreams] = field(factory=dict, init=False)
+
+    def at(self, index: int) -> Stream:
+        """Return a stream; BackendError if there is no room for it."""
+        while len(self._streams) <= index:
+            self._budget.take()
+            try:
+                self._streams.append(self._context.create_stream(True, 0))
+            except BaseException:
+                self._budget.give(1)
+                raise
+        return self._streams[index]
+
+    def inside(self, lane: int) -> OwnStreams:
+        """Return those of the bodies of conditional nodes in a lane."""
+        return self._inside.setdefault(lane, OwnStreams(self._context, self._budget))
+
+    def destroy(self) -> None:
+        """Destroy them; their work runs to its end."""
+        for stream in self._streams:
+            stream.destroy()
+        for each in self._inside.values():
+            each.destroy()
+        self.forget()
+
+    def forget(self) -> None:
+        """Count them no more: they are destroyed, or their context is."""
+        for each in self._inside.values():
+            each.forget()
+        self._budget.give(len(self._streams))
+        self._streams, self._inside = [], {}
