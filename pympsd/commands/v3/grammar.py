@@ -79,8 +79,8 @@ def read_words(syntax: Syntax, words: Sequence[str]) -> dict[str, Any]:
         given[name] = _value_of(syntax, word, name, value, rest)
     most = len(syntax.required) + len(syntax.optional)
     if len(positionals) > most:
-        arguments = f"{most} argument{'' if most == 1 else 's'}" if most else "no arguments"
-        raise Refused(f"'{syntax.command}' takes {arguments}, not {len(positionals)}.")
+        most_shown = f"{most} argument{'' if most == 1 else 's'}" if most else "no arguments"
+        raise Refused(f"'{syntax.command}' takes {most_shown}, not {len(positionals)}.")
     arguments: dict[str, Any] = dict(zip(_places(syntax, given), positionals, strict=False))
     _check_missing(syntax, arguments, given)
     for name, value in given.items():
