@@ -6,7 +6,7 @@ A handler is a function ``(daemon, caller, **arguments) -> Decision``; it raises
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from attrs import frozen
 
@@ -29,17 +29,17 @@ class Command:
     syntax: Syntax
     handler: Handler
     asks_servers: bool
+    takes_file: bool = False
+    """Its handler gets the text of the file that the line names, as ``file``."""
 
     @property
     def is_query(self) -> bool:
         """Whether it only asks: a refusal then leaves standard output empty."""
         return self.verb in QUERIES
 
-    def run(self, daemon: Daemon, caller: Caller, words: Sequence[str], **attached: Any) -> Decision:
-        """Read the words after the verb and run the handler; make an answer of a refusal.
-
-        ``attached``: what came with the line, for the commands that take it.
-        """
+    def run(self, daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None = None) -> Decision:
+        """Read the words after the verb and run the handler; make an answer of a refusal."""
+        attached = {"file": file} if self.takes_file else {}
         try:
             return self.handler(daemon, caller, **read_words(self.syntax, words), **attached)
         except Refused as error:
@@ -56,7 +56,7 @@ COMMANDS: Final[dict[str, dict[str, Command]]] = {}
 """By module and verb."""
 
 
-def command(syntax: Syntax, *, asks_servers: bool = False) -> Callable[[Handler], Handler]:
+def command(syntax: Syntax, *, asks_servers: bool = False, takes_file: bool = False) -> Callable[[Handler], Handler]:
     """Register a handler for a command."""
     module, verb = syntax.command.split(" ")
 
@@ -64,7 +64,7 @@ def command(syntax: Syntax, *, asks_servers: bool = False) -> Callable[[Handler]
         verbs = COMMANDS.setdefault(module, {})
         if verb in verbs:
             raise ValueError(f"the command {syntax.command} is registered twice")
-        verbs[verb] = Command(module, verb, syntax, handler, asks_servers)
+        verbs[verb] = Command(module, verb, syntax, handler, asks_servers, takes_file)
         return handler
 
     return register
