@@ -7,7 +7,7 @@ import posix
 import sys
 
 from pympsd import control_client
-from pympsd.options import BAD_USAGE, OWN_NAME, BadOption, Options
+from pympsd.options import BAD_USAGE, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,23 +21,61 @@ def main(arguments: "Sequence[str]") -> int:
     _fill_standard_descriptors()
     try:
         options = Options(arguments)
+        protocol = _protocol(options)
     except BadOption as error:
         sys.stderr.write(f"{error}\n")
         if not error.unknown:
             return BAD_USAGE
         return control_client.print_text(f"Unrecognized option \n{_help(OWN_NAME)}")
     if options.text == "h":
-        return control_client.print_text(_help(options.name))
+        return control_client.print_text(_help(options.name, protocol))
     if options.text == "v":
         return control_client.print_text(_version())
     if options.start:
-        from pympsd.daemonize import start_daemon
+        return _start(options, protocol)
+    if options.quit and not options.words and not options.apply:
+        # A daemon of protocol 2 is given standard input: -q asks it for nothing.
+        if_protocol = b"" if options.quit == "--quit" else b"3"
+        return control_client.give_commands(_quit(options), options.strict, options.timeout, if_protocol)
+    words = ["config", "apply", options.apply] if options.apply else options.words
+    return control_client.give_commands(words, options.strict, options.timeout)
 
-        if options.overlooked:
-            words = " ".join(options.overlooked)
-            sys.stderr.write(f"{words}: overlooked, for -d and -f take no command; give it by itself\n")
-        return start_daemon(options)
-    return control_client.give_commands(options.words, options.strict, options.timeout)
+
+def _quit(options: Options) -> "list[str]":
+    """Return the command that ends the daemon: --timeout bounds the wait for clients, --force alone makes none."""
+    if options.is_timeout_given:
+        return ["quit", "-t", str(int(options.timeout))]
+    return ["quit", "-t", "0"] if options.force else ["quit"]
+
+
+def _protocol(options: Options) -> str:
+    """Return the protocol of a daemon that is started; raise BadOption, but only for a start."""
+    try:
+        protocol = options.choose_protocol(
+            posix.environ.get(PROTOCOL_VARIABLE.encode(), b"").decode(errors="replace")
+        )
+    except BadOption as error:
+        if options.start:
+            raise
+        sys.stderr.write(f"{error}\n")
+        return options.protocol
+    if options.start and not options.text:
+        options.check_start(protocol)
+    return protocol
+
+
+def _start(options: Options, protocol: str) -> int:
+    from pympsd.daemonize import start_daemon
+
+    if protocol == "3":
+        sys.stderr.write("protocol 3 is not there yet: start the daemon without -p 3\n")
+        return BAD_USAGE
+    if options.overlooked:
+        words = " ".join(options.overlooked)
+        sys.stderr.write(f"{words}: overlooked, for -d and -f take no command; give it by itself\n")
+    if options.static:
+        sys.stderr.write(f"{options.static} is not needed: protocol 3 has no mode for static partitions\n")
+    return start_daemon(options, int(protocol))
 
 
 def _fill_standard_descriptors() -> None:
@@ -60,8 +98,8 @@ def _version() -> str:
     return f"{TITLE} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)\n"
 
 
-def _help(name: str) -> str:
+def _help(name: str, protocol: str = "2") -> str:
     from pympsd.commands.manual import usage
 
     found = f"daemon {control_client.found_daemon()}" if name == OWN_NAME else ""
-    return f"{TITLE}\n{usage(name)}{found}"
+    return f"{TITLE}\n{usage(name, int(protocol or 2))}{found}"

@@ -17,7 +17,8 @@ NOT_FOUND = b"Cannot find MPS control daemon process\n"
 TIMEOUT = 10.0
 """Seconds to wait for a silent daemon; one that is working on a command is waited for without limit."""
 REMEDY = b"; check CUDA_MPS_PIPE_DIRECTORY, or start the daemon with -d\n"
-UNREACHABLE, SILENT = 1, 2
+REFUSED = UNREACHABLE = 1
+SILENT = 2
 NO_OUTPUT = 74
 """Not all of the output could be written (EX_IOERR of sysexits.h): 1 would mean that there is no daemon."""
 REAP_SECONDS = 0.1
@@ -41,10 +42,13 @@ class _NoOutput(Exception):
     """Standard output or error cannot be written to; the message says which and why."""
 
 
-def give_commands(words: "Sequence[str]", strict: bool = False, timeout: float = TIMEOUT) -> int:
+def give_commands(
+    words: "Sequence[str]", strict: bool = False, timeout: float = TIMEOUT, if_protocol: bytes = b""
+) -> int:
     """Give the command of ``words``, or without words the lines of standard input; return the exit status.
 
-    ``strict``: 1 if a line was refused. ``timeout``: seconds to wait for a silent daemon.
+    ``strict``: 1 if a line was refused. ``timeout``: seconds to wait for a silent daemon. ``if_protocol``: the
+    protocol of a daemon that the words are for; another one is given standard input.
     """
     daemon = _Daemon()
     try:
@@ -53,13 +57,19 @@ def give_commands(words: "Sequence[str]", strict: bool = False, timeout: float =
         if reason == OTHER_KIND and (reason := daemon.connect(_own_socket(), timeout)):
             from pympsd import vendor_daemon
 
-            return vendor_daemon.give_commands(path, _source(words), strict, timeout)
+            return vendor_daemon.give_commands(path, _source([] if if_protocol else words), strict, timeout)
         if not reason and daemon.has_ended():
             reason = "its daemon has ended"
         if reason:
             _complain(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
             return UNREACHABLE
-        daemon.send(frames.encode(frames.OPERATOR_HELLO))
+        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL if if_protocol else b""))
+        if if_protocol and daemon.receive() != (frames.OPERATOR_PROTOCOL, if_protocol):
+            words = ()
+        if words[:2] == ["config", "apply"]:
+            from pympsd import attached_file
+
+            daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
         refused = _give(daemon, words, timeout)
     except TimeoutError:
         _complain(SILENCE % timeout)
@@ -72,9 +82,12 @@ def give_commands(words: "Sequence[str]", strict: bool = False, timeout: float =
         return UNREACHABLE
     except _NoOutput as error:
         return _report_no_output(error)
+    except LookupError as error:  # a file cannot be read
+        _complain(f"{error.args[0]}\n".encode("utf-8", "surrogateescape"))
+        return REFUSED
     finally:
         daemon.close()
-    return 1 if (words or strict) and refused else 0
+    return REFUSED if (words or strict) and refused else 0
 
 
 def found_daemon() -> str:
@@ -150,7 +163,16 @@ def _own_socket() -> bytes:
 
 def _pipe_directory() -> bytes:
     # The environment as posix has it, in bytes: os would make 1 ms of text of it.
-    return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or files.DEFAULT_PIPE_DIRECTORY.encode()
+    return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or _default_directory().encode()
+
+
+def _default_directory() -> str:
+    """Return where root's daemon of protocol 3 is, if there is one, and the default of protocol 2 otherwise."""
+    try:
+        is_roots = posix.stat(f"{files.SYSTEM_PIPE_DIRECTORY}/{files.CONTROL}").st_uid == 0
+    except OSError:
+        is_roots = False
+    return files.SYSTEM_PIPE_DIRECTORY if is_roots else files.DEFAULT_PIPE_DIRECTORY
 
 
 def _chunks(fd: int) -> "Iterator[list[bytes]]":

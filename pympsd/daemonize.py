@@ -25,29 +25,32 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import BadSetting, Settings, check_executor_settings
 
 READY = b"."
+CONNECT_HINT = "To connect CUDA applications to this daemon, set CUDA_MPS_PIPE_DIRECTORY="
 REPORTED = b"!"
 """The child has ended, and has reported why."""
 SERVER_NAMES = {OWN_NAME: "pympsd-server", DROP_IN_NAME: "nvidia-cuda-mps-server"}
 """The names of server processes, by the name that the daemon was started under."""
 
 
-def start_daemon(options: Options) -> int:
+def start_daemon(options: Options, protocol: int = 2) -> int:
     """Start the daemon; return the exit status of this process (of the parent, in the background)."""
     foreground = options.start == "foreground"
     if not foreground:
         # A caller that waits for the end of a pipe of its own must not wait for the daemon.
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    prepared = _prepare(options, foreground)
+    prepared = _prepare(options, foreground, protocol)
     if isinstance(prepared, int):
         return prepared
     return _foreground(prepared, options.shown) if foreground else _background(prepared, options.shown)
 
 
-def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
+def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup | int:
     if options.multiuser and os.geteuid() != 0:
         return _complain("-multiuser-server: only root can serve other users; start without it for your own", 1)
     try:
         settings = Settings.from_environment(os.environ)
+        if protocol == 3 and os.geteuid() == 0 and not os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
+            settings = evolve(settings, pipe_directory=files.SYSTEM_PIPE_DIRECTORY)
         if options.dialect:
             settings = evolve(settings, log_dialect=options.dialect)
         if options.users:
@@ -98,6 +101,7 @@ def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
         SERVER_NAMES[options.name],
         options.multiuser,
         options.terminate_by_reset,
+        protocol,
     )
 
 
@@ -123,7 +127,13 @@ def _open_journal(settings: Settings, foreground: bool) -> Journal:
 def _foreground(daemon: DaemonSetup, show: Sequence[str]) -> int:
     sys.stdout.flush()
     show_as(show)
-    return _run(daemon, ready=lambda: None)
+    return _run(daemon, ready=lambda: _say_how_to_connect(daemon))
+
+
+def _say_how_to_connect(daemon: DaemonSetup) -> None:
+    """Print the line that protocol 3 has for whoever starts a daemon."""
+    if daemon.protocol == 3:
+        print(f"{CONNECT_HINT}{daemon.settings.pipe_directory}", flush=True)
 
 
 def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
@@ -135,6 +145,8 @@ def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
         if not answer:
             sys.stderr.write("the control daemon ended before it was ready; control.log may say why\n")
         # The child owns everything now: exit without running cleanup handlers of this copy.
+        elif answer == READY:
+            _say_how_to_connect(daemon)
         sys.stderr.flush()
         os._exit(0 if answer == READY else 1)
     os.close(reader)

@@ -12,8 +12,16 @@ OWN_NAME = "pympsd"
 BAD_USAGE = 2
 """The exit status for options that cannot be carried out."""
 DROP_IN_NAME = "nvidia-cuda-mps-control"
-READY = ("-q", "--ready-devices")
-MULTIUSER = ("-multiuser-server", "--multiuser-server", "-M")
+STARTS = {"-d": "background", "--daemon": "background", "-f": "foreground", "--foreground": "foreground"}
+READY = "--ready-devices"
+QUIT = ("-q", "--quit")
+"""-q prepares device queries with -d or -f of protocol 2, as --ready-devices does, and is --quit otherwise."""
+MULTIUSER = ("-multiuser-server", "--multiuser-server", "-M", "-m", "--multiuser")
+STATIC = ("-S", "-s", "--static-partitioning")
+PROTOCOLS = ("2", "3")
+PROTOCOL_VARIABLE = "CUDA_MPS_PROTOCOL_VERSION"
+VALUED = ("--timeout", "--log-dialect", "--turn-patience", "--users", "--protocol", "--apply")
+SHORT = {"-p": "--protocol", "-a": "--apply"}
 USERS = ("in-turn", "together")
 DIALECTS = ("documented", "r580", "json")
 
@@ -41,6 +49,16 @@ class Options:
         self.replace = False
         self.terminate_by_reset = False
         self.timeout = 10.0
+        self.is_timeout_given = False
+        self.protocol = ""
+        """Empty: not given."""
+        self.apply = ""
+        """The configuration file."""
+        self.quit = ""
+        """How the end of the daemon was asked for; with -d or -f -q asks for something else."""
+        self.force = False
+        self.static = ""
+        """How static partitioning was asked for."""
         self.dialect = ""
         self.users = ""
         self.turn_patience: float | None = None
@@ -54,22 +72,51 @@ class Options:
         self.shown = [self.name, *rest]
         while rest and (rest[0].startswith("-") or self.start):
             self._take(rest.pop(0), rest)
-        if self.replace and not self.start and not self.text:
+        self.words = rest
+        if not self.text:
+            self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.static and not self.start:
+            raise BadOption(f"there is no option {self.static} without -d or -f", unknown=True)
+        if self.replace and not self.start:
             raise BadOption("--replace goes with -d or -f: it starts a daemon in the place of the one that runs")
-        if self.terminate_by_reset and not self.start and not self.text:
+        if self.terminate_by_reset and not self.start:
             raise BadOption(
                 "--terminate-by-reset goes with -d or -f: it is the daemon that was started with it or not"
             )
-        self.words = rest
+        if self.quit == "--quit" and self.start:
+            raise BadOption("--quit does not go with -d or -f: it ends the daemon that runs")
+        if self.force and (not self.quit or self.start):
+            raise BadOption("--force goes with -q: it terminates the clients first")
+        if self.quit == "--quit" and (self.words or self.apply):
+            raise BadOption("--quit takes no command and no file beside it")
+        if self.apply and self.words:
+            raise BadOption("--apply takes no command beside it")
+
+    def choose_protocol(self, variable: str) -> str:
+        """Return the protocol to use, by the value of the variable if it has one, or the option; raise BadOption."""
+        if variable:
+            if variable not in PROTOCOLS:
+                raise BadOption(f"{PROTOCOL_VARIABLE} is 2 or 3, not {variable!r}")
+            return variable
+        return self.protocol or PROTOCOLS[0]
+
+    def check_start(self, protocol: str) -> None:
+        """Raise BadOption for what a daemon of a protocol cannot be started with."""
+        if protocol == "2" and self.apply:
+            raise BadOption("--apply needs protocol 3")
+        if protocol == "2" and self.static:
+            raise BadOption(f"there is no option {self.static}", unknown=True)
+        if protocol == "3" and self.quit:
+            raise BadOption("-q quits a daemon in protocol 3; it does not go with -d or -f")
 
     def _take(self, word: str, rest: "list[str]") -> None:
         option, equals, value = word.partition("=")
         if word in ("-h", "--help", "-v", "--version"):
             self.text = self.text or word.lstrip("-")[0]
-        elif word == "-d":
-            self.start = "background"
-        elif word == "-f":
-            self.start = "foreground"
+        elif word in STARTS:
+            self.start = STARTS[word]
         elif word in MULTIUSER:
             self.multiuser = True
         elif word == "--replace":
@@ -78,11 +125,19 @@ class Options:
             self.terminate_by_reset = True
         elif word == "--strict":
             self.strict = True
-        elif option in ("--timeout", "--log-dialect", "--turn-patience", "--users"):
+        elif word == "--force":
+            self.force = True
+        elif word in QUIT:
+            self.quit = self.quit or word
+        elif word in STATIC:
+            self.static = word
+        elif option in VALUED:
             self._set(option, value if equals else (rest.pop(0) if rest else ""))
+        elif word[:2] in SHORT:
+            self._set(SHORT[word[:2]], word[2:] or (rest.pop(0) if rest else ""))
         elif not word.startswith("-"):
             self.overlooked.append(word)
-        elif word not in READY:
+        elif word != READY:
             raise BadOption(f"there is no option {word}", unknown=True)
 
     def _set(self, option: str, value: str) -> None:
@@ -90,6 +145,16 @@ class Options:
             if value not in DIALECTS:
                 raise BadOption(f"--log-dialect is one of {', '.join(DIALECTS)}, not {value!r}")
             self.dialect = value
+            return
+        if option == "--protocol":
+            if value not in PROTOCOLS:
+                raise BadOption(f"--protocol is 2 or 3, not {value!r}")
+            self.protocol = value
+            return
+        if option == "--apply":
+            if not value:
+                raise BadOption("--apply needs the path of a configuration file")
+            self.apply = value
             return
         if option == "--users":
             if value not in USERS:
@@ -101,7 +166,7 @@ class Options:
             if not 0.0 <= self.turn_patience < 1e9:
                 raise BadOption(f"--turn-patience is a number of seconds, 0 or more, not {value!r}")
             return
-        self.timeout = _number(value)
+        self.timeout, self.is_timeout_given = _number(value), True
         if not 0.0 < self.timeout < 1e9:
             raise BadOption(f"--timeout is a number of seconds above 0, not {value!r}")
 

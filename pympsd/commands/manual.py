@@ -6,8 +6,11 @@ from inspect import cleandoc
 from textwrap import indent, wrap
 from typing import Final
 
-import pympsd.commands.v2  # noqa: F401 - registers the commands
+import pympsd.commands.v2
+import pympsd.commands.v3.line  # noqa: F401 - both register commands
 from pympsd.commands.registry import REGISTRY, Command
+from pympsd.commands.v3 import help as v3_help
+from pympsd.commands.v3.registry import COMMANDS
 from pympsd.state_machine.daemon_state import MOST_SERVERS
 from pympsd.version import VERSION
 
@@ -42,6 +45,16 @@ _USERS: Final = (
     f"{MOST_SERVERS} users has one and nobody waits for another; also PYMPSD_USERS"
 )
 
+_PROTOCOL: Final = (
+    "with -d or -f: 2 (default), one server a user, or 3, named servers with namespaces; a daemon that runs is "
+    "asked in its own; also CUDA_MPS_PROTOCOL_VERSION, which wins"
+)
+
+_QUIT: Final = (
+    "end the daemon and its servers when their clients have gone (--timeout bounds that wait); -q does so in "
+    "protocol 3 only: in 2 it is --ready-devices"
+)
+
 _BACKEND: Final = (
     "vendor (the driver's own MPS server), cuda (pympsd's server on a GPU), emulated, or auto: the first of them "
     "that this machine has, and emulated if PYMPSD_EMULATED_DEVICES is set"
@@ -53,15 +66,20 @@ _RESET: Final = (
 )
 
 OPTIONS: Final = (
-    ("-d", "start the control daemon in the background"),
-    ("-f", "start the control daemon in the foreground; its log goes to standard output"),
-    ("-M, -multiuser-server", "with -d or -f: one server, run by root, for the clients of all users; root only"),
+    ("-d, --daemon", "start the control daemon in the background"),
+    ("-f, --foreground", "start the control daemon in the foreground; its log goes to standard output"),
+    ("-p, --protocol 2|3", _PROTOCOL),
+    ("-m, --multiuser, -M", "with -d or -f: servers are run by root, for the clients of all users; root only"),
+    ("-a, --apply FILE", "protocol 3: apply a configuration file, at the start or to the daemon that runs"),
     ("--replace", "with -d or -f: take over from the daemon that runs, if one does; servers and clients go on"),
     ("--log-dialect NAME", "with -d or -f: documented (default), r580 or json; also PYMPSD_LOG_DIALECT"),
     ("--users in-turn|together", _USERS),
     ("--turn-patience SECONDS", _PATIENCE),
     ("--terminate-by-reset", _RESET),
-    ("-q, --ready-devices", "accepted; device queries are always ready"),
+    ("--ready-devices", "accepted; device queries are always ready"),
+    ("-q, --quit", _QUIT),
+    ("--force", "with -q: terminate the clients instead of waiting for them"),
+    ("-S, --static-partitioning", "protocol 3: accepted; it is not needed"),
     ("--strict", "exit with status 1 if any command was refused"),
     ("--timeout SECONDS", "give up on a daemon that is silent for this long (default 10), exit status 2"),
     ("-v, --version", "print the version"),
@@ -69,7 +87,11 @@ OPTIONS: Final = (
 )
 
 FILES: Final = (
-    ("CUDA_MPS_PIPE_DIRECTORY", "where the daemon's socket is; default /tmp/nvidia-mps"),
+    (
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "where the daemon's socket is; default /tmp/nvidia-mps, of root's daemon in protocol 3 /run/nvidia-mps",
+    ),
+    ("CUDA_MPS_PROTOCOL_VERSION", "2 or 3: the protocol of a daemon that is started"),
     ("CUDA_MPS_LOG_DIRECTORY", "where control.log and server.log are; default /var/log/nvidia-mps"),
     ("CUDA_VISIBLE_DEVICES", "the devices the daemon has, by index or UUID"),
     ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "the default active thread percentage"),
@@ -120,9 +142,12 @@ def command_help(name: str) -> str:
     return f"{synopsis(command)}\n{indent(summary(command), '    ')}\n"
 
 
-def usage(name: str) -> str:
+def usage(name: str, protocol: int = 2) -> str:
     """Return the text of -h."""
-    commands = "".join(command_help(each) for each in sorted(REGISTRY))
+    if protocol == 3:
+        commands = "\n".join(v3_help.module_help(module) for module in sorted(COMMANDS)) + "\n"
+    else:
+        commands = "".join(command_help(each) for each in sorted(REGISTRY))
     return f"""
 usage: {name} [-d | -f] [OPTION ...]      start the control daemon
        {name} [OPTION ...]                read commands from standard input
@@ -157,6 +182,12 @@ def man_page() -> str:
         *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in OPTIONS),
         ".SH COMMANDS",
         *(f".TP\n.B {_roff(synopsis(each))}\n{_roff(summary(each))}" for _, each in sorted(REGISTRY.items())),
+        ".SH COMMANDS OF PROTOCOL 3",
+        *(
+            f".TP\n.B {_roff(each.syntax.usage)}\n{_roff(v3_help.summary(each))}"
+            for _, verbs in sorted(COMMANDS.items())
+            for _, each in sorted(verbs.items())
+        ),
         ".SH ENVIRONMENT",
         *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in FILES),
         ".SH EXIT STATUS",

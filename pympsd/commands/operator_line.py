@@ -9,6 +9,7 @@ from attrs import evolve
 
 import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.registry import REGISTRY, Caller, Decision
+from pympsd.commands.v3 import line as v3
 from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import OperatorLine
 from pympsd.state_machine.instructions import Instruction, Log, reply
@@ -23,7 +24,7 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
     shown = event.line.partition(b"\0")[0].decode("utf-8", "surrogateescape").strip(" \t\r\n")
     # A line end inside would begin another line of the log.
     yield Log("command", {"line": shown.replace("\r", " ").replace("\n", " ")})
-    decision = decide_line(daemon, Caller(event.session, event.uid), event.line)
+    decision = decide_line(daemon, Caller(event.session, event.uid), event.line, event.file)
     if decision.answer is not None:
         yield from reply(event.session, _with_note(decision.answer, event.silent))
     yield from decision.instructions
@@ -32,6 +33,8 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
 def asked_servers(daemon: Daemon, line: bytes) -> list[Server]:
     """Return the servers on whose knowledge the answer to a line depends: the one that it names, or all."""
     words = split(line[:LINE_LIMIT])
+    if daemon.protocol == 3 and (in_v3 := v3.command_of(words)) is not None:
+        return daemon.running_servers() if in_v3.asks_servers else []
     known = REGISTRY.get(words[0]) if words else None
     if known is None or not known.asks_servers:
         return []
@@ -48,16 +51,22 @@ def _with_note(answer: Answer, silent: tuple[int, ...]) -> Answer:
     return evolve(answer, diagnostic=f"{answer.diagnostic}; {note}" if answer.diagnostic else note)
 
 
-def decide_line(daemon: Daemon, caller: Caller, line: bytes) -> Decision:
-    """Run the command of a line."""
+def decide_line(daemon: Daemon, caller: Caller, line: bytes, file: bytes | None = None) -> Decision:
+    """Run the command of a line; ``file``: the text of the file that it names."""
     words = split(line[:LINE_LIMIT])
+    if daemon.protocol == 3 and len(line) <= LINE_LIMIT:
+        return v3.decide(daemon, caller, words, file)
     name = words[0] if words else ""
     known = REGISTRY.get(name) if len(line) <= LINE_LIMIT else None
-    if known is None:
-        return Decision(
-            refusal(f'Unknown command "{name}"', diagnostic=f"the commands are {', '.join(sorted(REGISTRY))}")
-        )
-    return known.run(daemon, caller, words[1:])
+    if known is not None:
+        return known.run(daemon, caller, words[1:])
+    if v3.command_of(words) is not None:
+        both = " ".join(words[:2])
+        hint = f"{both} is a command of protocol 3; start the daemon with -p 3"
+        return Decision(refusal(f'Unknown command "{both}"', diagnostic=hint))
+    return Decision(
+        refusal(f'Unknown command "{name}"', diagnostic=f"the commands are {', '.join(sorted(REGISTRY))}")
+    )
 
 
 def split(line: bytes) -> list[str]:

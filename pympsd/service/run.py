@@ -60,6 +60,7 @@ class DaemonSetup:
     show_server_as: str
     multiuser: bool = False
     terminate_by_reset: bool = False
+    protocol: int = 2
 
 
 def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
@@ -249,6 +250,7 @@ def _dispatcher(
         settings.thread_percentage,
         settings.client_priority,
         limits,
+        protocol=setup.protocol,
         multiuser=setup.multiuser,
         most_servers=MOST_SERVERS if settings.users == "together" else 1,
         terminate_by_reset=setup.terminate_by_reset,

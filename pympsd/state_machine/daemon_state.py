@@ -174,6 +174,8 @@ class Daemon:
     client_priority: ClientPriority = field(factory=ClientPriority)
     memory_limits: dict[int, PinnedMemory] = field(factory=dict)
     """The limits that the next server starts with, by device ordinal."""
+    protocol: int = 2
+    """2: one server a user, one user at a time; 3: named servers with namespaces."""
     multiuser: bool = False
     """Whether one server, root's, serves the clients of all users."""
     most_servers: int = 1

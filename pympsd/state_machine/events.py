@@ -19,6 +19,8 @@ class OperatorLine:
     line: bytes
     silent: tuple[int, ...] = ()
     """The PIDs of servers that were asked for their tables before, and did not answer in time."""
+    file: bytes | None = None
+    """The text of the file that the line names."""
 
 
 @frozen

@@ -1,6 +1,8 @@
 """The file names in the pipe and log directories. Imports nothing, for the quick command line."""
 
 DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
+SYSTEM_PIPE_DIRECTORY = "/run/nvidia-mps"
+"""That of root's daemon of protocol 3."""
 DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
 
 CONTROL = "control"

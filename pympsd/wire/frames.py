@@ -18,6 +18,11 @@ OPERATOR_STDOUT = 4
 OPERATOR_STDERR = 5
 OPERATOR_DONE = 6
 """Ends the answer to one line; the body is one byte: 0 accepted, 1 refused."""
+OPERATOR_PROTOCOL = 7
+"""The daemon's protocol, "2" or "3", for an operator whose hello has the body ASKS_PROTOCOL."""
+OPERATOR_FILE = 8
+"""The text of the file that the next line names: it is read with the operator's rights, not the daemon's."""
+ASKS_PROTOCOL = b"?"
 
 FIRST_MESSAGE_KIND = 16
 """Kinds from here on are messages (messages.py)."""

@@ -15,6 +15,7 @@ PURE = (
     "pympsd.wire",
     "pympsd.devices",
     "pympsd.commands",
+    "pympsd.configuration",
     "pympsd.state_machine",
     "pympsd.journal.catalogue",
     "pympsd.journal.dialects",

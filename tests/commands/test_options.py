@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.command_line import main
-from pympsd.options import BAD_USAGE, DIALECTS, MULTIUSER, READY, USERS, BadOption, Options
-
-STARTS = {"-d": "background", "-f": "foreground"}
+from pympsd.options import BAD_USAGE, DIALECTS, MULTIUSER, READY, STARTS, STATIC, USERS, BadOption, Options
 
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("multiuser", [None, *MULTIUSER])
-@pytest.mark.parametrize("ready", [None, *READY])
+@pytest.mark.parametrize("ready", [None, "-q", READY])
 def test_a_start_in_every_spelling_and_order(start: str, multiuser: str | None, ready: str | None) -> None:
     given_words = [word for word in (start, multiuser, ready) if word is not None]
     for words in itertools.permutations(given_words):
@@ -130,7 +128,7 @@ def test_the_name_it_was_started_under(launcher: list[str], name: str) -> None:
     assert (options.name, options.shown, options.start) == (name, [name, "-d"], "background")
 
 
-@pytest.mark.parametrize("word", ["-x", "-D", "--no-such", "-p", "-dq", "--daemon", "-"])
+@pytest.mark.parametrize("word", ["-x", "-D", "--no-such", "-", "-dq", "--deamon", *STATIC])
 def test_an_unknown_option_is_refused_as_unknown(word: str) -> None:
     with pytest.raises(BadOption, match=f"there is no option {word}") as caught:
         Options([word])
@@ -159,6 +157,61 @@ def test_users_in_both_spellings(value: str) -> None:
 def test_users_are_one_of_two(words: list[str]) -> None:
     with pytest.raises(BadOption, match="--users is one of in-turn, together, not"):
         Options(words)
+
+
+@pytest.mark.parametrize("words", [["-p", "3"], ["-p3"], ["--protocol", "3"], ["--protocol=3"]])
+def test_a_protocol_in_every_spelling(words: list[str]) -> None:
+    options = Options([*words, "server", "list", "-p"])
+    assert (options.protocol, options.words) == ("3", ["server", "list", "-p"])
+    assert options.choose_protocol("") == "3"
+    assert options.choose_protocol("2") == "2"
+    assert Options([]).choose_protocol("") == "2"
+
+
+def test_a_protocol_is_2_or_3() -> None:
+    for words in (["-p", "4"], ["-p4"], ["--protocol=4"]):
+        with pytest.raises(BadOption, match="--protocol is 2 or 3, not '4'"):
+            Options(words)
+    with pytest.raises(BadOption, match="CUDA_MPS_PROTOCOL_VERSION is 2 or 3, not 'x'"):
+        Options([]).choose_protocol("x")
+
+
+@pytest.mark.parametrize("words", [["-a", "F"], ["-aF"], ["--apply", "F"], ["--apply=F"]])
+def test_a_file_in_every_spelling(words: list[str]) -> None:
+    assert Options(words).apply == Options(["-d", *words]).apply == "F"
+    with pytest.raises(BadOption, match="--apply needs the path"):
+        Options([words[0], ""] if words[0] in ("-a", "--apply") else ["--apply="])
+    with pytest.raises(BadOption, match="--apply takes no command beside it"):
+        Options([*words, "server"])
+
+
+@pytest.mark.parametrize(
+    ("words", "protocol", "said"),
+    [
+        (["-d", "-a", "F"], "2", "--apply needs protocol 3"),
+        (["-d", "-q"], "3", "-q quits a daemon in protocol 3; it does not go with -d or -f"),
+        (["-d", "-S"], "2", "there is no option -S"),
+    ],
+)
+def test_what_a_protocol_cannot_be_started_with(words: list[str], protocol: str, said: str) -> None:
+    with pytest.raises(BadOption, match=said):
+        Options(words).check_start(protocol)
+    Options(words).check_start("5" if protocol == "2" else "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-d", "--quit"], "--quit does not go with -d or -f"),
+        (["--force"], "--force goes with -q"),
+        (["-d", "-q", "--force"], "--force goes with -q"),
+        (["--quit", "ps"], "--quit takes no command"),
+    ],
+)
+def test_a_quit_goes_with_little(words: list[str], said: str) -> None:
+    with pytest.raises(BadOption, match=said):
+        Options(words)
+    assert Options(["-q", "--force"]).force
 
 
 @pytest.mark.parametrize("words", [["--log-dialect"], ["--log-dialect", "R580"], ["--log-dialect="]])

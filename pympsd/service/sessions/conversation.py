@@ -80,6 +80,8 @@ class Conversation:
         if first.kind == frames.OPERATOR_HELLO:
             self.dispatcher.drop(entry.name)
             session = OperatorSession(self.dispatcher.serials.take(), peer.operator, channel)
+            if first.body == frames.ASKS_PROTOCOL:
+                session.tell_protocol(self.dispatcher.state.protocol)
             await run_with_sender(channel, session.run, self.dispatcher)
             return
         hello = messages.decode(first)

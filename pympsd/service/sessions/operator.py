@@ -37,6 +37,10 @@ class OperatorSession:
         )
         self._answered.set()
 
+    def tell_protocol(self, protocol: int) -> None:
+        """Say which protocol the daemon has."""
+        self.channel.send_raw(frames.encode(frames.OPERATOR_PROTOCOL, str(protocol).encode()))
+
     async def drain(self) -> None:
         """Wait until what was answered is sent."""
         await self.channel.drain()
@@ -47,11 +51,16 @@ class OperatorSession:
             dispatcher.log.info("ui_connected")
         dispatcher.operators[self.session] = self
         try:
+            file: bytes | None = None
             while (frame := await self.channel.receive()) is not None:
+                if frame.kind == frames.OPERATOR_FILE:
+                    file = frame.body
+                    continue
                 if frame.kind != frames.OPERATOR_LINE:
                     raise RemoteError(f"a frame of kind {frame.kind} in an operator's conversation")
                 self._answered = trio.Event()
-                await dispatcher.feed_line(self.session, self.uid, frame.body)
+                await dispatcher.feed_line(self.session, self.uid, frame.body, file)
+                file = None
                 # One answer before the next line is read: a flood stays in the flooder's own socket.
                 if not self._answered.is_set():
                     await self._answered.wait()

@@ -1,0 +1,22 @@
+"""The file that a command names, read for the daemon: that would read it with rights of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pympsd.wire import frames
+
+
+def text_of(words: Sequence[str]) -> bytes:
+    """Return the text of the first file that words name; raise LookupError with the reason why it cannot be read."""
+    path = next((word for word in words if not word.startswith("-")), "")
+    if not path:
+        return b""  # the daemon says what is missing
+    try:
+        with open(path, "rb") as file:
+            text = file.read(frames.BODY_LIMIT + 1)
+    except (OSError, ValueError) as error:
+        raise LookupError(f"{path}: {getattr(error, 'strerror', '') or error}") from None
+    if len(text) > frames.BODY_LIMIT:
+        raise LookupError(f"{path}: a configuration file has at most {frames.BODY_LIMIT} bytes")
+    return text

@@ -1,0 +1,1 @@
+"""The commands of protocol 3 (driver 615)."""

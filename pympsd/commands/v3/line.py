@@ -1,0 +1,48 @@
+"""A line at a daemon of protocol 3: help, one of its commands, or one of protocol 2 that it understands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pympsd.commands.v3.sm_partitions  # noqa: F401 - registers its commands
+from pympsd.commands.registry import REGISTRY, Caller, Decision
+from pympsd.commands.v3 import help, translations
+from pympsd.commands.v3.registry import COMMANDS, Command, data
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.vocabulary.answers import refusal
+
+HELP = ("help", "--help")
+
+
+def decide(daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None) -> Decision:
+    """Carry out the words of a line; ``file``: the text of the file that they name."""
+    if not words or words[0] in HELP:
+        return data(help.overview())
+    if words[0] in COMMANDS:
+        return _of_module(daemon, caller, words, file)
+    if words[0] in translations.KEPT:
+        return REGISTRY[words[0]].run(daemon, caller, words[1:])
+    translated = translations.refusal_of_other(words)
+    if translated is not None:
+        return Decision(translated)
+    modules = ", ".join(sorted(COMMANDS))
+    return Decision(refusal(diagnostic=f"Unknown module '{words[0]}'. Modules: {modules}."))
+
+
+def command_of(words: Sequence[str]) -> Command | None:
+    """Return the command that words name."""
+    return COMMANDS.get(words[0], {}).get(words[1]) if len(words) > 1 else None
+
+
+def _of_module(daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None) -> Decision:
+    module, *rest = words
+    if rest and rest[0] in HELP:
+        return data(help.module_help(module))
+    known = command_of(words)
+    if known is None:
+        verbs = f"Verbs: {', '.join(sorted(COMMANDS[module]))}."
+        wrong = f"Unknown verb '{rest[0]}' of module '{module}'." if rest else f"'{module}' needs a verb."
+        return Decision(refusal(diagnostic=f"{wrong} {verbs}"))
+    if rest[1:] == ["help"] or "--help" in rest:
+        return data(help.command_help(known))
+    return known.run(daemon, caller, rest[1:], file)

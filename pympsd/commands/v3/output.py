@@ -1,0 +1,120 @@
+"""What ``list`` and ``describe`` print: a table, CSV (RFC 4180) or JSON. No cell is ever cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from pympsd.vocabulary.texts import BadText
+
+ABSENT: Final = "-"
+STYLES: Final = ("table", "csv", "json")
+_BLANKS_BETWEEN: Final = 2
+_QUOTED: Final = frozenset(',"\r\n')
+
+
+@frozen
+class Format:
+    """What ``--format`` chooses."""
+
+    style: str = STYLES[0]
+    header: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> Format:
+        """Read a style, and ``,noheader`` after it."""
+        style, comma, rest = text.partition(",")
+        if style not in STYLES or (comma and rest != "noheader"):
+            raise BadText("table, csv or json, each with ,noheader after it if wanted,", text)
+        return cls(style, not comma)
+
+
+@frozen
+class Column:
+    """A column: its name in CSV and JSON, and its heading in a table."""
+
+    name: str
+    heading: str
+    key: str = ""
+    """Its name in JSON, if that is another one."""
+
+
+@frozen
+class Shown:
+    """A cell whose text is not the text of its value: ``30.00`` of 30.0, ``unlimited`` of None."""
+
+    text: str
+    value: Any
+
+
+Cell = str | int | float | bool | None | Shown | tuple[str, ...]
+"""A tuple is a list of words: an array in JSON, otherwise separated by commas."""
+
+
+@frozen
+class Row:
+    """The cells of a row, in the order of the columns, and what JSON says beside them."""
+
+    cells: tuple[Cell, ...]
+    extra: dict[str, Any] = field(factory=dict)
+
+
+def written(columns: Sequence[Column], rows: Sequence[Row], chosen: Format) -> str:
+    """Return the text of rows, without the newline at its end; nothing for no rows without a header."""
+    if chosen.style == "json":
+        return json.dumps([_record(columns, row) for row in rows])
+    if chosen.style == "csv":
+        heading = [[column.name for column in columns]] if chosen.header else []
+        return "\n".join(",".join(map(_csv_cell, line)) for line in (*heading, *_texts(rows)))
+    return _table([column.heading for column in columns] if chosen.header else [], _texts(rows))
+
+
+def cell_text(cell: Cell) -> str:
+    """Return a cell's text, as ``get`` prints it."""
+    match cell:
+        case None | ():
+            return ABSENT
+        case Shown(text, _):
+            return text
+        case bool():
+            return "true" if cell else "false"
+        case tuple():
+            return ",".join(cell)
+    return str(cell)
+
+
+def _texts(rows: Sequence[Row]) -> list[list[str]]:
+    return [[cell_text(cell) for cell in row.cells] for row in rows]
+
+
+def _record(columns: Sequence[Column], row: Row) -> dict[str, Any]:
+    named = {column.key or column.name: _value(cell) for column, cell in zip(columns, row.cells, strict=True)}
+    return {**named, **row.extra}
+
+
+def _value(cell: Cell) -> Any:
+    match cell:
+        case Shown(_, value):
+            return value
+        case tuple():
+            return list(cell)
+    return cell
+
+
+def _csv_cell(text: str) -> str:
+    if not _QUOTED.intersection(text):
+        return text
+    return '"' + text.replace('"', '""') + '"'
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    # A line end inside of a cell, which a command line may hold, would look like a row.
+    lines = [list(heading), *([" ".join(cell.splitlines()) for cell in row] for row in rows)]
+    shown = [line for line in lines if line]
+    widths = [max(map(len, cells)) + _BLANKS_BETWEEN for cells in zip(*shown, strict=True)]
+    return "\n".join(
+        "".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in shown
+    )

@@ -1,0 +1,85 @@
+"""The registry of protocol 3: one decorator for each ``module verb``; the docstring is its help.
+
+A handler is a function ``(daemon, caller, **arguments) -> Decision``; it raises Refused before it changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.commands.registry import Caller, Decision, Handler
+from pympsd.commands.v3.grammar import Refused, Syntax, read_words
+from pympsd.commands.v3.output import Column, Format, Row, written
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.vocabulary.answers import Answer, Part, refusal
+
+QUERIES: Final = frozenset({"list", "get", "describe", "show", "status", "test"})
+"""The verbs whose standard output is data only."""
+
+
+@frozen
+class Command:
+    """One registered command."""
+
+    module: str
+    verb: str
+    syntax: Syntax
+    handler: Handler
+    asks_servers: bool
+    takes_file: bool = False
+    """Its handler gets the text of the file that the line names, as ``file``."""
+
+    @property
+    def is_query(self) -> bool:
+        """Whether it only asks: a refusal then leaves standard output empty."""
+        return self.verb in QUERIES
+
+    def run(self, daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None = None) -> Decision:
+        """Read the words after the verb and run the handler; make an answer of a refusal."""
+        attached = {"file": file} if self.takes_file else {}
+        try:
+            return self.handler(daemon, caller, **read_words(self.syntax, words), **attached)
+        except Refused as error:
+            return Decision(self.refusal(error))
+
+    def refusal(self, error: Refused) -> Answer:
+        """Return the answer of a refusal: its sentence on standard output for a change, on error for a query."""
+        if self.is_query:
+            return refusal(diagnostic=" ".join(filter(None, (str(error), error.hint))))
+        return refusal(str(error), diagnostic=error.hint)
+
+
+COMMANDS: Final[dict[str, dict[str, Command]]] = {}
+"""By module and verb."""
+
+
+def command(syntax: Syntax, *, asks_servers: bool = False, takes_file: bool = False) -> Callable[[Handler], Handler]:
+    """Register a handler for a command."""
+    module, verb = syntax.command.split(" ")
+
+    def register(handler: Handler) -> Handler:
+        verbs = COMMANDS.setdefault(module, {})
+        if verb in verbs:
+            raise ValueError(f"the command {syntax.command} is registered twice")
+        verbs[verb] = Command(module, verb, syntax, handler, asks_servers, takes_file)
+        return handler
+
+    return register
+
+
+def listing(columns: Sequence[Column], rows: Sequence[Row], chosen: Format | None) -> Decision:
+    """Return rows as the answer; it is not logged, for monitors ask again and again."""
+    return data(written(columns, rows, chosen or Format()))
+
+
+def data(text: str) -> Decision:
+    """Return a text as the answer of a query; nothing at all for an empty one."""
+    return Decision(Answer((Part(text, logged=False),) if text else ()))
+
+
+def done(diagnostic: str = "") -> Answer:
+    """Return the answer of a change that was made: nothing, but a note on standard error if there is one."""
+    return Answer(diagnostic=diagnostic)

@@ -1,0 +1,63 @@
+"""Commands of protocol 2 at a daemon that speaks 3: those that keep their meaning, and what the others are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.vocabulary.answers import Answer, refusal
+
+KEPT: Final = frozenset(
+    {
+        *("get_server_list", "get_server_status", "get_client_list", "get_device_client_list", "ps", "device_query"),
+        *("get_default_active_thread_percentage", "get_default_device_pinned_mem_limit"),
+        "get_default_client_priority",
+        *("quit", "terminate_client", "shutdown_server"),
+    }
+)
+"""Commands that protocol 3 understands too: probes and scripts use them, and they have one meaning in both."""
+
+
+@frozen
+class _Translation:
+    """A command of protocol 3, with {0}, {1} for the words of the other; ``unless_given``: what stands for them."""
+
+    text: str
+    unless_given: tuple[str, ...] = ()
+
+
+_TRANSLATIONS: Final = {
+    "start_server": _Translation("server create --uid={1}", ("-uid", "U")),
+    "set_default_active_thread_percentage": _Translation(
+        "namespace set default --server=NAME --active-thread-percentage={0}", ("P",)
+    ),
+    "set_active_thread_percentage": _Translation("server set NAME --active-thread-percentage={1}", ("PID", "P")),
+    "get_active_thread_percentage": _Translation("namespace get default NAME active-thread-percentage"),
+    "set_default_device_pinned_mem_limit": _Translation(
+        "namespace set default --server=NAME --pinned-memory-limit={0}={1}", ("DEVICE", "L")
+    ),
+    "set_device_pinned_mem_limit": _Translation(
+        "server set NAME --pinned-memory-limit={1}={2}", ("PID", "DEVICE", "L")
+    ),
+    "get_device_pinned_mem_limit": _Translation("namespace get default NAME pinned-memory-limit"),
+    "set_default_client_priority": _Translation("namespace set default --server=NAME --client-priority={0}", ("N",)),
+    "sm_partition": _Translation("sm-partition create P --server=NAME --device=UUID --chunks=N"),
+    "lspart": _Translation("sm-partition list --all"),
+}
+
+
+def refusal_of_other(words: Sequence[str]) -> Answer | None:
+    """Return the refusal of a command of protocol 2, with its name in protocol 3; None if it is none."""
+    known = _TRANSLATIONS.get(words[0])
+    if known is None:
+        return None
+    given = words[1:]
+    arguments = (*given, *known.unless_given[len(given) :])
+    text = known.text.format(*arguments)
+    if words[0] == "start_server" and "-mlopart" in given:
+        text += " --locality-domains=true"
+    if given and words[0] == "sm_partition" and given[0] == "rm":
+        text = "sm-partition delete P --server=NAME --device=UUID"
+    return refusal(diagnostic=f"{words[0]} is a command of protocol 2; this daemon speaks 3: {text}")

@@ -1,0 +1,61 @@
+"""A checked configuration: the servers and namespaces that a file names, with what it says of each."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+
+
+@frozen
+class Limits:
+    """What is said of a namespace's limits; None: nothing is said."""
+
+    percentage: ThreadPercentage | None = None
+    memory: dict[int, PinnedMemory] | None = None
+    """By device ordinal; a device that is absent has no limit."""
+    priority: ClientPriority | None = None
+
+
+@frozen
+class ServerPlan:
+    """A server that the file names."""
+
+    name: str
+    uid: int | None = None
+    """None: the daemon's user."""
+    devices: tuple[int, ...] | None = None
+    """The ordinals of its devices; None: nothing is said, which is all of them for a new server."""
+    namespaces: dict[str, Limits] = field(factory=dict)
+    """``default`` is among them if anything is said of it."""
+
+
+@frozen
+class Plan:
+    """A whole file."""
+
+    servers: dict[str, ServerPlan] = field(factory=dict)
+
+
+@frozen
+class Surroundings:
+    """What a file is checked against: the daemon that reads it."""
+
+    devices: tuple[DeviceFacts, ...]
+    uid: int
+    """The user the daemon runs as."""
+    multiuser: bool = False
+    pipe_directory: str = ""
+
+
+@frozen
+class Problem:
+    """An error in a file; ``line`` from 1 on."""
+
+    line: int
+    text: str
+
+    def shown(self, file: str) -> str:
+        """Return the line for the user."""
+        return f"{file}:{self.line}: {self.text}"

@@ -1,0 +1,92 @@
+"""In which line of a TOML text a key stands: tomllib does not say it of what is valid."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from typing import Any, Final
+
+Path = tuple[str | int, ...]
+"""Keys from the top; a number counts the tables of an array."""
+MOST_LINES: Final = 200
+"""A value that spans more lines than this is not followed to its end."""
+
+
+def positions(text: str) -> dict[Path, int]:
+    """Return the line, from 1 on, of every key and table of a valid TOML text."""
+    found: dict[Path, int] = {}
+    table: Path = ()
+    tables: dict[Path, int] = {}
+    for line, statement in _statements(text):
+        if statement.lstrip().startswith("["):
+            table = _table_path(_nested_path(tomllib.loads(statement)), statement.lstrip().startswith("[["), tables)
+            _note(found, table, line)
+        else:
+            for path in _paths(tomllib.loads(statement)):
+                _note(found, (*table, *path), line)
+    return found
+
+
+def line_of(found: dict[Path, int], path: Path) -> int:
+    """Return the line of a key, or of the nearest table above it; 1 if there is none."""
+    return next((found[path[:count]] for count in range(len(path), 0, -1) if path[:count] in found), 1)
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each header, and each key with its whole value, with its first line."""
+    lines = text.split("\n")
+    start = 0
+    while start < len(lines):
+        end = start + 1
+        while not _is_whole("\n".join(lines[start:end])) and end < min(len(lines), start + MOST_LINES):
+            end += 1
+        statement = "\n".join(lines[start:end])
+        if not _is_whole(statement):
+            end = start + 1  # a value that is too long: the lines that follow are skipped one by one
+        elif tomllib.loads(statement):
+            yield start + 1, statement
+        start = end
+
+
+def _is_whole(statement: str) -> bool:
+    try:
+        tomllib.loads(statement)
+    except ValueError:
+        return False
+    return True
+
+
+def _nested_path(parsed: Any) -> tuple[str, ...]:
+    """Return the path of a header, which is parsed into one key a level."""
+    path: tuple[str, ...] = ()
+    while parsed and isinstance(parsed, dict):
+        ((key, parsed),) = parsed.items()
+        path = (*path, key)
+    return path
+
+
+def _table_path(names: tuple[str, ...], is_array: bool, tables: dict[Path, int]) -> Path:
+    """Return the path of a table with the numbers of the arrays' tables; ``tables`` counts these."""
+    path: Path = ()
+    for name in names[:-1]:
+        path = (*path, name)
+        if path in tables:
+            path = (*path, tables[path])
+    path = (*path, *names[-1:])
+    if is_array:
+        tables[path] = tables.get(path, -1) + 1
+        path = (*path, tables[path])
+    return path
+
+
+def _paths(parsed: dict[str, Any]) -> Iterator[Path]:
+    for key, value in parsed.items():
+        yield (key,)
+        if isinstance(value, dict):
+            yield from ((key, *path) for path in _paths(value))
+
+
+def _note(found: dict[Path, int], path: Path, line: int) -> None:
+    """Note the line of a key, and of the tables above it that have none of their own."""
+    for count in range(1, len(path) + 1):
+        found.setdefault(path[:count], line)

@@ -1,0 +1,266 @@
+"""Read a configuration file: TOML to a plan, with every error in it, each with its line and key."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from json import dumps
+from typing import Any, Final
+
+from attrs import frozen
+
+from pympsd.configuration.plan import Limits, Plan, Problem, ServerPlan, Surroundings
+from pympsd.configuration.positions import Path, line_of, positions
+from pympsd.devices.visible import find_device, listed
+from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.namespaces import DEFAULT, name_problem, socket_problem
+from pympsd.vocabulary.texts import BadText, read_memory_by_device, read_percentage, read_priority
+
+SCHEMA: Final = "1.0"
+LIMIT_KEYS: Final = ("pinned_memory_limit", "active_thread_percentage", "client_priority")
+SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS, "namespaces", "devices")
+TOP_KEYS: Final = ("schema_version", "servers", "features")
+FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
+NO_PARTITIONS: Final = "static SM partitions are not there yet; active_thread_percentage limits a namespace"
+NO_DOMAINS: Final = "locality domains are not there yet: every device here has one"
+NO_MEMACCT: Final = "memory accounting by cgroup is not there yet: only false is possible"
+ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server"
+_AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
+
+
+class BadFile(Exception):
+    """A file is no valid configuration; ``problems`` has all that is wrong with it, by line."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(f"{len(problems)} errors")
+        self.problems = problems
+
+
+def read_plan(text: str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, ...]]:
+    """Return the plan of a file, and warnings; raise BadFile."""
+    try:
+        parsed = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # tomllib raises other ValueErrors too: for a date, a long number
+        raise BadFile((_syntax_problem(text, error),)) from None
+    reading = _Reading(surroundings, [], [])
+    plan = reading.file(parsed)
+    if reading.problems:
+        raise BadFile(_placed(text, reading.problems))
+    return plan, _placed(text, reading.warnings) if reading.warnings else ()
+
+
+def _syntax_problem(text: str, error: Exception) -> Problem:
+    found = _AT_LINE.search(str(error))
+    line = int(found[1]) if found else text.count("\n") + 1 if "end of document" in str(error) else 1
+    return Problem(line, f"no TOML: {_AT_LINE.sub('', str(error))}")
+
+
+def _placed(text: str, said: list[tuple[Path, str]]) -> tuple[Problem, ...]:
+    where = positions(text)
+    return tuple(sorted((Problem(line_of(where, path), each) for path, each in said), key=lambda one: one.line))
+
+
+@frozen
+class _Reading:
+    """A file that is being read; ``problems`` and ``warnings`` grow."""
+
+    surroundings: Surroundings
+    problems: list[tuple[Path, str]]
+    warnings: list[tuple[Path, str]]
+
+    def file(self, parsed: dict[str, Any]) -> Plan:
+        self._check_keys((), parsed, TOP_KEYS, "a configuration file")
+        version = parsed.get("schema_version")
+        if version != SCHEMA:
+            said = "is missing; it is" if version is None else "is"
+            self._wrong(("schema_version",), f'schema_version {said} "{SCHEMA}"{"," if version else ""}', version)
+        self._features(self._table((), parsed, "features"))
+        servers = self._table((), parsed, "servers")
+        return Plan({name: self._server(name, ("servers", name), servers[name]) for name in servers})
+
+    def _server(self, name: str, path: Path, given: Any) -> ServerPlan:
+        if reason := name_problem(name, of_server=True):
+            self._wrong(path, reason.rstrip("."))
+        if not isinstance(given, dict):
+            self._wrong(path, f"{_dotted(path)} is a table,", given)
+            return ServerPlan(name)
+        self._check_keys(path, given, SERVER_KEYS, "a server")
+        if given.get("locality_domains", False) is not False:
+            self._locality_domains(path, given["locality_domains"])
+        if "devices" in given:
+            self._wrong((*path, "devices"), f"{_dotted((*path, 'devices'))}: {NO_PARTITIONS}")
+        own = self._limits(path, given)
+        tables = self._table(path, given, "namespaces")
+        namespaces = {each: self._namespace(name, each, (*path, "namespaces", each), tables[each]) for each in tables}
+        if own != Limits():
+            namespaces[DEFAULT] = self._merged(path, own, namespaces.get(DEFAULT, Limits()))
+        self._warn_of_uncapped(path, namespaces)
+        return ServerPlan(name, self._uid(path, given), self._devices(path, given), namespaces)
+
+    def _namespace(self, server: str, name: str, path: Path, given: Any) -> Limits:
+        reason = name_problem(name) or socket_problem(self.surroundings.pipe_directory, server, name)
+        if reason and name != DEFAULT:
+            self._wrong(path, reason.rstrip("."))
+        if not isinstance(given, dict):
+            self._wrong(path, f"{_dotted(path)} is a table,", given)
+            return Limits()
+        self._check_keys(path, given, LIMIT_KEYS, "a namespace")
+        return self._limits(path, given)
+
+    def _limits(self, path: Path, given: Mapping[str, Any]) -> Limits:
+        memory = self._value(path, given, "pinned_memory_limit", read_memory_by_device, (str,))
+        return Limits(
+            self._value(path, given, "active_thread_percentage", read_percentage, (str, int, float)),
+            None if memory is None else self._by_ordinal((*path, "pinned_memory_limit"), memory),
+            self._value(path, given, "client_priority", read_priority, (str, int)),
+        )
+
+    def _merged(self, path: Path, own: Limits, default: Limits) -> Limits:
+        """Return the limits of namespace ``default``: its own table beats the server's keys."""
+        for key, one, other in zip(
+            LIMIT_KEYS,
+            (own.memory, own.percentage, own.priority),
+            (default.memory, default.percentage, default.priority),
+            strict=True,
+        ):
+            if one is not None and other is not None and one != other:
+                beaten = _dotted((*path, key))
+                self.warnings.append(((*path, key), f"{beaten} is beaten by that of namespaces.{DEFAULT}"))
+        return Limits(
+            default.percentage or own.percentage,
+            own.memory if default.memory is None else default.memory,
+            default.priority or own.priority,
+        )
+
+    def _warn_of_uncapped(self, path: Path, namespaces: dict[str, Limits]) -> None:
+        default = namespaces.get(DEFAULT, Limits())
+        capped = any(each.percentage or each.memory for each in namespaces.values())
+        if capped and not (default.percentage or default.memory):
+            who = f"{_dotted(path)}: namespace {DEFAULT} has no limits"
+            self.warnings.append((path, f"{who}, and others have; namespaces.{DEFAULT} may set them"))
+
+    def _uid(self, path: Path, given: Mapping[str, Any]) -> int | None:
+        if "uid" not in given:
+            return None
+        uid, path = given["uid"], (*path, "uid")
+        if isinstance(uid, bool) or not isinstance(uid, int) or not 0 <= uid < (1 << 32) - 1:
+            self._wrong(path, f"{_dotted(path)} is a user's number,", uid)
+            return None
+        if self.surroundings.multiuser and uid != 0:
+            self._wrong(path, f"{_dotted(path)} is 0 with --multiuser: its servers are root's;", uid)
+        elif self.surroundings.uid not in (0, uid):
+            own = self.surroundings.uid
+            self._wrong(path, f"{_dotted(path)} is {own}: this daemon can serve only its own user;", uid)
+        return uid
+
+    def _devices(self, path: Path, given: Mapping[str, Any]) -> tuple[int, ...] | None:
+        if "allowed_devices" not in given:
+            return None
+        words, path = given["allowed_devices"], (*path, "allowed_devices")
+        if isinstance(words, str):
+            words = [word.strip() for word in words.split(",")]
+        if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+            self._wrong(path, f'{_dotted(path)} is a list such as "0,1",', given["allowed_devices"])
+            return None
+        found = [self._device(path, word) for word in words]
+        if len(set(found)) < len(found) and -1 not in found:
+            self._wrong(path, f"{_dotted(path)} names a device twice")
+        return tuple(found)
+
+    def _by_ordinal(self, path: Path, given: dict[str, PinnedMemory | None]) -> dict[int, PinnedMemory]:
+        every = range(len(self.surroundings.devices))
+        limits: dict[int, PinnedMemory] = {}
+        for word, limit in given.items():
+            if limit is not None:
+                limits.update(dict.fromkeys([self._device(path, word)] if word else every, limit))
+        return limits
+
+    def _device(self, path: Path, word: str) -> int:
+        devices = self.surroundings.devices
+        found = find_device(devices, word)
+        if found is None:
+            self._wrong(path, f"{_dotted(path)}: no device '{word}'; devices: {listed(devices)}")
+        return -1 if found is None else found
+
+    def _locality_domains(self, path: Path, given: Any) -> None:
+        path = (*path, "locality_domains")
+        if isinstance(given, bool):
+            self._wrong(path, f"{_dotted(path)}: {NO_DOMAINS}")
+        else:
+            self._wrong(path, f"{_dotted(path)} is true or false,", given)
+
+    def _features(self, features: Mapping[str, Any]) -> None:
+        self._check_keys(("features",), features, tuple(FEATURE_KEYS), "features")
+        for name, keys in FEATURE_KEYS.items():
+            given = self._table(("features",), features, name)
+            self._check_keys(("features", name), given, keys, name)
+            for key in keys:
+                if key in given:
+                    self._feature_key(("features", name, key), given[key])
+
+    def _feature_key(self, path: Path, value: Any) -> None:
+        if path[-1] == "default_socket":
+            if value not in ("on", "off"):
+                self._wrong(path, f'{_dotted(path)} is "on" or "off",', value)
+            elif value == "off":
+                self._wrong(path, f"{_dotted(path)}: {ALWAYS_SHARED}")
+        elif not isinstance(value, bool):
+            self._wrong(path, f"{_dotted(path)} is true or false,", value)
+        elif "memacct" in path and value:
+            self._wrong(path, f"{_dotted(path)}: {NO_MEMACCT}")
+        elif "context-share" in path and not value:
+            self._wrong(path, f"{_dotted(path)}: {ALWAYS_SHARED}")
+
+    def _value(
+        self,
+        path: Path,
+        given: Mapping[str, Any],
+        key: str,
+        read: Callable[[str], Any],
+        types: tuple[type, ...],
+    ) -> Any:
+        if key not in given:
+            return None
+        value = given[key]
+        if isinstance(value, bool) or not isinstance(value, types):
+            names = " or ".join({str: "text", int: "a whole number", float: "a number"}[each] for each in types)
+            self._wrong((*path, key), f"{_dotted((*path, key))} is {names},", value)
+            return None
+        try:
+            return read(value if isinstance(value, str) else f"{value:g}" if value == value else "")
+        except BadText as error:
+            self._wrong((*path, key), f"{_dotted((*path, key))} is {error.allowed}", value)
+            return None
+
+    def _table(self, path: Path, given: Mapping[str, Any], key: str) -> dict[str, Any]:
+        table = given.get(key, {})
+        if isinstance(table, dict):
+            return table
+        self._wrong((*path, key), f"{_dotted((*path, key))} is a table,", table)
+        return {}
+
+    def _check_keys(self, path: Path, given: Mapping[str, Any], known: tuple[str, ...], owner: str) -> None:
+        for key in given:
+            if key not in known:
+                near = get_close_matches(key, known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
+                self._wrong((*path, key), f"{_dotted((*path, key))} is no key of {owner}; {hint}")
+
+    def _wrong(self, path: Path, said: str, value: Any = None) -> None:
+        """Note an error; ``value``: what stands there, for a sentence that goes on with it."""
+        self.problems.append((path, said if value is None else f"{said} not {_shown(value)}"))
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _shown(value: Any) -> str:
+    """Return a value as TOML writes it, if it is a short one."""
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return "a list"
+    return dumps(value, ensure_ascii=False, default=str)[:100]

@@ -1,0 +1,35 @@
+"""The names of servers and namespaces: protocol 3 makes directories of them below the pipe directory."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pympsd.vocabulary import files
+
+DEFAULT: Final = "default"
+"""The namespace that every server has."""
+RESERVED: Final = frozenset({files.CONTROL, files.LOG_FIFO, "help"})
+RESERVED_OF_SERVERS: Final = RESERVED | {files.LOCK, files.CONTROL_PRIVILEGED}
+_NAME: Final = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
+
+
+def name_problem(name: str, of_server: bool = False) -> str:
+    """Return why a server or a namespace cannot have a name; nothing if it can."""
+    if not _NAME.fullmatch(name):
+        return f"Bad name '{name}': 1 to 64 lowercase letters, digits and underscores."
+    if name in (RESERVED_OF_SERVERS if of_server else RESERVED):
+        return f"The name '{name}' is taken by a socket of the pipe directory."
+    return ""
+
+
+def socket_problem(pipe_directory: str, server: str, namespace: str) -> str:
+    """Return why a namespace's socket cannot be made; nothing if it can."""
+    path = f"{pipe_directory}/{server}/{namespace}/{files.CONTROL}"
+    size = len(path.encode("utf-8", "surrogateescape"))
+    if size <= files.SOCKET_PATH_LIMIT:
+        return ""
+    return (
+        f"The socket path {path} is {size} bytes long; at most {files.SOCKET_PATH_LIMIT} are possible: choose a "
+        "shorter name or CUDA_MPS_PIPE_DIRECTORY."
+    )

@@ -1,0 +1,94 @@
+"""Limits as operators and configuration files write them in protocol 3, and as they are shown.
+
+A reader raises BadText, which says what is allowed; whoever knows where the text stood makes the sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
+
+LIFTED: Final = ("unlimited", "default")
+"""The words that lift a limit."""
+NO_LIMIT: Final = "unlimited"
+_UNITS: Final = {"K": 10, "M": 20, "G": 30}
+_MEMORY: Final = re.compile(r"([0-9]{1,15})([KMG])B?", re.ASCII | re.IGNORECASE)
+_PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
+
+
+class BadText(ValueError):
+    """A text is no valid value; ``allowed`` continues a sentence "... is": ``true or false,``."""
+
+    def __init__(self, allowed: str, text: str) -> None:
+        super().__init__(f"{allowed} not {text!r}")
+        self.allowed = allowed
+
+
+def read_percentage(text: str) -> ThreadPercentage:
+    """Read a percentage from 1 to 100."""
+    if text in LIFTED:
+        return ThreadPercentage()
+    value = float(text) if _PERCENTAGE.fullmatch(text) else 0.0
+    if not 1.0 <= value <= 100.0:
+        raise BadText("1 to 100,", text)
+    return ThreadPercentage(value)
+
+
+def read_memory(text: str) -> PinnedMemory | None:
+    """Read a limit of device memory, such as ``4G``, ``512M`` or ``1024K``; None: no limit."""
+    if text in LIFTED:
+        return None
+    found = _MEMORY.fullmatch(text)
+    size = int(found[1]) << _UNITS[found[2].upper()] if found else 0
+    if size > MOST_MEMORY:
+        raise BadText(f"at most {MOST_MEMORY >> 30}G,", text)
+    if not size:
+        raise BadText("a whole number above 0 and K, M or G, or 'unlimited';", text)
+    return PinnedMemory(size)
+
+
+def read_memory_by_device(text: str) -> dict[str, PinnedMemory | None]:
+    """Read a limit for all devices (key ``""``), or ``0=4G,GPU-...=8G``, one for each device that is named."""
+    if "=" not in text:
+        return {"": read_memory(text)}
+    limits: dict[str, PinnedMemory | None] = {}
+    for entry in text.split(","):
+        device, _, value = entry.partition("=")
+        if not device or device in limits:
+            raise BadText("one limit for all devices, or one a device as in 0=4G,1=8G;", text)
+        limits[device] = read_memory(value)
+    return limits
+
+
+def read_priority(text: str) -> ClientPriority:
+    """Read a client priority."""
+    if text == "default":
+        return ClientPriority()
+    if text not in ("0", "1"):
+        raise BadText("0 (normal) or 1 (below normal),", text)
+    return ClientPriority(int(text))
+
+
+def read_boolean(text: str) -> bool:
+    """Read ``true`` or ``false``."""
+    if text not in ("true", "false"):
+        raise BadText("true or false,", text)
+    return text == "true"
+
+
+def percentage_text(percentage: ThreadPercentage) -> str:
+    """Return a percentage with two decimals."""
+    return f"{percentage.value:.2f}"
+
+
+def memory_text(limit: PinnedMemory | None) -> str:
+    """Return a limit in the largest unit that divides it."""
+    if limit is None:
+        return NO_LIMIT
+    for unit, bits in reversed(_UNITS.items()):
+        whole, rest = divmod(limit.value, 1 << bits)
+        if not rest:
+            return f"{whole}{unit}"
+    return str(limit.value)

@@ -1,0 +1,205 @@
+"""A configuration file: what it says, and every error in it with its line and key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pympsd.configuration.plan import Limits, Plan, ServerPlan, Surroundings
+from pympsd.configuration.reader import BadFile, read_plan
+from pympsd.devices.machine import describe
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+
+HERE = Surroundings(describe("2xH200"), 1000, pipe_directory="/run/p")
+GIB = 1 << 30
+
+
+def _read(text: str, **more: Any) -> Plan:
+    return read_plan(f'schema_version = "1.0"\n{text}', Surroundings(**{**_fields(), **more}))[0]
+
+
+def _fields() -> dict[str, Any]:
+    return {"devices": HERE.devices, "uid": HERE.uid, "pipe_directory": HERE.pipe_directory}
+
+
+def _errors(text: str, **more: Any) -> list[str]:
+    with pytest.raises(BadFile) as bad:
+        read_plan(text, Surroundings(**{**_fields(), **more}))
+    return [problem.shown("F") for problem in bad.value.problems]
+
+
+def test_servers_and_namespaces() -> None:
+    uuid = HERE.devices[1].uuid
+    plan = _read(f"""
+[servers.serve]
+allowed_devices = "0"
+active_thread_percentage = "10"
+uid = 1000
+[servers.serve.namespaces.chat]
+active_thread_percentage = "50"
+pinned_memory_limit = "40G"
+[servers.exact]
+allowed_devices = ["{uuid}", "0"]
+client_priority = 1
+[servers.exact.namespaces.half]
+pinned_memory_limit = "0=4G,1=unlimited"
+active_thread_percentage = 33.5
+[servers.plain]
+[features.context-share]
+enabled = true
+default_socket = "on"
+[features.memacct]
+enabled = false
+""")
+    assert plan.servers == {
+        "serve": ServerPlan(
+            "serve",
+            1000,
+            (0,),
+            {
+                "chat": Limits(ThreadPercentage(50.0), {0: PinnedMemory(40 * GIB), 1: PinnedMemory(40 * GIB)}, None),
+                "default": Limits(ThreadPercentage(10.0)),
+            },
+        ),
+        "exact": ServerPlan(
+            "exact",
+            None,
+            (1, 0),
+            {
+                "half": Limits(ThreadPercentage(33.5), {0: PinnedMemory(4 * GIB)}),
+                "default": Limits(priority=ClientPriority(1)),
+            },
+        ),
+        "plain": ServerPlan("plain"),
+    }
+
+
+def test_the_table_of_default_beats_the_servers_own_keys_with_a_warning() -> None:
+    text = """schema_version = "1.0"
+[servers.a]
+active_thread_percentage = "20"
+client_priority = "1"
+[servers.a.namespaces.default]
+active_thread_percentage = "30"
+"""
+    plan, warnings = read_plan(text, HERE)
+    assert plan.servers["a"].namespaces == {"default": Limits(ThreadPercentage(30.0), None, ClientPriority(1))}
+    assert [warning.shown("F") for warning in warnings] == [
+        "F:3: servers.a.active_thread_percentage is beaten by that of namespaces.default"
+    ]
+
+
+def test_an_uncapped_default_beside_capped_namespaces_is_warned_of() -> None:
+    text = 'schema_version = "1.0"\n[servers.a.namespaces.b]\nactive_thread_percentage = 5\n'
+    (warning,) = read_plan(text, HERE)[1]
+    assert warning.shown("F") == (
+        "F:2: servers.a: namespace default has no limits, and others have; namespaces.default may set them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('active_thread_percentage = "0"', 'servers.a.active_thread_percentage is 1 to 100, not "0"'),
+        ("active_thread_percentage = nan", "servers.a.active_thread_percentage is 1 to 100, not NaN"),
+        ("active_thread_percentage = true", "servers.a.active_thread_percentage is text or a whole number or a"),
+        (
+            'pinned_memory_limit = "4T"',
+            "servers.a.pinned_memory_limit is a whole number above 0 and K, M or G, or 'unlimited'; not \"4T\"",
+        ),
+        ("pinned_memory_limit = 4", "servers.a.pinned_memory_limit is text, not 4"),
+        ('client_priority = "2"', 'servers.a.client_priority is 0 (normal) or 1 (below normal), not "2"'),
+        ("percent = 5", "servers.a.percent is no key of a server; the keys are allowed_devices, uid, "),
+        ("active_thread_percent = 5", "servers.a.active_thread_percent is no key of a server; did you mean active"),
+        ('locality_domains = "true"', 'servers.a.locality_domains is true or false, not "true"'),
+        ("locality_domains = true", "servers.a.locality_domains: locality domains are not there yet"),
+        ('allowed_devices = "GPU-dead"', "servers.a.allowed_devices: no device 'GPU-dead'; devices: 0 (GPU-"),
+        ('allowed_devices = "0,0"', "servers.a.allowed_devices names a device twice"),
+        ("allowed_devices = 0", 'servers.a.allowed_devices is a list such as "0,1", not 0'),
+        ("allowed_devices = []", 'servers.a.allowed_devices is a list such as "0,1", not a list'),
+        ("uid = 7", "servers.a.uid is 1000: this daemon can serve only its own user; not 7"),
+        ("uid = true", "servers.a.uid is a user's number, not true"),
+        ("namespaces = 1", "servers.a.namespaces is a table, not 1"),
+        ("namespaces.b = 1", "servers.a.namespaces.b is a table, not 1"),
+        ("namespaces.b.uid = 1", "servers.a.namespaces.b.uid is no key of a namespace; the keys are pinned_memory"),
+        ("namespaces.B.client_priority = 1", "Bad name 'B': 1 to 64 lowercase letters, digits and underscores"),
+        ('devices = [{ uuid = "GPU-0" }]', "servers.a.devices: static SM partitions are not there yet"),
+    ],
+)
+def test_an_error_is_said_with_its_line_and_key(line: str, said: str) -> None:
+    (error,) = _errors(f'schema_version = "1.0"\n[servers.a]\n# comment\n{line}\n')
+    assert error.startswith(f"F:4: {said}")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", 'F:1: schema_version is missing; it is "1.0"'),
+        ('\nschema_version = "2.0"', 'F:2: schema_version is "1.0", not "2.0"'),
+        (
+            'schema_version = "1.0"\nserver = 1',
+            "F:2: server is no key of a configuration file; did you mean servers?",
+        ),
+        ('schema_version = "1.0"\nservers = 1', "F:2: servers is a table, not 1"),
+        ('schema_version = "1.0"\n[features.x]', "F:2: features.x is no key of features; the keys are memacct, con"),
+        ('schema_version = "1.0"\n[features.memacct]\nenabled = true', "F:3: features.memacct.enabled: memory acc"),
+        ('schema_version = "1.0"\n[features.memacct]\nenabled = 1', "F:3: features.memacct.enabled is true or fals"),
+        (
+            'schema_version = "1.0"\n[features.context-share]\nenabled = false',
+            "F:3: features.context-share.enabled: context-share cannot be disabled",
+        ),
+        ('schema_version = "1.0"\n[servers.Train-1]', "F:2: Bad name 'Train-1': 1 to 64 lowercase"),
+        ('schema_version = "1.0"\nx = [1,\n2', "F:3: no TOML: "),
+        ('schema_version = "1.0"\n[servers\n', "F:2: no TOML: "),
+    ],
+)
+def test_errors_of_the_whole_file(text: str, said: str) -> None:
+    (error,) = _errors(text)
+    assert error.startswith(said)
+
+
+def test_all_errors_are_told_at_once_in_order() -> None:
+    errors = _errors("[servers.A]\nuid = -1\n[servers.b]\nclient_priority = 3\n")
+    assert [error.split(":")[1] for error in errors] == ["1", "1", "2", "4"]
+
+
+def test_multiuser_servers_are_roots() -> None:
+    assert _read("[servers.a]\nuid = 0", uid=0, multiuser=True).servers["a"].uid == 0
+    (error,) = _errors('schema_version = "1.0"\n[servers.a]\nuid = 7', uid=0, multiuser=True)
+    assert error == "F:3: servers.a.uid is 0 with --multiuser: its servers are root's; not 7"
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_refused() -> None:
+    (error,) = _errors('schema_version = "1.0"\n[servers.a.namespaces.b]', pipe_directory="/" + "p" * 100)
+    assert "is 113 bytes long; at most 107 are possible: choose a shorter name or CUDA_MPS_PIPE_DIRECTORY" in error
+
+
+@settings(max_examples=50)
+@given(
+    st.recursive(
+        st.one_of(st.integers(), st.booleans(), st.sampled_from(["a", "0", "4G", "1"])),
+        lambda inner: st.dictionaries(
+            st.sampled_from(["servers", "a", "namespaces", "default", "features", "memacct", "uid", "enabled"]),
+            inner,
+            max_size=3,
+        ),
+        max_leaves=8,
+    )
+)
+def test_any_tables_are_a_plan_or_errors(value: Any) -> None:
+    text = "".join(f"{key} = {_toml(item)}\n" for key, item in value.items()) if isinstance(value, dict) else ""
+    try:
+        plan, _ = read_plan(f'schema_version = "1.0"\n{text}', HERE)
+    except BadFile as error:
+        assert all(problem.line >= 1 and problem.text for problem in error.problems)  # noqa: PT017
+    else:
+        assert isinstance(plan, Plan)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value).replace("'", '"')
