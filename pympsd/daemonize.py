@@ -20,6 +20,7 @@ from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
+from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.vocabulary import files
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import BadSetting, Settings, check_executor_settings
@@ -89,6 +90,8 @@ def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
         return _complain(str(error), Result.ERROR_INVALID_DEVICE)
     except (BadSetting, ValueError) as error:
         return _complain(str(error), 1)
+    for complaint in (*settings.complaints, *default_limits(machine.devices, settings.memory_limits)[1]):
+        _complain(complaint, 0)
     journal = _open_journal(settings, foreground)
     return DaemonSetup(
         settings,
