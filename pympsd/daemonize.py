@@ -117,8 +117,10 @@ def _open_journal(settings: Settings, foreground: bool) -> Journal:
             os.mkdir(directory)
         control = LogFile(None if foreground else os.path.join(directory, files.CONTROL_LOG))
         server = LogFile(os.path.join(directory, files.SERVER_LOG))
-    except OSError:
+    except OSError as error:
+        # As recorded; why is ours.
         print(f"Warning: Failed writing log files to directory [{directory}]. No logs will be available.")
+        _complain(f"{error.filename}: {error.strerror}; choose one in CUDA_MPS_LOG_DIRECTORY", 0)
         return Journal(LogFile(None) if foreground else None, None, dialect)
     return Journal(control, server, dialect)
 

@@ -66,10 +66,11 @@ class Options:
         option, equals, value = word.partition("=")
         if word in ("-h", "--help", "-v", "--version"):
             self.text = self.text or word.lstrip("-")[0]
-        elif word == "-d":
-            self.start = "background"
-        elif word == "-f":
-            self.start = "foreground"
+        elif word in ("-d", "-f"):
+            start = "background" if word == "-d" else "foreground"
+            if self.start not in ("", start):
+                raise BadOption("-d starts the daemon in the background, and -f in the foreground: give one of them")
+            self.start = start
         elif word in MULTIUSER:
             self.multiuser = True
         elif word == "--replace":

@@ -140,6 +140,7 @@ def test_what_the_daemon_cannot_make_is_said_once_with_what_to_do(directory: Pat
     folder = directory / "pipe"
     (folder / "control_lock").touch()
     (folder / "control_lock").chmod(0o666)
+    (directory / "log").chmod(0o777)
     done = DaemonProcess(directory, {}, uid=65534).run(["-d"])
     remedy = "Permission denied; it cannot be written by this user: choose another directory"
     assert (done.returncode, done.stderr) == (1, f"{folder}/control: {remedy}\n")
@@ -168,6 +169,7 @@ def test_an_unusable_log_directory_costs_only_the_logs(directory: Path) -> None:
     try:
         warning = "Warning: Failed writing log files to directory [/nonexistent/x/y]. No logs will be available.\n"
         assert (done.returncode, done.stdout) == (0, warning)
+        assert done.stderr == "/nonexistent/x/y: No such file or directory; choose one in CUDA_MPS_LOG_DIRECTORY\n"
         assert daemon.say("get_server_list") == ""
     finally:
         daemon.stop()

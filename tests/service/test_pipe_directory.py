@@ -200,7 +200,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     pipe.mkdir()
     (pipe / files.LOCK).symlink_to(secret)
-    with pytest.raises(Unusable):
+    with pytest.raises(Unusable, match=f"{pipe / files.LOCK} is a symbolic link to {secret}: remove it"):
         PipeDirectory.claim(str(pipe))
     assert _mode(secret) == 0o600
 

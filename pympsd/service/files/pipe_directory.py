@@ -57,6 +57,7 @@ class PipeDirectory:
     def claim(cls, given: str) -> PipeDirectory:
         """Lock the directory, creating it if its parent exists; raise Unusable or AlreadyRunning."""
         path = os.path.abspath(given)
+        file = os.path.join(path, files.LOCK)
         longest = os.path.join(path, files.CONTROL_PRIVILEGED)
         if len(os.fsencode(longest)) > files.SOCKET_PATH_LIMIT:
             room = files.SOCKET_PATH_LIMIT - len(files.CONTROL_PRIVILEGED) - 1
@@ -64,8 +65,10 @@ class PipeDirectory:
         try:
             if not os.path.isdir(path):
                 os.mkdir(path, DIRECTORY_MODE)
-            lock = os.open(os.path.join(path, files.LOCK), LOCK_FLAGS, MODES[files.LOCK])
+            lock = os.open(file, LOCK_FLAGS, MODES[files.LOCK])
         except OSError as error:
+            if error.errno == errno.ELOOP and os.path.islink(file):
+                raise Unusable(given, f"{file} is a symbolic link to {os.readlink(file)}: remove it") from None
             raise Unusable(
                 given, f"{given}: {error.strerror}; choose a directory that can be made or written"
             ) from None
