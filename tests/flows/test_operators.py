@@ -222,6 +222,7 @@ def test_c9_processes_show_under_the_vendors_names(vendor_named: DaemonProcess) 
     server = ready(daemon)
     assert shown(daemon.pid) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-control", b"-d"])
     assert shown(server) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-server"])
+    assert (daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").stat().st_mode & 0o777 == 0o666, "recorded"
 
     def found(*words: str) -> list[int]:
         return [int(pid) for pid in subprocess.run(words, capture_output=True, text=True).stdout.split()]

@@ -20,7 +20,7 @@ FILES = {
     "control_lock": ("-", 0o666),
     "control_privileged": ("s", 0o755),
     "log": ("p", 0o777),
-    "nvidia-cuda-mps-control.pid": ("-", 0o666),
+    "nvidia-cuda-mps-control.pid": ("-", 0o644),
     "pympsd.keeper": ("s", 0o600),
     "pympsd.state": ("-", 0o600),
 }

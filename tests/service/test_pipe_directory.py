@@ -39,7 +39,7 @@ def test_the_files_have_the_modes_of_the_reference(tmp_path: Path) -> None:
         "control_privileged": 0o755,
         "control_lock": 0o666,
         "log": 0o777,
-        "nvidia-cuda-mps-control.pid": 0o666,
+        "nvidia-cuda-mps-control.pid": 0o644,
     }
     assert (where / files.PID).read_bytes() == b"12345"
     assert stat.S_ISFIFO((where / "log").stat().st_mode)

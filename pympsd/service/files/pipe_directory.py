@@ -24,7 +24,9 @@ MODES = {
     files.LOG_FIFO: 0o777,
     files.KEEPER: 0o600,
 }
-PID_MODE = 0o666
+PID_MODE = 0o644
+VENDORS_PID_MODE = 0o666
+"""As recorded. Whoever writes another PID there has it killed by a script that trusts the file."""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -103,12 +105,12 @@ class PipeDirectory:
             _set_mode(self.name(files.LOG_FIFO))
             return os.open(self.name(files.LOG_FIFO), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def write_pid(self, pid: int) -> None:
+    def write_pid(self, pid: int, mode: int = PID_MODE) -> None:
         """Write the pid file, in decimal without a newline."""
         with self._creating(files.PID):
-            fd = os.open(self.name(files.PID), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PID_MODE)
+            fd = os.open(self.name(files.PID), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             try:
-                os.fchmod(fd, PID_MODE)
+                os.fchmod(fd, mode)
                 os.write(fd, str(pid).encode())
             finally:
                 os.close(fd)
