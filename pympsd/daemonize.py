@@ -76,9 +76,9 @@ def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
             )
         # Last: an error in this start must not end the daemon that runs.
         directory = (replace if options.replace else claim)(settings.pipe_directory)
-    except AlreadyRunning:
+    except AlreadyRunning as error:
         print("An instance of this daemon is already running")
-        return 1
+        return _complain(str(error), 1) if str(error) else 1
     except CannotReplace as error:
         return _complain(f"--replace: {error}", 1)
     except Unusable as error:

@@ -89,6 +89,7 @@ def test_a_second_daemon_is_refused(daemon: DaemonProcess, make_daemon) -> None:
     for option in ("-d", "-f"):
         done = make_daemon().run([option])
         assert (done.returncode, done.stdout) == (1, "An instance of this daemon is already running\n")
+        assert f"control_lock is open in process {daemon.pid} of user {os.geteuid()}\n" in done.stderr
     assert daemon.say("get_server_list") == ""
 
 

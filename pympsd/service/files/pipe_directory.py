@@ -13,6 +13,7 @@ from typing import Final
 
 from attrs import define, field
 
+from pympsd.service.files.lock_holders import Holder, are_strangers, holders
 from pympsd.vocabulary import files
 
 DIRECTORY_MODE = 0o755
@@ -42,7 +43,7 @@ class Unusable(Exception):
 
 
 class AlreadyRunning(Exception):
-    """Another daemon holds the lock of the directory."""
+    """Another daemon holds the lock of the directory; the message names who has it open, if that can be seen."""
 
 
 @define
@@ -57,7 +58,10 @@ class PipeDirectory:
 
     @classmethod
     def claim(cls, given: str) -> PipeDirectory:
-        """Lock the directory, creating it if its parent exists; raise Unusable or AlreadyRunning."""
+        """Lock the directory, creating it if its parent exists; raise Unusable or AlreadyRunning.
+
+        A lock that other users hold who run no daemon is replaced, if this user may do that in the directory.
+        """
         path = os.path.abspath(given)
         file = os.path.join(path, files.LOCK)
         longest = os.path.join(path, files.CONTROL_PRIVILEGED)
@@ -78,7 +82,11 @@ class PipeDirectory:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
-            raise AlreadyRunning(given) from None
+            found = holders(file)
+            if not are_strangers(found, os.path.join(path, files.CONTROL)):
+                names = " and ".join(map(str, found))
+                raise AlreadyRunning(names and f"{file} is open in {names}") from None
+            lock = _replaced_lock(given, file, found[0])
         # The mode of a lock left by another user's daemon cannot be changed; it could be opened, which is enough.
         with contextlib.suppress(PermissionError):
             os.fchmod(lock, MODES[files.LOCK])
@@ -165,6 +173,18 @@ class PipeDirectory:
             if stat.S_ISDIR(os.lstat(self.name(file)).st_mode):
                 raise Unusable(self.given, f"{self.name(file)} is a directory: remove it")
             os.unlink(self.name(file))
+
+
+def _replaced_lock(given: str, file: str, holder: Holder) -> int:
+    """Return a new lock, taken, in the place of one that a process holds that is no daemon."""
+    try:
+        os.unlink(file)
+        lock = os.open(file, LOCK_FLAGS | os.O_EXCL, MODES[files.LOCK])
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        reason = f"{holder}, which is no daemon, holds {file}, and that cannot be replaced: {error.strerror}"
+        raise Unusable(given, f"{reason}; end the process, or choose another directory") from None
+    return lock
 
 
 def _set_mode(path: str) -> None:
