@@ -155,7 +155,12 @@ def test_a_users_own_daemon_serves_that_user_only(directory: Path) -> None:
         assert uid_of(daemon.pid) == OTHER
         refused = daemon.run([], "start_server -uid 0\n", uid=0)
         assert (refused.returncode, refused.stdout) == (0, "")
-        assert f"run by user {OTHER}" in refused.stderr
+        stranger, reason = refused.stderr.splitlines()
+        assert stranger == (
+            f"The MPS control daemon at {directory}/pipe/control is run by user {OTHER}, neither root nor you"
+        )
+        assert f"run by user {OTHER} and can serve only that user" in reason
+        assert daemon.run([], "get_server_list\n").stderr == "", "it is that user's own"
         daemon.say(f"start_server -uid {OTHER}\n")
         assert uid_of(ready(daemon)) == OTHER
         assert daemon.say("quit", uid=OTHER) == ""
