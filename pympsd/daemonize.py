@@ -92,6 +92,11 @@ def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
         return _complain(str(error), 1)
     for complaint in (*settings.complaints, *default_limits(machine.devices, settings.memory_limits)[1]):
         _complain(complaint, 0)
+    for variable, folder in (
+        ("CUDA_MPS_PIPE_DIRECTORY", settings.pipe_directory),
+        ("CUDA_MPS_LOG_DIRECTORY", settings.log_directory),
+    ):
+        _warn_of_owner(variable, folder)
     journal = _open_journal(settings, foreground)
     return DaemonSetup(
         settings,
@@ -107,6 +112,14 @@ def _prepare(options: Options, foreground: bool) -> DaemonSetup | int:
 def _complain(reason: str, status: int) -> int:
     sys.stderr.write(f"{reason}\n")
     return int(status)
+
+
+def _warn_of_owner(variable: str, folder: str) -> None:
+    """Say that a directory is another user's, who can put other files in the place of the daemon's."""
+    with contextlib.suppress(OSError):
+        owner = os.stat(folder).st_uid
+        if owner not in (0, os.geteuid()):
+            _complain(f"{variable}={folder} belongs to user {owner}, who can replace what the daemon has there", 0)
 
 
 def _open_journal(settings: Settings, foreground: bool) -> Journal:

@@ -176,6 +176,18 @@ def test_an_unusable_log_directory_costs_only_the_logs(directory: Path) -> None:
         daemon.stop()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a directory of another user")
+def test_root_is_warned_of_directories_of_others(directory: Path) -> None:
+    os.chown(directory / "pipe", 12345, 12345)
+    daemon = DaemonProcess(directory, {})
+    done = daemon.start()
+    try:
+        said = f"CUDA_MPS_PIPE_DIRECTORY={directory}/pipe belongs to user 12345, who can replace what the daemon has"
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{said} there\n")
+    finally:
+        daemon.stop()
+
+
 def test_c12_pipe_and_log_directory_may_be_one(directory: Path) -> None:
     daemon = DaemonProcess(directory, {"CUDA_MPS_LOG_DIRECTORY": str(directory / "pipe")})
     assert daemon.start().returncode == 0
