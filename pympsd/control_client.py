@@ -31,6 +31,9 @@ AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024
 OTHER_KIND = "Protocol wrong type for socket"
 """The daemon's socket is one for packets: it leads the driver's server, or is the vendor's own."""
 SILENCE = b"The MPS control daemon does not answer: it was reached and said nothing for %g s\n"
+STRANGER = b"The MPS control daemon at %s is run by user %d, neither root nor you\n"
+UNMAPPED_UID = 65534
+"""What the kernel reports, in a container, for a user outside it: whose daemon it is cannot be told."""
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 
 
@@ -63,6 +66,9 @@ def give_commands(
         if reason:
             _complain(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
             return UNREACHABLE
+        owner = daemon.owner()
+        if owner not in (0, posix.geteuid(), UNMAPPED_UID):
+            _complain(STRANGER % (path, owner))
         daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL if if_protocol else b""))
         if if_protocol and daemon.receive() != (frames.OPERATOR_PROTOCOL, if_protocol):
             words = ()
@@ -239,6 +245,10 @@ class _Daemon:
         pid = _peer_pid(self.socket)
         return pid > 0 and _is_dead(pid)
 
+    def owner(self) -> int:
+        """Return the user of the process that listens."""
+        return int.from_bytes(_credentials(self.socket)[4:8], "little")
+
     def wait_at_most(self, seconds: float) -> None:
         """Bound the waits for an answer; 0: no limit."""
         self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _time_value(seconds))
@@ -288,7 +298,12 @@ def _watch(daemon: "_socket.socket") -> "tuple[int, int]":
 
 def _peer_pid(daemon: "_socket.socket") -> int:
     """Return the PID of the daemon; 0 if it is in a PID namespace that cannot be seen from here."""
-    return int.from_bytes(daemon.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)[:4], "little")
+    return int.from_bytes(_credentials(daemon)[:4], "little")
+
+
+def _credentials(daemon: "_socket.socket") -> bytes:
+    """Return a struct ucred: PID, uid and gid of the daemon."""
+    return daemon.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
 
 
 def _await_end(watched: "tuple[int, int]") -> None:

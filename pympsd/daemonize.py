@@ -20,6 +20,7 @@ from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
+from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.vocabulary import files
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import BadSetting, Settings, check_executor_settings
@@ -78,9 +79,9 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
             )
         # Last: an error in this start must not end the daemon that runs.
         directory = (replace if options.replace else claim)(settings.pipe_directory)
-    except AlreadyRunning:
+    except AlreadyRunning as error:
         print("An instance of this daemon is already running")
-        return 1
+        return _complain(str(error), 1) if str(error) else 1
     except CannotReplace as error:
         return _complain(f"--replace: {error}", 1)
     except Unusable as error:
@@ -92,6 +93,13 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         return _complain(str(error), Result.ERROR_INVALID_DEVICE)
     except (BadSetting, ValueError) as error:
         return _complain(str(error), 1)
+    for complaint in (*settings.complaints, *default_limits(machine.devices, settings.memory_limits)[1]):
+        _complain(complaint, 0)
+    for variable, folder in (
+        ("CUDA_MPS_PIPE_DIRECTORY", settings.pipe_directory),
+        ("CUDA_MPS_LOG_DIRECTORY", settings.log_directory),
+    ):
+        _warn_of_owner(variable, folder)
     journal = _open_journal(settings, foreground)
     return DaemonSetup(
         settings,
@@ -110,6 +118,14 @@ def _complain(reason: str, status: int) -> int:
     return int(status)
 
 
+def _warn_of_owner(variable: str, folder: str) -> None:
+    """Say that a directory is another user's, who can put other files in the place of the daemon's."""
+    with contextlib.suppress(OSError):
+        owner = os.stat(folder).st_uid
+        if owner not in (0, os.geteuid()):
+            _complain(f"{variable}={folder} belongs to user {owner}, who can replace what the daemon has there", 0)
+
+
 def _open_journal(settings: Settings, foreground: bool) -> Journal:
     directory, dialect = settings.log_directory, Dialect(settings.log_dialect)
     try:
@@ -118,8 +134,10 @@ def _open_journal(settings: Settings, foreground: bool) -> Journal:
             os.mkdir(directory)
         control = LogFile(None if foreground else os.path.join(directory, files.CONTROL_LOG))
         server = LogFile(os.path.join(directory, files.SERVER_LOG))
-    except OSError:
+    except OSError as error:
+        # As recorded; why is ours.
         print(f"Warning: Failed writing log files to directory [{directory}]. No logs will be available.")
+        _complain(f"{error.filename}: {error.strerror}; choose one in CUDA_MPS_LOG_DIRECTORY", 0)
         return Journal(LogFile(None) if foreground else None, None, dialect)
     return Journal(control, server, dialect)
 

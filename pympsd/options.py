@@ -116,6 +116,8 @@ class Options:
         if word in ("-h", "--help", "-v", "--version"):
             self.text = self.text or word.lstrip("-")[0]
         elif word in STARTS:
+            if self.start not in ("", STARTS[word]):
+                raise BadOption("-d starts the daemon in the background, and -f in the foreground: give one of them")
             self.start = STARTS[word]
         elif word in MULTIUSER:
             self.multiuser = True

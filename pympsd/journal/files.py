@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import select
+import stat
+from typing import Final
 
 MODE = 0o644
+_TRUSTED: Final = frozenset({0, os.geteuid()})
+"""The users whose links are followed."""
 
 
 class LogFile:
@@ -77,6 +81,27 @@ def _open(path: str) -> int:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, MODE)
     except FileExistsError:
         # A file of another user, a link or a device: its mode is not changed.
-        return os.open(path, flags)
+        _check_link(path)
+        fd = os.open(path, flags)
+        try:
+            _check_hard_links(path, os.fstat(fd))
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
     os.fchmod(fd, MODE)
     return fd
+
+
+def _check_link(path: str) -> None:
+    """Raise OSError for a symbolic link that another user has made: it may lead to any file of this one's."""
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode) and status.st_uid not in _TRUSTED:
+        raise OSError(errno.ELOOP, f"it is a symbolic link that user {status.st_uid} has made", path)
+
+
+def _check_hard_links(path: str, status: os.stat_result) -> None:
+    """Raise OSError for a file with several names in a folder of another user, who may have made this one."""
+    owner = os.stat(os.path.dirname(path)).st_uid
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and owner not in _TRUSTED:
+        raise OSError(errno.EMLINK, f"it has {status.st_nlink} names (links), and the folder is user {owner}'s", path)

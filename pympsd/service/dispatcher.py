@@ -287,9 +287,13 @@ class Dispatcher:
     def _refuse(self, client: int, code: int, reason: str) -> None:
         session = self.clients.get(client)
         if session is not None:
-            if self.may_log(session.peer.uid, reason):
-                self.log.info("client_refused", pid=session.peer.pid, uid=session.peer.uid, reason=reason)
+            self.log_refused(session.peer, reason)
             session.refuse(code, reason)
+
+    def log_refused(self, peer: Peer, reason: str) -> None:
+        """Log that a client is refused."""
+        if self.may_log(peer.uid, reason):
+            self.log.info("client_refused", pid=peer.pid, uid=peer.uid, reason=reason)
 
     async def _timer(self, timer: Timer, seconds: float, scope: trio.CancelScope) -> None:
         with scope:

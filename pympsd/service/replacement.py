@@ -36,11 +36,13 @@ class NoDaemonPid(CannotReplace):
 def claim(given: str) -> PipeDirectory:
     """Claim a pipe directory that no daemon holds; raise what PipeDirectory.claim raises."""
     give_up = time.monotonic() + DEAD_SECONDS
-    while (claimed := _claimed(given)) is None:
-        if time.monotonic() > give_up or not _was_killed(os.path.abspath(given)):
-            raise AlreadyRunning(given)
+    while True:
+        try:
+            return PipeDirectory.claim(given)
+        except AlreadyRunning:
+            if time.monotonic() > give_up or not _was_killed(os.path.abspath(given)):
+                raise
         time.sleep(PAUSE_SECONDS)
-    return claimed
 
 
 def replace(given: str) -> PipeDirectory:

@@ -19,14 +19,14 @@ from pympsd.devices.state_folder import resolved, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.log_fifo import read_fifo
-from pympsd.service.files.pipe_directory import PipeDirectory
+from pympsd.service.files.pipe_directory import PID_MODE, VENDORS_PID_MODE, PipeDirectory
 from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
 from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
 from pympsd.service.processes.children import spawn_server
 from pympsd.service.processes.status import is_child
-from pympsd.service.processes.vendor_server import spawn_vendor_server
+from pympsd.service.processes.vendor_server import NAME, spawn_vendor_server
 from pympsd.service.replacement import HAND_OVER
 from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
 from pympsd.service.sessions.conversation import Conversation
@@ -123,7 +123,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
     left = Inherited.of(keeper, held)
     listening = _listening(setup, left)
     fifo = _fifo(directory, left, keeper)
-    directory.write_pid(os.getpid())
+    # Under the vendor's names callers may expect the vendor's modes.
+    directory.write_pid(os.getpid(), VENDORS_PID_MODE if setup.show_server_as == NAME else PID_MODE)
     async with trio.open_nursery() as nursery:
         limits, complaints = default_limits(setup.machine.devices, setup.settings.memory_limits)
         dispatcher = _dispatcher(setup, limits, nursery, keeper)

@@ -278,16 +278,16 @@ def _refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
         return RefuseClient(
             event.client, Result.ERROR_MPS_CONNECTION_FAILED, "the MPS control daemon is quitting: no new clients"
         )
-    if event.peer.foreign and not daemon.serves_unmapped:
-        reason = (
-            "your user has no number in the daemon's user namespace; run the daemon in the same one, or with "
-            "PYMPSD_UNMAPPED_USERS=nobody, which serves all such users as one"
-        )
-        return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
     if daemon.uid not in (0, event.peer.uid):
         reason = (
             f"this MPS control daemon is run by user {daemon.uid} and serves that user only, not {event.peer.uid}; "
             "start one as that user with its own CUDA_MPS_PIPE_DIRECTORY, or one as root"
+        )
+        return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
+    if event.peer.foreign and not daemon.serves_unmapped:
+        reason = (
+            "your user has no number in the daemon's user namespace; run the daemon in the same one, or with "
+            "PYMPSD_UNMAPPED_USERS=nobody, which serves all such users as one"
         )
         return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
     given_up = failed_starts.refusal_of(daemon, daemon.serving_uid(event.peer.uid))

@@ -246,3 +246,10 @@ def test_any_words_are_options_or_refused(words: list[str]) -> None:
     else:
         assert options.start in ("", "background", "foreground")
         assert options.start == "" or options.words == []
+
+
+@pytest.mark.parametrize("words", [["-d", "-f"], ["-f", "-d"], ["-f", "--users", "together", "-d"]])
+def test_a_daemon_is_started_in_one_way(words: list[str]) -> None:
+    with pytest.raises(BadOption, match="give one of them"):
+        Options(words)
+    assert Options(["-d", "-d"]).start == "background"

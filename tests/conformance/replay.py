@@ -207,7 +207,8 @@ class Replay:
             recorded, ours = recorded[:-1], ours[: len(recorded) - 1]
         wrong = [] if done.returncode == step["status"] else [f"status {done.returncode}, not {step['status']}"]
         wrong += self._compared.differences("stdout", recorded, ours)
-        complaints = done.stderr.splitlines()
+        # Ours tells root, too, whose daemon it is.
+        complaints = [line for line in done.stderr.splitlines() if not line.endswith(", neither root nor you")]
         if complaints[:1] == [NOT_FOUND]:
             # Ours says in one line more which socket it was, and what is wrong with it.
             complaints = complaints[:1] + complaints[2:]
@@ -296,6 +297,8 @@ class Replay:
         ours += [f"log dir: {_listed(path)}" for path in sorted((directory / "log").iterdir())]
         # Sizes of logs and PIDs are as long as paths and numbers happen to be.
         recorded = [re.sub(r"size=\d+", "size=", line).strip() for line in step.get("lines", [])]
+        # Under its own name pympsd lets nobody else write the pid file.
+        recorded = [re.sub(r"^-rw-rw-rw-(.*\.pid )", r"-rw-r--r--\1", line) for line in recorded]
         return lambda _: "\n".join(self._compared.differences("listing", recorded, ours))
 
     # --- the logs

@@ -155,7 +155,12 @@ def test_a_users_own_daemon_serves_that_user_only(directory: Path) -> None:
         assert uid_of(daemon.pid) == OTHER
         refused = daemon.run([], "start_server -uid 0\n", uid=0)
         assert (refused.returncode, refused.stdout) == (0, "")
-        assert f"run by user {OTHER}" in refused.stderr
+        stranger, reason = refused.stderr.splitlines()
+        assert stranger == (
+            f"The MPS control daemon at {directory}/pipe/control is run by user {OTHER}, neither root nor you"
+        )
+        assert f"run by user {OTHER} and can serve only that user" in reason
+        assert daemon.run([], "get_server_list\n").stderr == "", "it is that user's own"
         daemon.say(f"start_server -uid {OTHER}\n")
         assert uid_of(ready(daemon)) == OTHER
         assert daemon.say("quit", uid=OTHER) == ""
@@ -222,6 +227,7 @@ def test_c9_processes_show_under_the_vendors_names(vendor_named: DaemonProcess) 
     server = ready(daemon)
     assert shown(daemon.pid) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-control", b"-d"])
     assert shown(server) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-server"])
+    assert (daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").stat().st_mode & 0o777 == 0o666, "recorded"
 
     def found(*words: str) -> list[int]:
         return [int(pid) for pid in subprocess.run(words, capture_output=True, text=True).stdout.split()]

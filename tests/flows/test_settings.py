@@ -408,3 +408,16 @@ def test_a_server_that_is_shut_down_before_it_is_ready_does_not_come_back(daemon
     wait_until(lambda: f"Server {server} exited with status 0" in daemon.log(), "its end")
     assert daemon.servers() == []
     assert len([line for line in daemon.log() if line.startswith("Starting new server")]) == 1
+
+
+def test_settings_that_are_left_out_are_said_where_the_daemon_is_started(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1T,9=1G", CUDA_MPS_CLIENT_PRIORITY="7")
+    done = daemon.start()
+    assert (done.returncode, done.stdout) == (0, "")
+    said = done.stderr.splitlines()
+    assert [next(word for word in ("PRIORITY", "'0=1T'", "'9=1G'") if word in line) for line in said] == [
+        "PRIORITY",
+        "'0=1T'",
+        "'9=1G'",
+    ]
+    assert all(line in daemon.log() for line in said)

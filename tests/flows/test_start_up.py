@@ -20,7 +20,7 @@ FILES = {
     "control_lock": ("-", 0o666),
     "control_privileged": ("s", 0o755),
     "log": ("p", 0o777),
-    "nvidia-cuda-mps-control.pid": ("-", 0o666),
+    "nvidia-cuda-mps-control.pid": ("-", 0o644),
     "pympsd.keeper": ("s", 0o600),
     "pympsd.state": ("-", 0o600),
 }
@@ -89,6 +89,7 @@ def test_a_second_daemon_is_refused(daemon: DaemonProcess, make_daemon) -> None:
     for option in ("-d", "-f"):
         done = make_daemon().run([option])
         assert (done.returncode, done.stdout) == (1, "An instance of this daemon is already running\n")
+        assert f"control_lock is open in process {daemon.pid} of user {os.geteuid()}\n" in done.stderr
     assert daemon.say("get_server_list") == ""
 
 
@@ -140,6 +141,7 @@ def test_what_the_daemon_cannot_make_is_said_once_with_what_to_do(directory: Pat
     folder = directory / "pipe"
     (folder / "control_lock").touch()
     (folder / "control_lock").chmod(0o666)
+    (directory / "log").chmod(0o777)
     done = DaemonProcess(directory, {}, uid=65534).run(["-d"])
     remedy = "Permission denied; it cannot be written by this user: choose another directory"
     assert (done.returncode, done.stderr) == (1, f"{folder}/control: {remedy}\n")
@@ -168,7 +170,20 @@ def test_an_unusable_log_directory_costs_only_the_logs(directory: Path) -> None:
     try:
         warning = "Warning: Failed writing log files to directory [/nonexistent/x/y]. No logs will be available.\n"
         assert (done.returncode, done.stdout) == (0, warning)
+        assert done.stderr == "/nonexistent/x/y: No such file or directory; choose one in CUDA_MPS_LOG_DIRECTORY\n"
         assert daemon.say("get_server_list") == ""
+    finally:
+        daemon.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a directory of another user")
+def test_root_is_warned_of_directories_of_others(directory: Path) -> None:
+    os.chown(directory / "pipe", 12345, 12345)
+    daemon = DaemonProcess(directory, {})
+    done = daemon.start()
+    try:
+        said = f"CUDA_MPS_PIPE_DIRECTORY={directory}/pipe belongs to user 12345, who can replace what the daemon has"
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{said} there\n")
     finally:
         daemon.stop()
 

@@ -195,3 +195,20 @@ def test_limits_outlive_a_daemon_that_learns_of_the_devices_from_its_server(daem
         assert daemon.start().returncode == 0
         assert running.ask("sync") == "sync CUDA_SUCCESS"
         assert daemon.say("get_default_device_pinned_mem_limit 0") == "4G\n"
+
+
+def test_a_server_that_has_said_its_role_registers_with_the_next_daemon(
+    daemon: DaemonProcess, launcher: Path
+) -> None:
+    misbehave(launcher, late_registration=True)
+    launcher.parent.chmod(0o777)
+    with VendorClient.start(pipe(daemon)) as client:
+        client.send("init")
+        wait_until(launcher.with_name("waits").exists)
+        (server,) = daemon.servers()
+        daemon.kill()
+        assert daemon.start().returncode == 0
+        misbehave(launcher)
+        assert client.answer() == "init CUDA_SUCCESS"
+        assert daemon.servers() == [server]
+        assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"

@@ -188,3 +188,36 @@ def test_an_unknown_event_raises() -> None:
         control_logger(journal).info("no_such_event")
     assert journal.control is not None
     journal.control.close()
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes files of several users")
+
+
+@as_root
+def test_a_log_that_a_stranger_has_linked_is_not_written(tmp_path: Path) -> None:
+    secret, folder = tmp_path / "secret", tmp_path / "log"
+    secret.write_text("x")
+    folder.mkdir()
+    os.chown(folder, 12345, 12345)
+    symbolic, hard = folder / "control.log", folder / "server.log"
+    symbolic.symlink_to(secret)
+    os.lchown(symbolic, 12345, 12345)
+    os.link(secret, hard)
+    for path, reason in ((symbolic, "a symbolic link that user 12345 has made"), (hard, "2 names")):
+        with pytest.raises(OSError, match=reason) as caught:
+            LogFile(str(path))
+        assert caught.value.filename == str(path)
+    assert secret.read_text() == "x"
+
+
+@as_root
+def test_ones_own_links_are_followed(tmp_path: Path) -> None:
+    target, symbolic, hard = tmp_path / "target", tmp_path / "control.log", tmp_path / "server.log"
+    target.touch()
+    symbolic.symlink_to(target)
+    os.link(target, hard)
+    for path in (symbolic, hard):
+        file = LogFile(str(path))
+        file.write(b"line\n")
+        file.close()
+    assert target.read_text() == "line\nline\n"

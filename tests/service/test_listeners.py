@@ -268,13 +268,18 @@ async def test_a_waiting_client_that_disconnects_or_sends_is_removed(daemon: Run
 
 
 @bounded
-async def test_a_client_of_another_version_is_refused_with_both_versions(daemon: RunningDaemon) -> None:
+async def test_a_client_of_another_version_is_refused_with_both_versions(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
     caller = await daemon.connect()
     await caller.send(messages.encode(messages.ClientHello(Versions(7, 9), 1, "c", 2, {})))
     frame = await caller.receive()
     assert isinstance(frame, Frame)
     refused = messages.decode(frame)
-    assert refused == messages.Refused(805, "this client speaks versions 7 to 9, the daemon 2 to 2")
+    reason = "this client speaks versions 7 to 9, the daemon 2 to 2"
+    assert refused == messages.Refused(805, reason)
+    logged = (tmp_path / "control.log").read_text()
+    assert f"Refusing client {os.getpid()} from user {os.getuid()}: {reason}\n" in logged
     assert await caller.receive() is None
 
 

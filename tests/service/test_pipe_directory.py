@@ -6,7 +6,9 @@ import os
 import shutil
 import socket
 import stat
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,7 +41,7 @@ def test_the_files_have_the_modes_of_the_reference(tmp_path: Path) -> None:
         "control_privileged": 0o755,
         "control_lock": 0o666,
         "log": 0o777,
-        "nvidia-cuda-mps-control.pid": 0o666,
+        "nvidia-cuda-mps-control.pid": 0o644,
     }
     assert (where / files.PID).read_bytes() == b"12345"
     assert stat.S_ISFIFO((where / "log").stat().st_mode)
@@ -200,7 +202,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     pipe.mkdir()
     (pipe / files.LOCK).symlink_to(secret)
-    with pytest.raises(Unusable):
+    with pytest.raises(Unusable, match=f"{pipe / files.LOCK} is a symbolic link to {secret}: remove it"):
         PipeDirectory.claim(str(pipe))
     assert _mode(secret) == 0o600
 
@@ -223,3 +225,60 @@ def test_a_relative_path_is_kept_as_given_and_resolved(tmp_path: Path, monkeypat
     directory = PipeDirectory.claim("pipe")
     assert (directory.given, directory.path) == ("pipe", str(tmp_path / "pipe"))
     directory.release()
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Iterator[Callable[..., int]]:
+    """Let a process of a user hold the lock of a directory, and listen there if it is a daemon; return its PID."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def hold(uid: int, *, is_daemon: bool = False) -> int:
+        (tmp_path / files.LOCK).touch()
+        (tmp_path / files.LOCK).chmod(0o666)
+        program = (
+            "import fcntl, os, socket, sys\n"
+            f"lock = open({str(tmp_path / files.LOCK)!r}, 'r+')\n"
+            "fcntl.flock(lock, fcntl.LOCK_EX)\n"
+            f"listener = socket.socket(fileno=int(sys.argv[1]))\n"
+            f"{is_daemon} and listener.listen()\n"
+            f"os.setuid({uid})\n"
+            "print(flush=True); sys.stdin.read()"
+        )
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(tmp_path / files.CONTROL))
+            child = subprocess.Popen(
+                [sys.executable, "-c", program, str(listener.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(listener.fileno(),),
+            )
+        started.append(child)
+        assert child.stdout is not None
+        child.stdout.readline()
+        return child.pid
+
+    yield hold
+    for child in started:
+        with child:
+            child.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for several users")
+def test_a_lock_that_a_stranger_holds_is_replaced(tmp_path: Path, hold: Callable[..., int]) -> None:
+    hold(65534)
+    directory = PipeDirectory.claim(str(tmp_path))
+    with pytest.raises(AlreadyRunning):
+        PipeDirectory.claim(str(tmp_path))
+    assert not directory.taken_by_another()
+    assert _mode(tmp_path / files.LOCK) == 0o666
+    directory.release()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for several users")
+@pytest.mark.parametrize(("uid", "is_daemon"), [(65534, True), (0, False)])
+def test_a_lock_that_a_daemon_may_hold_stays_and_its_holder_is_named(
+    tmp_path: Path, hold: Callable[..., int], uid: int, is_daemon: bool
+) -> None:
+    pid = hold(uid, is_daemon=is_daemon)
+    with pytest.raises(AlreadyRunning, match=f"{tmp_path / files.LOCK} is open in process {pid} of user {uid}"):
+        PipeDirectory.claim(str(tmp_path))

@@ -294,6 +294,10 @@ def test_a_users_own_daemon_refuses_others(own_story: Story) -> None:
     assert refusal.code == REFUSED
     assert "run by user 1000 and serves that user only, not 1001" in refusal.reason
     assert own_story.daemon.servers == {}
+    # Of a process of another user a daemon that is not root's cannot tell whether its uid is a placeholder.
+    (refusal,) = own_story.feed(events.ClientConnected(3, Peer(103, OVERFLOW_UID, 0, foreign=True), "c", 7))
+    assert isinstance(refusal, RefuseClient)
+    assert f"serves that user only, not {OVERFLOW_UID}" in refusal.reason
     assert [type(one) for one in own_story.connects(2, 1000)] == [SpawnServer]
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from attrs import define, field
 
+from pympsd.service.files.lock_holders import Holder, are_strangers, holders
 from pympsd.vocabulary import files
 
 DIRECTORY_MODE = 0o755
@@ -24,7 +25,9 @@ MODES = {
     files.LOG_FIFO: 0o777,
     files.KEEPER: 0o600,
 }
-PID_MODE = 0o666
+PID_MODE = 0o644
+VENDORS_PID_MODE = 0o666
+"""As recorded. Whoever writes another PID there has it killed by a script that trusts the file."""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -40,7 +43,7 @@ class Unusable(Exception):
 
 
 class AlreadyRunning(Exception):
-    """Another daemon holds the lock of the directory."""
+    """Another daemon holds the lock of the directory; the message names who has it open, if that can be seen."""
 
 
 @define
@@ -55,8 +58,12 @@ class PipeDirectory:
 
     @classmethod
     def claim(cls, given: str) -> PipeDirectory:
-        """Lock the directory, creating it if its parent exists; raise Unusable or AlreadyRunning."""
+        """Lock the directory, creating it if its parent exists; raise Unusable or AlreadyRunning.
+
+        A lock that other users hold who run no daemon is replaced, if this user may do that in the directory.
+        """
         path = os.path.abspath(given)
+        file = os.path.join(path, files.LOCK)
         longest = os.path.join(path, files.CONTROL_PRIVILEGED)
         if len(os.fsencode(longest)) > files.SOCKET_PATH_LIMIT:
             room = files.SOCKET_PATH_LIMIT - len(files.CONTROL_PRIVILEGED) - 1
@@ -64,8 +71,10 @@ class PipeDirectory:
         try:
             if not os.path.isdir(path):
                 os.mkdir(path, DIRECTORY_MODE)
-            lock = os.open(os.path.join(path, files.LOCK), LOCK_FLAGS, MODES[files.LOCK])
+            lock = os.open(file, LOCK_FLAGS, MODES[files.LOCK])
         except OSError as error:
+            if error.errno == errno.ELOOP and os.path.islink(file):
+                raise Unusable(given, f"{file} is a symbolic link to {os.readlink(file)}: remove it") from None
             raise Unusable(
                 given, f"{given}: {error.strerror}; choose a directory that can be made or written"
             ) from None
@@ -73,7 +82,11 @@ class PipeDirectory:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
-            raise AlreadyRunning(given) from None
+            found = holders(file)
+            if not are_strangers(found, os.path.join(path, files.CONTROL)):
+                names = " and ".join(map(str, found))
+                raise AlreadyRunning(names and f"{file} is open in {names}") from None
+            lock = _replaced_lock(given, file, found[0])
         # The mode of a lock left by another user's daemon cannot be changed; it could be opened, which is enough.
         with contextlib.suppress(PermissionError):
             os.fchmod(lock, MODES[files.LOCK])
@@ -100,12 +113,12 @@ class PipeDirectory:
             _set_mode(self.name(files.LOG_FIFO))
             return os.open(self.name(files.LOG_FIFO), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def write_pid(self, pid: int) -> None:
+    def write_pid(self, pid: int, mode: int = PID_MODE) -> None:
         """Write the pid file, in decimal without a newline."""
         with self._creating(files.PID):
-            fd = os.open(self.name(files.PID), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PID_MODE)
+            fd = os.open(self.name(files.PID), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             try:
-                os.fchmod(fd, PID_MODE)
+                os.fchmod(fd, mode)
                 os.write(fd, str(pid).encode())
             finally:
                 os.close(fd)
@@ -160,6 +173,18 @@ class PipeDirectory:
             if stat.S_ISDIR(os.lstat(self.name(file)).st_mode):
                 raise Unusable(self.given, f"{self.name(file)} is a directory: remove it")
             os.unlink(self.name(file))
+
+
+def _replaced_lock(given: str, file: str, holder: Holder) -> int:
+    """Return a new lock, taken, in the place of one that a process holds that is no daemon."""
+    try:
+        os.unlink(file)
+        lock = os.open(file, LOCK_FLAGS | os.O_EXCL, MODES[files.LOCK])
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        reason = f"{holder}, which is no daemon, holds {file}, and that cannot be replaced: {error.strerror}"
+        raise Unusable(given, f"{reason}; end the process, or choose another directory") from None
+    return lock
 
 
 def _set_mode(path: str) -> None:

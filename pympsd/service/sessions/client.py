@@ -37,6 +37,7 @@ class ClientSession(Waiting):
             reason = (
                 f"this client speaks versions {theirs.oldest} to {theirs.newest}, the daemon {OLDEST} to {NEWEST}"
             )
+            dispatcher.log_refused(self.peer, reason)
             self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
             return
         namespace = namespace_of(self.known, self.hello.pid_namespace)

@@ -22,6 +22,7 @@ DEFAULTS: dict[str, object] = {
     "wrong_registration": False,
     "no_answer": 0,
     "late_answer": 0,
+    "late_registration": False,
 }
 """Every key, and what it is when nothing is said; the README says what each does."""
 
@@ -67,6 +68,12 @@ class Behaviour:
     def wait_before_answer(self, command: int) -> None:
         """Wait before a command's answer as long as that is asked for."""
         while json.loads(self._path.read_text()).get("late_answer") == command:
+            time.sleep(POLL_SECONDS)
+
+    def wait_before_registration(self) -> None:
+        """Wait, having made a file that says so, as long as that is asked for."""
+        while json.loads(self._path.read_text()).get("late_registration"):
+            self._path.with_name("waits").touch()
             time.sleep(POLL_SECONDS)
 
     def hangs_at(self, command: int) -> bool:

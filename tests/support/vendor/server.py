@@ -80,6 +80,7 @@ class MpsServer:
         write("CUDA MPS Server for Linux/Unix. Binary version: 13000")
         write("Display Driver version: 580")
         self.daemon.send(struct.pack("<q" if self.behaviour.wrong_role else "<i", SERVER))
+        self.behaviour.wait_before_registration()
         size = READY_BYTES + (8 if self.behaviour.wrong_registration else 0)
         self.daemon.send(bytes(256) + memory.encode().ljust(size - 256, b"\0"))
         self.behaviour.reach("after_role")

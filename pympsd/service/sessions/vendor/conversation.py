@@ -77,11 +77,12 @@ class VendorConversation:
             self.dispatcher.drop(entry.name)
             session = ToolSession(self.dispatcher.serials.take(), peer.operator, channel)
             await run_with_sender(channel, session.run, self.dispatcher)
-        elif not self.accepts_clients:
+            return
+        if not self.accepts_clients:
             raise RemoteError(f"a {role.name.lower()} on the operators' socket")
-        elif role is Role.CLIENT:
-            if not entry.note:
-                self.dispatcher.hold(entry.name, sock.fileno(), encode_role(role))
+        if not entry.note:
+            self.dispatcher.hold(entry.name, sock.fileno(), encode_role(role))
+        if role is Role.CLIENT:
             known = with_pidfd(sock, peer)
             try:
                 client = VendorClientSession(self.dispatcher.serials.take(), known, channel, self.dispatcher)

@@ -1,0 +1,81 @@
+"""Who holds the lock of a pipe directory: any user may, as the file has the vendor's mode, 0666."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.channel.descriptors import UCRED
+from pympsd.service.processes.status import STATE, stat
+
+STARTING_SECONDS: Final = 2.0
+"""A daemon listens so soon after it has taken the lock."""
+POLL_SECONDS: Final = 0.05
+
+
+@frozen
+class Holder:
+    """A process that has the lock open."""
+
+    pid: int
+    uid: int
+
+    def __str__(self) -> str:
+        return f"process {self.pid} of user {self.uid}"
+
+
+def holders(lock: str) -> list[Holder]:
+    """Return the processes that have a lock open, as far as this user may see that; not this one."""
+    found = []
+    with suppress(OSError):
+        wanted = os.stat(lock)
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != os.getpid() and _has_open(name, wanted):
+                with suppress(OSError):
+                    found.append(Holder(int(name), os.stat(f"/proc/{name}").st_uid))
+    return found
+
+
+def are_strangers(found: list[Holder], control: str) -> bool:
+    """Return whether none of a lock's holders can be a daemon: they are of other users, and none listens.
+
+    A daemon of another user that has just been started is given time for that.
+    """
+    if not found or any(holder.uid in (0, os.geteuid()) for holder in found):
+        return False
+    give_up = time.monotonic() + STARTING_SECONDS
+    while not _listens(control):
+        if time.monotonic() > give_up:
+            return True
+        time.sleep(POLL_SECONDS)
+    return False
+
+
+def _has_open(pid: str, wanted: os.stat_result) -> bool:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:  # it has ended, or is another user's
+        return False
+    for name in names:
+        with suppress(OSError):
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
+                return True
+    return False
+
+
+def _listens(control: str) -> bool:
+    """Return whether a living process listens: the socket of a killed daemon may be held by its keeper."""
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+        with socket.socket(socket.AF_UNIX, kind) as sock:
+            sock.settimeout(POLL_SECONDS)
+            with suppress(OSError):
+                sock.connect(control)
+                pid, _, _ = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
+                fields = stat(pid)
+                return pid == 0 or (bool(fields) and fields[STATE] not in (b"Z", b"X"))
+    return False
