@@ -67,6 +67,7 @@ _GRAPH_STRUCTS: Final = tuple(f"{name} *" for name in graph_structs.NAMES)
 _STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUDA_MEMCPY2D *": structs.copy_2d,
     "CUDA_MEMCPY3D *": structs.copy_3d,
+    "CUDA_MEMCPY3D_PEER *": structs.copy_3d_peer,
     "CUmemAllocationProp *": memory_structs.allocation_properties,
     "CUmemLocation *": memory_structs.location,
     "CUmemPoolProps *": memory_structs.pool_properties,
