@@ -75,6 +75,22 @@ cudaGraphConditionalHandleCreate(out cudaGraphConditionalHandle pHandle_out, cud
     unsigned int defaultLaunchValue, unsigned int flags) = create_condition
 """
 
+_EXECUTION_CONTEXTS: Final = """
+cudaDeviceGetExecutionCtx(out cudaExecutionContext_t ctx, int device) = of_device
+cudaGreenCtxCreate(out cudaExecutionContext_t phCtx, cudaDevResourceDesc_t desc, int device, unsigned int flags)
+    = create
+cudaExecutionCtxDestroy(cudaExecutionContext_t ctx) = destroy
+cudaExecutionCtxGetDevResource(cudaExecutionContext_t ctx, out cudaDevResource resource, cudaDevResourceType type)
+    = resource
+cudaExecutionCtxGetDevice(out int device, cudaExecutionContext_t ctx) = device
+cudaExecutionCtxGetId(cudaExecutionContext_t ctx, out unsigned long long ctxId) = number
+cudaExecutionCtxStreamCreate(out cudaStream_t phStream, cudaExecutionContext_t greenCtx, unsigned int flags,
+    int priority) = create_stream
+cudaExecutionCtxSynchronize(cudaExecutionContext_t ctx) = synchronize
+cudaExecutionCtxRecordEvent(cudaExecutionContext_t ctx, cudaEvent_t event) = record_event
+cudaExecutionCtxWaitEvent(cudaExecutionContext_t ctx, cudaEvent_t event) = wait_event
+"""
+
 _FOLDER: Final = "routing.runtime"
 
 ROWS: Final = {
@@ -86,5 +102,6 @@ ROWS: Final = {
         *chapter(f"{_FOLDER}.copies", _COPIES),
         *chapter(f"{_FOLDER}.streams", _STREAMS),
         *chapter(f"{_FOLDER}.graphs", _GRAPHS),
+        *chapter(f"{_FOLDER}.execution_contexts", _EXECUTION_CONTEXTS),
     )
 }
