@@ -129,6 +129,8 @@ class OpenContext:
     """From the client's environment now; used under per-context partitioning, and only to lower the percentage."""
     affinity: int | None = None
     """Execution affinity: the number of SMs, rounded up, of those that the context may use."""
+    partition: int | None = None
+    """The SMs of a green context, exactly."""
 
 
 @message(10)

@@ -124,6 +124,8 @@ def destroy(handle: int) -> None:
         raise CudaError(
             Result.ERROR_INVALID_CONTEXT, "a primary context is not destroyed; call cuDevicePrimaryCtxRelease"
         )
+    if context.partition is not None:
+        raise CudaError(Result.ERROR_INVALID_CONTEXT, "the context is a green context's; call cuGreenCtxDestroy")
     contexts.pop(context.handle, None)
     stack = this_thread.stack
     if stack and stack[-1] is context:

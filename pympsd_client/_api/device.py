@@ -79,13 +79,13 @@ def attribute(wanted: int, device: int) -> int:
     if wanted not in _ATTRIBUTES.values():
         raise invalid_value(f"there is no device attribute {wanted}")
     if wanted == _ATTRIBUTES["MULTIPROCESSOR_COUNT"]:
-        return _multiprocessors(found)
+        return multiprocessors(found)
     facts = found.facts.attributes
     names = [name for name, value in _ATTRIBUTES.items() if value == wanted]  # an attribute may have aliases
     return next((facts[name] for name in names if name in facts), 0)
 
 
-def _multiprocessors(device: Device) -> int:
+def multiprocessors(device: Device) -> int:
     """Return that of the current context if each has its own share, else of the process (MPS documents, 4.2.5)."""
     stack = this_thread.stack
     if process.require().per_context and stack and stack[-1].device is device:

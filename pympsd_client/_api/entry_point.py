@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments import bindings, graph_structs, memory_structs, shared_handles, structs
+from pympsd_client._arguments import bindings, graph_structs, memory_structs, resources, shared_handles, structs
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number, text, unsigned
@@ -39,6 +39,8 @@ _UNSIGNED: Final = {
 _AS_GIVEN: Final = frozenset(
     {
         "CUctxCreateParams *",
+        "CUdevResource *",
+        "CU_DEV_SM_RESOURCE_GROUP_PARAMS *",
         "CUdeviceptr *",
         "CUexecAffinityParam *",
         "CUhostFn",
@@ -67,6 +69,7 @@ _GRAPH_STRUCTS: Final = tuple(f"{name} *" for name in graph_structs.NAMES)
 _STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUDA_MEMCPY2D *": structs.copy_2d,
     "CUDA_MEMCPY3D *": structs.copy_3d,
+    "CUDA_MEMCPY3D_PEER *": structs.copy_3d_peer,
     "CUmemAllocationProp *": memory_structs.allocation_properties,
     "CUmemLocation *": memory_structs.location,
     "CUmemPoolProps *": memory_structs.pool_properties,
@@ -97,6 +100,10 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUexecAffinityParam": structs.sm_affinity,
     **graph_structs.WRAPPERS,
     **shared_handles.WRAPPERS,
+    "CUdevResource": resources.made,
+    "CUdevResource *": lambda parts: [resources.made(part) for part in parts],
+    "CUdevResourceDesc": bindings.bindings.CUdevResourceDesc,
+    "CUgreenCtx": bindings.bindings.CUgreenCtx,
     "void": returned,
     "void *": returned,
 }

@@ -130,9 +130,11 @@ class _Memcpy2D(ctypes.Structure):
 
 
 class Memcpy3D(ctypes.Structure):
+    """A CUDA_MEMCPY3D, or a CUDA_MEMCPY3D_PEER: the former reserves the places of the contexts."""
+
     _fields_ = _fields(
-        "srcXInBytes srcY srcZ srcLOD srcMemoryType srcHost srcDevice srcArray reserved0 srcPitch srcHeight "
-        "dstXInBytes dstY dstZ dstLOD dstMemoryType dstHost dstDevice dstArray reserved1 dstPitch dstHeight "
+        "srcXInBytes srcY srcZ srcLOD srcMemoryType srcHost srcDevice srcArray srcContext srcPitch srcHeight "
+        "dstXInBytes dstY dstZ dstLOD dstMemoryType dstHost dstDevice dstArray dstContext dstPitch dstHeight "
         "WidthInBytes Height Depth"
     )
 
@@ -145,6 +147,15 @@ def copy_2d(given: Any) -> Copy3D | None:
 def copy_3d(given: Any) -> Copy3D | None:
     """Return the values of a CUDA_MEMCPY3D, None for None; TypeError for anything else."""
     return None if given is None else copy_at(address_of(given, "CUDA_MEMCPY3D"), Memcpy3D)
+
+
+def copy_3d_peer(given: Any) -> tuple[Copy3D, int, int] | None:
+    """Return the values of a CUDA_MEMCPY3D_PEER with the contexts of destination and source, None for None."""
+    if given is None:
+        return None
+    place = address_of(given, "CUDA_MEMCPY3D_PEER")
+    raw: Any = Memcpy3D.from_address(place)
+    return copy_at(place, Memcpy3D), raw.dstContext, raw.srcContext
 
 
 def address_of(given: Any, name: str) -> int:

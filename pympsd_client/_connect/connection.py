@@ -46,8 +46,10 @@ class Connection(Protocol):
     per_context: bool
     """Whether each context has an active thread percentage of its own."""
 
-    def open_context(self, device: Device, flags: int, affinity: int | None = None) -> Opened:
-        """Open a context, on at most ``affinity`` SMs, rounded up; raise CudaError."""
+    def open_context(
+        self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
+    ) -> Opened:
+        """Open a context, on at most ``affinity`` SMs, rounded up, or on ``partition`` SMs; raise CudaError."""
 
     def close_context(self, device: Device, serial: int) -> None:
         """Close it and free what it held; raise CudaError."""

@@ -100,7 +100,9 @@ class PrivateExecutors:
         self._asking: Final = Lock()
         self._serial: Final = count(1).__next__
 
-    def open_context(self, device: Device, flags: int, affinity: int | None = None) -> Opened:
+    def open_context(
+        self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
+    ) -> Opened:
         """Make a context on a device, starting its executor if need be; raise CudaError."""
         if affinity is not None:
             reason = "execution affinity needs an MPS daemon, and this process runs on a private device; pass None"
@@ -109,7 +111,7 @@ class PrivateExecutors:
             executor = self._running.get(device.ordinal)
             if executor is None:
                 executor = self._running[device.ordinal] = Executor(device, self._environment)
-            return executor.attach(self._serial())
+            return executor.attach(self._serial(), partition or device.facts.multiprocessors)
 
     def close_context(self, device: Device, serial: int) -> None:
         """Destroy a context; raise CudaError."""
@@ -167,13 +169,12 @@ class Executor:
                 raise CudaError(answer.code, answer.reason)
             raise lost(f"the private executor sent {type(answer).__name__} where ExecutorReady was due")
 
-    def attach(self, serial: int) -> Opened:
+    def attach(self, serial: int, multiprocessors: int) -> Opened:
         """Make a context; raise CudaError."""
-        facts = self._device.facts
         request = self._request()
         message = Attach(
             request=request, client=_CLIENT, context=serial, new_stream=self._transport is None,
-            multiprocessors=facts.multiprocessors, memory_bytes=0, priority=0,
+            multiprocessors=multiprocessors, memory_bytes=0, priority=0,
         )  # fmt: skip
         answer = self._ask(message, request)
         if not isinstance(answer, Attached) or self._transport is None:
@@ -182,7 +183,7 @@ class Executor:
             serial=serial,
             generation=GENERATION,
             transport=self._transport,
-            multiprocessors=facts.multiprocessors,
+            multiprocessors=multiprocessors,
             memory_bytes=answer.memory_bytes,
             stream_priorities=answer.stream_priorities,
         )

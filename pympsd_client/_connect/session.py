@@ -53,7 +53,9 @@ class Session:
             for number, (ordinal, facts) in enumerate(zip(welcome.ordinals, welcome.devices, strict=True))
         )
 
-    def open_context(self, device: Device, flags: int, affinity: int | None = None) -> Opened:
+    def open_context(
+        self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
+    ) -> Opened:
         """Ask the server for a context on a device; raise CudaError with its refusal."""
         check_api_version(os.environ)
         if device.ordinal not in self._transports:
@@ -63,7 +65,7 @@ class Session:
         with self._asking:
             number = self._number()
             self._asked[number] = device
-            answer = self._ask(OpenContext(number, device.number, flags, percentage, affinity), number)
+            answer = self._ask(OpenContext(number, device.number, flags, percentage, affinity, partition), number)
             if not isinstance(answer, ContextOpened):
                 raise self._gone(f"it sent {type(answer).__name__} where ContextOpened was due")
             transport = self._transports.get(device.ordinal)

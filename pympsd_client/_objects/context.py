@@ -57,10 +57,14 @@ def waiting(context: Context, stream: int | None) -> Iterator[None]:
 class Context:
     """A context, open or closed (a primary one opens again under the same handle). Safe for threads."""
 
-    def __init__(self, device: Device, flags: int, primary: bool, affinity: int | None = None) -> None:
+    def __init__(
+        self, device: Device, flags: int, primary: bool, affinity: int | None = None, partition: int | None = None
+    ) -> None:
+        """``partition``: the SMs of a green context, None: no such context."""
         self.device: Final = device
         self.flags = flags
         self._affinity: Final = affinity
+        self.partition: Final = partition
         self.primary: Final = primary
         self.handle: Final = new_handle()
         self.serial = 0
@@ -86,7 +90,7 @@ class Context:
         """Open it if it is closed; raise CudaError."""
         with self._changing:
             if self.opened is None:
-                self.opened = connection.open_context(self.device, self.flags, self._affinity)
+                self.opened = connection.open_context(self.device, self.flags, self._affinity, self.partition)
                 self.serial = self.opened.serial
                 self._sticky_error = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from attrs import define
+from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import Kind
@@ -28,6 +28,27 @@ class Event:
     context: Context
     flags: int
     recorded: bool = False
+    opened_in: dict[Context, int] = field(factory=dict)
+    """Its handles in other contexts of the device, where green contexts have streams."""
+
+    def handle_in(self, context: Context) -> int:
+        """Return its handle in a context: its own, or one related to it by a green context; INVALID_HANDLE."""
+        if context is self.context:
+            return self.handle
+        if not self.is_related_to(context):
+            raise invalid_handle("the event and the stream are of different contexts; create both in one")
+        handle = self.opened_in.get(context)
+        if handle is None:
+            answer = self.context.call(operations.SHARE_EVENT, self.handle)
+            handle = context.mint()
+            context.call(operations.OPEN_EVENT, handle, *operations.SHARE_EVENT.answer.unpack_from(answer))
+            self.opened_in[context] = handle
+        return handle
+
+    def is_related_to(self, context: Context) -> bool:
+        """Return whether it can be recorded in another context: on its device, if one of the two is green."""
+        has_green = context.partition is not None or self.context.partition is not None
+        return has_green and context.device is self.context.device
 
 
 after_waiting_for_event: Final[list[Callable[[Context], None]]] = []
@@ -59,16 +80,18 @@ def opened(context: Context, secret: int) -> Event:
 
 def destroy(handle: int) -> None:
     """Destroy an event, done or not."""
-    events.destroy(events.find(handle))
+    event = events.find(handle)
+    events.destroy(event)
+    for context, its_handle in event.opened_in.items():
+        if context.active and context.sticky_error is None:
+            context.post(operations.DESTROY_EVENT, its_handle)
 
 
 def record(handle: int, stream: int) -> None:
     """Have the event stand for what is in a stream so far; INVALID_HANDLE if they are of different contexts."""
     event = events.find(handle)
     context, its_stream = resolve(stream)
-    if context is not event.context:
-        raise invalid_handle("the event and the stream are of different contexts; create both in one")
-    context.post(operations.RECORD_EVENT, event.handle, its_stream)
+    context.post(operations.RECORD_EVENT, event.handle_in(context), its_stream)
     event.recorded = True
 
 
@@ -99,8 +122,8 @@ def make_stream_wait(stream: int, handle: int) -> None:
     event = events.find(handle)
     context, its_stream = resolve(stream)
     context.usable()
-    if context is event.context:
-        context.post(operations.WAIT_EVENT, its_stream, event.handle)
+    if context is event.context or event.is_related_to(context):
+        context.post(operations.WAIT_EVENT, its_stream, event.handle_in(context))
     else:
         synchronize(handle)
 

@@ -36,6 +36,8 @@ STRUCTURES: Final = {
     "CUipcMemHandle": 64,
     "CUipcEventHandle": 64,
     "CUmemPoolPtrExportData": 64,
+    "CUdevResource": 144,
+    "cudaDevResource": 144,
     "CUDA_ARRAY_DESCRIPTOR": 24,
     "CUDA_ARRAY3D_DESCRIPTOR": 40,
     "CUmemAllocationProp": 32,

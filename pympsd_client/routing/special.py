@@ -13,7 +13,7 @@ from pympsd_client import driver
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value, last_error
 from pympsd_client._arguments.values import check_count
-from pympsd_client.routing import explain, graphs, memory
+from pympsd_client.routing import explain, graphs, memory, resources
 from pympsd_client.routing.pointers import replaced
 from pympsd_client.signatures import SIGNATURES
 
@@ -89,5 +89,6 @@ SPECIAL: Final[dict[str, Callable[[], tuple[Callable[..., Any], str]]]] = {
     "cuLaunchKernel": _launch,
     "cuLaunchKernelEx": _launch_by_config,
     **graphs.SPECIAL,
+    **resources.SPECIAL,
 }
 """What resolves them."""

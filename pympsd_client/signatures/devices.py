@@ -61,10 +61,33 @@ cuCtxCreate(out CUcontext pctx, CUctxCreateParams *ctxCreateParams, unsigned int
     = create_variant(*arguments, **keywords)
 """
 
+_GREEN_CONTEXTS: Final = """
+cuDeviceGetDevResource(CUdevice device, out CUdevResource resource, CUdevResourceType typename) = of_device
+cuCtxGetDevResource(CUcontext hCtx, out CUdevResource resource, CUdevResourceType typename) = of_context
+cuGreenCtxGetDevResource(CUgreenCtx hCtx, out CUdevResource resource, CUdevResourceType typename) = of_green_context
+cuStreamGetDevResource(CUstream hStream, out CUdevResource resource, CUdevResourceType typename) = of_stream
+cuDevSmResourceSplitByCount(out CUdevResource *result, inout unsigned int nbGroups, CUdevResource *input_,
+    out CUdevResource remainder, unsigned int flags, unsigned int minCount) = split_by_count
+cuDevSmResourceSplit(out CUdevResource *result, unsigned int nbGroups, CUdevResource *input_,
+    out CUdevResource remainder, unsigned int flags, CU_DEV_SM_RESOURCE_GROUP_PARAMS *groupParams) = split
+cuDevResourceGenerateDesc(out CUdevResourceDesc phDesc, CUdevResource *resources, unsigned int nbResources) = describe
+cuGreenCtxCreate(out CUgreenCtx phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags) = create
+cuGreenCtxDestroy(CUgreenCtx hCtx) = destroy
+cuCtxFromGreenCtx(out CUcontext pContext, CUgreenCtx hCtx) = convert
+cuGreenCtxStreamCreate(out CUstream phStream, CUgreenCtx greenCtx, unsigned int flags, int priority) = create_stream
+cuStreamGetGreenCtx(CUstream hStream, out CUgreenCtx phCtx) = of_stream_handle
+cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent) = record_event
+cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent) = wait_event
+cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent) = record_event_in_context
+cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent) = wait_event_in_context
+cuGreenCtxGetId(CUgreenCtx greenCtx, out unsigned long long greenCtxId) = number
+"""
+
 ROWS: Final = (
     *chapter("_api.errors", _ERRORS, Calling.ANYWHERE),
     *chapter("_api.device", _INITIALIZATION, Calling.BEFORE_INIT),
     *chapter("_api.device", _DEVICES),
     *chapter("_api.context", _CONTEXTS),
     *chapter("_api.context", _CONTEXT_VARIANTS, Calling.VARIANTS),
+    *chapter("_api.green_context", _GREEN_CONTEXTS),
 )

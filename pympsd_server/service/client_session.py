@@ -253,7 +253,8 @@ class ClientSession:
         """Return the SMs of a requested context: the client can only lower those of its process."""
         process, environment, facts = self.thread_percentage, self.client.environment, self.server.devices[device]
         try:
-            return context_multiprocessors(process, environment, facts, asked.thread_percentage, asked.affinity)
+            limits = asked.thread_percentage, asked.affinity, asked.partition
+            return context_multiprocessors(process, environment, facts, *limits)
         except AffinityRefused as error:
             raise ExecutorError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, str(error)) from None
 

@@ -52,12 +52,17 @@ def context_multiprocessors(
     device: DeviceFacts,
     thread_percentage: float | None,
     affinity: int | None,
+    partition: int | None = None,
 ) -> int:
     """Return the SMs of a new context, by the last two levels; raise AffinityRefused.
 
     ``environment`` is the client's as of its connect: only that enables per-context partitioning.
     """
     available = process_multiprocessors(context_percentage(process, environment, thread_percentage), device)
+    if partition is not None:
+        if not device.is_volta_or_newer or not 1 <= partition <= available:
+            raise AffinityRefused(f"a green context has 1 to {available} SMs of a Volta or newer device")
+        return partition
     if affinity is None:
         return available
     if not device.is_volta_or_newer:

@@ -40,6 +40,46 @@ def test_bytes_go_from_a_contexts_device_to_anothers(places: Any, asynchronous: 
     assert (got == sent).all()
 
 
+def described(places: Any, **values: Any) -> Any:
+    """Return a copy of 2 slices of 3 rows of 100 bytes from the first device to the second."""
+    (here, source), (there, destination) = places
+    made = cuda.CUDA_MEMCPY3D_PEER()
+    made.srcMemoryType = made.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    made.srcDevice, made.dstDevice, made.srcContext, made.dstContext = source, destination, here, there
+    made.srcPitch, made.srcHeight, made.dstPitch, made.dstHeight = 512, 10, 200, 4
+    made.WidthInBytes, made.Height, made.Depth = 100, 3, 2
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_slices_go_from_a_contexts_device_to_anothers(places: Any, asynchronous: bool) -> None:
+    sent = np.random.default_rng(6).integers(0, 256, (2, 10, 512), np.uint8)
+    assert cuda.cuMemcpyHtoD(places[0][1], sent, sent.nbytes) == DONE
+    copy = described(places, srcXInBytes=5, srcY=2, dstZ=1)
+    answer = cuda.cuMemcpy3DPeerAsync(copy, 0) if asynchronous else cuda.cuMemcpy3DPeer(copy)
+    assert answer == DONE, last_error()
+    got = np.zeros((3, 4, 200), np.uint8)
+    assert cuda.cuMemcpyDtoH(got, places[1][1], got.nbytes) == DONE
+    assert (got[1:, :3, :100] == sent[:, 2:5, 5:105]).all()
+    assert not got[0].any()
+
+
+def test_mistakes_with_slices(places: Any) -> None:
+    (here, _), (_, destination) = places
+    assert cuda.cuMemcpy3DPeer(None) == INVALID
+    with pytest.raises(TypeError):
+        cuda.cuMemcpy3DPeer(cuda.CUDA_MEMCPY3D())
+    assert cuda.cuMemcpy3DPeer(described(places, dstContext=here)) == INVALID
+    assert "is not on the device of the context" in last_error()
+    for wrong in ({"srcDevice": 0}, {"srcPitch": 50}, {"srcDevice": destination}):
+        assert cuda.cuMemcpy3DPeer(described(places, **wrong)) == INVALID
+    assert cuda.cuMemcpy3DPeer(described(places, Depth=0)) == DONE
+    wrong_context = described(places, srcContext=cuda.CUcontext(12345))
+    assert cuda.cuMemcpy3DPeer(wrong_context)[0].name == "CUDA_ERROR_INVALID_CONTEXT"
+
+
 def test_an_address_belongs_to_the_context_it_comes_with(places: Any) -> None:
     (here, source), (there, destination) = places
     assert cuda.cuMemcpyPeer(destination, here, source, there, COUNT) == INVALID

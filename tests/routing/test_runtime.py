@@ -178,3 +178,52 @@ ok(runtime.cudaGraphLaunch(ready, stream)); ok(runtime.cudaStreamSynchronize(str
 print(list(host), ok(runtime.cudaGraphGetNodes(graph))[1])
 """
     assert run(program, begin=BEGINNING).stdout == "[0, 5] 3\n"
+
+
+def test_execution_contexts(run: Run) -> None:
+    program = """
+SMS = runtime.cudaDevResourceType.cudaDevResourceTypeSm
+whole = ok(runtime.cudaDeviceGetDevResource(0, SMS))
+parts, number, rest = ok(runtime.cudaDevSmResourceSplitByCount(2, whole, 0, 16))
+groups = [runtime.cudaDevSmResourceGroupParams(), runtime.cudaDevSmResourceGroupParams()]
+groups[0].smCount, groups[0].coscheduledSmCount = 4, 2
+made, left = ok(runtime.cudaDevSmResourceSplit(2, whole, 0, groups))
+print([one.sm.smCount for one in (*parts, rest, *made)], number)
+description = ok(runtime.cudaDevResourceGenerateDesc(parts, 2))
+green, own = ok(runtime.cudaGreenCtxCreate(description, 0, 0)), ok(runtime.cudaDeviceGetExecutionCtx(0))
+print([ok(runtime.cudaExecutionCtxGetDevResource(one, SMS)).sm.smCount for one in (green, own)])
+print([ok(runtime.cudaExecutionCtxGetDevice(one)) for one in (green, own)])
+print(len({ok(runtime.cudaExecutionCtxGetId(one)) for one in (green, own, own)}))
+memory, event = ok(runtime.cudaMalloc(64)), ok(runtime.cudaEventCreateWithFlags(2))
+for one in (green, own):
+    stream = ok(runtime.cudaExecutionCtxStreamCreate(one, 1, 0))
+    print(ok(runtime.cudaStreamGetDevResource(stream, SMS)).sm.smCount)
+    ok(runtime.cudaMemsetAsync(memory, 7, 64, stream))
+    ok(runtime.cudaExecutionCtxRecordEvent(one, event)); ok(runtime.cudaEventSynchronize(event))
+    ok(runtime.cudaExecutionCtxWaitEvent(own, event)); ok(runtime.cudaExecutionCtxSynchronize(one))
+ok(runtime.cudaExecutionCtxDestroy(green))
+print(int(runtime.cudaExecutionCtxDestroy(green)[0]), int(runtime.cudaExecutionCtxDestroy(own)[0]))
+print(int(runtime.cudaGreenCtxCreate(description, 0, 5)[0]))
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == [
+        "[16, 16, 100, 4, 128] 2", "[32, 132]", "[0, 0]", "2", "32", "132", "1 1", "1",
+    ]  # fmt: skip
+
+
+def test_slices_between_devices(run: Run) -> None:
+    program = """
+memory, other = ok(runtime.cudaMalloc(1024)), ok(runtime.cudaMalloc(1024))
+host, back = (ctypes.c_ubyte * 1024)(*[each % 251 for each in range(1024)]), (ctypes.c_ubyte * 1024)()
+ok(runtime.cudaMemcpy(memory, ctypes.addressof(host), 1024, Kind.cudaMemcpyHostToDevice))
+copy = runtime.cudaMemcpy3DPeerParms()
+copy.srcPtr, copy.dstPtr = (runtime.make_cudaPitchedPtr(one, 256, 256, 2) for one in (memory, other))
+copy.extent = runtime.make_cudaExtent(100, 2, 2)
+ok(runtime.cudaMemcpy3DPeer(copy))
+ok(runtime.cudaMemcpy3DPeerAsync(copy, 0)); ok(runtime.cudaDeviceSynchronize())
+ok(runtime.cudaMemcpy(ctypes.addressof(back), other, 1024, Kind.cudaMemcpyDeviceToHost))
+sent, got = bytes(host), bytes(back)
+print(all(got[row:row + 100] == sent[row:row + 100] for row in range(0, 1024, 256)), any(got[100:256]))
+copy.srcDevice = 99
+print(int(runtime.cudaMemcpy3DPeer(copy)[0]))
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == ["True False", "101"]

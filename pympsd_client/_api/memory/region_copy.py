@@ -9,7 +9,8 @@ from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.structs import Copy3D, CopySide
 from pympsd_client._objects import region_copy
-from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.context import Context, context_of, current
+from pympsd_client._objects.memory import ordinal_at
 from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.region_copy import Extent, Region
 
@@ -32,6 +33,27 @@ def copy(given: Copy3D | None, stream: int, wait: bool = False) -> None:
     found = regions(given, context)
     if found is not None:
         region_copy.copy(*found, stream, wait)
+
+
+def copy_peer(given: tuple[Copy3D, int, int] | None, stream: int) -> None:
+    """Copy as cuMemcpy3D does, from a context's device to another's; staged here, so that no peer access is needed.
+
+    INVALID_VALUE for device memory that is not on the device of its context; INVALID_CONTEXT.
+    """
+    current().usable()
+    if given is None:
+        raise invalid_value("the description of the copy is NULL")
+    described, *handles = given
+    for side, handle in zip((described.destination, described.source), handles, strict=True):
+        context = context_of(handle)
+        # As cuMemcpy3D, a copy of nothing succeeds without a look at its sides.
+        is_empty = not (described.width and described.height and described.depth)
+        if side.memory_type == _TYPES["DEVICE"] and not is_empty and side.device:
+            ordinal = ordinal_at(side.device)
+            if ordinal != context.device.ordinal:
+                reason = "is not on the device of the context that was given for it"
+                raise invalid_value(f"{side.device:#x} {reason}")
+    copy(described, stream)
 
 
 def regions(given: Copy3D, context: Context) -> tuple[Region, Region, Extent] | None:

@@ -103,16 +103,46 @@ def copy_3d_async(place: int, stream: int) -> None:
     _submit(slices(place), stream)
 
 
+class _PeerParameters(ctypes.Structure):
+    """cudaMemcpy3DPeerParms"""
+
+    _fields_ = (
+        ("srcArray", ctypes.c_size_t),
+        ("srcPos", ctypes.c_size_t * 3),
+        ("srcPtr", ctypes.c_size_t * 4),
+        ("srcDevice", ctypes.c_int),
+        ("dstArray", ctypes.c_size_t),
+        ("dstPos", ctypes.c_size_t * 3),
+        ("dstPtr", ctypes.c_size_t * 4),
+        ("dstDevice", ctypes.c_int),
+        ("extent", ctypes.c_size_t * 3),
+    )
+
+
+def copy_3d_peer(place: int, stream: int = 0) -> None:
+    """Copy slices of rows between two devices in stream order; INVALID_DEVICE."""
+    if not place:
+        raise invalid_value("the address of the cudaMemcpy3DPeerParms is NULL")
+    given: Any = _PeerParameters.from_address(place)
+    process.device(given.srcDevice)
+    process.device(given.dstDevice)
+    made = _described(given, "cudaMemcpy3DPeer", (True, True))
+    api.cuMemcpy3DAsync(ctypes.addressof(made), stream)
+
+
 def slices(place: int) -> Any:
     """Return the driver's description of a cudaMemcpy3DParms."""
     if not place:
         raise invalid_value("the address of the cudaMemcpy3DParms is NULL")
     given: Any = _Parameters.from_address(place)
+    return _described(given, "cudaMemcpy3D", _sides(given.dstPtr[0], given.srcPtr[0], given.kind))
+
+
+def _described(given: Any, name: str, sides: tuple[bool, bool]) -> Any:
+    """Return the driver's description of a copy; ``sides``: whether destination and source are device memory."""
     if given.srcArray or given.dstArray:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED, "cudaMemcpy3D of CUDA arrays is not supported; copy linear memory"
-        )
-    to_device, from_device = _sides(given.dstPtr[0], given.srcPtr[0], given.kind)
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name} of CUDA arrays is not supported; copy linear memory")
+    to_device, from_device = sides
     width, height, depth = given.extent
     made: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=depth)
     for name, is_device_memory in (("dst", to_device), ("src", from_device)):

@@ -48,7 +48,7 @@ def _format(row: Signature, signature: str) -> str:
         if not parameter.is_output:
             size = c_types.BY_VALUE.get(type)
             codes.append(c_types.code(type) if size is None else f"v{size}")
-        elif pointee in c_types.BY_VALUE:
+        elif pointee in c_types.BY_VALUE or pointee in c_types.STRUCTURES:
             codes.append(">b")
         else:
             codes.append(f">{c_types.code(pointee)}")

@@ -50,6 +50,8 @@ cudaMemcpy2DAsync(void *dst, size_t dpitch, void *src, size_t spitch, size_t wid
     cudaMemcpyKind kind, cudaStream_t stream) = copy_2d_async
 cudaMemcpy3D(cudaMemcpy3DParms *p) = copy_3d
 cudaMemcpy3DAsync(cudaMemcpy3DParms *p, cudaStream_t stream) = copy_3d_async
+cudaMemcpy3DPeer(cudaMemcpy3DPeerParms *p) = copy_3d_peer
+cudaMemcpy3DPeerAsync(cudaMemcpy3DPeerParms *p, cudaStream_t stream) = copy_3d_peer
 """
 
 _STREAMS: Final = """
@@ -75,6 +77,22 @@ cudaGraphConditionalHandleCreate_v2(out cudaGraphConditionalHandle pHandle_out, 
     cudaExecutionContext_t ctx, unsigned int defaultLaunchValue, unsigned int flags) = create_condition_of
 """
 
+_EXECUTION_CONTEXTS: Final = """
+cudaDeviceGetExecutionCtx(out cudaExecutionContext_t ctx, int device) = of_device
+cudaGreenCtxCreate(out cudaExecutionContext_t phCtx, cudaDevResourceDesc_t desc, int device, unsigned int flags)
+    = create
+cudaExecutionCtxDestroy(cudaExecutionContext_t ctx) = destroy
+cudaExecutionCtxGetDevResource(cudaExecutionContext_t ctx, out cudaDevResource resource, cudaDevResourceType type)
+    = resource
+cudaExecutionCtxGetDevice(out int device, cudaExecutionContext_t ctx) = device
+cudaExecutionCtxGetId(cudaExecutionContext_t ctx, out unsigned long long ctxId) = number
+cudaExecutionCtxStreamCreate(out cudaStream_t phStream, cudaExecutionContext_t greenCtx, unsigned int flags,
+    int priority) = create_stream
+cudaExecutionCtxSynchronize(cudaExecutionContext_t ctx) = synchronize
+cudaExecutionCtxRecordEvent(cudaExecutionContext_t ctx, cudaEvent_t event) = record_event
+cudaExecutionCtxWaitEvent(cudaExecutionContext_t ctx, cudaEvent_t event) = wait_event
+"""
+
 _FOLDER: Final = "routing.runtime"
 
 ROWS: Final = {
@@ -86,5 +104,6 @@ ROWS: Final = {
         *chapter(f"{_FOLDER}.copies", _COPIES),
         *chapter(f"{_FOLDER}.streams", _STREAMS),
         *chapter(f"{_FOLDER}.graphs", _GRAPHS),
+        *chapter(f"{_FOLDER}.execution_contexts", _EXECUTION_CONTEXTS),
     )
 }

@@ -1,0 +1,208 @@
+"""Green contexts and resources of devices (CUDA driver API, Green Contexts).
+
+A green context is a context of its own here: what is allocated and loaded while it is current ends with it, and the
+device chooses its SMs, as long as there are free ones those of no other green context.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._api.device import multiprocessors
+from pympsd_client._api.settings import context_id
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.resources import SmResource, check_type, groups, put_counts, sm_resource, sm_resources
+from pympsd_client._connect.connection import Device
+from pympsd_client._objects import stream as streams
+from pympsd_client._objects.context import Context, context_of
+from pympsd_client._objects.process import process
+from pympsd_client._objects.resources import green_context as green
+from pympsd_client._objects.stream import resolve
+
+_DEFAULT_STREAM: Final = 1
+"""CU_GREEN_CTX_DEFAULT_STREAM"""
+_IGNORE_COSCHEDULING, _MOST_POTENTIAL_CLUSTER = 1, 2
+"""CUdevSmResourceSplit_flags"""
+_BACKFILL: Final = 1
+"""CU_DEV_SM_RESOURCE_GROUP_BACKFILL"""
+_STEP: Final = 2
+_SIZES: Final = ((9, 8, 8), (8, 4, 2), (7, 2, 2))
+"""Least SMs of a part and their alignment, from a compute capability on (CUDA driver API, Green Contexts)."""
+
+
+def _resource(device: Device, count: int) -> SmResource:
+    major = device.facts.compute_capability[0]
+    for from_major, minimum, alignment in _SIZES:
+        if major >= from_major:
+            return SmResource(device.number, count, min(minimum, count), min(alignment, count))
+    raise CudaError(
+        Result.ERROR_NOT_SUPPORTED,
+        "the SMs of this device are not divided: contexts have a part of them from compute capability 7.0 on",
+    )
+
+
+# --- resources
+
+
+def of_device(device: int, kind: int) -> bytes:
+    """Return the SMs of a device, as many as this process may use; INVALID_RESOURCE_TYPE for other resources."""
+    check_type(kind)
+    found = process.device(device)
+    return _resource(found, multiprocessors(found)).packed
+
+
+def _of(context: Context) -> bytes:
+    return _resource(context.device, context.usable().multiprocessors).packed
+
+
+def of_context(handle: int, kind: int) -> bytes:
+    """Return the SMs of a context."""
+    check_type(kind)
+    return _of(context_of(handle))
+
+
+def of_green_context(handle: int, kind: int) -> bytes:
+    """Return the SMs of a green context."""
+    check_type(kind)
+    return _of(green.find(handle).context)
+
+
+def of_stream(handle: int, kind: int) -> bytes:
+    """Return the SMs of a stream's context."""
+    check_type(kind)
+    return _of(resolve(handle)[0])
+
+
+def split_by_count(wanted: int, given: Any, flags: int, minimum: int) -> tuple[list[bytes], int, bytes]:
+    """Return up to ``nbGroups`` parts of ``minCount`` SMs or more, their number, and what remains.
+
+    With ``nbGroups`` 0 no part, but the number that there could be. INVALID_RESOURCE_CONFIGURATION for more SMs than
+    there are; INVALID_VALUE for other flags than CUdevSmResourceSplit_flags.
+    """
+    resource = sm_resource(given)
+    if flags & ~(_IGNORE_COSCHEDULING | _MOST_POTENTIAL_CLUSTER):
+        raise invalid_value(f"the flags are of CUdevSmResourceSplit_flags, not {flags:#x}")
+    least, step = resource.minimum, resource.alignment
+    if flags & _IGNORE_COSCHEDULING:
+        least = step = min(_STEP, resource.count)
+    size = max(least, -(-minimum // step) * step)
+    if size > resource.count:
+        raise _not_possible(f"parts of {size} SMs out of {resource.count}")
+    possible = resource.count // size
+    number = min(wanted, possible) if wanted else possible
+    taken = number if wanted else 0
+    part, rest = (_part(resource, count) for count in (size, resource.count - taken * size))
+    return [part.packed] * taken, number, rest.packed
+
+
+def _part(resource: SmResource, count: int) -> SmResource:
+    least, step = min(resource.minimum, count), min(resource.alignment, count)
+    return SmResource(resource.device, count, least, step, resource.flags)
+
+
+def _not_possible(what: str) -> CudaError:
+    return CudaError(Result.ERROR_INVALID_RESOURCE_CONFIGURATION, f"there are not {what}")
+
+
+def split(count: int, given: Any, flags: int, parameters: Any) -> tuple[list[bytes], bytes]:
+    """Return a part for each group, and what remains; a group of 0 SMs gets as many as are left.
+
+    The groups' smCount says afterwards what they have got.
+
+    A group's SMs are a multiple of its coscheduled SMs unless it may be backfilled, else
+    INVALID_RESOURCE_CONFIGURATION, as for more SMs than there are. INVALID_VALUE for flags.
+    """
+    resource = sm_resource(given)
+    if flags or not count:
+        raise invalid_value(f"nbGroups is 1 or more and flags are 0, not {count} and {flags:#x}")
+    sizes, left = [], resource.count
+    for group in groups(parameters, count):
+        if group.flags & ~_BACKFILL:
+            raise invalid_value(
+                f"the flags of a group are CU_DEV_SM_RESOURCE_GROUP_BACKFILL (1), not {group.flags:#x}"
+            )
+        unit = group.coscheduled or resource.alignment
+        if unit % _STEP or group.preferred % unit:
+            raise invalid_value(f"coscheduled SMs are a multiple of {_STEP}, preferred ones of those, not {unit}")
+        size = group.count or left // unit * unit
+        is_whole = size % (_STEP if group.flags & _BACKFILL else unit) == 0
+        if not is_whole or not 0 < size <= left:
+            raise _not_possible(f"{size} SMs in units of {unit} out of {left}")
+        sizes.append(size)
+        left -= size
+    put_counts(parameters, sizes)
+    return [_part(resource, size).packed for size in sizes], _part(resource, left).packed
+
+
+def describe(given: Any, count: int) -> int:
+    """Return a description of resources of one device; INVALID_VALUE, INVALID_RESOURCE_CONFIGURATION."""
+    found = sm_resources(given, count)
+    if not found or len({one.device for one in found}) > 1:
+        raise invalid_value("a description is of one or more resources, all of one device")
+    total = sum(one.count for one in found)
+    most = multiprocessors(process.device(found[0].device))
+    if total > most:
+        raise _not_possible(f"{total} SMs; this process may use {most}")
+    return green.describe(found[0].device, total)
+
+
+# --- green contexts
+
+
+def create(description: int, device: int, flags: int) -> int:
+    """Return a green context with the SMs of a description; flags CU_GREEN_CTX_DEFAULT_STREAM.
+
+    INVALID_VALUE; INVALID_DEVICE for a description of another device; the server's refusals of a context.
+    """
+    if flags != _DEFAULT_STREAM:
+        raise invalid_value(f"the flags are CU_GREEN_CTX_DEFAULT_STREAM (1), not {flags:#x}")
+    return green.create(description, process.device(device)).handle
+
+
+def destroy(handle: int) -> None:
+    """Destroy a green context, and free what was made in it. INVALID_CONTEXT."""
+    green.destroy(handle)
+
+
+def convert(handle: int) -> int:
+    """Return the context of a green context, to be made current."""
+    return green.find(handle).context.handle
+
+
+def create_stream(handle: int, flags: int, priority: int) -> int:
+    """Return a new stream of a green context; flags CU_STREAM_NON_BLOCKING."""
+    if flags != streams.NON_BLOCKING:
+        raise invalid_value(f"the flags are CU_STREAM_NON_BLOCKING (1), not {flags:#x}")
+    return streams.create(green.find(handle).context, flags, priority).handle
+
+
+def of_stream_handle(handle: int) -> int:
+    """Return the green context of a stream; NULL if it is of none."""
+    found = green.of(streams.properties(handle).context)
+    return 0 if found is None else found.handle
+
+
+def record_event(handle: int, event: int) -> None:
+    """Have an event of a green context stand for the work so far in all its streams."""
+    green.record(green.find(handle).context, event)
+
+
+def wait_event(handle: int, event: int) -> None:
+    """Make later work in all streams that a green context has now wait for an event."""
+    green.wait(green.find(handle).context, event)
+
+
+def record_event_in_context(handle: int, event: int) -> None:
+    """Have an event of a context stand for the work so far in all its streams."""
+    green.record(context_of(handle), event)
+
+
+def wait_event_in_context(handle: int, event: int) -> None:
+    """Make later work in all streams that a context has now wait for an event."""
+    green.wait(context_of(handle), event)
+
+
+def number(handle: int) -> int:
+    """Return a number that no other context of this process has had."""
+    return context_id(green.find(handle).context.handle)

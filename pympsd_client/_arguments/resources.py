@@ -1,0 +1,115 @@
+"""Structures of green contexts: resources of a device, and groups into which they are split."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any, Final
+
+from attrs import frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.bindings import bindings, members
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.structs import address_of
+from pympsd_client._arguments.values import InMemory, check_count
+
+RESOURCE_BYTES: Final = 144
+GROUP_BYTES: Final = 64
+_LAYOUT: Final = struct.Struct("=i8sI80x4I32x")
+_GROUP: Final = struct.Struct("=4I48x")
+_MARK: Final = b"pympsd R"
+"""In the part of a resource that CUDA keeps for itself: it came from here."""
+_SM: Final = 1
+"""CU_DEV_RESOURCE_TYPE_SM"""
+_TYPES: Final = members("CUdevResourceType", "CU_DEV_RESOURCE_TYPE_")
+
+
+@frozen
+class SmResource:
+    """SMs of a device, by its number. A part of ``minimum`` or more is a multiple of ``alignment``."""
+
+    device: int
+    count: int
+    minimum: int
+    alignment: int
+    flags: int = 0
+
+    @property
+    def packed(self) -> bytes:
+        """The bytes of a CUdevResource; with no SMs its type is INVALID."""
+        kind = _SM if self.count else 0
+        return _LAYOUT.pack(kind, _MARK, self.device, self.count, self.minimum, self.alignment, self.flags)
+
+
+@frozen
+class Group:
+    """A CU_DEV_SM_RESOURCE_GROUP_PARAMS; ``count`` 0: as many as there are."""
+
+    count: int
+    coscheduled: int
+    preferred: int
+    flags: int
+
+
+def check_type(kind: int) -> None:
+    """Raise INVALID_RESOURCE_TYPE unless a type is that of SMs; INVALID_VALUE for none of CUDA's."""
+    if kind not in _TYPES.values():
+        raise invalid_value(f"there is no type {kind} of resources")
+    if kind != _SM:
+        raise CudaError(Result.ERROR_INVALID_RESOURCE_TYPE, "contexts here have a part of the SMs, of nothing else")
+
+
+def _place(given: Any, name: str, size: int, index: int = 0) -> int:
+    return int(given) + index * size if isinstance(given, InMemory) else address_of(given, name)
+
+
+def sm_resource(given: Any) -> SmResource:
+    """Return the SMs of a CUdevResource; INVALID_VALUE for NULL, INVALID_RESOURCE_TYPE for another; TypeError."""
+    if given is None:
+        raise invalid_value("the resource is NULL")
+    return _resource(_place(given, "CUdevResource", RESOURCE_BYTES))
+
+
+def _resource(place: int) -> SmResource:
+    kind, mark, device, count, minimum, alignment, flags = _LAYOUT.unpack(ctypes.string_at(place, RESOURCE_BYTES))
+    if kind != _SM or mark != _MARK:
+        raise CudaError(
+            Result.ERROR_INVALID_RESOURCE_TYPE, "the resource is not one of SMs, as cuDeviceGetDevResource returns it"
+        )
+    return SmResource(device, count, minimum, alignment, flags)
+
+
+def _places(given: Any, count: int, name: str, size: int) -> list[int]:
+    if isinstance(given, InMemory):
+        check_count(count, name)
+        return [_place(given, name, size, index) for index in range(count)]
+    listed = list(given or ())
+    if count > len(listed):
+        raise invalid_value(f"there are {len(listed)} of {name} and their number is said to be {count}")
+    return [address_of(one, name) for one in listed[:count]]
+
+
+def sm_resources(given: Any, count: int) -> list[SmResource]:
+    """Return the SMs of ``count`` CUdevResource, a list or a C array."""
+    return [_resource(place) for place in _places(given, count, "CUdevResource", RESOURCE_BYTES)]
+
+
+def groups(given: Any, count: int) -> list[Group]:
+    """Return ``count`` CU_DEV_SM_RESOURCE_GROUP_PARAMS, a list or a C array."""
+    places = _places(given, count, "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
+    return [Group(*_GROUP.unpack(ctypes.string_at(place, GROUP_BYTES))) for place in places]
+
+
+def put_counts(given: Any, counts: list[int]) -> None:
+    """Write the numbers of SMs that groups have got into their CU_DEV_SM_RESOURCE_GROUP_PARAMS."""
+    places = _places(given, len(counts), "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
+    for place, count in zip(places, counts, strict=True):
+        ctypes.c_uint32.from_address(place).value = count
+
+
+def made(data: bytes) -> Any:
+    """Return a CUdevResource of its bytes."""
+    resource = bindings.CUdevResource()
+    ctypes.memmove(resource.getPtr(), data, RESOURCE_BYTES)
+    return resource

@@ -1,0 +1,1 @@
+"""Parts of a device's resources, and contexts that have a part."""
