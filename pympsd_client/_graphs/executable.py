@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from threading import Lock
+from threading import RLock
 from typing import Any, Final
 
 from pympsd.wire.graph_items import encode
@@ -63,7 +63,7 @@ class Executable:
         self._recorded: list[int] = []
         self._copy_stream = 0
         self._last_stream: int | None = None
-        self._launching: Final = Lock()
+        self._launching: Final = RLock()  # what an update drops may destroy it
         try:
             self._make()
         except Failed as failed:
@@ -126,9 +126,10 @@ class Executable:
         handle = self.context.mint()
         upload(self.context, operations.GRAPH_PART, handle, encode(made.items))
         self.context.call(operations.INSTANTIATE_GRAPH, handle)
-        self._host_work = [self._copier(one) if isinstance(one, HostCopy) else one for one in made.host_work]
-        self._recorded = made.recorded
         self._made = handle
+        self._recorded = made.recorded
+        # Last: what the work before was the last to hold may destroy the graph.
+        self._host_work = [self._copier(one) if isinstance(one, HostCopy) else one for one in made.host_work]
 
     def _drop(self) -> None:
         handle, self._made = self._made, _NOT_MADE
@@ -153,6 +154,8 @@ class Executable:
                 for number, run in enumerate(self._host_work):
                     self._post_host_function(its_stream, number, run)
             opened = context.usable()
+            if self._made == _NOT_MADE:
+                raise invalid_value("the executable graph was destroyed by a finalizer while it was launched")
             record = self._records.get(its_stream)
             if record is None:
                 # Nothing is answered, so that launches need no numbers of their own.

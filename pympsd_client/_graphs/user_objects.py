@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from itertools import count
-from threading import Lock
+from threading import RLock
 from typing import Final
 
 from pympsd_client._arguments.errors import invalid_value
@@ -26,9 +26,10 @@ class UserObject:
     def __init__(self, data: int, destroy: int, references: int) -> None:
         self.handle: Final = mint()
         self.references = references
+        self._is_ending = False
         self._data: Final = data
         self._destroy: Final = _DESTROY(destroy)
-        self._changing: Final = Lock()
+        self._changing: Final = RLock()  # a finalizer may release it while this thread counts
         user_objects[self.handle] = self
 
     def retain(self, references: int) -> None:
@@ -44,7 +45,8 @@ class UserObject:
             if not 1 <= references <= self.references:
                 raise invalid_value(f"{references} references are not between 1 and the object's {self.references}")
             self.references -= references
-            is_last = not self.references
+            is_last = not (self.references or self._is_ending)
+            self._is_ending |= is_last
         if is_last:
             user_objects.pop(self.handle, None)
             threading.Thread(

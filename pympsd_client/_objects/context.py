@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
-from threading import Lock
+from threading import RLock
 from time import monotonic
 from typing import Final
 
@@ -83,7 +83,7 @@ class Context:
         self.stream_attributes: Final[dict[int, dict[str, bytes]]] = {}
         """Attributes that were set of its streams, by handle."""
         self._sticky_error: CudaError | None = _not_open()
-        self._changing: Final = Lock()
+        self._changing: Final = RLock()  # what it drops when it closes may close it again
         contexts[self.handle] = self
 
     def open(self, connection: Connection) -> None:
@@ -103,9 +103,10 @@ class Context:
             with suppress(CudaError):
                 self.synchronize()
         with self._changing:
-            if self.opened is not None:
+            opened, self.opened = self.opened, None
+            if opened is not None:
                 try:
-                    self.opened, self._sticky_error = None, _not_open()
+                    self._sticky_error = _not_open()
                 finally:
                     invalidate()
                 self.ended_threads_streams.clear()
@@ -113,7 +114,7 @@ class Context:
                 self.stream_attributes.clear()
                 for drop in when_closed:
                     drop(self)
-                connection.close_context(self.device, self.serial)
+                connection.close_context(self.device, opened.serial)
 
     @property
     def active(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from threading import Lock
+from threading import RLock
 from typing import Final
 
 from attrs import define
@@ -69,9 +69,10 @@ class Allocations(HandleTable[Allocation]):
 
     def __init__(self) -> None:
         super().__init__("allocation", "freed, or never made")
-        self._ordering: Final = Lock()
+        self._ordering: Final = RLock()  # a finalizer may ask while this thread sorts
         self._ordered: list[int] = []
-        self._changed = False
+        self._version = self._ordered_version = object()
+        """Another object after every addition; that of the order."""
         self.any_synchronous = False
         """Whether an allocation was ever made synchronous."""
         self.any_shared = False
@@ -80,20 +81,21 @@ class Allocations(HandleTable[Allocation]):
     def add(self, owned: Allocation) -> Allocation:
         """Enter an allocation and return it."""
         self._objects[owned.handle] = owned
-        self._changed = True  # last: who orders them at this moment does it again
+        self._version = object()  # last: who orders them at this moment does it again
         return owned
 
     def put_back(self, owned: Allocation) -> None:
         """Enter an allocation again whose freeing has failed."""
         super().put_back(owned)
-        self._changed = True
+        self._version = object()
 
     def containing(self, address: int) -> Allocation | None:
         """Return the allocation that an address lies in, or None."""
         with self._ordering:
-            if self._changed or len(self._ordered) > 2 * len(self._objects):
-                self._changed = False
+            version = self._version
+            if version is not self._ordered_version or len(self._ordered) > 2 * len(self._objects):
                 self._ordered = sorted(self._objects)
+                self._ordered_version = version
             at = bisect_right(self._ordered, address)
             found = self._objects.get(self._ordered[at - 1]) if at else None
         return found if found is not None and address < found.handle + found.size else None

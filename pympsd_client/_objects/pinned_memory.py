@@ -13,7 +13,7 @@ import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Callable
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Final
 
 from attrs import field, frozen
@@ -74,7 +74,9 @@ class Pinned:
         """Bytes of allocations in progress."""
         self._shared: tuple[tuple[int, ...], tuple[Region, ...]] = ((), ())
         """The starts of those shared with an executor; replaced whole, because copies read it without the lock."""
-        self._changing: Final = Lock()
+        self._changes = 0
+        """How often the regions changed: a finalizer may free some while this thread orders them."""
+        self._changing: Final = RLock()
 
     def allocate(
         self,
@@ -110,9 +112,13 @@ class Pinned:
         self._order_shared()
 
     def _order_shared(self) -> None:
-        shared = [each for each in self._regions.values() if each.pages is not None]
-        shared.sort(key=lambda region: region.address)
-        self._shared = tuple(each.address for each in shared), tuple(shared)
+        self._changes += 1
+        seen = 0
+        while seen != self._changes:
+            seen = self._changes
+            shared = [each for each in tuple(self._regions.values()) if each.pages is not None]
+            shared.sort(key=lambda region: region.address)
+            self._shared = tuple(each.address for each in shared), tuple(shared)
 
     def free(self, address: int) -> None:
         """Free an allocation; INVALID_VALUE unless one starts at ``address``. No effect for address 0."""
@@ -169,7 +175,7 @@ class Pinned:
         if start + length >= 1 << 64 or _msync(start, length, _MS_ASYNC) != 0:
             raise invalid_value(f"the {size} bytes at {address:#x} are not all memory of this process")
         with self._changing:
-            for other in self._regions.values():
+            for other in tuple(self._regions.values()):
                 if address < other.address + other.size and other.address < address + size:
                     raise CudaError(
                         Result.ERROR_HOST_MEMORY_ALREADY_REGISTERED,
@@ -208,7 +214,7 @@ class Pinned:
     def _check_bound(self, wanted: int, bounded: bool) -> None:
         if not bounded:
             return
-        size, used = self._size(), self._coming + sum(region.charged for region in self._regions.values())
+        size, used = self._size(), self._coming + sum(region.charged for region in tuple(self._regions.values()))
         if used + wanted > size:
             raise CudaError(
                 Result.ERROR_OUT_OF_MEMORY,

@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
@@ -153,7 +153,7 @@ class Primary:
         self.context: Context | None = None
         self.flags = 0
         self._references = 0
-        self._changing: Final = Lock()
+        self._changing: Final = RLock()  # what a closing context drops may release it too
 
     def retain(self, connection: Connection) -> Context:
         """Count one more user; open the context if it is closed. Raise CudaError."""

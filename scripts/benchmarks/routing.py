@@ -13,7 +13,8 @@ from timing import Report, median_seconds
 RUN = str(Path(sys.executable).parent / "pympsd-run")
 VECTOR_ADD = Path(__file__).with_name("vector_add.ptx")
 CALLS = 2000
-LAUNCHES = 20
+LAUNCHES = KERNELS = 20
+ALLOCATIONS = 200
 
 
 def measure(report: Report) -> None:
@@ -22,13 +23,15 @@ def measure(report: Report) -> None:
         done = subprocess.run([RUN, __file__], env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
-    trivial, launch = map(float, done.stdout.split())
+    trivial, launch, graph, pool = map(float, done.stdout.split())
     report.add("cuCtxGetCurrent of cuda.bindings, routed, against pympsd_client's", trivial, 1.3, "x")
     report.add("cuLaunchKernelEx at C's pointers, routed, beyond pympsd_client's launch", launch * 1e6, 3, "us")
+    report.add(f"the call of cuGraphLaunch ({KERNELS} kernels), routed, against cuLaunchKernel's", graph, 3, "x")
+    report.add("cuMemAllocAsync and cuMemFreeAsync, routed, against cuMemAlloc and cuMemFree", pool, 0.3, "x")
 
 
 def main() -> None:
-    """Measure as a program; print the two figures."""
+    """Measure as a program; print the figures."""
     from cuda.bindings import driver as routed
 
     from pympsd_client import driver as own
@@ -75,7 +78,30 @@ def main() -> None:
 
     by_pointers = launches(lambda: entry(places[0], handle, places[1], None))
     directly = launches(lambda: own.cuLaunchKernel(handle, 1, 1, 1, 32, 1, 1, 0, 0, ((a, b, c, 32), types), 0))
-    print(trivial, by_pointers - directly)
+
+    stream = check(routed.cuStreamCreate(1))
+    check(routed.cuStreamBeginCapture(stream, routed.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+    for _ in range(KERNELS):
+        check(routed.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, ((a, b, c, 32), types), 0))
+    executable = check(routed.cuGraphInstantiate(check(routed.cuStreamEndCapture(stream)), 0))
+    check(routed.cuGraphLaunch(executable, stream))
+    one = launches(
+        lambda: check(routed.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, ((a, b, c, 32), types), 0))
+    )
+    graph = launches(lambda: check(routed.cuGraphLaunch(executable, stream))) / one
+
+    def allocations(allocate, free):  # type: ignore[no-untyped-def]
+        def some() -> None:
+            for _ in range(ALLOCATIONS):
+                check(free(check(allocate())))
+
+        return median_seconds(some, 15)
+
+    pool = allocations(
+        lambda: routed.cuMemAllocAsync(1 << 16, stream), lambda one: routed.cuMemFreeAsync(one, stream)
+    )
+    pool /= allocations(lambda: routed.cuMemAlloc(1 << 16), routed.cuMemFree)
+    print(trivial, by_pointers - directly, graph, pool)
 
 
 if __name__ == "__main__":

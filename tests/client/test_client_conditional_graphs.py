@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import random
 from typing import Any
 
 import numpy as np
@@ -340,3 +341,70 @@ def test_handles_and_bodies_that_are_refused(bench: Bench) -> None:
         given.conditional.handle, given.conditional.size = cuda.CUgraphConditionalHandle(handle), size
         given.conditional.type = kind
         assert cuda.cuGraphAddNode(bench.graph, None, None, 0, given) == (R.CUDA_ERROR_INVALID_VALUE, None)
+
+
+def test_programs_of_nested_branches_do_what_they_say(bench: Bench) -> None:
+    drawn = random.Random(7)
+
+    def program(depth: int) -> list[Any]:
+        """Return steps: (place, what is added), or (value, kind, bodies), each after the one before."""
+        steps: list[Any] = []
+        for _ in range(drawn.randint(1, 4)):
+            if depth < 3 and drawn.random() < 0.5:
+                kind, most = drawn.choice(((IF, 2), (SWITCH, 3)))
+                bodies = [program(depth + 1) for _ in range(drawn.randint(1, most))]
+                steps.append((drawn.randint(0, 3), kind, bodies))
+            else:
+                steps.append((drawn.randint(0, 15), drawn.randint(1, 9)))
+        return steps
+
+    def build(graph: Any, steps: list[Any]) -> None:
+        last: tuple[Any, ...] = ()
+        for step in steps:
+            if len(step) == 2:
+                last = (bench.kernel(graph, b"add", (bench.words + 4 * step[0], step[1]), ADDRESS_AND_VALUE, last),)
+                continue
+            value, kind, bodies = step
+            chosen = bench.kernel(graph, b"choose", (handle := bench.condition(), value), HANDLE_AND_VALUE, last)
+            for body, inner in zip(
+                bench.conditional(handle, kind, len(bodies), (chosen,), graph), bodies, strict=True
+            ):
+                build(body, inner)
+            nodes, count = ok(cuda.cuGraphGetNodes(graph, 64))
+            last = (nodes[count - 1],)
+
+    def expect(words: list[int], steps: list[Any]) -> None:
+        for step in steps:
+            if len(step) == 2:
+                words[step[0]] += step[1]
+                continue
+            value, kind, bodies = step
+            index = value if kind is SWITCH else int(not value)
+            if index < len(bodies):
+                expect(words, bodies[index])
+
+    for _ in range(5):
+        bench.graph, steps, words = ok(cuda.cuGraphCreate(0)), program(0), [0] * 16
+        build(bench.graph, steps)
+        expect(words, steps)
+        bench.put()
+        bench.run()
+        assert bench.read(16) == words, steps
+
+
+def test_linked_inputs_that_both_set_conditions(bench: Bench) -> None:
+    state = ok(cuda.cuLinkCreate(0, [], []))
+    other = (
+        PTX.replace(b".entry choose", b".entry chosen").replace(b"count_down", b"counted").replace(b"add(", b"more(")
+    )
+    for given in (PTX, other):
+        kind = cuda.CUjitInputType.CU_JIT_INPUT_PTX
+        ok(cuda.cuLinkAddData(state, kind, given, len(given), b"input", 0, [], []))
+    address, _ = ok(cuda.cuLinkComplete(state))
+    bench.module = ok(cuda.cuModuleLoadData(address))
+    handle = bench.condition()
+    (body,) = bench.conditional(handle, IF, 1, (bench.kernel(bench.graph, b"chosen", (handle, 1), HANDLE_AND_VALUE),))
+    bench.add(body, 0, 1)
+    bench.run()
+    assert bench.read(1) == [1]
+    ok(cuda.cuLinkDestroy(state))

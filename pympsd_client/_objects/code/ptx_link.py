@@ -10,6 +10,8 @@ from typing import Final
 
 from attrs import define, frozen
 
+from pympsd.vocabulary.device_runtime import SET_CONDITIONAL
+
 _TOKEN: Final = re.compile(
     r"""(?P<skip>\s+ | //[^\n]* | /\*.*?\*/) | (?P<string>"(?:[^"\\\n]|\\.)*") | (?P<directive>\.[A-Za-z_][\w$]*)
       | (?P<word>[A-Za-z_$%][\w$]*) | (?P<other>\d[\w.]* | .)""",
@@ -19,8 +21,8 @@ _LINES: Final = frozenset({".version", ".target", ".address_size", ".file", ".lo
 """Directives that end with their line."""
 _LINKAGE: Final = frozenset({".visible", ".extern", ".weak", ".common"})
 _SHARED_NAMES: Final = frozenset({".weak", ".common"})
-_IN_EVERY_PROGRAM: Final = frozenset({"vprintf", "malloc", "free", "__assertfail"})
-"""Functions that the device itself has (CUDA C++ Programming Guide, formatted output, allocation, assertion)."""
+_IN_EVERY_PROGRAM: Final = frozenset({"vprintf", "malloc", "free", "__assertfail", SET_CONDITIONAL})
+"""Functions that the device itself has (CUDA C++ Programming Guide: printf, malloc, assert, graphs)."""
 _LOCATION: Final = re.compile(r"^[ \t]*\.(?:loc|file)\b[^\n]*$", re.MULTILINE)
 _VERSION: Final = re.compile(r"\.version\s+(\d+)\.(\d+)")
 _TARGET: Final = re.compile(r"\.target\s+sm_(\d+)([a-z]?)")

@@ -5,7 +5,7 @@ It is given back to the device when the node, all executable graphs with it, and
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import RLock
 from typing import Final
 
 from attrs import define, field
@@ -25,14 +25,16 @@ class Usage:
 
     def __init__(self) -> None:
         self.current = self.used_high = self.reserved_high = 0
-        self._changing: Final = Lock()
+        self._changing: Final = RLock()  # a finalizer may come here again
 
     def change(self, size: int) -> None:
         """Count memory that is allocated, or (negative) given back."""
         with self._changing:
             self.current += size
-            self.used_high = max(self.used_high, self.current)
-            self.reserved_high = max(self.reserved_high, self.current)
+            if self.current > self.used_high:
+                self.used_high = self.current
+            if self.current > self.reserved_high:
+                self.reserved_high = self.current
 
 
 _usages: Final[dict[int, Usage]] = {}
@@ -50,9 +52,11 @@ class GraphAllocation(Allocation):
     pages: SharedPages | None = field(default=None, kw_only=True)
     """Those of managed and host memory, which the program reaches too."""
     holders: int = field(default=1, init=False)
+    _is_freed: bool = field(default=False, init=False)
     is_live: bool = field(default=False, init=False)
     """Whether a launched graph has left it to the program."""
-    _changing: Lock = field(factory=Lock, init=False)
+    _changing: RLock = field(factory=RLock, init=False)
+    """A finalizer may count while this thread counts."""
 
     def hold(self) -> None:
         """Count one more holder."""
@@ -63,7 +67,8 @@ class GraphAllocation(Allocation):
         """Count one holder less; the last one gives the memory back when the work so far is done."""
         with self._changing:
             self.holders -= 1
-            is_last = not self.holders
+            is_last = not (self.holders or self._is_freed)
+            self._is_freed |= is_last
         if is_last:
             usage_of(self.context.device.number).change(-rounded(self.size))
             if self.pages is not None:

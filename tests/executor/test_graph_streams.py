@@ -1,0 +1,116 @@
+"""The streams that executable graphs have of their own: counted, given back, and refused, without a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import define, field
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.graph_items import ConditionalKind
+from pympsd_server.backends.cuda.objects.conditions import NoConditions
+from pympsd_server.backends.emulated.ptx.runtime.facilities import DeviceCondition
+from pympsd_server.backends.interface import BackendError
+from pympsd_server.executor.graphs.executable import ConditionalStep, ExecutableGraph, Step
+from pympsd_server.executor.graphs.streams import StreamBudget
+
+LIMIT = 40
+
+
+@define(eq=False)
+class FakeEvent:
+    """An event that is done."""
+
+    def notify(self, done: Any) -> None:
+        """Call back at once."""
+        done(None)
+
+
+@define(eq=False)
+class FakeContext:
+    """Counts its streams."""
+
+    streams: set[int] = field(factory=set)
+    made: int = 0
+
+    def create_stream(self, non_blocking: bool, priority: int) -> Any:
+        """Return one that counts its end."""
+        self.made += 1
+        self.streams.add(self.made)
+        return FakeStream(self, self.made)
+
+    def create_event(self, timing: bool) -> Any:
+        """Return an event."""
+        return FakeEvent()
+
+    def condition(self, handle: int) -> Any:
+        """Return a condition."""
+        return DeviceCondition()
+
+
+@define(eq=False)
+class FakeStream:
+    """A stream without work."""
+
+    context: FakeContext
+    number: int
+
+    def destroy(self) -> None:
+        """End, once."""
+        self.context.streams.remove(self.number)
+
+
+@define(eq=False)
+class WithoutConditions(NoConditions, FakeContext):
+    """A context of a backend that evaluates no conditions."""
+
+
+def node(*bodies: list[Step]) -> Step:
+    return Step(ConditionalStep(1, ConditionalKind.SWITCH, 0, bodies))
+
+
+trees = st.recursive(
+    st.just(Step(None)),
+    lambda inner: st.lists(st.lists(inner, max_size=4), min_size=1, max_size=3).map(lambda b: node(*b)),
+)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(trees, max_size=20), max_size=6))
+def test_what_graphs_take_is_within_the_limit_and_comes_back(graphs: list[list[Step]]) -> None:
+    context, budget, made = FakeContext(), StreamBudget(LIMIT), []
+    for steps in graphs:
+        before, refused = len(context.streams), None
+        try:
+            made.append(ExecutableGraph.make(context, steps, budget))  # type: ignore[arg-type]
+        except BackendError as error:
+            refused = error
+        if refused is not None:
+            assert (refused.code, len(context.streams)) == (Result.ERROR_OUT_OF_MEMORY, before)
+        assert len(context.streams) <= LIMIT
+    for graph in made:
+        graph.destroy()
+    assert not context.streams
+    ExecutableGraph.make(context, [Step(None)] * 16, StreamBudget(15))  # type: ignore[arg-type]
+    wide = [ExecutableGraph.make(context, [Step(None)] * 11, budget) for _ in range(LIMIT // 10)]  # type: ignore[arg-type]
+    assert all(graph.size == 11 for graph in wide)
+
+
+def test_bodies_in_one_lane_share_their_streams() -> None:
+    context = FakeContext()
+    wide = [Step(None)] * 3
+    chain = [node(wide), Step(None, (0,)), Step(node(wide, wide).act, (1,)), Step(node(wide).act, (2,))]
+    ExecutableGraph.make(context, chain, StreamBudget())  # type: ignore[arg-type]
+    assert len(context.streams) == 3, "the stream of the bodies, and two more lanes"
+
+
+def test_a_backend_that_evaluates_no_conditions_refuses_them() -> None:
+    context, budget = WithoutConditions(), StreamBudget(1)
+    with pytest.raises(BackendError) as refused:
+        ExecutableGraph.make(context, [Step(None), node([])], budget)  # type: ignore[arg-type]
+    assert (refused.value.code, "conditional" in refused.value.reason) == (Result.ERROR_NOT_SUPPORTED, True)
+    assert not context.streams
+    ExecutableGraph.make(context, [Step(None), Step(None)], budget)  # type: ignore[arg-type]
