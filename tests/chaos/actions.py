@@ -285,7 +285,8 @@ async def _server_misbehaves(testbed: Testbed, action: Action) -> None:
     """Servers of the driver's that start in the next seconds do something wrong; those then there are killed."""
     name, what = pick(MISBEHAVIOURS, action.pick) or ("", "")
     testbed.listen()
-    known = len(testbed.logs.servers)
+    # Those that are about to start may not have read their behaviour yet.
+    known, affected = len(testbed.logs.servers), [each for each in testbed.logs.running() if not each.ready]
     with testbed.incident(action.kind, action.number, note=f"{name}: {what}"):
         testbed.misbehave(**{name: what})
         server = testbed.server()
@@ -296,12 +297,13 @@ async def _server_misbehaves(testbed: Testbed, action: Action) -> None:
         # One that was about to start may have read its behaviour and not be in the log yet.
         await trio.sleep(START_SECONDS)
         testbed.listen()
-        for each in testbed.logs.servers[known:]:
+        affected += testbed.logs.servers[known:]
+        for each in affected:
             testbed.misbehaving.add(each.process)
             testbed.killed.add(each.process)
             strike(each.process, signal.SIGKILL)
         with trio.move_on_after(NOTICE_SECONDS):
-            while any(there(each.process) for each in testbed.logs.servers[known:]):
+            while any(there(each.process) for each in affected):
                 await trio.sleep(0.05)
         # After some failed starts the daemon refuses their users' clients for a while.
         await trio.sleep(REFUSED_FOR)
