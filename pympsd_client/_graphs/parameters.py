@@ -10,6 +10,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from pympsd.vocabulary.results import Result
+from pympsd.wire.launch_flags import MOST
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.errors import CudaError, invalid_value
@@ -40,7 +41,7 @@ from pympsd_client._objects.context import Context, context_of, context_on, curr
 from pympsd_client._objects.event import events
 from pympsd_client._objects.launch import checked_shape
 from pympsd_client._objects.memory import check_fill, owner
-from pympsd_client._objects.occupancy import check_cooperative
+from pympsd_client._objects.occupancy import check_cluster, check_cooperative
 from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.pools import graph_memory
 from pympsd_client._objects.process import process
@@ -49,6 +50,7 @@ CHILD_CLONED, CHILD_MOVED = 0, 1
 """CUgraphChildGraphNodeOwnership."""
 _IF, _WHILE, _SWITCH = range(3)
 _COOPERATIVE: Final = 2
+_CLUSTER_DIMENSION: Final = 4
 _PINNED, _DEVICE = 1, 1
 """CUmemAllocationType, CUmemLocationType."""
 _DEVICES_LIMIT: Final = 1 << 10
@@ -96,11 +98,17 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
         if cooperative:
             check_cooperative(work.function, work.shape)
         return evolve(work, cooperative=cooperative, attributes={**work.attributes, number: value})
+    if number == _CLUSTER_DIMENSION and any(value):
+        made = evolve(work, attributes={**work.attributes, number: value})
+        if not all(1 <= size <= MOST for size in made.cluster):
+            raise CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {made.cluster}")
+        check_cluster(made.function, made.shape, made.cluster)
+        return made
     if number not in HINTS and any(value):
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
-            f"pympsd does not have the kernel node attribute {number}; it has COOPERATIVE (2), and takes the hints "
-            f"{sorted(HINTS)}",
+            f"pympsd does not have the kernel node attribute {number}; it has COOPERATIVE (2) and CLUSTER_DIMENSION "
+            f"(4), and takes the hints {sorted(HINTS)}",
         )
     return evolve(work, attributes={**work.attributes, number: value})
 
