@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pympsd_client._arguments.errors import invalid_value
+from pympsd.vocabulary.results import Result
+from pympsd.wire.launch_flags import MOST, NO_CLUSTER
+from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.launch_attributes import name_of, not_there
 from pympsd_client._arguments.numbers import number
 from pympsd_client._objects import launch as launches
@@ -29,20 +31,26 @@ def launch_cooperative(function: Any, shape: tuple[Any, ...], stream: Any, param
 
 
 def launch_with_attributes(config: Any, function: Any, parameters: Any, extra: Any) -> None:
-    """Start a kernel by a CUlaunchConfig; the attribute COOPERATIVE is honoured, others are NOT_SUPPORTED."""
+    """Start a kernel by a CUlaunchConfig with the attributes COOPERATIVE and CLUSTER_DIMENSION.
+
+    INVALID_CLUSTER_SIZE for clusters that the device, or the grid, does not have; NOT_SUPPORTED for other attributes.
+    """
     if config is None:
         raise invalid_value("cuLaunchKernelEx takes a CUlaunchConfig, not None")
     shape = (
         config.gridDimX, config.gridDimY, config.gridDimZ,
         config.blockDimX, config.blockDimY, config.blockDimZ, config.sharedMemBytes,
     )  # fmt: skip
-    cooperative = _cooperative(config)
-    launches.launch(number(function), shape, config.hStream, parameters, extra, cooperative=cooperative)
+    cooperative, cluster = _attributes(config)
+    launches.launch(number(function), shape, config.hStream, parameters, extra, cooperative, cluster)
 
 
-def _cooperative(config: Any) -> bool:
-    """Return whether the launch attributes ask for a cooperative launch; raise for an unsupported one."""
-    cooperative = False
+def _attributes(config: Any) -> tuple[bool, tuple[int, int, int]]:
+    """Return whether the launch attributes ask for a cooperative launch, and for which clusters.
+
+    Raise CudaError for an unsupported one.
+    """
+    cooperative, cluster = False, NO_CLUSTER
     count, attributes = number(config.numAttrs), list(config.attrs or ())
     if count != len(attributes):
         raise invalid_value(f"there are {len(attributes)} launch attributes and their number is said to be {count}")
@@ -50,6 +58,11 @@ def _cooperative(config: Any) -> bool:
         name = name_of(number(attribute.id))
         if name == "COOPERATIVE":
             cooperative = bool(attribute.value.cooperative)
+        elif name == "CLUSTER_DIMENSION":
+            size = attribute.value.clusterDim
+            cluster = number(size.x), number(size.y), number(size.z)
+            if not all(1 <= each <= MOST for each in cluster):
+                raise CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {cluster}")
         elif name != "IGNORE":
-            raise not_there(name, "COOPERATIVE and IGNORE")
-    return cooperative
+            raise not_there(name, "COOPERATIVE, CLUSTER_DIMENSION and IGNORE")
+    return cooperative, cluster

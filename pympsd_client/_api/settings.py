@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
+from os import getpid
+from socket import gethostname
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd_client._api.module import check_bank_size, check_cache_preference
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.numbers import number
 from pympsd_client._command_stream import operations
-from pympsd_client._objects.context import context_of, current
+from pympsd_client._objects.context import Context, context_of, current
 
 _LIMITS: Final = {value: name for name, value in members("CUlimit", "CU_LIMIT_").items() if name != "MAX"}
 _KNOWN_BY_THE_EXECUTOR: Final = frozenset({"PRINTF_FIFO_SIZE", "MALLOC_HEAP_SIZE"})
@@ -22,15 +26,15 @@ _FOUR_BYTE_BANKS: Final = 1
 _HANDLE_COUNT: Final = (1 << 40) - 1
 
 
-def limit(number: int) -> int:
+def limit(wanted: int) -> int:
     """Return a limit of the current context; UNSUPPORTED_LIMIT for one that the device lacks."""
     context = current()
     context.usable()
-    name = _limit_name(number, context.device.facts)
+    name = _limit_name(wanted, context.device.facts)
     return context.settings.get(name, _default(name, context.device.facts))
 
 
-def set_limit(number: int, value: int) -> None:
+def set_limit(wanted: int, value: int) -> None:
     """Set a limit of the current context: INVALID_VALUE beyond what it can be, NOT_PERMITTED for a constant one.
 
     PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE (until a kernel has called malloc) have an effect; the others are kept.
@@ -38,7 +42,7 @@ def set_limit(number: int, value: int) -> None:
     context = current()
     context.usable()
     facts = context.device.facts
-    name = _limit_name(number, facts)
+    name = _limit_name(wanted, facts)
     if name in ("SHMEM_SIZE", "CIG_ENABLED"):
         raise CudaError(Result.ERROR_NOT_PERMITTED, f"CU_LIMIT_{name} is a constant of the device")
     bounds = {
@@ -50,14 +54,14 @@ def set_limit(number: int, value: int) -> None:
         raise invalid_value(f"CU_LIMIT_{name} is 0 to {bounds[name]}, not {value}")
     if name in _KNOWN_BY_THE_EXECUTOR:
         value = min(value, facts.memory_bytes // 8)
-        context.call(operations.SET_LIMIT, number, value)
+        context.call(operations.SET_LIMIT, wanted, value)
     context.settings[name] = value
 
 
-def _limit_name(number: int, facts: DeviceFacts) -> str:
-    name = _LIMITS.get(number)
+def _limit_name(wanted: int, facts: DeviceFacts) -> str:
+    name = _LIMITS.get(wanted)
     if name is None or name == "PER_BLOCK_MEMORY_SIZE":
-        raise invalid_value(f"there is no limit {number}")
+        raise invalid_value(f"there is no limit {wanted}")
     lacks = {
         "DEV_RUNTIME_SYNC_DEPTH": facts.compute_capability >= (9, 0),
         "CIG_SHMEM_FALLBACK_ENABLED": True,
@@ -129,3 +133,80 @@ def start_profiler() -> None:
 def stop_profiler() -> None:
     """Do nothing: no profiler is attached."""
     current().usable()
+
+
+# --- core dumps: settings that are kept and returned. No dump is written here, by a fault or by a user's trigger.
+
+_DUMP_SETTINGS: Final = {
+    value: name for name, value in members("CUcoredumpSettings", "CU_COREDUMP_").items() if name != "MAX"
+}
+_DUMP_TEXTS: Final = {"FILE": "core", "PIPE": "corepipe"}
+_ONLY_GLOBAL: Final = frozenset({"ENABLE_USER_TRIGGER", "PIPE"})
+_DUMP_TEXT_BYTES: Final = 1023
+_global_dumps: Final[dict[str, bool | int | bytes]] = {}
+_dumps: Final[WeakKeyDictionary[Context, dict[str, bool | int | bytes]]] = WeakKeyDictionary()
+
+
+def _dump_setting(wanted: int) -> str:
+    name = _DUMP_SETTINGS.get(wanted)
+    if name is None:
+        raise invalid_value(f"there is no setting {wanted} of core dumps")
+    return name
+
+
+def is_dump_text(wanted: int) -> bool:
+    """Return whether a setting of core dumps is a text; INVALID_VALUE for none."""
+    return _dump_setting(wanted) in _DUMP_TEXTS
+
+
+def _default_of_dumps(name: str) -> bool | int | bytes:
+    if name in _DUMP_TEXTS:
+        return f"{_DUMP_TEXTS[name]}.cuda.{gethostname()}.{getpid()}".encode()
+    return 0 if name == "GENERATION_FLAGS" else name == "TRIGGER_HOST"
+
+
+def _read_dump_setting(name: str, given: Any) -> bool | int | bytes:
+    if name not in _DUMP_TEXTS:
+        value = number(given)
+        return value if name == "GENERATION_FLAGS" else bool(value)
+    if not isinstance(given, bytes):
+        raise TypeError(f"CU_COREDUMP_{name} is set to bytes, not {type(given).__name__}")
+    if len(given) > _DUMP_TEXT_BYTES:
+        raise invalid_value(f"CU_COREDUMP_{name} has at most {_DUMP_TEXT_BYTES} bytes, not {len(given)}")
+    return given.partition(b"\0")[0]
+
+
+def global_dump_setting(wanted: int) -> bool | int | bytes:
+    """Return a setting of core dumps for all contexts. It has no effect: no dump is written here. INVALID_VALUE."""
+    name = _dump_setting(wanted)
+    return _global_dumps.get(name, _default_of_dumps(name))
+
+
+def set_global_dump_setting(wanted: int, value: Any) -> None:
+    """Keep a setting of core dumps for all contexts. It has no effect: no dump is written here. INVALID_VALUE."""
+    name = _dump_setting(wanted)
+    _global_dumps[name] = _read_dump_setting(name, value)
+
+
+def dump_setting(wanted: int) -> bool | int | bytes:
+    """Return a setting of core dumps of the current context, the global one if it has none of its own."""
+    context = current()
+    context.usable()
+    own = _dumps.get(context, {})
+    return own.get(_dump_setting(wanted), global_dump_setting(wanted))
+
+
+def set_dump_setting(wanted: int, value: Any) -> None:
+    """Keep a setting of core dumps of the current context; NOT_PERMITTED for those that are only global.
+
+    It has no effect: no dump is written here.
+    """
+    context = current()
+    context.usable()
+    name = _dump_setting(wanted)
+    if name in _ONLY_GLOBAL:
+        raise CudaError(
+            Result.ERROR_NOT_PERMITTED,
+            f"CU_COREDUMP_{name} is set for all contexts: call cuCoredumpSetAttributeGlobal",
+        )
+    _dumps.setdefault(context, {})[name] = _read_dump_setting(name, value)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._objects import event, host_function, stream
 from pympsd_client._objects.context import current
+
+_EXTERNAL: Final = 1
+"""CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL"""
 
 
 def create(flags: int, priority: int) -> int:
@@ -18,10 +22,26 @@ def create(flags: int, priority: int) -> int:
 
 
 def wait_event(stream_handle: int, event_handle: int, flags: int) -> None:
-    """Make later work of the stream wait for the event (of another device: this call waits)."""
-    if flags:
-        raise invalid_value(f"cuStreamWaitEvent takes CU_EVENT_WAIT_DEFAULT (0), not {flags}")
-    event.make_stream_wait(stream_handle, event_handle)
+    """Make later work of the stream wait for the event (of another device: this call waits).
+
+    With CU_EVENT_WAIT_EXTERNAL a capturing stream gets a node that waits; INVALID_VALUE in other streams.
+    """
+    if not _is_taken(stream_handle, event_handle, flags, is_wait=True):
+        event.make_stream_wait(stream_handle, event_handle)
+
+
+def _is_taken(stream_handle: int, event_handle: int, flags: int, is_wait: bool) -> bool:
+    """Return whether a capture has taken a call with an event; INVALID_VALUE for flags."""
+    if not flags:
+        return False
+    name = "CU_EVENT_WAIT" if is_wait else "CU_EVENT_RECORD"
+    if flags != _EXTERNAL:
+        raise invalid_value(f"the flags are {name}_DEFAULT (0) or {name}_EXTERNAL (1), not {flags}")
+    found = event.events.find(event_handle)
+    context, its_stream = stream.resolve(stream_handle)
+    if (by := intercepted.by) is None or not by.takes_external_event(context, its_stream, found.handle, is_wait):
+        raise invalid_value(f"{name}_EXTERNAL is for streams that capture; this one does not")
+    return True
 
 
 def add_callback(stream_handle: int, callback: Any, data: Any, flags: int) -> None:
@@ -50,10 +70,12 @@ def context(handle: int) -> int:
 
 
 def record_event(event_handle: int, stream_handle: int, flags: int) -> None:
-    """Record an event as cuEventRecord does; ``flags`` is 0, else INVALID_VALUE."""
-    if flags:
-        raise invalid_value(f"outside of a capture the flags are CU_EVENT_RECORD_DEFAULT (0), not {flags}")
-    event.record(event_handle, stream_handle)
+    """Record an event as cuEventRecord does.
+
+    With CU_EVENT_RECORD_EXTERNAL a capturing stream gets a node that records it; INVALID_VALUE in other streams.
+    """
+    if not _is_taken(stream_handle, event_handle, flags, is_wait=False):
+        event.record(event_handle, stream_handle)
 
 
 def create_event(flags: int) -> int:

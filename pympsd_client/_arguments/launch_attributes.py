@@ -12,6 +12,7 @@ from pympsd_client._arguments.errors import CudaError
 _NUMBERS: Final = members("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_")
 _NAMES: Final = {number: name for name, number in _NUMBERS.items()}
 COOPERATIVE: Final = _NUMBERS["COOPERATIVE"]
+CLUSTER_DIMENSION: Final = _NUMBERS["CLUSTER_DIMENSION"]
 VALUE_BYTES: Final = 64
 """Of a CUlaunchAttributeValue."""
 STREAM_DEFAULTS: Final = {

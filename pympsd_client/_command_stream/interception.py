@@ -24,6 +24,9 @@ class Interceptor(Protocol):
     def takes_free(self, context: Any, stream: int, address: int) -> bool:
         """Take the freeing of an address, or leave it."""
 
+    def takes_external_event(self, context: Any, stream: int, event: int, is_wait: bool) -> bool:
+        """Take the recording of an event, or a wait for one, as work; or leave it."""
+
     def takes_host_function(self, context: Any, stream: int, work: HostFunction | None) -> bool:
         """Take a host function; None: a callback, which cannot be taken."""
 

@@ -9,7 +9,8 @@ from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import Conditional, ConditionalKind, GraphItem
-from pympsd.wire.records import FLAG_COOPERATIVE, STREAM_LEGACY, Space
+from pympsd.wire.launch_flags import packed
+from pympsd.wire.records import STREAM_LEGACY, Space
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.kernel_parameters import raw_packer, record_bytes
@@ -193,7 +194,7 @@ def _not_in_body(what: str) -> CudaError:
 
 def _launch(work: KernelWork, serial: int) -> bytes:
     function, layout = work.function, work.function.layout
-    flags = FLAG_COOPERATIVE if work.cooperative else 0
+    flags = packed(work.cooperative, work.cluster)
     fields = (LAUNCH_OPCODE, flags, record_bytes(layout), serial, 0, _STREAM, function.module, function.index)
     return raw_packer(layout)(*fields, *work.shape, layout.parameter_bytes, work.parameters)
 

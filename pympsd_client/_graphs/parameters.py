@@ -10,11 +10,12 @@ from attrs import evolve
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
+from pympsd.wire.launch_flags import MOST
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.kernel_parameters import flat
-from pympsd_client._arguments.launch_attributes import COOPERATIVE, HINTS, name_of, not_there
+from pympsd_client._arguments.launch_attributes import CLUSTER_DIMENSION, COOPERATIVE, HINTS, name_of, not_there
 from pympsd_client._arguments.structs import Copy3D
 from pympsd_client._arguments.values import InMemory
 from pympsd_client._graphs import graph as graphs
@@ -42,7 +43,7 @@ from pympsd_client._objects.context import Context, context_of, current
 from pympsd_client._objects.event import events
 from pympsd_client._objects.launch import checked_shape
 from pympsd_client._objects.memory import check_fill, owner
-from pympsd_client._objects.occupancy import check_cooperative
+from pympsd_client._objects.occupancy import check_cluster, check_cooperative
 from pympsd_client._objects.pinned_memory import pinned
 
 CHILD_CLONED, CHILD_MOVED = 0, 1
@@ -92,8 +93,15 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
         if cooperative:
             check_cooperative(work.function, work.shape)
         return evolve(work, cooperative=cooperative, attributes={**work.attributes, number: value})
+    if number == CLUSTER_DIMENSION and any(value):
+        made = evolve(work, attributes={**work.attributes, number: value})
+        if not all(1 <= size <= MOST for size in made.cluster):
+            raise CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {made.cluster}")
+        check_cluster(made.function, made.shape, made.cluster)
+        return made
     if name_of(number) not in HINTS and any(value):
-        raise not_there(name_of(number), f"COOPERATIVE, and takes the hints {', '.join(sorted(HINTS))}")
+        those = f"COOPERATIVE and CLUSTER_DIMENSION, and takes the hints {', '.join(sorted(HINTS))}"
+        raise not_there(name_of(number), those)
     return evolve(work, attributes={**work.attributes, number: value})
 
 

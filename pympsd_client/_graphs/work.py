@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from attrs import define, evolve, field
 
+from pympsd.wire.launch_flags import NO_CLUSTER
+from pympsd_client._arguments.launch_attributes import CLUSTER_DIMENSION
 from pympsd_client._arguments.structs import Copy3D
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs.graph import Graph, Node
@@ -16,6 +19,8 @@ from pympsd_client._graphs.user_objects import retain
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.module import Function
 from pympsd_client._objects.pools.graph_memory import GraphAllocation, release_quietly
+
+_DIMENSIONS: Final = struct.Struct("=3I")
 
 
 class NodeType(IntEnum):
@@ -48,6 +53,21 @@ class KernelWork:
     attributes: dict[int, bytes] = field(factory=dict)
     """Launch attributes that have been set, by number: the bytes of a CUlaunchAttributeValue."""
     _pointers: Any = field(default=None, init=False)
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        """The clusters that the launch asks for (the attribute CLUSTER_DIMENSION), NO_CLUSTER for none."""
+        value = self.attributes.get(CLUSTER_DIMENSION)
+        if value is None or not any(value):
+            return NO_CLUSTER
+        x, y, z = _DIMENSIONS.unpack_from(value)
+        return x, y, z
+
+    def in_clusters(self, cluster: tuple[int, int, int]) -> KernelWork:
+        """Return the work in clusters that the launch asks for."""
+        if cluster == NO_CLUSTER:
+            return self
+        return evolve(self, attributes={**self.attributes, CLUSTER_DIMENSION: _DIMENSIONS.pack(*cluster)})
 
     @property
     def context(self) -> Context:

@@ -6,7 +6,7 @@ import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pympsd.wire.records import FLAG_COOPERATIVE
+from pympsd.wire.launch_flags import NO_CLUSTER, packed
 from pympsd_client._arguments.errors import DONE, CudaError, failed, invalid_handle, invalid_value
 from pympsd_client._arguments.kernel_parameters import code_of, flat, raw_packer, record_bytes, typed_packer
 from pympsd_client._arguments.numbers import number, unsigned
@@ -16,7 +16,7 @@ from pympsd_client._command_stream.operations import LAUNCH_BYTES, LAUNCH_OPCODE
 from pympsd_client._objects.code.library import function_of, kernels
 from pympsd_client._objects.context import current
 from pympsd_client._objects.module import Function, functions
-from pympsd_client._objects.occupancy import check_cooperative
+from pympsd_client._objects.occupancy import check_cluster, check_cooperative
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import PER_THREAD, resolve
 
@@ -31,12 +31,18 @@ _known: Final = functions.get
 
 
 def launch(
-    handle: int, shape: tuple[int, ...], stream: Any, parameters: Any, extra: Any, cooperative: bool = False
+    handle: int,
+    shape: tuple[int, ...],
+    stream: Any,
+    parameters: Any,
+    extra: Any,
+    cooperative: bool = False,
+    cluster: tuple[int, int, int] = NO_CLUSTER,
 ) -> None:
     """Send a launch; ``shape`` is grid x, y, z, block x, y, z and dynamic shared bytes. Raise CudaError.
 
     A kernel of a library is launched in the context of the stream, the current one for the special streams.
-    ``cooperative``: all its blocks are to be resident at once.
+    ``cooperative``: all its blocks are to be resident at once; ``cluster``: blocks of a cluster that it asks for.
     """
     cache = launcher()
     epoch = 0 if cache is None else cache.epoch  # what is found from here on holds until plans are invalidated
@@ -52,6 +58,8 @@ def launch(
         shape = checked_shape(function, shape)
     if cooperative:
         check_cooperative(function, tuple(map(int, shape)))
+    if cluster != NO_CLUSTER:
+        check_cluster(function, shape, cluster)
     named = its_stream = 0
     if stream is not None and stream != 0:
         named = number(stream)
@@ -60,14 +68,14 @@ def launch(
             raise invalid_handle("the stream is of another context than the kernel")
     layout = function.layout
     transport = opened.transport
-    flags = FLAG_COOPERATIVE if cooperative else 0
+    flags = packed(cooperative, cluster)
     fields = (
         LAUNCH_OPCODE, flags, record_bytes(layout), opened.serial, transport.sequence(),
         its_stream, function.module, function.index, *shape, layout.parameter_bytes,
     )  # fmt: skip
     record = _record(function, fields, parameters, extra)
     transport.post(record)
-    if cache is not None and cache.wants_plan and not cooperative and named != PER_THREAD:
+    if cache is not None and cache.wants_plan and not flags and named != PER_THREAD:
         _add_plan(cache, epoch, handle, function, shape, named, parameters, transport, record)
 
 

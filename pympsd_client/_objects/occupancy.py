@@ -73,6 +73,13 @@ def active_clusters(function: Function, config: LaunchConfig) -> int:
     return _clusters(function, config, size)
 
 
+def check_cluster(function: Function, shape: tuple[int, ...], cluster: tuple[int, int, int]) -> None:
+    """Raise CudaError unless a launch of a shape runs in clusters that it asks for; see `active_clusters`."""
+    gx, gy, gz, bx, by, bz, shared_bytes = map(int, shape)
+    if not active_clusters(function, LaunchConfig((gx, gy, gz), (bx, by, bz), shared_bytes, cluster)):
+        raise _bad_cluster(f"no cluster of {cluster} blocks fits the context's multiprocessors")
+
+
 def _clusters(function: Function, config: LaunchConfig, size: int) -> int:
     facts = function.context.device.facts
     if facts.compute_capability < (9, 0):

@@ -13,7 +13,7 @@ from pympsd_client import driver
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value, last_error
 from pympsd_client._arguments.values import check_count
-from pympsd_client.routing import explain, graphs, memory, resources
+from pympsd_client.routing import coredumps, explain, graphs, memory, resources
 from pympsd_client.routing.pointers import replaced
 from pympsd_client.signatures import SIGNATURES
 
@@ -83,6 +83,7 @@ def _address_of_function() -> tuple[Callable[..., Any], str]:
 
 
 SPECIAL: Final[dict[str, Callable[[], tuple[Callable[..., Any], str]]]] = {
+    **coredumps.SPECIAL,
     **memory.SPECIAL,
     "cuGetProcAddress": _address_of_function,
     "cuLaunchCooperativeKernel": _cooperative_launch,

@@ -17,6 +17,10 @@ cuCtxGetId(CUcontext ctx, out unsigned long long ctxId) = context_id
 cuCtxResetPersistingL2Cache() = reset_persisting_cache
 cuProfilerStart() = start_profiler
 cuProfilerStop() = stop_profiler
+cuCoredumpGetAttribute(CUcoredumpSettings attrib, out void value) = dump_setting
+cuCoredumpGetAttributeGlobal(CUcoredumpSettings attrib, out void value) = global_dump_setting
+cuCoredumpSetAttribute(CUcoredumpSettings attrib, const void *value) = set_dump_setting
+cuCoredumpSetAttributeGlobal(CUcoredumpSettings attrib, const void *value) = set_global_dump_setting
 """
 
 _STREAMS: Final = """

@@ -123,6 +123,8 @@ class Launch:
     parameters: bytes
     cooperative: bool = False
     """All blocks must be resident at once, or the launch is refused: COOPERATIVE_LAUNCH_TOO_LARGE."""
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    """The blocks of a cluster, if not those that the kernel was compiled for; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
 
 
 @frozen

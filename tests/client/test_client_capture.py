@@ -399,3 +399,43 @@ def test_captures_that_end_in_another_thread_disturb_no_call(
             Ending._reads = 0
             ok(call())
     assert called.is_set()
+
+
+def test_events_of_outside(streams: list[Any]) -> None:
+    first, second = streams
+    awaited, recorded = (ok(cuda.cuEventCreate(2)) for _ in range(2))
+    memory, back = ok(cuda.cuMemAlloc(4)), np.zeros(1, "u4")
+    ok(cuda.cuStreamBeginCapture(first, GLOBAL))
+    ok(cuda.cuStreamWaitEvent(first, awaited, 1))
+    ok(cuda.cuMemsetD32Async(memory, 7, 1, first))
+    ok(cuda.cuEventRecordWithFlags(recorded, first, 1))
+    graph = ok(cuda.cuStreamEndCapture(first))
+    kinds = (
+        TYPES.CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+        TYPES.CU_GRAPH_NODE_TYPE_MEMSET,
+        TYPES.CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+    )
+    assert types_of(graph) == list(kinds)
+    assert ok(cuda.cuGraphGetEdges(graph))[-1] == 2
+    begun, go = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        begun.set()
+        go.wait(20)
+
+    ok(cuda.cuLaunchHostFunc(second, hold, None))
+    assert begun.wait(10)
+    ok(cuda.cuEventRecord(awaited, second))
+    ok(cuda.cuGraphLaunch(ok(cuda.cuGraphInstantiate(graph, 0)), first))
+    assert cuda.cuStreamQuery(first) == (R.CUDA_ERROR_NOT_READY,)
+    go.set()
+    ok(cuda.cuEventSynchronize(recorded))
+    ok(cuda.cuMemcpyDtoH(back, memory, 4))
+    assert back[0] == 7
+    for flags in (1, 2):
+        assert cuda.cuStreamWaitEvent(first, awaited, flags) == (R.CUDA_ERROR_INVALID_VALUE,), "it does not capture"
+        assert cuda.cuEventRecordWithFlags(awaited, first, flags) == (R.CUDA_ERROR_INVALID_VALUE,)
+    ok(cuda.cuStreamBeginCapture(first, GLOBAL))
+    assert cuda.cuStreamWaitEvent(first, awaited, 2) == (R.CUDA_ERROR_INVALID_VALUE,)
+    assert cuda.cuEventRecordWithFlags(12345, first, 1) == (R.CUDA_ERROR_INVALID_HANDLE,)
+    ok(cuda.cuStreamEndCapture(first))

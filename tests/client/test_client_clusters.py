@@ -63,3 +63,51 @@ def test_the_size_of_its_clusters_is_an_attribute_of_the_kernel(context: Any) ->
         for name in names
     ]
     assert found == [4, 1, 1]
+
+
+ANY = KERNEL.replace(b" .explicitcluster .reqnctapercluster 4, 1, 1", b"")
+
+
+def _asked(
+    function: Any, blocks: int, address: Any, cluster: tuple[int, int, int], stream: Any = 0
+) -> tuple[Any, ...]:
+    """Launch a kernel in clusters that only the launch asks for."""
+    attribute, config = cuda.CUlaunchAttribute(), cuda.CUlaunchConfig()
+    attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    size = attribute.value.clusterDim
+    size.x, size.y, size.z = cluster
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
+    config.hStream, config.attrs, config.numAttrs = stream, [attribute], 1
+    answer: tuple[Any, ...] = cuda.cuLaunchKernelEx(config, function, ((address,), (ctypes.c_void_p,)), 0)
+    return answer
+
+
+def function_of(image: bytes) -> Any:
+    return ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(image)), b"next"))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_clusters_that_the_launch_asks_for(context: Any, captured: bool) -> None:
+    blocks, function, stream = 64, function_of(ANY), ok(cuda.cuStreamCreate(1))
+    address = ok(cuda.cuMemAlloc(4 * blocks))
+    for size in (4, 8):
+        if captured:
+            ok((*cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode(2)), None))
+        ok((*_asked(function, blocks, address, (size, 1, 1), stream), None))
+        if captured:
+            graph = ok(cuda.cuStreamEndCapture(stream))
+            ok((*cuda.cuGraphLaunch(ok(cuda.cuGraphInstantiate(graph, 0)), stream), None))
+        ok((*cuda.cuStreamSynchronize(stream), None))
+        got = np.zeros(blocks, "u4")
+        ok((*cuda.cuMemcpyDtoH(got, address, got.nbytes), None))
+        np.testing.assert_array_equal(got, [n - n % size + ((n % size + 1) & 3) for n in range(blocks)])
+
+
+def test_clusters_that_cannot_be(context: Any) -> None:
+    function, wrong = function_of(ANY), cuda.CUresult.CUDA_ERROR_INVALID_CLUSTER_SIZE
+    for cluster in ((0, 1, 1), (17, 1, 1), (16, 1, 1), (4, 4, 1), (3, 1, 1), (1, 2, 1)):
+        assert _asked(function, 64, 0, cluster) == (wrong,), cluster
+    assert cuda.cuCtxSynchronize() == (cuda.CUresult.CUDA_SUCCESS,)
+    ok((*_asked(function_of(KERNEL), 64, 0, (8, 1, 1)), None))
+    assert cuda.cuCtxSynchronize() == (wrong,), "it was compiled for another size"

@@ -423,7 +423,9 @@ def test_kernel_attributes(bench: Bench) -> None:
     assert got.cooperative == 1
     value.clusterDim.x = 2
     refused = cuda.cuGraphKernelNodeSetAttribute(node, attributes.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value)
-    assert refused == (R.CUDA_ERROR_NOT_SUPPORTED,)
+    assert refused == (R.CUDA_ERROR_INVALID_CLUSTER_SIZE,), "of 2, 0 and 0 blocks"
+    value.clusterDim.x = value.clusterDim.y = value.clusterDim.z = 1
+    ok(cuda.cuGraphKernelNodeSetAttribute(node, attributes.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value))
     bench.run()
     assert bench.read()[:2] == [2, 2]
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pympsd_client import driver as cuda
+from pympsd_client._api import settings
 from tests.client.conftest import ok
 
 Limit = cuda.CUlimit
@@ -368,3 +369,27 @@ def test_addresses_of_c(function: Any) -> None:
     policy = int(Id.CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY)
     stream_settings.set_attribute(0, policy, InMemory(ctypes.addressof(value)))
     assert stream_settings.attribute(0, policy)[:4] == b"\2\0\0\0"
+
+
+def test_settings_of_core_dumps_are_kept(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "_global_dumps", {})
+    setting = cuda.CUcoredumpSettings
+    file, pipe, host = setting.CU_COREDUMP_FILE, setting.CU_COREDUMP_PIPE, setting.CU_COREDUMP_TRIGGER_HOST
+    done = (cuda.CUresult.CUDA_SUCCESS,)
+    invalid, forbidden = cuda.CUresult.CUDA_ERROR_INVALID_VALUE, cuda.CUresult.CUDA_ERROR_NOT_PERMITTED
+    assert ok(cuda.cuCoredumpGetAttributeGlobal(host)) is True
+    assert ok(cuda.cuCoredumpGetAttributeGlobal(file)).startswith(b"core.cuda.")
+    assert cuda.cuCoredumpSetAttributeGlobal(file, b"one") == done
+    assert cuda.cuCoredumpSetAttributeGlobal(pipe, b"two") == done
+    assert cuda.cuCoredumpSetAttributeGlobal(host, False) == done
+    assert [ok(cuda.cuCoredumpGetAttribute(one)) for one in (file, pipe, host)] == [b"one", b"two", False]
+    assert cuda.cuCoredumpSetAttribute(file, b"own") == done
+    assert ok(cuda.cuCoredumpGetAttribute(file)) == b"own"
+    assert ok(cuda.cuCoredumpGetAttributeGlobal(file)) == b"one"
+    assert cuda.cuCoredumpSetAttribute(pipe, b"own") == (forbidden,)
+    for wrong in (0, 99):
+        assert cuda.cuCoredumpGetAttribute(wrong) == (invalid, None)
+        assert cuda.cuCoredumpSetAttributeGlobal(wrong, True) == (invalid,)
+    assert cuda.cuCoredumpSetAttributeGlobal(file, b"x" * 1024) == (invalid,)
+    with pytest.raises(TypeError):
+        cuda.cuCoredumpSetAttributeGlobal(file, "text")

@@ -215,3 +215,16 @@ def test_ctrl_c_ends_a_program_that_waits(daemon: DaemonProcess, tmp_path: Path)
 def test_the_installation_brings_the_file_that_python_reads() -> None:
     # Not by the package's metadata: in a checkout those of its own build folder come first.
     assert (Path(sysconfig.get_paths()["purelib"]) / "pympsd-routing.pth").is_file()
+
+
+def test_settings_of_core_dumps(run: Run) -> None:
+    program = """
+ok(cuda.cuInit(0))
+setting = cuda.CUcoredumpSettings
+ok(cuda.cuCoredumpSetAttributeGlobal(setting.CU_COREDUMP_FILE, b"a file"))
+ok(cuda.cuCoredumpSetAttributeGlobal(setting.CU_COREDUMP_LIGHTWEIGHT, True))
+for one in (setting.CU_COREDUMP_FILE, setting.CU_COREDUMP_LIGHTWEIGHT, setting.CU_COREDUMP_ENABLE_ON_EXCEPTION):
+    print(ok(cuda.cuCoredumpGetAttributeGlobal(one)))
+print(int(cuda.cuCoredumpGetAttribute(setting.CU_COREDUMP_FILE)[0]))
+"""
+    assert run(program).stdout.splitlines() == ["b'a file'", "True", "False", "201"]

@@ -16,11 +16,11 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import BY_OPCODE, FLAG_QUIET, HEADER, STREAM_LEGACY, Completion, Kind, Operation, Use
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream.interception import HostFunction, intercepted
-from pympsd_client._graphs import memory
+from pympsd_client._graphs import memory, parameters
 from pympsd_client._graphs.capture.captures import Captures, invalidated, waits_for_legacy
 from pympsd_client._graphs.capture.record_work import work_of_record
 from pympsd_client._graphs.capture.sequence import GLOBAL, RELAXED, Capture, Place
-from pympsd_client._graphs.work import CopyWork, HostWork
+from pympsd_client._graphs.work import CopyWork, HostWork, RecordWork, WaitWork
 from pympsd_client._objects.context import Context, when_closed
 from pympsd_client._objects.event import events
 from pympsd_client._objects.pools.pool import PoolKind
@@ -44,6 +44,11 @@ class CapturingInterceptor(Captures):
     def takes_copy(self, context: Context, stream: int, make: Callable[[], Any]) -> bool:
         """Take a copy with pageable host memory."""
         return self.add((context, stream), lambda: CopyWork(make(), context))
+
+    def takes_external_event(self, context: Context, stream: int, event: int, is_wait: bool) -> bool:
+        """Take an event that is recorded, or waited for, by whoever launches the graph."""
+        kind = WaitWork if is_wait else RecordWork
+        return self.add((context, stream), lambda: kind(parameters.known_event(event)))
 
     def takes_allocation(self, context: Context, stream: int, size: int, kind: PoolKind) -> int:
         """Take an allocation of stream-ordered memory: it is the graph's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
+from pympsd.wire.launch_flags import cluster_of
 from pympsd.wire.records import BY_NAME, FLAG_COOPERATIVE, HEADER, Space
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.structs import Copy3D, copy_side, linear_copy
@@ -28,7 +29,8 @@ def work_of_record(name: str, record: bytes, context: Context) -> Any:
         _, flags, *_ = HEADER.unpack_from(record)
         _, module, index, *shape, count = operands
         parameters = record[layout.size : layout.size + count]
-        return KernelWork(_function(module, index), tuple(shape), parameters, bool(flags & FLAG_COOPERATIVE))
+        work = KernelWork(_function(module, index), tuple(shape), parameters, bool(flags & FLAG_COOPERATIVE))
+        return work.in_clusters(cluster_of(flags))
     if name == "FILL":
         _, destination, value, width, count, pitch, height = operands
         return FillWork(destination, pitch, value, width, count, height, context)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
+from pympsd.wire.launch_flags import cluster_of
 from pympsd.wire.records import FLAG_COOPERATIVE
 from pympsd_server.backends.capabilities import Limit
 from pympsd_server.backends.interface import BackendError, Completion, Launch, Module, Outcome, Stream
@@ -28,7 +29,9 @@ def _launch(
     parameters: bytes,
 ) -> None:
     cooperative = bool(request.flags & FLAG_COOPERATIVE)
-    stream.launch(Launch(module, function, (gx, gy, gz), (bx, by, bz), shared_bytes, parameters, cooperative))
+    cluster = cluster_of(request.flags)
+    launch = Launch(module, function, (gx, gy, gz), (bx, by, bz), shared_bytes, parameters, cooperative, cluster)
+    stream.launch(launch)
 
 
 def host_function(request: Request, stream: Stream, token: int) -> None:

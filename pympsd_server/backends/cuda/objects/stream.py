@@ -120,6 +120,9 @@ class CudaStream:
         module = launch.module
         if not isinstance(module, CudaModule) or module.queue is not self.queue:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the module is of another context")
+        if launch.cluster != (1, 1, 1):
+            reason = "clusters that only the launch asks for (CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)"
+            raise BackendError(Result.ERROR_NOT_SUPPORTED, f"{reason} are not supported on this device")
         prepared = PreparedLaunch(module.kernel(launch.function), launch)
         prepared.check(self.services.attributes)
         self.put(lambda: self._launch(prepared))

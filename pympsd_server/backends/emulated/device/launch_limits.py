@@ -21,6 +21,7 @@ _DEFAULTS = {
 }
 
 
+_ALONE = (1, 1, 1)
 CLUSTER_BLOCKS = 8
 """The most blocks of a cluster on every device that has clusters."""
 
@@ -43,6 +44,7 @@ def check_launch(
     block: tuple[int, int, int],
     shared_bytes: int,
     parameter_bytes: int,
+    cluster: tuple[int, int, int],
 ) -> None:
     """Raise BackendError INVALID_VALUE for what the device or the kernel does not take."""
     for what, extent in (("GRID", grid), ("BLOCK", block)):
@@ -50,9 +52,9 @@ def check_launch(
             most = limit(attributes, f"MAX_{what}_DIM_{axis}")
             if not 1 <= value <= most:
                 raise _invalid(f"{what.lower()} dimension {axis.lower()} is {value}: 1 to {most} are allowed")
-    if any(count % size for count, size in zip(grid, kernel.cluster, strict=True)):
-        raise _invalid(f"{kernel.name} runs in clusters of {kernel.cluster} blocks: the grid {grid} is no multiple")
-    if (blocks := kernel.cluster[0] * kernel.cluster[1] * kernel.cluster[2]) > CLUSTER_BLOCKS:
+    if any(count % size for count, size in zip(grid, cluster, strict=True)):
+        raise _invalid(f"{kernel.name} runs in clusters of {cluster} blocks: the grid {grid} is no multiple")
+    if (blocks := cluster[0] * cluster[1] * cluster[2]) > CLUSTER_BLOCKS:
         raise _invalid(f"{kernel.name} runs in clusters of {blocks} blocks; {CLUSTER_BLOCKS} are allowed")
     threads = block[0] * block[1] * block[2]
     if threads > (most := limit(attributes, "MAX_THREADS_PER_BLOCK")):
@@ -67,6 +69,21 @@ def check_launch(
         raise _invalid(
             f"{kernel.name} takes at most {kernel.max_threads_per_block} threads in a block, not {threads}"
         )
+
+
+def cluster_of(kernel: Kernel, asked: tuple[int, int, int], attributes: Mapping[str, int]) -> tuple[int, int, int]:
+    """Return the clusters that a kernel runs in: those it was compiled for, else those that the launch asks for.
+
+    BackendError INVALID_CLUSTER_SIZE if they differ; NOT_SUPPORTED on a device without clusters.
+    """
+    if asked in (_ALONE, kernel.cluster):
+        return kernel.cluster
+    if kernel.cluster != _ALONE:
+        reason = f"{kernel.name} was compiled for clusters of {kernel.cluster} blocks, not {asked}"
+        raise BackendError(Result.ERROR_INVALID_CLUSTER_SIZE, reason)
+    if attributes.get("COMPUTE_CAPABILITY_MAJOR", 0) < 9:
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, "clusters of blocks need compute capability 9.0")
+    return asked
 
 
 def check_room(

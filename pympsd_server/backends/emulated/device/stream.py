@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.device.launch_limits import check_launch, check_room
+from pympsd_server.backends.emulated.device.launch_limits import check_launch, check_room, cluster_of
 from pympsd_server.backends.emulated.device.module import EmulatedModule, ModuleOwner
 from pympsd_server.backends.emulated.memory import transfers
 from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
@@ -69,11 +69,12 @@ class EmulatedStream:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the module is of another context")
         kernel = module.kernel(launch.function)
         grid, block, attributes = launch.grid, launch.block, context.facts.attributes
-        check_launch(attributes, kernel, grid, block, launch.shared_bytes, len(launch.parameters))
+        cluster = cluster_of(kernel, launch.cluster, attributes)
+        check_launch(attributes, kernel, grid, block, launch.shared_bytes, len(launch.parameters), cluster)
         size = BlockSize(block[0] * block[1] * block[2], kernel.shared_bytes + launch.shared_bytes)
         check_room(attributes, context.placement, size, grid[0] * grid[1] * grid[2], launch.cooperative)
         workspace = context.memory.borrow_workspace() if launch.cooperative else 0
-        run = KernelRun(context, self, module.loaded, kernel, launch, size, workspace)
+        run = KernelRun(context, self, module.loaded, kernel, launch, size, cluster, workspace)
         if workspace:
             run.callbacks.append(lambda outcome: context.memory.return_workspace(workspace, outcome))
         context.scheduler.submit(run)

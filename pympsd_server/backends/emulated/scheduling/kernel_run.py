@@ -37,13 +37,14 @@ class KernelRun(WorkItem):
         kernel: Kernel,
         launch: Launch,
         size: BlockSize,
+        cluster: tuple[int, int, int],
         workspace: int,
     ) -> None:
         """``size`` is what a block takes; ``workspace`` the address by which the blocks of a cooperative one meet."""
         super().__init__(owner, stream, stream.time_share)
         self._loaded, self._kernel, self._launch = loaded, kernel, launch
         self._size, self._workspace = size, workspace
-        cluster = kernel.cluster
+        self._cluster = cluster
         self._together = cluster[0] * cluster[1] * cluster[2]
         self._begun = 0
         self._blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
@@ -126,6 +127,7 @@ class KernelRun(WorkItem):
                 self._begun,
                 seats.sm_of_block,
                 self._workspace,
+                self._cluster,
             )
             self._residents.append(_Resident(batch, seats))
             owner, name = self.owner, self._kernel.name

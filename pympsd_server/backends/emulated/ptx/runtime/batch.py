@@ -67,7 +67,9 @@ class Batch:
         first_block: int,
         sm_of_block: Array,
         workspace: int = 0,
+        cluster: tuple[int, int, int] | None = None,
     ) -> None:
+        """``cluster``: None, what the kernel was compiled for."""
         kernel = module.program.kernels[kernel_name]
         if len(parameters) < kernel.parameter_bytes:
             raise ValueError(f"{kernel_name} takes {kernel.parameter_bytes} bytes, not {len(parameters)}")
@@ -87,7 +89,7 @@ class Batch:
             first_block,
             sm_of_block,
             workspace,
-            kernel.cluster,
+            cluster or kernel.cluster,
         )
         # Made when first needed: in most kernels all threads reach a barrier together.
         self._barriers: Barriers | None = None
