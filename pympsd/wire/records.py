@@ -23,7 +23,8 @@ RECORD_LIMIT: Final = 1 << 20
 ANSWER: Final = 0x8000
 OUTPUT: Final = 0x3FF
 """The opcode of an answer without a record: what a context's kernels have printed, sent before the answer of a call
-that waits. Its tail is the text, its result the descriptor for it: 1 standard output, 2 standard error."""
+that waits, with its sequence number. Its tail is the text, its result the descriptor for it: 1 standard output, 2
+standard error."""
 FLAG_QUIET: Final = 1
 """In a record: the sender does not wait for this answer; a failure is kept for its next waiting call."""
 FLAG_COOPERATIVE: Final = 2

@@ -110,7 +110,7 @@ class HostCallbacks:
             except CudaError as error:
                 self._end(error)
                 return
-            for sequence in self._transport.arrived():
+            for sequence in self._transport.answered():
                 self._announced(sequence)
 
     def _any_pending(self) -> bool:
@@ -119,7 +119,7 @@ class HostCallbacks:
             return self._listening
 
     def _any_announced(self) -> bool:
-        return any(map(self._pending.__contains__, self._transport.arrived()))
+        return any(map(self._pending.__contains__, self._transport.answered()))
 
     def _announced(self, sequence: int) -> None:
         callback = self._pending.pop(sequence, None)

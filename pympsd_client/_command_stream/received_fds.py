@@ -33,7 +33,7 @@ class ReceivedFds:
     def __init__(self) -> None:
         self.ready = False
         """Whether every thread that reads the stream receives descriptors from now on."""
-        self._arrived: Final[list[Message]] = []
+        self._unread: Final[list[Message]] = []
         self._laden: Final[list[Message]] = []
         """Messages with a descriptor, in order; the kernel ends a message after the bytes a descriptor came with."""
         self._claimed: Final[dict[int, Message]] = {}
@@ -45,12 +45,12 @@ class ReceivedFds:
     def receive(self, connection: socket.socket, into: bytearray, flags: int) -> None:
         """Receive bytes, and a descriptor if there is one; OSError as recvmsg raises it."""
         flags |= socket.MSG_CMSG_CLOEXEC
-        any(map(self._arrived.append, map(connection.recvmsg, _CHUNK, _ROOM, (flags,))))
-        while self._arrived:
-            message = self._arrived[0]
+        any(map(self._unread.append, map(connection.recvmsg, _CHUNK, _ROOM, (flags,))))
+        while self._unread:
+            message = self._unread[0]
             if (message[1] or message[2] & socket.MSG_CTRUNC) and not any(one is message for one in self._laden[-1:]):
                 self._laden.append(message)
-            any(map(into.extend, map(_DATA, map(self._arrived.pop, (0,)))))
+            any(map(into.extend, map(_DATA, map(self._unread.pop, (0,)))))
 
     def claim(self, sequence: int, body: bytes) -> None:
         """Assign the next descriptor to the answer with this sequence number, which has come."""

@@ -41,5 +41,5 @@ def take_slot(transport: Transport, sequence: int, count: int, context: Poisonab
 def release_slot(transport: Transport, sequence: int) -> None:
     """Free a kept slot: now if its answer has come, else as soon as it does."""
     transport.staging.release_on_answer(sequence)
-    if sequence in transport.arrived():
+    if sequence in transport.answered():
         transport.free_slot(sequence)

@@ -18,10 +18,10 @@ from itertools import count
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Final
 
-from pympsd.wire.records import ANSWER, HEADER, HEADER_BYTES, RECORD_LIMIT
+from pympsd.wire.records import ANSWER, HEADER, HEADER_BYTES, OUTPUT, RECORD_LIMIT
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.answers import Answer, poison_if_flagged
-from pympsd_client._command_stream.device_output import write_output
+from pympsd_client._command_stream.device_output import DeviceOutput
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.received_fds import BRINGS_FD, ReceivedFds
@@ -79,6 +79,7 @@ class Transport:
         self._received: Final = bytearray()
         self._unsent: Final = bytearray()
         self._answers: Final[dict[int, Answer]] = {}
+        self._output: Final = DeviceOutput()
         self._gates: Final[dict[int, Lock]] = {}
         """A closed lock for each expected answer: opened when it has come."""
         self._followers: Final[dict[int, Lock]] = {}
@@ -194,7 +195,7 @@ class Transport:
         self.wait(self._gates[sequence], lambda: sequence in self._answers)
         return self._answers[sequence]
 
-    def arrived(self) -> tuple[int, ...]:
+    def answered(self) -> tuple[int, ...]:
         """Return the sequence numbers of the expected answers that have come and are not discarded."""
         return tuple(self._answers)
 
@@ -204,9 +205,10 @@ class Transport:
         return self._answers.get(sequence)
 
     def discard(self, sequence: int) -> None:
-        """Expect the answer with this sequence number no more, whether it came or not."""
+        """Expect the answer with this sequence number no more, whether it came or not; write what was printed."""
         self._gates.pop(sequence, None)
         self._answers.pop(sequence, None)
+        self._output.write(sequence)
 
     def free_slot(self, sequence: int) -> None:
         """Free a record's slot of the staging memory and wake the threads that wait for room."""
@@ -282,14 +284,15 @@ class Transport:
             body = bytes(received[HEADER_BYTES:length])
             if self.received_fds is not None and opcode in BRINGS_FD and not result:
                 self.received_fds.claim(sequence, body)
-            self._settle(sequence, (flags, result, body))
+            if opcode == OUTPUT | ANSWER:
+                self._output.keep(sequence, result, body, sequence in self._gates)
+            else:
+                self._settle(sequence, (flags, result, body))
             del received[:length]
             handled = True
         return handled
 
     def _settle(self, sequence: int, answer: Answer) -> None:
-        if not sequence:  # OUTPUT: no record has this number
-            write_output(*answer[1:])
         if (gate := self._gates.get(sequence)) is not None:
             self._answers[sequence] = answer
             _open(gate)

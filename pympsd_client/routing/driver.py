@@ -147,8 +147,10 @@ def _source(row: Signature, parameters: tuple[Parameter, ...], types: tuple[str,
 
 def _checked() -> None:
     """From now on cores are called without the checks that have passed, until something may change that."""
-    if not process.calls_back:
-        _entry_points.set_checked(True)
+    _entry_points.set_checked(True)
+    # Another thread may have changed it since the checks: it does so before it calls `_not_checked`.
+    if process.calls_back or process.connection is None:
+        _entry_points.set_checked(False)
 
 
 def _not_checked() -> None:

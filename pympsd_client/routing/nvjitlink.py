@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from pympsd_client._objects.code.ptx_joining import Unresolved, is_ptx, join
+from pympsd_client._objects.code.ptx_link import LinkError, is_ptx, join
 from pympsd_client._objects.code.ptx_text import limited
 from pympsd_client._objects.process import process
 from pympsd_client.routing.explain import result_of
@@ -92,7 +92,7 @@ def _joined(link: _Link) -> bytes | None:
     inputs = [one for one in link.inputs if one[0] != _LIBRARY]
     if len(inputs) == 1 and inputs[0][0] == _FATBIN:
         return inputs[0][1]
-    texts = [data for kind, data, _ in inputs if kind == _PTX]
+    texts = [(name.decode(errors="replace"), data) for kind, data, name in inputs if kind == _PTX]
     for_later = [one for one in inputs if one[0] == _LTO]
     if len(texts) + len(for_later) != len(inputs) or not inputs:
         return None
@@ -100,11 +100,11 @@ def _joined(link: _Link) -> bytes | None:
         made = _optimized(link.options, for_later)
         if made is None:
             return None
-        texts.append(made)
+        texts.append(("code for link-time optimization", made))
     limits = [int(match[1]) for match in map(_REGISTERS.match, link.options) if match]
     try:
         return limited(join(texts), limits[-1] if limits else 0).rstrip(b"\0") + b"\0"
-    except Unresolved:
+    except LinkError:
         return None
 
 

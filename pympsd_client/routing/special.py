@@ -33,21 +33,20 @@ def _cooperative_launch() -> tuple[Callable[..., Any], str]:
 
 
 def _launch_by_config() -> tuple[Callable[..., Any], str]:
-    plain, other = _public("cuLaunchKernel"), _public("cuLaunchKernelEx")
+    """Launches with attributes; those without are cuLaunchKernel's to the C part."""
+    public = _public("cuLaunchKernelEx")
 
     def launch(config: int, function: int, parameters: int, extra: int) -> Any:
         if not config:
             raise invalid_value("cuLaunchKernelEx takes a CUlaunchConfig, not NULL")
         *shape, stream, attributes, count = _CONFIG.unpack(string_at(config, _CONFIG.size))
-        if not count:
-            return plain(function, *shape, stream, parameters, extra)
         if not attributes:
             raise invalid_value(f"attrs of the CUlaunchConfig is NULL, and numAttrs {count}")
         check_count(count, "attrs")
         names = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
         read = [bindings.CUlaunchAttribute(_ptr=attributes + _ATTRIBUTE_BYTES * index) for index in range(count)]
         values = SimpleNamespace(**dict(zip(names, shape, strict=True)), hStream=stream, attrs=read, numAttrs=count)
-        return other(values, function, parameters, extra)
+        return public(values, function, parameters, extra)
 
     return launch, "QQQQ"
 

@@ -78,8 +78,7 @@ class Request:
         poisoned = context is not None and context.backend.outcome.code is not Result.SUCCESS
         if context is not None and not (self.waited or poisoned or outcome.code is Result.ERROR_NOT_READY):
             context.defer(outcome)
-        if context is not None:
-            self._send_output(context)
+        self._send_output()
         if self.answered:
             flags = records.FLAG_POISONED if poisoned else 0
             reason = outcome.reason.encode(errors="replace")[:_REASON_BYTES]
@@ -92,14 +91,15 @@ class Request:
         What kernels have printed until then comes first.
         """
         if outcome.code is Result.SUCCESS:
-            if self._context is not None:
-                self._send_output(self._context)
+            self._send_output()
             self.succeed()
         else:
             self.fail(outcome)
 
-    def _send_output(self, context: ClientContext) -> None:
-        self.resources.answers.send_text(lambda: _output_of(context))
+    def _send_output(self) -> None:
+        context = self._context
+        if self.waited and context is not None:
+            self.resources.answers.send_text(lambda: _output_of(context, self._sequence))
 
     def answer_when_done(self, begin: Callable[[Completion], None]) -> None:
         """Call ``begin`` with a Completion that answers; until then the request counts as the client's work."""
@@ -125,10 +125,10 @@ class Request:
         return memory[offset : offset + count]
 
 
-def _output_of(context: ClientContext) -> list[bytes]:
-    """Take what the context's kernels have printed, as answers."""
+def _output_of(context: ClientContext, sequence: int) -> list[bytes]:
+    """Take what the context's kernels have printed, as answers for the call that waits with this number."""
     return [
-        records.pack_answer(records.OUTPUT, 0, descriptor, b"", text[start : start + _OUTPUT_BYTES])
+        records.pack_answer(records.OUTPUT, sequence, descriptor, b"", text[start : start + _OUTPUT_BYTES])
         for descriptor, text in enumerate(context.backend.take_output(), 1)
         for start in range(0, len(text), _OUTPUT_BYTES)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -136,3 +137,38 @@ def test_a_closed_standard_output_loses_the_text_only(module: Any) -> None:
         os.dup2(kept, 1)
         os.close(kept)
     ok(answer)
+
+
+def test_a_full_standard_output_holds_only_the_call_that_waits(module: Any) -> None:
+    context, address = ok(cuda.cuCtxGetCurrent()), ok(cuda.cuMemAlloc(4))
+    _launch(module, b"show", 20_000, 7)
+    answers: list[Any] = []
+
+    def synchronize() -> None:
+        ok(cuda.cuCtxSetCurrent(context))
+        answers.append(cuda.cuCtxSynchronize())
+
+    def copy() -> None:
+        ok(cuda.cuCtxSetCurrent(context))
+        answers.append(cuda.cuMemcpyDtoH(bytearray(4), address, 4))
+
+    printing, copying = Thread(target=synchronize, daemon=True), Thread(target=copy, daemon=True)
+    reading, writing = os.pipe()
+    kept = os.dup(1)
+    os.dup2(writing, 1)
+    try:
+        printing.start()
+        text = os.read(reading, 1)  # it has begun, and the pipe does not hold all of the text
+        copying.start()
+        copying.join(30)
+        done = len(answers)
+        while len(text) < len(_lines(7, 20_000)):
+            text += os.read(reading, 1 << 16)
+    finally:
+        os.dup2(kept, 1)
+        for descriptor in (kept, reading, writing):
+            os.close(descriptor)
+    printing.join(30)
+    assert done == 1
+    assert text.decode() == _lines(7, 20_000)
+    assert [int(answer[0]) for answer in answers] == [0, 0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from pympsd_client._objects.code.ptx_joining import Unresolved, is_ptx, join
+from pympsd_client._objects.code.ptx_link import LinkError, is_ptx, join
 from pympsd_server.backends.emulated.ptx.program import load_program
 
 HEADER = b".version 7.0\n.target sm_60\n.address_size 64\n"
@@ -47,9 +49,13 @@ CALLED = (
 )
 
 
+def linked(*texts: bytes) -> bytes:
+    return join([(str(number), text) for number, text in enumerate(texts)])
+
+
 @pytest.mark.parametrize("texts", [(CALLER, CALLED), (CALLED, CALLER)])
 def test_what_one_text_defines_the_other_calls(texts: tuple[bytes, bytes]) -> None:
-    joined = join(texts)
+    joined = linked(*texts)
     assert list(load_program(joined).kernels) == ["kernel"]
     assert joined.count(b".version") == 1
     assert joined.startswith(b".version 7.8\n.target sm_90a\n")
@@ -57,26 +63,26 @@ def test_what_one_text_defines_the_other_calls(texts: tuple[bytes, bytes]) -> No
 
 
 def test_symbols_of_one_text_alone_stay_apart() -> None:
-    text = join((CALLER, CALLED)).decode()
-    assert "own__0[2]" in text
-    assert "own__1 = 5" in text
-    assert "[own]" not in text
+    text = linked(CALLER, CALLED).decode()
+    first, second = re.findall(r"\.global \.align 4 \.b32 ([\w$]+)", text)
+    assert first != second
+    assert text.count(f"[{first}]") == text.count(f"[{second}]") == 1
 
 
 def test_one_text_is_returned_as_it_is() -> None:
-    assert join((CALLER,)) == CALLER
+    assert linked(CALLER) == CALLER
 
 
 def test_what_no_text_defines_stays_declared() -> None:
     printing = HEADER + b".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);\n"
-    assert join((printing, printing)).count(b"vprintf") == 1
+    assert linked(printing, printing).count(b"vprintf") == 1
 
 
 def test_two_definitions_are_refused_and_weak_ones_are_not() -> None:
-    with pytest.raises(Unresolved, match="twice is defined twice"):
-        join((CALLED, CALLED))
+    with pytest.raises(LinkError, match="Multiple definition of 'twice'"):
+        linked(CALLED, CALLED)
     weak = CALLED.replace(b".visible .func", b".weak .func")
-    assert join((weak, weak)).count(b".weak .func") == 1
+    assert linked(weak, weak).count(b".weak .func") == 1
 
 
 @pytest.mark.parametrize(("image", "found"), [(CALLER, True), (CALLER + b"\0", True), (b"\x7fELF", False)])

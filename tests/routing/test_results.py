@@ -153,3 +153,19 @@ config = (ctypes.c_uint64 * 7)(1 | 1 << 32, 1 | 1 << 32, 1 | 1 << 32, 0, 0, 0, 2
 print(launch(ctypes.addressof(config), 16, None, None))
 """
     assert run(program).stdout == "1\n"
+
+
+def test_checks_that_another_thread_makes_fail_meanwhile_are_made_again(run: Run) -> None:
+    program = """
+from pympsd_client._objects.process import process
+from pympsd_client.routing import driver as routed
+context()
+ok(cuda.cuCtxGetCurrent())
+kept, process.connection = process.connection, None  # as another thread does after the checks
+routed._checked()
+print(int(cuda.cuCtxGetCurrent()[0]))
+process.connection = kept
+print(int(cuda.cuCtxGetCurrent()[0]), int(cuda.cuCtxGetCurrent()[0]))
+"""
+    done = run(program)
+    assert (done.stdout, done.stderr) == ("3\n0 0\n", "")

@@ -49,23 +49,32 @@ typedef struct {
     PyObject *resolve, *failed, *call;
     PyObject *core; /* what `call` calls with the same arguments after its checks; NULL: it does more */
     int count, outputs;
+    char is_launch_by_config;
     char always_passes; /* at the interpreter's end, too, the original is called */
     Parameter parameters[MOST];
 } Slot;
 
 static Slot slots[ENTRIES];
+static Slot *launch; /* cuLaunchKernel's */
 static int used;
 static _Atomic int passes, has_ended;
 static int is_checked; /* whether the checks before a core would pass; the GIL is its lock */
 static int (*is_finalizing)(void);
+
+/* The next word of a call; NULL: beyond those that are taken from the stack. */
+static const uint64_t *word(const uint64_t *words, int *in_registers, int *on_stack) {
+    if (*in_registers < REGISTERS)
+        return &words[(*in_registers)++];
+    return *on_stack < STACK ? &words[REGISTERS + (*on_stack)++] : NULL;
+}
 
 /* A structure of more than two words comes on the stack, or by address; a smaller one in registers if it fits. */
 static const void *structure(const uint64_t *words, int *in_registers, int *on_stack, uint16_t bytes) {
     int length = (bytes + 7) / 8, *next = on_stack, first = REGISTERS;
 #if defined(__aarch64__)
     if (bytes > 16) {
-        const uint64_t *at = *in_registers < REGISTERS ? &words[(*in_registers)++] : &words[REGISTERS + (*on_stack)++];
-        return (const void *)(uintptr_t)*at;
+        const uint64_t *at = word(words, in_registers, on_stack);
+        return at == NULL ? NULL : *at == 0 ? words : (const void *)(uintptr_t)*at; /* never 0 in a call */
     }
     if (*in_registers + length > REGISTERS)
         *in_registers = REGISTERS;
@@ -143,19 +152,19 @@ static int call(Slot *slot, const uint64_t *words) {
         const Parameter *parameter = &slot->parameters[index];
         if (parameter->code == 'v') {
             const void *bytes = structure(words, &in_registers, &on_stack, parameter->bytes);
-            if (bytes == NULL || (given[inputs] = PyBytes_FromStringAndSize(bytes, parameter->bytes)) == NULL)
+            if ((given[inputs] = PyBytes_FromStringAndSize(bytes, parameter->bytes)) == NULL)
                 goto out;
             inputs++;
             continue;
         }
-        uint64_t word = in_registers < REGISTERS ? words[in_registers++] : words[REGISTERS + on_stack++];
+        uint64_t given_word = *word(words, &in_registers, &on_stack);
         if (parameter->is_output) {
-            if (word == 0 && !parameter->may_be_null) {
+            if (given_word == 0 && !parameter->may_be_null) {
                 result = INVALID_VALUE;
                 goto out;
             }
-            places[outputs++] = word;
-        } else if ((given[inputs] = input(parameter, word)) == NULL)
+            places[outputs++] = given_word;
+        } else if ((given[inputs] = input(parameter, given_word)) == NULL)
             goto out;
         else
             inputs++;
@@ -190,6 +199,7 @@ out:
 }
 
 static int read_format(Slot *slot, const char *format) {
+    int in_registers = 0, on_stack = 0;
     slot->count = slot->outputs = 0;
     while (*format) {
         if (slot->count == MOST) {
@@ -204,6 +214,7 @@ static int read_format(Slot *slot, const char *format) {
             slot->outputs++;
         }
         parameter->code = *format++;
+        uint64_t nothing[REGISTERS + STACK] = {0};
         if (strchr(parameter->is_output ? "iIQfdb" : "iIQBHsv", parameter->code) == NULL) {
             PyErr_Format(PyExc_ValueError, "%s has a parameter of unknown code %c", slot->name, parameter->code);
             return -1;
@@ -212,6 +223,12 @@ static int read_format(Slot *slot, const char *format) {
             char *end;
             parameter->bytes = (uint16_t)strtoul(format, &end, 10);
             format = end;
+        }
+        /* A call reads the same words: none beyond those that an entry point takes from the stack. */
+        if (parameter->code == 'v' ? structure(nothing, &in_registers, &on_stack, parameter->bytes) == NULL
+                                   : word(nothing, &in_registers, &on_stack) == NULL) {
+            PyErr_Format(PyExc_ValueError, "%s has more than %d words of parameters on the stack", slot->name, STACK);
+            return -1;
         }
     }
     return 0;
@@ -261,6 +278,28 @@ static int result_of_error(Slot *slot) {
     return result;
 }
 
+/* CUlaunchConfig, as cuda.h has it. */
+typedef struct {
+    uint32_t sizes[7];
+    uint64_t stream;
+    const void *attributes;
+    uint32_t count;
+} LaunchConfig;
+
+/* cuLaunchKernelEx(config, function, parameters, extra) without attributes is cuLaunchKernel: its slot and words. */
+static Slot *launch_without_attributes(const uint64_t *words, uint64_t *others) {
+    const LaunchConfig *config = (const LaunchConfig *)(uintptr_t)words[0];
+    if (config == NULL || config->count != 0)
+        return NULL;
+    *others++ = words[1];
+    for (int index = 0; index < 7; index++)
+        *others++ = config->sizes[index];
+    *others++ = config->stream;
+    *others++ = words[2];
+    *others = words[3];
+    return launch;
+}
+
 /* Whether the call is to be passed on, now that cuInit may have found that the program runs natively. */
 enum { PASS_ON = -2 };
 
@@ -272,6 +311,12 @@ static int enter(Slot *slot, const uint64_t *words) {
     int result, had_error = PyErr_Occurred() != NULL; /* a destructor may run while an exception is on its way */
     if (had_error)
         PyErr_Fetch(&type, &value, &trace);
+    uint64_t others[REGISTERS + STACK];
+    Slot *plain = slot->is_launch_by_config ? launch_without_attributes(words, others) : NULL;
+    if (plain != NULL) {
+        slot = plain;
+        words = others;
+    }
     if (slot->call == NULL && resolve(slot) < 0)
         result = result_of_error(slot);
     else if ((result = call(slot, words)) == -1)
@@ -331,7 +376,9 @@ static PyObject *route(PyObject *module, PyObject *arguments) {
     if (made == NULL)
         return NULL;
     *slot = (Slot){.original = (Function)original, .name = its_name, .signature = its_signature,
-                   .resolve = Py_NewRef(resolve), .failed = Py_NewRef(failed), .always_passes = (char)always_passes};
+                   .is_launch_by_config = strcmp(its_name, "cuLaunchKernelEx") == 0, .resolve = Py_NewRef(resolve), .failed = Py_NewRef(failed), .always_passes = (char)always_passes};
+    if (strcmp(its_name, "cuLaunchKernel") == 0)
+        launch = slot;
     used++;
     return made;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 from collections.abc import Iterator
@@ -9,9 +10,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from pympsd.devices.machine import describe
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.memory.bounds import STRICT
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
+from pympsd_server.backends.interface import BackendError, Outcome, Quota
+from tests.backends.contract.pinned_memory import PinnedMemory
 
 BASE = 0x6000_0000_0000
 
@@ -53,3 +59,40 @@ def test_a_lookup_never_sees_half_a_change() -> None:
         stop.set()
         thread.join()
     space.close()
+
+
+@pytest.mark.parametrize("model", ["H200", "P100"])
+def test_a_client_whose_host_memory_cannot_be_mapped_is_not_counted(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ignore(outcome: Outcome) -> None:
+        """Nothing is poisoned here."""
+
+    attach, attached = AddressSpace.attach, list[int]()
+
+    def attach_once(space: AddressSpace, address: int, memory: memoryview) -> None:
+        if attached:
+            raise OSError(errno.ENOMEM, "no memory")
+        attached.append(address)
+        attach(space, address, memory)
+
+    device = EmulatedDevice(describe(model)[0], 0)
+    pieces = [PinnedMemory(device, 4096) for _ in range(2)]
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(AddressSpace, "attach", attach_once)
+            with pytest.raises(BackendError) as refused:
+                device.create_context(1, Quota(0, 0, 0), ignore)
+        assert refused.value.code == Result.ERROR_OUT_OF_MEMORY
+        assert device.memory_used == {}
+        context = device.create_context(1, Quota(0, 0, 0), ignore)
+        free = context.memory_info()
+        context.destroy()
+        assert device.memory_used == {}
+        context = device.create_context(1, Quota(0, 0, 0), ignore)
+        assert context.memory_info() == free
+        context.destroy()
+    finally:
+        for piece in pieces:
+            piece.unregister()
+        device.close()

@@ -155,7 +155,11 @@ class EmulatedDevice:
             on_fault,
             self._remove,
         )
-        self._spaces.enter(address_space, client)
+        try:
+            self._spaces.enter(address_space, client)
+        except BackendError:
+            memory.close()
+            raise
         return context
 
     def _remove(self, context: EmulatedContext) -> None:

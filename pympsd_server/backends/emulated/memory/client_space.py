@@ -56,6 +56,8 @@ class ClientSpace:
     exports: Exports
     mappings: Mappings = field(init=False)
     contexts: int = field(default=0, init=False)
+    memories: int = field(default=0, init=False)
+    """Pieces of memory without an address that its contexts created and that are not freed."""
 
     def __attrs_post_init__(self) -> None:
         self.mappings = Mappings.of(self.space)
@@ -101,8 +103,7 @@ class HostMemory:
             try:
                 _attach(client, address, memory)
             except OSError as error:
-                reason = f"no {memory.nbytes} bytes of host memory for kernels: {error.strerror}"
-                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None
+                raise _not_mapped(memory.nbytes, error) from None
         self._pieces.setdefault(key, {})[address] = memory
 
     def remove(self, key: int, address: int) -> None:
@@ -115,14 +116,26 @@ class HostMemory:
             _detach(client, address)
 
     def attach_all(self, key: int) -> None:
-        """Map all of a client's into its new address space."""
+        """Map all of a client's into its new address space, or none; BackendError OUT_OF_MEMORY."""
+        client, attached = self._clients[key], list[int]()
         for address, memory in self._pieces.get(key, {}).items():
-            _attach(self._clients[key], address, memory)
+            try:
+                _attach(client, address, memory)
+            except OSError as error:
+                for other in attached:
+                    _detach(client, other)
+                raise _not_mapped(memory.nbytes, error) from None
+            attached.append(address)
 
     def detach_all(self, key: int) -> None:
         """Take all of a client's out of its address space, which it leaves."""
         for address in self._pieces.get(key, ()):
             _detach(self._clients[key], address)
+
+
+def _not_mapped(count: int, error: OSError) -> BackendError:
+    reason = f"no {count} bytes of host memory for kernels: {error.strerror}"
+    return BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
 
 def _attach(client: ClientSpace, address: int, memory: memoryview) -> None:
@@ -170,13 +183,17 @@ class ClientSpaces:
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
 
     def enter(self, key: int, client: ClientSpace) -> None:
-        """Count one more context of a client."""
+        """Count one more context of a client; BackendError OUT_OF_MEMORY, and it is not counted."""
         if not client.contexts:
             self._clients[key] = client
             client.reserved.clients += 1
             if client.owned is not None:
                 self._shared = client.reserved
-            self.host_memory.attach_all(key)
+            try:
+                self.host_memory.attach_all(key)
+            except BackendError:
+                self._drop(key, client)
+                raise
         client.contexts += 1
 
     def used(self) -> dict[int, int]:
@@ -190,6 +207,9 @@ class ClientSpaces:
         if client.contexts:
             return
         self.host_memory.detach_all(key)
+        self._drop(key, client)
+
+    def _drop(self, key: int, client: ClientSpace) -> None:
         del self._clients[key]
         client.reserved.clients -= 1
         if not client.reserved.clients:

@@ -22,6 +22,8 @@ from pympsd_server.backends.virtual_memory import PhysicalMemory
 
 ALLOCATION_LIMIT: Final = 1 << 18
 """The most allocations of one context; each costs the executor some hundred bytes, however small it is."""
+MEMORY_LIMIT: Final = 4096
+"""Pieces of memory to map that one client has: each is a mapping of this process, which may have 65,530."""
 
 WORKSPACE_BYTES: Final = 8
 """Two words, a size and the barrier's count, as the grid synchronisation of cooperative groups expects them."""
@@ -195,12 +197,17 @@ class ContextMemory:
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
         with self._client.lock:
             self._check_mapping()
+            if self._client.memories >= MEMORY_LIMIT:
+                reason = f"a client has at most {MEMORY_LIMIT} pieces of memory to map; create larger ones"
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
             self._budget.take(count)
+            self._client.memories += 1
         try:
-            storage = PhysicalPages(count, shareable, self._freed)
+            storage = PhysicalPages(count, shareable, self._created_freed)
         except OSError as error:
             with self._client.lock:
                 self._budget.give(count)
+                self._client.memories -= 1
             reason = f"the system has no {count} bytes: {error.strerror}"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None
         self._client.exports.add(storage)
@@ -214,6 +221,11 @@ class ContextMemory:
         if len(self._memories) >= ALLOCATION_LIMIT:
             reason = f"a context holds at most {ALLOCATION_LIMIT} pieces of memory"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
+
+    def _created_freed(self, storage: Storage) -> None:
+        self._freed(storage)
+        with self._client.lock:
+            self._client.memories -= 1
 
     def _freed(self, storage: Storage) -> None:
         self._client.exports.remove(storage)

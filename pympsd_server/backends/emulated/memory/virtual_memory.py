@@ -24,6 +24,9 @@ from pympsd_server.backends.interface import BackendError
 FILE_NAME: Final = "pympsd-memory-"
 """Before the secret, in hexadecimal, in the name of a file that is exported (memfd_create(2))."""
 
+MAPPING_LIMIT: Final = 4096
+"""What one client maps: each is a mapping of this process, which may have 65,530."""
+
 
 class Storage:
     """Pages that clients map, freed with their last user. The maker is the first one. Safe for threads."""
@@ -206,6 +209,9 @@ class Mappings:
             raise _invalid(f"nothing can be mapped at {address:#x}")
         if any(other.start < mapping.end and address < other.end for other in self._by_start.values()):
             raise _invalid(f"something is mapped at {address:#x}, or within {mapping.storage.size} bytes from it")
+        if len(self._by_start) >= MAPPING_LIMIT:
+            reason = f"a client has at most {MAPPING_LIMIT} mappings; unmap some, or map larger memory"
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
         try:
             mapping.storage.place(self.space, address)
         except OSError as error:

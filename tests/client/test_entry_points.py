@@ -1,0 +1,58 @@
+"""The C functions that stand in place of function pointers: how they read their arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+_entry_points = pytest.importorskip("pympsd_client.native._entry_points")
+
+WORDS = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 16)
+SIGNATURE = b"CUresult (...)"
+
+
+@WORDS
+def _original(*words: int) -> int:
+    return -5
+
+
+def entry(format: str, function: Callable[..., Any], failures: list[BaseException]) -> Any:
+    """Return the C function for a Python function; an exception is kept, and its result is 7."""
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+        ("PyCapsule_New", ctypes.pythonapi)
+    )
+    capsule = make(ctypes.cast(_original, ctypes.c_void_p), SIGNATURE, None)
+
+    def failed(name: str, error: BaseException) -> int:
+        failures.append(error)
+        return 7
+
+    routed = _entry_points.route("cuAny", capsule, lambda name, signature: (function, format), failed)
+    return WORDS(_entry_points.address(routed))
+
+
+def test_sixteen_words_are_read_in_order() -> None:
+    given: list[tuple[int, ...]] = []
+    failures: list[BaseException] = []
+    call = entry("Q" * 16, lambda *words: given.append(words), failures)
+    assert call(*range(1, 17)) == 0
+    assert (given, failures) == ([tuple(range(1, 17))], [])
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere large structures come by address")
+@pytest.mark.parametrize(("format", "is_read"), [("v64v16", True), ("v80Q", True), ("v64v24", False), ("v88", False)])
+def test_no_words_beyond_those_of_the_stack_are_read(format: str, is_read: bool) -> None:
+    given: list[tuple[Any, ...]] = []
+    failures: list[BaseException] = []
+    call = entry(format, lambda *values: given.append(values), failures)
+    assert call(*range(1, 17)) == (0 if is_read else 7)
+    assert (len(given), len(failures)) == (is_read, not is_read)
+    if is_read:
+        size = int(format[1:3])
+        assert given[0][0] == b"".join(word.to_bytes(8, "little") for word in range(7, 7 + size // 8))
+    else:
+        assert "more than 10 words" in str(failures[0])
