@@ -17,6 +17,13 @@ SET_CONDITIONAL: Final = "cudaGraphSetConditional"
 """Sets the value of a conditional handle of a graph; the emulated device has it."""
 
 
+GRID_FUNCTIONS: Final = ("cudaCGGetIntrinsicHandle", "cudaCGSynchronize")
+"""What numba-cuda's and older cooperative groups' sync() of a grid calls; the emulated device has them."""
+
+EMULATED: Final = frozenset([SET_CONDITIONAL, *GRID_FUNCTIONS])
+"""The functions of the device runtime that the emulated device has."""
+
+
 def is_device_runtime(name: str) -> bool:
     """Whether a function that an image uses but does not define belongs to the device runtime."""
     return _NAMES.fullmatch(name) is not None

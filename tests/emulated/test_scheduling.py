@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from attrs import define
@@ -47,6 +49,38 @@ def test_endless_kernel_yields_and_is_cancelled() -> None:
     with pytest.raises(Cancelled):
         batch.step(3600.0, CancelAfter(500))
     assert batch.steps == 520
+
+
+NAPS = kernel("""mov.u32 %r0, %ntid.x; setp.gt.u32 %p0, %r0, 1;
+    @%p0 nanosleep.u32 1000000; @%p0 nanosleep.u32 4000000000; @%p0 nanosleep.u32 1000000;""")
+
+
+def test_nanosleep_takes_its_time_of_a_millisecond_at_most_for_all_threads_together() -> None:
+    batch = one_batch(Device(1 << 20).load(NAPS), 4, 64, 0)
+    began = time.perf_counter()
+    while not batch.step(0.0, Never()):
+        assert time.perf_counter() < began + 60
+    assert time.perf_counter() >= began + 0.003
+
+
+def test_a_nanosleep_whose_guard_is_false_and_a_short_one_take_no_time() -> None:
+    device = Device(1 << 20)
+    assert one_batch(device.load(NAPS), 1, 1, 0).step(0.0, Never())
+    batch = one_batch(device.load(kernel("nanosleep.u32 20;")), 1, 1, 0)
+    assert not batch.step(0.0, Never())
+    assert batch.step(0.0, Never())
+
+
+def test_threads_that_sleep_do_not_hold_up_others() -> None:
+    """One thread sleeps until the others, which begin at another place, have set its word."""
+    text = """ld.param.u64 %d0, [out]; mov.u32 %r0, %tid.x; setp.ne.u32 %p0, %r0, 0; @%p0 bra SET;
+      W: nanosleep.u32 1000000; ld.volatile.global.u32 %r1, [%d0]; setp.ne.u32 %p1, %r1, 63; @%p1 bra W;
+      bra DONE;
+      SET: atom.global.add.u32 %r2, [%d0], 1;
+      DONE:"""
+    device = Device(1 << 20)
+    out = device.put(np.zeros(1, "u4"))
+    assert one_batch(device.load(kernel(text)), 1, 64, out).step(60.0, Never())
 
 
 COUNT = kernel(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pympsd.vocabulary.device_runtime import GRID_FUNCTIONS
 from pympsd_server.backends.emulated.ptx.codegen.emission import ANY, TABLE, Emitter
 from pympsd_server.backends.emulated.ptx.codegen.emit_control import BARRIER_MODIFIERS
 from pympsd_server.backends.emulated.ptx.codegen.emit_matrices import MULTIPLIED
@@ -77,7 +78,9 @@ def page() -> str:
     parts += [f"| `{a}` | `{c}` | {_listed(shapes)} |\n" for (a, c), shapes in MULTIPLIED.items()]
     parts.append("\n`s8` and `u8` may be mixed, and `e4m3` and `e5m2`.\n")
     parts.append(f"\n## Special registers\n\n{_listed(special_names())}\n")
-    parts.append(f"\n## Functions of CUDA's system library\n\n{_listed(sorted(SYSTEM_FUNCTIONS))}\n\n")
+    parts.append(
+        f"\n## Functions of CUDA's system library\n\n{_listed(sorted([*SYSTEM_FUNCTIONS, *GRID_FUNCTIONS]))}\n\n"
+    )
     parts.append(
         f"Kernels print into a buffer of {PRINT_BYTES >> 20} MiB for each context, of which the oldest text is lost; "
         f"their heap has {HEAP_BYTES >> 20} MiB.\nA thread of a kernel with calls that are not inlined has "

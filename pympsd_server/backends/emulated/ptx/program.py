@@ -9,6 +9,7 @@ from attrs import frozen
 
 from pympsd_server.backends.emulated.ptx.codegen.literals import initial_bytes
 from pympsd_server.backends.emulated.ptx.codegen.translation import Translation, translate
+from pympsd_server.backends.emulated.ptx.device_library import link_device_library
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, NotPtx
 from pympsd_server.backends.emulated.ptx.lowering.call_parameters import resolve_call_parameters
 from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable, parameter_layout
@@ -79,6 +80,7 @@ def load_program(image: bytes) -> Program:
     if "\0" in text:
         raise NotPtx("the image is no PTX text: it contains NUL bytes")
     module = parse_module(text)
+    link_device_library(module)
     table = FunctionTable(module)
     variables = _variables(module, table)
     constant = sum(v.size for v in variables.values() if v.space == "const")

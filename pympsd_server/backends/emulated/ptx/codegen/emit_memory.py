@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pympsd_server.backends.emulated.ptx.codegen.emission import BITS, FLOATS, INTEGERS, dtype_of, emits
 from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, DType, dtype_name
+from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, U32, DType, dtype_name
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Memory, Operation, Sink, Symbol
 
 _SPACES = {"global": "global", "const": "global", "shared": "shared", "local": "local", "param": "param"}
@@ -184,12 +184,18 @@ _FENCES = (
 @emits("membar fence", 0, _FENCES, ())
 @emits("griddepcontrol", 0, "wait launch_dependents", ())
 @emits("setmaxnreg", 1, "inc dec sync aligned", ("u32",))
-@emits("nanosleep", 1, "", ("u32",))
 @emits("prefetch prefetchu", 1, "global local L1 L2 L2::evict_last L2::evict_normal", ())
 @emits("pmevent", 1, "mask", ())
 @emits("discard applypriority", 2, "global L2 L2::evict_normal", ())
 def _nothing(w: Writer, o: Operation) -> None:
-    """Threads of a batch already see each other's memory in order, and time does not pass for them."""
+    """Threads of a batch already see each other's memory in order."""
+
+
+@emits("nanosleep", 1, "", ("u32",))
+def _sleep(w: Writer, o: Operation) -> None:
+    time = w.value(o.operands[0], U32)
+    given = time if w.guard is None else f"select({w.guard}, {time}, {w.scalar(0, U32)})"
+    w.lines.append(f"B.sleep(T, {given})")
 
 
 @emits("createpolicy", (2, 4), "fractional range cvt global L2 " + _CACHE, ("b64", "f32"))

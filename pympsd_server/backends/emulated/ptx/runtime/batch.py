@@ -105,7 +105,7 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        return not (self._run or self._parked or self._held())
+        return not (self._run or self._parked or self._held() or self._state.asleep)
 
     def step(self, quantum_seconds: float, cancel: CancelFlag) -> bool:
         """Run blocks until the batch is finished (True) or the time is up (False).
@@ -118,7 +118,10 @@ class Batch:
                 if cancel.is_set():
                     raise Cancelled
                 try:
-                    self._advance()
+                    if self._state.asleep:
+                        self._state.rest(deadline, alone=len(self._run) < 2)
+                    else:
+                        self._advance()
                 except DeviceFault as fault:
                     fault.kernel = self.kernel.name
                     ids = self._running.indices()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.ptx.datatypes import Array, DType
+from pympsd_server.backends.emulated.ptx.datatypes import Array, DType, Value
 from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.backends.emulated.ptx.runtime.geometry import geometry
 from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes
 
 _FRAME_ALIGNMENT = 16
+_LEAST_SLEEP = 1e-4
 
 
 def _aligned(size: int) -> int:
@@ -77,6 +80,30 @@ class BatchState:
         self._views: dict[tuple[str, DType], Array] = {}
         self.alive = np.ones(self.count, np.bool_)
         self._living: Array | None = None
+        self._sleep = self._wake = 0.0
+
+    @property
+    def asleep(self) -> bool:
+        """Whether threads have executed nanosleep and its time has not passed."""
+        return self._sleep > 0
+
+    def sleep(self, lanes: Lanes, nanoseconds: Value) -> None:
+        """Note the nanosleep of these threads, which is of a millisecond at most."""
+        if lanes.count:
+            self._sleep += min(int(nanoseconds.max()), 1_000_000) * 1e-9
+
+    def rest(self, deadline: float, *, alone: bool) -> None:
+        """Let the time of nanosleep pass, up to the deadline. It passes at once if there are others to run meanwhile.
+
+        So does less than the operating system's sleep can measure. PTX allows any time up to twice the one given.
+        """
+        now = time.perf_counter()
+        if not self._wake:
+            self._wake = now + (self._sleep if alone and self._sleep >= _LEAST_SLEEP else 0)
+        if (pause := min(self._wake, deadline) - now) > 0:
+            time.sleep(pause)
+        if time.perf_counter() >= self._wake:
+            self._sleep = self._wake = 0.0
 
     def view(self, space: str, dtype: DType) -> Array:
         """Return the memory of a space as elements of `dtype`."""

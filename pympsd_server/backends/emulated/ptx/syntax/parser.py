@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pympsd.vocabulary.device_runtime import SET_CONDITIONAL, is_device_runtime, refusal
+from pympsd.vocabulary.device_runtime import EMULATED, is_device_runtime, refusal
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.syntax.declarations import parse_parameters, parse_variable
 from pympsd_server.backends.emulated.ptx.syntax.statements import parse_body
@@ -26,7 +26,7 @@ def parse_module(text: str) -> Module:
         raise InvalidPtx("the image does not begin with .version", 1)
     for function in module.functions.values():
         name = function.name
-        if function.body is None and name != SET_CONDITIONAL and is_device_runtime(name):
+        if function.body is None and name not in EMULATED and is_device_runtime(name):
             raise UnsupportedByMps(refusal(function.name), function.line)
     return module
 
