@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments import bindings, graph_structs, memory_structs, structs
+from pympsd_client._arguments import array_structs, bindings, graph_structs, memory_structs, structs
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number, text, unsigned
@@ -62,6 +62,8 @@ _AS_GIVEN: Final = frozenset(
 _GRAPH_STRUCTS: Final = tuple(f"{name} *" for name in graph_structs.NAMES)
 """Structures and arrays that the core reads where they are."""
 _STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
+    "CUDA_ARRAY_DESCRIPTOR *": array_structs.array_2d,
+    "CUDA_ARRAY3D_DESCRIPTOR *": array_structs.array_3d,
     "CUDA_MEMCPY2D *": structs.copy_2d,
     "CUDA_MEMCPY3D *": structs.copy_3d,
     "CUmemAllocationProp *": memory_structs.allocation_properties,
@@ -92,6 +94,7 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUstreamAttrValue": structs.stream_attribute,
     "CUuuid": structs.uuid,
     "CUexecAffinityParam": structs.sm_affinity,
+    **array_structs.WRAPPERS,
     **graph_structs.WRAPPERS,
     "void": returned,
     "void *": returned,

@@ -27,6 +27,7 @@ BY_VALUE: Final = {
     "CUipcEventHandle": 64,
     "cudaExtent": 24,
     "cudaPitchedPtr": 32,
+    "cudaChannelFormatDesc": 20,
 }
 """Structures that functions take by value, and their bytes."""
 STRUCTURES: Final = {

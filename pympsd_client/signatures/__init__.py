@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from pympsd_client.signatures import (
+    arrays,
     capture,
     devices,
     execution,
@@ -35,6 +36,7 @@ _CHAPTERS: Final = (
     pointers,
     pools,
     virtual_memory,
+    arrays,
     execution,
     libraries,
     settings,

@@ -85,6 +85,53 @@ print(int(runtime.cudaStreamSynchronize(stream)[0]), int(runtime.cudaEventQuery(
     assert run(program, begin=BEGINNING).stdout.splitlines() == ["True 1", "400 0"]
 
 
+def test_arrays(run: Run) -> None:
+    program = """
+from cuda.bindings import driver
+at, size = ctypes.addressof, 4 * 5 * 3 * 2
+channels = ok(runtime.cudaCreateChannelDesc(16, 16, 0, 0, runtime.cudaChannelFormatKind.cudaChannelFormatKindSigned))
+extent = runtime.cudaExtent()
+extent.width, extent.height, extent.depth = 5, 3, 2
+cube, flat = ok(runtime.cudaMalloc3DArray(channels, extent, 0)), ok(runtime.cudaMallocArray(channels, 5, 3, 0))
+found, shape, flags = ok(runtime.cudaArrayGetInfo(cube))
+print(found.x, found.y, found.z, int(found.f), shape.width, shape.height, shape.depth, flags)
+print(ok(driver.cuArrayGetDescriptor(int(flat))).NumChannels, ok(runtime.cudaGetChannelDesc(flat)).y)
+host, back = (ctypes.c_ubyte * size)(*range(size)), (ctypes.c_ubyte * size)()
+source = runtime.cudaPitchedPtr()
+source.ptr, source.pitch, source.xsize, source.ysize = at(host), 20, 20, 3
+copy = runtime.cudaMemcpy3DParms()
+copy.srcPtr, copy.dstArray, copy.extent, copy.kind = source, cube, extent, Kind.cudaMemcpyHostToDevice
+ok(runtime.cudaMemcpy3D(copy))
+ok(runtime.cudaMemcpyFromArray(at(back), cube, 0, 0, size, Kind.cudaMemcpyDeviceToHost))
+print(bytes(back) == bytes(host))
+part, box, corner = runtime.cudaMemcpy3DParms(), runtime.cudaExtent(), runtime.cudaPos()
+box.width, box.height, box.depth, corner.x, corner.y, corner.z = 2, 1, 1, 3, 1, 1
+part.srcArray, part.srcPos, part.dstArray, part.extent = cube, corner, flat, box
+part.kind = Kind.cudaMemcpyDeviceToDevice
+ok(runtime.cudaMemcpy3DAsync(part, 0))
+ok(runtime.cudaMemcpy2DToArray(flat, 8, 2, at(host), 7, 4, 1, Kind.cudaMemcpyHostToDevice))
+ok(runtime.cudaMemcpy2DArrayToArray(flat, 12, 2, flat, 8, 2, 4, 1, Kind.cudaMemcpyDeviceToDevice))
+ok(runtime.cudaMemcpyArrayToArray(flat, 0, 1, flat, 4, 0, 4, Kind.cudaMemcpyDefault))
+memory = ok(runtime.cudaMalloc(64))
+ok(runtime.cudaMemcpy2DFromArrayAsync(memory, 20, flat, 0, 0, 20, 3, Kind.cudaMemcpyDeviceToDevice, 0))
+ok(runtime.cudaMemcpyToArray(flat, 16, 2, memory, 4, Kind.cudaMemcpyDeviceToDevice))
+ok(runtime.cudaMemcpy2DFromArray(at(back), 20, flat, 0, 0, 20, 3, Kind.cudaMemcpyDeviceToHost))
+print(list(back[:8]), list(back[20:24]), list(back[48:60]))
+pyramid = ok(runtime.cudaMallocMipmappedArray(channels, extent, 2, 0))
+level = ok(runtime.cudaGetMipmappedArrayLevel(pyramid, 1))
+print(ok(runtime.cudaArrayGetInfo(level))[1].width)
+ok(runtime.cudaFreeMipmappedArray(pyramid)); ok(runtime.cudaFreeArray(cube)); ok(runtime.cudaFreeArray(0))
+odd = ok(runtime.cudaCreateChannelDesc(8, 8, 8, 0, runtime.cudaChannelFormatKind.cudaChannelFormatKindUnsigned))
+beyond = runtime.cudaMemcpyToArray(flat, 16, 2, memory, 8, Kind.cudaMemcpyDeviceToDevice)
+print([int(one[0]) for one in (runtime.cudaFreeArray(cube), runtime.cudaMallocArray(odd, 1, 1, 0), beyond)])
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == [
+        "16 16 0 0 5 3 2 0", "2 16", "True",
+        f"{[92, 93, 94, 95, 96, 97, 98, 99]} {[96, 97, 98, 99]} {[0, 1, 2, 3, 0, 1, 2, 3, 92, 93, 94, 95]}",
+        "2", "[400, 20, 1]",
+    ]  # fmt: skip
+
+
 def test_the_runtime_and_the_driver_together(run: Run) -> None:
     program = """
 from cuda.bindings import driver
