@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments import array_structs, bindings, graph_structs, memory_structs, structs
+from pympsd_client._arguments import array_structs, bindings, graph_structs, memory_structs, structs, texture_structs
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number, text, unsigned
@@ -66,6 +66,7 @@ _STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUDA_ARRAY3D_DESCRIPTOR *": array_structs.array_3d,
     "CUDA_MEMCPY2D *": structs.copy_2d,
     "CUDA_MEMCPY3D *": structs.copy_3d,
+    **texture_structs.READERS,
     "CUmemAllocationProp *": memory_structs.allocation_properties,
     "CUmemLocation *": memory_structs.location,
     "CUmemPoolProps *": memory_structs.pool_properties,
@@ -95,6 +96,7 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUuuid": structs.uuid,
     "CUexecAffinityParam": structs.sm_affinity,
     **array_structs.WRAPPERS,
+    **texture_structs.WRAPPERS,
     **graph_structs.WRAPPERS,
     "void": returned,
     "void *": returned,

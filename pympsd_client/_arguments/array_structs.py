@@ -70,7 +70,9 @@ def packed_3d(of: ArrayDescription) -> bytes:
     return bytes(_Descriptor3D(of.width, of.height, of.depth, of.format, of.channels, of.flags))
 
 
-def _wrapper(name: str) -> Callable[[bytes], Any]:
+def wrapper(name: str) -> Callable[[bytes], Any]:
+    """Return what makes a structure of cuda.bindings of its bytes."""
+
     def wrap(data: bytes) -> Any:
         made = getattr(bindings, name)()
         ctypes.memmove(made.getPtr(), data, len(data))
@@ -82,6 +84,6 @@ def _wrapper(name: str) -> Callable[[bytes], Any]:
 WRAPPERS: Final = {
     "CUarray": bindings.CUarray,
     "CUmipmappedArray": bindings.CUmipmappedArray,
-    **{name: _wrapper(name) for name in ("CUDA_ARRAY_DESCRIPTOR", "CUDA_ARRAY3D_DESCRIPTOR")},
+    **{name: wrapper(name) for name in ("CUDA_ARRAY_DESCRIPTOR", "CUDA_ARRAY3D_DESCRIPTOR")},
 }
 """Converts an output's value to the type that cuda.bindings returns."""

@@ -31,4 +31,20 @@ cuMemcpyAtoD(CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t B
 cuMemcpyAtoA(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount) = between
 """
 
-ROWS: Final = (*chapter("_objects.arrays.array", _ARRAYS), *chapter("_api.memory.arrays", _COPIES))
+_OBJECTS: Final = """
+cuTexObjectCreate(out CUtexObject pTexObject, CUDA_RESOURCE_DESC *pResDesc, CUDA_TEXTURE_DESC *pTexDesc,
+    CUDA_RESOURCE_VIEW_DESC *pResViewDesc) = create_texture
+cuTexObjectDestroy(CUtexObject texObject) = destroy_texture
+cuTexObjectGetResourceDesc(out CUDA_RESOURCE_DESC pResDesc, CUtexObject texObject) = resource_of_texture
+cuTexObjectGetTextureDesc(out CUDA_TEXTURE_DESC pTexDesc, CUtexObject texObject) = texture_description
+cuTexObjectGetResourceViewDesc(out CUDA_RESOURCE_VIEW_DESC pResViewDesc, CUtexObject texObject) = view_of_texture
+cuSurfObjectCreate(out CUsurfObject pSurfObject, CUDA_RESOURCE_DESC *pResDesc) = create_surface
+cuSurfObjectDestroy(CUsurfObject surfObject) = destroy_surface
+cuSurfObjectGetResourceDesc(out CUDA_RESOURCE_DESC pResDesc, CUsurfObject surfObject) = resource_of_surface
+"""
+
+ROWS: Final = (
+    *chapter("_objects.arrays.array", _ARRAYS),
+    *chapter("_api.memory.arrays", _COPIES),
+    *chapter("_objects.arrays.texture", _OBJECTS),
+)

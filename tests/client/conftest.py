@@ -17,6 +17,7 @@ from pympsd_client._command_stream.launch_cache import is_native
 from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
 from pympsd_client._objects.arrays.array import arrays, mipmapped_arrays
+from pympsd_client._objects.arrays.texture import surfaces, textures
 from pympsd_client._objects.code.library import kernels, libraries
 from pympsd_client._objects.code.link import links
 from pympsd_client._objects.context import contexts
@@ -82,7 +83,20 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
     before = process.connection, process.primaries
     tables: list[dict[int, Any]] = [contexts, libraries, kernels, links]
     tables += [
-        *(each._objects for each in (modules, functions, streams, events, allocations, arrays, mipmapped_arrays))
+        *(
+            each._objects
+            for each in (
+                modules,
+                functions,
+                streams,
+                events,
+                allocations,
+                arrays,
+                mipmapped_arrays,
+                textures,
+                surfaces,
+            )
+        )
     ]
     kept = [dict(table) for table in tables]
     stack = list(this_thread.stack)

@@ -132,6 +132,68 @@ print([int(one[0]) for one in (runtime.cudaFreeArray(cube), runtime.cudaMallocAr
     ]  # fmt: skip
 
 
+def test_textures(run: Run) -> None:
+    program = """
+from cuda.bindings import driver
+at = ctypes.addressof
+code = b'''
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry read(.param .u64 out, .param .u64 tex, .param .u64 line)
+{ .reg .b64 %d<4>; .reg .f32 %f<9>;
+ld.param.u64 %d0, [out]; ld.param.u64 %d1, [tex]; ld.param.u64 %d2, [line];
+tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%d1, {0f3F000000, 0f3F000000}];
+tex.1d.v4.f32.s32 {%f4, %f5, %f6, %f7}, [%d2, {1}];
+st.global.v4.f32 [%d0], {%f0, %f1, %f2, %f4}; ret; }
+'''
+channels = ok(runtime.cudaCreateChannelDesc(8, 8, 0, 0, runtime.cudaChannelFormatKind.cudaChannelFormatKindUnsigned))
+array = ok(runtime.cudaMallocArray(channels, 2, 2, runtime.cudaArraySurfaceLoadStore))
+memory = ok(runtime.cudaMalloc(64))
+host = (ctypes.c_ubyte * 8)(*range(0, 80, 10))
+ok(runtime.cudaMemcpyToArray(array, 0, 0, at(host), 8, Kind.cudaMemcpyHostToDevice))
+resource, how = runtime.cudaResourceDesc(), runtime.cudaTextureDesc()
+resource.resType, resource.res.array.array = runtime.cudaResourceType.cudaResourceTypeArray, array
+how.filterMode = runtime.cudaTextureFilterMode.cudaFilterModeLinear
+print(int(runtime.cudaCreateTextureObject(resource, how, None)[0]))
+how.readMode, how.normalizedCoords = runtime.cudaTextureReadMode.cudaReadModeNormalizedFloat, 1
+how.borderColor, how.maxAnisotropy, how.seamlessCubemap, how.mipmapLevelBias = [1.0, 2.0, 3.0, 4.0], 3, 1, 0.5
+texture = ok(runtime.cudaCreateTextureObject(resource, how, None))
+found = ok(runtime.cudaGetTextureObjectTextureDesc(texture))
+names = [one for one in dir(how) if not one.startswith("_") and one != "getPtr"]
+print(all(getattr(found, one) == getattr(how, one) for one in names), len(names))
+print(int(ok(runtime.cudaGetTextureObjectResourceDesc(texture)).res.array.array) == int(array))
+linear = runtime.cudaResourceDesc()
+linear.resType, linear.res.linear.devPtr = runtime.cudaResourceType.cudaResourceTypeLinear, memory
+linear.res.linear.desc, linear.res.linear.sizeInBytes = channels, 8
+ok(runtime.cudaMemcpy(memory, at(host), 8, Kind.cudaMemcpyHostToDevice))
+plain = runtime.cudaTextureDesc()
+plain.readMode = runtime.cudaTextureReadMode.cudaReadModeNormalizedFloat
+line = ok(runtime.cudaCreateTextureObject(linear, plain, None))
+again = ok(runtime.cudaGetTextureObjectResourceDesc(line)).res.linear
+of = again.desc
+print(int(again.devPtr) == int(memory), again.sizeInBytes, of.x, of.y, of.z, int(of.f))
+kernel = ok(driver.cuModuleGetFunction(ok(driver.cuModuleLoadData(code)), b"read"))
+out, back = ok(runtime.cudaMalloc(16)), (ctypes.c_float * 4)()
+values = ((int(out), int(texture), int(line)), (ctypes.c_uint64,) * 3)
+ok(driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, values, 0))
+ok(runtime.cudaMemcpy(at(back), out, 16, Kind.cudaMemcpyDeviceToHost))
+print([round(one * 255, 3) for one in back])
+surface = ok(runtime.cudaCreateSurfaceObject(resource))
+print(int(ok(runtime.cudaGetSurfaceObjectResourceDesc(surface)).res.array.array) == int(array))
+print(int(runtime.cudaGetTextureObjectResourceViewDesc(texture)[0]))
+view = runtime.cudaResourceViewDesc()
+view.width = view.height = 2
+seen = ok(runtime.cudaCreateTextureObject(resource, how, view))
+print(ok(runtime.cudaGetTextureObjectResourceViewDesc(seen)).height)
+ok(runtime.cudaDestroySurfaceObject(surface)); ok(runtime.cudaDestroyTextureObject(texture))
+print(int(runtime.cudaDestroyTextureObject(texture)[0]))
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == [
+        "1", "True 13", "True", "True 8 8 8 0 1", "[30.0, 40.0, 0.0, 20.0]", "True", "1", "2", "400",
+    ]  # fmt: skip
+
+
 def test_the_runtime_and_the_driver_together(run: Run) -> None:
     program = """
 from cuda.bindings import driver

@@ -1,1 +1,1 @@
-"""CUDA arrays."""
+"""CUDA arrays, and the textures and surfaces that kernels read them by."""

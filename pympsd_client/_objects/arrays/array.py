@@ -87,7 +87,8 @@ def _checked(given: ArrayDescription | None) -> tuple[Context, ArrayDescription]
     return context, given
 
 
-def _allocate(context: Context, size: int) -> int:
+def allocate(context: Context, size: int) -> int:
+    """Return the address of new memory that no cuMemFree frees; OUT_OF_MEMORY."""
     (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, size))
     return int(address)
 
@@ -100,7 +101,7 @@ def create(given: ArrayDescription | None) -> int:
     """
     context, description = _checked(given)
     made = Array(context.mint(), context, 0, description)
-    made.address = _allocate(context, made.size)
+    made.address = allocate(context, made.size)
     return arrays.add(made).handle
 
 
@@ -133,7 +134,7 @@ def create_mipmapped(given: ArrayDescription | None, asked: int) -> int:
     parts = [level(description, number) for number in range(level_count(description, asked))]
     levels = tuple(Array(context.mint(), context, 0, part, is_level=True) for part in parts)
     made = MipmappedArray(context.mint(), context, 0, description, levels)
-    address = made.address = _allocate(context, sum(one.size for one in levels))
+    address = made.address = allocate(context, sum(one.size for one in levels))
     for one in levels:
         one.address = address
         address += one.size

@@ -8,6 +8,7 @@ from typing import Final
 from attrs import evolve
 
 from pympsd.vocabulary.results import Result
+from pympsd.wire.texture_object import CHANNEL_BYTES
 from pympsd_client._arguments.array_structs import ArrayDescription
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
@@ -18,8 +19,6 @@ _ATTACHED, _SPARSE, _DEFERRED = 0x30, 0x40, 0x80
 """For depth and colour attachments of graphics, which change nothing here; what is not supported."""
 _FLAGS: Final = LAYERED | SURFACE | CUBEMAP | GATHER | _ATTACHED
 FACES: Final = 6
-CHANNEL_BYTES: Final = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
-"""Bytes of a channel by CUarray_format: unsigned and signed integers of 8, 16 and 32 bits, half and float."""
 _KNOWN_FORMATS: Final = frozenset(members("CUarray_format", "CU_AD_FORMAT_").values())
 
 

@@ -6,10 +6,10 @@ import struct
 from ctypes import string_at
 from typing import Final
 
+from pympsd.wire.texture_object import CHANNEL_BYTES
 from pympsd_client._arguments.array_structs import ArrayDescription
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._objects.arrays import array
-from pympsd_client._objects.arrays.shapes import CHANNEL_BYTES
 
 CHANNELS: Final = struct.Struct("=4ii")
 """cudaChannelFormatDesc: the bits of each channel, and their kind."""

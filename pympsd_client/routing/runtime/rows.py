@@ -73,6 +73,17 @@ cudaArrayGetInfo(out cudaChannelFormatDesc desc, out cudaExtent extent, out unsi
 cudaGetChannelDesc(out cudaChannelFormatDesc desc, cudaArray_t array) = channels
 """
 
+_TEXTURES: Final = """
+cudaCreateTextureObject(out cudaTextureObject_t pTexObject, cudaResourceDesc *pResDesc, cudaTextureDesc *pTexDesc,
+    cudaResourceViewDesc *pResViewDesc) = create
+cudaGetTextureObjectResourceDesc(cudaResourceDesc *pResDesc, cudaTextureObject_t texObject) = write_resource
+cudaGetTextureObjectTextureDesc(cudaTextureDesc *pTexDesc, cudaTextureObject_t texObject) = write_description
+cudaGetTextureObjectResourceViewDesc(cudaResourceViewDesc *pResViewDesc, cudaTextureObject_t texObject) = write_view
+cudaCreateSurfaceObject(out cudaSurfaceObject_t pSurfObject, cudaResourceDesc *pResDesc) = create_surface
+cudaGetSurfaceObjectResourceDesc(cudaResourceDesc *pResDesc, cudaSurfaceObject_t surfObject)
+    = write_resource_of_surface
+"""
+
 _ARRAY_COPIES: Final = f"""
 {_TO_ROWS.format("cudaMemcpy2DToArray", "")} = rows_to_array
 {_TO_ROWS.format("cudaMemcpy2DToArrayAsync", _IN_ORDER)} = rows_to_array
@@ -120,6 +131,7 @@ ROWS: Final = {
         *chapter(f"{_FOLDER}.copies", _COPIES),
         *chapter(f"{_FOLDER}.arrays", _ARRAYS),
         *chapter(f"{_FOLDER}.copies", _ARRAY_COPIES),
+        *chapter(f"{_FOLDER}.textures", _TEXTURES),
         *chapter(f"{_FOLDER}.streams", _STREAMS),
         *chapter(f"{_FOLDER}.graphs", _GRAPHS),
     )

@@ -130,7 +130,7 @@ class Code:
 # The operations that have no result; of all others operand 0 is the result.
 WITHOUT_RESULT_NAMES = (
     "st red bra brx exit bar barrier trap membar fence nanosleep prefetch prefetchu discard applypriority "
-    "label pmevent brkpt system:assertfail system:free procreturn griddepcontrol setmaxnreg cp stmatrix"
+    "label pmevent brkpt system:assertfail system:free procreturn griddepcontrol setmaxnreg cp stmatrix sust"
 )
 WITHOUT_RESULT = frozenset(WITHOUT_RESULT_NAMES.split())
 
