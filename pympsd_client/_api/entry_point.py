@@ -66,6 +66,7 @@ _STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUDA_ARRAY3D_DESCRIPTOR *": array_structs.array_3d,
     "CUDA_MEMCPY2D *": structs.copy_2d,
     "CUDA_MEMCPY3D *": structs.copy_3d,
+    "CUDA_MEMCPY3D_PEER *": structs.copy_3d_peer,
     **texture_structs.READERS,
     "CUmemAllocationProp *": memory_structs.allocation_properties,
     "CUmemLocation *": memory_structs.location,

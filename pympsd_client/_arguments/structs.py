@@ -149,6 +149,16 @@ def copy_3d(given: Any) -> Copy3D | None:
     return None if given is None else copy_at(address_of(given, "CUDA_MEMCPY3D"), Memcpy3D)
 
 
+def copy_3d_peer(given: Any) -> tuple[Copy3D, int, int] | None:
+    """Return the copy of a CUDA_MEMCPY3D_PEER, the contexts of destination and source, None for None; TypeError."""
+    if given is None:
+        return None
+    # It is a CUDA_MEMCPY3D with contexts where that has reserved fields.
+    address = address_of(given, "CUDA_MEMCPY3D_PEER")
+    raw: Any = Memcpy3D.from_address(address)
+    return copy_at(address, Memcpy3D), raw.reserved1, raw.reserved0
+
+
 def address_of(given: Any, name: str) -> int:
     """Return where a C structure lies that is given as cuda.bindings has it, or by its address; TypeError."""
     if isinstance(given, InMemory):

@@ -235,3 +235,36 @@ def test_a_graph_copies_arrays(context: Any) -> None:
     back = bytearray(32)
     assert cuda.cuMemcpyAtoH(back, array, 0, 32) == DONE
     assert back == data
+
+
+def peer_copy(extent: tuple[int, int, int], source: Any, destination: Any) -> Any:
+    """Return a CUDA_MEMCPY3D_PEER; each side is a context, a memory type and what it is."""
+    made = cuda.CUDA_MEMCPY3D_PEER()
+    made.WidthInBytes, made.Height, made.Depth = extent
+    for name, (context, kind, what) in (("src", source), ("dst", destination)):
+        setattr(made, f"{name}Context", context)
+        setattr(made, f"{name}MemoryType", kind)
+        setattr(made, name + {DEVICE: "Device", ARRAY: "Array"}[kind], what)
+    return made
+
+
+def test_copies_between_contexts(devices: None) -> None:
+    """From memory of one device to an array of another, and back; a side is on the device of its context."""
+    first, second = (ok(cuda.cuCtxCreate(None, 0, number)) for number in (0, 1))
+    array, data = ok(cuda.cuArray3DCreate(described(4, 2, 0))), bytes(range(32))
+    assert cuda.cuCtxSetCurrent(first) == DONE
+    memory = ok(cuda.cuMemAlloc(32))
+    assert cuda.cuMemcpyHtoD(memory, data, 32) == DONE
+    here, there = (first, DEVICE, memory), (second, ARRAY, array)
+    assert cuda.cuMemcpy3DPeer(peer_copy((16, 2, 1), here, there)) == DONE
+    assert cuda.cuMemsetD8(memory, 0, 32) == DONE
+    assert cuda.cuMemcpy3DPeerAsync(peer_copy((16, 2, 1), there, here), 0) == DONE
+    back = bytearray(32)
+    assert cuda.cuMemcpyDtoH(back, memory, 32) == DONE
+    assert back == data
+    for wrong in ((first, ARRAY, array), (second, DEVICE, memory)):
+        assert cuda.cuMemcpy3DPeer(peer_copy((16, 2, 1), wrong, here)) == INVALID
+        assert "srcContext" in last_error()
+    nowhere = peer_copy((16, 2, 1), (77, DEVICE, memory), there)
+    assert cuda.cuMemcpy3DPeer(nowhere) == (Result.CUDA_ERROR_INVALID_CONTEXT,)
+    assert cuda.cuMemcpy3DPeer(None) == INVALID

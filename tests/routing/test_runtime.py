@@ -117,6 +117,12 @@ ok(runtime.cudaMemcpy2DFromArrayAsync(memory, 20, flat, 0, 0, 20, 3, Kind.cudaMe
 ok(runtime.cudaMemcpyToArray(flat, 16, 2, memory, 4, Kind.cudaMemcpyDeviceToDevice))
 ok(runtime.cudaMemcpy2DFromArray(at(back), 20, flat, 0, 0, 20, 3, Kind.cudaMemcpyDeviceToHost))
 print(list(back[:8]), list(back[20:24]), list(back[48:60]))
+peer, back = runtime.cudaMemcpy3DPeerParms(), (ctypes.c_ubyte * size)()
+peer.srcPtr, peer.dstArray, peer.extent = runtime.make_cudaPitchedPtr(memory, 20, 5, 3), flat, box
+ok(runtime.cudaMemset(memory, 7, 64)); ok(runtime.cudaMemcpy3DPeer(peer)); ok(runtime.cudaMemcpy3DPeerAsync(peer, 0))
+ok(runtime.cudaMemcpyFromArray(at(back), flat, 0, 0, 12, Kind.cudaMemcpyDeviceToHost))
+peer.dstDevice = 99
+print(list(back[:9]), int(runtime.cudaMemcpy3DPeer(peer)[0]))
 pyramid = ok(runtime.cudaMallocMipmappedArray(channels, extent, 2, 0))
 level = ok(runtime.cudaGetMipmappedArrayLevel(pyramid, 1))
 print(ok(runtime.cudaArrayGetInfo(level))[1].width)
@@ -128,7 +134,7 @@ print([int(one[0]) for one in (runtime.cudaFreeArray(cube), runtime.cudaMallocAr
     assert run(program, begin=BEGINNING).stdout.splitlines() == [
         "16 16 0 0 5 3 2 0", "2 16", "True",
         f"{[92, 93, 94, 95, 96, 97, 98, 99]} {[96, 97, 98, 99]} {[0, 1, 2, 3, 0, 1, 2, 3, 92, 93, 94, 95]}",
-        "2", "[400, 20, 1]",
+        "[7, 7, 7, 7, 7, 7, 7, 7, 0] 101", "2", "[400, 20, 1]",
     ]  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from pympsd_client._arguments.structs import Copy3D, CopySide
 from pympsd_client._objects import region_copy
 from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
-from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.context import Context, context_of, current
+from pympsd_client._objects.memory import ordinal_at
 from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.region_copy import Extent, Region
 
@@ -34,6 +35,28 @@ def copy(given: Copy3D | None, stream: int, wait: bool = False) -> None:
     found = regions(given, context)
     if found is not None:
         region_copy.copy(*found, stream, wait)
+
+
+def copy_peer(given: tuple[Copy3D, int, int] | None, stream: int) -> None:
+    """Copy between contexts, in stream order, as cuMemcpy3DAsync; it needs no peer access.
+
+    INVALID_CONTEXT for a context that there is not, INVALID_VALUE if it is of another device than its side.
+    """
+    current().usable()
+    if given is None:
+        raise invalid_value("the description of the copy is NULL")
+    described, *handles = given
+    for side, handle, name in zip((described.destination, described.source), handles, ("dst", "src"), strict=True):
+        device = context_of(handle).device
+        if side.memory_type == _TYPES["ARRAY"]:
+            ordinal = arrays.find(side.array).context.device.ordinal
+        elif side.memory_type == _TYPES["DEVICE"]:
+            ordinal = ordinal_at(side.device)
+        else:
+            continue
+        if ordinal != device.ordinal:
+            raise invalid_value(f"the memory of {name} is not on the device of {name}Context")
+    copy(described, stream)
 
 
 def regions(given: Copy3D, context: Context) -> tuple[Region, Region, Extent] | None:

@@ -74,6 +74,23 @@ class _Parameters(ctypes.Structure):
     )
 
 
+class _PeerParameters(ctypes.Structure):
+    """cudaMemcpy3DPeerParms"""
+
+    _fields_ = (
+        ("srcArray", ctypes.c_size_t),
+        ("srcPos", ctypes.c_size_t * 3),
+        ("srcPtr", ctypes.c_size_t * 4),
+        ("srcDevice", ctypes.c_int),
+        ("dstArray", ctypes.c_size_t),
+        ("dstPos", ctypes.c_size_t * 3),
+        ("dstPtr", ctypes.c_size_t * 4),
+        ("dstDevice", ctypes.c_int),
+        ("extent", ctypes.c_size_t * 3),
+    )
+    kind = _DEFAULT
+
+
 def copy_2d(destination: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int) -> None:
     """Copy rows; return when the copy is complete."""
     _submit(rows(destination, to_pitch, source, pitch, width, height, kind), None)
@@ -110,6 +127,16 @@ def slices(place: int) -> Any:
     if not place:
         raise invalid_value("the address of the cudaMemcpy3DParms is NULL")
     return _slices(_Parameters.from_address(place))
+
+
+def copy_3d_peer(place: int, stream: int = 0) -> None:
+    """Copy slices of rows between devices in stream order; INVALID_DEVICE."""
+    if not place:
+        raise invalid_value("the address of the cudaMemcpy3DPeerParms is NULL")
+    given: Any = _PeerParameters.from_address(place)
+    process.device(given.dstDevice)
+    process.device(given.srcDevice)
+    _submit(_slices(given), stream)
 
 
 def _slices(given: Any) -> Any:

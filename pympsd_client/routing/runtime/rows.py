@@ -57,6 +57,8 @@ cudaMemcpy2DAsync(void *dst, size_t dpitch, void *src, size_t spitch, size_t wid
     cudaMemcpyKind kind, cudaStream_t stream) = copy_2d_async
 cudaMemcpy3D(cudaMemcpy3DParms *p) = copy_3d
 cudaMemcpy3DAsync(cudaMemcpy3DParms *p, cudaStream_t stream) = copy_3d_async
+cudaMemcpy3DPeer(cudaMemcpy3DPeerParms *p) = copy_3d_peer
+cudaMemcpy3DPeerAsync(cudaMemcpy3DPeerParms *p, cudaStream_t stream) = copy_3d_peer
 """
 
 _ARRAYS: Final = """
