@@ -198,6 +198,11 @@ def test_objects_know_what_they_were_made_of(context: Any) -> None:
     assert cuda.cuMemFree(int(texture))[0] == INVALID
 
 
+def cube() -> Any:
+    """Return a cubemap."""
+    return ok(cuda.cuArray3DCreate(described(4, 4, 6, flags=CUBEMAP)))
+
+
 REFUSED = {
     "no resource": (lambda m, a, p: (None, sampled(), None), INVALID, "NULL"),
     "no description": (lambda m, a, p: (of_array(a), None, None), INVALID, "NULL"),
@@ -231,6 +236,9 @@ REFUSED = {
         lambda m, a, p: (of_array(a), sampled(), viewed(0x19, (8, 4, 0), (0, 0), (0, 0))),
         Result.CUDA_ERROR_NOT_SUPPORTED, "block compression",
     ),
+    "seamless": (
+        lambda m, a, p: (of_array(cube()), sampled(0x40, True), None), Result.CUDA_ERROR_NOT_SUPPORTED, "SEAMLESS",
+    ),
     "filtered integers": (
         lambda m, a, p: (of_memory(m, 64, Format.CU_AD_FORMAT_SIGNED_INT32), sampled(0, True), None),
         INVALID, "LINEAR filtering",
@@ -243,8 +251,9 @@ def test_a_texture_that_cannot_be_is_refused(context: Any, case: str) -> None:
     memory, array = ok(cuda.cuMemAlloc(4096)), ok(cuda.cuArray3DCreate(described(8, 4, 0)))
     pyramid = ok(cuda.cuMipmappedArrayCreate(described(8, 4, 0), 2))
     make, result, words = REFUSED[case]
+    given = make(int(memory), array, pyramid)
     free = ok(cuda.cuMemGetInfo())[0]
-    assert cuda.cuTexObjectCreate(*make(int(memory), array, pyramid)) == (result, None)
+    assert cuda.cuTexObjectCreate(*given) == (result, None)
     assert words in last_error()
     assert ok(cuda.cuMemGetInfo())[0] == free
 

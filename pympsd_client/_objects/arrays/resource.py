@@ -17,6 +17,8 @@ from pympsd_client._objects.memory import owner
 
 _VIEW_FORMATS: Final = (0x01, 0x08, 0x02, 0x09, 0x03, 0x0A, 0x10, 0x20)
 """CUarray_format in the order of CUresourceViewFormat, which has each with 1, 2 and 4 channels, from 1 on."""
+_SEAMLESS: Final = 0x40
+"""CU_TRSF_SEAMLESS_CUBEMAP"""
 _FLAGS: Final = 0x73
 """All CU_TRSF_*"""
 
@@ -85,6 +87,12 @@ def _of_arrays(of: Resource, how: Sampling, view: View | None) -> TextureObject:
             raise invalid_value("coordinates of a mipmapped array are normalized: set NORMALIZED_COORDINATES")
     else:
         found = (arrays.find(of.place),)
+    if how.flags & _SEAMLESS and how.filter and found[0].description.flags & CUBEMAP:
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            "filtering across the edges of a cubemap's faces (SEAMLESS_CUBEMAP) is not supported; without it each "
+            "face is filtered alone",
+        )
     return _made(Kind.ARRAY, found, how) if view is None else _viewed(found, how, view)
 
 
