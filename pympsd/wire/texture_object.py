@@ -13,8 +13,23 @@ from typing import Final
 
 from attrs import frozen
 
-CHANNEL_BYTES: Final = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
-"""Bytes of a channel by CUarray_format: unsigned and signed integers of 8, 16 and 32 bits, half and float."""
+NORMALIZED: Final = range(0xC0, 0xCC)
+"""The CUarray_formats of integers that are always read as 0 or -1 to 1: of 8 and 16 bits, unsigned, then signed, each
+with 1, 2 and 4 channels."""
+NORMALIZED_CHANNELS: Final = {format: (1, 2, 4)[index % 3] for index, format in enumerate(NORMALIZED)}
+CHANNEL_BYTES: Final = {
+    0x01: 1,
+    0x02: 2,
+    0x03: 4,
+    0x08: 1,
+    0x09: 2,
+    0x0A: 4,
+    0x10: 2,
+    0x20: 4,
+    **{format: (1, 2)[index // 3 % 2] for index, format in enumerate(NORMALIZED)},
+}
+"""Bytes of a channel by CUarray_format: unsigned and signed integers of 8, 16 and 32 bits, half and float; and those
+of NORMALIZED."""
 LEVELS: Final = 18
 """The most levels of a mipmapped array: its longest side has up to 131072 elements."""
 
@@ -95,7 +110,8 @@ class TextureObject:
     def is_float(self) -> bool:
         """Whether elements are read as floats: they are, or they are small integers read as -1 or 0 to 1."""
         is_small = CHANNEL_BYTES[self.format] < 4
-        return self.format in _FLOATS or (is_small and not self.sampling.flags & Flag.READ_AS_INTEGER)
+        always = self.format in _FLOATS or self.format in NORMALIZED
+        return always or (is_small and not self.sampling.flags & Flag.READ_AS_INTEGER)
 
 
 _FLOATS: Final = (0x10, 0x20)

@@ -71,6 +71,7 @@ def test_an_array_knows_its_description(context: Any, format: Any, shape: tuple[
         ((7, 5, 0, FLOAT, 3), Result.CUDA_ERROR_INVALID_VALUE, "1, 2 or 4 channels"),
         ((7, 5, 0, None), Result.CUDA_ERROR_INVALID_VALUE, "no CUarray_format"),
         ((7, 5, 0, Format.CU_AD_FORMAT_NV12), Result.CUDA_ERROR_NOT_SUPPORTED, "HALF and FLOAT are"),
+        ((7, 5, 0, Format.CU_AD_FORMAT_UNORM_INT8X2), Result.CUDA_ERROR_INVALID_VALUE, "have 2 channels"),
         ((7, 5, 0, FLOAT, 1, LAYERED), Result.CUDA_ERROR_INVALID_VALUE, "number of its layers"),
         ((7, 5, 6, FLOAT, 1, CUBEMAP), Result.CUDA_ERROR_INVALID_VALUE, "as high as it is wide"),
         ((7, 7, 5, FLOAT, 1, CUBEMAP), Result.CUDA_ERROR_INVALID_VALUE, "depth of a cubemap is 6"),

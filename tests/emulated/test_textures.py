@@ -173,6 +173,19 @@ def test_formats(machine: Machine, format: int, channels: int) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-7)
 
 
+@pytest.mark.parametrize("number", range(12))
+def test_formats_that_are_always_normalized(machine: Machine, number: int) -> None:
+    """UNORM and SNORM of 8 and 16 bits, with 1, 2 and 4 channels; the flag for integers changes nothing."""
+    dtype, channels = np.dtype(("u1", "u2", "i1", "i2")[number // 3]), (1, 2, 4)[number % 3]
+    data = np.array([0, 1, 2, np.iinfo(dtype).max], dtype).repeat(channels).reshape(1, 1, 4, channels)
+    given = np.arange(4, dtype="i4").reshape(4, 1).repeat(4, 1)
+    text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
+    got = machine.run(text, machine.object(0xC0 + number, channels, machine.array(data), flags=AS_INTEGER), given)
+    greatest = np.iinfo(dtype).max
+    wanted = np.array([0, 1 / greatest, 2 / greatest, 1], "f4").reshape(4, 1).repeat(channels, 1)
+    np.testing.assert_array_equal(got.view("f4")[:, :channels], wanted)
+
+
 def test_srgb(machine: Machine) -> None:
     data = np.array([0, 10, 128, 255], np.uint8).reshape(1, 1, 1, 4)
     texture = machine.object(U8, 4, machine.array(data), flags=SRGB)

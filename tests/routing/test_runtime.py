@@ -123,6 +123,10 @@ ok(runtime.cudaMemset(memory, 7, 64)); ok(runtime.cudaMemcpy3DPeer(peer)); ok(ru
 ok(runtime.cudaMemcpyFromArray(at(back), flat, 0, 0, 12, Kind.cudaMemcpyDeviceToHost))
 peer.dstDevice = 99
 print(list(back[:9]), int(runtime.cudaMemcpy3DPeer(peer)[0]))
+kind = runtime.cudaChannelFormatKind.cudaChannelFormatKindSignedNormalized16X2
+wanted = ok(runtime.cudaCreateChannelDesc(16, 16, 0, 0, kind))
+scaled = ok(runtime.cudaGetChannelDesc(ok(runtime.cudaMallocArray(wanted, 4, 4, 0))))
+print(scaled.x, scaled.y, scaled.z, scaled.f == kind)
 pyramid = ok(runtime.cudaMallocMipmappedArray(channels, extent, 2, 0))
 level = ok(runtime.cudaGetMipmappedArrayLevel(pyramid, 1))
 print(ok(runtime.cudaArrayGetInfo(level))[1].width)
@@ -134,7 +138,7 @@ print([int(one[0]) for one in (runtime.cudaFreeArray(cube), runtime.cudaMallocAr
     assert run(program, begin=BEGINNING).stdout.splitlines() == [
         "16 16 0 0 5 3 2 0", "2 16", "True",
         f"{[92, 93, 94, 95, 96, 97, 98, 99]} {[96, 97, 98, 99]} {[0, 1, 2, 3, 0, 1, 2, 3, 92, 93, 94, 95]}",
-        "[7, 7, 7, 7, 7, 7, 7, 7, 0] 101", "2", "[400, 20, 1]",
+        "[7, 7, 7, 7, 7, 7, 7, 7, 0] 101", "16 16 0 True", "2", "[400, 20, 1]",
     ]  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def create(given: ArrayDescription | None) -> int:
     """Return the handle of a new array, all zero.
 
     INVALID_VALUE for a description that CUDA does not have, or larger than the device's attributes allow;
-    NOT_SUPPORTED for formats other than integers of 8, 16 and 32 bits, half and float; OUT_OF_MEMORY.
+    NOT_SUPPORTED for formats of video, graphics and compressed blocks; OUT_OF_MEMORY.
     """
     context, description = _checked(given)
     made = Array(context.mint(), context, 0, description)

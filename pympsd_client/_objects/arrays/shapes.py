@@ -8,7 +8,7 @@ from typing import Final
 from attrs import evolve
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.texture_object import CHANNEL_BYTES
+from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED_CHANNELS
 from pympsd_client._arguments.array_structs import ArrayDescription
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
@@ -40,11 +40,13 @@ def check_format(format: int, channels: int) -> None:
         if format in _KNOWN_FORMATS:
             raise CudaError(
                 Result.ERROR_NOT_SUPPORTED,
-                f"CUarray_format {format:#x} is not supported; integers of 8, 16 and 32 bits, HALF and FLOAT are",
+                f"CUarray_format {format:#x} is not supported; integers of 8, 16 and 32 bits, UNORM, SNORM, HALF and FLOAT are",
             )
         raise invalid_value(f"{format:#x} is no CUarray_format")
     if channels not in (1, 2, 4):
         raise invalid_value(f"an element has 1, 2 or 4 channels, not {channels}")
+    if channels != NORMALIZED_CHANNELS.get(format, channels):
+        raise invalid_value(f"elements of CUarray_format {format:#x} have {NORMALIZED_CHANNELS[format]} channels")
 
 
 def check(of: ArrayDescription, limits: Mapping[str, int]) -> None:

@@ -6,7 +6,7 @@ import struct
 from ctypes import string_at
 from typing import Final
 
-from pympsd.wire.texture_object import CHANNEL_BYTES
+from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED
 from pympsd_client._arguments.array_structs import ArrayDescription
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._objects.arrays import array
@@ -18,10 +18,13 @@ _INVALID_CHANNELS: Final = 20
 """cudaErrorInvalidChannelDescriptor, which the driver does not have"""
 _SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2
 """cudaChannelFormatKind"""
-_FORMATS: Final = {
+_FIRST_NORMALIZED: Final = 5
+"""cudaChannelFormatKindUnsignedNormalized8X1: the kinds follow each other as the formats do"""
+_FORMATS: Final[dict[tuple[int, int], int]] = {
     (_UNSIGNED, 8): 0x01, (_UNSIGNED, 16): 0x02, (_UNSIGNED, 32): 0x03,
     (_SIGNED, 8): 0x08, (_SIGNED, 16): 0x09, (_SIGNED, 32): 0x0A,
     (_FLOAT, 16): 0x10, (_FLOAT, 32): 0x20,
+    **{(_FIRST_NORMALIZED + index, 8 * CHANNEL_BYTES[each]): each for index, each in enumerate(NORMALIZED)},
 }  # fmt: skip
 """CUarray_format by kind and bits."""
 _KINDS: Final = {format: kind for (kind, _), format in _FORMATS.items()}

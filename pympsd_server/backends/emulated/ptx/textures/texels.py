@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pympsd.wire.texture_object import BYTES, Flag, Kind, Level, TextureObject, unpack
+from pympsd.wire.texture_object import BYTES, NORMALIZED, Flag, Kind, Level, TextureObject, unpack
 from pympsd_server.backends.emulated.ptx.datatypes import (
     F16,
     F32,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _DTYPES: Final[dict[int, DType]] = {
     0x01: U8, 0x02: U16, 0x03: U32, 0x08: S8, 0x09: S16, 0x0A: S32, 0x10: F16, 0x20: F32,
+    **{format: (U8, U16, S8, S16)[index // 3] for index, format in enumerate(NORMALIZED)},
 }  # fmt: skip
 
 Work = Callable[[TextureObject, tuple[Array, ...]], Array]
