@@ -40,7 +40,8 @@ def check_format(format: int, channels: int) -> None:
         if format in _KNOWN_FORMATS:
             raise CudaError(
                 Result.ERROR_NOT_SUPPORTED,
-                f"CUarray_format {format:#x} is not supported; integers of 8, 16 and 32 bits, UNORM, SNORM, HALF and FLOAT are",
+                f"CUarray_format {format:#x} is not supported; integers of 8, 16 and 32 bits, UNORM, SNORM, HALF "
+                "and FLOAT are",
             )
         raise invalid_value(f"{format:#x} is no CUarray_format")
     if channels not in (1, 2, 4):
