@@ -78,11 +78,13 @@ _NOT_SERVED: Final = (
     "MEMPOOL_SUPPORTED_HANDLE_TYPES",
     "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
 )
-"""Attributes of what a GPU has and the ``cuda`` backend does not do; clients refuse by them, so they are 0."""
+_OF_TEXTURES: Final = ("MAXIMUM_TEXTURE", "MAXIMUM_SURFACE")
+"""Attributes of what a GPU has and the ``cuda`` backend does not do; clients refuse by them, so they are 0.
+Those of textures begin so."""
 
 
 def _as_served(device: DeviceFacts) -> DeviceFacts:
-    refused = dict.fromkeys(device.attributes.keys() & set(_NOT_SERVED), 0)
+    refused = {name: 0 for name in device.attributes if name in _NOT_SERVED or name.startswith(_OF_TEXTURES)}
     return evolve(device, attributes={**device.attributes, **refused})
 
 

@@ -13,7 +13,16 @@ from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments import bindings, graph_structs, memory_structs, resources, shared_handles, structs
+from pympsd_client._arguments import (
+    array_structs,
+    bindings,
+    graph_structs,
+    memory_structs,
+    resources,
+    shared_handles,
+    structs,
+    texture_structs,
+)
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number, text, unsigned
@@ -67,9 +76,12 @@ _AS_GIVEN: Final = frozenset(
 _GRAPH_STRUCTS: Final = tuple(f"{name} *" for name in graph_structs.NAMES)
 """Structures and arrays that the core reads where they are."""
 _STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
+    "CUDA_ARRAY_DESCRIPTOR *": array_structs.array_2d,
+    "CUDA_ARRAY3D_DESCRIPTOR *": array_structs.array_3d,
     "CUDA_MEMCPY2D *": structs.copy_2d,
     "CUDA_MEMCPY3D *": structs.copy_3d,
     "CUDA_MEMCPY3D_PEER *": structs.copy_3d_peer,
+    **texture_structs.READERS,
     "CUmemAllocationProp *": memory_structs.allocation_properties,
     "CUmemLocation *": memory_structs.location,
     "CUmemPoolProps *": memory_structs.pool_properties,
@@ -98,6 +110,8 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUstreamAttrValue": structs.stream_attribute,
     "CUuuid": structs.uuid,
     "CUexecAffinityParam": structs.sm_affinity,
+    **array_structs.WRAPPERS,
+    **texture_structs.WRAPPERS,
     **graph_structs.WRAPPERS,
     **shared_handles.WRAPPERS,
     "CUdevResource": resources.made,

@@ -156,6 +156,7 @@ def _side_fields(side: CopySide) -> tuple[tuple[str, int], ...]:
         ("Y", side.y),
         ("Z", side.z),
         ("LOD", side.level),
+        ("Array", side.array),
     )
 
 

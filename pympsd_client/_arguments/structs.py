@@ -89,7 +89,9 @@ class CopySide:
     y: int
     z: int
     level: int
-    """The level of a mipmapped array."""
+    """0: a level of a mipmapped array is an array."""
+    array: int = 0
+    """The handle of an array."""
 
 
 @frozen
@@ -177,7 +179,7 @@ def copy_at(address: int, layout: type[_Memcpy2D | Memcpy3D]) -> Copy3D:
 
         return CopySide(
             value("MemoryType"), value("Host"), value("Device"), value("Pitch"), value("Height"),
-            value("XInBytes"), value("Y"), value("Z"), value("LOD"),
+            value("XInBytes"), value("Y"), value("Z"), value("LOD"), value("Array"),
         )  # fmt: skip
 
     return Copy3D(side("dst"), side("src"), raw.WidthInBytes, raw.Height, getattr(raw, "Depth", 1))

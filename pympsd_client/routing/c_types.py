@@ -27,6 +27,7 @@ BY_VALUE: Final = {
     "CUipcEventHandle": 64,
     "cudaExtent": 24,
     "cudaPitchedPtr": 32,
+    "cudaChannelFormatDesc": 20,
 }
 """Structures that functions take by value, and their bytes."""
 STRUCTURES: Final = {
@@ -40,6 +41,9 @@ STRUCTURES: Final = {
     "cudaDevResource": 144,
     "CUDA_ARRAY_DESCRIPTOR": 24,
     "CUDA_ARRAY3D_DESCRIPTOR": 40,
+    "CUDA_RESOURCE_DESC": 144,
+    "CUDA_TEXTURE_DESC": 104,
+    "CUDA_RESOURCE_VIEW_DESC": 112,
     "CUmemAllocationProp": 32,
     "CUmemPoolProps": 88,
     "CUstreamAttrValue": 64,

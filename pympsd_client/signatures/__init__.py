@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from pympsd_client.signatures import (
+    arrays,
     capture,
     devices,
     execution,
@@ -37,6 +38,7 @@ _CHAPTERS: Final = (
     pools,
     virtual_memory,
     ipc,
+    arrays,
     execution,
     libraries,
     settings,

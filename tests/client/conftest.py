@@ -16,6 +16,8 @@ from pympsd_client._arguments.errors import CudaError, failed
 from pympsd_client._command_stream.launch_cache import is_native
 from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
+from pympsd_client._objects.arrays.array import arrays, mipmapped_arrays
+from pympsd_client._objects.arrays.texture import surfaces, textures
 from pympsd_client._objects.code.library import kernels, libraries
 from pympsd_client._objects.code.link import links
 from pympsd_client._objects.context import contexts
@@ -29,6 +31,7 @@ from tests.client.fake_executor import FakeExecutor
 
 WITH_NATIVE_WORKERS: Final = frozenset(
     {
+        "test_client_arrays",
         "test_client_capture",
         "test_client_graphs",
         "test_client_libraries",
@@ -79,7 +82,22 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
     """Pretend that cuInit has reached a connection; afterwards the process is as before cuInit."""
     before = process.connection, process.primaries
     tables: list[dict[int, Any]] = [contexts, libraries, kernels, links]
-    tables += [*(each._objects for each in (modules, functions, streams, events, allocations))]
+    tables += [
+        *(
+            each._objects
+            for each in (
+                modules,
+                functions,
+                streams,
+                events,
+                allocations,
+                arrays,
+                mipmapped_arrays,
+                textures,
+                surfaces,
+            )
+        )
+    ]
     kept = [dict(table) for table in tables]
     stack = list(this_thread.stack)
     this_thread.stack.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from recorded_corpus import CORPUS, KERNELS, module_of
+from recorded_corpus import CORPUS, KERNELS, module_of, objects_of
 
 from tests.gpu.devices import OneDevice
 
@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 def outputs_on(device: OneDevice, name: str) -> dict[str, Array]:
-    """Launch a kernel as its manifest says; return its outputs by name."""
+    """Launch a kernel as its manifest says; return its outputs by name. Textures are the emulated device's only."""
     entry, inputs = KERNELS[name], module_of("inputs")
     device.fresh()
     module = device.load((CORPUS / entry["ptx"]).read_bytes())
@@ -25,7 +25,9 @@ def outputs_on(device: OneDevice, name: str) -> dict[str, Array]:
             device.write(addresses[key], value.tobytes())
         else:
             addresses[key] = device.put(value)
-    arguments = inputs.arguments(entry, addresses)
+    objects = objects_of(entry, addresses)
+    handles = {key: device.put(np.frombuffer(data, np.uint8)) for key, data in objects.items()}
+    arguments = inputs.arguments(entry, addresses | handles)
     device.launch(module, entry["entry"], entry["grid"], entry["block"], entry["shared"], arguments)
     return {key: _read(device, addresses[key], spec) for key, spec in inputs.outputs(entry).items()}
 

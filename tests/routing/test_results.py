@@ -10,7 +10,7 @@ from tests.routing.conftest import Run
 def test_a_function_that_pympsd_lacks_is_not_supported(run: Run) -> None:
     program = """
 context()
-print(int(cuda.cuMemcpy3DPeer(cuda.CUDA_MEMCPY3D_PEER())[0]), int(cuda.cuMemcpy3DPeer(cuda.CUDA_MEMCPY3D_PEER())[0]))
+print(int(cuda.cuArrayGetPlane(0, 0)[0]), int(cuda.cuArrayGetPlane(0, 0)[0]))
 print(int(cuda.cuMemFree(4660)[0]))
 """
     silent = run(program)
@@ -21,13 +21,13 @@ def test_failed_calls_are_explained(run: Run) -> None:
     program = """
 context()
 for _ in range(2):
-    cuda.cuMemcpy3DPeer(cuda.CUDA_MEMCPY3D_PEER())
+    cuda.cuArrayGetPlane(0, 0)
     cuda.cuMemFree(4660)
 event = ok(cuda.cuEventCreate(0))
 cuda.cuLaunchKernel(4660, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
 """
     said = run(program, PYMPSD_EXPLAIN="1").stderr.splitlines()
-    refused = "pympsd: cuMemcpy3DPeer: CUDA_ERROR_NOT_SUPPORTED: pympsd does not have cuMemcpy3DPeer yet"
+    refused = "pympsd: cuArrayGetPlane: CUDA_ERROR_NOT_SUPPORTED: pympsd does not have cuArrayGetPlane yet"
     freed = "pympsd: cuMemFree: CUDA_ERROR_INVALID_VALUE: 0x1234 is not the start of an allocation of this process"
     assert said[:3] == [refused, freed, freed]  # what is missing is named once
     assert re.match("pympsd: cuLaunchKernel: CUDA_ERROR_INVALID_HANDLE: 0x1234 is no kernel", said[3])
@@ -56,7 +56,7 @@ def test_addresses_of_functions(run: Run) -> None:
     program = """
 found = ok(cuda.cuGetProcAddress(b"cuInit", 13000, 0))
 print(found[0] != 0, int(found[1]))
-for name in (b"cuNothing", b"cudaMalloc", b"cuArrayCreate"):
+for name in (b"cuNothing", b"cudaMalloc", b"cuArrayGetPlane"):
     print(int(cuda.cuGetProcAddress(name, 13000, 0)[0]))
 """
     assert run(program).stdout.split() == ["True", "0", "500", "500", "500"]

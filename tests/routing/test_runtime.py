@@ -85,6 +85,125 @@ print(int(runtime.cudaStreamSynchronize(stream)[0]), int(runtime.cudaEventQuery(
     assert run(program, begin=BEGINNING).stdout.splitlines() == ["True 1", "400 0"]
 
 
+def test_arrays(run: Run) -> None:
+    program = """
+from cuda.bindings import driver
+at, size = ctypes.addressof, 4 * 5 * 3 * 2
+channels = ok(runtime.cudaCreateChannelDesc(16, 16, 0, 0, runtime.cudaChannelFormatKind.cudaChannelFormatKindSigned))
+extent = runtime.cudaExtent()
+extent.width, extent.height, extent.depth = 5, 3, 2
+cube, flat = ok(runtime.cudaMalloc3DArray(channels, extent, 0)), ok(runtime.cudaMallocArray(channels, 5, 3, 0))
+found, shape, flags = ok(runtime.cudaArrayGetInfo(cube))
+print(found.x, found.y, found.z, int(found.f), shape.width, shape.height, shape.depth, flags)
+print(ok(driver.cuArrayGetDescriptor(int(flat))).NumChannels, ok(runtime.cudaGetChannelDesc(flat)).y)
+host, back = (ctypes.c_ubyte * size)(*range(size)), (ctypes.c_ubyte * size)()
+source = runtime.cudaPitchedPtr()
+source.ptr, source.pitch, source.xsize, source.ysize = at(host), 20, 20, 3
+copy = runtime.cudaMemcpy3DParms()
+copy.srcPtr, copy.dstArray, copy.extent, copy.kind = source, cube, extent, Kind.cudaMemcpyHostToDevice
+ok(runtime.cudaMemcpy3D(copy))
+ok(runtime.cudaMemcpyFromArray(at(back), cube, 0, 0, size, Kind.cudaMemcpyDeviceToHost))
+print(bytes(back) == bytes(host))
+part, box, corner = runtime.cudaMemcpy3DParms(), runtime.cudaExtent(), runtime.cudaPos()
+box.width, box.height, box.depth, corner.x, corner.y, corner.z = 2, 1, 1, 3, 1, 1
+part.srcArray, part.srcPos, part.dstArray, part.extent = cube, corner, flat, box
+part.kind = Kind.cudaMemcpyDeviceToDevice
+ok(runtime.cudaMemcpy3DAsync(part, 0))
+ok(runtime.cudaMemcpy2DToArray(flat, 8, 2, at(host), 7, 4, 1, Kind.cudaMemcpyHostToDevice))
+ok(runtime.cudaMemcpy2DArrayToArray(flat, 12, 2, flat, 8, 2, 4, 1, Kind.cudaMemcpyDeviceToDevice))
+ok(runtime.cudaMemcpyArrayToArray(flat, 0, 1, flat, 4, 0, 4, Kind.cudaMemcpyDefault))
+memory = ok(runtime.cudaMalloc(64))
+ok(runtime.cudaMemcpy2DFromArrayAsync(memory, 20, flat, 0, 0, 20, 3, Kind.cudaMemcpyDeviceToDevice, 0))
+ok(runtime.cudaMemcpyToArray(flat, 16, 2, memory, 4, Kind.cudaMemcpyDeviceToDevice))
+ok(runtime.cudaMemcpy2DFromArray(at(back), 20, flat, 0, 0, 20, 3, Kind.cudaMemcpyDeviceToHost))
+print(list(back[:8]), list(back[20:24]), list(back[48:60]))
+peer, back = runtime.cudaMemcpy3DPeerParms(), (ctypes.c_ubyte * size)()
+peer.srcPtr, peer.dstArray, peer.extent = runtime.make_cudaPitchedPtr(memory, 20, 5, 3), flat, box
+ok(runtime.cudaMemset(memory, 7, 64)); ok(runtime.cudaMemcpy3DPeer(peer)); ok(runtime.cudaMemcpy3DPeerAsync(peer, 0))
+ok(runtime.cudaMemcpyFromArray(at(back), flat, 0, 0, 12, Kind.cudaMemcpyDeviceToHost))
+peer.dstDevice = 99
+print(list(back[:9]), int(runtime.cudaMemcpy3DPeer(peer)[0]))
+kind = runtime.cudaChannelFormatKind.cudaChannelFormatKindSignedNormalized16X2
+wanted = ok(runtime.cudaCreateChannelDesc(16, 16, 0, 0, kind))
+scaled = ok(runtime.cudaGetChannelDesc(ok(runtime.cudaMallocArray(wanted, 4, 4, 0))))
+print(scaled.x, scaled.y, scaled.z, scaled.f == kind)
+pyramid = ok(runtime.cudaMallocMipmappedArray(channels, extent, 2, 0))
+level = ok(runtime.cudaGetMipmappedArrayLevel(pyramid, 1))
+print(ok(runtime.cudaArrayGetInfo(level))[1].width)
+ok(runtime.cudaFreeMipmappedArray(pyramid)); ok(runtime.cudaFreeArray(cube)); ok(runtime.cudaFreeArray(0))
+odd = ok(runtime.cudaCreateChannelDesc(8, 8, 8, 0, runtime.cudaChannelFormatKind.cudaChannelFormatKindUnsigned))
+beyond = runtime.cudaMemcpyToArray(flat, 16, 2, memory, 8, Kind.cudaMemcpyDeviceToDevice)
+print([int(one[0]) for one in (runtime.cudaFreeArray(cube), runtime.cudaMallocArray(odd, 1, 1, 0), beyond)])
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == [
+        "16 16 0 0 5 3 2 0", "2 16", "True",
+        f"{[92, 93, 94, 95, 96, 97, 98, 99]} {[96, 97, 98, 99]} {[0, 1, 2, 3, 0, 1, 2, 3, 92, 93, 94, 95]}",
+        "[7, 7, 7, 7, 7, 7, 7, 7, 0] 101", "16 16 0 True", "2", "[400, 20, 1]",
+    ]  # fmt: skip
+
+
+def test_textures(run: Run) -> None:
+    program = """
+from cuda.bindings import driver
+at = ctypes.addressof
+code = b'''
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry read(.param .u64 out, .param .u64 tex, .param .u64 line)
+{ .reg .b64 %d<4>; .reg .f32 %f<9>;
+ld.param.u64 %d0, [out]; ld.param.u64 %d1, [tex]; ld.param.u64 %d2, [line];
+tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%d1, {0f3F000000, 0f3F000000}];
+tex.1d.v4.f32.s32 {%f4, %f5, %f6, %f7}, [%d2, {1}];
+st.global.v4.f32 [%d0], {%f0, %f1, %f2, %f4}; ret; }
+'''
+channels = ok(runtime.cudaCreateChannelDesc(8, 8, 0, 0, runtime.cudaChannelFormatKind.cudaChannelFormatKindUnsigned))
+array = ok(runtime.cudaMallocArray(channels, 2, 2, runtime.cudaArraySurfaceLoadStore))
+memory = ok(runtime.cudaMalloc(64))
+host = (ctypes.c_ubyte * 8)(*range(0, 80, 10))
+ok(runtime.cudaMemcpyToArray(array, 0, 0, at(host), 8, Kind.cudaMemcpyHostToDevice))
+resource, how = runtime.cudaResourceDesc(), runtime.cudaTextureDesc()
+resource.resType, resource.res.array.array = runtime.cudaResourceType.cudaResourceTypeArray, array
+how.filterMode = runtime.cudaTextureFilterMode.cudaFilterModeLinear
+print(int(runtime.cudaCreateTextureObject(resource, how, None)[0]))
+how.readMode, how.normalizedCoords = runtime.cudaTextureReadMode.cudaReadModeNormalizedFloat, 1
+how.borderColor, how.maxAnisotropy, how.seamlessCubemap, how.mipmapLevelBias = [1.0, 2.0, 3.0, 4.0], 3, 1, 0.5
+texture = ok(runtime.cudaCreateTextureObject(resource, how, None))
+found = ok(runtime.cudaGetTextureObjectTextureDesc(texture))
+names = [one for one in dir(how) if not one.startswith("_") and one != "getPtr"]
+print(all(getattr(found, one) == getattr(how, one) for one in names), len(names))
+print(int(ok(runtime.cudaGetTextureObjectResourceDesc(texture)).res.array.array) == int(array))
+linear = runtime.cudaResourceDesc()
+linear.resType, linear.res.linear.devPtr = runtime.cudaResourceType.cudaResourceTypeLinear, memory
+linear.res.linear.desc, linear.res.linear.sizeInBytes = channels, 8
+ok(runtime.cudaMemcpy(memory, at(host), 8, Kind.cudaMemcpyHostToDevice))
+plain = runtime.cudaTextureDesc()
+plain.readMode = runtime.cudaTextureReadMode.cudaReadModeNormalizedFloat
+line = ok(runtime.cudaCreateTextureObject(linear, plain, None))
+again = ok(runtime.cudaGetTextureObjectResourceDesc(line)).res.linear
+of = again.desc
+print(int(again.devPtr) == int(memory), again.sizeInBytes, of.x, of.y, of.z, int(of.f))
+kernel = ok(driver.cuModuleGetFunction(ok(driver.cuModuleLoadData(code)), b"read"))
+out, back = ok(runtime.cudaMalloc(16)), (ctypes.c_float * 4)()
+values = ((int(out), int(texture), int(line)), (ctypes.c_uint64,) * 3)
+ok(driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, values, 0))
+ok(runtime.cudaMemcpy(at(back), out, 16, Kind.cudaMemcpyDeviceToHost))
+print([round(one * 255, 3) for one in back])
+surface = ok(runtime.cudaCreateSurfaceObject(resource))
+print(int(ok(runtime.cudaGetSurfaceObjectResourceDesc(surface)).res.array.array) == int(array))
+print(int(runtime.cudaGetTextureObjectResourceViewDesc(texture)[0]))
+view = runtime.cudaResourceViewDesc()
+view.width = view.height = 2
+seen = ok(runtime.cudaCreateTextureObject(resource, how, view))
+print(ok(runtime.cudaGetTextureObjectResourceViewDesc(seen)).height)
+ok(runtime.cudaDestroySurfaceObject(surface)); ok(runtime.cudaDestroyTextureObject(texture))
+print(int(runtime.cudaDestroyTextureObject(texture)[0]))
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == [
+        "1", "True 13", "True", "True 8 8 8 0 1", "[30.0, 40.0, 0.0, 20.0]", "True", "1", "2", "400",
+    ]  # fmt: skip
+
+
 def test_the_runtime_and_the_driver_together(run: Run) -> None:
     program = """
 from cuda.bindings import driver

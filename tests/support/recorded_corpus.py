@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import struct
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from pympsd.wire.texture_object import Kind, Level, Sampling, TextureObject, pack
 
 CORPUS = Path(__file__).parents[1] / "data" / "corpus"
 KERNELS: dict[str, Any] = json.loads((CORPUS / "manifest.json").read_text())["kernels"]
@@ -24,6 +27,27 @@ def module_of(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def objects_of(entry: dict[str, Any], addresses: dict[str, int]) -> dict[str, bytes]:
+    """Return a kernel's texture and surface objects as the emulated device finds them in memory.
+
+    ``addresses`` are those of the contents of the arrays.
+    """
+    made = {}
+    for name, spec in entry.get("objects", {}).items():
+        array = entry["arrays"][spec["array"]]
+        depth, height, width, channels = array["shape"]
+        pitch = width * channels * np.dtype(array["dtype"]).itemsize
+        level = Level(addresses[spec["array"]], pitch, pitch * height, width, height, depth)
+        kind = Kind.SURFACE if spec.get("surface") else Kind.ARRAY
+        border = struct.unpack("4I", struct.pack("4f", *spec.get("border", (0, 0, 0, 0))))
+        sampling = Sampling(
+            tuple(spec.get("modes", (0, 0, 0))), spec.get("filter", 0), spec.get("flags", 0), border=border
+        )
+        format = module_of("inputs").ARRAY_FORMATS[array["dtype"]]
+        made[name] = pack(TextureObject(kind, format, channels, sampling, (level,)))
+    return made
 
 
 @cache

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.structs import Copy3D, CopySide
 from pympsd_client._objects import region_copy
+from pympsd_client._objects.arrays.array import arrays
+from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.context import Context, context_of, current
 from pympsd_client._objects.memory import ordinal_at
 from pympsd_client._objects.pinned_memory import pinned
@@ -19,11 +20,12 @@ _ADDRESS_LIMIT: Final = 1 << 64
 
 
 def copy(given: Copy3D | None, stream: int, wait: bool = False) -> None:
-    """Copy rows, in 3D slices of rows, between host and device memory, in stream order.
+    """Copy rows, in 3D slices of rows, between host memory, device memory and arrays, in stream order.
 
     A pitch of 0 means the offset in a row plus the width, a height of 0 the offset plus the height. The
     asynchronous form returns early only where neither side is pageable host memory. INVALID_VALUE for a pitch or
-    height that is too small, a pitch above MAX_PITCH, NULL; NOT_SUPPORTED for arrays. As on a GPU (driver 580), a
+    height that is too small, a pitch above MAX_PITCH, NULL, elements of an array in
+    part, or beyond its end; INVALID_HANDLE for no array. As on a GPU (driver 580), a
     copy of nothing succeeds without a look at its sides.
     """
     context = current()
@@ -36,23 +38,28 @@ def copy(given: Copy3D | None, stream: int, wait: bool = False) -> None:
 
 
 def copy_peer(given: tuple[Copy3D, int, int] | None, stream: int) -> None:
-    """Copy as cuMemcpy3D does, from a context's device to another's; staged here, so that no peer access is needed.
+    """Copy between contexts, in stream order, as cuMemcpy3DAsync; it needs no peer access.
 
-    INVALID_VALUE for device memory that is not on the device of its context; INVALID_CONTEXT.
+    INVALID_CONTEXT for a context that there is not, INVALID_VALUE if it is of another device than its side.
     """
     current().usable()
     if given is None:
         raise invalid_value("the description of the copy is NULL")
     described, *handles = given
-    for side, handle in zip((described.destination, described.source), handles, strict=True):
-        context = context_of(handle)
-        # As cuMemcpy3D, a copy of nothing succeeds without a look at its sides.
-        is_empty = not (described.width and described.height and described.depth)
-        if side.memory_type == _TYPES["DEVICE"] and not is_empty and side.device:
+    # As cuMemcpy3D, a copy of nothing succeeds without a look at its sides.
+    is_empty = not (described.width and described.height and described.depth)
+    for side, handle, name in zip((described.destination, described.source), handles, ("dst", "src"), strict=True):
+        device = context_of(handle).device
+        if is_empty:
+            continue
+        if side.memory_type == _TYPES["ARRAY"]:
+            ordinal = arrays.find(side.array).context.device.ordinal
+        elif side.memory_type == _TYPES["DEVICE"] and side.device:
             ordinal = ordinal_at(side.device)
-            if ordinal != context.device.ordinal:
-                reason = "is not on the device of the context that was given for it"
-                raise invalid_value(f"{side.device:#x} {reason}")
+        else:
+            continue
+        if ordinal != device.ordinal:
+            raise invalid_value(f"the memory of {name} is not on the device of {name}Context")
     copy(described, stream)
 
 
@@ -68,15 +75,12 @@ def regions(given: Copy3D, context: Context) -> tuple[Region, Region, Extent] | 
 
 def _region(side: CopySide, name: str, extent: Extent, most: int) -> Region:
     kind = side.memory_type
-    if kind == _TYPES["ARRAY"]:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            f"{name}MemoryType is ARRAY: pympsd does not have CUDA arrays yet; copy linear memory",
-        )
     if kind not in _TYPES.values():
-        raise invalid_value(f"{name}MemoryType is HOST, DEVICE or UNIFIED (1, 2 or 4), not {kind}")
+        raise invalid_value(f"{name}MemoryType is HOST, DEVICE, ARRAY or UNIFIED (1 to 4), not {kind}")
     if side.level:
         raise invalid_value(f"{name}LOD is 0, not {side.level}")
+    if kind == _TYPES["ARRAY"]:
+        return _array_region(side, name, extent)
     end, last = side.x + extent.width, side.y + extent.height
     pitch, rows = side.pitch or end, side.rows or last
     if pitch < end:
@@ -93,3 +97,21 @@ def _region(side: CopySide, name: str, extent: Extent, most: int) -> Region:
     if region.address + region.span(extent) > _ADDRESS_LIMIT:
         raise invalid_value(f"the copy does not end within the address space: {name} begins at {region.address:#x}")
     return region
+
+
+def _array_region(side: CopySide, name: str, extent: Extent) -> Region:
+    array = arrays.find(side.array)
+    element = element_bytes(array.description)
+    if side.x % element or extent.width % element:
+        raise invalid_value(
+            f"{name}XInBytes and WidthInBytes are multiples of the array's element of {element} bytes, "
+            f"not {side.x} and {extent.width}"
+        )
+    ends = (side.x + extent.width, side.y + extent.height, side.z + extent.depth)
+    sizes = (array.pitch, array.rows, array.slices)
+    if any(end > size for end, size in zip(ends, sizes, strict=True)):
+        raise invalid_value(
+            f"the copy ends at {ends[0]} bytes of row {ends[1]} of slice {ends[2]} of the {name} array, which has "
+            f"{sizes[2]} slices of {sizes[1]} rows of {sizes[0]} bytes"
+        )
+    return Region(False, array.address, array.pitch, array.slice_pitch).at(side.x, side.y, side.z)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Final
 
-from pympsd.vocabulary.results import Result
+from pympsd_client._api.memory.arrays import address_at
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.structs import Memcpy3D
+from pympsd_client._objects.arrays.array import arrays
+from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.process import process
 from pympsd_client.routing.runtime.calls import api
 from pympsd_client.routing.runtime.memory import is_device
@@ -72,6 +74,23 @@ class _Parameters(ctypes.Structure):
     )
 
 
+class _PeerParameters(ctypes.Structure):
+    """cudaMemcpy3DPeerParms"""
+
+    _fields_ = (
+        ("srcArray", ctypes.c_size_t),
+        ("srcPos", ctypes.c_size_t * 3),
+        ("srcPtr", ctypes.c_size_t * 4),
+        ("srcDevice", ctypes.c_int),
+        ("dstArray", ctypes.c_size_t),
+        ("dstPos", ctypes.c_size_t * 3),
+        ("dstPtr", ctypes.c_size_t * 4),
+        ("dstDevice", ctypes.c_int),
+        ("extent", ctypes.c_size_t * 3),
+    )
+    kind = _DEFAULT
+
+
 def copy_2d(destination: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int) -> None:
     """Copy rows; return when the copy is complete."""
     _submit(rows(destination, to_pitch, source, pitch, width, height, kind), None)
@@ -103,56 +122,127 @@ def copy_3d_async(place: int, stream: int) -> None:
     _submit(slices(place), stream)
 
 
-class _PeerParameters(ctypes.Structure):
-    """cudaMemcpy3DPeerParms"""
-
-    _fields_ = (
-        ("srcArray", ctypes.c_size_t),
-        ("srcPos", ctypes.c_size_t * 3),
-        ("srcPtr", ctypes.c_size_t * 4),
-        ("srcDevice", ctypes.c_int),
-        ("dstArray", ctypes.c_size_t),
-        ("dstPos", ctypes.c_size_t * 3),
-        ("dstPtr", ctypes.c_size_t * 4),
-        ("dstDevice", ctypes.c_int),
-        ("extent", ctypes.c_size_t * 3),
-    )
-
-
-def copy_3d_peer(place: int, stream: int = 0) -> None:
-    """Copy slices of rows between two devices in stream order; INVALID_DEVICE."""
-    if not place:
-        raise invalid_value("the address of the cudaMemcpy3DPeerParms is NULL")
-    given: Any = _PeerParameters.from_address(place)
-    process.device(given.srcDevice)
-    process.device(given.dstDevice)
-    made = _described(given, "cudaMemcpy3DPeer", (True, True))
-    api.cuMemcpy3DAsync(ctypes.addressof(made), stream)
-
-
 def slices(place: int) -> Any:
     """Return the driver's description of a cudaMemcpy3DParms."""
     if not place:
         raise invalid_value("the address of the cudaMemcpy3DParms is NULL")
-    given: Any = _Parameters.from_address(place)
-    return _described(given, "cudaMemcpy3D", _sides(given.dstPtr[0], given.srcPtr[0], given.kind))
+    return _slices(_Parameters.from_address(place))
 
 
-def _described(given: Any, name: str, sides: tuple[bool, bool]) -> Any:
-    """Return the driver's description of a copy; ``sides``: whether destination and source are device memory."""
-    if given.srcArray or given.dstArray:
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name} of CUDA arrays is not supported; copy linear memory")
-    to_device, from_device = sides
+def copy_3d_peer(place: int, stream: int = 0) -> None:
+    """Copy slices of rows between devices in stream order; INVALID_DEVICE."""
+    if not place:
+        raise invalid_value("the address of the cudaMemcpy3DPeerParms is NULL")
+    given: Any = _PeerParameters.from_address(place)
+    process.device(given.dstDevice)
+    process.device(given.srcDevice)
+    _submit(_slices(given), stream)
+
+
+def _slices(given: Any) -> Any:
+    to_device, from_device = _sides(given.dstPtr[0], given.srcPtr[0], given.kind)
     width, height, depth = given.extent
-    made: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=depth)
+    # Where an array takes part the width is in its elements.
+    elements = [_element_bytes(handle) for handle in (given.dstArray, given.srcArray) if handle]
+    made: Any = Memcpy3D(WidthInBytes=width * (elements or [1])[0], Height=height, Depth=depth)
     for name, is_device_memory in (("dst", to_device), ("src", from_device)):
+        handle = getattr(given, f"{name}Array")
+        x, y, z = getattr(given, f"{name}Pos")
+        if handle:
+            _array_side(made, name, handle, x * _element_bytes(handle), y, z)
+            continue
         address, pitch, _, rows = getattr(given, f"{name}Ptr")
         _side(made, name, address, is_device_memory)
-        for field, value in zip(("XInBytes", "Y", "Z"), getattr(given, f"{name}Pos"), strict=True):
-            setattr(made, name + field, value)
+        _place(made, name, x, y, z)
         setattr(made, f"{name}Pitch", pitch)
         setattr(made, f"{name}Height", rows)
     return made
+
+
+def _element_bytes(handle: int) -> int:
+    return element_bytes(arrays.find(handle).description)
+
+
+def _place(made: Any, name: str, x: int, y: int, z: int = 0) -> None:
+    for field, value in zip(("XInBytes", "Y", "Z"), (x, y, z), strict=True):
+        setattr(made, name + field, value)
+
+
+def _array_side(made: Any, name: str, handle: int, x: int, y: int, z: int = 0) -> None:
+    setattr(made, f"{name}MemoryType", _ARRAY)
+    setattr(made, f"{name}Array", handle)
+    _place(made, name, x, y, z)
+
+
+def rows_to_array(
+    handle: int,
+    x: int,
+    y: int,
+    source: int,
+    pitch: int,
+    width: int,
+    height: int,
+    kind: int,
+    stream: int | None = None,
+) -> None:
+    """Copy rows to an array, from byte ``x`` of row ``y`` on: in stream order, else return when it is done."""
+    made: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, srcPitch=pitch)
+    _array_side(made, "dst", handle, x, y)
+    _side(made, "src", source, _sides(0, source, kind)[1])
+    _submit(made, stream)
+
+
+def rows_from_array(
+    destination: int,
+    pitch: int,
+    handle: int,
+    x: int,
+    y: int,
+    width: int,
+    height: int,
+    kind: int,
+    stream: int | None = None,
+) -> None:
+    """Copy rows of an array, from byte ``x`` of row ``y`` on: in stream order, else return when it is done."""
+    made: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, dstPitch=pitch)
+    _array_side(made, "src", handle, x, y)
+    _side(made, "dst", destination, _sides(destination, 0, kind)[0])
+    _submit(made, stream)
+
+
+def rows_between_arrays(
+    destination: int, to_x: int, to_y: int, source: int, x: int, y: int, width: int, height: int, kind: int
+) -> None:
+    """Copy rows of an array to an array."""
+    _sides(0, 0, kind)
+    made: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1)
+    _array_side(made, "dst", destination, to_x, to_y)
+    _array_side(made, "src", source, x, y)
+    _submit(made, None)
+
+
+def to_array(handle: int, x: int, y: int, source: int, count: int, kind: int, stream: int | None = None) -> None:
+    """Copy bytes to an array, from byte ``x`` of row ``y`` on."""
+    _copy(_bytes_at(handle, x, y, count), source, count, kind, stream)
+
+
+def from_array(
+    destination: int, handle: int, x: int, y: int, count: int, kind: int, stream: int | None = None
+) -> None:
+    """Copy bytes of an array, from byte ``x`` of row ``y`` on."""
+    _copy(destination, _bytes_at(handle, x, y, count), count, kind, stream)
+
+
+def between_arrays(
+    destination: int, to_x: int, to_y: int, source: int, x: int, y: int, count: int, kind: int
+) -> None:
+    """Copy bytes of an array to an array."""
+    to, start = _bytes_at(destination, to_x, to_y, count), _bytes_at(source, x, y, count)
+    _copy(to, start, count, kind, None)
+
+
+def _bytes_at(handle: int, x: int, y: int, count: int) -> int:
+    return address_at(handle, y * arrays.find(handle).pitch + x, count)
 
 
 def _side(made: Any, name: str, address: int, is_device_memory: bool) -> None:

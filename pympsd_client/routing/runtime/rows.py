@@ -39,6 +39,13 @@ cudaMemset3D(cudaPitchedPtr pitchedDevPtr, int value, cudaExtent extent) = fill_
 cudaMemset3DAsync(cudaPitchedPtr pitchedDevPtr, int value, cudaExtent extent, cudaStream_t stream) = fill_3d
 """
 
+_IN_ORDER: Final = ", cudaStream_t stream"
+_OFFSETS: Final = "size_t wOffset, size_t hOffset"
+_AREA: Final = "size_t width, size_t height, cudaMemcpyKind kind"
+_TO_ROWS: Final = f"{{}}(cudaArray_t dst, {_OFFSETS}, void *src, size_t spitch, {_AREA}{{}})"
+_FROM_ROWS: Final = f"{{}}(void *dst, size_t dpitch, cudaArray_t src, {_OFFSETS}, {_AREA}{{}})"
+_TO_ARRAY: Final = f"{{}}(cudaArray_t dst, {_OFFSETS}, void *src, size_t count, cudaMemcpyKind kind{{}})"
+_FROM_ARRAY: Final = f"{{}}(void *dst, cudaArray_t src, {_OFFSETS}, size_t count, cudaMemcpyKind kind{{}})"
 _COPIES: Final = """
 cudaMemcpy(void *dst, void *src, size_t count, cudaMemcpyKind kind) = copy
 cudaMemcpyAsync(void *dst, void *src, size_t count, cudaMemcpyKind kind, cudaStream_t stream) = copy_async
@@ -52,6 +59,46 @@ cudaMemcpy3D(cudaMemcpy3DParms *p) = copy_3d
 cudaMemcpy3DAsync(cudaMemcpy3DParms *p, cudaStream_t stream) = copy_3d_async
 cudaMemcpy3DPeer(cudaMemcpy3DPeerParms *p) = copy_3d_peer
 cudaMemcpy3DPeerAsync(cudaMemcpy3DPeerParms *p, cudaStream_t stream) = copy_3d_peer
+"""
+
+_ARRAYS: Final = """
+cudaMallocArray(out cudaArray_t array, cudaChannelFormatDesc *desc, size_t width, size_t height, unsigned int flags)
+    = allocate
+cudaMalloc3DArray(out cudaArray_t array, cudaChannelFormatDesc *desc, cudaExtent extent, unsigned int flags)
+    = allocate_3d
+cudaMallocMipmappedArray(out cudaMipmappedArray_t mipmappedArray, cudaChannelFormatDesc *desc, cudaExtent extent,
+    unsigned int numLevels, unsigned int flags) = allocate_mipmapped
+cudaFreeArray(cudaArray_t array) = free
+cudaFreeMipmappedArray(cudaMipmappedArray_t mipmappedArray) = free_mipmapped
+cudaArrayGetInfo(out cudaChannelFormatDesc desc, out cudaExtent extent, out unsigned int flags, cudaArray_t array)
+    = info
+cudaGetChannelDesc(out cudaChannelFormatDesc desc, cudaArray_t array) = channels
+"""
+
+_TEXTURES: Final = """
+cudaCreateTextureObject(out cudaTextureObject_t pTexObject, cudaResourceDesc *pResDesc, cudaTextureDesc *pTexDesc,
+    cudaResourceViewDesc *pResViewDesc) = create
+cudaGetTextureObjectResourceDesc(cudaResourceDesc *pResDesc, cudaTextureObject_t texObject) = write_resource
+cudaGetTextureObjectTextureDesc(cudaTextureDesc *pTexDesc, cudaTextureObject_t texObject) = write_description
+cudaGetTextureObjectResourceViewDesc(cudaResourceViewDesc *pResViewDesc, cudaTextureObject_t texObject) = write_view
+cudaCreateSurfaceObject(out cudaSurfaceObject_t pSurfObject, cudaResourceDesc *pResDesc) = create_surface
+cudaGetSurfaceObjectResourceDesc(cudaResourceDesc *pResDesc, cudaSurfaceObject_t surfObject)
+    = write_resource_of_surface
+"""
+
+_ARRAY_COPIES: Final = f"""
+{_TO_ROWS.format("cudaMemcpy2DToArray", "")} = rows_to_array
+{_TO_ROWS.format("cudaMemcpy2DToArrayAsync", _IN_ORDER)} = rows_to_array
+{_FROM_ROWS.format("cudaMemcpy2DFromArray", "")} = rows_from_array
+{_FROM_ROWS.format("cudaMemcpy2DFromArrayAsync", _IN_ORDER)} = rows_from_array
+cudaMemcpy2DArrayToArray(cudaArray_t dst, size_t wOffsetDst, size_t hOffsetDst, cudaArray_t src, size_t wOffsetSrc,
+    size_t hOffsetSrc, size_t width, size_t height, cudaMemcpyKind kind) = rows_between_arrays
+{_TO_ARRAY.format("cudaMemcpyToArray", "")} = to_array
+{_TO_ARRAY.format("cudaMemcpyToArrayAsync", _IN_ORDER)} = to_array
+{_FROM_ARRAY.format("cudaMemcpyFromArray", "")} = from_array
+{_FROM_ARRAY.format("cudaMemcpyFromArrayAsync", _IN_ORDER)} = from_array
+cudaMemcpyArrayToArray(cudaArray_t dst, size_t wOffsetDst, size_t hOffsetDst, cudaArray_t src, size_t wOffsetSrc,
+    size_t hOffsetSrc, size_t count, cudaMemcpyKind kind) = between_arrays
 """
 
 _STREAMS: Final = """
@@ -102,6 +149,9 @@ ROWS: Final = {
         *chapter(f"{_FOLDER}.devices", _DEVICES, Calling.BEFORE_INIT),
         *chapter(f"{_FOLDER}.memory", _MEMORY),
         *chapter(f"{_FOLDER}.copies", _COPIES),
+        *chapter(f"{_FOLDER}.arrays", _ARRAYS),
+        *chapter(f"{_FOLDER}.copies", _ARRAY_COPIES),
+        *chapter(f"{_FOLDER}.textures", _TEXTURES),
         *chapter(f"{_FOLDER}.streams", _STREAMS),
         *chapter(f"{_FOLDER}.graphs", _GRAPHS),
         *chapter(f"{_FOLDER}.execution_contexts", _EXECUTION_CONTEXTS),

@@ -112,8 +112,8 @@ def fill(spec: dict[str, Any]) -> np.ndarray:
 
 
 def contents(entry: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The first contents of every buffer and written global of a kernel, by name."""
-    named = {**entry["buffers"], **entry.get("globals", {})}
+    """The first contents of every buffer, array and written global of a kernel, by name."""
+    named = {**entry["buffers"], **entry.get("arrays", {}), **entry.get("globals", {})}
     return {name: fill(spec) for name, spec in named.items() if "fill" in spec}
 
 
@@ -137,10 +137,17 @@ CODES = {
 }
 
 
+ARRAY_FORMATS = {
+    "uint8": 0x01, "uint16": 0x02, "uint32": 0x03, "int8": 0x08, "int16": 0x09, "int32": 0x0A, "float16": 0x10,
+    "float32": 0x20,
+}  # fmt: skip
+"""CUarray_format by the type of an array's channels."""
+
+
 def argument(spec: dict[str, Any], addresses: dict[str, int]) -> bytes:
-    """The bytes of one kernel parameter, given where the buffers are."""
-    if "buffer" in spec:
-        return struct.pack("<Q", addresses[spec["buffer"]])
+    """The bytes of one kernel parameter, given where the buffers are, and the handles of objects."""
+    if "buffer" in spec or "object" in spec:
+        return struct.pack("<Q", addresses[spec["buffer"] if "buffer" in spec else spec["object"]])
     if "scalar" in spec:
         return struct.pack(CODES[spec["scalar"]], spec["value"])
     raw = bytearray.fromhex(spec["bytes"])
@@ -155,6 +162,6 @@ def arguments(entry: dict[str, Any], addresses: dict[str, int]) -> list[bytes]:
 
 
 def outputs(entry: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The buffers and globals whose contents after the launch are compared, with their specification."""
-    named = {**entry["buffers"], **entry.get("globals", {})}
+    """The buffers, arrays and globals whose contents after the launch are compared, with their specification."""
+    named = {**entry["buffers"], **entry.get("arrays", {}), **entry.get("globals", {})}
     return {name: spec for name, spec in named.items() if "compare" in spec}

@@ -29,7 +29,7 @@ are ignored.
 """
 
 REFUSED = {
-    "tex tld4 txq suld sust sured suq istypep": "textures and surfaces",
+    "sured istypep": "reductions on surfaces; types of references. Textures and surfaces are objects, not references",
     "wmma": "mma.sync and ldmatrix have what it has",
     "wgmma tcgen05": "products of warp groups",
     "cp.async.bulk.tensor cp.reduce.async.bulk tensormap": "tensor maps, and reductions by bulk copies",

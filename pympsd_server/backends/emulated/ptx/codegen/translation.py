@@ -47,14 +47,15 @@ from pympsd_server.backends.emulated.ptx.runtime import (
     special_registers,
     warp,
 )
+from pympsd_server.backends.emulated.ptx.textures import emit_textures, sampling, surfaces
 
 EMITTERS = (
     emit_arithmetic, emit_async, emit_bits, emit_compare, emit_convert, emit_float, emit_matrices, emit_memory,
-    emit_system, emit_warp,
+    emit_system, emit_textures, emit_warp,
 )  # fmt: skip
 _LIBRARY = (
     atomics, bits, calls, conversion, copies, directed_doubles, floats, integers, mbarrier, multiply, printing,
-    rounding, small_floats, spaces, special_registers, transfers, warp,
+    rounding, sampling, small_floats, spaces, special_registers, surfaces, transfers, warp,
 )  # fmt: skip
 
 

@@ -151,7 +151,8 @@ def _offset(tokens: TokenStream) -> int:
     return -tokens.integer()
 
 
-def _address(tokens: TokenStream) -> Address:
+def _address(tokens: TokenStream) -> Address | Vector:
+    """Return `[address]`, or `[object, {coordinates}]` as a vector of all of them."""
     tokens.expect("[")
     base: Name | Immediate
     if tokens.current.kind == "word":
@@ -161,7 +162,11 @@ def _address(tokens: TokenStream) -> Address:
     else:
         base = tokens.literal()
     offset = _offset(tokens) if tokens.is_at("+", "-") else 0
-    if tokens.is_at(","):
-        raise InvalidPtx("unsupported: address of a texture, surface or tensor", tokens.line)
+    if tokens.accept(","):
+        if not isinstance(base, Name) or offset:
+            raise tokens.error("a texture, surface or tensor is a register")
+        place = _operand(tokens)
+        tokens.expect("]")
+        return Vector((base, *(place.items if isinstance(place, Vector) else (place,))))
     tokens.expect("]")
     return Address(base, offset)

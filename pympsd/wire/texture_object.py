@@ -1,0 +1,159 @@
+"""Texture and surface objects, as they lie in device memory: the object's 64-bit handle is the address of one.
+
+The client writes it, and kernels of the emulated device read it where they get the handle. Whatever is in memory can
+be there instead: `unpack` refuses what it cannot be, and addresses are checked when they are used.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum, IntFlag
+from functools import lru_cache
+from typing import Final
+
+from attrs import frozen
+
+NORMALIZED: Final = range(0xC0, 0xCC)
+"""The CUarray_formats of integers that are always read as 0 or -1 to 1: of 8 and 16 bits, unsigned, then signed, each
+with 1, 2 and 4 channels."""
+NORMALIZED_CHANNELS: Final = {format: (1, 2, 4)[index % 3] for index, format in enumerate(NORMALIZED)}
+CHANNEL_BYTES: Final = {
+    0x01: 1,
+    0x02: 2,
+    0x03: 4,
+    0x08: 1,
+    0x09: 2,
+    0x0A: 4,
+    0x10: 2,
+    0x20: 4,
+    **{format: (1, 2)[index // 3 % 2] for index, format in enumerate(NORMALIZED)},
+}
+"""Bytes of a channel by CUarray_format: unsigned and signed integers of 8, 16 and 32 bits, half and float; and those
+of NORMALIZED."""
+LEVELS: Final = 18
+"""The most levels of a mipmapped array: its longest side has up to 131072 elements."""
+
+
+class Kind(IntEnum):
+    """What the memory of an object is."""
+
+    ARRAY = 1
+    """An array or a mipmapped one."""
+    LINEAR = 2
+    """One row of linear memory; what is read beyond it is 0."""
+    PITCHED = 3
+    """Rows of linear memory."""
+    SURFACE = 4
+    """An array, which is read and written by the bytes of its elements."""
+
+
+class AddressMode(IntEnum):
+    """CUaddress_mode."""
+
+    WRAP = 0
+    CLAMP = 1
+    MIRROR = 2
+    BORDER = 3
+
+
+class Flag(IntFlag):
+    """CU_TRSF_*, of which others change nothing here."""
+
+    READ_AS_INTEGER = 0x01
+    NORMALIZED_COORDINATES = 0x02
+    SRGB = 0x10
+
+
+@frozen
+class Sampling:
+    """How a texture is read: a CUDA_TEXTURE_DESC. Filters are 0 for point and 1 for linear."""
+
+    address_modes: tuple[int, int, int] = (0, 0, 0)
+    filter: int = 0
+    flags: int = 0
+    level_filter: int = 0
+    level_bias: float = 0
+    least_level: float = 0
+    greatest_level: float = 0
+    border: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """The bits of the four colours."""
+
+
+@frozen
+class Level:
+    """Elements in memory; ``depth`` are slices, layers, or faces."""
+
+    address: int
+    pitch: int
+    slice_pitch: int
+    width: int
+    height: int
+    depth: int
+
+
+@frozen
+class TextureObject:
+    """One object: elements of 1, 2 or 4 channels of a CUarray_format."""
+
+    kind: Kind
+    format: int
+    channels: int
+    sampling: Sampling
+    levels: tuple[Level, ...]
+
+    @property
+    def element_bytes(self) -> int:
+        """The bytes of an element."""
+        return CHANNEL_BYTES[self.format] * self.channels
+
+    @property
+    def is_float(self) -> bool:
+        """Whether elements are read as floats: they are, or they are small integers read as -1 or 0 to 1."""
+        is_small = CHANNEL_BYTES[self.format] < 4
+        always = self.format in _FLOATS or self.format in NORMALIZED
+        return always or (is_small and not self.sampling.flags & Flag.READ_AS_INTEGER)
+
+
+_FLOATS: Final = (0x10, 0x20)
+_MAGIC: Final = b"pympsd texture 1"
+_HEAD: Final = struct.Struct("=16s4I3I3I3f4I")
+_LEVEL: Final = struct.Struct("=6Q")
+BYTES: Final = _HEAD.size + LEVELS * _LEVEL.size
+_SIZE_LIMIT: Final = 1 << 31
+_ADDRESS_LIMIT: Final = 1 << 62
+
+
+def pack(made: TextureObject) -> bytes:
+    """Return the bytes of an object."""
+    how, levels = made.sampling, made.levels
+    head = _HEAD.pack(
+        _MAGIC, made.kind, made.format, made.channels, len(levels),
+        *how.address_modes, how.filter, how.flags, how.level_filter,
+        how.level_bias, how.least_level, how.greatest_level, *how.border,
+    )  # fmt: skip
+    body = b"".join(
+        _LEVEL.pack(one.address, one.pitch, one.slice_pitch, one.width, one.height, one.depth) for one in levels
+    )
+    return (head + body).ljust(BYTES, b"\0")
+
+
+@lru_cache(maxsize=256)
+def unpack(data: bytes) -> TextureObject:
+    """Return the object of BYTES bytes; raise ValueError if they are none."""
+    found = _HEAD.unpack_from(data)
+    (magic, kind, format, channels, count), rest = found[:5], found[5:]
+    if magic != _MAGIC:
+        raise ValueError("no texture or surface object")
+    modes, (filter, flags, level_filter), (bias, least, greatest) = rest[:3], rest[3:6], rest[6:9]
+    if format not in CHANNEL_BYTES or channels not in (1, 2, 4) or not 0 < count <= LEVELS:
+        raise ValueError(f"format {format:#x}, {channels} channels, {count} levels")
+    levels = tuple(Level(*_LEVEL.unpack_from(data, _HEAD.size + _LEVEL.size * index)) for index in range(count))
+    for each in levels:
+        if not all(0 < size < _SIZE_LIMIT for size in (each.width, each.height, each.depth)):
+            raise ValueError(f"a level of {each.width} x {each.height} x {each.depth} elements")
+        if max(each.address, each.pitch, each.slice_pitch) >= _ADDRESS_LIMIT:
+            raise ValueError(f"a level at {each.address:#x}, pitches {each.pitch} and {each.slice_pitch}")
+    if max(modes) > max(AddressMode):
+        raise ValueError(f"address modes {modes}")
+    sampling = Sampling(modes, filter, flags, level_filter, bias, least, greatest, rest[9:])
+    return TextureObject(Kind(kind), format, channels, sampling, levels)

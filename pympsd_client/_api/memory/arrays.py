@@ -1,0 +1,52 @@
+"""CUDA arrays, and copies of bytes between them and other memory (CUDA driver API, Memory Management)."""
+
+from __future__ import annotations
+
+from pympsd_client._api.memory import copies
+from pympsd_client._arguments.array_structs import packed_2d, packed_3d
+from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.host_pointer import HostMemory
+from pympsd_client._objects.arrays.array import arrays
+
+
+def description(handle: int) -> bytes:
+    """Return the CUDA_ARRAY_DESCRIPTOR of an array; INVALID_HANDLE."""
+    return packed_2d(arrays.find(handle).description)
+
+
+def description_3d(handle: int) -> bytes:
+    """Return the CUDA_ARRAY3D_DESCRIPTOR of an array; INVALID_HANDLE."""
+    return packed_3d(arrays.find(handle).description)
+
+
+def from_host(array: int, offset: int, host: HostMemory, count: int, stream: int, wait: bool = False) -> None:
+    """Copy from the host to bytes of an array, of which rows and slices follow each other; as cuMemcpyHtoD."""
+    copies.host_to_device(address_at(array, offset, count), host, count, stream, wait)
+
+
+def to_host(host: HostMemory, array: int, offset: int, count: int, stream: int, wait: bool = False) -> None:
+    """Copy bytes of an array to the host; as cuMemcpyDtoH."""
+    copies.device_to_host(host, address_at(array, offset, count), count, stream, wait)
+
+
+def from_device(array: int, offset: int, source: int, count: int) -> None:
+    """Copy device memory to bytes of an array; as cuMemcpyDtoD."""
+    copies.device_to_device(address_at(array, offset, count), source, count, 0, True)
+
+
+def to_device(destination: int, array: int, offset: int, count: int) -> None:
+    """Copy bytes of an array to device memory; as cuMemcpyDtoD."""
+    copies.device_to_device(destination, address_at(array, offset, count), count, 0, True)
+
+
+def between(destination: int, at: int, source: int, start: int, count: int) -> None:
+    """Copy bytes of an array to another one, or the same; as cuMemcpyDtoD."""
+    copies.device_to_device(address_at(destination, at, count), address_at(source, start, count), count, 0, True)
+
+
+def address_at(handle: int, offset: int, count: int) -> int:
+    """Return the address of bytes of an array; INVALID_VALUE if it does not have them."""
+    array = arrays.find(handle)
+    if offset + count > array.size:
+        raise invalid_value(f"{count} bytes from {offset} on are not all within an array of {array.size} bytes")
+    return array.address + offset

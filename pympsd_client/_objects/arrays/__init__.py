@@ -1,0 +1,1 @@
+"""CUDA arrays, and the textures and surfaces that kernels read them by."""

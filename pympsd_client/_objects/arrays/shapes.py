@@ -1,0 +1,119 @@
+"""The shapes and formats of CUDA arrays that a device has (CUDA driver API, cuArray3DCreate)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from attrs import evolve
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED_CHANNELS
+from pympsd_client._arguments.array_structs import ArrayDescription
+from pympsd_client._arguments.bindings import members
+from pympsd_client._arguments.errors import CudaError, invalid_value
+
+LAYERED, SURFACE, CUBEMAP, GATHER = 0x01, 0x02, 0x04, 0x08
+"""CUDA_ARRAY3D_*"""
+_ATTACHED, _SPARSE, _DEFERRED = 0x30, 0x40, 0x80
+"""For depth and colour attachments of graphics, which change nothing here; what is not supported."""
+_FLAGS: Final = LAYERED | SURFACE | CUBEMAP | GATHER | _ATTACHED
+FACES: Final = 6
+_KNOWN_FORMATS: Final = frozenset(members("CUarray_format", "CU_AD_FORMAT_").values())
+
+
+def element_bytes(of: ArrayDescription) -> int:
+    """Return the bytes of an element."""
+    return CHANNEL_BYTES[of.format] * of.channels
+
+
+def dimensions(of: ArrayDescription) -> int:
+    """Return 1, 2 or 3; layers are no dimension."""
+    if not of.height:
+        return 1
+    return 3 if of.depth and not of.flags & (LAYERED | CUBEMAP) else 2
+
+
+def check_format(format: int, channels: int) -> None:
+    """Raise NOT_SUPPORTED for a format that is not here, INVALID_VALUE for one that CUDA does not have."""
+    if format not in CHANNEL_BYTES:
+        if format in _KNOWN_FORMATS:
+            raise CudaError(
+                Result.ERROR_NOT_SUPPORTED,
+                f"CUarray_format {format:#x} is not supported; integers of 8, 16 and 32 bits, UNORM, SNORM, HALF "
+                "and FLOAT are",
+            )
+        raise invalid_value(f"{format:#x} is no CUarray_format")
+    if channels not in (1, 2, 4):
+        raise invalid_value(f"an element has 1, 2 or 4 channels, not {channels}")
+    if channels != NORMALIZED_CHANNELS.get(format, channels):
+        raise invalid_value(f"elements of CUarray_format {format:#x} have {NORMALIZED_CHANNELS[format]} channels")
+
+
+def check(of: ArrayDescription, limits: Mapping[str, int]) -> None:
+    """Raise CudaError unless a device with these attributes has arrays of this description."""
+    check_format(of.format, of.channels)
+    if of.flags & (_SPARSE | _DEFERRED):
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            "arrays with SPARSE or DEFERRED_MAPPING are not supported (their device attributes are 0)",
+        )
+    if of.flags & ~_FLAGS:
+        raise invalid_value(f"the flags {of.flags:#x} have bits that no CUDA_ARRAY3D flag has")
+    if not of.width:
+        raise invalid_value("the width of an array is at least 1")
+    if of.flags & CUBEMAP:
+        _check_cubemap(of)
+    elif of.flags & LAYERED:
+        if not of.depth:
+            raise invalid_value("the depth of a layered array is the number of its layers, at least 1")
+    elif of.depth and not of.height:
+        raise invalid_value("an array with a depth has a height too, unless it is LAYERED")
+    if of.flags & GATHER and (dimensions(of) != 2 or of.flags & (LAYERED | CUBEMAP)):
+        raise invalid_value("TEXTURE_GATHER is for arrays of two dimensions")
+    _check_limits(of, limits)
+
+
+def _check_cubemap(of: ArrayDescription) -> None:
+    if of.width != of.height:
+        raise invalid_value(f"a cubemap is as high as it is wide, not {of.width} by {of.height}")
+    if of.flags & LAYERED:
+        if not of.depth or of.depth % FACES:
+            raise invalid_value(f"the depth of a layered cubemap is a multiple of {FACES}, not {of.depth}")
+    elif of.depth != FACES:
+        raise invalid_value(f"the depth of a cubemap is {FACES}, not {of.depth}")
+
+
+def _check_limits(of: ArrayDescription, limits: Mapping[str, int]) -> None:
+    families = ["TEXTURE", "SURFACE"] if of.flags & SURFACE else ["TEXTURE"]
+    kind = "CUBEMAP" if of.flags & CUBEMAP else f"{dimensions(of)}D"
+    layered = "_LAYERED" if of.flags & LAYERED else ""
+    for family in families:
+        names = [f"MAXIMUM_{family}{kind}{layered}"]
+        if of.flags & GATHER and family == "TEXTURE":
+            names = ["MAXIMUM_TEXTURE2D_GATHER"]
+        within = _is_within(of, names[0], "", limits)
+        if not within and kind == "3D" and family == "TEXTURE":
+            within = _is_within(of, names[0], "_ALTERNATE", limits)
+        if not within:
+            raise invalid_value(
+                f"an array of {of.width} x {of.height} x {of.depth} is larger than the attributes {names[0]}_* allow"
+            )
+
+
+def _is_within(of: ArrayDescription, name: str, suffix: str, limits: Mapping[str, int]) -> bool:
+    deepest = "LAYERS" if of.flags & LAYERED else "DEPTH"
+    sizes = (("WIDTH", of.width), ("HEIGHT", of.height), (deepest, of.depth))
+    return all(size <= limits.get(f"{name}_{side}{suffix}", size) for side, size in sizes)
+
+
+def level_count(of: ArrayDescription, asked: int) -> int:
+    """Return the number of levels of a mipmapped array: what was asked for, from 1 to what its size allows."""
+    longest = max(of.width, of.height, of.depth if dimensions(of) == 3 else 0)
+    return min(max(asked, 1), longest.bit_length())
+
+
+def level(of: ArrayDescription, number: int) -> ArrayDescription:
+    """Return the description of a level: each dimension halves from one to the next, but for the layers."""
+    width, height, depth = (max(1, size >> number) if size else 0 for size in (of.width, of.height, of.depth))
+    return evolve(of, width=width, height=height, depth=depth if dimensions(of) == 3 else of.depth)

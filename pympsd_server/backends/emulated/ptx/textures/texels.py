@@ -1,0 +1,113 @@
+"""Elements of textures and surfaces in a client's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pympsd.wire.texture_object import BYTES, NORMALIZED, Flag, Kind, Level, TextureObject, unpack
+from pympsd_server.backends.emulated.ptx.datatypes import (
+    F16,
+    F32,
+    F64,
+    S8,
+    S16,
+    S32,
+    S64,
+    U8,
+    U16,
+    U32,
+    Array,
+    DType,
+    Value,
+)
+from pympsd_server.backends.emulated.ptx.faults import DeviceFault, IllegalAddress
+from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
+from pympsd_server.backends.emulated.ptx.runtime.spaces import among, global_elements
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+
+_DTYPES: Final[dict[int, DType]] = {
+    0x01: U8, 0x02: U16, 0x03: U32, 0x08: S8, 0x09: S16, 0x0A: S32, 0x10: F16, 0x20: F32,
+    **{format: (U8, U16, S8, S16)[index // 3] for index, format in enumerate(NORMALIZED)},
+}  # fmt: skip
+
+Work = Callable[[TextureObject, tuple[Array, ...]], Array]
+"""What is done with an object by some threads, each of which has an element of every array."""
+
+
+def object_at(state: BatchState, handle: int) -> TextureObject:
+    """Return the object of a handle; raise IllegalAddress if there is none."""
+    try:
+        return unpack(bytes(state.space.view(handle, BYTES)))
+    except (IllegalAddress, ValueError):
+        raise IllegalAddress(f"{handle:#x} is the handle of no texture or surface object") from None
+
+
+def by_object(
+    state: BatchState,
+    lanes: Lanes,
+    handle: Value,
+    values: tuple[Value, ...],
+    rows: int,
+    guard: Value | None,
+    work: Work,
+) -> Array:
+    """Return the 64-bit results of a work, ``rows`` for each thread; 0 where `guard` is false."""
+    count = lanes.count
+    results = np.zeros((rows, count), np.uint64)
+    acting = np.ones(count, np.bool_) if guard is None else np.broadcast_to(guard, count)
+    handles = np.broadcast_to(handle, count)
+    columns = [np.broadcast_to(value, count) for value in values]
+    for each in np.unique(handles[acting]).tolist():
+        chosen = np.flatnonzero(acting & (handles == each))
+        try:
+            found = work(object_at(state, each), tuple(column[chosen] for column in columns))
+        except DeviceFault as fault:
+            raise among(chosen, fault) from None
+        if rows:
+            results[:, chosen] = found
+    return results
+
+
+def addresses(of: TextureObject, level: Level, x: Array, y: Array, z: Array) -> Array:
+    """Return the addresses of elements, unsigned."""
+    offset = z * np.int64(level.slice_pitch) + y * np.int64(level.pitch) + x * np.int64(of.element_bytes)
+    found: Array = (offset + np.int64(level.address)).view(np.uint64)
+    return found
+
+
+def read(state: BatchState, of: TextureObject, level: Level, x: Array, y: Array, z: Array) -> Array:
+    """Return elements as four rows, of double precision or of int64; channels that are not there are 0, 0 and 1."""
+    dtype = _DTYPES[of.format]
+    size = dtype.itemsize
+    accesses = tuple((channel * size, size) for channel in range(of.channels))
+    index = global_elements(state, addresses(of, level, x, y, z), size.bit_length() - 1, size, accesses)
+    view = state.view("global", dtype)
+    found = np.zeros((4, len(x)), F64 if of.is_float else S64)
+    found[3] = 1
+    for channel in range(of.channels):
+        found[channel] = _converted(of, view[index + channel], channel)
+    return found
+
+
+def _converted(of: TextureObject, raw: Array, channel: int) -> Array:
+    if raw.dtype.kind == "f" or not of.is_float:
+        return raw
+    greatest = np.iinfo(raw.dtype).max
+    scaled = np.maximum(raw.astype(F64) / greatest, -1.0)
+    if of.sampling.flags & Flag.SRGB and raw.dtype == U8 and channel < 3:
+        scaled = np.where(scaled <= 0.04045, scaled / 12.92, ((scaled + 0.055) / 1.055) ** 2.4)
+    return scaled
+
+
+def border(of: TextureObject) -> Array:
+    """Return the colour of the border as `read` returns elements, in one column."""
+    bits = np.array(of.sampling.border, U32)
+    if of.kind is Kind.LINEAR:
+        bits = np.zeros(4, U32)
+    found: Array = bits.view(F32).astype(F64) if of.is_float else bits.view(S32).astype(S64)
+    return found[:, None]

@@ -1,0 +1,271 @@
+"""CUDA arrays and mipmapped arrays: what is made and refused, and copies against a model of bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pympsd_client import driver as cuda
+from pympsd_client import last_error
+from pympsd_client._objects.context import contexts
+from tests.client.conftest import ok
+
+Result = cuda.CUresult
+Format = cuda.CUarray_format
+DONE = (Result.CUDA_SUCCESS,)
+INVALID = (Result.CUDA_ERROR_INVALID_VALUE,)
+NO_HANDLE = (Result.CUDA_ERROR_INVALID_HANDLE,)
+HOST, DEVICE, ARRAY = (getattr(cuda.CUmemorytype, f"CU_MEMORYTYPE_{name}") for name in ("HOST", "DEVICE", "ARRAY"))
+LAYERED, SURFACE, CUBEMAP, GATHER, SPARSE, DEFERRED = 1, 2, 4, 8, 0x40, 0x80
+FLOAT = Format.CU_AD_FORMAT_FLOAT
+
+
+def described(width: int, height: int, depth: int, format: Any = FLOAT, channels: int = 1, flags: int = 0) -> Any:
+    """Return a CUDA_ARRAY3D_DESCRIPTOR."""
+    made = cuda.CUDA_ARRAY3D_DESCRIPTOR()
+    made.Width, made.Height, made.Depth = width, height, depth
+    made.NumChannels, made.Flags = channels, flags
+    if format is not None:
+        made.Format = format
+    return made
+
+
+def copy(extent: tuple[int, int, int], **sides: tuple[Any, Any, tuple[int, int, int]]) -> Any:
+    """Return a CUDA_MEMCPY3D: of each side its type, what it is, and where the copy begins; packed if no array."""
+    made = cuda.CUDA_MEMCPY3D()
+    made.WidthInBytes, made.Height, made.Depth = extent
+    for name, (kind, what, (x, y, z)) in sides.items():
+        field = {HOST: "Host", DEVICE: "Device", ARRAY: "Array"}[kind]
+        for key, value in {"MemoryType": kind, field: what, "XInBytes": x, "Y": y, "Z": z}.items():
+            setattr(made, name + key, value)
+    return made
+
+
+@pytest.mark.parametrize("format", [Format.CU_AD_FORMAT_UNSIGNED_INT8, Format.CU_AD_FORMAT_HALF, FLOAT])
+@pytest.mark.parametrize(
+    "shape", [(7, 0, 0, 0), (7, 5, 0, 0), (7, 5, 3, 0), (7, 0, 3, LAYERED), (4, 4, 6, CUBEMAP), (8, 8, 0, GATHER)]
+)
+def test_an_array_knows_its_description(context: Any, format: Any, shape: tuple[int, int, int, int]) -> None:
+    width, height, depth, flags = shape
+    array = ok(cuda.cuArray3DCreate(described(width, height, depth, format, 2, flags)))
+    found, plain = ok(cuda.cuArray3DGetDescriptor(array)), ok(cuda.cuArrayGetDescriptor(array))
+    assert (found.Width, found.Height, found.Depth, found.Flags) == shape
+    assert (found.Format, found.NumChannels) == (plain.Format, plain.NumChannels) == (format, 2)
+    assert (plain.Width, plain.Height) == (width, height)
+    assert isinstance(array, cuda.CUarray)
+    assert cuda.cuArrayDestroy(array) == DONE
+    assert cuda.cuArrayDestroy(array) == NO_HANDLE
+    assert cuda.cuArrayGetDescriptor(array)[0] == NO_HANDLE[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "result", "words"),
+    [
+        ((0, 5, 0), Result.CUDA_ERROR_INVALID_VALUE, "at least 1"),
+        ((7, 0, 3), Result.CUDA_ERROR_INVALID_VALUE, "a height too"),
+        ((7, 5, 0, FLOAT, 3), Result.CUDA_ERROR_INVALID_VALUE, "1, 2 or 4 channels"),
+        ((7, 5, 0, None), Result.CUDA_ERROR_INVALID_VALUE, "no CUarray_format"),
+        ((7, 5, 0, Format.CU_AD_FORMAT_NV12), Result.CUDA_ERROR_NOT_SUPPORTED, "HALF and FLOAT are"),
+        ((7, 5, 0, Format.CU_AD_FORMAT_UNORM_INT8X2), Result.CUDA_ERROR_INVALID_VALUE, "have 2 channels"),
+        ((7, 5, 0, FLOAT, 1, LAYERED), Result.CUDA_ERROR_INVALID_VALUE, "number of its layers"),
+        ((7, 5, 6, FLOAT, 1, CUBEMAP), Result.CUDA_ERROR_INVALID_VALUE, "as high as it is wide"),
+        ((7, 7, 5, FLOAT, 1, CUBEMAP), Result.CUDA_ERROR_INVALID_VALUE, "depth of a cubemap is 6"),
+        ((7, 7, 13, FLOAT, 1, CUBEMAP | LAYERED), Result.CUDA_ERROR_INVALID_VALUE, "a multiple of 6"),
+        ((7, 5, 3, FLOAT, 1, GATHER), Result.CUDA_ERROR_INVALID_VALUE, "two dimensions"),
+        ((7, 5, 0, FLOAT, 1, SPARSE), Result.CUDA_ERROR_NOT_SUPPORTED, "SPARSE"),
+        ((7, 5, 0, FLOAT, 1, DEFERRED), Result.CUDA_ERROR_NOT_SUPPORTED, "DEFERRED_MAPPING"),
+        ((7, 5, 0, FLOAT, 1, 1 << 20), Result.CUDA_ERROR_INVALID_VALUE, "no CUDA_ARRAY3D flag"),
+        ((1 << 20, 5, 0), Result.CUDA_ERROR_INVALID_VALUE, "MAXIMUM_TEXTURE2D_"),
+        ((1 << 63, 0, 0), Result.CUDA_ERROR_INVALID_VALUE, "MAXIMUM_TEXTURE1D_"),
+        ((8, 8, 4096, FLOAT, 1, LAYERED), Result.CUDA_ERROR_INVALID_VALUE, "MAXIMUM_TEXTURE2D_LAYERED_"),
+        ((65536, 0, 0, FLOAT, 1, SURFACE), Result.CUDA_ERROR_INVALID_VALUE, "MAXIMUM_SURFACE1D_"),
+        ((16384, 16384, 16384), Result.CUDA_ERROR_OUT_OF_MEMORY, ""),
+    ],
+)
+def test_an_array_that_cannot_be_is_refused(context: Any, given: Any, result: Any, words: str) -> None:
+    for answer in (cuda.cuArray3DCreate(described(*given)), cuda.cuMipmappedArrayCreate(described(*given), 1)):
+        assert answer == (result, None)
+        assert words in last_error()
+
+
+def test_arrays_need_a_context_and_a_device_that_has_them(devices: None) -> None:
+    assert cuda.cuArrayCreate(cuda.CUDA_ARRAY_DESCRIPTOR())[0] == Result.CUDA_ERROR_INVALID_CONTEXT
+    handle = ok(cuda.cuCtxCreate(None, 0, 0))
+    assert cuda.cuArrayCreate(None) == (*INVALID, None)
+    context = contexts[int(handle)]
+    without = {**context.device.facts.attributes, "MAXIMUM_TEXTURE2D_WIDTH": 0}
+    object.__setattr__(
+        context, "device", evolve(context.device, facts=evolve(context.device.facts, attributes=without))
+    )
+    assert cuda.cuArray3DCreate(described(4, 4, 0)) == (Result.CUDA_ERROR_NOT_SUPPORTED, None)
+    assert "linear memory" in last_error()
+
+
+def test_an_array_is_no_linear_memory(context: Any) -> None:
+    before = ok(cuda.cuMemGetInfo())[0]
+    array = ok(cuda.cuArray3DCreate(described(1024, 1024, 0)))
+    assert before - ok(cuda.cuMemGetInfo())[0] >= 4 << 20
+    assert cuda.cuMemFree(int(array)) == INVALID
+    assert cuda.cuArrayDestroy(array) == DONE
+    assert ok(cuda.cuMemGetInfo())[0] == before
+
+
+def test_levels_halve(context: Any) -> None:
+    made = ok(cuda.cuMipmappedArrayCreate(described(20, 5, 6, flags=LAYERED), 99))
+    levels = [ok(cuda.cuMipmappedArrayGetLevel(made, number)) for number in range(5)]
+    sizes = [
+        (one.Width, one.Height, one.Depth) for one in (ok(cuda.cuArray3DGetDescriptor(level)) for level in levels)
+    ]
+    assert sizes == [(20, 5, 6), (10, 2, 6), (5, 1, 6), (2, 1, 6), (1, 1, 6)]
+    assert int(ok(cuda.cuMipmappedArrayGetLevel(made, 1))) == int(levels[1])
+    assert cuda.cuMipmappedArrayGetLevel(made, 5)[0] == INVALID[0]
+    assert cuda.cuArrayDestroy(levels[0]) == NO_HANDLE
+    for number, level in enumerate(levels):  # none overlaps another
+        size = sizes[number][0] * sizes[number][1] * 6 * 4
+        assert cuda.cuMemcpyHtoA(level, 0, bytes([number + 1]) * size, size) == DONE
+        assert cuda.cuMemcpyHtoA(level, 4, bytes(size), size) == INVALID
+    for number, level in enumerate(levels):
+        back = bytearray(24)
+        assert cuda.cuMemcpyAtoH(back, level, 0, 24) == DONE
+        assert back == bytes([number + 1]) * 24
+    assert cuda.cuMipmappedArrayDestroy(made) == DONE
+    assert cuda.cuMipmappedArrayDestroy(made) == NO_HANDLE
+    assert cuda.cuArrayGetDescriptor(levels[0])[0] == NO_HANDLE[0]
+    assert cuda.cuMipmappedArrayGetLevel(made, 0)[0] == NO_HANDLE[0]
+
+
+def test_bytes_of_arrays(context: Any) -> None:
+    stream = ok(cuda.cuStreamCreate(1))
+    first, second = (ok(cuda.cuArray3DCreate(described(4, 2, 0))) for _ in range(2))
+    memory, data = ok(cuda.cuMemAlloc(32)), bytes(range(32))
+    assert cuda.cuMemcpyHtoAAsync(first, 4, data, 28, stream) == DONE
+    assert cuda.cuStreamSynchronize(stream) == DONE
+    assert cuda.cuMemcpyAtoA(second, 0, first, 4, 28) == DONE
+    assert cuda.cuMemcpyAtoD(memory, second, 0, 32) == DONE
+    assert cuda.cuMemcpyDtoA(first, 16, memory, 16) == DONE
+    back = bytearray(32)
+    assert cuda.cuMemcpyAtoHAsync(back, first, 0, 32, stream) == DONE
+    assert cuda.cuStreamSynchronize(stream) == DONE
+    assert back == bytes(4) + data[:12] + data[:16]
+    assert cuda.cuMemcpyAtoD(memory, 77, 0, 4) == NO_HANDLE
+    assert cuda.cuMemcpyAtoA(first, 30, second, 0, 4) == INVALID
+    assert cuda.cuMemcpyHtoA(first, 1 << 63, data, 1 << 63) == INVALID
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Where a copy begins in an array of 6 x 5 x 4 elements, and its extent, in elements."""
+    corner = tuple(draw(st.integers(0, most - 1)) for most in (6, 5, 4))
+    extent = tuple(draw(st.integers(1, most - at)) for most, at in zip((6, 5, 4), corner, strict=True))
+    return corner, extent  # type: ignore[return-value]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parts(), st.sampled_from([1, 4]))
+def test_slices_of_rows_to_and_from_arrays(context: Any, part: Any, channels: int) -> None:
+    """Host to array, array to device memory, device memory to another array, array to host: the box alone changes."""
+    (x, y, z), (width, height, depth) = part
+    size = 4 * channels
+    rng = np.random.default_rng(1)
+    whole = rng.integers(0, 256, (4, 5, 6 * size), np.uint8)
+    first, second = (ok(cuda.cuArray3DCreate(described(6, 5, 4, FLOAT, channels))) for _ in range(2))
+    between = ok(cuda.cuMemAlloc(whole.nbytes))
+    box, corner, start = (width * size, height, depth), (x * size, y, z), (0, 0, 0)
+    assert cuda.cuMemcpyHtoA(first, 0, whole, whole.nbytes) == DONE
+    assert cuda.cuMemcpy3D(copy(box, src=(ARRAY, first, corner), dst=(DEVICE, between, start))) == DONE
+    assert cuda.cuMemcpy3D(copy(box, src=(DEVICE, between, start), dst=(ARRAY, second, corner))) == DONE
+    back, part_back = np.zeros_like(whole), np.zeros((depth, height, width * size), np.uint8)
+    to_host = copy(box, src=(ARRAY, second, corner), dst=(HOST, part_back.ctypes.data, start))
+    assert cuda.cuMemcpy3DAsync(to_host, 0) == DONE
+    assert cuda.cuMemcpyAtoH(back, second, 0, back.nbytes) == DONE
+    box_of = np.s_[z : z + depth, y : y + height, x * size : (x + width) * size]
+    expected = np.zeros_like(whole)
+    expected[box_of] = whole[box_of]
+    assert (back == expected).all()
+    assert (part_back == whole[box_of]).all()
+    for array in (first, second):
+        assert cuda.cuArrayDestroy(array) == DONE
+    assert cuda.cuMemFree(between) == DONE
+
+
+@pytest.mark.parametrize(
+    ("extent", "corner", "words"),
+    [
+        ((6, 1, 1), (0, 0, 0), "element of 4 bytes"),
+        ((4, 1, 1), (2, 0, 0), "element of 4 bytes"),
+        ((28, 1, 1), (0, 0, 0), "which has 4 slices of 5 rows of 24 bytes"),
+        ((4, 2, 1), (0, 4, 0), "ends at 4 bytes of row 6"),
+        ((4, 1, 4), (0, 0, 1), "of slice 5"),
+        ((4, 1, 1), ((1 << 64) - 4, 0, 0), "24 bytes"),
+    ],
+)
+def test_a_copy_beyond_an_array_is_refused(context: Any, extent: Any, corner: Any, words: str) -> None:
+    array, memory = ok(cuda.cuArray3DCreate(described(6, 5, 4))), ok(cuda.cuMemAlloc(4096))
+    linear = (DEVICE, memory, (0, 0, 0))
+    for sides in ({"src": (ARRAY, array, corner), "dst": linear}, {"src": linear, "dst": (ARRAY, array, corner)}):
+        assert cuda.cuMemcpy3D(copy(extent, **sides)) == INVALID
+        assert words in last_error()
+    assert cuda.cuMemcpy3D(copy((4, 1, 1), src=(ARRAY, 0, (0, 0, 0)), dst=linear)) == NO_HANDLE
+
+
+def test_arrays_of_a_context_end_with_it(devices: None) -> None:
+    kept = ok(cuda.cuCtxCreate(None, 0, 0))
+    mine = ok(cuda.cuArray3DCreate(described(4, 4, 0)))
+    other = ok(cuda.cuCtxCreate(None, 0, 0))
+    ended = ok(cuda.cuArray3DCreate(described(4, 4, 0)))
+    assert cuda.cuCtxDestroy(other) == DONE
+    assert cuda.cuCtxSetCurrent(kept) == DONE
+    assert cuda.cuArrayGetDescriptor(ended)[0] == NO_HANDLE[0]
+    assert cuda.cuArrayDestroy(mine) == DONE
+
+
+def test_a_graph_copies_arrays(context: Any) -> None:
+    array, memory, data = ok(cuda.cuArray3DCreate(described(4, 2, 0))), ok(cuda.cuMemAlloc(32)), bytes(range(32))
+    assert cuda.cuMemcpyHtoD(memory, data, 32) == DONE
+    graph = ok(cuda.cuGraphCreate(0))
+    described_copy = copy((16, 2, 1), src=(DEVICE, memory, (0, 0, 0)), dst=(ARRAY, array, (0, 0, 0)))
+    node = ok(cuda.cuGraphAddMemcpyNode(graph, [], 0, described_copy, context))
+    assert int(ok(cuda.cuGraphMemcpyNodeGetParams(node)).dstArray) == int(array)
+    executable = ok(cuda.cuGraphInstantiate(graph, 0))
+    assert cuda.cuGraphLaunch(executable, 0) == DONE
+    back = bytearray(32)
+    assert cuda.cuMemcpyAtoH(back, array, 0, 32) == DONE
+    assert back == data
+
+
+def peer_copy(extent: tuple[int, int, int], source: Any, destination: Any) -> Any:
+    """Return a CUDA_MEMCPY3D_PEER; each side is a context, a memory type and what it is."""
+    made = cuda.CUDA_MEMCPY3D_PEER()
+    made.WidthInBytes, made.Height, made.Depth = extent
+    for name, (context, kind, what) in (("src", source), ("dst", destination)):
+        setattr(made, f"{name}Context", context)
+        setattr(made, f"{name}MemoryType", kind)
+        setattr(made, name + {DEVICE: "Device", ARRAY: "Array"}[kind], what)
+    return made
+
+
+def test_copies_between_contexts(devices: None) -> None:
+    """From memory of one device to an array of another, and back; a side is on the device of its context."""
+    first, second = (ok(cuda.cuCtxCreate(None, 0, number)) for number in (0, 1))
+    array, data = ok(cuda.cuArray3DCreate(described(4, 2, 0))), bytes(range(32))
+    assert cuda.cuCtxSetCurrent(first) == DONE
+    memory = ok(cuda.cuMemAlloc(32))
+    assert cuda.cuMemcpyHtoD(memory, data, 32) == DONE
+    here, there = (first, DEVICE, memory), (second, ARRAY, array)
+    assert cuda.cuMemcpy3DPeer(peer_copy((16, 2, 1), here, there)) == DONE
+    assert cuda.cuMemsetD8(memory, 0, 32) == DONE
+    assert cuda.cuMemcpy3DPeerAsync(peer_copy((16, 2, 1), there, here), 0) == DONE
+    back = bytearray(32)
+    assert cuda.cuMemcpyDtoH(back, memory, 32) == DONE
+    assert back == data
+    for wrong in ((first, ARRAY, array), (second, DEVICE, memory)):
+        assert cuda.cuMemcpy3DPeer(peer_copy((16, 2, 1), wrong, here)) == INVALID
+        assert "srcContext" in last_error()
+    nowhere = peer_copy((16, 2, 1), (77, DEVICE, memory), there)
+    assert cuda.cuMemcpy3DPeer(nowhere) == (Result.CUDA_ERROR_INVALID_CONTEXT,)
+    assert cuda.cuMemcpy3DPeer(None) == INVALID
