@@ -37,6 +37,10 @@ class ClientConnected:
     """Its process connects once for each context, so this may be a connection of a client that was admitted."""
     process: int = 0
     """A number of the process that no other has, which distinguishes those with PID 0; 0: unknown."""
+    server: str = ""
+    """The server whose socket it came by, in protocol 3; empty: the top one."""
+    mps_namespace: str = ""
+    """The namespace whose socket it came by."""
 
 
 @frozen
@@ -163,6 +167,8 @@ class ReturnedClient:
     contexts: tuple[ReturnedContext, ...] = ()
     process: int = 0
     """As in ClientConnected."""
+    mps_namespace: str = ""
+    """As in ClientConnected."""
 
 
 @frozen
@@ -208,6 +214,15 @@ class ServerEnds:
 
 
 @frozen
+class NamespaceOpened:
+    """The socket of a namespace, or (``namespace`` empty) of a server is open, or it could not be: ``problem``."""
+
+    server: str
+    namespace: str
+    problem: str = ""
+
+
+@frozen
 class TimerEnded:
     """A timer that was set has run out."""
 
@@ -239,6 +254,7 @@ Event = (
     | ServerReported
     | DevicesReported
     | ServerEnds
+    | NamespaceOpened
     | TimerEnded
     | StopSignal
 )

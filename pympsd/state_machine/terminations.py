@@ -26,12 +26,18 @@ _CAUSES: Final[dict[int, str]] = {
 """Why the client was not terminated, by the number that is printed; docs/operations.md says what can be done."""
 
 
-def begin(daemon: Daemon, session: int, server: Server, pid: int) -> Iterator[Instruction]:
-    """Have a server end the contexts of a client process, for an operator session."""
+def begin(
+    daemon: Daemon, session: int, server: Server, pid: int, answer: Answer | None = None
+) -> Iterator[Instruction]:
+    """Have a server end the contexts of a client process, for an operator session.
+
+    ``session`` 0: nobody is answered; ``answer``: in place of the number that terminate_client prints.
+    """
     token = daemon.termination_serials.take()
     timeout = RESET_TIMEOUT if daemon.terminate_by_reset else TERMINATION_TIMEOUT
-    daemon.terminations[token] = Termination(session, server.serial, timeout)
-    yield Working(session)
+    daemon.terminations[token] = Termination(session, server.serial, timeout, answer)
+    if session:
+        yield Working(session)
     yield TerminateClient(server.serial, token, pid, daemon.terminate_by_reset)
     yield SetTimer(Timer(TimerKind.TERMINATION, token), timeout)
 
@@ -69,4 +75,6 @@ def _answer(code: int) -> Answer:
 
 
 def _end(daemon: Daemon, token: int, answer: Answer) -> Iterator[Instruction]:
-    yield from reply(daemon.terminations.pop(token).session, answer)
+    known = daemon.terminations.pop(token)
+    if known.session:
+        yield from reply(known.session, known.answer or answer)
