@@ -8,6 +8,7 @@ from attrs import define, field, frozen
 
 from pympsd.state_machine import server_lifecycle
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3.gathering import Gathering, Gatherings
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
@@ -147,6 +148,19 @@ class Termination:
     """Seconds the server has to answer."""
 
 
+@frozen
+class Configuration:
+    """The configuration that was applied last."""
+
+    generation: int = 0
+    """Counts those of this daemon."""
+    source: str = ""
+    applied: str = ""
+    """When, as ISO 8601 has it."""
+    gathering: Gathering | None = None
+    """Its changes, under way or done."""
+
+
 @define
 class Quit:
     """A quit under way; the operators that asked for it are answered by the daemon's end."""
@@ -190,6 +204,10 @@ class Daemon:
     """The number of daemons before this one whose servers were handed on to it."""
     server_serials: Serials = field(factory=Serials)
     termination_serials: Serials = field(factory=Serials)
+    gatherings: Gatherings = field(factory=Gatherings)
+    configuration: Configuration = field(factory=Configuration)
+    pid_namespace: int = 0
+    """The inode of the daemon's own PID namespace."""
     tickets: Serials = field(factory=Serials)
 
     def serving_uid(self, uid: int) -> int:

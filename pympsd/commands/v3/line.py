@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pympsd.commands.v3.sm_partitions  # noqa: F401 - registers its commands
 from pympsd.commands.registry import REGISTRY, Caller, Decision
-from pympsd.commands.v3 import help, translations
+from pympsd.commands.v3 import (  # noqa: F401 - the modules of commands register them
+    clients,
+    devices,
+    features,
+    help,
+    namespaces,
+    servers,
+    sm_partitions,
+    translations,
+)
 from pympsd.commands.v3.registry import COMMANDS, Command, data
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.vocabulary.answers import refusal
