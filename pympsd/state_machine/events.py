@@ -39,6 +39,10 @@ class ClientConnected:
     """Its process connects once for each context, so this may be a connection of a client that was admitted."""
     process: int = 0
     """A number of the process that no other has, which distinguishes those with PID 0; 0: unknown."""
+    server: str = ""
+    """The server whose socket it came by, in protocol 3; empty: the top one."""
+    mps_namespace: str = ""
+    """The namespace whose socket it came by."""
 
 
 @frozen
@@ -165,6 +169,8 @@ class ReturnedClient:
     contexts: tuple[ReturnedContext, ...] = ()
     process: int = 0
     """As in ClientConnected."""
+    mps_namespace: str = ""
+    """As in ClientConnected."""
 
 
 @frozen
@@ -210,6 +216,15 @@ class ServerEnds:
 
 
 @frozen
+class NamespaceOpened:
+    """The socket of a namespace, or (``namespace`` empty) of a server is open, or it could not be: ``problem``."""
+
+    server: str
+    namespace: str
+    problem: str = ""
+
+
+@frozen
 class TimerEnded:
     """A timer that was set has run out."""
 
@@ -241,6 +256,7 @@ Event = (
     | ServerReported
     | DevicesReported
     | ServerEnds
+    | NamespaceOpened
     | TimerEnded
     | StopSignal
 )

@@ -31,8 +31,8 @@ FIELDS: Final = ("cmd", "device", "linux-ns", "maws-ns", "pci-id", "pid", "serve
 def list_clients(
     daemon: Daemon, caller: Caller, server: str | None = None, all: bool = False, format: Format | None = None
 ) -> Decision:
-    """List the clients, one row for each device of each: of a server, with --all of all, otherwise of the servers that
-    the asking user owns (root: all).
+    """List the clients, one row for each device of each: of a server, with --all of all, otherwise of the servers
+    that the asking user owns (root: all).
     """
     if server is not None:
         shown = [server_named(daemon, server)]
@@ -66,12 +66,12 @@ def get(daemon: Daemon, caller: Caller, pid: str, field: str) -> Decision:
 def terminate(
     daemon: Daemon, caller: Caller, pid: str, server: str | None = None, timeout: float | None = None
 ) -> Decision:
-    """End the work of a client on the GPU, when its kernels have ended; give up after --timeout seconds, 10 at most."""
+    """End a client's work on the GPU when its kernels have ended; give up after --timeout seconds, 10 at most."""
     client, owner = _client(daemon, pid, server)
     view.check_owner(caller, owner, "client terminate")
     process = daemon.server_named(owner.name)
     assert process is not None
-    begun = terminations.begin(daemon, caller.session, process, client.pid, timeout, in_words=True)
+    begun = terminations.begin(daemon, caller.session, process, client.pid, timeout=timeout, in_words=True)
     return Decision(None, tuple(begun))
 
 
@@ -102,7 +102,8 @@ def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
         "linux-ns": client.namespace,
         "contexts": sorted(context.serial for context in client.contexts.values()),
     }
-    for device in [daemon.devices[each] for each in _devices(daemon, client)] or [None]:
-        uuid, pci = (None, None) if device is None else (device.uuid, device.pci)
-        where = view.maws_namespace(daemon, client, server)
+    where = view.maws_namespace(daemon, client, server)
+    for ordinal in _devices(daemon, client) or (None,):
+        device = None if ordinal is None else daemon.devices[ordinal]
+        uuid, pci = (device.uuid, device.pci) if device else (None, None)
         yield Row((client.pid, server.name, uuid, where, client.command), {**extra, "pci-id": pci})

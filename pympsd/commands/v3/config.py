@@ -46,8 +46,8 @@ def apply(
     force: bool = False,
 ) -> Decision:
     """Read a configuration file, and make the servers and namespaces what it says: what is missing is made, what
-    differs is set, and what it does not name stays, or with --prune is deleted if it has no clients (with --force also
-    if it has some). --check says what would be done. An error anywhere in the file: nothing is done.
+    differs is set, and what it does not name stays, or with --prune is deleted if it has no clients (with --force
+    also if it has some). --check says what would be done. An error anywhere in the file: nothing is done.
     """
     view.check_daemon_owner(daemon, caller, "config apply")
     if text is None:

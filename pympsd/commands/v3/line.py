@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pympsd.commands.registry import REGISTRY, Caller, Decision
 from pympsd.commands.v3 import (  # noqa: F401 - the modules of commands register them
     clients,
+    config,
     devices,
     features,
     help,

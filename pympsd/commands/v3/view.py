@@ -9,7 +9,7 @@ from pympsd.commands.v3.grammar import Refused
 from pympsd.commands.v3.output import Shown
 from pympsd.devices.visible import find_device, listed
 from pympsd.state_machine.daemon_state import Client, Daemon
-from pympsd.state_machine.v3.named_server import Namespace, NamedServer
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.texts import memory_text, percentage_text
