@@ -9,13 +9,12 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import define, field
-from processes import ClientProcess, DaemonProcess, alive
+from processes import ClientProcess, DaemonProcess
 
 from pympsd.devices.machine import describe
 
@@ -99,36 +98,40 @@ class Replay:
 
 @pytest.fixture(scope="module")
 def daemons() -> Iterator[dict[str, DaemonProcess]]:
-    """A daemon of each protocol that the sequences share; one that a sequence ended is started anew."""
+    """A daemon of each protocol, which the sequences that do not end it share."""
     root = Path(tempfile.mkdtemp(prefix="pympsd-p3-"))
     root.chmod(0o755)
     made = {}
-    for protocol in ("2", "3"):
+    for protocol in sorted({each["daemon"] for each in SEQUENCES} - {"none"}):
         for name in ("pipe", "log"):
             (root / protocol / name).mkdir(parents=True)
         made[protocol] = DaemonProcess(root / protocol, dict(MACHINE))
-    yield made
-    for daemon in made.values():
-        daemon.stop()
-    shutil.rmtree(root)
+    try:
+        for protocol, daemon in made.items():
+            done = daemon.start("-d", "-p", protocol)
+            assert (done.returncode, done.stderr) == (0, "")
+        yield made
+    finally:
+        for daemon in made.values():
+            daemon.stop()
+        shutil.rmtree(root)
 
 
 @pytest.fixture
 def replay(request: pytest.FixtureRequest, daemons: dict[str, DaemonProcess], directory: Path) -> Iterator[Replay]:
-    """Replay on the daemon that a sequence asks for."""
-    protocol = request.param
-    daemon = daemons.get(protocol) or DaemonProcess(directory, dict(MACHINE))
-    if protocol in daemons and not (daemon.pid and alive(daemon.pid)):
-        assert daemon.start("-d", "-p", protocol).returncode == 0
-    replay = Replay(daemon)
-    yield replay
-    replay.end()
-    if protocol == "3" and alive(daemon.pid):
-        for name in daemon.run(["server", "list", "--format=csv,noheader"]).stdout.splitlines():
-            with suppress(AssertionError):
-                daemon.run(["server", "delete", name.partition(",")[0], "--force"])
-    if protocol == "none":
-        daemon.stop()
+    """Replay on the daemon that a sequence asks for, and leave it without servers and clients."""
+    replay = Replay(daemons.get(request.param) or DaemonProcess(directory, dict(MACHINE)))
+    try:
+        yield replay
+    finally:
+        replay.end()
+        if request.param == "none":
+            replay.daemon.stop()
+        elif request.param == "3":
+            rows = replay.daemon.run(["server", "list", "--format=csv,noheader"]).stdout.splitlines()
+            for name in (row.partition(",")[0] for row in rows):
+                done = replay.daemon.run(["server", "delete", name, "--force"])
+                assert done.returncode == 0, done
 
 
 @pytest.mark.parametrize(
