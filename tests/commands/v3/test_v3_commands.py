@@ -17,7 +17,7 @@ from pympsd.state_machine.events import Event, NamespaceOpened, OperatorLine, Se
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer
-from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.statuses import ServerStatus
 
@@ -319,3 +319,15 @@ def test_queries_of_protocol_2_are_answered(daemon: Daemon) -> None:
     assert _printed(daemon, "get_server_list") == "847\n"
     assert _printed(daemon, "get_client_list 847") == "3165259\n"
     assert _printed(daemon, "get_default_active_thread_percentage") == "100.0\n"
+
+
+def test_the_defaults_of_protocol_2_are_those_of_the_users_own_server(daemon: Daemon) -> None:
+    half = NamespaceLimits(ThreadPercentage(50.0), {1: PinnedMemory(4 << 30)}, ClientPriority(1))
+    daemon.named_servers["uid_7"] = NamedServer("uid_7", 7, {"default": Namespace("default", half)})
+    assert _printed(daemon, "get_default_active_thread_percentage", uid=7) == "50.0\n"
+    assert _printed(daemon, "get_default_client_priority", uid=7) == "1\n"
+    assert _printed(daemon, "get_default_device_pinned_mem_limit 1", uid=7) == "4G\n"
+    assert _printed(daemon, "get_default_device_pinned_mem_limit 0", uid=7) == ""
+    assert _printed(daemon, "get_default_active_thread_percentage", uid=8) == "100.0\n"
+    assert _ask(daemon, "get_default_device_pinned_mem_limit 9", uid=7).diagnostic.startswith("No device '9'.")
+    assert _ask(daemon, "get_default_device_pinned_mem_limit", uid=7).refused
