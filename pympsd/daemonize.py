@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
-from pympsd.devices.discovery import visible_machine
+from pympsd.attached_file import text_of
+from pympsd.configuration.plan import Surroundings
+from pympsd.configuration.reader import BadFile, read_plan
+from pympsd.devices.discovery import Machine, visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_vendor_server
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
 from pympsd.journal.dialects import Dialect
@@ -74,6 +78,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
                 "share a server on Volta or newer devices only (CUDA_VISIBLE_DEVICES selects)",
                 1,
             )
+        configuration = _configuration(options, settings, machine) if options.apply else None
         # Last: an error in this start must not end the daemon that runs.
         directory = (replace if options.replace else claim)(settings.pipe_directory)
     except AlreadyRunning:
@@ -88,6 +93,10 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         return _complain(str(error), Result.ERROR_NO_DEVICE)
     except DuplicateDevice as error:
         return _complain(str(error), Result.ERROR_INVALID_DEVICE)
+    except BadFile as error:
+        return _complain("\n".join(problem.shown(options.apply) for problem in error.problems), 1)
+    except LookupError as error:  # the file cannot be read
+        return _complain(error.args[0], 1)
     except (BadSetting, ValueError) as error:
         return _complain(str(error), 1)
     journal = _open_journal(settings, foreground)
@@ -100,7 +109,23 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         options.multiuser,
         options.terminate_by_reset,
         protocol,
+        configuration,
     )
+
+
+def _configuration(options: Options, settings: Settings, machine: Machine) -> tuple[str, bytes]:
+    """Return the path and the text of the configuration file; raise BadFile or LookupError for an invalid one."""
+    text = text_of([options.apply])
+    if os.geteuid() == 0 and os.stat(options.apply).st_mode & stat.S_IWOTH:
+        raise LookupError(f"{options.apply}: everybody can write to it, so root's daemon does not read it")
+    surroundings = Surroundings(machine.devices, os.geteuid(), options.multiuser, settings.pipe_directory)
+    try:
+        _, warnings = read_plan(text.decode(), surroundings)
+    except UnicodeDecodeError:
+        raise LookupError(f"{options.apply}: no TOML, for it is not UTF-8") from None
+    for warning in warnings:
+        _complain(warning.shown(options.apply), 0)
+    return os.path.abspath(options.apply), text
 
 
 def _complain(reason: str, status: int) -> int:

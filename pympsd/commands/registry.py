@@ -24,6 +24,8 @@ class Caller:
 
     session: int
     uid: int
+    at: float = 0.0
+    """When it was given, in seconds since 1970."""
 
 
 @frozen

@@ -21,6 +21,7 @@ CONTROL_LINES: Final = {
     "daemon_backend": Line("The backend is {backend}: {reason}", None),
     "daemon_setting_refused": same("{complaint}"),
     "daemon_exiting": same("Exit with status {status}"),
+    "configuration_applied": Line("Applied configuration {file}, generation {generation}", None),
     "lines_lost": same("{count} log lines could not be written: {reason}"),
     "daemon_defect": same("The control daemon met an internal error, continuing: {reason}"),
     "connection_accepted": same("Accepting connection..."),

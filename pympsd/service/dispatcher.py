@@ -6,6 +6,7 @@ The protocols describe the sessions, which import this module.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -221,7 +222,7 @@ class Dispatcher:
                 for server in asked:
                     if server.serial in self.servers:
                         nursery.start_soon(refresh, self.servers[server.serial])
-        self.feed(OperatorLine(session, uid, line, tuple(silent), file))
+        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time()))
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""

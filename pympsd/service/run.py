@@ -31,6 +31,7 @@ from pympsd.service.processes.vendor_server import spawn_vendor_server
 from pympsd.service.replacement import HAND_OVER
 from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
 from pympsd.service.sessions.conversation import Conversation
+from pympsd.service.sessions.start import apply_configuration
 from pympsd.service.sessions.vendor.conversation import VendorConversation
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Daemon
@@ -62,6 +63,8 @@ class DaemonSetup:
     multiuser: bool = False
     terminate_by_reset: bool = False
     protocol: int = 2
+    configuration: tuple[str, bytes] | None = None
+    """The path and the text of the file to apply, which is a valid one."""
 
 
 def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
@@ -133,6 +136,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         nursery.start_soon(read_fifo, dispatcher, fifo, partial(_is_vendor_server, dispatcher))
         os.chdir("/")
         await all_settled(awaited)
+        if setup.configuration is not None:
+            await apply_configuration(dispatcher, *setup.configuration)
         ready()
         await dispatcher.done.wait()
         with trio.move_on_after(FINAL_ANSWER_SECONDS):
@@ -237,6 +242,7 @@ def _dispatcher(
         settings.client_priority,
         limits,
         protocol=setup.protocol,
+        pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
         multiuser=setup.multiuser,
         most_servers=_most_servers(setup),
         terminate_by_reset=setup.terminate_by_reset,

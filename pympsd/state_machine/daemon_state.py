@@ -8,6 +8,7 @@ from attrs import Factory, define, field, frozen
 
 from pympsd.state_machine import server_lifecycle
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3.gathering import Gathering, Gatherings
 from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.device_facts import DeviceFacts
@@ -169,6 +170,21 @@ class Termination:
     """Seconds the server has to answer."""
     answer: Answer | None = None
     """Given when it is over, in place of the number that terminate_client prints."""
+    pid: int = 0
+    """The client, if the operator is told in words."""
+
+
+@frozen
+class Configuration:
+    """The configuration that was applied last."""
+
+    generation: int = 0
+    """Counts those of this daemon."""
+    source: str = ""
+    applied: str = ""
+    """When, as ISO 8601 has it."""
+    gathering: Gathering | None = None
+    """Its changes, under way or done."""
 
 
 @define
@@ -214,6 +230,10 @@ class Daemon:
     """The number of daemons before this one whose servers were handed on to it."""
     server_serials: Serials = field(factory=Serials)
     termination_serials: Serials = field(factory=Serials)
+    gatherings: Gatherings = field(factory=Gatherings)
+    configuration: Configuration = field(factory=Configuration)
+    pid_namespace: int = 0
+    """The inode of the daemon's own PID namespace."""
     tickets: Serials = field(factory=Serials)
     pipe_directory: str = ""
     named_servers: dict[str, NamedServer] = field(factory=dict)

@@ -24,7 +24,8 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
         decided = list(answer_line(daemon, event))
     else:
         decided = list(_decide(event, daemon))
-    return [*decided, *turns.cancel_stale_timers(daemon), *debuggers.release(daemon)]
+    decided += [*turns.cancel_stale_timers(daemon), *debuggers.release(daemon)]
+    return list(daemon.gatherings.collect(decided))
 
 
 @singledispatch

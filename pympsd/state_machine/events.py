@@ -21,6 +21,8 @@ class OperatorLine:
     """The PIDs of servers that were asked for their tables before, and did not answer in time."""
     file: bytes | None = None
     """The text of the file that the line names."""
+    at: float = 0.0
+    """When it came, in seconds since 1970."""
 
 
 @frozen
