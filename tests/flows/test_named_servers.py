@@ -123,7 +123,8 @@ def test_each_server_has_its_own_log(daemon: DaemonProcess, join: Callable[..., 
     join("").connect()
     pid = ctl(daemon, "server get a pid")
     own = (daemon.directory / "log" / "a" / "server.log").read_text().splitlines()
-    assert own and all(pid in line for line in own)
+    assert own
+    assert all(pid in line for line in own)
     assert (daemon.directory / "log" / f"uid_{os.geteuid()}" / "server.log").exists()
 
 
