@@ -22,6 +22,7 @@ from pympsd.journal.setup import Journal
 from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
+from pympsd.service.files.state_file import named_servers_left
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
 from pympsd.vocabulary import files
@@ -79,8 +80,13 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
                 1,
             )
         configuration = _configuration(options, settings, machine) if options.apply else None
+        lost = named_servers_left(settings.pipe_directory) if protocol == 2 else []
+        if lost and options.replace:
+            return _complain(_would_lose(lost, settings), 1)
         # Last: an error in this start must not end the daemon that runs.
         directory = (replace if options.replace else claim)(settings.pipe_directory)
+        if lost:
+            return _complain(_would_lose(lost, settings), 1)
     except AlreadyRunning:
         print("An instance of this daemon is already running")
         return 1
@@ -126,6 +132,13 @@ def _configuration(options: Options, settings: Settings, machine: Machine) -> tu
     for warning in warnings:
         _complain(warning.shown(options.apply), 0)
     return os.path.abspath(options.apply), text
+
+
+def _would_lose(lost: list[str], settings: Settings) -> str:
+    return (
+        f"the daemon before spoke protocol 3, and protocol 2 has no {', '.join(lost)}: start with -p 3, or remove "
+        f"{os.path.join(settings.pipe_directory, files.STATE)} first"
+    )
 
 
 def _complain(reason: str, status: int) -> int:

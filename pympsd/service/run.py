@@ -251,6 +251,7 @@ def _dispatcher(
         terminate_by_reset=setup.terminate_by_reset,
         turn_patience=settings.turn_patience,
         pipe_directory=setup.directory.path,
+        chooses_devices=settings.backend != "vendor",
     )
     return Dispatcher(
         state=state,

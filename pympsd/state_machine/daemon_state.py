@@ -236,6 +236,8 @@ class Daemon:
     """The inode of the daemon's own PID namespace."""
     tickets: Serials = field(factory=Serials)
     pipe_directory: str = ""
+    chooses_devices: bool = True
+    """Whether a server may be given some of the devices only; the driver's own server has all."""
     named_servers: dict[str, NamedServer] = field(factory=dict)
     """Protocol 3's servers, by name."""
     named_changes: int = 0

@@ -192,3 +192,40 @@ def test_neighbours_on_the_drivers_server_never_get_each_others_limits(
     start(daemon)
     assert joined("default")[0].split()[-1] == "132", "the last limits that the killed daemon told do not stay"
     assert joined("n1")[0].split()[-1] == "32"
+
+
+def test_protocol_2_does_not_lose_what_protocol_3_left(daemon: DaemonProcess) -> None:
+    lost = "protocol 2 has no server 'a', namespace 'hi' of server 'a': start with -p 3"
+    running = daemon.run(["-d", "--replace"])
+    assert running.returncode == 1
+    assert lost in running.stderr
+    assert ctl(daemon, "server get a status") == "Ready"
+    assert "already running" in daemon.run(["-d"]).stdout
+    daemon.kill()
+    killed = daemon.run(["-d"])
+    assert killed.returncode == 1
+    assert lost in killed.stderr
+    start(daemon)
+    assert ctl(daemon, "namespace get hi a active-thread-percentage") == "25.00"
+
+
+def test_users_servers_of_protocol_2_go_on_in_protocol_3(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
+    assert daemon.start().returncode == 0
+    daemon.say("set_default_active_thread_percentage 50")
+    with clients_of(daemon) as make:
+        client = make().connect()
+        daemon.run(["-d", "-p", "3", "--replace"])
+        daemon.await_end()
+        daemon.pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
+        assert client.do("sync") == "CUDA_SUCCESS"
+        name = f"uid_{os.geteuid()}"
+        assert ctl(daemon, f"server get {name} status") == "Ready"
+        assert ctl(daemon, f"namespace get default {name} active-thread-percentage") == "50.00"
+        assert make().connect().do("sm") == "66"
+
+
+def test_the_drivers_server_has_all_devices(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> None:
+    daemon = start(make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher)))
+    ctl(daemon, "server create first")
+    assert "it has all devices" in ctl(daemon, "server create a --allowed-devices=0", 1)
