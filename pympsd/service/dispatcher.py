@@ -21,7 +21,14 @@ from pympsd.service.rate_limit import UserRateLimits
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.events import ClientConnected, ClientGonePushed, Event, OperatorLine, TimerEnded
+from pympsd.state_machine.events import (
+    ClientConnected,
+    ClientGonePushed,
+    Event,
+    NamespaceOpened,
+    OperatorLine,
+    TimerEnded,
+)
 from pympsd.state_machine.server_lifecycle import IllegalMove
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.answers import Answer, refusal
@@ -52,6 +59,7 @@ class Admission:
     priority: int
     environment: dict[str, str] = field(factory=dict)
     pidfd: int = -1
+    limits: do.ClientLimits | None = None
 
 
 class ConnectedOperator(Protocol):
@@ -78,12 +86,19 @@ class RunningServer(Protocol):
     async def refresh(self) -> bool: ...
 
 
+class Sockets(Protocol):
+    """The sockets of servers and namespaces (namespace_sockets)."""
+
+    def open(self, server: str, namespace: str, uid: int) -> str: ...
+    def close(self, server: str, namespace: str) -> None: ...
+
+
 class WaitingClient(Protocol):
     """The session of a client that is not admitted yet (sessions.client, sessions.vendor.client)."""
 
     @property
     def peer(self) -> Peer: ...
-    def grant(self, server: RunningServer, priority: int) -> None: ...
+    def grant(self, server: RunningServer, priority: int, limits: do.ClientLimits | None) -> None: ...
     def refuse(self, code: int, reason: str) -> None: ...
     def go_without_mps(self, reason: str) -> None: ...
 
@@ -117,6 +132,7 @@ class Dispatcher:
     """The full path of the pipe directory."""
     keeper: Keeper | None = None
     """Holds what the next daemon needs if this one is killed."""
+    sockets: Sockets | None = None
     save: Callable[[], None] = lambda: None
     """Saves the state for the next daemon."""
     _rate_limits: UserRateLimits = field(
@@ -254,6 +270,12 @@ class Dispatcher:
             case do.KillServer(server):
                 if server in self.servers:
                     self.servers[server].kill()
+            case do.OpenNamespace(server, namespace, uid):
+                problem = self.sockets.open(server, namespace, uid) if self.sockets else "this daemon ends"
+                self.feed(NamespaceOpened(server, namespace, problem))
+            case do.CloseNamespace(server, namespace):
+                if self.sockets:
+                    self.sockets.close(server, namespace)
             case do.SetTimer(timer, seconds):
                 scope = self.timers[timer] = trio.CancelScope()
                 self.nursery.start_soon(self._timer, timer, seconds, scope)
@@ -270,7 +292,7 @@ class Dispatcher:
         if client is None or server is None:
             return
         try:
-            client.grant(server, instruction.priority)
+            client.grant(server, instruction.priority, instruction.limits)
         except OSError as error:
             self.not_admitted(instruction.client, instruction.server, error)
 

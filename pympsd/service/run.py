@@ -24,6 +24,7 @@ from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
 from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
+from pympsd.service.namespace_sockets import NamespaceSockets
 from pympsd.service.processes.children import spawn_server
 from pympsd.service.processes.status import is_child
 from pympsd.service.processes.vendor_server import spawn_vendor_server
@@ -33,7 +34,7 @@ from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.start import apply_configuration
 from pympsd.service.sessions.vendor.conversation import VendorConversation
 from pympsd.service.sessions.vendor.server import VendorServerSession
-from pympsd.state_machine.daemon_state import MOST_SERVERS, Daemon
+from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Daemon
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
@@ -125,6 +126,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         for file, sock in listening.items():
             keeper.hold(listener_name(file), sock.fileno(), file_note(directory.name(file)))
         await nursery.start(keeper.run)
+        sockets = NamespaceSockets(dispatcher, left)
+        dispatcher.sockets = sockets
         awaited = _save_and_inherit(dispatcher, directory, left)
         nursery.start_soon(_handle_signals, dispatcher, signals)
         for listener in _listeners(dispatcher, listening, left):
@@ -141,6 +144,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             for operator in list(dispatcher.operators.values()):
                 await operator.drain()
         if not dispatcher.handed_over:
+            sockets.remove_all()
             keeper.end()
         nursery.cancel_scope.cancel()
     os.close(fifo)
@@ -240,9 +244,10 @@ def _dispatcher(
         protocol=setup.protocol,
         pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
         multiuser=setup.multiuser,
-        most_servers=MOST_SERVERS if settings.users == "together" else 1,
+        most_servers=_most_servers(setup),
         terminate_by_reset=setup.terminate_by_reset,
         turn_patience=settings.turn_patience,
+        pipe_directory=setup.directory.path,
     )
     return Dispatcher(
         state=state,
@@ -256,6 +261,12 @@ def _dispatcher(
         spawn=spawn_vendor_server if settings.backend == "vendor" else spawn_server,
         pipe_directory=setup.directory.path,
     )
+
+
+def _most_servers(setup: DaemonSetup) -> int:
+    if setup.protocol == 3:
+        return MOST_NAMED_SERVERS + 1  # none ends to make room
+    return MOST_SERVERS if setup.settings.users == "together" else 1
 
 
 def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: list[str]) -> None:
