@@ -144,7 +144,7 @@ def _open_journal(settings: Settings, foreground: bool) -> Journal:
     except OSError:
         print(f"Warning: Failed writing log files to directory [{directory}]. No logs will be available.")
         return Journal(LogFile(None) if foreground else None, None, dialect)
-    return Journal(control, server, dialect)
+    return Journal(control, server, dialect, os.path.abspath(directory))
 
 
 def _foreground(daemon: DaemonSetup, show: Sequence[str]) -> int:

@@ -66,6 +66,7 @@ class NamespaceSockets:
             listener.stop()
         if not namespace and server in self._fifos:
             self._fifos.pop(server).cancel()
+            self.dispatcher.journal.forget_server(server)
         self._remove(server, namespace)
 
     def remove_all(self) -> None:
@@ -94,12 +95,12 @@ class NamespaceSockets:
 
     def _read_log(self, server: str, fifo: int) -> None:
         scope = self._fifos[server] = trio.CancelScope()
-        self.dispatcher.nursery.start_soon(self._read, fifo, scope)
+        self.dispatcher.nursery.start_soon(self._read, server, fifo, scope)
 
-    async def _read(self, fifo: int, scope: trio.CancelScope) -> None:
+    async def _read(self, server: str, fifo: int, scope: trio.CancelScope) -> None:
         try:
             with scope:
-                await read_fifo(self.dispatcher, fifo)
+                await read_fifo(self.dispatcher.journal.of_server(server), fifo)
         finally:
             os.close(fifo)
 

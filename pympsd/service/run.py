@@ -133,7 +133,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         for listener in _listeners(dispatcher, listening, left):
             nursery.start_soon(listener.run)
         left.close()
-        nursery.start_soon(read_fifo, dispatcher, fifo, partial(_is_vendor_server, dispatcher))
+        nursery.start_soon(read_fifo, dispatcher.journal, fifo, partial(_is_vendor_server, dispatcher))
         os.chdir("/")
         await all_settled(awaited)
         if setup.configuration is not None:
@@ -227,6 +227,9 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
     dispatcher.connections = Serials(left.next_connection())
     awaited = inherit(dispatcher, directory.path, left)
+    if dispatcher.state.protocol == 3:
+        for server in dispatcher.state.running_servers():
+            dispatcher.journal.of_server(server.name, server.pid)
     dispatcher.save()
     return awaited
 
