@@ -33,6 +33,13 @@ KEYS = {
     "there": set(),
     "gone": set(),
 }
+WITH_CLIENTS = ("T22", "T30", "T33", "T38", "T42", "T50")
+"""Sequences with clients that stand for the others when long tests are left out."""
+SHORT = [
+    each["id"]
+    for each in SEQUENCES
+    if each["id"] in WITH_CLIENTS or not any("client" in step for step in each["steps"])
+]
 
 
 @define
@@ -157,6 +164,7 @@ def replay(request: pytest.FixtureRequest, daemons: dict[str, DaemonProcess], di
                 assert done.returncode == 0, done
 
 
+@pytest.mark.long(but=SHORT)
 @pytest.mark.parametrize(
     ("replay", "steps"),
     [pytest.param(each["daemon"], each["steps"], id=each["id"]) for each in SEQUENCES],
