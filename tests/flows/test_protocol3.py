@@ -83,7 +83,8 @@ class Replay:
     def _ctl(self, step: dict[str, Any]) -> None:
         words = shlex.split(self.text(step.get("ctl", "")))
         settings = self.daemon.settings
-        self.daemon.settings = {**settings, **step.get("env", {})}
+        added = {name: self.text(value) for name, value in step.get("env", {}).items()}
+        self.daemon.settings = {**settings, **added}
         try:
             starts = words[:1] == ["-d"]
             done = self.daemon.start(*words) if starts else self.daemon.run(words, step.get("in", ""), step.get("as"))
