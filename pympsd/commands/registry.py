@@ -26,6 +26,9 @@ class Caller:
     uid: int
     at: float = 0.0
     """When it was given, in seconds since 1970."""
+    server: str = ""
+    """The server whose socket it came by; empty: the daemon's own."""
+    namespace: str = ""
 
 
 @frozen

@@ -16,8 +16,8 @@ def shown(servers: Mapping[str, NamedServer], surroundings: Surroundings) -> str
     """Return the text of a file; servers of users that named none are left out, for they come by themselves."""
     lines = [f'schema_version = "{SCHEMA}"']
     for name, server in sorted(servers.items()):
-        default = server.namespaces[DEFAULT].limits
-        if server.source is not Source.AUTO or default != NamespaceLimits() or len(server.namespaces) > 1:
+        said = any(each.limits != NamespaceLimits() for each in server.namespaces.values())
+        if server.source is not Source.AUTO or said or len(server.namespaces) > 1:
             lines += ["", f"[servers.{name}]", *_of_server(server, surroundings)]
             for each in sorted(server.namespaces, key=lambda other: (other != DEFAULT, other)):
                 limits = server.namespaces[each].limits

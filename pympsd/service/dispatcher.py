@@ -209,8 +209,13 @@ class Dispatcher:
                 reason = f"the daemon met an internal error: {error!r}; control.log has it too"
                 self.operators[event.session].answer(refusal(diagnostic=reason))
 
-    async def feed_line(self, session: int, uid: int, line: bytes, file: bytes | None = None) -> None:
-        """Handle an operator's line, with up-to-date tables if its answer depends on them."""
+    async def feed_line(
+        self, session: int, uid: int, line: bytes, file: bytes | None = None, place: tuple[str, str] = ("", "")
+    ) -> None:
+        """Handle an operator's line, with up-to-date tables if its answer depends on them.
+
+        ``file``: the text of the file that it names; ``place``: the server and namespace whose socket it came by.
+        """
         silent: list[int] = []
 
         async def refresh(server: RunningServer) -> None:
@@ -222,7 +227,7 @@ class Dispatcher:
                 for server in asked:
                     if server.serial in self.servers:
                         nursery.start_soon(refresh, self.servers[server.serial])
-        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time()))
+        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place))
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""

@@ -23,6 +23,9 @@ class OperatorLine:
     """The text of the file that the line names."""
     at: float = 0.0
     """When it came, in seconds since 1970."""
+    server: str = ""
+    """The server whose socket it came by, in protocol 3; empty: the daemon's own."""
+    namespace: str = ""
 
 
 @frozen

@@ -94,7 +94,7 @@ def _in_words(known: Termination, code: int) -> Answer:
     if code == 0:
         return Answer()
     if code == Result.ERROR_INVALID_CONTEXT:
-        return refusal(f"No client with PID {known.pid}.", diagnostic=_CAUSES[code])
+        return refusal(f"No client with PID {known.pid}.")
     if code == Result.ERROR_LAUNCH_TIMEOUT:
         seconds = min(known.timeout, SERVERS_PATIENCE)
         return refusal(f"Client {known.pid} still runs a kernel after {seconds:g} s.", diagnostic=_CAUSES[code])

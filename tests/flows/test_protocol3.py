@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -22,13 +23,23 @@ MACHINE = {"PYMPSD_EMULATED_DEVICES": "2xH200"}
 SEQUENCES = tomllib.loads(Path(__file__).with_name("protocol3.toml").read_text())["sequence"]
 MARKS = {"doc", "field", "ours"}
 KEYS = {
-    "ctl": {"env", "in", "out", "out_like", "err", "err_like", "exit"},
+    "ctl": {"env", "in", "out", "out_like", "err", "err_like", "exit", "as"},
     "in": {"out", "out_like", "err", "err_like", "exit"},
-    "client": {"at", "env"},
+    "client": {"at", "env", "as", "fails"},
+    "kill": set(),
+    "write": {"text"},
+    "inode": set(),
     "do": {"says", "says_like"},
     "there": set(),
     "gone": set(),
 }
+WITH_CLIENTS = ("T22", "T30", "T33", "T38", "T42", "T50")
+"""Sequences with clients that stand for the others when long tests are left out."""
+SHORT = [
+    each["id"]
+    for each in SEQUENCES
+    if each["id"] in WITH_CLIENTS or not any("client" in step for step in each["steps"])
+]
 
 
 @define
@@ -37,6 +48,7 @@ class Replay:
 
     daemon: DaemonProcess
     clients: dict[str, ClientProcess] = field(factory=dict)
+    inodes: dict[str, int] = field(factory=dict)
 
     def text(self, text: str) -> str:
         """Fill in what a text stands for."""
@@ -56,6 +68,13 @@ class Replay:
         elif "do" in step:
             name, _, words = step["do"].partition(" ")
             self._compare(self.clients[name].do(self.text(words)), step, "says")
+        elif "kill" in step:
+            self._kill(*step["kill"].split())
+        elif "write" in step:
+            Path(self.text(step["write"])).write_text(step["text"])
+        elif "inode" in step:
+            inode = os.stat(self.text(step["inode"])).st_ino
+            assert self.inodes.setdefault(step["inode"], inode) == inode, step
         for path in step.get("there", ()):
             assert os.path.exists(self.text(path)), path
         for path in step.get("gone", ()):
@@ -64,10 +83,11 @@ class Replay:
     def _ctl(self, step: dict[str, Any]) -> None:
         words = shlex.split(self.text(step.get("ctl", "")))
         settings = self.daemon.settings
-        self.daemon.settings = {**settings, **step.get("env", {})}
+        added = {name: self.text(value) for name, value in step.get("env", {}).items()}
+        self.daemon.settings = {**settings, **added}
         try:
             starts = words[:1] == ["-d"]
-            done = self.daemon.start(*words) if starts else self.daemon.run(words, step.get("in", ""))
+            done = self.daemon.start(*words) if starts else self.daemon.run(words, step.get("in", ""), step.get("as"))
         finally:
             self.daemon.settings = settings
         assert done.returncode == step.get("exit", 0), (step, done)
@@ -77,8 +97,19 @@ class Replay:
     def _connect(self, step: dict[str, Any]) -> None:
         environment = {name: self.text(value) for name, value in step.get("env", {}).items()}
         environment["CUDA_MPS_PIPE_DIRECTORY"] = self.text(step["at"])
-        client = self.clients[step["client"]] = self.daemon.client(**environment)
-        client.connect()
+        client = self.clients[step["client"]] = self.daemon.client(step.get("as"), **environment)
+        if "fails" in step:
+            assert client.do("init") == step["fails"], (step, client.do("error"))
+        else:
+            client.connect()
+
+    def _kill(self, kind: str, name: str = "") -> None:
+        if kind == "daemon":
+            self.daemon.kill()
+        elif kind == "client":
+            self.clients.pop(name).end(signal.SIGKILL)
+        else:
+            os.kill(int(self.daemon.run(["server", "get", name, "pid"]).stdout), signal.SIGKILL)
 
     def _compare(self, said: str, step: dict[str, Any], key: str, beside: str = "") -> None:
         said = said.removesuffix("\n")
@@ -134,6 +165,7 @@ def replay(request: pytest.FixtureRequest, daemons: dict[str, DaemonProcess], di
                 assert done.returncode == 0, done
 
 
+@pytest.mark.long(but=SHORT)
 @pytest.mark.parametrize(
     ("replay", "steps"),
     [pytest.param(each["daemon"], each["steps"], id=each["id"]) for each in SEQUENCES],

@@ -15,6 +15,7 @@ from pympsd.commands.v3 import (  # noqa: F401 - the modules of commands registe
     servers,
     sm_partitions,
     translations,
+    view,
 )
 from pympsd.commands.v3.grammar import Refused
 from pympsd.commands.v3.registry import COMMANDS, Command, data
@@ -32,11 +33,12 @@ def decide(daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | N
         return _of_module(daemon, caller, words, file)
     if words[0] in translations.DEFAULTS:
         try:
-            return translations.default_of_user(daemon, caller, words)
+            return translations.default_of_user(view.seen_by(daemon, caller), caller, words)
         except Refused as error:
             return Decision(refusal(diagnostic=str(error)))
     if words[0] in translations.KEPT:
-        return REGISTRY[words[0]].run(daemon, caller, words[1:])
+        asked = daemon if words[0] in translations.CHANGES else view.seen_by(daemon, caller)
+        return REGISTRY[words[0]].run(asked, caller, words[1:])
     translated = translations.refusal_of_other(words)
     if translated is not None:
         return Decision(translated)

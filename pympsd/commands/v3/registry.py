@@ -11,6 +11,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.commands.registry import Caller, Decision, Handler
+from pympsd.commands.v3 import view
 from pympsd.commands.v3.grammar import Refused, Syntax, read_words
 from pympsd.commands.v3.output import Column, Format, Row, written
 from pympsd.state_machine.daemon_state import Daemon
@@ -41,6 +42,8 @@ class Command:
     def run(self, daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None = None) -> Decision:
         """Read the words after the verb and run the handler; make an answer of a refusal."""
         attached = {"text": file} if self.takes_file else {}
+        if self.is_query:
+            daemon = view.seen_by(daemon, caller)
         try:
             return self.handler(daemon, caller, **read_words(self.syntax, words), **attached)
         except Refused as error:

@@ -114,9 +114,10 @@ def _row(daemon: Daemon, named: NamedServer) -> Row:
         tuple(daemon.devices[ordinal].uuid for ordinal in view.ordinals(daemon, named)),
         " ".join(map(str, contexts)) or None,
     )
-    default = named.namespaces[DEFAULT]
+    default = named.namespaces.get(DEFAULT)
     extra = {
-        "default_limits": {
+        "default_limits": default
+        and {
             "active-thread-percentage": default.thread_percentage.value,
             "pinned-memory-limit": view.memory_cell(daemon, named, default.pinned_memory).value,
             "client-priority": default.client_priority.level,

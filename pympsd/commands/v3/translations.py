@@ -13,10 +13,11 @@ from pympsd.state_machine.daemon_state import Daemon
 from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
+CHANGES: Final = ("quit", "terminate_client", "shutdown_server")
 KEPT: Final = frozenset(
     {
         *("get_server_list", "get_server_status", "get_client_list", "get_device_client_list", "ps", "device_query"),
-        *("quit", "terminate_client", "shutdown_server"),
+        *CHANGES,
     }
 )
 """Commands that protocol 3 understands too: probes and scripts use them, and they have one meaning in both."""
@@ -77,9 +78,9 @@ def refusal_of_other(words: Sequence[str]) -> Answer | None:
 def default_of_user(daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
     """Answer with the limits of namespace ``default`` of the user's server; the daemon's own if there is none."""
     named = daemon.named_servers.get(server_of_user(daemon.serving_uid(caller.uid)))
-    if named is None:
+    default = named.namespaces.get(DEFAULT) if named is not None else None
+    if default is None:
         return REGISTRY[words[0]].run(daemon, caller, words[1:])
-    default = named.namespaces[DEFAULT]
     match words:
         case ["get_default_active_thread_percentage", *_]:
             return Decision(lines(str(default.thread_percentage)))

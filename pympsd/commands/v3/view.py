@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from attrs import evolve
+
 from pympsd.commands.registry import Caller
 from pympsd.commands.v3.grammar import Refused
 from pympsd.commands.v3.output import Shown
@@ -18,6 +20,27 @@ from pympsd.vocabulary.texts import memory_text, percentage_text
 def servers(daemon: Daemon) -> list[NamedServer]:
     """Return the servers by name."""
     return [server for _, server in sorted(daemon.named_servers.items())]
+
+
+def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
+    """Return the state as a caller may see it.
+
+    One who came by the socket of a namespace, and is neither root nor the server's owner, sees what is of that
+    namespace: a tenant in a container has no business with the others' limits and programs.
+    """
+    named = daemon.named_servers.get(caller.server)
+    if not caller.server or caller.uid == 0 or (named is not None and caller.uid == named.uid):
+        return daemon
+    if named is None:
+        return evolve(daemon, named_servers={}, servers={})
+    name = caller.namespace or DEFAULT
+    own = {each: found for each, found in named.namespaces.items() if each == name}
+    process = daemon.server_named(named.name)
+    processes = {}
+    if process is not None:
+        clients = {serial: each for serial, each in process.clients.items() if namespace_of(each) == name}
+        processes[process.serial] = evolve(process, clients=clients)
+    return evolve(daemon, named_servers={named.name: evolve(named, namespaces=own)}, servers=processes)
 
 
 def namespace_named(server: NamedServer, name: str) -> Namespace:

@@ -82,7 +82,8 @@ class Conversation:
     ) -> None:
         if first.kind == frames.OPERATOR_HELLO:
             self.dispatcher.drop(entry.name)
-            session = OperatorSession(self.dispatcher.serials.take(), peer.uid, channel)
+            place = (self.server, self.namespace)
+            session = OperatorSession(self.dispatcher.serials.take(), peer.uid, channel, place)
             if first.body == frames.ASKS_PROTOCOL:
                 session.tell_protocol(self.dispatcher.state.protocol)
             await run_with_sender(channel, session.run, self.dispatcher)

@@ -308,6 +308,26 @@ def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> No
     assert daemon.configuration.generation == 0
 
 
+def test_through_a_namespaces_socket_others_see_what_is_of_it(daemon: Daemon) -> None:
+    def through(line: str, uid: int, namespace: str = "hi") -> str:
+        event = OperatorLine(1, uid, line.encode(), server="a", namespace=namespace)
+        (answer,) = _answers(_handle(daemon, event))
+        return answer.printed
+
+    rows = "--format=csv,noheader"
+    assert [row.partition(",")[0] for row in through(f"namespace list {rows}", 60000).splitlines()] == ["hi"]
+    assert [row.partition(",")[0] for row in through(f"server list {rows}", 60000).splitlines()] == ["a"]
+    assert json.loads(through("server list --format=json", 60000))[0]["default_limits"] is None
+    assert len(through(f"client list --all {rows}", 60000).splitlines()) == 2
+    assert through(f"client list --all {rows}", 60000, "default") == ""
+    assert through("get_client_list 847", 60000, "default") == ""
+    assert "servers.b" not in through("config show", 60000)
+    for owner in (0, 7):
+        assert len(through(f"namespace list {rows}", owner).splitlines()) == 3
+    assert len(daemon.servers[1].clients) == 1
+    assert set(daemon.named_servers) == {"a", "b"}
+
+
 def test_help(daemon: Daemon) -> None:
     assert "sm-partition    create, delete, list" in _printed(daemon, "help")
     assert _printed(daemon, "server help").count("server ") > 5
