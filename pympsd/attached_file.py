@@ -12,6 +12,10 @@ def text_of(words: Sequence[str]) -> bytes:
     path = next((word for word in words if not word.startswith("-")), "")
     if not path:
         return b""  # the daemon says what is missing
+    if len(path.split()) > 1:
+        raise LookupError(
+            f"{path}: the path of a configuration file has no blanks, for the daemon splits lines there"
+        )
     try:
         with open(path, "rb") as file:
             text = file.read(frames.BODY_LIMIT + 1)

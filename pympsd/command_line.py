@@ -67,9 +67,6 @@ def _protocol(options: Options) -> str:
 def _start(options: Options, protocol: str) -> int:
     from pympsd.daemonize import start_daemon
 
-    if protocol == "3":
-        sys.stderr.write("protocol 3 is not there yet: start the daemon without -p 3\n")
-        return BAD_USAGE
     if options.overlooked:
         words = " ".join(options.overlooked)
         sys.stderr.write(f"{words}: overlooked, for -d and -f take no command; give it by itself\n")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
-from pympsd.devices.discovery import visible_machine
+from pympsd.attached_file import text_of
+from pympsd.configuration.plan import Surroundings
+from pympsd.configuration.reader import BadFile, read_plan
+from pympsd.devices.discovery import Machine, visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_vendor_server
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
 from pympsd.journal.dialects import Dialect
@@ -18,6 +22,7 @@ from pympsd.journal.setup import Journal
 from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
+from pympsd.service.files.state_file import named_servers_left
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
@@ -77,8 +82,14 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
                 "share a server on Volta or newer devices only (CUDA_VISIBLE_DEVICES selects)",
                 1,
             )
+        configuration = _configuration(options, settings, machine) if options.apply else None
+        lost = named_servers_left(settings.pipe_directory) if protocol == 2 else []
+        if lost and options.replace:
+            return _complain(_would_lose(lost, settings), 1)
         # Last: an error in this start must not end the daemon that runs.
         directory = (replace if options.replace else claim)(settings.pipe_directory)
+        if lost:
+            return _complain(_would_lose(lost, settings), 1)
     except AlreadyRunning as error:
         print("An instance of this daemon is already running")
         return _complain(str(error), 1) if str(error) else 1
@@ -91,6 +102,10 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         return _complain(str(error), Result.ERROR_NO_DEVICE)
     except DuplicateDevice as error:
         return _complain(str(error), Result.ERROR_INVALID_DEVICE)
+    except BadFile as error:
+        return _complain("\n".join(problem.shown(options.apply) for problem in error.problems), 1)
+    except LookupError as error:  # the file cannot be read
+        return _complain(error.args[0], 1)
     except (BadSetting, ValueError) as error:
         return _complain(str(error), 1)
     for complaint in (*settings.complaints, *default_limits(machine.devices, settings.memory_limits)[1]):
@@ -110,6 +125,29 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         options.multiuser,
         options.terminate_by_reset,
         protocol,
+        configuration,
+    )
+
+
+def _configuration(options: Options, settings: Settings, machine: Machine) -> tuple[str, bytes]:
+    """Return the path and the text of the configuration file; raise BadFile or LookupError for an invalid one."""
+    text = text_of([options.apply])
+    if os.geteuid() == 0 and os.stat(options.apply).st_mode & stat.S_IWOTH:
+        raise LookupError(f"{options.apply}: everybody can write to it, so root's daemon does not read it")
+    surroundings = Surroundings(machine.devices, os.geteuid(), options.multiuser, settings.pipe_directory)
+    try:
+        _, warnings = read_plan(text.decode(), surroundings)
+    except UnicodeDecodeError:
+        raise LookupError(f"{options.apply}: no TOML, for it is not UTF-8") from None
+    for warning in warnings:
+        _complain(warning.shown(options.apply), 0)
+    return os.path.abspath(options.apply), text
+
+
+def _would_lose(lost: list[str], settings: Settings) -> str:
+    return (
+        f"the daemon before spoke protocol 3, and protocol 2 has no {', '.join(lost)}: start with -p 3, or remove "
+        f"{os.path.join(settings.pipe_directory, files.STATE)} first"
     )
 
 
@@ -139,7 +177,7 @@ def _open_journal(settings: Settings, foreground: bool) -> Journal:
         print(f"Warning: Failed writing log files to directory [{directory}]. No logs will be available.")
         _complain(f"{error.filename}: {error.strerror}; choose one in CUDA_MPS_LOG_DIRECTORY", 0)
         return Journal(LogFile(None) if foreground else None, None, dialect)
-    return Journal(control, server, dialect)
+    return Journal(control, server, dialect, os.path.abspath(directory))
 
 
 def _foreground(daemon: DaemonSetup, show: Sequence[str]) -> int:

@@ -24,7 +24,8 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
     shown = event.line.partition(b"\0")[0].decode("utf-8", "surrogateescape").strip(" \t\r\n")
     # A line end inside would begin another line of the log.
     yield Log("command", {"line": shown.replace("\r", " ").replace("\n", " ")})
-    decision = decide_line(daemon, Caller(event.session, event.uid), event.line, event.file)
+    caller = Caller(event.session, event.uid, event.at, event.server, event.namespace)
+    decision = decide_line(daemon, caller, event.line, event.file)
     if decision.answer is not None:
         yield from reply(event.session, _with_note(decision.answer, event.silent))
     yield from decision.instructions

@@ -24,6 +24,11 @@ class Caller:
 
     session: int
     uid: int
+    at: float = 0.0
+    """When it was given, in seconds since 1970."""
+    server: str = ""
+    """The server whose socket it came by; empty: the daemon's own."""
+    namespace: str = ""
 
 
 @frozen

@@ -5,17 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
-
-
-@frozen
-class Limits:
-    """What is said of a namespace's limits; None: nothing is said."""
-
-    percentage: ThreadPercentage | None = None
-    memory: dict[int, PinnedMemory] | None = None
-    """By device ordinal; a device that is absent has no limit."""
-    priority: ClientPriority | None = None
+from pympsd.vocabulary.namespaces import NamespaceLimits
 
 
 @frozen
@@ -27,7 +17,7 @@ class ServerPlan:
     """None: the daemon's user."""
     devices: tuple[int, ...] | None = None
     """The ordinals of its devices; None: nothing is said, which is all of them for a new server."""
-    namespaces: dict[str, Limits] = field(factory=dict)
+    namespaces: dict[str, NamespaceLimits] = field(factory=dict)
     """``default`` is among them if anything is said of it."""
 
 

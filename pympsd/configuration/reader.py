@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd.configuration.plan import Limits, Plan, Problem, ServerPlan, Surroundings
+from pympsd.configuration.plan import Plan, Problem, ServerPlan, Surroundings
 from pympsd.configuration.positions import Path, line_of, positions
 from pympsd.devices.visible import find_device, listed
 from pympsd.vocabulary.limits import PinnedMemory
-from pympsd.vocabulary.namespaces import DEFAULT, name_problem, socket_problem
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, socket_problem
 from pympsd.vocabulary.texts import BadText, read_memory_by_device, read_percentage, read_priority
 
 SCHEMA: Final = "1.0"
@@ -94,50 +94,46 @@ class _Reading:
         own = self._limits(path, given)
         tables = self._table(path, given, "namespaces")
         namespaces = {each: self._namespace(name, each, (*path, "namespaces", each), tables[each]) for each in tables}
-        if own != Limits():
-            namespaces[DEFAULT] = self._merged(path, own, namespaces.get(DEFAULT, Limits()))
+        if own != NamespaceLimits():
+            namespaces[DEFAULT] = self._merged(path, own, namespaces.get(DEFAULT, NamespaceLimits()))
         self._warn_of_uncapped(path, namespaces)
         return ServerPlan(name, self._uid(path, given), self._devices(path, given), namespaces)
 
-    def _namespace(self, server: str, name: str, path: Path, given: Any) -> Limits:
+    def _namespace(self, server: str, name: str, path: Path, given: Any) -> NamespaceLimits:
         reason = name_problem(name) or socket_problem(self.surroundings.pipe_directory, server, name)
         if reason and name != DEFAULT:
             self._wrong(path, reason.rstrip("."))
         if not isinstance(given, dict):
             self._wrong(path, f"{_dotted(path)} is a table,", given)
-            return Limits()
+            return NamespaceLimits()
         self._check_keys(path, given, LIMIT_KEYS, "a namespace")
         return self._limits(path, given)
 
-    def _limits(self, path: Path, given: Mapping[str, Any]) -> Limits:
+    def _limits(self, path: Path, given: Mapping[str, Any]) -> NamespaceLimits:
         memory = self._value(path, given, "pinned_memory_limit", read_memory_by_device, (str,))
-        return Limits(
+        return NamespaceLimits(
             self._value(path, given, "active_thread_percentage", read_percentage, (str, int, float)),
             None if memory is None else self._by_ordinal((*path, "pinned_memory_limit"), memory),
             self._value(path, given, "client_priority", read_priority, (str, int)),
         )
 
-    def _merged(self, path: Path, own: Limits, default: Limits) -> Limits:
+    def _merged(self, path: Path, own: NamespaceLimits, default: NamespaceLimits) -> NamespaceLimits:
         """Return the limits of namespace ``default``: its own table beats the server's keys."""
         for key, one, other in zip(
             LIMIT_KEYS,
-            (own.memory, own.percentage, own.priority),
-            (default.memory, default.percentage, default.priority),
+            (own.pinned_memory, own.thread_percentage, own.client_priority),
+            (default.pinned_memory, default.thread_percentage, default.client_priority),
             strict=True,
         ):
             if one is not None and other is not None and one != other:
                 beaten = _dotted((*path, key))
                 self.warnings.append(((*path, key), f"{beaten} is beaten by that of namespaces.{DEFAULT}"))
-        return Limits(
-            default.percentage or own.percentage,
-            own.memory if default.memory is None else default.memory,
-            default.priority or own.priority,
-        )
+        return own.changed_by(default)
 
-    def _warn_of_uncapped(self, path: Path, namespaces: dict[str, Limits]) -> None:
-        default = namespaces.get(DEFAULT, Limits())
-        capped = any(each.percentage or each.memory for each in namespaces.values())
-        if capped and not (default.percentage or default.memory):
+    def _warn_of_uncapped(self, path: Path, namespaces: dict[str, NamespaceLimits]) -> None:
+        default = namespaces.get(DEFAULT, NamespaceLimits())
+        capped = any(each.thread_percentage or each.pinned_memory for each in namespaces.values())
+        if capped and not (default.thread_percentage or default.pinned_memory):
             who = f"{_dotted(path)}: namespace {DEFAULT} has no limits"
             self.warnings.append((path, f"{who}, and others have; namespaces.{DEFAULT} may set them"))
 

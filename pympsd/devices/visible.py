@@ -37,6 +37,13 @@ def select(devices: Sequence[DeviceFacts], visible: str | None) -> tuple[int, ..
     return tuple(chosen)
 
 
+def select_of(devices: Sequence[DeviceFacts], allowed: Sequence[int] | None, visible: str | None) -> tuple[int, ...]:
+    """Return the indexes of the visible devices among the allowed ones, as which ``visible`` counts them."""
+    if allowed is None:
+        return select(devices, visible)
+    return tuple(allowed[index] for index in select([devices[index] for index in allowed], visible))
+
+
 def keep_one_generation(devices: Sequence[DeviceFacts], chosen: Sequence[int]) -> tuple[int, ...]:
     """Drop the pre-Volta devices if any visible one is Volta or newer (MPS documents, 2.3.4)."""
     volta = tuple(index for index in chosen if devices[index].is_volta_or_newer)

@@ -8,13 +8,14 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import structlog
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES
 from pympsd.journal.dialects import Dialect, Line
 from pympsd.journal.files import LogFile
 from pympsd.journal.line_format import LogEntry, render
 from pympsd.journal.recognition import Recognised, Recogniser
+from pympsd.vocabulary.files import SERVER_LOG
 
 Fields = dict[str, str | int | float]
 
@@ -26,7 +27,13 @@ class Journal:
     control: LogFile | None
     server: LogFile | None
     dialect: Dialect = Dialect.DOCUMENTED
+    folder: str = ""
+    """The log directory; named servers have theirs there."""
     _recogniser: Recogniser = field(factory=Recogniser, init=False)
+    _named: dict[str, LogFile] = field(factory=dict, init=False)
+    """The logs of named servers, by name."""
+    _names: dict[int, str] = field(factory=dict, init=False)
+    """The names of servers by the PIDs of their latest processes."""
 
     def write_control(self, event: str, fields: dict[str, Any]) -> None:
         """Write a line of control.log; a newline in an answer is written as it is, as recorded."""
@@ -35,7 +42,7 @@ class Journal:
     def write_server(self, who: str, pid: int, event: str, fields: dict[str, Any], when: float | None = None) -> None:
         """Write a line of server.log, for a server (``who`` Server) or the FIFO (Other)."""
         entry = LogEntry(who, pid, event, fields, time.time() if when is None else when)
-        self._write(self.server, entry, SERVER_LINES)
+        self._write(self._named.get(self._names.get(pid, ""), self.server), entry, SERVER_LINES)
 
     def write_server_text(self, who: str, pid: int, text: str, when: float | None = None) -> None:
         """Write what the driver's own server said: r580 as it came, the others by the event that it is, if it is one.
@@ -47,6 +54,28 @@ class Journal:
             who, said = "Server", self._recogniser.recognise(pid, text) or said
         event = said.documented if self.dialect is Dialect.DOCUMENTED else said.event
         self.write_server(who, pid, event, said.fields, when)
+
+    def of_server(self, name: str, pid: int = 0) -> Journal:
+        """Return a journal whose server.log is that of a named server; lines of process ``pid`` go there from now on.
+
+        Its directory is the daemon's, not the server's user's, who could have this process write anywhere.
+        """
+        if name not in self._named and self.server is not None:
+            try:
+                os.makedirs(os.path.join(self.folder, name), exist_ok=True)
+                self._named[name] = LogFile(os.path.join(self.folder, name, SERVER_LOG))
+            except OSError:
+                return self  # the lines are then in the log of all
+        if pid:
+            for earlier in [each for each, known in self._names.items() if known == name]:
+                del self._names[earlier]
+            self._names[pid] = name
+        return evolve(self, server=self._named.get(name, self.server))
+
+    def forget_server(self, name: str) -> None:
+        """Close the log of a named server that is deleted."""
+        if (file := self._named.pop(name, None)) is not None:
+            file.close()
 
     def _write(self, file: LogFile | None, entry: LogEntry, lines: dict[str, Line]) -> None:
         data = render(entry, lines[entry.event], self.dialect)
@@ -64,7 +93,7 @@ class Journal:
 
     def reopen(self) -> None:
         """Open both files again by their paths."""
-        for file in (self.control, self.server):
+        for file in (self.control, self.server, *self._named.values()):
             if file is not None:
                 file.reopen()
 

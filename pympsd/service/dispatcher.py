@@ -6,6 +6,7 @@ The protocols describe the sessions, which import this module.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -20,7 +21,14 @@ from pympsd.service.rate_limit import UserRateLimits
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.events import ClientConnected, ClientGonePushed, Event, OperatorLine, TimerEnded
+from pympsd.state_machine.events import (
+    ClientConnected,
+    ClientGonePushed,
+    Event,
+    NamespaceOpened,
+    OperatorLine,
+    TimerEnded,
+)
 from pympsd.state_machine.server_lifecycle import IllegalMove
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.answers import Answer, refusal
@@ -51,6 +59,7 @@ class Admission:
     priority: int
     environment: dict[str, str] = field(factory=dict)
     pidfd: int = -1
+    limits: do.ClientLimits | None = None
 
 
 class ConnectedOperator(Protocol):
@@ -77,12 +86,19 @@ class RunningServer(Protocol):
     async def refresh(self) -> bool: ...
 
 
+class Sockets(Protocol):
+    """The sockets of servers and namespaces (namespace_sockets)."""
+
+    def open(self, server: str, namespace: str, uid: int) -> str: ...
+    def close(self, server: str, namespace: str) -> None: ...
+
+
 class WaitingClient(Protocol):
     """The session of a client that is not admitted yet (sessions.client, sessions.vendor.client)."""
 
     @property
     def peer(self) -> Peer: ...
-    def grant(self, server: RunningServer, priority: int) -> None: ...
+    def grant(self, server: RunningServer, priority: int, limits: do.ClientLimits | None) -> None: ...
     def refuse(self, code: int, reason: str) -> None: ...
     def go_without_mps(self, reason: str) -> None: ...
 
@@ -118,6 +134,7 @@ class Dispatcher:
     """The full path of the pipe directory."""
     keeper: Keeper | None = None
     """Holds what the next daemon needs if this one is killed."""
+    sockets: Sockets | None = None
     save: Callable[[], None] = lambda: None
     """Saves the state for the next daemon."""
     _rate_limits: UserRateLimits = field(
@@ -194,8 +211,13 @@ class Dispatcher:
                 reason = f"the daemon met an internal error: {error!r}; control.log has it too"
                 self.operators[event.session].answer(refusal(diagnostic=reason))
 
-    async def feed_line(self, session: int, uid: int, line: bytes, file: bytes | None = None) -> None:
-        """Handle an operator's line, with up-to-date tables if its answer depends on them."""
+    async def feed_line(
+        self, session: int, uid: int, line: bytes, file: bytes | None = None, place: tuple[str, str] = ("", "")
+    ) -> None:
+        """Handle an operator's line, with up-to-date tables if its answer depends on them.
+
+        ``file``: the text of the file that it names; ``place``: the server and namespace whose socket it came by.
+        """
         silent: list[int] = []
 
         async def refresh(server: RunningServer) -> None:
@@ -207,7 +229,7 @@ class Dispatcher:
                 for server in asked:
                     if server.serial in self.servers:
                         nursery.start_soon(refresh, self.servers[server.serial])
-        self.feed(OperatorLine(session, uid, line, tuple(silent), file))
+        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place))
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""
@@ -255,6 +277,12 @@ class Dispatcher:
             case do.KillServer(server):
                 if server in self.servers:
                     self.servers[server].kill()
+            case do.OpenNamespace(server, namespace, uid):
+                problem = self.sockets.open(server, namespace, uid) if self.sockets else "this daemon ends"
+                self.feed(NamespaceOpened(server, namespace, problem))
+            case do.CloseNamespace(server, namespace):
+                if self.sockets:
+                    self.sockets.close(server, namespace)
             case do.SetTimer(timer, seconds):
                 scope = self.timers[timer] = trio.CancelScope()
                 self.nursery.start_soon(self._timer, timer, seconds, scope)
@@ -274,7 +302,7 @@ class Dispatcher:
         if client is None or server is None:
             return
         try:
-            client.grant(server, instruction.priority)
+            client.grant(server, instruction.priority, instruction.limits)
         except OSError as error:
             self.not_admitted(instruction.client, instruction.server, error)
 

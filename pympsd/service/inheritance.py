@@ -65,6 +65,7 @@ class ClientNote:
     uid: int
     command: str
     namespace: int
+    mps_namespace: str = ""
 
 
 @frozen

@@ -45,6 +45,7 @@ class Listener:
     _open: Counter[int] = field(factory=Counter, init=False)
     _nursery: trio.Nursery | None = field(default=None, init=False)
     """Where connections are served; None: no more are."""
+    _accepting: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _plain: socket.socket = field(init=False)
     """The listening socket again, to accept without a turn for other tasks; it is detached, not closed."""
 
@@ -55,17 +56,27 @@ class Listener:
             self._plain.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
     async def run(self) -> None:
-        """Accept connections for ever."""
+        """Accept connections until it is stopped, and serve them to their ends."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 for each in self.inherited:
                     nursery.start_soon(self._go_on, each)
-                while True:
-                    await self._accept()
+                with self._accepting:
+                    while True:
+                        await self._accept()
+                self._close()
         finally:
             self._nursery = None
-            self._close_reserve()
+            self._close()
+
+    def stop(self) -> None:
+        """Accept no more connections."""
+        self._accepting.cancel()
+
+    def _close(self) -> None:
+        self._close_reserve()
+        if self.listening.fileno() >= 0:
             self._plain.detach()
             self.listening.close()
 

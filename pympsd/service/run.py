@@ -24,15 +24,17 @@ from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
 from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
+from pympsd.service.namespace_sockets import NamespaceSockets
 from pympsd.service.processes.children import spawn_server
 from pympsd.service.processes.status import is_child
 from pympsd.service.processes.vendor_server import NAME, spawn_vendor_server
 from pympsd.service.replacement import HAND_OVER
 from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
 from pympsd.service.sessions.conversation import Conversation
+from pympsd.service.sessions.start import apply_configuration
 from pympsd.service.sessions.vendor.conversation import VendorConversation
 from pympsd.service.sessions.vendor.server import VendorServerSession
-from pympsd.state_machine.daemon_state import MOST_SERVERS, Daemon
+from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Configuration, Daemon
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
@@ -61,6 +63,8 @@ class DaemonSetup:
     multiuser: bool = False
     terminate_by_reset: bool = False
     protocol: int = 2
+    configuration: tuple[str, bytes] | None = None
+    """The path and the text of the file to apply, which is a valid one."""
 
 
 def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
@@ -133,20 +137,25 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             keeper.hold(listener_name(file), sock.fileno(), file_note(directory.name(file)))
         kept = trio.Event()
         await nursery.start(_keep, keeper, kept)
+        sockets = NamespaceSockets(dispatcher, left)
+        dispatcher.sockets = sockets
         awaited = _save_and_inherit(dispatcher, directory, left)
         nursery.start_soon(_handle_signals, dispatcher, signals)
         for listener in _listeners(dispatcher, listening, left):
             nursery.start_soon(listener.run)
         left.close()
-        nursery.start_soon(read_fifo, dispatcher, fifo, partial(_is_vendor_server, dispatcher))
+        nursery.start_soon(read_fifo, dispatcher.journal, fifo, partial(_is_vendor_server, dispatcher))
         os.chdir("/")
         await all_settled(awaited)
+        if setup.configuration is not None:
+            await apply_configuration(dispatcher, *setup.configuration)
         ready()
         await dispatcher.done.wait()
         with trio.move_on_after(FINAL_ANSWER_SECONDS):
             for operator in list(dispatcher.operators.values()):
                 await operator.drain()
         if not dispatcher.handed_over:
+            sockets.remove_all()
             keeper.end()
         if dispatcher.changes_backend:
             with trio.move_on_after(FINAL_ANSWER_SECONDS):
@@ -237,6 +246,9 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
     dispatcher.connections = Serials(left.next_connection())
     awaited = inherit(dispatcher, directory.path, left)
+    if dispatcher.state.protocol == 3:
+        for server in dispatcher.state.running_servers():
+            dispatcher.journal.of_server(server.name, server.pid)
     dispatcher.save()
     return awaited
 
@@ -252,12 +264,16 @@ def _dispatcher(
         settings.client_priority,
         limits,
         protocol=setup.protocol,
+        configuration=Configuration(awaited=setup.configuration is not None),
+        pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
         multiuser=setup.multiuser,
-        most_servers=MOST_SERVERS if settings.users == "together" else 1,
+        most_servers=_most_servers(setup),
         terminate_by_reset=setup.terminate_by_reset,
         turn_patience=settings.turn_patience,
         serves_unmapped=settings.unmapped_users == "nobody",
         has_other_backend=setup.machine.instead is not None,
+        pipe_directory=setup.directory.path,
+        chooses_devices=settings.backend != "vendor",
     )
     return Dispatcher(
         state=state,
@@ -271,6 +287,12 @@ def _dispatcher(
         spawn=spawn_vendor_server if settings.backend == "vendor" else spawn_server,
         pipe_directory=setup.directory.path,
     )
+
+
+def _most_servers(setup: DaemonSetup) -> int:
+    if setup.protocol == 3:
+        return MOST_NAMED_SERVERS + 1  # none ends to make room
+    return MOST_SERVERS if setup.settings.users == "together" else 1
 
 
 def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: list[str]) -> None:

@@ -15,24 +15,20 @@ from pympsd.state_machine.instructions import (
     KillServer,
     Log,
     RefuseClient,
-    SetTimer,
-    ShutDownServer,
     SpawnServer,
 )
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.v3 import routing
+from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.namespaces import server_of_user
 from pympsd.vocabulary.results import Result
 
 START_TIMEOUT: Final = 60.0
 """Seconds a server has to become ready."""
-LEAVE_TIMEOUT: Final = 5.0
-"""Seconds a server without clients has to end after a shutdown request; forced: FORCED_TIMEOUT."""
-FORCED_TIMEOUT: Final = 2.0
 OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 """The phases in which a server is given clients. During a fault it refuses them itself, as recorded."""
-SILENCE_TIMEOUT: Final = 10.0
-"""Seconds a server has to report that clients whose processes have ended are gone, while another client or user waits
-for that. A healthy server reports it at once, or within 5 s if one of its executors is stopped."""
 
 
 def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
@@ -40,7 +36,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     if event.joins and (server := _joined_server(daemon, event)) is not None:
         yield Log("client_server_exists", {"pid": event.peer.pid, "uid": daemon.serving_uid(event.peer.uid)})
         failed_starts.has_served(daemon, server)
-        yield AdmitClient(event.client, server.serial, server.pid, daemon.client_priority.level)
+        yield _grant(daemon, server, event.client, event.mps_namespace)
         return
     refusal = _refusal(daemon, event)
     if refusal is not None:
@@ -49,7 +45,11 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     if event.traced:
         yield from debuggers.wait_for_others(daemon, event)
         return
-    uid = daemon.serving_uid(event.peer.uid)
+    name = routing.server_for(daemon, event)
+    if daemon.protocol == 3:
+        yield from routing.make_missing(daemon, event)
+    named = daemon.named_servers.get(name)
+    uid = daemon.serving_uid(event.peer.uid) if named is None else named.uid
     entry = QueueEntry(
         daemon.tickets.take(),
         uid,
@@ -59,11 +59,12 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         event.namespace,
         event.process,
         event.joins,
+        server=name,
+        mps_namespace=event.mps_namespace,
     )
-    server = daemon.server_of(uid)
+    server = daemon.server_named(name)
     ready = server is not None and server.phase in OPEN and not turns.is_closed_to_newcomers(daemon, uid)
-    name = "client_server_exists" if ready else "client_pending"
-    yield Log(name, {"pid": event.peer.pid, "uid": uid})
+    yield Log("client_server_exists" if ready else "client_pending", {"pid": event.peer.pid, "uid": uid})
     if ready:
         daemon.queue.append(entry)
     else:
@@ -71,15 +72,16 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     yield from serve_queue(daemon)
 
 
-def request_server(daemon: Daemon, uid: int) -> Iterator[Instruction]:
-    """Start a server for a user, or queue the request; do nothing if that user's server runs."""
+def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[Instruction]:
+    """Start a user's server (the one with a name), or queue the request; do nothing if it runs."""
     uid = daemon.serving_uid(uid)
-    server = daemon.server_of(uid)
+    name = name or server_of_user(uid)
+    server = daemon.server_named(name)
     # A server that is expected back may not come back.
     if server is not None and server.phase not in (Phase.LEAVING, Phase.RETURNING):
         return
-    if not any(entry.uid == uid and not entry.client for entry in daemon.queue):
-        yield from turns.join(daemon, QueueEntry(daemon.tickets.take(), uid))
+    if not any(entry.server == name and not entry.client for entry in daemon.queue):
+        yield from turns.join(daemon, QueueEntry(daemon.tickets.take(), uid, server=name))
     yield from serve_queue(daemon)
 
 
@@ -92,7 +94,7 @@ def leave_queue(daemon: Daemon, client: int) -> None:
 def drop_start_request(daemon: Daemon, server: Server) -> None:
     """Drop the start request of a server that an operator shuts down before it is ready."""
     if server.phase is Phase.INITIALIZING:
-        daemon.queue = [entry for entry in daemon.queue if entry.client or entry.uid != server.uid]
+        daemon.queue = [entry for entry in daemon.queue if entry.client or entry.server != server.name]
 
 
 def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
@@ -101,14 +103,14 @@ def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
         yield from _admit(daemon, server)
     for entry in _without_server(daemon):
         # In a pause users that take turns wait too: it is short, and it may be their own server that fails.
-        if not daemon.is_full and daemon.quitting is None and not failed_starts.is_pausing(daemon, entry.uid):
+        if not daemon.is_full and daemon.quitting is None and not failed_starts.is_pausing(daemon, entry.server):
             yield _spawn(daemon, entry)
     if daemon.is_full:
         yield from _make_room(daemon)
     for server in _open_servers(daemon):
         yield from turns.log_closing(daemon, server)
         if _is_waited_for(daemon, server):
-            yield from _time_silence(server)
+            yield from time_silence(server)
 
 
 def _open_servers(daemon: Daemon) -> list[Server]:
@@ -116,12 +118,15 @@ def _open_servers(daemon: Daemon) -> list[Server]:
 
 
 def _without_server(daemon: Daemon) -> list[QueueEntry]:
-    """Return the first entry of each user that waits without a server; of the next one only, if they take turns."""
-    served = {server.uid for server in daemon.servers.values()}
-    first: dict[int, QueueEntry] = {}
+    """Return the first entry for each server without a process; of the next user only, if they take turns."""
+    if not daemon.queue:
+        return []
+    excluded = {server.name for server in daemon.servers.values()}
+    excluded |= {named.name for named in daemon.named_servers.values() if named.opening}
+    first: dict[str, QueueEntry] = {}
     for entry in daemon.queue:
-        if entry.uid not in served:
-            first.setdefault(entry.uid, entry)
+        if entry.server not in excluded:
+            first.setdefault(entry.server, entry)
     return list(first.values())[: None if daemon.together else 1]
 
 
@@ -155,7 +160,7 @@ def client_left(daemon: Daemon, server: Server, client: int) -> Iterator[Instruc
             server.silence_timed = False
             yield CancelTimer(Timer(TimerKind.SILENCE, server.serial))
         if server.phase is Phase.LEAVING:
-            yield from _time_silence(server) if server.clients else time_leaving(server)
+            yield from time_silence(server) if server.clients else time_leaving(server)
     yield from serve_queue(daemon)
 
 
@@ -191,7 +196,7 @@ def client_ended(daemon: Daemon, server: Server, client: int) -> Iterator[Instru
         return
     known.ended = True
     if _is_waited_for(daemon, server):
-        yield from _time_silence(server)
+        yield from time_silence(server)
 
 
 def silence_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
@@ -228,57 +233,16 @@ def _kill_overdue(server: Server) -> Iterator[Instruction]:
     yield KillServer(server.serial)
 
 
-def shut_down_server(server: Server, *, forced: bool) -> Iterator[Instruction]:
-    """Ask a server to end: once, and once more if force is used now but was not before."""
-    if server.phase is Phase.SPAWNING:
-        return
-    if server.phase is Phase.LEAVING and (server.forced or not forced):
-        return
-    if server.phase is not Phase.LEAVING:
-        server.become(Phase.LEAVING)
-    # Logged once more before the force, as recorded.
-    yield Log("server_shutdown_tried", {"server": server.pid})
-    if server.clients:
-        yield Log("server_busy", {"server": server.pid, "workers": server.workers})
-    if forced:
-        server.forced = True
-        yield Log("server_forced", {"server": server.pid})
-    yield ShutDownServer(server.serial, forced)
-    # A user must not keep the others waiting by what is done to the server, such as stopping it.
-    if forced:
-        yield from _time_leaving(server, FORCED_TIMEOUT)
-    else:
-        yield from _time_silence(server) if server.clients else time_leaving(server)
-
-
-def time_leaving(server: Server) -> Iterator[Instruction]:
-    """Bound the end of a leaving server without clients; a forced one has a shorter bound already."""
-    if not server.forced:
-        yield from _time_leaving(server, LEAVE_TIMEOUT)
-
-
-def _time_leaving(server: Server, seconds: float) -> Iterator[Instruction]:
-    timer = Timer(TimerKind.LEAVE, server.serial)
-    if server.leave_timed:
-        # The rest of the earlier timer would end it sooner than promised.
-        yield CancelTimer(timer)
-    server.leave_timed = True
-    yield SetTimer(timer, seconds)
-
-
-def _time_silence(server: Server) -> Iterator[Instruction]:
-    """Bound the time in which a server has to report that its clients, all of which have ended, are gone."""
-    if server.is_abandoned and not (server.silence_timed or server.forced):
-        server.silence_timed = True
-        yield SetTimer(Timer(TimerKind.SILENCE, server.serial), SILENCE_TIMEOUT)
-
-
 def _refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
     if daemon.quitting is not None:
         return RefuseClient(
             event.client, Result.ERROR_MPS_CONNECTION_FAILED, "the MPS control daemon is quitting: no new clients"
         )
-    if daemon.uid not in (0, event.peer.uid):
+    if daemon.protocol == 3:
+        refused = routing.refusal(daemon, event)
+        if refused is not None:
+            return refused
+    elif daemon.uid not in (0, event.peer.uid):
         reason = (
             f"this MPS control daemon is run by user {daemon.uid} and serves that user only, not {event.peer.uid}; "
             "start one as that user with its own CUDA_MPS_PIPE_DIRECTORY, or one as root"
@@ -290,18 +254,18 @@ def _refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
             "PYMPSD_UNMAPPED_USERS=nobody, which serves all such users as one"
         )
         return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
-    given_up = failed_starts.refusal_of(daemon, daemon.serving_uid(event.peer.uid))
+    given_up = failed_starts.refusal_of(daemon, routing.server_for(daemon, event))
     if given_up:
-        return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, given_up)
+        return RefuseClient(event.client, failed_starts.code(daemon), given_up)
     return None
 
 
 def _joined_server(daemon: Daemon, event: ClientConnected) -> Server | None:
     """Return the server of its user that the process is a client of, unless it is to end at once."""
-    uid = daemon.serving_uid(event.peer.uid)
+    name = routing.server_for(daemon, event)
     for server in daemon.servers.values():
         # Of another user's client with this PID the end has not been seen yet.
-        is_there = server.uid == uid and server.phase in (*OPEN, Phase.LEAVING) and not server.forced
+        is_there = server.name == name and server.phase in (*OPEN, Phase.LEAVING) and not server.forced
         if is_there and _is_client(server, event.peer.pid, event.process):
             return server
     return None
@@ -316,16 +280,32 @@ def _context(context: ReturnedContext) -> Context:
 
 
 def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:
-    server = Server(daemon.server_serials.take(), head.uid, daemon.thread_percentage, dict(daemon.memory_limits))
+    percentage, memory = daemon.thread_percentage, dict(daemon.memory_limits)
+    if daemon.protocol == 3:  # clients have those of their namespaces
+        percentage, memory = ThreadPercentage(), {}
+    server = Server(daemon.server_serials.take(), head.uid, percentage, memory, name=head.server)
     daemon.servers[server.serial] = server
-    return SpawnServer(server.serial, head.uid, None if daemon.multiuser else head.peer)
+    name = head.server if daemon.protocol == 3 else ""
+    return SpawnServer(server.serial, head.uid, None if daemon.multiuser else head.peer, name)
 
 
 def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    for entry in turns.take_admissible(daemon, server.uid):
+    for entry in turns.take_admissible(daemon, server.name):
         if entry.client and entry.peer is not None:
             if not (entry.joins and _is_client(server, entry.peer.pid, entry.process)):
                 server.clients[entry.client] = Client(
-                    entry.client, entry.peer.pid, entry.uid, entry.command, entry.namespace, process=entry.process
+                    entry.client,
+                    entry.peer.pid,
+                    entry.uid,
+                    entry.command,
+                    entry.namespace,
+                    process=entry.process,
+                    mps_namespace=entry.mps_namespace,
                 )
-            yield AdmitClient(entry.client, server.serial, server.pid, daemon.client_priority.level)
+            yield _grant(daemon, server, entry.client, entry.mps_namespace)
+
+
+def _grant(daemon: Daemon, server: Server, client: int, namespace: str) -> AdmitClient:
+    priority = routing.priority(daemon, server.name, namespace)
+    limits = routing.client_limits(daemon, server.name, namespace)
+    return AdmitClient(client, server.serial, server.pid, priority, limits)

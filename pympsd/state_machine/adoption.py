@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from typing import Final
 
 from pympsd.state_machine import debuggers, shutdown, turns
-from pympsd.state_machine.admission import START_TIMEOUT, serve_queue, time_leaving
+from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
 from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
 from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
-from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState, in_memory
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.shutdown import time_leaving
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.v3 import restoration
 from pympsd.vocabulary.identities import Serials
-from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.statuses import ServerStatus
 
 RETURN_TIMEOUT: Final = 10.0
@@ -41,6 +43,8 @@ def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         daemon.servers[known.serial] = _awaited(known)
         yield Log("server_awaited", {"server": known.pid, "uid": known.uid})
         yield SetTimer(Timer(TimerKind.RETURN, known.serial), RETURN_TIMEOUT)
+    if daemon.protocol == 3:
+        yield from restoration.restore(daemon, left)
     if left.quit is not None and left.servers:
         # Without servers there is nothing left that it waits for: it is over, and this daemon a new one.
         yield from shutdown.resume_quit(daemon, left.quit.timeout)
@@ -90,18 +94,15 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
     if left.client_priority is not None:
         daemon.client_priority = ClientPriority(left.client_priority)
     if left.memory_limits is not None:
-        daemon.memory_limits = _limits(left.memory_limits)
+        daemon.memory_limits = in_memory(left.memory_limits)
 
 
 def _awaited(known: PersistentServer) -> Server:
-    percentage, limits = ThreadPercentage(known.thread_percentage), _limits(known.memory_limits)
+    percentage, limits = ThreadPercentage(known.thread_percentage), in_memory(known.memory_limits)
     server = Server(known.serial, known.uid, percentage, limits, pid=known.pid, phase=Phase.RETURNING)
+    server.name = known.name or server.name
     server.awaited = server.proven = True
     return server
-
-
-def _limits(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:
-    return {ordinal: PinnedMemory(limit) for ordinal, limit in in_bytes.items()}
 
 
 def _client(server: Server, client: ReturnedClient) -> Client:
@@ -109,7 +110,14 @@ def _client(server: Server, client: ReturnedClient) -> Client:
         context.serial: Context(context.serial, context.number, context.device) for context in client.contexts
     }
     return Client(
-        client.client, client.pid, server.uid, client.command, client.namespace, contexts, process=client.process
+        client.client,
+        client.pid,
+        server.uid,
+        client.command,
+        client.namespace,
+        contexts,
+        process=client.process,
+        mps_namespace=client.mps_namespace,
     )
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from pympsd.state_machine import server_lifecycle
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3.gathering import Gathering, Gatherings
+from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import server_of_user
 
 MOST_SERVERS: Final = 16
 """Servers at once when users are together: any user can cause one, and each takes memory of every device it uses."""
+MOST_NAMED_SERVERS: Final = 256
+"""The same in protocol 3, in which servers do not end to make room."""
 
 
 @frozen
@@ -39,6 +45,8 @@ class Client:
     """Its process has ended, and the server has yet to report that."""
     process: int = 0
     """As in ClientConnected."""
+    mps_namespace: str = ""
+    """The namespace of its server that it came to, in protocol 3."""
 
     def is_process(self, pid: int, process: int) -> bool:
         """Whether this is the client of a process."""
@@ -74,6 +82,12 @@ class Server:
     """Its LEAVE timer runs."""
     silence_timed: bool = False
     """Its SILENCE timer runs."""
+    name: str = field(default=Factory(lambda self: server_of_user(self.uid), takes_self=True))
+
+    @property
+    def title(self) -> str:
+        """What a sentence calls it."""
+        return title(self.name, self.uid)
 
     def become(self, phase: Phase) -> None:
         """Move to a phase; raise IllegalMove if the table does not allow it."""
@@ -100,6 +114,11 @@ class Server:
         return server_lifecycle.STATUS[self.phase]
 
 
+def title(name: str, uid: int) -> str:
+    """Return what a sentence calls a server."""
+    return f"the MPS server of user {uid}" if name == server_of_user(uid) else f"the MPS server '{name}'"
+
+
 @define
 class QueueEntry:
     """A waiting client, or (client 0) an operator's request to start a server."""
@@ -114,6 +133,10 @@ class QueueEntry:
     joins: bool = False
     last_to_overtake: int | None = None
     """The last ticket that may still overtake this one; None: all may, until its timer ends."""
+    server: str = field(default=Factory(lambda self: server_of_user(self.uid), takes_self=True))
+    """The name of the server that it waits for."""
+    mps_namespace: str = ""
+    """As in Client."""
 
 
 @define
@@ -128,7 +151,7 @@ class Debugged:
 
 @frozen
 class FailedStarts:
-    """The consecutive servers of a user that ended before they had served a client."""
+    """The consecutive processes of a server that ended before they had served a client."""
 
     count: int
     pausing_after: int
@@ -147,6 +170,25 @@ class Termination:
     server: int
     timeout: float
     """Seconds the server has to answer."""
+    answer: Answer | None = None
+    """Given when it is over, in place of the number that terminate_client prints."""
+    pid: int = 0
+    """The client, if the operator is told in words."""
+
+
+@frozen
+class Configuration:
+    """The configuration that was applied last."""
+
+    generation: int = 0
+    """Counts those of this daemon."""
+    source: str = ""
+    applied: str = ""
+    """When, as ISO 8601 has it."""
+    gathering: Gathering | None = None
+    """Its changes, under way or done."""
+    awaited: bool = False
+    """The daemon starts, and has not come to its file yet."""
 
 
 @define
@@ -197,14 +239,25 @@ class Daemon:
     turn_timers: set[int] = field(factory=set)
     """The tickets in the queue whose TURN timers run."""
     debugged: dict[int, Debugged] = field(factory=dict)
-    failed_starts: dict[int, FailedStarts] = field(factory=dict)
-    """By uid, while starts are tried again."""
+    failed_starts: dict[str, FailedStarts] = field(factory=dict)
+    """By the server's name, while starts are tried again."""
     quitting: Quit | None = None
     generation: int = 0
     """The number of daemons before this one whose servers were handed on to it."""
     server_serials: Serials = field(factory=Serials)
     termination_serials: Serials = field(factory=Serials)
+    gatherings: Gatherings = field(factory=Gatherings)
+    configuration: Configuration = field(factory=Configuration)
+    pid_namespace: int = 0
+    """The inode of the daemon's own PID namespace."""
     tickets: Serials = field(factory=Serials)
+    pipe_directory: str = ""
+    chooses_devices: bool = True
+    """Whether a server may be given some of the devices only; the driver's own server has all."""
+    named_servers: dict[str, NamedServer] = field(factory=dict)
+    """Protocol 3's servers, by name."""
+    named_changes: int = 0
+    """Counts the changes of what the next daemon has to know of them."""
 
     def serving_uid(self, uid: int) -> int:
         """Return the uid whose server serves a user: root's in multi-user mode."""
@@ -218,9 +271,9 @@ class Daemon:
         """Return the servers that have a process, oldest first."""
         return [server for server in self.servers.values() if server.pid]
 
-    def server_of(self, uid: int) -> Server | None:
-        """Return a user's server, or None."""
-        return next((server for server in self.servers.values() if server.uid == uid), None)
+    def server_named(self, name: str) -> Server | None:
+        """Return the process of the server with a name, or None."""
+        return next((server for server in self.servers.values() if server.name == name), None)
 
     @property
     def together(self) -> bool:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import singledispatch
 
 from pympsd.state_machine import admission, adoption, debuggers, events, failed_starts, shutdown, terminations, turns
-from pympsd.state_machine.daemon_state import Context, Daemon
+from pympsd.state_machine.daemon_state import Context, Daemon, Server
 from pympsd.state_machine.instructions import Instruction, Log, Reply, SetTimer
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.v3 import servers, starts
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.statuses import ServerStatus
 
@@ -23,7 +24,8 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
         decided = list(answer_line(daemon, event))
     else:
         decided = list(_decide(event, daemon))
-    return [*decided, *turns.cancel_stale_timers(daemon), *debuggers.release(daemon)]
+    decided += [*turns.cancel_stale_timers(daemon), *debuggers.release(daemon)]
+    return list(daemon.gatherings.collect(decided))
 
 
 @singledispatch
@@ -52,6 +54,7 @@ def _(event: events.ServerSpawned, daemon: Daemon) -> Iterator[Instruction]:
         yield Reply(session, lines())
     server.starters.clear()
     yield SetTimer(Timer(TimerKind.START, server.serial), admission.START_TIMEOUT)
+    yield from servers.process_started(daemon, server)
     yield from shutdown.advance(daemon)
 
 
@@ -59,11 +62,11 @@ def _(event: events.ServerSpawned, daemon: Daemon) -> Iterator[Instruction]:
 def _(event: events.SpawnFailed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.pop(event.server)
     yield Log("server_spawn_failed", {"uid": server.uid, "reason": event.reason})
-    reason = f"the MPS server of user {server.uid} could not be started: {event.reason}"
+    reason = f"{server.title} could not be started: {event.reason}"
     for session in server.starters:
         yield Reply(session, refusal(diagnostic=f"start_server: {reason}"))
-    yield from failed_starts.refuse_user(daemon, server.uid, reason)
-    yield from _next_after(daemon)
+    yield from failed_starts.refuse_waiting(daemon, server.name, reason)
+    yield from _next_after(daemon, server)
 
 
 @_decide.register
@@ -78,6 +81,7 @@ def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
     if server.phase is Phase.INITIALIZING:
         yield Log("server_ready", {"server": server.pid})
         yield from failed_starts.begin_probation(server)
+        yield from starts.became_ready(daemon, server.name)
     server.become(target)
     yield from admission.serve_queue(daemon)
 
@@ -151,7 +155,7 @@ def _(event: events.ServerExited, daemon: Daemon) -> Iterator[Instruction]:
     else:
         yield from failed_starts.died_unserving(daemon, server, death)
     server.become(Phase.GONE)
-    yield from _next_after(daemon)
+    yield from _next_after(daemon, server)
 
 
 @_decide.register
@@ -170,6 +174,8 @@ def _(event: events.PredecessorDied, daemon: Daemon) -> Iterator[Instruction]:
 @_decide.register
 def _(event: events.ServerReturned, daemon: Daemon) -> Iterator[Instruction]:
     yield from adoption.returned(daemon, event)
+    if (server := daemon.servers.get(event.server)) is not None:
+        yield from servers.process_started(daemon, server)
 
 
 @_decide.register
@@ -178,7 +184,7 @@ def _(event: events.ServerNotAdopted, daemon: Daemon) -> Iterator[Instruction]:
     if server is not None:
         yield Log("server_left_alone", {"server": server.pid, "reason": event.reason})
         yield from terminations.server_gone(daemon, server)
-        yield from _next_after(daemon)
+        yield from _next_after(daemon, server)
 
 
 @_decide.register
@@ -191,6 +197,11 @@ def _(event: events.ServerEnds, daemon: Daemon) -> Iterator[Instruction]:
 @_decide.register
 def _(event: events.ServerUnknown, daemon: Daemon) -> Iterator[Instruction]:
     yield from shutdown.server_unknown(daemon, event)
+
+
+@_decide.register
+def _(event: events.NamespaceOpened, daemon: Daemon) -> Iterator[Instruction]:
+    yield from servers.opened(daemon, event)
 
 
 @_decide.register
@@ -225,6 +236,7 @@ def _(event: events.StopSignal, daemon: Daemon) -> Iterator[Instruction]:
     yield from shutdown.stop_by_signal(daemon)
 
 
-def _next_after(daemon: Daemon) -> Iterator[Instruction]:
+def _next_after(daemon: Daemon, gone: Server) -> Iterator[Instruction]:
+    yield from servers.process_gone(daemon, gone.name)
     yield from admission.serve_queue(daemon)
     yield from shutdown.advance(daemon)

@@ -21,6 +21,11 @@ class OperatorLine:
     """The PIDs of servers that were asked for their tables before, and did not answer in time."""
     file: bytes | None = None
     """The text of the file that the line names."""
+    at: float = 0.0
+    """When it came, in seconds since 1970."""
+    server: str = ""
+    """The server whose socket it came by, in protocol 3; empty: the daemon's own."""
+    namespace: str = ""
 
 
 @frozen
@@ -37,6 +42,10 @@ class ClientConnected:
     """Its process connects once for each context, so this may be a connection of a client that was admitted."""
     process: int = 0
     """A number of the process that no other has, which distinguishes those with PID 0; 0: unknown."""
+    server: str = ""
+    """The server whose socket it came by, in protocol 3; empty: the top one."""
+    mps_namespace: str = ""
+    """The namespace whose socket it came by."""
 
 
 @frozen
@@ -163,6 +172,8 @@ class ReturnedClient:
     contexts: tuple[ReturnedContext, ...] = ()
     process: int = 0
     """As in ClientConnected."""
+    mps_namespace: str = ""
+    """As in ClientConnected."""
 
 
 @frozen
@@ -216,6 +227,15 @@ class ServerUnknown:
 
 
 @frozen
+class NamespaceOpened:
+    """The socket of a namespace, or (``namespace`` empty) of a server is open, or it could not be: ``problem``."""
+
+    server: str
+    namespace: str
+    problem: str = ""
+
+
+@frozen
 class TimerEnded:
     """A timer that was set has run out."""
 
@@ -248,6 +268,7 @@ Event = (
     | DevicesReported
     | ServerEnds
     | ServerUnknown
+    | NamespaceOpened
     | TimerEnded
     | StopSignal
 )

@@ -15,6 +15,7 @@ from pympsd.state_machine.daemon_state import Daemon, FailedStarts, Server
 from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, SetTimer
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.v3 import starts
 from pympsd.vocabulary.results import Result
 
 PAUSES: Final = (0.1, 0.5, 2.0)
@@ -40,9 +41,9 @@ def died_starting(daemon: Daemon, server: Server, death: Death) -> Iterator[Inst
     count = _take_count(daemon, server)
     reason = _reason(server, death)
     if server.start_refusal:
-        yield from refuse_user(daemon, server.uid, f"{reason}; server.log says why")
+        yield from refuse_waiting(daemon, server.name, f"{reason}; server.log says why")
         return
-    if not any(entry.uid == server.uid for entry in daemon.queue):
+    if not any(entry.server == server.name for entry in daemon.queue):
         return
     if count > len(PAUSES):
         yield from _give_up(daemon, server, count, reason)
@@ -78,85 +79,91 @@ def died_unserving(daemon: Daemon, server: Server, death: Death) -> Iterator[Ins
     if count > len(PAUSES):
         yield from _give_up(daemon, server, count, reason)
         refusal = f"{reason}; server.log says why; it was tried {count} times; try again in {REFUSED_FOR:g} s"
-        daemon.failed_starts[server.uid] = FailedStarts(count, server.serial, server.serial, refusal)
+        daemon.failed_starts[server.name] = FailedStarts(count, server.serial, server.serial, refusal)
         yield SetTimer(Timer(TimerKind.RETRY, server.serial), REFUSED_FOR)
         return
     yield from _pause(daemon, server, FailedStarts(count, server.serial, server.serial), reason)
     yield SetTimer(Timer(TimerKind.FAILURE_EXPIRY, server.serial), FAILURE_EXPIRY)
 
 
-def refusal_of(daemon: Daemon, uid: int) -> str:
-    """Return why a user's clients are refused at the moment; empty: they are not."""
-    failed = daemon.failed_starts.get(uid)
+def refusal_of(daemon: Daemon, server: str) -> str:
+    """Return why clients of a server, by name, are refused at the moment; empty: they are not."""
+    failed = daemon.failed_starts.get(server)
     return failed.refusal if failed is not None else ""
 
 
-def is_pausing(daemon: Daemon, uid: int) -> bool:
-    """Whether the pause before a user's next server lasts."""
-    failed = daemon.failed_starts.get(uid)
+def is_pausing(daemon: Daemon, server: str) -> bool:
+    """Whether the pause before the next process of a server, by name, lasts."""
+    failed = daemon.failed_starts.get(server)
     return failed is not None and failed.pausing_after != 0
 
 
 def pause_ended(daemon: Daemon, serial: int) -> None:
     """End the pause after the death of a server."""
-    for uid, failed in tuple(daemon.failed_starts.items()):
+    for name, failed in tuple(daemon.failed_starts.items()):
         if failed.pausing_after != serial:
             continue
-        waited_for = any(entry.uid == uid for entry in daemon.queue)
+        waited_for = any(entry.server == name for entry in daemon.queue)
         if not failed.refusal and (failed.unserved or waited_for):
-            daemon.failed_starts[uid] = FailedStarts(failed.count, 0, failed.unserved)
+            daemon.failed_starts[name] = FailedStarts(failed.count, 0, failed.unserved)
         else:
-            del daemon.failed_starts[uid]
+            del daemon.failed_starts[name]
 
 
 def failure_expired(daemon: Daemon, serial: int) -> None:
     """Drop the failure of a server that ended with its clients: no other has failed for a while."""
-    for uid, failed in tuple(daemon.failed_starts.items()):
+    for name, failed in tuple(daemon.failed_starts.items()):
         if failed.unserved != serial or failed.refusal:
             continue
         if failed.pausing_after:
-            daemon.failed_starts[uid] = FailedStarts(failed.count, failed.pausing_after)
+            daemon.failed_starts[name] = FailedStarts(failed.count, failed.pausing_after)
         else:
-            del daemon.failed_starts[uid]
+            del daemon.failed_starts[name]
 
 
 def clear(daemon: Daemon, server: Server) -> None:
-    """Drop the failures of a server's user: it has served, or was asked to end."""
-    daemon.failed_starts.pop(server.uid, None)
+    """Drop the failures of a server: it has served, or was asked to end."""
+    daemon.failed_starts.pop(server.name, None)
 
 
-def refuse_user(daemon: Daemon, uid: int, reason: str) -> Iterator[Instruction]:
-    """Refuse all clients that wait for a user's server, and drop requests to start it."""
-    daemon.failed_starts.pop(uid, None)
-    refused = [entry for entry in daemon.queue if entry.uid == uid]
-    daemon.queue = [entry for entry in daemon.queue if entry.uid != uid]
+def refuse_waiting(daemon: Daemon, server: str, reason: str) -> Iterator[Instruction]:
+    """Refuse all clients that wait for a server, by name, and drop requests to start it."""
+    daemon.failed_starts.pop(server, None)
+    refused = [entry for entry in daemon.queue if entry.server == server]
+    daemon.queue = [entry for entry in daemon.queue if entry.server != server]
     for entry in refused:
         if entry.client:
-            yield RefuseClient(entry.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
+            yield RefuseClient(entry.client, code(daemon), reason)
+    yield from starts.could_not_start(daemon, server, reason)
+
+
+def code(daemon: Daemon) -> int:
+    """Return the CUresult number for clients of a server that cannot start."""
+    return Result.ERROR_MPS_CONNECTION_FAILED if daemon.protocol == 2 else Result.ERROR_MPS_SERVER_NOT_READY
 
 
 def _take_count(daemon: Daemon, server: Server) -> int:
-    """Take a user's failures out; return their number, this one included."""
-    before = daemon.failed_starts.pop(server.uid, None)
+    """Take a server's failures out; return their number, this one included."""
+    before = daemon.failed_starts.pop(server.name, None)
     return 1 if before is None else before.count + 1
 
 
 def _pause(daemon: Daemon, server: Server, failed: FailedStarts, reason: str) -> Iterator[Instruction]:
     pause = PAUSES[failed.count - 1]
-    daemon.failed_starts[server.uid] = failed
+    daemon.failed_starts[server.name] = failed
     yield Log("server_start_failed", {"reason": reason, "seconds": pause})
     yield SetTimer(Timer(TimerKind.RETRY, server.serial), pause)
 
 
 def _give_up(daemon: Daemon, server: Server, count: int, reason: str) -> Iterator[Instruction]:
     yield Log("server_start_given_up", {"uid": server.uid, "count": count, "reason": reason})
-    yield from refuse_user(daemon, server.uid, f"{reason}; server.log says why; it was tried {count} times")
+    yield from refuse_waiting(daemon, server.name, f"{reason}; server.log says why; it was tried {count} times")
 
 
 def _reason(server: Server, death: Death, when: str = "") -> str:
     ended = f"ended with status {death.status} " + (f"after it {when}" if when else "before it was ready")
     if server.start_refusal:
-        return f"the MPS server of user {server.uid} cannot start: {server.start_refusal}; it {ended}"
+        return f"{server.title} cannot start: {server.start_refusal}; it {ended}"
     last = server.violation or death.last_words
     words = f": {last}" if last else ""
-    return f"the MPS server of user {server.uid} {ended}{words}"
+    return f"{server.title} {ended}{words}"

@@ -26,6 +26,21 @@ class SpawnServer:
     server: int
     uid: int
     peer: Peer | None
+    name: str = ""
+    """In protocol 3."""
+
+
+@frozen
+class ClientLimits:
+    """What holds for a client by its namespace, in protocol 3."""
+
+    thread_percentage: float
+    memory_limits: dict[int, int]
+    """Bytes by device ordinal."""
+    devices: tuple[int, ...] | None = None
+    """The ordinals of the devices that it may see, in their order; None: all."""
+    server: str = ""
+    namespace: str = ""
 
 
 @frozen
@@ -36,6 +51,8 @@ class AdmitClient:
     server: int
     server_pid: int
     priority: int
+    limits: ClientLimits | None = None
+    """None: its server's."""
 
 
 @frozen
@@ -130,6 +147,26 @@ class CancelTimer:
 
 
 @frozen
+class OpenNamespace:
+    """Make the directory and the socket of a namespace, or (``namespace`` empty) of a server.
+
+    Existing directories are used again. NamespaceOpened follows.
+    """
+
+    server: str
+    namespace: str
+    uid: int
+
+
+@frozen
+class CloseNamespace:
+    """Remove the socket and the directory of a namespace, or (``namespace`` empty) of a server."""
+
+    server: str
+    namespace: str
+
+
+@frozen
 class Exit:
     """End the daemon."""
 
@@ -156,6 +193,8 @@ Instruction = (
     | Working
     | SetTimer
     | CancelTimer
+    | OpenNamespace
+    | CloseNamespace
     | Exit
     | ChangeBackend
 )

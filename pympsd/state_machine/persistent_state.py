@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from pympsd.state_machine.daemon_state import Daemon, Quit, Server
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import NamespaceLimits, name_problem
 
 MOST_GENERATIONS: Final = 1 << 22
 """With 40 bits for the serials of each generation, all fit 63 bits."""
@@ -26,6 +28,38 @@ class PersistentServer:
     """Bytes by device ordinal."""
     leaving: bool = False
     """It was asked to end. Own servers say so themselves."""
+    name: str = ""
+
+
+@frozen
+class PersistentNamespace:
+    """A namespace of a named server, with what was said of its limits."""
+
+    name: str
+    thread_percentage: float | None = None
+    pinned_memory: dict[int, int] | None = None
+    client_priority: int | None = None
+
+    @property
+    def limits(self) -> NamespaceLimits:
+        """What was said of its limits."""
+        return NamespaceLimits(
+            None if self.thread_percentage is None else ThreadPercentage(self.thread_percentage),
+            None if self.pinned_memory is None else in_memory(self.pinned_memory),
+            None if self.client_priority is None else ClientPriority(self.client_priority),
+        )
+
+
+@frozen
+class PersistentNamedServer:
+    """A server of protocol 3, whether or not it has a process."""
+
+    name: str
+    uid: int
+    namespaces: tuple[PersistentNamespace, ...]
+    allowed_devices: tuple[int, ...] | None = None
+    source: str = Source.COMMAND
+    failed: str = ""
 
 
 @frozen
@@ -49,9 +83,17 @@ class PersistentState:
     """The users with a queued start request (the name is the state file's key)."""
     servers: tuple[PersistentServer, ...] = ()
     quit: PersistentQuit | None = None
+    protocol: int = 2
+    named_servers: tuple[PersistentNamedServer, ...] = ()
 
 
 EMPTY_STATE = PersistentState()
+
+
+@define
+class _Kept:
+    changes: int = 0
+    servers: tuple[PersistentNamedServer, ...] = ()
 
 
 @frozen
@@ -61,11 +103,19 @@ class InitialDefaults:
     thread_percentage: ThreadPercentage
     client_priority: ClientPriority
     memory_limits: dict[int, PinnedMemory]
+    _kept: _Kept = field(factory=_Kept, init=False, eq=False)
 
     @classmethod
     def of(cls, daemon: Daemon) -> InitialDefaults:
         """Return the defaults of a daemon that has just started."""
         return cls(daemon.thread_percentage, daemon.client_priority, dict(daemon.memory_limits))
+
+    def named_servers(self, daemon: Daemon) -> tuple[PersistentNamedServer, ...]:
+        """Return what is kept of the named servers; the same tuple again until they change."""
+        if self._kept.changes != daemon.named_changes:
+            kept = tuple(_persistent_named(one) for one in daemon.named_servers.values() if not one.deleted)
+            self._kept.changes, self._kept.servers = daemon.named_changes, kept
+        return self._kept.servers
 
 
 def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
@@ -76,9 +126,11 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         thread_percentage=None if percentage == initial.thread_percentage else percentage.value,
         client_priority=None if priority == initial.client_priority else priority.level,
         memory_limits=None if limits == initial.memory_limits else _in_bytes(limits),
-        wishes=tuple(entry.uid for entry in daemon.queue if not entry.client),
+        wishes=tuple(entry.uid for entry in daemon.queue if not entry.client) if daemon.protocol == 2 else (),
         servers=tuple(_persistent(server) for server in daemon.running_servers()),
         quit=_persistent_quit(daemon.quitting),
+        protocol=daemon.protocol,
+        named_servers=initial.named_servers(daemon),
     )
 
 
@@ -97,6 +149,10 @@ def check(state: PersistentState, devices: int) -> None:
             raise ValueError(f"two servers have one {alike}")
     for uid in state.wishes:
         _check_user(uid)
+    for named in state.named_servers:
+        _check_named(named, devices)
+    if len({named.name for named in state.named_servers}) < len(state.named_servers):
+        raise ValueError("two servers have one name")
     _check_limits(state.memory_limits or {}, devices)
     if state.quit is not None and state.quit.timeout is not None and not 0 <= state.quit.timeout < 1 << 31:
         raise ValueError(f"there is no quit within {state.quit.timeout:g} s")
@@ -108,6 +164,20 @@ def _check_server(server: PersistentServer, devices: int) -> None:
         raise ValueError(f"there is no process {server.pid} with serial {server.serial}")
     _check_user(server.uid)
     _check_limits(server.memory_limits, devices)
+
+
+def _check_named(named: PersistentNamedServer, devices: int) -> None:
+    _check_user(named.uid)
+    Source(named.source)
+    problems = [name_problem(named.name, of_server=True)]
+    problems += [name_problem(namespace.name) for namespace in named.namespaces]
+    if any(problems):
+        raise ValueError(" ".join(problems))
+    if not all(0 <= ordinal < devices for ordinal in named.allowed_devices or ()):
+        raise ValueError(f"server {named.name} has a device that is not there")
+    for namespace in named.namespaces:
+        namespace.limits  # noqa: B018 - raises for an impossible one
+        _check_limits(namespace.pinned_memory or {}, devices)
 
 
 def _check_user(uid: int) -> None:
@@ -124,7 +194,31 @@ def _check_limits(limits: dict[int, int], devices: int) -> None:
 
 def _persistent(server: Server) -> PersistentServer:
     percentage, limits = server.thread_percentage.value, _in_bytes(server.memory_limits)
-    return PersistentServer(server.serial, server.pid, server.uid, percentage, limits, server.phase is Phase.LEAVING)
+    return PersistentServer(
+        server.serial, server.pid, server.uid, percentage, limits, server.phase is Phase.LEAVING, server.name
+    )
+
+
+def _persistent_named(named: NamedServer) -> PersistentNamedServer:
+    namespaces = tuple(map(_persistent_namespace, named.namespaces.values()))
+    return PersistentNamedServer(
+        named.name, named.uid, namespaces, named.allowed_devices, named.source.value, named.failed
+    )
+
+
+def _persistent_namespace(namespace: Namespace) -> PersistentNamespace:
+    said = namespace.limits
+    return PersistentNamespace(
+        namespace.name,
+        None if said.thread_percentage is None else said.thread_percentage.value,
+        None if said.pinned_memory is None else _in_bytes(said.pinned_memory),
+        None if said.client_priority is None else said.client_priority.level,
+    )
+
+
+def in_memory(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:
+    """Return limits that are given in bytes."""
+    return {ordinal: PinnedMemory(limit) for ordinal, limit in in_bytes.items()}
 
 
 def _persistent_quit(quitting: Quit | None) -> PersistentQuit | None:

@@ -1,20 +1,36 @@
-"""The daemon's end: quit with and without a time limit, signals, and forcing servers that do not leave."""
+"""The end of a server, and of the daemon: quit with and without a time limit, signals, and force."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from pympsd.state_machine.admission import shut_down_server
-from pympsd.state_machine.daemon_state import Daemon, Quit
+from pympsd.state_machine.daemon_state import Daemon, Quit, Server
 from pympsd.state_machine.events import ServerUnknown
-from pympsd.state_machine.instructions import ChangeBackend, Exit, Instruction, Log, RefuseClient, SetTimer, Working
+from pympsd.state_machine.instructions import (
+    CancelTimer,
+    ChangeBackend,
+    Exit,
+    Instruction,
+    Log,
+    RefuseClient,
+    SetTimer,
+    ShutDownServer,
+    Working,
+)
+from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.results import Result
 
 SIGNAL_TIMEOUT: Final = 2.0
 """Seconds between SIGTERM and force: supervisors wait at least 10 s before they kill."""
 QUITTING: Final = "the MPS control daemon is quitting: no new clients"
+LEAVE_TIMEOUT: Final = 5.0
+"""Seconds a server without clients has to end after a shutdown request; forced: FORCED_TIMEOUT."""
+FORCED_TIMEOUT: Final = 2.0
+SILENCE_TIMEOUT: Final = 10.0
+"""Seconds a server has to report that clients whose processes have ended are gone, while another client or user waits
+for that. A healthy server reports it at once, or within 5 s if one of its executors is stopped."""
 _FORCE: Final = Timer(TimerKind.FORCE)
 
 
@@ -84,6 +100,51 @@ def advance(daemon: Daemon) -> Iterator[Instruction]:
             return
         yield Log("daemon_exiting", {"status": 0})
         yield Exit(0)
+
+
+def shut_down_server(server: Server, *, forced: bool) -> Iterator[Instruction]:
+    """Ask a server to end: once, and once more if force is used now but was not before."""
+    if server.phase is Phase.SPAWNING:
+        return
+    if server.phase is Phase.LEAVING and (server.forced or not forced):
+        return
+    if server.phase is not Phase.LEAVING:
+        server.become(Phase.LEAVING)
+    # Logged once more before the force, as recorded.
+    yield Log("server_shutdown_tried", {"server": server.pid})
+    if server.clients:
+        yield Log("server_busy", {"server": server.pid, "workers": server.workers})
+    if forced:
+        server.forced = True
+        yield Log("server_forced", {"server": server.pid})
+    yield ShutDownServer(server.serial, forced)
+    # A user must not keep the others waiting by what is done to the server, such as stopping it.
+    if forced:
+        yield from _time_leaving(server, FORCED_TIMEOUT)
+    else:
+        yield from time_silence(server) if server.clients else time_leaving(server)
+
+
+def time_leaving(server: Server) -> Iterator[Instruction]:
+    """Bound the end of a leaving server without clients; a forced one has a shorter bound already."""
+    if not server.forced:
+        yield from _time_leaving(server, LEAVE_TIMEOUT)
+
+
+def _time_leaving(server: Server, seconds: float) -> Iterator[Instruction]:
+    timer = Timer(TimerKind.LEAVE, server.serial)
+    if server.leave_timed:
+        # The rest of the earlier timer would end it sooner than promised.
+        yield CancelTimer(timer)
+    server.leave_timed = True
+    yield SetTimer(timer, seconds)
+
+
+def time_silence(server: Server) -> Iterator[Instruction]:
+    """Bound the time in which a server has to report that its clients, all of which have ended, are gone."""
+    if server.is_abandoned and not (server.silence_timed or server.forced):
+        server.silence_timed = True
+        yield SetTimer(Timer(TimerKind.SILENCE, server.serial), SILENCE_TIMEOUT)
 
 
 def _empty_queue(daemon: Daemon, reason: str = QUITTING) -> Iterator[Instruction]:

@@ -11,8 +11,10 @@ from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.vocabulary.results import Result
 
+SERVERS_PATIENCE: Final = 10.0
+"""Seconds after which a server gives up."""
 TERMINATION_TIMEOUT: Final = 15.0
-"""Seconds a server has to answer: it gives up by itself after 10, unless it is stopped."""
+"""Seconds a server has to answer: it gives up by itself before, unless it is stopped."""
 RESET_TIMEOUT: Final = 30.0
 """The same for a server that does not give up then, but ends processes that have kernels on a device."""
 _CAUSES: Final[dict[int, str]] = {
@@ -26,12 +28,27 @@ _CAUSES: Final[dict[int, str]] = {
 """Why the client was not terminated, by the number that is printed; docs/operations.md says what can be done."""
 
 
-def begin(daemon: Daemon, session: int, server: Server, pid: int) -> Iterator[Instruction]:
-    """Have a server end the contexts of a client process, for an operator session."""
+def begin(
+    daemon: Daemon,
+    session: int,
+    server: Server,
+    pid: int,
+    answer: Answer | None = None,
+    *,
+    timeout: float | None = None,
+    in_words: bool = False,
+) -> Iterator[Instruction]:
+    """Have a server end the contexts of a client process, for an operator session.
+
+    ``session`` 0: nobody is answered; ``answer``: in place of the number that terminate_client prints; ``in_words``:
+    as protocol 3 says it. ``timeout``: seconds to wait, if they are fewer than the server has.
+    """
     token = daemon.termination_serials.take()
-    timeout = RESET_TIMEOUT if daemon.terminate_by_reset else TERMINATION_TIMEOUT
-    daemon.terminations[token] = Termination(session, server.serial, timeout)
-    yield Working(session)
+    longest = RESET_TIMEOUT if daemon.terminate_by_reset else TERMINATION_TIMEOUT
+    timeout = longest if timeout is None else min(timeout, longest)
+    daemon.terminations[token] = Termination(session, server.serial, timeout, answer, pid if in_words else 0)
+    if session:
+        yield Working(session)
     yield TerminateClient(server.serial, token, pid, daemon.terminate_by_reset)
     yield SetTimer(Timer(TimerKind.TERMINATION, token), timeout)
 
@@ -41,32 +58,50 @@ def answered(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Ins
     known = daemon.terminations.get(token)
     if known is not None and known.server == server:
         yield CancelTimer(Timer(TimerKind.TERMINATION, token))
-        yield from _end(daemon, token, _answer(code))
+        yield from _end(daemon, token, _answer(known, code))
 
 
 def server_gone(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     """Answer the terminations that a server worked on when it ended."""
     for token in [token for token, known in daemon.terminations.items() if known.server == server.serial]:
         yield CancelTimer(Timer(TimerKind.TERMINATION, token))
-        yield from _end(daemon, token, _answer(Result.ERROR_MPS_RPC_FAILURE))
+        yield from _end(daemon, token, _answer(daemon.terminations[token], Result.ERROR_MPS_RPC_FAILURE))
 
 
 def timed_out(daemon: Daemon, token: int) -> Iterator[Instruction]:
     """Answer a termination whose server did not answer in time."""
     known = daemon.terminations.get(token)
-    if known is not None:
+    if known is not None and known.pid:
+        yield from _end(daemon, token, _in_words(known, Result.ERROR_LAUNCH_TIMEOUT))
+    elif known is not None:
         why = f"the server did not answer within {known.timeout:g} s; shutdown_server -f ends it with its clients"
         answer = refusal(f"{Result.ERROR_LAUNCH_TIMEOUT}", diagnostic=f"terminate_client: {why}")
         yield from _end(daemon, token, answer)
 
 
-def _answer(code: int) -> Answer:
+def _answer(known: Termination, code: int) -> Answer:
     """Return the answer for a CUresult number, 0 when the contexts are gone."""
+    if known.pid:
+        return _in_words(known, code)
     if code == 0:
         return lines("0")
     why = _CAUSES.get(code, "the server could not end it")
     return refusal(f"{code}", diagnostic=f"terminate_client: {why}")
 
 
+def _in_words(known: Termination, code: int) -> Answer:
+    """Return the same in words, as protocol 3 has it."""
+    if code == 0:
+        return Answer()
+    if code == Result.ERROR_INVALID_CONTEXT:
+        return refusal(f"No client with PID {known.pid}.")
+    if code == Result.ERROR_LAUNCH_TIMEOUT:
+        seconds = min(known.timeout, SERVERS_PATIENCE)
+        return refusal(f"Client {known.pid} still runs a kernel after {seconds:g} s.", diagnostic=_CAUSES[code])
+    return refusal(f"Client {known.pid} could not be terminated.", diagnostic=_CAUSES.get(code, f"CUresult {code}"))
+
+
 def _end(daemon: Daemon, token: int, answer: Answer) -> Iterator[Instruction]:
-    yield from reply(daemon.terminations.pop(token).session, answer)
+    known = daemon.terminations.pop(token)
+    if known.session:
+        yield from reply(known.session, known.answer or answer)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
 from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.namespaces import server_of_user
 
 
 def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
@@ -51,15 +52,15 @@ def is_closed_to_newcomers(daemon: Daemon, uid: int) -> bool:
     return any(entry.uid != uid and entry.last_to_overtake is not None for entry in daemon.queue)
 
 
-def take_admissible(daemon: Daemon, uid: int) -> list[QueueEntry]:
-    """Take a user's entries out of the queue, except those that came after another user's time was over."""
+def take_admissible(daemon: Daemon, server: str) -> list[QueueEntry]:
+    """Take the entries for a server out of the queue, except those that came after another user's time was over."""
     taken, kept = [], []
     barrier: float = float("inf")
     for entry in daemon.queue:
-        if entry.uid == uid and (not entry.client or entry.ticket < barrier):
+        if entry.server == server and (not entry.client or entry.ticket < barrier):
             taken.append(entry)
             continue
-        if entry.uid != uid and entry.last_to_overtake is not None:
+        if entry.server != server and entry.last_to_overtake is not None:
             barrier = min(barrier, entry.last_to_overtake)
         kept.append(entry)
     daemon.queue = kept
@@ -87,7 +88,7 @@ def _wait_line(entry: QueueEntry, before: str) -> Log:
 def _before(daemon: Daemon, uid: int) -> str:
     """Return what an entry of this user that joins the queue now waits for: the other users before it, in order."""
     if daemon.together:
-        waits = daemon.is_full and daemon.server_of(uid) is None
+        waits = daemon.is_full and daemon.server_named(server_of_user(uid)) is None
         return f"one of {len(daemon.servers)} users" if waits else ""
     users = [server.uid for server in daemon.servers.values()]
     ahead = [entry.uid for entry in daemon.queue]

@@ -57,6 +57,14 @@ class AdmitClient:
     environment: dict[str, str]
     namespace: int = 0
     """The inode of its PID namespace, which a server reports to the next daemon."""
+    thread_percentage: float | None = None
+    """Its MPS namespace's percentage, in place of the server's; None: it has none."""
+    memory_limits: dict[int, int] | None = None
+    """The same of memory, in bytes by device ordinal."""
+    devices: tuple[int, ...] | None = None
+    """The ordinals of the devices that it may see, in their order; None: all."""
+    mps_namespace: str = ""
+    """Reported to the next daemon, as ``namespace``."""
 
 
 @message(36)
@@ -194,6 +202,7 @@ class ReturningClient:
     namespace: int
     contexts: tuple[tuple[int, int, int], ...]
     """(serial, number, device) of each, as in ContextReported."""
+    mps_namespace: str = ""
 
 
 @message(54)

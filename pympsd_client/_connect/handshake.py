@@ -29,6 +29,7 @@ from pympsd_client._connect.discovery import (
     hello_environment,
     is_traced,
 )
+from pympsd_client._connect.pipe_directories import misspelt
 from pympsd_client._connect.session import Session
 
 SILENT_WAIT_S: Final = 10.0
@@ -48,7 +49,10 @@ class NotWelcomed(CudaError):
 
 
 def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemon:
-    """Return a connection to the daemon's socket, or why there is none."""
+    """Return a connection to the daemon's socket, or why there is none.
+
+    Raise CudaError if the place is one where a daemon would have a server or a namespace, but has none of that name.
+    """
     path = control_socket(environment)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -57,6 +61,9 @@ def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemo
         connection.close()
         if error.errno == errno.EPROTOTYPE:
             return NoDaemon(f"the MPS control daemon at {path} leads the driver's own server", drivers=True)
+        if error.errno == errno.ENOENT and (wrong := misspelt(os.path.dirname(path))):
+            # Whoever names a namespace wants its limits: without MPS there would be none.
+            raise _no_connection(f"no MPS control socket at {path}: {wrong}") from None
         return NoDaemon(f"no MPS control daemon at {path} ({error.strerror or error})")
     return connection
 

@@ -15,7 +15,7 @@ from pympsd.channel.descriptors import explain, require_room
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
-from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select
+from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select_of
 from pympsd.version import API_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import ThreadPercentage
@@ -31,8 +31,6 @@ from pympsd_server.state_machine.connections import PoolExhausted, connection_sl
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
 from pympsd_server.state_machine.quotas import (
     AffinityRefused,
-    client_percentage,
-    client_priority,
     context_multiprocessors,
     memory_limit,
     process_multiprocessors,
@@ -60,6 +58,8 @@ class ClientSession:
     thread_percentage: ThreadPercentage
     memory_limits: dict[int, int]
     """Both as of the client's connect, lowered by its environment; later changes are for later clients."""
+    allowed: tuple[int, ...] | None = None
+    """The ordinals of the devices that it may see; None: all."""
     ordinals: tuple[int, ...] = ()
     """The server's ordinal of each device that the client sees, in the client's numbering."""
     _streams: set[tuple[ExecutorSlot, int]] = field(factory=set, init=False)
@@ -71,13 +71,13 @@ class ClientSession:
     def of(cls, containment: Containment, admitted: AdmitClient, fds: tuple[int, ...]) -> ClientSession:
         """Return the session of a client that the daemon hands over; ``fds``: its socket and its pidfd, if any."""
         server = containment.server
-        server.change_default_priority(admitted.priority)
-        priority = client_priority(admitted.priority, admitted.environment)
+        priority = server.priority_of(admitted)
         client = server.roster.add_client(admitted.client, admitted.pid, priority, admitted.environment, admitted.uid)
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fds[0]))
         pidfd = fds[1] if len(fds) > 1 else -1
-        percentage = client_percentage(server.thread_percentage, admitted.environment)
-        return cls(server, containment, client, MessageChannel(sock), pidfd, percentage, server.memory_limits)
+        limits = server.memory_limits if admitted.memory_limits is None else admitted.memory_limits
+        own = MessageChannel(sock), pidfd, server.percentage_of(admitted), limits, admitted.devices
+        return cls(server, containment, client, *own)
 
     async def run(self) -> None:
         """Serve the client until its session or its process ends, then free what it held."""
@@ -135,7 +135,7 @@ class ClientSession:
             self.channel.send(messages.Refused(Result.ERROR_OPERATING_SYSTEM, reason))
             return False
         try:
-            self.ordinals = select(devices, self.client.environment.get("CUDA_VISIBLE_DEVICES"))
+            self.ordinals = select_of(devices, self.allowed, self.client.environment.get("CUDA_VISIBLE_DEVICES"))
         except (NoVisibleDevice, DuplicateDevice) as error:
             self.server.devices_refused(self.client)
             self.channel.send(messages.Refused(Result.ERROR_NO_DEVICE, str(error)))

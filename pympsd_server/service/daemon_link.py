@@ -104,9 +104,8 @@ class DaemonLink:
         self._push(link.ServerReturn(Versions(), os.getpid(), self._status, leaving, len(self._clients), token))
         for serial, admitted in self._clients.items():
             client, contexts = admitted.message, tuple(admitted.contexts.values())
-            self._push(
-                link.ReturningClient(serial, client.pid, client.uid, client.command, client.namespace, contexts)
-            )
+            known = serial, client.pid, client.uid, client.command, client.namespace
+            self._push(link.ReturningClient(*known, contexts, client.mps_namespace))
 
     async def run_sender(self) -> None:
         """Send what the channel has queued, until the link is disconnected."""

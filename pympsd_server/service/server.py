@@ -11,10 +11,12 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.service.daemon_link import DaemonLink
 from pympsd_server.state_machine import phases
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, slot_of
 from pympsd_server.state_machine.phases import Phase
+from pympsd_server.state_machine.quotas import client_percentage, client_priority
 from pympsd_server.state_machine.roster import Client, Context, Roster
 
 FAULT_STATUS: Final = 1
@@ -89,11 +91,18 @@ class Server:
                 self.log.info("server_memory_limit", device=ordinal, limit=limit)
         self.memory_limits = memory_limits
 
-    def change_default_priority(self, level: int) -> None:
-        """Set the default priority; log a change once."""
-        if level != self.client_priority:
-            self.client_priority = level
-            self.log.info("client_priority", priority=level)
+    def priority_of(self, admitted: AdmitClient) -> int:
+        """Return a client's priority; log a change of the default once."""
+        if admitted.priority != self.client_priority and not admitted.mps_namespace:
+            self.client_priority = admitted.priority
+            self.log.info("client_priority", priority=admitted.priority)
+        return client_priority(admitted.priority, admitted.environment)
+
+    def percentage_of(self, admitted: AdmitClient) -> ThreadPercentage:
+        """Return a client's percentage: its namespace's or this server's, lowered by its environment."""
+        own = admitted.thread_percentage
+        most = self.thread_percentage if own is None else ThreadPercentage(own)
+        return client_percentage(most, admitted.environment)
 
     def client_connected(self, client: Client) -> None:
         """Log a new client process, which is context 0 in the log."""

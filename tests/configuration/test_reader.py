@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd.configuration.plan import Limits, Plan, ServerPlan, Surroundings
+from pympsd.configuration.plan import Plan, ServerPlan, Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import NamespaceLimits
 
 HERE = Surroundings(describe("2xH200"), 1000, pipe_directory="/run/p")
 GIB = 1 << 30
@@ -60,8 +61,10 @@ enabled = false
             1000,
             (0,),
             {
-                "chat": Limits(ThreadPercentage(50.0), {0: PinnedMemory(40 * GIB), 1: PinnedMemory(40 * GIB)}, None),
-                "default": Limits(ThreadPercentage(10.0)),
+                "chat": NamespaceLimits(
+                    ThreadPercentage(50.0), {0: PinnedMemory(40 * GIB), 1: PinnedMemory(40 * GIB)}, None
+                ),
+                "default": NamespaceLimits(ThreadPercentage(10.0)),
             },
         ),
         "exact": ServerPlan(
@@ -69,8 +72,8 @@ enabled = false
             None,
             (1, 0),
             {
-                "half": Limits(ThreadPercentage(33.5), {0: PinnedMemory(4 * GIB)}),
-                "default": Limits(priority=ClientPriority(1)),
+                "half": NamespaceLimits(ThreadPercentage(33.5), {0: PinnedMemory(4 * GIB)}),
+                "default": NamespaceLimits(client_priority=ClientPriority(1)),
             },
         ),
         "plain": ServerPlan("plain"),
@@ -86,7 +89,9 @@ client_priority = "1"
 active_thread_percentage = "30"
 """
     plan, warnings = read_plan(text, HERE)
-    assert plan.servers["a"].namespaces == {"default": Limits(ThreadPercentage(30.0), None, ClientPriority(1))}
+    assert plan.servers["a"].namespaces == {
+        "default": NamespaceLimits(ThreadPercentage(30.0), None, ClientPriority(1))
+    }
     assert [warning.shown("F") for warning in warnings] == [
         "F:3: servers.a.active_thread_percentage is beaten by that of namespaces.default"
     ]

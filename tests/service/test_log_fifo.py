@@ -36,7 +36,7 @@ async def fifo(tmp_path: Path, daemon: RunningDaemon, servers: set[int]) -> Asyn
     reader = os.open(tmp_path / "log", os.O_RDWR | os.O_NONBLOCK)
     with trio.CancelScope() as scope:
         daemon.dispatcher.nursery.start_soon(
-            _scoped, scope, lambda: read_fifo(daemon.dispatcher, reader, servers.__contains__)
+            _scoped, scope, lambda: read_fifo(daemon.dispatcher.journal, reader, servers.__contains__)
         )
         yield reader
     scope.cancel()
@@ -93,7 +93,7 @@ async def test_another_reader_may_take_the_data_first(
 
     monkeypatch.setattr(trio.lowlevel, "wait_readable", claims_to_be_readable)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read_fifo, daemon.dispatcher, reader)
+        nursery.start_soon(read_fifo, daemon.dispatcher.journal, reader)
         await looked.wait()
         await trio.lowlevel.checkpoint()
         os.write(reader, b"still read\n")

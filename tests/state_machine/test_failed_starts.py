@@ -181,7 +181,7 @@ def test_other_users_are_served_during_a_refusal_which_ends_after_a_while(story:
     story.feed(events.ServerExited(5, -9))
     assert refused(story.connects(7, 500)) == [7]
     assert pause_ends(story, 4) == []
-    assert 500 not in story.daemon.failed_starts
+    assert "uid_500" not in story.daemon.failed_starts
     assert spawned_for(story.connects(8, 500)) == [500]
 
 

@@ -902,13 +902,14 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def _pause_of(self, uid: int) -> Timer | None:
         """Return the timer after which a server is tried again for a user, None if none runs."""
-        failed = self.daemon.failed_starts.get(uid)
+        failed = self.daemon.failed_starts.get(f"uid_{uid}")
         timer = Timer(TimerKind.RETRY, failed.pausing_after) if failed else None
         return timer if timer in self.timers else None
 
     @invariant()
     def a_pause_ends(self) -> None:
-        for uid, failed in self.daemon.failed_starts.items():
+        for name, failed in self.daemon.failed_starts.items():
+            uid = int(name.removeprefix("uid_"))
             assert failed.count == self.failures[uid]
             assert 1 <= failed.count <= (4 if failed.refusal else 3)
             assert bool(failed.refusal) == (uid in self.refusing)

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pympsd.commands.v3.sm_partitions  # noqa: F401 - registers its commands
 from pympsd.commands.registry import REGISTRY, Caller, Decision
-from pympsd.commands.v3 import help, translations
+from pympsd.commands.v3 import (  # noqa: F401 - the modules of commands register them
+    clients,
+    config,
+    devices,
+    features,
+    help,
+    namespaces,
+    servers,
+    sm_partitions,
+    translations,
+    view,
+)
+from pympsd.commands.v3.grammar import Refused
 from pympsd.commands.v3.registry import COMMANDS, Command, data
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.vocabulary.answers import refusal
@@ -20,8 +31,14 @@ def decide(daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | N
         return data(help.overview())
     if words[0] in COMMANDS:
         return _of_module(daemon, caller, words, file)
+    if words[0] in translations.DEFAULTS:
+        try:
+            return translations.default_of_user(view.seen_by(daemon, caller), caller, words)
+        except Refused as error:
+            return Decision(refusal(diagnostic=str(error)))
     if words[0] in translations.KEPT:
-        return REGISTRY[words[0]].run(daemon, caller, words[1:])
+        asked = daemon if words[0] in translations.CHANGES else view.seen_by(daemon, caller)
+        return REGISTRY[words[0]].run(asked, caller, words[1:])
     translated = translations.refusal_of_other(words)
     if translated is not None:
         return Decision(translated)

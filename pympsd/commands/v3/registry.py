@@ -11,9 +11,11 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.commands.registry import Caller, Decision, Handler
+from pympsd.commands.v3 import view
 from pympsd.commands.v3.grammar import Refused, Syntax, read_words
 from pympsd.commands.v3.output import Column, Format, Row, written
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.v3.servers import NotPossible
 from pympsd.vocabulary.answers import Answer, Part, refusal
 
 QUERIES: Final = frozenset({"list", "get", "describe", "show", "status", "test"})
@@ -30,7 +32,7 @@ class Command:
     handler: Handler
     asks_servers: bool
     takes_file: bool = False
-    """Its handler gets the text of the file that the line names, as ``file``."""
+    """Its handler gets the text of the file that the line names, as ``text``."""
 
     @property
     def is_query(self) -> bool:
@@ -39,11 +41,15 @@ class Command:
 
     def run(self, daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None = None) -> Decision:
         """Read the words after the verb and run the handler; make an answer of a refusal."""
-        attached = {"file": file} if self.takes_file else {}
+        attached = {"text": file} if self.takes_file else {}
+        if self.is_query:
+            daemon = view.seen_by(daemon, caller)
         try:
             return self.handler(daemon, caller, **read_words(self.syntax, words), **attached)
         except Refused as error:
             return Decision(self.refusal(error))
+        except NotPossible as error:
+            return Decision(self.refusal(Refused(str(error))))
 
     def refusal(self, error: Refused) -> Answer:
         """Return the answer of a refusal: its sentence on standard output for a change, on error for a query."""

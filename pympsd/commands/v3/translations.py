@@ -7,17 +7,29 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.commands.registry import REGISTRY, Caller, Decision
+from pympsd.commands.v3 import view
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.vocabulary.answers import Answer, lines, refusal
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
+CHANGES: Final = ("quit", "terminate_client", "shutdown_server")
 KEPT: Final = frozenset(
     {
         *("get_server_list", "get_server_status", "get_client_list", "get_device_client_list", "ps", "device_query"),
-        *("get_default_active_thread_percentage", "get_default_device_pinned_mem_limit"),
-        "get_default_client_priority",
-        *("quit", "terminate_client", "shutdown_server"),
+        *CHANGES,
     }
 )
 """Commands that protocol 3 understands too: probes and scripts use them, and they have one meaning in both."""
+
+DEFAULTS: Final = frozenset(
+    {
+        "get_default_active_thread_percentage",
+        "get_default_device_pinned_mem_limit",
+        "get_default_client_priority",
+    }
+)
+"""The same, but they are about the asking user's server."""
 
 
 @frozen
@@ -61,3 +73,20 @@ def refusal_of_other(words: Sequence[str]) -> Answer | None:
     if given and words[0] == "sm_partition" and given[0] == "rm":
         text = "sm-partition delete P --server=NAME --device=UUID"
     return refusal(diagnostic=f"{words[0]} is a command of protocol 2; this daemon speaks 3: {text}")
+
+
+def default_of_user(daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
+    """Answer with the limits of namespace ``default`` of the user's server; the daemon's own if there is none."""
+    named = daemon.named_servers.get(server_of_user(daemon.serving_uid(caller.uid)))
+    default = named.namespaces.get(DEFAULT) if named is not None else None
+    if default is None:
+        return REGISTRY[words[0]].run(daemon, caller, words[1:])
+    match words:
+        case ["get_default_active_thread_percentage", *_]:
+            return Decision(lines(str(default.thread_percentage)))
+        case ["get_default_client_priority", *_]:
+            return Decision(lines(str(default.client_priority)))
+        case [_, device, *_]:
+            limit = default.pinned_memory.get(view.device_named(daemon, device))
+            return Decision(lines(str(limit)) if limit is not None else lines())
+    return REGISTRY[words[0]].run(daemon, caller, words[1:])

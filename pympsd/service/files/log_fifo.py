@@ -18,7 +18,6 @@ from attrs import define, field
 
 from pympsd.journal.line_format import sanitised
 from pympsd.journal.setup import Journal
-from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.wire.vendor.log_records import PIPE_BUF, Foreign, LogReader, LogRecord
 
@@ -121,13 +120,13 @@ def _time_of(record: LogRecord) -> float:
     return said if abs(said - now) <= CLOCK_TOLERANCE else now
 
 
-async def read_fifo(dispatcher: Dispatcher, fd: int, is_server: Callable[[int], bool] = _no_server) -> None:
+async def read_fifo(journal: Journal, fd: int, is_server: Callable[[int], bool] = _no_server) -> None:
     """Log what is written to the FIFO, for ever.
 
     ``is_server``: whether a PID is that of a server of the driver's own that this daemon runs.
     """
     reader = LogReader()
-    log = _FifoLog(dispatcher.journal, is_server)
+    log = _FifoLog(journal, is_server)
     while True:
         with trio.move_on_at(log.report_time()):
             await trio.lowlevel.wait_readable(fd)

@@ -21,6 +21,7 @@ from pympsd.service.processes.status import has_ended, started_at
 from pympsd.state_machine.persistent_state import PersistentState, check
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
 FORMAT: Final = 1
 MODE: Final = 0o600
@@ -78,6 +79,25 @@ def read(folder: str) -> SavedState | None:
         return _checked(os.read(fd, MOST_BYTES + 1))
     finally:
         os.close(fd)
+
+
+def named_servers_left(folder: str) -> list[str]:
+    """Return the servers and namespaces, in words, that a daemon left and one of protocol 2 could not have."""
+    try:
+        data = Path(folder, files.STATE).read_bytes()
+        saved = msgspec.json.decode(data, type=SavedState)
+    except (OSError, ValueError, RecursionError):
+        return []
+    if saved.boot != _boot():
+        return []
+    named = {one.name: one for one in saved.remembered.named_servers}
+    found = [f"server '{name}'" for name, one in named.items() if name != server_of_user(one.uid)]
+    return found + [
+        f"namespace '{each.name}' of server '{name}'"
+        for name, one in named.items()
+        for each in one.namespaces
+        if each.name != DEFAULT
+    ]
 
 
 def writer_runs(folder: str) -> bool:

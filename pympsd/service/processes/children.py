@@ -64,6 +64,8 @@ async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours))
     session = ServerSession(instruction.server, instruction.uid, process.pid, process.kill, channel)
     dispatcher.servers[instruction.server] = session
+    if instruction.name:
+        dispatcher.journal.of_server(instruction.name, process.pid)
     dispatcher.feed(ServerSpawned(instruction.server, process.pid))
     async with trio.open_nursery() as nursery:
         last_line: list[str] = []

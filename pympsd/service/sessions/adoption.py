@@ -36,6 +36,7 @@ from pympsd.state_machine.adoption import first_serial
 from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.namespaces import name_problem
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd.wire.errors import RemoteError
@@ -279,6 +280,7 @@ def _vendor_session(
             entry.note.command,
             entry.note.namespace,
             process=0 if entry.note.pid else process_of(entry.fd),
+            mps_namespace=entry.note.mps_namespace,
         )
         for serial, entry in mine.items()
     }
@@ -297,6 +299,8 @@ def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], has_other_
         wishes=state.wishes,
         servers=tuple(server for server in state.servers if server.serial in serials),
         quit=state.quit,
+        protocol=state.protocol,
+        named_servers=() if has_other_devices else state.named_servers,
     )
 
 
@@ -338,4 +342,7 @@ def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.Returne
             raise RemoteError(f"it cannot have a context {number} on device {device}")
     contexts = tuple(events.ReturnedContext(*context) for context in report.contexts)
     command = sanitised(report.command.encode())
-    return events.ReturnedClient(report.client, report.pid, command, report.namespace, contexts)
+    mps_namespace = report.mps_namespace if not name_problem(report.mps_namespace) else ""
+    return events.ReturnedClient(
+        report.client, report.pid, command, report.namespace, contexts, mps_namespace=mps_namespace
+    )

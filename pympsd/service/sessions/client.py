@@ -15,6 +15,7 @@ from pympsd.service.sessions.peers import command_of, namespace_of
 from pympsd.service.sessions.server import ServerSession
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected
+from pympsd.state_machine.instructions import ClientLimits
 from pympsd.vocabulary.results import Result
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted
@@ -27,6 +28,9 @@ class ClientSession(Waiting):
 
     channel: MessageChannel
     hello: ClientHello
+    to_server: str = ""
+    """The server and the namespace whose socket it came by."""
+    to_namespace: str = ""
     _command: str = field(default="", init=False)
 
     async def run(self, dispatcher: Dispatcher) -> None:
@@ -42,15 +46,24 @@ class ClientSession(Waiting):
             return
         namespace = namespace_of(self.known, self.hello.pid_namespace)
         environment, traced = self.hello.environment, self.hello.traced
-        connected = ClientConnected(self.client, self.peer, self._command, namespace, environment, traced)
+        connected = ClientConnected(
+            self.client,
+            self.peer,
+            self._command,
+            namespace,
+            environment,
+            traced,
+            server=self.to_server,
+            mps_namespace=self.to_namespace,
+        )
         await self.queue(dispatcher, self, connected, self._hung_up)
 
-    def grant(self, server: RunningServer, priority: int) -> None:
+    def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:
         """Give the client one end of a new session and the server the other; raise OSError."""
         pidfd = -1 if self.known.pidfd < 0 else os.dup(self.known.pidfd)
         namespace = namespace_of(self.known, self.hello.pid_namespace)
         environment = self.hello.environment
-        admission = Admission(self.client, self.peer, self._command, namespace, priority, environment, pidfd)
+        admission = Admission(self.client, self.peer, self._command, namespace, priority, environment, pidfd, limits)
         ours = self._connect(server, admission)
         self.channel.send(SessionGranted(NEWEST, self.client, server.pid), (ours,))
 

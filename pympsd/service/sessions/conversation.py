@@ -31,6 +31,9 @@ class Conversation:
 
     dispatcher: Dispatcher
     accepts_clients: bool
+    server: str = ""
+    """The server whose socket this is, in protocol 3; empty: the daemon's own."""
+    namespace: str = ""
 
     async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
         """Run a connection to its end; ``entry``: the keeper's; noted is the hello, if one was received."""
@@ -79,7 +82,8 @@ class Conversation:
     ) -> None:
         if first.kind == frames.OPERATOR_HELLO:
             self.dispatcher.drop(entry.name)
-            session = OperatorSession(self.dispatcher.serials.take(), peer.operator, channel)
+            place = (self.server, self.namespace)
+            session = OperatorSession(self.dispatcher.serials.take(), peer.operator, channel, place)
             if first.body == frames.ASKS_PROTOCOL:
                 session.tell_protocol(self.dispatcher.state.protocol)
             await run_with_sender(channel, session.run, self.dispatcher)
@@ -91,7 +95,7 @@ class Conversation:
             self.dispatcher.hold(entry.name, sock.fileno(), frames.encode(first.kind, first.body))
         known = with_pidfd(sock, peer)
         try:
-            client = ClientSession(self.dispatcher.serials.take(), known, channel, hello)
+            client = ClientSession(self.dispatcher.serials.take(), known, channel, hello, self.server, self.namespace)
             await run_with_sender(channel, client.run, self.dispatcher)
         finally:
             known.close()

@@ -19,6 +19,8 @@ class OperatorSession:
     session: int
     uid: int
     channel: MessageChannel
+    place: tuple[str, str] = ("", "")
+    """The server and namespace whose socket it came by."""
     _answered: trio.Event = field(factory=trio.Event, init=False)
 
     def working(self) -> None:
@@ -59,7 +61,7 @@ class OperatorSession:
                 if frame.kind != frames.OPERATOR_LINE:
                     raise RemoteError(f"a frame of kind {frame.kind} in an operator's conversation")
                 self._answered = trio.Event()
-                await dispatcher.feed_line(self.session, self.uid, frame.body, file)
+                await dispatcher.feed_line(self.session, self.uid, frame.body, file, self.place)
                 file = None
                 # One answer before the next line is read: a flood stays in the flooder's own socket.
                 if not self._answered.is_set():

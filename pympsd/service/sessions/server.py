@@ -66,6 +66,7 @@ class ServerSession:
     def admit(self, admission: Admission, connection: int) -> None:
         """Send it a client, with its end of their session; take over both descriptors."""
         peer = admission.peer
+        limits = admission.limits
         message = link.AdmitClient(
             admission.client,
             peer.pid,
@@ -75,6 +76,7 @@ class ServerSession:
             admission.priority,
             admission.environment,
             admission.namespace,
+            *((limits.thread_percentage, limits.memory_limits, limits.devices, limits.namespace) if limits else ()),
         )
         fds = (connection,) if admission.pidfd < 0 else (connection, admission.pidfd)
         self.channel.send(message, fds)

@@ -17,6 +17,7 @@ from pympsd.service.sessions.peers import command_of, namespace_of, process_of, 
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected, ClientGonePushed
+from pympsd.state_machine.instructions import ClientLimits
 from pympsd.wire.vendor.handshake import DESCRIPTOR, PACKET_BYTES
 
 HANG_UP_SECONDS: Final = 10.0
@@ -29,6 +30,9 @@ class VendorClientSession(Waiting):
 
     channel: PacketChannel
     dispatcher: Dispatcher
+    to_server: str = ""
+    """The server and the namespace whose socket it came by."""
+    to_namespace: str = ""
     _admitted: VendorServerSession | None = field(default=None, init=False)
     """The server that it was admitted to; until that takes it, it may be another's."""
 
@@ -50,13 +54,15 @@ class VendorClientSession(Waiting):
             namespace_of(self.known, 0),
             joins=True,
             process=process_of(self.known.pidfd) if not self.peer.pid else 0,
+            server=self.to_server,
+            mps_namespace=self.to_namespace,
         )
 
-    def grant(self, server: RunningServer, priority: int) -> None:
+    def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:
         """Wait for the server, which takes one new client at a time."""
         assert isinstance(server, VendorServerSession)
         self._admitted = server
-        server.handoffs.add(self, priority)
+        server.handoffs.add(self, priority, limits)
 
     def take(self, connection: int) -> None:
         """Give the client its end of the connection to its server."""

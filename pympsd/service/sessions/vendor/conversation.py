@@ -33,6 +33,9 @@ class VendorConversation:
 
     dispatcher: Dispatcher
     accepts_clients: bool
+    server: str = ""
+    """As in Conversation."""
+    namespace: str = ""
 
     async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
         """Run a connection, which has had the hello, to its end; ``entry``: the keeper's, noted is the role."""
@@ -85,7 +88,8 @@ class VendorConversation:
         if role is Role.CLIENT:
             known = with_pidfd(sock, peer)
             try:
-                client = VendorClientSession(self.dispatcher.serials.take(), known, channel, self.dispatcher)
+                serial, to = self.dispatcher.serials.take(), (self.server, self.namespace)
+                client = VendorClientSession(serial, known, channel, self.dispatcher, *to)
                 await run_with_sender(channel, client.run, self.dispatcher)
             finally:
                 known.close()

@@ -22,6 +22,7 @@ from pympsd.service.inheritance import newcomer_name
 from pympsd.service.processes.status import is_asleep, is_stopped
 from pympsd.service.sessions.vendor.server_link import ServerLink
 from pympsd.state_machine import events
+from pympsd.state_machine.instructions import ClientLimits
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire.vendor import server_commands as commands
@@ -62,8 +63,10 @@ class Handoffs:
     """The clients' ends, with their names at the keeper, of connections that an earlier daemon sent the server."""
     exchange: trio.Lock = field(factory=trio.Lock, init=False)
     """Held while a client is handed over."""
-    _queue: list[tuple[Newcomer, int]] = field(factory=list, init=False)
-    """With their priorities."""
+    set_limits: Callable[[ClientLimits], None] = lambda _: None
+    """Tells the server the limits of the client that it gets next."""
+    _queue: list[tuple[Newcomer, int, ClientLimits | None]] = field(factory=list, init=False)
+    """With their priorities and limits."""
     _mute: set[int] = field(factory=set, init=False)
     """The users whose last client did not answer the server."""
     _current: int = field(default=0, init=False)
@@ -76,11 +79,11 @@ class Handoffs:
     @property
     def may_be_delayed(self) -> bool:
         """Whether nobody waits but users whose last client did not answer the server."""
-        return all(newcomer.peer.uid in self._mute for newcomer, _ in self._queue)
+        return all(entry[0].peer.uid in self._mute for entry in self._queue)
 
-    def add(self, newcomer: Newcomer, priority: int) -> None:
+    def add(self, newcomer: Newcomer, priority: int, limits: ClientLimits | None = None) -> None:
         """Hand over a client when it is its turn."""
-        self._queue.append((newcomer, priority))
+        self._queue.append((newcomer, priority, limits))
         self._added.set()
 
     def remove(self, newcomer: Newcomer) -> None:
@@ -95,13 +98,13 @@ class Handoffs:
 
     def clients(self) -> tuple[int, ...]:
         """Return the clients that are yet to be handed over."""
-        return tuple(newcomer.client for newcomer, _ in self._queue)
+        return tuple(entry[0].client for entry in self._queue)
 
     def give_back(self) -> None:
         """Let the clients that are yet to be handed over wait for the next server: this one ends."""
         queue, self._queue = self._queue, []
-        for newcomer, _ in queue:
-            newcomer.wait_again()
+        for entry in queue:
+            entry[0].wait_again()
 
     async def run(self, link: ServerLink, is_adopted: bool) -> None:
         """Hand over one client after another, for the server takes the next when the one before has answered it."""
@@ -120,11 +123,13 @@ class Handoffs:
 
     def _next(self) -> int:
         """Return the place of the first client, but of a user whose last one was mute only if nobody else waits."""
-        users = [newcomer.peer.uid in self._mute for newcomer, _ in self._queue]
+        users = [entry[0].peer.uid in self._mute for entry in self._queue]
         # Of those the last: a user's many mute clients are not in the way of the one that comes after them.
         return users.index(False) if False in users else len(users) - 1
 
-    async def _hand_over(self, link: ServerLink, newcomer: Newcomer, priority: int) -> None:
+    async def _hand_over(
+        self, link: ServerLink, newcomer: Newcomer, priority: int, limits: ClientLimits | None
+    ) -> None:
         try:
             theirs, servers, end = _connected()
         except OSError as error:
@@ -140,6 +145,8 @@ class Handoffs:
             if priority != self.priority:
                 self.priority = priority
                 link.tell(commands.set_priority(priority))
+            if limits is not None:
+                self.set_limits(limits)
             link.tell(commands.NEW_CLIENT, servers)
             # The client last: if this daemon is killed in between, the client is still waiting for the next one.
             newcomer.take(theirs)

@@ -26,6 +26,7 @@ from pympsd.service.sessions.server import WATCHED_DIVISOR
 from pympsd.service.sessions.vendor.handoffs import STATUS, Handoffs
 from pympsd.service.sessions.vendor.server_link import ServerLink
 from pympsd.state_machine import events
+from pympsd.state_machine.instructions import ClientLimits
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import MOST_MEMORY
 from pympsd.vocabulary.results import Result
@@ -65,6 +66,8 @@ class VendorServerSession:
     _percentage: float = field(default=100.0, init=False)
     _memory_limits: dict[int, int] = field(factory=dict, init=False)
     """The limits of later clients as it was told them last."""
+    _is_unsure: bool = field(default=Factory(lambda self: self.inherited is not None, takes_self=True), init=False)
+    """It is another daemon's, and was told no limits by this one."""
     _refreshed: trio.Event | None = field(default=None, init=False)
     """Set when the questions of a refresh that is under way are answered."""
     _asked_at: float = field(default=0.0, init=False)
@@ -77,7 +80,10 @@ class VendorServerSession:
     _nursery: trio.Nursery | None = field(default=None, init=False)
     _watched: int = field(default=0, init=False)
     handoffs: Handoffs = field(
-        default=Factory(lambda self: Handoffs(self.dispatcher, self.serial, self.pid), takes_self=True), init=False
+        default=Factory(
+            lambda self: Handoffs(self.dispatcher, self.serial, self.pid, set_limits=self._set_next), takes_self=True
+        ),
+        init=False,
     )
 
     @property
@@ -117,6 +123,15 @@ class VendorServerSession:
             if self._memory_limits.get(device) != limit:
                 self.link.tell(commands.set_memory_limit(device, limit))
         self._memory_limits = memory_limits
+
+    def _set_next(self, limits: ClientLimits) -> None:
+        """Tell it the limits of the client that it gets next, as far as they differ from what it was told last."""
+        if self._is_unsure:
+            # An earlier daemon may have told it others.
+            self._is_unsure = False
+            count = len(self.dispatcher.state.devices)
+            self._percentage, self._memory_limits = 0.0, dict.fromkeys(range(count), 0)
+        self.set_limits(limits.thread_percentage, limits.memory_limits)
 
     def _effective(self, memory_limits: dict[int, int]) -> dict[int, int]:
         """Return limits with those that were removed: they become the device's whole memory."""
@@ -164,7 +179,7 @@ class VendorServerSession:
             os.close(pidfd)
             return
         self._watched += 1
-        note = ClientNote(self.serial, known.pid, known.uid, known.command, known.namespace)
+        note = ClientNote(self.serial, known.pid, known.uid, known.command, known.namespace, known.mps_namespace)
         self._nursery.start_soon(self._watch, client, pidfd, msgspec.json.encode(note))
 
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:

@@ -1,0 +1,109 @@
+"""The module ``client``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.v3 import view
+from pympsd.commands.v3.grammar import Refused, Syntax
+from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
+from pympsd.commands.v3.output import Column, Format, Row, cell_text
+from pympsd.commands.v3.registry import command, data, listing
+from pympsd.state_machine import terminations
+from pympsd.state_machine.daemon_state import Client, Daemon
+from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.state_machine.v3.servers import clients as clients_of
+from pympsd.state_machine.v3.servers import server as server_named
+
+COLUMNS: Final = (
+    Column("PID", "PID", "pid"),
+    Column("SERVER", "SERVER", "server"),
+    Column("DEVICE", "DEVICE", "device"),
+    Column("MAWS NS", "MAWS NS", "maws-ns"),
+    Column("CMD", "CMD", "cmd"),
+)
+FIELDS: Final = ("cmd", "device", "linux-ns", "maws-ns", "pci-id", "pid", "server")
+
+
+@command(Syntax("client list", options={"server": SERVER, "format": FORMAT}, flags=("all",)), asks_servers=True)
+def list_clients(
+    daemon: Daemon, caller: Caller, server: str | None = None, all: bool = False, format: Format | None = None
+) -> Decision:
+    """List the clients, one row for each device of each: of a server, with --all of all, otherwise of the servers
+    that the asking user owns (root: all).
+    """
+    if server is not None:
+        shown = [server_named(daemon, server)]
+    else:
+        shown = [each for each in view.servers(daemon) if all or caller.uid in (0, each.uid)]
+    clients = sorted(
+        ((client, owner) for owner in shown for client in clients_of(daemon, owner.name)),
+        key=lambda pair: pair[0].pid,
+    )
+    rows = [row for client, owner in clients for row in _rows(daemon, client, owner)]
+    return listing(COLUMNS, rows, format)
+
+
+@command(Syntax("client get", required=("pid", "field")), asks_servers=True)
+def get(daemon: Daemon, caller: Caller, pid: str, field: str) -> Decision:
+    """Print one field of a client; of one on several devices a line each."""
+    client, server = _client(daemon, pid, None)
+    wanted = field.replace("_", "-")
+    if wanted not in FIELDS:
+        raise Refused(f"A client has no field '{field}'. Fields: {', '.join(FIELDS)}.")
+    if wanted == "linux-ns":
+        return data(str(client.namespace))
+    if wanted == "pci-id":
+        return data("\n".join(daemon.devices[each].pci for each in _devices(daemon, client)) or "-")
+    keys = [column.key for column in COLUMNS]
+    values = [cell_text(row.cells[keys.index(wanted)]) for row in _rows(daemon, client, server)]
+    return data("\n".join(dict.fromkeys(values)))
+
+
+@command(Syntax("client terminate", required=("pid",), options={"server": SERVER, "timeout": SECONDS}))
+def terminate(
+    daemon: Daemon, caller: Caller, pid: str, server: str | None = None, timeout: float | None = None
+) -> Decision:
+    """End a client's work on the GPU when its kernels have ended; give up after --timeout seconds, 10 at most."""
+    client, owner = _client(daemon, pid, server)
+    view.check_owner(caller, owner, "client terminate")
+    process = daemon.server_named(owner.name)
+    assert process is not None
+    begun = terminations.begin(daemon, caller.session, process, client.pid, timeout=timeout, in_words=True)
+    return Decision(None, tuple(begun))
+
+
+def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, NamedServer]:
+    owners = view.servers(daemon) if server is None else [server_named(daemon, server)]
+    found = [
+        (client, owner) for owner in owners for client in clients_of(daemon, owner.name) if str(client.pid) == pid
+    ]
+    if not found:
+        where = "" if server is None else f" on server '{server}'"
+        raise Refused(f"No client with PID {pid}{where}.")
+    if len(found) > 1:
+        names = ", ".join(f"'{owner.name}'" for _, owner in found)
+        raise Refused(f"Client {pid} is on several servers: {names}; --server chooses one.")
+    return found[0]
+
+
+def _devices(daemon: Daemon, client: Client) -> list[int]:
+    """Return the ordinals of a client's devices; a server may know some that this daemon does not."""
+    ordinals = {context.device for context in client.contexts.values()}
+    return sorted(ordinal for ordinal in ordinals if 0 <= ordinal < len(daemon.devices))
+
+
+def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
+    extra = {
+        "uid": client.uid,
+        "namespace": view.namespace_of(client),
+        "linux-ns": client.namespace,
+        "contexts": sorted(context.serial for context in client.contexts.values()),
+    }
+    where = view.maws_namespace(daemon, client, server)
+    for ordinal in _devices(daemon, client) or (None,):
+        device = None if ordinal is None else daemon.devices[ordinal]
+        uuid, pci = (device.uuid, device.pci) if device else (None, None)
+        yield Row((client.pid, server.name, uuid, where, client.command), {**extra, "pci-id": pci})

@@ -1,0 +1,139 @@
+"""The module ``config``: the configuration file, applied to a daemon that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.v3 import view
+from pympsd.commands.v3.grammar import Refused, Syntax
+from pympsd.commands.v3.registry import command, data
+from pympsd.configuration.changes import (
+    Change,
+    CreateNamespace,
+    CreateServer,
+    DeleteNamespace,
+    DeleteServer,
+    Impossible,
+    SetNamespace,
+    State,
+    changes,
+)
+from pympsd.configuration.plan import Surroundings
+from pympsd.configuration.reader import BadFile, read_plan
+from pympsd.configuration.show import shown
+from pympsd.state_machine.daemon_state import Configuration, Daemon
+from pympsd.state_machine.instructions import Instruction, Log, Reply
+from pympsd.state_machine.v3.gathering import Gathering
+from pympsd.state_machine.v3.named_server import Source
+from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
+from pympsd.state_machine.v3.servers import NotPossible, clients, create_server, delete_server
+from pympsd.vocabulary.answers import Answer, Part, refusal
+from pympsd.vocabulary.namespaces import DEFAULT
+
+NO_CHANGE = "no change"
+
+
+@command(Syntax("config apply", required=("file",), flags=("check", "prune", "force")), takes_file=True)
+def apply(
+    daemon: Daemon,
+    caller: Caller,
+    file: str,
+    text: bytes | None,
+    check: bool = False,
+    prune: bool = False,
+    force: bool = False,
+) -> Decision:
+    """Read a configuration file, and make the servers and namespaces what it says: what is missing is made, what
+    differs is set, and what it does not name stays, or with --prune is deleted if it has no clients (with --force
+    also if it has some). --check says what would be done. An error anywhere in the file: nothing is done.
+    """
+    view.check_daemon_owner(daemon, caller, "config apply")
+    if text is None:
+        raise Refused(
+            "'config apply' needs the text of the file: give it as arguments, not on standard input.",
+        )
+    surroundings = _surroundings(daemon)
+    try:
+        plan, warnings = read_plan(text.decode(), surroundings)
+    except UnicodeDecodeError as error:
+        raise Refused(f"{file}: no TOML, for it is not UTF-8: {error.reason} at byte {error.start}.") from None
+    except BadFile as error:
+        said = "\n".join(problem.shown(file) for problem in error.problems)
+        return Decision(Answer(diagnostic=said, refused=True))
+    state = State(daemon.named_servers, surroundings, lambda server, name: len(clients(daemon, server, name)))
+    wanted = changes(plan, state, prune=prune, force=force)
+    notes = [warning.shown(file) for warning in warnings]
+    if check:
+        parts = tuple(Part(change.text) for change in wanted) or (Part(NO_CHANGE),)
+        impossible = any(isinstance(change, Impossible) for change in wanted)
+        return Decision(Answer(parts, "\n".join(notes), impossible))
+    return Decision(None, tuple(_carry_out(daemon, caller, file, wanted, notes, force)))
+
+
+@command(Syntax("config show"))
+def show(daemon: Daemon, caller: Caller) -> Decision:
+    """Print a configuration file of the servers and namespaces that there are."""
+    return data(shown(daemon.named_servers, _surroundings(daemon)))
+
+
+@command(Syntax("config status"))
+def status(daemon: Daemon, caller: Caller) -> Decision:
+    """Print which configuration is in force; the exit status is 0 if all of it is, a readiness probe."""
+    known = daemon.configuration
+    pending, failed = (len(known.gathering.waiting), known.gathering.failed) if known.gathering else (0, 0)
+    pending += known.awaited
+    text = (
+        f"generation={known.generation} source={known.source or '-'} applied={known.applied or '-'} "
+        f"pending={pending} failed={failed}"
+    )
+    return Decision(Answer((Part(text, logged=False),), refused=bool(pending or failed)))
+
+
+def _surroundings(daemon: Daemon) -> Surroundings:
+    return Surroundings(daemon.devices, daemon.uid, daemon.multiuser, daemon.pipe_directory)
+
+
+def _carry_out(
+    daemon: Daemon, caller: Caller, file: str, wanted: list[Change], notes: list[str], force: bool
+) -> Iterator[Instruction]:
+    gathering = daemon.gatherings.begin(caller.session)
+    gathering.notes += notes
+    applied = datetime.fromtimestamp(caller.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    generation = daemon.configuration.generation + 1
+    daemon.configuration = Configuration(generation, file, applied, gathering)
+    yield Log("configuration_applied", {"file": file, "generation": generation})
+    for change in wanted:
+        if isinstance(change, Impossible):
+            gathering.failed += 1
+            daemon.gatherings.say(gathering, change.text)
+            continue
+        part = daemon.gatherings.part(gathering, change.text)
+        try:
+            yield from _begin(daemon, gathering, change, part, force)
+        except NotPossible as error:
+            yield Reply(part, refusal(str(error)))
+    if not wanted:
+        daemon.gatherings.say(gathering, NO_CHANGE)
+
+
+def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, force: bool) -> Iterator[Instruction]:
+    """Begin a change; ``part`` is answered when it is done."""
+    match change:
+        case CreateServer(plan, uid):
+            limits = plan.namespaces.get(DEFAULT)
+            yield from create_server(daemon, plan.name, uid, plan.devices, limits, Source.CONFIG, part)
+            for name, each in plan.namespaces.items():
+                if name != DEFAULT:
+                    other = daemon.gatherings.part(gathering)
+                    yield from create_namespace(daemon, plan.name, name, each, other)
+        case CreateNamespace(server, name, limits):
+            yield from create_namespace(daemon, server, name, limits, part)
+        case SetNamespace(server, name, limits, _):
+            yield from set_namespace(daemon, server, name, limits)
+            yield Reply(part, Answer())
+        case DeleteServer(name):
+            yield from delete_server(daemon, name, force, part)
+        case DeleteNamespace(server, name):
+            yield from delete_namespace(daemon, server, name, force, part)

@@ -1,0 +1,55 @@
+"""The module ``device``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.v3 import view
+from pympsd.commands.v3.grammar import Syntax
+from pympsd.commands.v3.options import FORMAT, SERVER
+from pympsd.commands.v3.output import Column, Format, Row
+from pympsd.commands.v3.registry import command, listing
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.v3.servers import server as server_named
+
+COLUMNS: Final = tuple(
+    Column(name, name)
+    for name in (
+        "Ordinal",
+        "Server",
+        "PCI ID",
+        "Device UUID",
+        "Name",
+        "Total SMs",
+        "Total Chunks",
+        "Attributes",
+    )
+)
+
+
+@command(Syntax("device list", options={"server": SERVER, "format": FORMAT}))
+def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, format: Format | None = None) -> Decision:
+    """List the devices of each server, by the ordinals that its clients see, and those of no server. Chunks are those
+    of static partitions, which are not there yet.
+    """
+    shown = view.servers(daemon) if server is None else [server_named(daemon, server)]
+    used = [(owner.name, view.ordinals(daemon, owner)) for owner in shown]
+    places: list[tuple[int, str | None, int]] = [
+        (shown_as, name, device) for name, devices in used for shown_as, device in enumerate(devices)
+    ]
+    if server is None:
+        in_use = {device for _, _, device in places}
+        places += [(each, None, each) for each in range(len(daemon.devices)) if each not in in_use]
+    rows = []
+    for ordinal, name, index in places:
+        device = daemon.devices[index]
+        major, minor = device.compute_capability
+        extra = {
+            "compute_capability": f"{major}.{minor}",
+            "memory_total": device.memory_bytes,
+            "daemon_ordinal": index,
+        }
+        cells = (ordinal, name, device.pci, device.uuid, device.name, device.multiprocessors, None, None)
+        rows.append(Row(cells, extra))
+    return listing(COLUMNS, rows, format)

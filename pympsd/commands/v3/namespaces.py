@@ -1,0 +1,139 @@
+"""The module ``namespace``."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.v3 import view
+from pympsd.commands.v3.grammar import Refused, Syntax
+from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
+from pympsd.commands.v3.output import Column, Format, Row, cell_text
+from pympsd.commands.v3.registry import command, data, done, listing
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.instructions import Reply
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace
+from pympsd.state_machine.v3.namespaces import set_namespace as set_limits
+from pympsd.state_machine.v3.servers import NotPossible, clients, status
+from pympsd.state_machine.v3.servers import server as server_named
+from pympsd.vocabulary.answers import refusal
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+
+COLUMNS: Final = tuple(
+    Column(name, name.upper().replace("-", " "))
+    for name in (
+        "name",
+        "server",
+        "server-status",
+        "pinned-memory-limit",
+        "active-thread-percentage",
+        "client-priority",
+        "pipe-directory",
+    )
+)
+FIELDS: Final = tuple(column.name for column in COLUMNS)
+
+
+@command(Syntax("namespace create", required=("name",), options={"server": SERVER, **LIMITS}, needed=("server",)))
+def create(daemon: Daemon, caller: Caller, name: str, server: str, **limits: Any) -> Decision:
+    """Make a namespace of a server, with its pipe directory; it inherits no limits from another one."""
+    named = server_named(daemon, server)
+    view.check_owner(caller, named, "namespace create")
+    change = view.limits_given(daemon, Namespace(name), **limits)
+    gathering = daemon.gatherings.begin(caller.session)
+    part = daemon.gatherings.part(gathering)
+    if note := _not_inherited(named, name, change):
+        gathering.notes.append(note)
+    try:
+        return Decision(None, tuple(create_namespace(daemon, server, name, change, part)))
+    except NotPossible as error:
+        gathering.notes.clear()
+        return Decision(None, (Reply(part, refusal(str(error))),))
+
+
+@command(
+    Syntax("namespace delete", required=("name",), options={"server": SERVER}, needed=("server",), flags=("force",)),
+    asks_servers=True,
+)
+def delete(daemon: Daemon, caller: Caller, name: str, server: str, force: bool = False) -> Decision:
+    """Delete a namespace of a server; refused while it has clients, which --force terminates."""
+    view.check_owner(caller, server_named(daemon, server), "namespace delete")
+    return Decision(None, tuple(delete_namespace(daemon, server, name, force, caller.session)))
+
+
+@command(Syntax("namespace list", optional=("name",), options={"server": SERVER, "format": FORMAT}))
+def list_namespaces(
+    daemon: Daemon,
+    caller: Caller,
+    name: str | None = None,
+    server: str | None = None,
+    format: Format | None = None,
+) -> Decision:
+    """List the namespaces of all servers, or of one: the limits that later clients get."""
+    shown = view.servers(daemon) if server is None else [server_named(daemon, server)]
+    rows = [
+        _row(daemon, owner, owner.namespaces[each])
+        for owner in shown
+        for each in sorted(owner.namespaces, key=lambda each: (each != DEFAULT, each))
+        if name in (None, each)
+    ]
+    if name is not None and not rows:
+        raise Refused(f"No namespace named '{name}'" + (f" on server '{server}'." if server else "."))
+    return listing(COLUMNS, rows, format)
+
+
+@command(
+    Syntax(
+        "namespace get",
+        required=("name", "server", "field"),
+        options={"server": SERVER},
+        instead={"server": "server"},
+    )
+)
+def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> Decision:
+    """Print one field of a namespace, as list shows it."""
+    owner = server_named(daemon, server)
+    row = _row(daemon, owner, view.namespace_named(owner, name))
+    wanted = field.replace("_", "-")
+    if wanted not in FIELDS:
+        raise Refused(f"A namespace has no field '{field}'. Fields: {', '.join(sorted(FIELDS))}.")
+    return data(cell_text(row.cells[FIELDS.index(wanted)]))
+
+
+@command(Syntax("namespace set", required=("name",), options={"server": SERVER, **LIMITS}, needed=("server",)))
+def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limits: Any) -> Decision:
+    """Set the limits that the later clients of a namespace get, each client on each device: a percentage from 1 to
+    100 of the SMs, a priority, an amount of memory (4G; 0=4G,1=8G; unlimited).
+    """
+    if not limits:
+        raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")
+    named = server_named(daemon, server)
+    view.check_owner(caller, named, "namespace set")
+    change = view.limits_given(daemon, view.namespace_named(named, name), **limits)
+    kept = view.keeps_limits(len(clients(daemon, server, name)))
+    return Decision(done(kept), tuple(set_limits(daemon, server, name, change)))
+
+
+def _not_inherited(server: NamedServer, name: str, limits: NamespaceLimits) -> str:
+    """Return a note on limits of the server's default namespace that a new one does not have."""
+    default = server.namespaces[DEFAULT]
+    is_capped = default.thread_percentage.value < 100.0 or default.pinned_memory
+    if not is_capped or limits != NamespaceLimits():
+        return ""
+    has = "100.00 % and unlimited memory until namespace set"
+    return f"'{name}' does not inherit the limits of '{DEFAULT}': it has {has}."
+
+
+def _row(daemon: Daemon, server: NamedServer, namespace: Namespace) -> Row:
+    return Row(
+        (
+            namespace.name,
+            server.name,
+            str(status(daemon, server)),
+            view.memory_cell(daemon, server, namespace.pinned_memory),
+            view.percentage_cell(namespace.thread_percentage),
+            namespace.client_priority.level,
+            f"{daemon.pipe_directory}/{server.name}/{namespace.name}",
+        )
+    )

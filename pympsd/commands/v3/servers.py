@@ -1,0 +1,130 @@
+"""The module ``server``."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.v3 import view
+from pympsd.commands.v3.grammar import Option, Refused, Syntax
+from pympsd.commands.v3.options import FORMAT, LIMITS, UID
+from pympsd.commands.v3.output import Column, Format, Row, cell_text
+from pympsd.commands.v3.registry import command, data, done, listing
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.state_machine.v3.servers import clients, create_server, delete_server, server, status
+from pympsd.state_machine.v3.servers import set_server as set_server_limits
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
+from pympsd.vocabulary.texts import read_boolean
+
+COLUMNS: Final = tuple(
+    Column(name, name.upper().replace("-", " "))
+    for name in ("name", "uid", "pid", "status", "pipe-directory", "allowed-devices", "context-ids")
+)
+FIELDS: Final = tuple(column.name for column in COLUMNS)
+NO_DOMAINS: Final = "Device 0 ({}) has one locality domain: nothing to enable."
+LOCALITY: Final = {"locality-domains": Option(read_boolean, "true|false")}
+
+
+@command(
+    Syntax(
+        "server create",
+        optional=("name",),
+        options={"uid": UID, "allowed-devices": Option(str, "<devices>"), **LOCALITY},
+    )
+)
+def create(
+    daemon: Daemon,
+    caller: Caller,
+    name: str | None = None,
+    uid: int | None = None,
+    allowed_devices: str | None = None,
+    locality_domains: bool = False,
+) -> Decision:
+    """Make a server, and start it. Without a name it is uid_<n>, the server of the clients of user n that connect to
+    the daemon's own pipe directory; without --uid it is the asking user's.
+    """
+    if name is None and uid is None:
+        raise Refused("'server create' needs <name> or --uid=<n>.")
+    owner = caller.uid if uid is None else uid
+    if caller.uid not in (0, daemon.uid, owner):
+        raise Refused(f"Insufficient privileges for UID {caller.uid}. 'SERVER CREATE' requires server owner.")
+    if locality_domains:
+        raise Refused(NO_DOMAINS.format(daemon.devices[0].name))
+    devices = None
+    if allowed_devices is not None:
+        devices = tuple(view.device_named(daemon, word.strip()) for word in allowed_devices.split(","))
+    named = server_of_user(owner) if name is None else name
+    return Decision(None, tuple(create_server(daemon, named, owner, devices, session=caller.session)))
+
+
+@command(Syntax("server delete", required=("name",), flags=("force",)), asks_servers=True)
+def delete(daemon: Daemon, caller: Caller, name: str, force: bool = False) -> Decision:
+    """End a server and forget it; refused while it has clients, which --force terminates."""
+    view.check_owner(caller, server(daemon, name), "server delete")
+    return Decision(None, tuple(delete_server(daemon, name, force, caller.session)))
+
+
+@command(Syntax("server list", optional=("name",), options={"format": FORMAT}), asks_servers=True)
+def list_servers(daemon: Daemon, caller: Caller, name: str | None = None, format: Format | None = None) -> Decision:
+    """List the servers, or one."""
+    shown = view.servers(daemon) if name is None else [server(daemon, name)]
+    return listing(COLUMNS, [_row(daemon, each) for each in shown], format)
+
+
+@command(Syntax("server get", required=("name", "field")), asks_servers=True)
+def get(daemon: Daemon, caller: Caller, name: str, field: str) -> Decision:
+    """Print one field of a server, as list shows it."""
+    row = _row(daemon, server(daemon, name))
+    wanted = field.replace("_", "-")
+    if wanted not in FIELDS:
+        raise Refused(f"A server has no field '{field}'. Fields: {', '.join(sorted(FIELDS))}.")
+    return data(cell_text(row.cells[FIELDS.index(wanted)]))
+
+
+@command(Syntax("server set", required=("name",), options={"uid": UID, **LIMITS, **LOCALITY}))
+def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decision:
+    """Set the limits of a server's namespace default, for the clients that come later; no other namespace gets them.
+    The limits are those of namespace set.
+    """
+    if not given:
+        options = ", ".join(f"--{option}" for option in sorted(("uid", *LIMITS, *LOCALITY)))
+        raise Refused(f"'server set' needs at least one of {options}.")
+    named = server(daemon, name)
+    view.check_owner(caller, named, "server set")
+    if given.pop("locality_domains", False):
+        raise Refused(NO_DOMAINS.format(daemon.devices[0].name))
+    if given.pop("uid", named.uid) != named.uid:
+        raise Refused(f"Server '{name}' stays that of user {named.uid}: delete it, and create it for the other one.")
+    change = view.limits_given(daemon, named.namespaces[DEFAULT], **given)
+    kept = view.keeps_limits(len(clients(daemon, name, DEFAULT)))
+    return Decision(done(kept), tuple(set_server_limits(daemon, name, change)))
+
+
+def _row(daemon: Daemon, named: NamedServer) -> Row:
+    process = daemon.server_named(named.name)
+    present = clients(daemon, named.name)
+    contexts = sorted(context.serial for client in present for context in client.contexts.values())
+    cells = (
+        named.name,
+        named.uid,
+        (process and process.pid) or None,
+        str(status(daemon, named)),
+        f"{daemon.pipe_directory}/{named.name}",
+        tuple(daemon.devices[ordinal].uuid for ordinal in view.ordinals(daemon, named)),
+        " ".join(map(str, contexts)) or None,
+    )
+    default = named.namespaces.get(DEFAULT)
+    extra = {
+        "default_limits": default
+        and {
+            "active-thread-percentage": default.thread_percentage.value,
+            "pinned-memory-limit": view.memory_cell(daemon, named, default.pinned_memory).value,
+            "client-priority": default.client_priority.level,
+        },
+        "clients": len(present),
+        "reason": named.failed or None,
+        "locality_domains": False,
+        "source": str(named.source),
+    }
+    return Row(cells, extra)

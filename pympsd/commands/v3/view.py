@@ -1,0 +1,133 @@
+"""What protocol 3 calls the servers, namespaces and clients of the daemon's state, and who may change them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import evolve
+
+from pympsd.commands.registry import Caller
+from pympsd.commands.v3.grammar import Refused
+from pympsd.commands.v3.output import Shown
+from pympsd.devices.visible import find_device, listed
+from pympsd.state_machine.daemon_state import Client, Daemon
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.texts import memory_text, percentage_text
+
+
+def servers(daemon: Daemon) -> list[NamedServer]:
+    """Return the servers by name."""
+    return [server for _, server in sorted(daemon.named_servers.items())]
+
+
+def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
+    """Return the state as a caller may see it.
+
+    One who came by the socket of a namespace, and is neither root nor the server's owner, sees what is of that
+    namespace: a tenant in a container has no business with the others' limits and programs.
+    """
+    named = daemon.named_servers.get(caller.server)
+    if not caller.server or caller.uid == 0 or (named is not None and caller.uid == named.uid):
+        return daemon
+    if named is None:
+        return evolve(daemon, named_servers={}, servers={})
+    name = caller.namespace or DEFAULT
+    own = {each: found for each, found in named.namespaces.items() if each == name}
+    process = daemon.server_named(named.name)
+    processes = {}
+    if process is not None:
+        clients = {serial: each for serial, each in process.clients.items() if namespace_of(each) == name}
+        processes[process.serial] = evolve(process, clients=clients)
+    return evolve(daemon, named_servers={named.name: evolve(named, namespaces=own)}, servers=processes)
+
+
+def namespace_named(server: NamedServer, name: str) -> Namespace:
+    """Return the namespace of a name; raise Refused."""
+    found = server.namespaces.get(name)
+    if found is None:
+        raise Refused(f"No namespace named '{name}' on server '{server.name}'.")
+    return found
+
+
+def check_owner(caller: Caller, server: NamedServer, command: str) -> None:
+    """Raise Refused unless the caller is the owner of a server, or root."""
+    if caller.uid not in (0, server.uid):
+        raise Refused(f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires server owner.")
+
+
+def check_daemon_owner(daemon: Daemon, caller: Caller, command: str) -> None:
+    """Raise Refused unless the caller is the user who started the daemon, or root."""
+    if caller.uid not in (0, daemon.uid):
+        raise Refused(f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires daemon owner.")
+
+
+def namespace_of(client: Client) -> str:
+    """Return the namespace of a client."""
+    return client.mps_namespace or DEFAULT
+
+
+def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:
+    """Return ``server/namespace (n)``: n is 0 for a client in the daemon's PID namespace, else that one's inode."""
+    number = 0 if client.namespace == daemon.pid_namespace else client.namespace
+    return f"{server.name}/{namespace_of(client)} ({number})"
+
+
+def ordinals(daemon: Daemon, server: NamedServer) -> tuple[int, ...]:
+    """Return the ordinals of a server's devices, in its clients' order."""
+    every = tuple(range(len(daemon.devices)))
+    return every if server.allowed_devices is None else server.allowed_devices
+
+
+def percentage_cell(percentage: ThreadPercentage) -> Shown:
+    """Return a percentage as a cell."""
+    return Shown(percentage_text(percentage), percentage.value)
+
+
+def memory_cell(daemon: Daemon, server: NamedServer, limits: Mapping[int, PinnedMemory]) -> Shown:
+    """Return the limits of a server's devices as a cell: one if all have the same, otherwise one a device."""
+    each = {ordinal: limits.get(ordinal) for ordinal in ordinals(daemon, server)}
+    if len(set(each.values())) == 1:
+        (limit,) = set(each.values())
+        return Shown(memory_text(limit), limit and limit.value)
+    text = ",".join(f"{ordinal}={memory_text(limit)}" for ordinal, limit in each.items())
+    return Shown(text, {str(ordinal): limit and limit.value for ordinal, limit in each.items()})
+
+
+def limits_given(
+    daemon: Daemon,
+    namespace: Namespace,
+    active_thread_percentage: ThreadPercentage | None = None,
+    client_priority: ClientPriority | None = None,
+    pinned_memory_limit: Mapping[str, PinnedMemory | None] | None = None,
+) -> NamespaceLimits:
+    """Return the change of a namespace's limits that options ask for; memory may be that of some devices only."""
+    memory = None
+    if pinned_memory_limit is not None:
+        memory = dict(namespace.pinned_memory)
+        for word, limit in pinned_memory_limit.items():
+            for ordinal in [device_named(daemon, word)] if word else range(len(daemon.devices)):
+                memory.pop(ordinal, None)
+                if limit is not None:
+                    memory[ordinal] = limit
+    return NamespaceLimits(active_thread_percentage, memory, client_priority)
+
+
+def keeps_limits(count: int) -> str:
+    """Return a note on the clients that a change of limits does not reach."""
+    if not count:
+        return ""
+    return (
+        "1 client keeps its limits" + " until it starts anew."
+        if count == 1
+        else (f"{count} clients keep their limits until they start anew.")
+    )
+
+
+def device_named(daemon: Daemon, word: str) -> int:
+    """Return the ordinal of a device; raise Refused."""
+    found = find_device(daemon.devices, word)
+    if found is None:
+        raise Refused(f"No device '{word}'. Devices: {listed(daemon.devices)}.")
+    return found

@@ -1,0 +1,179 @@
+"""What has to change to make the daemon's state what a plan says: what differs, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from attrs import field, frozen
+
+from pympsd.configuration.plan import Plan, ServerPlan, Surroundings
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.texts import memory_text, percentage_text
+
+
+@frozen
+class CreateServer:
+    """Make a server, with its namespaces."""
+
+    server: ServerPlan
+    uid: int
+
+    @property
+    def text(self) -> str:
+        return f"created server '{self.server.name}'"
+
+
+@frozen
+class CreateNamespace:
+    """Make a namespace."""
+
+    server: str
+    name: str
+    limits: NamespaceLimits
+
+    @property
+    def text(self) -> str:
+        return f"created namespace '{self.server}/{self.name}'"
+
+
+@frozen
+class SetNamespace:
+    """Set limits of a namespace."""
+
+    server: str
+    name: str
+    limits: NamespaceLimits
+    """What is set, and nothing else."""
+    differences: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return f"set namespace '{self.server}/{self.name}': {', '.join(self.differences)}"
+
+
+@frozen
+class DeleteServer:
+    """Delete a server that the file does not name."""
+
+    name: str
+
+    @property
+    def text(self) -> str:
+        return f"deleted server '{self.name}'"
+
+
+@frozen
+class DeleteNamespace:
+    """Delete a namespace that the file does not name."""
+
+    server: str
+    name: str
+
+    @property
+    def text(self) -> str:
+        return f"deleted namespace '{self.server}/{self.name}'"
+
+
+@frozen
+class Impossible:
+    """Something that cannot be changed now; the text says why."""
+
+    text: str
+
+
+Change = CreateServer | CreateNamespace | SetNamespace | DeleteServer | DeleteNamespace | Impossible
+CountClients = Callable[[str, str | None], int]
+"""Returns the number of clients of a server, or of one of its namespaces."""
+
+
+@frozen
+class State:
+    """The daemon's servers, and who is there."""
+
+    servers: Mapping[str, NamedServer]
+    surroundings: Surroundings
+    count_clients: CountClients = field(default=lambda server, namespace: 0)
+
+
+def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = False) -> list[Change]:
+    """Return the changes, in order; ``prune``: what the plan does not name goes; ``force``: clients or not."""
+    found: list[Change] = []
+    for name, server in sorted(plan.servers.items()):
+        present = state.servers.get(name)
+        if present is None:
+            found.append(CreateServer(server, state.surroundings.uid if server.uid is None else server.uid))
+        else:
+            found += _of_server(server, present, state)
+            if prune:
+                found += _pruned_namespaces(server, present, state, force)
+    if prune:
+        # Servers of users that named none are not the file's.
+        others = sorted(name for name, each in state.servers.items() if each.source is not Source.AUTO)
+        found += [_pruned_server(name, state, force) for name in others if name not in plan.servers]
+    return found
+
+
+def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterator[Change]:
+    name = server.name
+    if server.uid not in (None, present.uid):
+        yield Impossible(
+            f"server '{name}' stays that of user {present.uid}: delete it first to make it {server.uid}'s"
+        )
+    every = tuple(range(len(state.surroundings.devices)))
+    if server.devices is not None and server.devices != (present.allowed_devices or every):
+        yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
+    for each, limits in sorted(server.namespaces.items()):
+        namespace = present.namespaces.get(each)
+        if namespace is None:
+            yield CreateNamespace(name, each, limits)
+        elif change := _difference(name, namespace, limits, every):
+            yield change
+
+
+def _difference(
+    server: str, namespace: Namespace, wanted: NamespaceLimits, every: tuple[int, ...]
+) -> SetNamespace | None:
+    differences = []
+    percentage, memory, priority = wanted.thread_percentage, wanted.pinned_memory, wanted.client_priority
+    if percentage is not None and percentage != namespace.thread_percentage:
+        before = percentage_text(namespace.thread_percentage)
+        differences.append(f"active-thread-percentage {before} -> {percentage_text(percentage)}")
+    if memory is not None and memory != namespace.pinned_memory:
+        before = memory_limits_text(namespace.pinned_memory, every)
+        differences.append(f"pinned-memory-limit {before} -> {memory_limits_text(memory, every)}")
+    if priority is not None and priority != namespace.client_priority:
+        differences.append(f"client-priority {namespace.client_priority} -> {priority}")
+    if not differences:
+        return None
+    return SetNamespace(server, namespace.name, wanted, tuple(differences))
+
+
+def _pruned_namespaces(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:
+    for name in sorted(present.namespaces.keys() - server.namespaces.keys() - {DEFAULT}):
+        count = state.count_clients(server.name, name)
+        if count and not force:
+            yield Impossible(f"namespace '{server.name}/{name}' stays: {_clients(count)}")
+        else:
+            yield DeleteNamespace(server.name, name)
+
+
+def _pruned_server(name: str, state: State, force: bool) -> Change:
+    count = state.count_clients(name, None)
+    if count and not force:
+        return Impossible(f"server '{name}' stays: {_clients(count)}")
+    return DeleteServer(name)
+
+
+def _clients(count: int) -> str:
+    them = "it has 1 active client; --force terminates it"
+    return them if count == 1 else f"it has {count} active clients; --force terminates them"
+
+
+def memory_limits_text(limits: Mapping[int, PinnedMemory], every: tuple[int, ...]) -> str:
+    """Return the limits of devices: one if all of ``every`` have the same, otherwise one a device."""
+    each = {ordinal: limits.get(ordinal) for ordinal in every}
+    if len(set(each.values())) <= 1:
+        return memory_text(next(iter(each.values()), None))
+    return ",".join(f"{ordinal}={memory_text(limit)}" for ordinal, limit in each.items())

@@ -1,0 +1,44 @@
+"""The daemon's servers and namespaces as a configuration file that makes them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pympsd.configuration.changes import memory_limits_text
+from pympsd.configuration.plan import Surroundings
+from pympsd.configuration.reader import SCHEMA
+from pympsd.state_machine.v3.named_server import NamedServer, Source
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.texts import percentage_text
+
+
+def shown(servers: Mapping[str, NamedServer], surroundings: Surroundings) -> str:
+    """Return the text of a file; servers of users that named none are left out, for they come by themselves."""
+    lines = [f'schema_version = "{SCHEMA}"']
+    for name, server in sorted(servers.items()):
+        said = any(each.limits != NamespaceLimits() for each in server.namespaces.values())
+        if server.source is not Source.AUTO or said or len(server.namespaces) > 1:
+            lines += ["", f"[servers.{name}]", *_of_server(server, surroundings)]
+            for each in sorted(server.namespaces, key=lambda other: (other != DEFAULT, other)):
+                limits = server.namespaces[each].limits
+                if each != DEFAULT or limits != NamespaceLimits():
+                    lines += [f"[servers.{name}.namespaces.{each}]", *_limits(limits, surroundings)]
+    return "\n".join(lines)
+
+
+def _of_server(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:
+    if server.uid != surroundings.uid:
+        yield f"uid = {server.uid}"
+    if server.allowed_devices is not None:
+        uuids = (surroundings.devices[ordinal].uuid for ordinal in server.allowed_devices)
+        yield f'allowed_devices = "{",".join(uuids)}"'
+
+
+def _limits(limits: NamespaceLimits, surroundings: Surroundings) -> Iterator[str]:
+    if limits.pinned_memory is not None:
+        every = tuple(range(len(surroundings.devices)))
+        yield f'pinned_memory_limit = "{memory_limits_text(limits.pinned_memory, every)}"'
+    if limits.thread_percentage is not None:
+        yield f'active_thread_percentage = "{percentage_text(limits.thread_percentage)}"'
+    if limits.client_priority is not None:
+        yield f'client_priority = "{limits.client_priority}"'

@@ -1,0 +1,118 @@
+"""The directory of a server or a namespace: made, or used again as it is, for containers may have mounted it.
+
+It belongs to the server's user, who can put anything there: nothing is reached through a link, or changed by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+from pympsd.service.files.pipe_directory import BACKLOG, DIRECTORY_MODE
+from pympsd.vocabulary import files
+
+FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Foreign(OSError):
+    """What is there belongs to somebody else, or is no directory; the message says so."""
+
+
+@contextlib.contextmanager
+def opened(top: str, server: str, namespace: str, uid: int) -> Iterator[int]:
+    """Make what is missing of a directory; yield a descriptor of it. Raise OSError."""
+    with contextlib.ExitStack() as stack:
+        fd = _closing(stack, os.open(top, FLAGS & ~os.O_NOFOLLOW))
+        path = top
+        for name in filter(None, (server, namespace)):
+            path = os.path.join(path, name)
+            fd = _closing(stack, _entered(fd, name, path, uid))
+        yield fd
+
+
+@contextlib.contextmanager
+def existing(top: str, server: str) -> Iterator[int]:
+    """Yield a descriptor of a server's directory, or (``server`` empty) of the daemon's. Raise OSError."""
+    with contextlib.ExitStack() as stack:
+        fd = _closing(stack, os.open(top, FLAGS & ~os.O_NOFOLLOW))
+        yield _closing(stack, os.open(server, FLAGS, dir_fd=fd)) if server else fd
+
+
+@contextlib.contextmanager
+def inside(folder: int, name: str) -> Iterator[int]:
+    """Yield a descriptor of a directory in another one. Raise OSError."""
+    with contextlib.ExitStack() as stack:
+        yield _closing(stack, os.open(name, FLAGS, dir_fd=folder))
+
+
+def listen(folder: int, kind: socket.SocketKind) -> socket.socket:
+    """Return a socket that listens as ``control`` of a directory, in place of an earlier one. Raise OSError."""
+    remove(folder, files.CONTROL)
+    with contextlib.ExitStack() as on_error:
+        listener = on_error.enter_context(socket.socket(socket.AF_UNIX, kind))
+        with _umask(0o111):  # 0666, set as it is made: afterwards the name could be another file's
+            listener.bind(f"/proc/self/fd/{folder}/{files.CONTROL}")
+        listener.listen(BACKLOG)
+        on_error.pop_all()
+        return listener
+
+
+def open_fifo(folder: int) -> int:
+    """Return a descriptor of the log FIFO of a directory; one that is there is used again. Raise OSError."""
+    try:
+        with _umask(0):
+            os.mkfifo(files.LOG_FIFO, 0o777, dir_fd=folder)
+    except FileExistsError:
+        if not stat.S_ISFIFO(os.stat(files.LOG_FIFO, dir_fd=folder, follow_symlinks=False).st_mode):
+            remove(folder, files.LOG_FIFO)
+            return open_fifo(folder)
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(files.LOG_FIFO, flags, dir_fd=folder)
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise Foreign("its log is no FIFO")
+
+
+def remove(folder: int, file: str) -> None:
+    """Remove a file of a directory if it is there. Raise OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(file, dir_fd=folder)
+
+
+def _entered(parent: int, name: str, path: str, uid: int) -> int:
+    """Return a descriptor of a directory that is made if it is missing."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, DIRECTORY_MODE, dir_fd=parent)
+    try:
+        fd = os.open(name, FLAGS, dir_fd=parent)
+    except NotADirectoryError:
+        raise Foreign(f"{path} is no directory: remove it") from None
+    try:
+        owner = os.fstat(fd).st_uid
+        if owner not in (os.geteuid(), uid):
+            raise Foreign(f"{path} belongs to user {owner}: remove it")
+        if owner != uid:
+            os.fchown(fd, uid, -1)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _closing(stack: contextlib.ExitStack, fd: int) -> int:
+    stack.callback(os.close, fd)
+    return fd
+
+
+@contextlib.contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)

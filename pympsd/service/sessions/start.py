@@ -1,0 +1,53 @@
+"""What a daemon is told as it starts: the configuration file, applied as an operator would."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import trio
+from attrs import define, field
+
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.vocabulary.answers import Answer
+
+
+@define
+class _StartingOperator:
+    """Waits for one answer."""
+
+    answers: list[Answer] = field(factory=list)
+    answered: trio.Event = field(factory=trio.Event)
+
+    def working(self) -> None:
+        """Nobody is told."""
+
+    def answer(self, answer: Answer) -> None:
+        self.answers.append(answer)
+        self.answered.set()
+
+    async def drain(self) -> None:
+        """Nothing is sent."""
+
+
+async def apply_configuration(dispatcher: Dispatcher, path: str, text: bytes) -> None:
+    """Apply a file, and return when its servers are ready or cannot start; say on standard error what failed."""
+    operator = _StartingOperator()
+    session = dispatcher.serials.take()
+    dispatcher.operators[session] = operator
+    try:
+        await dispatcher.feed_line(session, os.geteuid(), os.fsencode(f"config apply {path}"), text)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_at_end, dispatcher, nursery.cancel_scope)
+            await operator.answered.wait()
+            nursery.cancel_scope.cancel()
+    finally:
+        del dispatcher.operators[session]
+    for answer in operator.answers:
+        if answer.refused:
+            sys.stderr.write(f"{answer.printed}{answer.diagnostic}\n")
+
+
+async def _cancel_at_end(dispatcher: Dispatcher, scope: trio.CancelScope) -> None:
+    await dispatcher.done.wait()
+    scope.cancel()

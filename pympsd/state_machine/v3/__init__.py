@@ -1,0 +1,1 @@
+"""Named servers and their namespaces (protocol 3)."""

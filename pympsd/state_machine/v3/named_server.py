@@ -1,0 +1,80 @@
+"""A server as protocol 3 knows it: by name, with its namespaces, whether or not it has a process."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from attrs import define, field
+
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+
+
+class Source(StrEnum):
+    """What made a server."""
+
+    COMMAND = "command"
+    CONFIG = "config"
+    AUTO = "auto"
+    """A client that named no server: its process starts with its first client."""
+
+
+class NamedStatus(StrEnum):
+    """The status of a named server."""
+
+    CONFIGURED = "Configured"
+    """It has no process; the next client starts one."""
+    STARTING = "Starting"
+    READY = "Ready"
+    FAULT = "Fault"
+    STOPPING = "Stopping"
+    FAILED = "Failed"
+
+
+@define
+class Namespace:
+    """Clients of a server with limits of their own; they come by its socket."""
+
+    name: str
+    limits: NamespaceLimits = field(factory=NamespaceLimits)
+    """What was said of them; the properties say what holds."""
+    creators: list[int] = field(factory=list, eq=False)
+    """Operator sessions to answer when its socket is open."""
+
+    @property
+    def thread_percentage(self) -> ThreadPercentage:
+        """The percentage of each client that comes."""
+        return self.limits.thread_percentage or ThreadPercentage()
+
+    @property
+    def pinned_memory(self) -> dict[int, PinnedMemory]:
+        """The limit of each client that comes, by device ordinal."""
+        return self.limits.pinned_memory or {}
+
+    @property
+    def client_priority(self) -> ClientPriority:
+        """The priority of each client that comes and sets none itself."""
+        return self.limits.client_priority or ClientPriority()
+
+
+@define
+class NamedServer:
+    """A server by name. Its process, if it has one, is the Server of that name."""
+
+    name: str
+    uid: int
+    """The user that it runs as, and whose clients it accepts."""
+    namespaces: dict[str, Namespace] = field(factory=lambda: {DEFAULT: Namespace(DEFAULT)})
+    allowed_devices: tuple[int, ...] | None = None
+    """The ordinals of its devices, in its clients' order; None: all."""
+    source: Source = Source.COMMAND
+    failed: str = ""
+    """Why it could not start."""
+    creators: list[int] = field(factory=list, eq=False)
+    """Operator sessions to answer when it is ready, or cannot start."""
+    deleters: list[int] = field(factory=list, eq=False)
+    """Operator sessions to answer when it is gone."""
+    opening: bool = field(default=True, eq=False)
+    """Its sockets are not open yet."""
+    deleted: bool = field(default=False, eq=False)
+    """It is removed when its process has ended."""

@@ -1,0 +1,90 @@
+"""Making, changing and deleting the namespaces of a server; see `servers` for what is not possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pympsd.state_machine import terminations
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, RefuseClient, reply
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.state_machine.v3.servers import NotPossible, active, change_limits, clients, server
+from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, socket_problem
+from pympsd.vocabulary.results import Result
+
+MOST_NAMESPACES = 256
+"""Of one server: each takes descriptors of the daemon and its keeper."""
+
+
+def create_namespace(
+    daemon: Daemon, server_name: str, name: str, limits: NamespaceLimits | None = None, session: int = 0
+) -> Iterator[Instruction]:
+    """Make a namespace; its ``session`` is answered when its socket is open."""
+    named = _server(daemon, server_name)
+    problem = name_problem(name) or socket_problem(daemon.pipe_directory, server_name, name)
+    if problem:
+        raise NotPossible(problem)
+    if name in named.namespaces:
+        raise NotPossible(f"Namespace '{name}' exists already on server '{server_name}'.")
+    if len(named.namespaces) >= MOST_NAMESPACES:
+        raise NotPossible(f"Server '{server_name}' has {MOST_NAMESPACES} namespaces, and no more are possible.")
+    named.namespaces[name] = Namespace(name, limits or NamespaceLimits(), [session] if session else [])
+    daemon.named_changes += 1
+    yield Log("namespace_added", {"name": f"{server_name}/{name}"})
+    yield OpenNamespace(server_name, name, named.uid)
+
+
+def set_namespace(daemon: Daemon, server_name: str, name: str, limits: NamespaceLimits) -> Iterator[Instruction]:
+    """Set limits of a namespace, for clients that come later."""
+    named = _server(daemon, server_name)
+    _check_there(named, name)
+    yield from change_limits(daemon, named, name, limits)
+
+
+def delete_namespace(
+    daemon: Daemon, server_name: str, name: str, forced: bool, session: int = 0
+) -> Iterator[Instruction]:
+    """Delete a namespace; its ``session`` is answered when its clients have been terminated."""
+    named = _server(daemon, server_name)
+    _check_there(named, name)
+    if name == DEFAULT:
+        raise NotPossible("Namespace 'default' belongs to its server.")
+    present = clients(daemon, server_name, name)
+    if present and not forced:
+        raise NotPossible(f"Namespace '{name}' has {active(len(present))}")
+    del named.namespaces[name]
+    daemon.named_changes += 1
+    yield Log("namespace_removed", {"name": f"{server_name}/{name}"})
+    yield CloseNamespace(server_name, name)
+    yield from _refuse_waiting(daemon, server_name, name)
+    process = daemon.server_named(server_name)
+    pids = list(dict.fromkeys(client.pid for client in present))
+    if process is None or not pids:
+        if session:
+            yield from reply(session, Answer())
+        return
+    for pid in pids:
+        last = pid == pids[-1]
+        yield from terminations.begin(daemon, session if last else 0, process, pid, Answer() if last else None)
+
+
+def _refuse_waiting(daemon: Daemon, server_name: str, name: str) -> Iterator[Instruction]:
+    refused = [entry for entry in daemon.queue if (entry.server, entry.mps_namespace) == (server_name, name)]
+    daemon.queue = [entry for entry in daemon.queue if entry not in refused]
+    for entry in refused:
+        reason = f"namespace '{name}' of server '{server_name}' was deleted"
+        yield RefuseClient(entry.client, Result.ERROR_MPS_SERVER_NOT_READY, reason)
+
+
+def _server(daemon: Daemon, name: str) -> NamedServer:
+    """Return a server that is not being deleted."""
+    named = server(daemon, name)
+    if named.deleted:
+        raise NotPossible(f"Server '{name}' is being deleted.")
+    return named
+
+
+def _check_there(named: NamedServer, name: str) -> None:
+    if name not in named.namespaces:
+        raise NotPossible(f"No namespace named '{name}' on server '{named.name}'.")

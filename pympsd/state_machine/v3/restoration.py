@@ -1,0 +1,39 @@
+"""The named servers of a daemon that did not end in order: the next one has them as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.instructions import Instruction
+from pympsd.state_machine.persistent_state import PersistentNamedServer, PersistentServer, PersistentState, in_memory
+from pympsd.state_machine.v3 import routing
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user
+
+
+def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
+    """Restore the named servers, whether or not their processes return; those that do not start anew."""
+    for kept in left.named_servers:
+        daemon.named_servers[kept.name] = _named(kept)
+    for process in left.servers:
+        name = process.name or server_of_user(process.uid)
+        if name not in daemon.named_servers:
+            daemon.named_servers[name] = _of_process(name, process)
+            # One with a name was being deleted.
+            daemon.named_servers[name].deleted = bool(process.name) and left.protocol == 3
+    daemon.named_changes += 1
+    for named in tuple(daemon.named_servers.values()):
+        yield from routing.close_sockets(named) if named.deleted else routing.open_sockets(named)
+
+
+def _named(kept: PersistentNamedServer) -> NamedServer:
+    namespaces = {one.name: Namespace(one.name, one.limits) for one in kept.namespaces}
+    namespaces.setdefault(DEFAULT, Namespace(DEFAULT))
+    return NamedServer(kept.name, kept.uid, namespaces, kept.allowed_devices, Source(kept.source), kept.failed)
+
+
+def _of_process(name: str, process: PersistentServer) -> NamedServer:
+    limits = NamespaceLimits(ThreadPercentage(process.thread_percentage), in_memory(process.memory_limits))
+    return NamedServer(name, process.uid, {DEFAULT: Namespace(DEFAULT, limits)}, source=Source.AUTO)

@@ -1,0 +1,115 @@
+"""Where a client goes in protocol 3: to the namespace whose socket it comes by; from the top one, by its user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon
+from pympsd.state_machine.events import ClientConnected
+from pympsd.state_machine.instructions import (
+    ClientLimits,
+    CloseNamespace,
+    Instruction,
+    Log,
+    OpenNamespace,
+    RefuseClient,
+)
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user, socket_problem
+from pympsd.vocabulary.results import Result
+
+
+def server_for(daemon: Daemon, event: ClientConnected) -> str:
+    """Return the name of the server that a client comes to."""
+    return event.server or server_of_user(daemon.serving_uid(event.peer.uid))
+
+
+def refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
+    """Return why a client cannot come where it comes to, or None."""
+    name, namespace = server_for(daemon, event), event.mps_namespace or DEFAULT
+    named = daemon.named_servers.get(name)
+    if named is None:
+        return _missing(daemon, event, name)
+    if named.deleted:
+        return RefuseClient(event.client, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted")
+    if not daemon.multiuser and event.peer.uid != named.uid:
+        reason = (
+            f"server '{name}' serves user {named.uid} only, not {event.peer.uid}; a daemon that root starts with -m "
+            "serves all users"
+        )
+        return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
+    if namespace not in named.namespaces:
+        reason = f"no namespace '{namespace}' on server '{name}'; there are: {', '.join(named.namespaces)}"
+        return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
+    return None
+
+
+def _missing(daemon: Daemon, event: ClientConnected, name: str) -> RefuseClient | None:
+    reason = ""
+    if event.server:
+        reason = f"no server named '{name}'"
+    elif len(daemon.named_servers) >= MOST_NAMED_SERVERS:
+        reason = f"this daemon has {MOST_NAMED_SERVERS} servers, and no more are possible"
+    elif daemon.uid not in (0, event.peer.uid):
+        reason = (
+            f"this MPS control daemon is run by user {daemon.uid} and serves that user only, not {event.peer.uid}; "
+            "start one as that user with its own CUDA_MPS_PIPE_DIRECTORY, or one as root"
+        )
+        return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
+    else:
+        reason = socket_problem(daemon.pipe_directory, name, DEFAULT)
+    return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason) if reason else None
+
+
+def make_missing(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
+    """Make the server of a client that names none, if there is none."""
+    name = server_for(daemon, event)
+    if name not in daemon.named_servers:
+        yield from add(daemon, NamedServer(name, daemon.serving_uid(event.peer.uid), source=Source.AUTO))
+
+
+def add(
+    daemon: Daemon, named: NamedServer, limits: NamespaceLimits | None = None, session: int = 0
+) -> Iterator[Instruction]:
+    """Add a server; ``limits``: those of its namespace ``default``, where they differ from the daemon's own."""
+    own = NamespaceLimits(daemon.thread_percentage, dict(daemon.memory_limits), daemon.client_priority)
+    named.namespaces[DEFAULT] = Namespace(DEFAULT, own.changed_by(limits or NamespaceLimits()))
+    if session:
+        named.creators.append(session)
+    daemon.named_servers[named.name] = named
+    daemon.named_changes += 1
+    yield Log("server_added", {"name": named.name})
+    yield from open_sockets(named)
+
+
+def open_sockets(named: NamedServer) -> Iterator[Instruction]:
+    """Have the sockets of a server and its namespaces opened; that of ``default`` last, after which it may start."""
+    yield OpenNamespace(named.name, "", named.uid)
+    for namespace in (*(one for one in named.namespaces if one != DEFAULT), DEFAULT):
+        yield OpenNamespace(named.name, namespace, named.uid)
+
+
+def close_sockets(named: NamedServer) -> Iterator[Instruction]:
+    """Have the sockets and directories of a server and its namespaces removed."""
+    for namespace in named.namespaces:
+        yield CloseNamespace(named.name, namespace)
+    yield CloseNamespace(named.name, "")
+
+
+def client_limits(daemon: Daemon, server: str, namespace: str) -> ClientLimits | None:
+    """Return the limits of a client of a namespace; None in protocol 2, in which they are its server's."""
+    named = daemon.named_servers.get(server)
+    if named is None:
+        return None
+    # It may be gone since this client was admitted: the connections of its further contexts are limited too.
+    found = named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]
+    memory = {ordinal: limit.value for ordinal, limit in found.pinned_memory.items()}
+    return ClientLimits(found.thread_percentage.value, memory, named.allowed_devices, server, found.name)
+
+
+def priority(daemon: Daemon, server: str, namespace: str) -> int:
+    """Return the priority of a client that sets none itself."""
+    named = daemon.named_servers.get(server)
+    if named is None:
+        return daemon.client_priority.level
+    return (named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]).client_priority.level

@@ -1,0 +1,245 @@
+"""Making, changing and deleting named servers: what is not possible raises NotPossible and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pympsd.state_machine.admission import request_server, serve_queue
+from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Client, Daemon, Server
+from pympsd.state_machine.events import NamespaceOpened
+from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Working, reply
+from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.shutdown import shut_down_server
+from pympsd.state_machine.v3 import routing
+from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus, Source
+from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
+from pympsd.vocabulary.results import Result
+
+_STATUS = {
+    Phase.RETURNING: NamedStatus.STARTING,
+    Phase.SPAWNING: NamedStatus.STARTING,
+    Phase.INITIALIZING: NamedStatus.STARTING,
+    Phase.ACTIVE: NamedStatus.READY,
+    Phase.FAULT: NamedStatus.FAULT,
+    Phase.LEAVING: NamedStatus.STOPPING,
+}
+
+
+class NotPossible(ValueError):
+    """What an operator asks for is not possible; the message is the sentence for the operator."""
+
+
+def server(daemon: Daemon, name: str) -> NamedServer:
+    """Return the server with a name; raise NotPossible."""
+    named = daemon.named_servers.get(name)
+    if named is None:
+        raise NotPossible(f"No server named '{name}'.")
+    return named
+
+
+def status(daemon: Daemon, named: NamedServer) -> NamedStatus:
+    """Return the status of a server."""
+    process = daemon.server_named(named.name)
+    if named.deleted:
+        return NamedStatus.STOPPING
+    if process is not None:
+        return _STATUS[process.phase]
+    if any(entry.server == named.name for entry in daemon.queue):
+        return NamedStatus.STARTING
+    return NamedStatus.FAILED if named.failed else NamedStatus.CONFIGURED
+
+
+def clients(daemon: Daemon, name: str, namespace: str | None = None) -> list[Client]:
+    """Return the clients of a server, or of one of its namespaces."""
+    process = daemon.server_named(name)
+    known = process.clients.values() if process is not None else ()
+    return [client for client in known if namespace in (None, client.mps_namespace or DEFAULT)]
+
+
+def create_server(
+    daemon: Daemon,
+    name: str,
+    uid: int,
+    allowed_devices: tuple[int, ...] | None = None,
+    limits: NamespaceLimits | None = None,
+    source: Source = Source.COMMAND,
+    session: int = 0,
+) -> Iterator[Instruction]:
+    """Make a server and start it; its ``session`` is answered when it is ready, or cannot start."""
+    problem = name_problem(name, of_server=True) or socket_problem(daemon.pipe_directory, name, DEFAULT)
+    if problem:
+        raise NotPossible(problem)
+    if daemon.quitting is not None:
+        raise NotPossible("The daemon is quitting.")
+    if name in daemon.named_servers:
+        raise NotPossible(f"Server '{name}' exists already.")
+    if name.startswith("uid_") and name != server_of_user(uid):
+        raise NotPossible(f"The name '{name}' is reserved for the server of that user.")
+    if daemon.multiuser and uid != 0:
+        raise NotPossible(f"With -m every server is root's: --uid is 0, not {uid}.")
+    if daemon.uid not in (0, uid):
+        raise NotPossible(
+            f"This daemon is run by user {daemon.uid} and can make servers of that user only, not {uid}."
+        )
+    if len(daemon.named_servers) >= MOST_NAMED_SERVERS:
+        raise NotPossible(f"This daemon has {MOST_NAMED_SERVERS} servers, and no more are possible.")
+    if allowed_devices is not None:
+        _check_devices(daemon, allowed_devices)
+    named = NamedServer(name, uid, allowed_devices=allowed_devices, source=source)
+    yield from _working(session)
+    yield from routing.add(daemon, named, limits, session)
+
+
+def set_server(daemon: Daemon, name: str, limits: NamespaceLimits) -> Iterator[Instruction]:
+    """Set limits of a server's namespace ``default``, for clients that come later."""
+    named = server(daemon, name)
+    yield from change_limits(daemon, named, DEFAULT, limits)
+
+
+def change_limits(
+    daemon: Daemon, named: NamedServer, namespace: str, limits: NamespaceLimits
+) -> Iterator[Instruction]:
+    """Change what is said of a namespace's limits; its clients keep theirs."""
+    found = named.namespaces[namespace]
+    changed = found.limits.changed_by(limits)
+    if changed != found.limits:
+        found.limits = changed
+        daemon.named_changes += 1
+        yield Log("namespace_set", {"name": f"{named.name}/{namespace}", "limits": _shown(daemon, named, namespace)})
+
+
+def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> Iterator[Instruction]:
+    """Delete a server; its ``session`` is answered when its process has ended and the name is free."""
+    named = server(daemon, name)
+    present = len(clients(daemon, name))
+    if present and not forced and not named.deleted:
+        raise NotPossible(f"Server '{name}' has {active(present)}")
+    if session:
+        named.deleters.append(session)
+    yield from _working(session)
+    if not named.deleted:
+        named.deleted = True
+        daemon.named_changes += 1
+        for creator in named.creators:
+            yield from reply(creator, refusal(f"Server '{name}' was deleted before it was ready."))
+        named.creators.clear()
+        yield from _refuse_waiting(
+            daemon, name, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted"
+        )
+        yield from routing.close_sockets(named)
+    process = daemon.server_named(name)
+    if process is None:
+        yield from process_gone(daemon, name)
+    else:
+        yield from shut_down_server(process, forced=forced)
+
+
+def active(count: int) -> str:
+    """Return the end of the sentence that refuses to delete what has clients."""
+    return (
+        "1 active client; --force terminates it first."
+        if count == 1
+        else (f"{count} active clients; --force terminates them first.")
+    )
+
+
+def process_started(daemon: Daemon, process: Server) -> Iterator[Instruction]:
+    """End a process that has started, or is back, for a server that has been deleted meanwhile."""
+    named = daemon.named_servers.get(process.name)
+    if named is not None and named.deleted:
+        yield from shut_down_server(process, forced=True)
+
+
+def process_gone(daemon: Daemon, name: str) -> Iterator[Instruction]:
+    """Remove a deleted server that has no process any more, and answer who deleted it."""
+    named = daemon.named_servers.get(name)
+    if named is None or not named.deleted:
+        return
+    del daemon.named_servers[name]
+    daemon.named_changes += 1
+    daemon.failed_starts.pop(name, None)
+    yield Log("server_removed", {"name": name})
+    for session in named.deleters:
+        yield from reply(session, Answer())
+
+
+def opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instruction]:
+    """Go on when a socket is open, or could not be opened."""
+    named = daemon.named_servers.get(event.server)
+    if named is None or named.deleted:
+        return
+    if event.problem:
+        yield Log("namespace_not_opened", {"name": _path(event), "reason": event.problem})
+        if event.namespace in ("", DEFAULT):
+            yield from _server_not_opened(daemon, named, event.problem)
+        else:
+            yield from _namespace_not_opened(daemon, named, event)
+    elif event.namespace == DEFAULT:
+        named.opening = False
+        if named.source is not Source.AUTO:
+            yield from request_server(daemon, named.uid, named.name)
+        yield from serve_queue(daemon)
+    elif event.namespace and event.namespace in named.namespaces:
+        creators = named.namespaces[event.namespace].creators
+        for session in creators:
+            yield from reply(session, Answer())
+        creators.clear()
+
+
+def _server_not_opened(daemon: Daemon, named: NamedServer, problem: str) -> Iterator[Instruction]:
+    yield from _refuse_waiting(daemon, named.name, Result.ERROR_MPS_CONNECTION_FAILED, problem)
+    if not named.creators:
+        # One of an earlier daemon's: it stays listed, so that whoever counts on it sees what has happened.
+        named.failed = problem
+        return
+    for session in named.creators:
+        yield from reply(session, refusal(f"Server '{named.name}' could not be made: {problem}"))
+    named.creators.clear()
+    del daemon.named_servers[named.name]
+    daemon.named_changes += 1
+    yield from routing.close_sockets(named)
+
+
+def _namespace_not_opened(daemon: Daemon, named: NamedServer, event: NamespaceOpened) -> Iterator[Instruction]:
+    namespace = named.namespaces.get(event.namespace)
+    if namespace is None or not namespace.creators:
+        return
+    for session in namespace.creators:
+        yield from reply(session, refusal(f"Namespace '{event.namespace}' could not be made: {event.problem}"))
+    del named.namespaces[event.namespace]
+    daemon.named_changes += 1
+
+
+def _refuse_waiting(daemon: Daemon, name: str, code: int, reason: str) -> Iterator[Instruction]:
+    daemon.failed_starts.pop(name, None)
+    refused = [entry for entry in daemon.queue if entry.server == name]
+    daemon.queue = [entry for entry in daemon.queue if entry.server != name]
+    for entry in refused:
+        if entry.client:
+            yield RefuseClient(entry.client, code, reason)
+
+
+def _working(session: int) -> Iterator[Instruction]:
+    if session:
+        yield Working(session)
+
+
+def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:
+    if not daemon.chooses_devices:
+        raise NotPossible("--allowed-devices is not possible with the driver's own server: it has all devices.")
+    for ordinal in ordinals:
+        if not 0 <= ordinal < len(daemon.devices):
+            raise NotPossible(f"There is no device {ordinal}; there are {len(daemon.devices)}.")
+    if not ordinals or len(set(ordinals)) < len(ordinals):
+        raise NotPossible("--allowed-devices names each device once, and at least one.")
+
+
+def _path(event: NamespaceOpened) -> str:
+    return f"{event.server}/{event.namespace}" if event.namespace else event.server
+
+
+def _shown(daemon: Daemon, named: NamedServer, namespace: str) -> str:
+    found = named.namespaces[namespace]
+    memory = ", ".join(f"{ordinal}={limit}" for ordinal, limit in sorted(found.pinned_memory.items()))
+    return f"{found.thread_percentage.value:.2f} %, memory {memory or 'unlimited'}, priority {found.client_priority}"

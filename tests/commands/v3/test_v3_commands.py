@@ -1,0 +1,361 @@
+"""The commands of protocol 3 on the daemon's state: what they print, change and refuse."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from pympsd.commands.operator_line import answer_line
+from pympsd.devices.machine import describe
+from pympsd.state_machine import instructions as do
+from pympsd.state_machine.daemon_state import Client, Configuration, Context, Daemon, Server
+from pympsd.state_machine.decide import handle
+from pympsd.state_machine.events import Event, NamespaceOpened, OperatorLine, ServerSpawned, StatusPushed
+from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.statuses import ServerStatus
+
+DEVICES = describe("2xH200")
+LISTS = ("server list", "namespace list", "client list --all", "device list", "feature describe")
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    """Root's daemon: server a of user 7 with namespaces default and hi, a client in hi; server b has no process."""
+    daemon = Daemon(0, DEVICES, protocol=3, most_servers=9, pipe_directory="/p", pid_namespace=11)
+    half = NamespaceLimits(ThreadPercentage(50.0))
+    daemon.named_servers["a"] = NamedServer(
+        "a", 7, {"hi": Namespace("hi", half), "default": Namespace("default")}, (1, 0)
+    )
+    daemon.named_servers["b"] = NamedServer("b", 8)
+    process = Server(1, 7, ThreadPercentage(), pid=847, phase=Phase.ACTIVE, name="a")
+    contexts = {1: Context(3, 1, 0), 2: Context(4, 1, 1)}
+    process.clients = {1: Client(1, 3165259, 7, 'python "a, b".py', 11, contexts, mps_namespace="hi")}
+    daemon.servers[1] = process
+    return daemon
+
+
+def _handle(daemon: Daemon, event: Event) -> list[do.Instruction]:
+    return handle(daemon, event, answer_line)
+
+
+def _answers(instructions: list[do.Instruction]) -> list[Answer]:
+    return [each.answer for each in instructions if isinstance(each, do.Reply)]
+
+
+def _ask(daemon: Daemon, line: str, uid: int = 0, file: str | None = None) -> Answer:
+    text = file if file is None else file.encode()
+    (answer,) = _answers(_handle(daemon, OperatorLine(1, uid, line.encode(), file=text)))
+    return answer
+
+
+def _printed(daemon: Daemon, line: str, uid: int = 0) -> str:
+    answer = _ask(daemon, line, uid)
+    assert (answer.refused, answer.diagnostic) == (False, "")
+    return answer.printed
+
+
+def test_lists(daemon: Daemon) -> None:
+    zero, one = (device.uuid for device in DEVICES)
+    assert _printed(daemon, "server list --format=csv,noheader").splitlines() == [
+        f'a,7,847,Ready,/p/a,"{one},{zero}",3 4',
+        f'b,8,-,Configured,/p/b,"{zero},{one}",-',
+    ]
+    assert _printed(daemon, "namespace list --format=csv").splitlines() == [
+        "name,server,server-status,pinned-memory-limit,active-thread-percentage,client-priority,pipe-directory",
+        "default,a,Ready,unlimited,100.00,0,/p/a/default",
+        "hi,a,Ready,unlimited,50.00,0,/p/a/hi",
+        "default,b,Configured,unlimited,100.00,0,/p/b/default",
+    ]
+    assert _printed(daemon, "namespace list hi --server=a") == (
+        "NAME  SERVER  SERVER STATUS  PINNED MEMORY LIMIT  ACTIVE THREAD PERCENTAGE  CLIENT PRIORITY  "
+        "PIPE DIRECTORY\n"
+        "hi    a       Ready          unlimited            50.00                     0                /p/a/hi\n"
+    )
+    clients = list(csv.reader(io.StringIO(_printed(daemon, "client list --format=csv"))))
+    assert clients == [
+        ["PID", "SERVER", "DEVICE", "MAWS NS", "CMD"],
+        ["3165259", "a", zero, "a/hi (0)", 'python "a, b".py'],
+        ["3165259", "a", one, "a/hi (0)", 'python "a, b".py'],
+    ]
+    assert _printed(daemon, "device list --server=a --format=csv,noheader").splitlines() == [
+        f"0,a,{DEVICES[1].pci},{one},NVIDIA H200,132,-,-",
+        f"1,a,{DEVICES[0].pci},{zero},NVIDIA H200,132,-,-",
+    ]
+
+
+@pytest.mark.parametrize("command", LISTS)
+def test_json_has_the_rows_of_csv(daemon: Daemon, command: str) -> None:
+    rows = json.loads(_printed(daemon, f"{command} --format=json"))
+    heading, *lines = csv.reader(io.StringIO(_printed(daemon, f"{command} --format=csv")))
+    assert len(rows) == len(lines) > 0
+    assert all(len(row) >= len(heading) for row in rows)
+
+
+def test_fields(daemon: Daemon) -> None:
+    assert _printed(daemon, "server get a pid") == "847\n"
+    assert _printed(daemon, "server get b pid") == "-\n"
+    assert _printed(daemon, "server get a pipe_directory") == "/p/a\n"
+    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "50.00\n"
+    assert _printed(daemon, "namespace get hi --server=a server-status") == "Ready\n"
+    assert _printed(daemon, "client get 3165259 maws-ns") == "a/hi (0)\n"
+    assert _printed(daemon, "client get 3165259 linux-ns") == "11\n"
+    assert _printed(daemon, "client get 3165259 device").splitlines() == [device.uuid for device in DEVICES]
+
+
+def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: Daemon) -> None:
+    assert _printed(daemon, "client list --format=csv,noheader", uid=8) == ""
+    assert len(_printed(daemon, "client list --format=csv,noheader", uid=7).splitlines()) == 2
+    assert len(_printed(daemon, "client list --all --format=csv,noheader", uid=8).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("server list x", "No server named 'x'."),
+        ("server get a foo", "A server has no field 'foo'. Fields: allowed-devices, context-ids, name, pid, "),
+        ("server get a", "'server get' needs <name> <field>."),
+        ("namespace list x", "No namespace named 'x'."),
+        ("namespace get x a name", "No namespace named 'x' on server 'a'."),
+        ("namespace get hi a foo", "A namespace has no field 'foo'. Fields: active-thread-percentage, "),
+        ("client get 5 cmd", "No client with PID 5."),
+        ("client get 3165259 foo", "A client has no field 'foo'. Fields: cmd, device, linux-ns, maws-ns, pci-id, "),
+        ("device list --format=xml", "--format is table, csv or json"),
+        ("feature describe x", "No feature 'x'. Features: context-share, memacct."),
+        ("sm-partition list", "Static SM partitions are not there yet"),
+        ("srv list", "Unknown module 'srv'. Modules: client, config, context-share, device, "),
+        ("server make", "Unknown verb 'make' of module 'server'. Verbs: create, delete, get, list, set."),
+        ("server", "'server' needs a verb. Verbs: create, delete, get, list, set."),
+        ("lspart", "lspart is a command of protocol 2; this daemon speaks 3: sm-partition list --all"),
+        (
+            "start_server -uid 5 -mlopart",
+            "start_server is a command of protocol 2; this daemon speaks 3: server crea",
+        ),
+    ],
+)
+def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line: str, said: str) -> None:
+    answer = _ask(daemon, line)
+    assert answer.refused
+    assert answer.printed == ""
+    assert answer.diagnostic.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("server create", "'server create' needs <name> or --uid=<n>."),
+        ("server create a", "Server 'a' exists already."),
+        ("server create Train-1", "Bad name 'Train-1': 1 to 64 lowercase letters, digits and underscores."),
+        ("server create c --allowed-devices=GPU-dead", "No device 'GPU-dead'. Devices: 0 (GPU-"),
+        ("server create c --locality-domains=true", "Device 0 (NVIDIA H200) has one locality domain: nothing to "),
+        ("server create c --uid=x", "--uid is a user's number, not 'x'."),
+        ("server delete x", "No server named 'x'."),
+        ("server delete a", "Server 'a' has 1 active client; --force terminates it first."),
+        ("server set a", "'server set' needs at least one of --active-thread-percentage, --client-priority, "),
+        ("server set a --uid=9", "Server 'a' stays that of user 7: delete it, and create it for the other one."),
+        ("namespace create hi --server=a", "Namespace 'hi' exists already on server 'a'."),
+        ("namespace create hi --server=x", "No server named 'x'."),
+        ("namespace create control --server=a", "The name 'control' is taken by a socket of the pipe directory."),
+        ("namespace create " + "n" * 64 + " --server=" + "s" * 64, "No server named"),
+        ("namespace set hi --server=a", "'namespace set' needs at least one of --active-thread-percentage, --client"),
+        ("namespace set x --server=a --client-priority=1", "No namespace named 'x' on server 'a'."),
+        ("namespace set hi --server=a --pinned-memory-limit=9=4G", "No device '9'. Devices: 0 (GPU-"),
+        ("namespace delete default --server=a", "Namespace 'default' belongs to its server."),
+        ("client terminate 5", "No client with PID 5."),
+        ("client terminate 3165259 --server=b", "No client with PID 3165259 on server 'b'."),
+        ("client terminate 3165259 --timeout=0", "--timeout is a number of seconds above 0, up to 86400, not '0'."),
+        ("sm-partition create p --server=a --device=0 --chunks=1", "Static SM partitions are not there yet"),
+        ("feature enable memacct", "Memory accounting by cgroup is not there yet"),
+        ("feature disable context_share", "context-share cannot be disabled: every client of pympsd runs in a se"),
+        ("memacct set audit_log=true", "Memory accounting by cgroup is not there yet"),
+        ("memacct set x=1", "Unknown option '--x' of 'memacct set'. Options: --audit-log."),
+        ("context-share set default_socket=off", "context-share cannot be disabled"),
+        ("config apply F", "'config apply' needs the text of the file"),
+    ],
+)
+def test_what_a_change_refuses_is_printed_and_changes_nothing(daemon: Daemon, line: str, said: str) -> None:
+    answer = _ask(daemon, line)
+    assert answer.refused
+    assert answer.printed.startswith(said)
+    assert set(daemon.named_servers) == {"a", "b"}
+    assert set(daemon.named_servers["a"].namespaces) == {"default", "hi"}
+    assert daemon.gatherings.under_way == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "server create c --uid=7",
+        "server set a --client-priority=1",
+        "server delete a --force",
+        "namespace create lo --server=a",
+        "namespace set hi --server=a --client-priority=1",
+        "namespace delete hi --server=a --force",
+        "client terminate 3165259",
+        "feature disable memacct",
+        "memacct set audit_log=false",
+        "config apply F",
+    ],
+)
+def test_another_user_may_change_nothing(daemon: Daemon, line: str) -> None:
+    answer = _ask(daemon, line, uid=60000)
+    command = " ".join(line.split()[:2]).upper()
+    owner = "server" if command.startswith(("SERVER", "NAMESPACE", "CLIENT")) else "daemon"
+    assert answer.printed == f"Insufficient privileges for UID 60000. '{command}' requires {owner} owner.\n"
+
+
+def test_limits_are_set_for_later_clients(daemon: Daemon) -> None:
+    answer = _ask(daemon, "namespace set hi --server=a --active-thread-percentage=25 --pinned-memory-limit=1=4G", 7)
+    assert (answer.refused, answer.printed) == (False, "")
+    assert answer.diagnostic == "1 client keeps its limits until it starts anew."
+    assert _printed(daemon, "namespace get hi a pinned-memory-limit") == "1=4G,0=unlimited\n"
+
+
+def test_limits_of_a_server_are_those_of_its_default_namespace(daemon: Daemon) -> None:
+    assert _printed(daemon, "server set b --active-thread-percentage=25 --pinned-memory-limit=8G") == ""
+    assert _printed(daemon, "namespace list --server=b --format=csv,noheader") == (
+        "default,b,Configured,8G,25.00,0,/p/b/default\n"
+    )
+    assert _printed(daemon, "server set b --pinned-memory-limit=unlimited") == ""
+    assert _printed(daemon, "namespace get default b pinned-memory-limit") == "unlimited\n"
+
+
+def _opened(daemon: Daemon, server: str, *namespaces: str) -> list[Answer]:
+    return [answer for name in namespaces for answer in _answers(_handle(daemon, NamespaceOpened(server, name)))]
+
+
+def test_a_server_is_answered_when_it_is_ready(daemon: Daemon) -> None:
+    begun = _handle(daemon, OperatorLine(1, 7, b"server create c"))
+    assert _answers(begun) == []
+    assert do.Working(1) in begun
+    spawned = [each for each in _handle(daemon, NamespaceOpened("c", "default")) if isinstance(each, do.SpawnServer)]
+    _handle(daemon, ServerSpawned(spawned[0].server, 900))
+    assert _printed(daemon, "server get c status") == "Starting\n"
+    assert _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE))) == [Answer()]
+    assert _printed(daemon, "server get c uid") == "7\n"
+
+
+def test_a_new_namespace_says_what_it_does_not_inherit(daemon: Daemon) -> None:
+    _ask(daemon, "server set a --active-thread-percentage=10")
+    assert _answers(_handle(daemon, OperatorLine(1, 7, b"namespace create batch --server=a"))) == []
+    (answer,) = _opened(daemon, "a", "batch")
+    assert (answer.refused, answer.printed) == (False, "")
+    assert answer.diagnostic == (
+        "'batch' does not inherit the limits of 'default': it has 100.00 % and unlimited memory until namespace set."
+    )
+    _handle(daemon, OperatorLine(1, 7, b"namespace create capped --server=a --pinned-memory-limit=4G"))
+    assert _opened(daemon, "a", "capped") == [Answer()]
+
+
+FILE = """schema_version = "1.0"
+[servers.a.namespaces.hi]
+active_thread_percentage = "30"
+[servers.c.namespaces.lo]
+client_priority = 1
+[servers.c.namespaces.default]
+pinned_memory_limit = "4G"
+"""
+
+
+def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
+    assert _ask(daemon, "config apply F --check", file=FILE).printed.splitlines() == [
+        "set namespace 'a/hi': active-thread-percentage 50.00 -> 30.00",
+        "created server 'c'",
+    ]
+    assert "c" not in daemon.named_servers
+    begun = _handle(daemon, OperatorLine(1, 0, b"config apply F", file=FILE.encode(), at=1.0))
+    assert _answers(begun) == []
+    status = _ask(daemon, "config status")
+    assert status.refused
+    assert status.printed == "generation=1 source=F applied=1970-01-01T00:00:01Z pending=2 failed=0\n"
+    assert _opened(daemon, "c", "lo") == []
+    spawned = [each for each in _handle(daemon, NamespaceOpened("c", "default")) if isinstance(each, do.SpawnServer)]
+    _handle(daemon, ServerSpawned(spawned[0].server, 900))
+    (answer,) = _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE)))
+    assert not answer.refused
+    assert answer.printed.splitlines() == [
+        "set namespace 'a/hi': active-thread-percentage 50.00 -> 30.00",
+        "created server 'c'",
+    ]
+    assert _printed(daemon, "config status").endswith("pending=0 failed=0\n")
+    again = _ask(daemon, "config apply F", file=FILE)
+    assert (again.refused, again.printed) == (False, "no change\n")
+    shown = _printed(daemon, "config show")
+    assert _ask(daemon, "config apply F", file=shown).printed == "no change\n"
+
+
+def test_a_daemon_that_has_not_come_to_its_file_is_not_ready(daemon: Daemon) -> None:
+    daemon.configuration = Configuration(awaited=True)
+    assert _ask(daemon, "config status").refused
+    assert _ask(daemon, "config status").printed == "generation=0 source=- applied=- pending=1 failed=0\n"
+    _ask(daemon, "config apply F", file='schema_version = "1.0"')
+    assert not _ask(daemon, "config status").refused
+
+
+def test_what_cannot_be_applied_is_said_and_the_rest_is_done(daemon: Daemon) -> None:
+    text = 'schema_version = "1.0"\n[servers.a]\nuid = 9\nclient_priority = 1\n'
+    answer = _ask(daemon, "config apply F", file=text)
+    assert answer.refused
+    assert answer.printed.splitlines() == [
+        "server 'a' stays that of user 7: delete it first to make it 9's",
+        "set namespace 'a/default': client-priority 0 -> 1",
+    ]
+    assert _ask(daemon, "config status").printed.endswith("pending=0 failed=1\n")
+
+
+def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> None:
+    answer = _ask(daemon, "config apply F", file='schema_version = "1.0"\n[servers.C]\nuid = -1\n')
+    assert (answer.refused, answer.printed) == (True, "")
+    assert [line.partition(": ")[0] for line in answer.diagnostic.splitlines()] == ["F:2", "F:3"]
+    assert daemon.configuration.generation == 0
+
+
+def test_through_a_namespaces_socket_others_see_what_is_of_it(daemon: Daemon) -> None:
+    def through(line: str, uid: int, namespace: str = "hi") -> str:
+        event = OperatorLine(1, uid, line.encode(), server="a", namespace=namespace)
+        (answer,) = _answers(_handle(daemon, event))
+        return answer.printed
+
+    rows = "--format=csv,noheader"
+    assert [row.partition(",")[0] for row in through(f"namespace list {rows}", 60000).splitlines()] == ["hi"]
+    assert [row.partition(",")[0] for row in through(f"server list {rows}", 60000).splitlines()] == ["a"]
+    assert json.loads(through("server list --format=json", 60000))[0]["default_limits"] is None
+    assert len(through(f"client list --all {rows}", 60000).splitlines()) == 2
+    assert through(f"client list --all {rows}", 60000, "default") == ""
+    assert through("get_client_list 847", 60000, "default") == ""
+    assert "servers.b" not in through("config show", 60000)
+    for owner in (0, 7):
+        assert len(through(f"namespace list {rows}", owner).splitlines()) == 3
+    assert len(daemon.servers[1].clients) == 1
+    assert set(daemon.named_servers) == {"a", "b"}
+
+
+def test_help(daemon: Daemon) -> None:
+    assert "sm-partition    create, delete, list" in _printed(daemon, "help")
+    assert _printed(daemon, "server help").count("server ") > 5
+    assert _printed(daemon, "server create --help") == _printed(daemon, "server create help")
+    assert _printed(daemon, "namespace get help").startswith("namespace get <name> <server> <field>")
+
+
+def test_queries_of_protocol_2_are_answered(daemon: Daemon) -> None:
+    assert _printed(daemon, "get_server_list") == "847\n"
+    assert _printed(daemon, "get_client_list 847") == "3165259\n"
+    assert _printed(daemon, "get_default_active_thread_percentage") == "100.0\n"
+
+
+def test_the_defaults_of_protocol_2_are_those_of_the_users_own_server(daemon: Daemon) -> None:
+    half = NamespaceLimits(ThreadPercentage(50.0), {1: PinnedMemory(4 << 30)}, ClientPriority(1))
+    daemon.named_servers["uid_7"] = NamedServer("uid_7", 7, {"default": Namespace("default", half)})
+    assert _printed(daemon, "get_default_active_thread_percentage", uid=7) == "50.0\n"
+    assert _printed(daemon, "get_default_client_priority", uid=7) == "1\n"
+    assert _printed(daemon, "get_default_device_pinned_mem_limit 1", uid=7) == "4G\n"
+    assert _printed(daemon, "get_default_device_pinned_mem_limit 0", uid=7) == ""
+    assert _printed(daemon, "get_default_active_thread_percentage", uid=8) == "100.0\n"
+    assert _ask(daemon, "get_default_device_pinned_mem_limit 9", uid=7).diagnostic.startswith("No device '9'.")
+    assert _ask(daemon, "get_default_device_pinned_mem_limit", uid=7).refused

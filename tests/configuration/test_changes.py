@@ -1,0 +1,179 @@
+"""A plan against the daemon's state: what differs is changed, what is the same is not, what cannot be is said."""
+
+from __future__ import annotations
+
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pympsd.configuration.changes import (
+    Change,
+    CreateNamespace,
+    CreateServer,
+    DeleteNamespace,
+    DeleteServer,
+    Impossible,
+    SetNamespace,
+    State,
+    changes,
+)
+from pympsd.configuration.plan import Plan, ServerPlan, Surroundings
+from pympsd.configuration.reader import read_plan
+from pympsd.configuration.show import shown
+from pympsd.devices.machine import describe
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import NamespaceLimits
+
+HERE = Surroundings(describe("2xH200"), 0)
+HALF = NamespaceLimits(ThreadPercentage(50.0))
+FOUR = {0: PinnedMemory(4 << 30), 1: PinnedMemory(4 << 30)}
+
+
+def _plan(*servers: ServerPlan) -> Plan:
+    return Plan({server.name: server for server in servers})
+
+
+def _texts(plan: Plan, state: State, **how: bool) -> list[str]:
+    return [change.text for change in changes(plan, state, **how)]
+
+
+def _done(servers: dict[str, NamedServer], made: list[Change]) -> dict[str, NamedServer]:
+    """Carry changes out on a state of no processes."""
+    servers = dict(servers)
+    for change in made:
+        match change:
+            case CreateServer(plan, uid):
+                server = servers[plan.name] = NamedServer(
+                    plan.name, uid, allowed_devices=plan.devices, source=Source.CONFIG
+                )
+                for name, limits in plan.namespaces.items():
+                    server.namespaces[name] = Namespace(name, limits)
+            case CreateNamespace(server_name, name, limits):
+                servers[server_name].namespaces[name] = Namespace(name, limits)
+            case SetNamespace(server_name, name, limits, _):
+                present = servers[server_name].namespaces[name]
+                present.limits = present.limits.changed_by(limits)
+            case DeleteServer(name):
+                del servers[name]
+            case DeleteNamespace(server_name, name):
+                del servers[server_name].namespaces[name]
+    return servers
+
+
+def test_a_missing_server_is_made() -> None:
+    plan = _plan(ServerPlan("b", 7), ServerPlan("a", None, (1,), {"hi": HALF}))
+    first, second = changes(plan, State({}, evolve(HERE, uid=5)))
+    assert first == CreateServer(plan.servers["a"], 5)
+    assert second == CreateServer(plan.servers["b"], 7)
+    assert first.text == "created server 'a'"
+
+
+def test_what_differs_is_set_and_said() -> None:
+    state = State({"a": NamedServer("a", 0, {"default": Namespace("default"), "hi": Namespace("hi", HALF)})}, HERE)
+    wanted = NamespaceLimits(ThreadPercentage(30.0), FOUR, ClientPriority(1))
+    (change,) = changes(_plan(ServerPlan("a", None, None, {"hi": wanted})), state)
+    assert change.text == (
+        "set namespace 'a/hi': active-thread-percentage 50.00 -> 30.00, pinned-memory-limit unlimited -> 4G, "
+        "client-priority 0 -> 1"
+    )
+    assert _texts(_plan(ServerPlan("a", None, None, {"hi": HALF})), state) == []
+    uneven = NamespaceLimits(pinned_memory={1: FOUR[0]})
+    assert _texts(_plan(ServerPlan("a", None, None, {"lo": HALF, "hi": uneven})), state) == [
+        "set namespace 'a/hi': pinned-memory-limit unlimited -> 0=unlimited,1=4G",
+        "created namespace 'a/lo'",
+    ]
+
+
+def test_what_is_not_named_stays_without_prune() -> None:
+    servers = {
+        "a": NamedServer("a", 0, {"default": Namespace("default"), "hi": Namespace("hi")}),
+        "b": NamedServer("b", 0),
+        "uid_7": NamedServer("uid_7", 7, source=Source.AUTO),
+    }
+    state = State(servers, HERE)
+    assert _texts(_plan(ServerPlan("a")), state) == []
+    assert _texts(_plan(ServerPlan("a")), state, prune=True) == ["deleted namespace 'a/hi'", "deleted server 'b'"]
+
+
+def test_what_has_clients_is_not_pruned_unless_forced() -> None:
+    servers = {
+        "a": NamedServer("a", 0, {"default": Namespace("default"), "hi": Namespace("hi")}),
+        "b": NamedServer("b", 0),
+    }
+    state = State(servers, HERE, lambda server, namespace: 2 if namespace is None else 1)
+    assert _texts(_plan(ServerPlan("a")), state, prune=True) == [
+        "namespace 'a/hi' stays: it has 1 active client; --force terminates it",
+        "server 'b' stays: it has 2 active clients; --force terminates them",
+    ]
+    forced = changes(_plan(ServerPlan("a")), state, prune=True, force=True)
+    assert forced == [DeleteNamespace("a", "hi"), DeleteServer("b")]
+
+
+def test_what_a_server_keeps_is_said() -> None:
+    state = State({"a": NamedServer("a", 0, allowed_devices=(1,))}, HERE)
+    found = changes(_plan(ServerPlan("a", 7, (0, 1))), state)
+    assert [type(each) for each in found] == [Impossible, Impossible]
+    assert [each.text for each in found] == [
+        "server 'a' stays that of user 0: delete it first to make it 7's",
+        "server 'a' keeps its devices: delete it first to give it others",
+    ]
+    assert changes(_plan(ServerPlan("a", 0, (1,))), state) == []
+    every = State({"a": NamedServer("a", 0)}, HERE)
+    assert changes(_plan(ServerPlan("a", 0, (0, 1))), every) == []
+
+
+NAMES = st.sampled_from(["a", "b_2", "uid_7"])
+MEMORY = st.sampled_from([None, {}, FOUR, {1: PinnedMemory(1 << 30)}, {0: PinnedMemory(3 << 20)}])
+LIMITS = st.builds(
+    NamespaceLimits,
+    st.none() | st.integers(1, 100).map(lambda n: ThreadPercentage(float(n))),
+    MEMORY,
+    st.none() | st.integers(0, 1).map(ClientPriority),
+)
+SERVERS = st.builds(
+    lambda name, uid, devices, namespaces: ServerPlan(name, uid, devices, namespaces),
+    NAMES,
+    st.sampled_from([None, 0, 7]),
+    st.sampled_from([None, (0,), (1, 0)]),
+    st.dictionaries(st.sampled_from(["default", "hi", "lo"]), LIMITS, max_size=3),
+)
+PLANS = st.lists(SERVERS, max_size=3, unique_by=lambda server: server.name).map(lambda servers: _plan(*servers))
+
+
+@settings(max_examples=40)
+@given(PLANS, PLANS)
+def test_after_its_changes_a_plan_asks_for_none_but_what_is_impossible(one: Plan, other: Plan) -> None:
+    servers = _done({}, changes(one, State({}, HERE)))
+    assert changes(one, State(servers, HERE)) == []
+    servers = _done(servers, changes(other, State(servers, HERE), prune=True))
+    assert servers.keys() == other.servers.keys()
+    left = changes(other, State(servers, HERE), prune=True)
+    assert all(isinstance(each, Impossible) for each in left)
+
+
+@settings(max_examples=40)
+@given(PLANS)
+def test_what_is_shown_makes_the_same_state_again(plan: Plan) -> None:
+    servers = _done({}, changes(plan, State({}, HERE)))
+    text = shown(servers, HERE)
+    again = _done({}, changes(read_plan(text, HERE)[0], State({}, HERE)))
+    assert shown(again, HERE) == text
+    assert changes(plan, State(again, HERE)) == []
+
+
+def test_the_text_that_is_shown() -> None:
+    servers = {
+        "a": NamedServer("a", 7, {"default": Namespace("default"), "hi": Namespace("hi", HALF)}, (1,)),
+        "uid_7": NamedServer("uid_7", 7, source=Source.AUTO),
+    }
+    assert (
+        shown(servers, HERE)
+        == f'''schema_version = "1.0"
+
+[servers.a]
+uid = 7
+allowed_devices = "{HERE.devices[1].uuid}"
+[servers.a.namespaces.hi]
+active_thread_percentage = "50.00"'''
+    )

@@ -1,0 +1,231 @@
+"""Named servers and their namespaces, with clients: limits, owners, and what outlives a daemon or a server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from processes import ClientProcess, DaemonProcess, alive, clients_of, wait_until
+from vendor.install import misbehave
+from vendor.programs import VendorClient
+
+GIB = 1 << 30
+OTHER = 10001
+
+
+def ctl(daemon: DaemonProcess, line: str, status: int = 0) -> str:
+    """Give a command; return what it prints."""
+    done = daemon.run(line.split())
+    assert done.returncode == status, done
+    return done.stdout.removesuffix("\n")
+
+
+def pipe(daemon: DaemonProcess, place: str) -> Path:
+    """Return the pipe directory of a server or a namespace."""
+    return daemon.directory / "pipe" / place
+
+
+def start(daemon: DaemonProcess) -> DaemonProcess:
+    """Start a daemon of protocol 3, or another one in its place."""
+    done = daemon.start("-d", "-p", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    return daemon
+
+
+@pytest.fixture
+def daemon(make_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
+    """A daemon of protocol 3 with a server ``a``, whose namespace ``hi`` is limited."""
+    running = start(make_daemon(PYMPSD_EMULATED_DEVICES="2xH200"))
+    ctl(running, "server create a")
+    ctl(running, "namespace create hi --server=a --active-thread-percentage=25 --pinned-memory-limit=4G")
+    return running
+
+
+@pytest.fixture
+def join(daemon: DaemonProcess) -> Iterator[Callable[..., ClientProcess]]:
+    """Start clients that connect to a server or a namespace."""
+    with clients_of(daemon) as make:
+        yield lambda place, **more: make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, place)), **more)
+
+
+def test_a_namespace_and_its_clients_outlive_the_daemon(
+    daemon: DaemonProcess, join: Callable[..., ClientProcess]
+) -> None:
+    client = join("a/hi").connect()
+    before = pipe(daemon, "a/hi").stat().st_ino
+    daemon.kill()
+    meanwhile = join("a/hi")
+    meanwhile.begin("init")
+    start(daemon)
+    assert pipe(daemon, "a/hi").stat().st_ino == before, "a container may have mounted it"
+    assert meanwhile.result() == "CUDA_SUCCESS"
+    assert meanwhile.do("ctx 0") == "CUDA_SUCCESS"
+    assert (client.do("sync"), client.do("sm"), meanwhile.do("sm")) == ("CUDA_SUCCESS", "32", "32")
+    rows = ctl(daemon, "client list --server=a --format=csv,noheader").splitlines()
+    assert sorted(int(row.split(",")[0]) for row in rows) == sorted((client.pid, meanwhile.pid))
+    assert {row.split(",")[3] for row in rows} == {"a/hi (0)"}
+
+
+def test_a_replaced_daemon_leaves_everything_to_the_next(daemon: DaemonProcess) -> None:
+    before = ctl(daemon, "namespace list --format=csv"), ctl(daemon, "server list --format=csv")
+    daemon.run(["-d", "-p", "3", "--replace"])
+    daemon.await_end()
+    daemon.pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
+    assert (ctl(daemon, "namespace list --format=csv"), ctl(daemon, "server list --format=csv")) == before
+    assert "Ready" in before[1]
+
+
+def test_limits_outlive_the_servers_process(daemon: DaemonProcess, join: Callable[..., ClientProcess]) -> None:
+    ctl(daemon, "server create b")
+    neighbour = join("b").connect()
+    process = int(ctl(daemon, "server get a pid"))
+    os.kill(process, signal.SIGKILL)
+    wait_until(lambda: ctl(daemon, "server get a pid") == "-")
+    assert ctl(daemon, "server get a status") == "Configured"
+    client = join("a/hi").connect()
+    assert client.do("sm") == "32"
+    assert ctl(daemon, "server get a status") == "Ready"
+    assert neighbour.do("sync") == "CUDA_SUCCESS"
+
+
+def test_a_server_that_is_deleted_by_force_ends_its_clients_and_frees_the_name(
+    daemon: DaemonProcess, join: Callable[..., ClientProcess]
+) -> None:
+    client, process = join("a/hi").connect(), int(ctl(daemon, "server get a pid"))
+    assert ctl(daemon, "server delete a", 1) == "Server 'a' has 1 active client; --force terminates it first."
+    assert client.do("sync") == "CUDA_SUCCESS"
+    ctl(daemon, "server delete a --force")
+    assert client.do("sync") != "CUDA_SUCCESS"
+    assert not alive(process)
+    assert not pipe(daemon, "a").exists()
+    ctl(daemon, "server create a")
+    assert ctl(daemon, "namespace list --server=a --format=csv,noheader").count("\n") == 0, "hi is gone"
+
+
+def test_a_namespace_that_is_deleted_by_force_ends_its_clients_only(
+    daemon: DaemonProcess, join: Callable[..., ClientProcess]
+) -> None:
+    client, neighbour = join("a/hi").connect(), join("a").connect()
+    ctl(daemon, "namespace delete hi --server=a", 1)
+    ctl(daemon, "namespace delete hi --server=a --force")
+    assert client.do("sync") != "CUDA_SUCCESS"
+    assert neighbour.do("sync") == "CUDA_SUCCESS"
+    assert not pipe(daemon, "a/hi").exists()
+
+
+def test_each_server_has_its_own_log(daemon: DaemonProcess, join: Callable[..., ClientProcess]) -> None:
+    join("a").connect()
+    join("").connect()
+    pid = ctl(daemon, "server get a pid")
+    own = (daemon.directory / "log" / "a" / "server.log").read_text().splitlines()
+    assert own
+    assert all(pid in line for line in own)
+    assert (daemon.directory / "log" / f"uid_{os.geteuid()}" / "server.log").exists()
+
+
+def test_a_users_link_in_a_servers_directory_is_not_followed(daemon: DaemonProcess, directory: Path) -> None:
+    target = directory / "target"
+    target.write_text("kept")
+    target.chmod(0o600)
+    pipe(daemon, "a/more").symlink_to(directory)
+    assert "is no directory" in ctl(daemon, "namespace create more --server=a", 1)
+    assert ctl(daemon, "namespace list more --server=a", 1) == ""
+    pipe(daemon, "a/else").mkdir()
+    (pipe(daemon, "a/else") / "control").symlink_to(target)
+    ctl(daemon, "namespace create else --server=a")
+    assert (target.read_text(), stat.S_IMODE(target.stat().st_mode)) == ("kept", 0o600)
+    assert stat.S_ISSOCK((pipe(daemon, "a/else") / "control").lstat().st_mode)
+    pipe(daemon, "a/more").unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="servers of several users take root")
+def test_a_server_accepts_its_users_clients_only(daemon: DaemonProcess) -> None:
+    ctl(daemon, f"server create theirs --uid={OTHER}")
+    at = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe(daemon, "theirs"))}
+    assert pipe(daemon, "theirs").stat().st_uid == OTHER
+    with clients_of(daemon) as make:
+        assert make(**at).do("init") == "CUDA_ERROR_NOT_PERMITTED"
+        assert make(OTHER, **at).connect().do("sync") == "CUDA_SUCCESS"
+
+
+def test_what_cannot_start_stays_as_failed(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> None:
+    daemon = start(make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher)))
+    misbehave(launcher, crash="before_role")
+    assert ctl(daemon, "server create a", 1).startswith("Server 'a' could not be started: the MPS server 'a' ended")
+    assert ctl(daemon, "server get a status") == "Failed"
+    misbehave(launcher)
+    with VendorClient.start(pipe(daemon, "a")) as client:
+        client.connect()
+    assert ctl(daemon, "server get a status") == "Ready"
+
+
+def test_neighbours_on_the_drivers_server_never_get_each_others_limits(
+    make_daemon: Callable[..., DaemonProcess], launcher: Path
+) -> None:
+    daemon = start(make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher)))
+    percentages = {"n1": 25, "n2": 50, "n3": 75, "default": 100}
+    ctl(daemon, "server create a")
+    ctl(daemon, "server create b")
+    for number, name in enumerate(("n1", "n2", "n3"), 1):
+        limits = f"--active-thread-percentage={percentages[name]} --pinned-memory-limit={number}G"
+        ctl(daemon, f"namespace create {name} --server=a {limits}")
+    wanted = [name for name in percentages for _ in range(3)]
+
+    def joined(name: str) -> tuple[str, str, str]:
+        with VendorClient.start(pipe(daemon, f"a/{name}")) as client:
+            client.connect()
+            return client.ask("sms"), client.ask(f"alloc {GIB // 2}"), client.ask(f"alloc {5 * GIB // 2}")
+
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        found = list(pool.map(joined, wanted))
+    sms = {"n1": "32", "n2": "66", "n3": "98", "default": "132"}
+    for name, (count, small, large) in zip(wanted, found, strict=True):
+        assert count.split()[-1] == sms[name]
+        assert small.endswith("CUDA_SUCCESS")
+        assert large.endswith("CUDA_SUCCESS" if name in ("n3", "default") else "CUDA_ERROR_OUT_OF_MEMORY")
+    daemon.kill()
+    start(daemon)
+    assert joined("default")[0].split()[-1] == "132", "the last limits that the killed daemon told do not stay"
+    assert joined("n1")[0].split()[-1] == "32"
+
+
+def test_protocol_2_does_not_lose_what_protocol_3_left(daemon: DaemonProcess) -> None:
+    lost = "protocol 2 has no server 'a', namespace 'hi' of server 'a': start with -p 3"
+    running = daemon.run(["-d", "--replace"])
+    assert running.returncode == 1
+    assert lost in running.stderr
+    assert ctl(daemon, "server get a status") == "Ready"
+    assert "already running" in daemon.run(["-d"]).stdout
+    daemon.kill()
+    killed = daemon.run(["-d"])
+    assert killed.returncode == 1
+    assert lost in killed.stderr
+    start(daemon)
+    assert ctl(daemon, "namespace get hi a active-thread-percentage") == "25.00"
+
+
+def test_users_servers_of_protocol_2_go_on_in_protocol_3(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
+    assert daemon.start().returncode == 0
+    daemon.say("set_default_active_thread_percentage 50")
+    with clients_of(daemon) as make:
+        client = make().connect()
+        daemon.run(["-d", "-p", "3", "--replace"])
+        daemon.await_end()
+        daemon.pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
+        assert client.do("sync") == "CUDA_SUCCESS"
+        name = f"uid_{os.geteuid()}"
+        assert ctl(daemon, f"server get {name} status") == "Ready"
+        assert ctl(daemon, f"namespace get default {name} active-thread-percentage") == "50.00"
+        assert make().connect().do("sm") == "66"
+
+
+def test_the_drivers_server_has_all_devices(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> None:
+    daemon = start(make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher)))
+    ctl(daemon, "server create first")
+    assert "it has all devices" in ctl(daemon, "server create a --allowed-devices=0", 1)

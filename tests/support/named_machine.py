@@ -1,0 +1,378 @@
+"""The state machine of protocol 3 under any order of events: servers and namespaces by name, their clients, restarts.
+
+As in daemon_machine.py, the machine plays the I/O layer and draws only events that are possible then. At the end
+everything goes its way: each operator is answered once, and each client is admitted or refused once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pympsd.commands.operator_line import answer_line
+from pympsd.devices.machine import describe
+from pympsd.state_machine import events
+from pympsd.state_machine import instructions as do
+from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon
+from pympsd.state_machine.decide import handle
+from pympsd.state_machine.persistent_state import InitialDefaults, check, snapshot
+from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.namespaces import DEFAULT
+
+SERVERS = st.sampled_from(["a", "b", "uid_500"])
+NAMESPACES = st.sampled_from(["default", "hi", "lo"])
+UIDS = st.sampled_from([0, 500, 600])
+LIMITS = st.sampled_from(
+    ["--active-thread-percentage=25", "--pinned-memory-limit=4G", "--client-priority=1", "--pinned-memory-limit=0=1G"]
+)
+NUMBER = st.integers(0, 7)
+DEVICES = describe("2xH200")
+DRAINED = 200
+"""Rounds after which everything that is under way must be over."""
+
+
+class NamedMachine(RuleBasedStateMachine):
+    """Everything outside the state machine."""
+
+    multiuser = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.daemon = self._new_daemon()
+        self.initial = InitialDefaults.of(self.daemon)
+        self.sockets: set[tuple[str, str]] = set()
+        self.unusable: set[tuple[str, str]] = set()
+        """The sockets that cannot be made at the moment."""
+        self.spawning: dict[int, str] = {}
+        self.running: dict[int, str] = {}
+        self.awaited: set[int] = set()
+        self.leaving: set[int] = set()
+        self.timers: list[Timer] = []
+        self.terminating: dict[int, int] = {}
+        self.serial = 0
+        self.waiting: dict[int, tuple[str, str]] = {}
+        self.on_server: dict[int, int] = {}
+        self.came_to: dict[int, str] = {}
+        self.settled: Counter[int] = Counter()
+        self.session = 0
+        self.unanswered: set[int] = set()
+        self.pid = 1000
+        self.opened: list[events.NamespaceOpened] = []
+
+    def _new_daemon(self) -> Daemon:
+        return Daemon(
+            0,
+            DEVICES,
+            protocol=3,
+            multiuser=self.multiuser,
+            most_servers=MOST_NAMED_SERVERS + 1,
+            pipe_directory="/p",
+        )
+
+    # --- the I/O layer
+
+    def feed(self, event: events.Event) -> None:
+        for instruction in handle(self.daemon, event, answer_line):
+            self._carry_out(instruction)
+        while self.opened:
+            self.feed(self.opened.pop(0))
+
+    def _carry_out(self, instruction: do.Instruction) -> None:
+        match instruction:
+            case do.OpenNamespace(server, namespace, uid):
+                assert self.daemon.named_servers[server].uid == uid
+                problem = "no room" if (server, namespace) in self.unusable else ""
+                if not problem:
+                    assert (server, namespace) not in self.sockets
+                    self.sockets.add((server, namespace))
+                self.opened.append(events.NamespaceOpened(server, namespace, problem))
+            case do.CloseNamespace(server, namespace):
+                self.sockets.discard((server, namespace))
+            case do.SpawnServer(serial, uid, _, name):
+                named = self.daemon.named_servers[name]
+                assert (named.uid, named.deleted) == (uid, False)
+                assert (name, DEFAULT) in self.sockets
+                assert name not in (*self.spawning.values(), *self.running.values())
+                self.spawning[serial] = name
+            case do.AdmitClient(client, serial, _, priority, limits):
+                server, namespace = self.waiting.pop(client)
+                assert self.running[serial] == server
+                assert serial not in self.leaving
+                self._check_limits(server, namespace, priority, limits)
+                self.on_server[client] = serial
+                self.settled[client] += 1
+            case do.RefuseClient(client, code, reason):
+                del self.waiting[client]
+                assert code in (800, 805, 807)
+                assert reason
+                self.settled[client] += 1
+            case do.ShutDownServer(serial, _):
+                assert serial in self.running
+                self.leaving.add(serial)
+            case do.KillServer(serial):
+                assert serial in self.running
+            case do.TerminateClient(serial, token, _):
+                assert serial in self.running
+                self.terminating[token] = serial
+            case do.Reply(session, _):
+                self.unanswered.remove(session)
+            case do.SetTimer(timer, _):
+                self.timers.append(timer)
+            case do.CancelTimer(timer):
+                self.timers.remove(timer)
+
+    def _check_limits(self, server: str, namespace: str, priority: int, limits: do.ClientLimits | None) -> None:
+        found = self.daemon.named_servers[server].namespaces[namespace]
+        assert limits is not None
+        assert limits.thread_percentage == found.thread_percentage.value
+        assert limits.memory_limits == {n: limit.value for n, limit in found.pinned_memory.items()}
+        assert priority == found.client_priority.level
+        assert (limits.server, limits.namespace) == (server, namespace)
+
+    def _says(self, line: str) -> None:
+        self.session += 1
+        self.unanswered.add(self.session)
+        self.feed(events.OperatorLine(self.session, 0, line.encode()))
+
+    # --- what can happen
+
+    @initialize(server=SERVERS, clients=st.integers(0, 2))
+    def start_busy(self, server: str, clients: int) -> None:
+        self.create(server, 500)
+        self.create_namespace("hi", server, "--active-thread-percentage=25")
+        self.spawned(0)
+        self.ready(0)
+        for _ in range(clients):
+            self.connect(server, "hi", 500)
+
+    @rule(name=SERVERS, uid=UIDS)
+    def create(self, name: str, uid: int) -> None:
+        self._says(f"server create {name} --uid={0 if self.multiuser else uid}")
+
+    @rule(name=SERVERS, force=st.booleans())
+    def delete(self, name: str, force: bool) -> None:
+        self._says(f"server delete {name}" + " --force" * force)
+
+    @rule(name=NAMESPACES, server=SERVERS, limits=LIMITS)
+    def create_namespace(self, name: str, server: str, limits: str) -> None:
+        self._says(f"namespace create {name} --server={server} {limits}")
+
+    @rule(name=NAMESPACES, server=SERVERS, limits=LIMITS)
+    def set_namespace(self, name: str, server: str, limits: str) -> None:
+        self._says(f"namespace set {name} --server={server} {limits}")
+
+    @rule(name=NAMESPACES, server=SERVERS, force=st.booleans())
+    def delete_namespace(self, name: str, server: str, force: bool) -> None:
+        self._says(f"namespace delete {name} --server={server}" + " --force" * force)
+
+    @rule(query=st.sampled_from(["server list", "namespace list", "client list --all", "device list", "config show"]))
+    def ask(self, query: str) -> None:
+        self._says(query)
+
+    @rule(server=st.one_of(st.just(""), SERVERS), namespace=NAMESPACES, uid=UIDS)
+    def connect(self, server: str, namespace: str, uid: int) -> None:
+        self.serial += 1
+        own = f"uid_{0 if self.multiuser else uid}"
+        came = (server or own, namespace if server else DEFAULT)
+        self.waiting[self.serial] = came
+        peer = Peer(5000 + self.serial, uid, uid, (uid,))
+        at = {"server": server, "mps_namespace": namespace if server else ""}
+        self.feed(events.ClientConnected(self.serial, peer, "train", 7, **at))  # type: ignore[arg-type]
+
+    @precondition(lambda self: self.waiting)
+    @rule(number=NUMBER)
+    def leave_queue(self, number: int) -> None:
+        client = _one_of(self.waiting, number)
+        del self.waiting[client]
+        self.feed(events.WaitingClientLeft(client))
+
+    @precondition(lambda self: self.on_server)
+    @rule(number=NUMBER)
+    def client_gone(self, number: int) -> None:
+        client = _one_of(self.on_server, number)
+        serial = self.on_server[client]
+        if serial not in self.awaited:
+            del self.on_server[client]
+            self.feed(events.ClientGonePushed(serial, client))
+
+    @precondition(lambda self: self.spawning)
+    @rule(number=NUMBER)
+    def spawned(self, number: int) -> None:
+        if self.spawning:
+            serial = _one_of(self.spawning, number)
+            self.running[serial] = self.spawning.pop(serial)
+            self.pid += 1
+            self.feed(events.ServerSpawned(serial, self.pid))
+
+    @precondition(lambda self: self.spawning)
+    @rule(number=NUMBER)
+    def not_spawned(self, number: int) -> None:
+        serial = _one_of(self.spawning, number)
+        del self.spawning[serial]
+        self.feed(events.SpawnFailed(serial, "no memory"))
+
+    @precondition(lambda self: self.running)
+    @rule(number=NUMBER)
+    def ready(self, number: int) -> None:
+        starting = [each for each in self.running if self.daemon.servers[each].phase is Phase.INITIALIZING]
+        if starting:
+            self.feed(events.StatusPushed(starting[number % len(starting)], "ACTIVE"))
+
+    @precondition(lambda self: self.running)
+    @rule(number=NUMBER, stated=st.booleans())
+    def exits(self, number: int, stated: bool) -> None:
+        serial = _one_of(self.running, number)
+        if stated and serial not in self.awaited:
+            self.feed(events.StartRefused(serial, "the devices are gone"))
+        self._end(serial)
+
+    def _end(self, serial: int) -> None:
+        del self.running[serial]
+        self.awaited.discard(serial)
+        self.leaving.discard(serial)
+        self.terminating = {token: server for token, server in self.terminating.items() if server != serial}
+        self.on_server = {client: server for client, server in self.on_server.items() if server != serial}
+        self.feed(events.ServerExited(serial, 1))
+
+    @precondition(lambda self: self.terminating)
+    @rule(number=NUMBER)
+    def terminated(self, number: int) -> None:
+        token = _one_of(self.terminating, number)
+        self.feed(events.TerminationAnswered(self.terminating.pop(token), token, 0))
+
+    @precondition(lambda self: self.timers)
+    @rule(number=NUMBER)
+    def timer_ends(self, number: int) -> None:
+        timer = self.timers.pop(number % len(self.timers))
+        if timer.kind is TimerKind.TERMINATION:
+            self.terminating.pop(timer.key, None)
+        self.feed(events.TimerEnded(timer))
+
+    @rule(server=SERVERS, namespace=st.one_of(st.just(""), NAMESPACES))
+    def toggle_room(self, server: str, namespace: str) -> None:
+        """Make that a socket cannot be made from now on, or can be again."""
+        self.unusable ^= {(server, namespace)}
+
+    @rule()
+    def daemon_dies(self) -> None:
+        """Kill the daemon: the next one has what was saved, and the clients that wait connect to it again."""
+        left = snapshot(self.daemon, self.initial)
+        check(left, len(DEVICES))
+        before = {name: named for name, named in self.daemon.named_servers.items() if not named.deleted}
+        for serial in list(self.spawning):
+            del self.spawning[serial]  # it ends with its link
+        self.daemon = self._new_daemon()
+        self.initial = InitialDefaults.of(self.daemon)
+        self.timers, self.terminating, self.unanswered = [], {}, set()
+        self.sockets, self.unusable = set(), set()
+        waiting, self.waiting = self.waiting, {}
+        self.awaited = set(self.running)
+        self.feed(events.PredecessorDied(left))
+        after = self.daemon.named_servers
+        assert _kept(before) == _kept({name: named for name, named in after.items() if not named.deleted})
+        for client, (server, namespace) in waiting.items():
+            self.waiting[client] = (server, namespace)
+            uid = before[server].uid
+            peer = Peer(5000 + client, uid, uid, (uid,))
+            at = {"server": server, "mps_namespace": namespace}
+            self.feed(events.ClientConnected(client, peer, "train", 7, **at))  # type: ignore[arg-type]
+
+    @precondition(lambda self: self.awaited)
+    @rule(number=NUMBER)
+    def returns(self, number: int) -> None:
+        serial = sorted(self.awaited)[number % len(self.awaited)]
+        self.awaited.remove(serial)
+        mine = [client for client, server in self.on_server.items() if server == serial]
+        reports = tuple(events.ReturnedClient(client, 5000 + client, "train", 7) for client in mine)
+        status = "INITIALIZING" if serial not in self.leaving and not mine else "ACTIVE"
+        self.feed(events.ServerReturned(serial, status, serial in self.leaving, reports))
+
+    # --- what always holds
+
+    @invariant()
+    def whoever_waits_can_be_served(self) -> None:
+        queued = {entry.client: entry for entry in self.daemon.queue if entry.client}
+        assert set(queued) == set(self.waiting)
+        for client, (server, namespace) in self.waiting.items():
+            assert queued[client].server == server
+            named = self.daemon.named_servers[server]
+            assert not named.deleted
+            assert namespace in named.namespaces
+
+    @invariant()
+    def sockets_are_those_of_servers_and_namespaces(self) -> None:
+        wanted = {
+            (named.name, namespace)
+            for named in self.daemon.named_servers.values()
+            if not named.deleted
+            for namespace in ("", *named.namespaces)
+        }
+        assert self.sockets <= wanted
+        assert all(
+            named.failed or named.deleted or {(named.name, ""), (named.name, DEFAULT)} <= self.sockets
+            for named in self.daemon.named_servers.values()
+        )
+
+    @invariant()
+    def processes_are_those_of_servers(self) -> None:
+        for serial, name in (self.spawning | self.running).items():
+            assert self.daemon.servers[serial].name == name
+            assert name in self.daemon.named_servers
+
+    @invariant()
+    def nobody_is_answered_twice(self) -> None:
+        assert all(count == 1 for count in self.settled.values())
+
+    def teardown(self) -> None:
+        """Let everything go its way."""
+        for _ in range(DRAINED):
+            if not self._go_on():
+                break
+        assert not self.unanswered
+        assert not self.waiting
+        assert not [named for named in self.daemon.named_servers.values() if named.deleted]
+
+    def _go_on(self) -> bool:
+        """Let the next thing happen that must; return whether there is one."""
+        starting = [each for each in self.running if self.daemon.servers[each].phase is Phase.INITIALIZING]
+        ending = [each for each in self.leaving if self._may_end(each)]
+        retries = [timer for timer in self.timers if timer.kind is TimerKind.RETRY]
+        if self.awaited:
+            self.returns(0)
+        elif self.terminating:
+            self.terminated(0)
+        elif self.spawning:
+            self.spawned(0)
+        elif ending:
+            self._end(ending[0])
+        elif starting:
+            self.feed(events.StatusPushed(starting[0], "ACTIVE"))
+        elif self.leaving:
+            self.client_gone(0)
+        elif retries:
+            self.timers.remove(retries[0])
+            self.feed(events.TimerEnded(retries[0]))
+        else:
+            return False
+        return True
+
+    def _may_end(self, serial: int) -> bool:
+        return self.daemon.servers[serial].forced or serial not in self.on_server.values()
+
+
+class MultiuserNamedMachine(NamedMachine):
+    """All servers are root's."""
+
+    multiuser = True
+
+
+def _one_of(items: dict[int, object], number: int) -> int:  # type: ignore[type-arg]
+    return sorted(items)[number % len(items)]
+
+
+def _kept(servers: dict[str, object]) -> dict[str, object]:
+    return dict(servers)
