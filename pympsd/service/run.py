@@ -34,7 +34,7 @@ from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.start import apply_configuration
 from pympsd.service.sessions.vendor.conversation import VendorConversation
 from pympsd.service.sessions.vendor.server import VendorServerSession
-from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Daemon
+from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Configuration, Daemon
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
@@ -245,6 +245,7 @@ def _dispatcher(
         settings.client_priority,
         limits,
         protocol=setup.protocol,
+        configuration=Configuration(awaited=setup.configuration is not None),
         pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
         multiuser=setup.multiuser,
         most_servers=_most_servers(setup),

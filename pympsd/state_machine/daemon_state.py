@@ -185,6 +185,8 @@ class Configuration:
     """When, as ISO 8601 has it."""
     gathering: Gathering | None = None
     """Its changes, under way or done."""
+    awaited: bool = False
+    """The daemon starts, and has not come to its file yet."""
 
 
 @define

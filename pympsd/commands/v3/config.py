@@ -83,6 +83,7 @@ def status(daemon: Daemon, caller: Caller) -> Decision:
     """Print which configuration is in force; the exit status is 0 if all of it is, a readiness probe."""
     known = daemon.configuration
     pending, failed = (len(known.gathering.waiting), known.gathering.failed) if known.gathering else (0, 0)
+    pending += known.awaited
     text = (
         f"generation={known.generation} source={known.source or '-'} applied={known.applied or '-'} "
         f"pending={pending} failed={failed}"

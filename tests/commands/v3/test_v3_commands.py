@@ -11,7 +11,7 @@ import pytest
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine.daemon_state import Client, Context, Daemon, Server
+from pympsd.state_machine.daemon_state import Client, Configuration, Context, Daemon, Server
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import Event, NamespaceOpened, OperatorLine, ServerSpawned, StatusPushed
 from pympsd.state_machine.server_lifecycle import Phase
@@ -288,6 +288,14 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
     assert (again.refused, again.printed) == (False, "no change\n")
     shown = _printed(daemon, "config show")
     assert _ask(daemon, "config apply F", file=shown).printed == "no change\n"
+
+
+def test_a_daemon_that_has_not_come_to_its_file_is_not_ready(daemon: Daemon) -> None:
+    daemon.configuration = Configuration(awaited=True)
+    assert _ask(daemon, "config status").refused
+    assert _ask(daemon, "config status").printed == "generation=0 source=- applied=- pending=1 failed=0\n"
+    _ask(daemon, "config apply F", file='schema_version = "1.0"')
+    assert not _ask(daemon, "config status").refused
 
 
 def test_what_cannot_be_applied_is_said_and_the_rest_is_done(daemon: Daemon) -> None:
