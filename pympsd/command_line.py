@@ -97,6 +97,7 @@ def _version() -> str:
 
 def _help(name: str, protocol: str = "2") -> str:
     from pympsd.commands.manual import usage
+    from pympsd.found_daemon import found_daemon
 
-    found = f"daemon {control_client.found_daemon()}" if name == OWN_NAME else ""
+    found = f"daemon {found_daemon()}" if name == OWN_NAME else ""
     return f"{TITLE}\n{usage(name, int(protocol or 2))}{found}"

@@ -53,11 +53,11 @@ def give_commands(
     ``strict``: 1 if a line was refused. ``timeout``: seconds to wait for a silent daemon. ``if_protocol``: the
     protocol of a daemon that the words are for; another one is given standard input.
     """
-    daemon = _Daemon()
+    daemon = Daemon()
     try:
-        path = _pipe_directory() + b"/" + files.CONTROL.encode()
+        path = pipe_directory() + b"/" + files.CONTROL.encode()
         reason = daemon.connect(path, timeout)
-        if reason == OTHER_KIND and (reason := daemon.connect(_own_socket(), timeout)):
+        if reason == OTHER_KIND and (reason := daemon.connect(own_socket(), timeout)):
             from pympsd import vendor_daemon
 
             return vendor_daemon.give_commands(path, _source([] if if_protocol else words), strict, timeout)
@@ -96,24 +96,6 @@ def give_commands(
     return REFUSED if (words or strict) and refused else 0
 
 
-def found_daemon() -> str:
-    """Return a line that says which daemon there is."""
-    daemon = _Daemon()
-    path = _pipe_directory() + b"/" + files.CONTROL.encode()
-    try:
-        reason = daemon.connect(path, TIMEOUT)
-        if reason == OTHER_KIND:
-            is_vendor = daemon.connect(_own_socket(), TIMEOUT)
-            kind = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server"
-        else:
-            kind = f"no daemon ({reason})" if reason else "pympsd, with servers of its own"
-    except TimeoutError:
-        kind = "a daemon that does not answer"
-    finally:
-        daemon.close()
-    return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n"
-
-
 def print_text(text: str) -> int:
     """Print a text; return the exit status."""
     try:
@@ -123,7 +105,7 @@ def print_text(text: str) -> int:
     return 0
 
 
-def _give(daemon: "_Daemon", words: "Sequence[str]", timeout: float) -> bool:
+def _give(daemon: "Daemon", words: "Sequence[str]", timeout: float) -> bool:
     """Send every line; return whether any was refused. Stop early if a line ended the daemon."""
     refused = False
     for lines in _source(words):
@@ -162,12 +144,12 @@ def _batches(chunks: "Iterator[list[bytes]]") -> "Iterator[list[bytes]]":
             yield batch
 
 
-def _own_socket() -> bytes:
+def own_socket() -> bytes:
     """Return the path of the socket where pympsd's own protocol is spoken beside the driver's server."""
-    return _pipe_directory() + b"/" + files.OWN_CONTROL.encode()
+    return pipe_directory() + b"/" + files.OWN_CONTROL.encode()
 
 
-def _pipe_directory() -> bytes:
+def pipe_directory() -> bytes:
     # The environment as posix has it, in bytes: os would make 1 ms of text of it.
     return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or _default_directory().encode()
 
@@ -194,7 +176,7 @@ def _chunks(fd: int) -> "Iterator[list[bytes]]":
         yield [rest]
 
 
-def _answer(daemon: "_Daemon", timeout: float) -> "bool | None":
+def _answer(daemon: "Daemon", timeout: float) -> "bool | None":
     """Print the answer to one line; return whether it was refused, None if it ended the daemon."""
     watched = None
     while True:
@@ -220,7 +202,7 @@ def _answer(daemon: "_Daemon", timeout: float) -> "bool | None":
             _write(2, body)
 
 
-class _Daemon:
+class Daemon:
     """The connection: sends and receives frames. The kernel bounds each wait, which saves the call of a poll."""
 
     def __init__(self) -> None:

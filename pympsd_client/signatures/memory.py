@@ -76,7 +76,16 @@ cuMemHostGetFlags(out unsigned int pFlags, void *p) = flags(p.address)
 cuMemHostGetDevicePointer(out CUdeviceptr pdptr, void *p, unsigned int Flags) = device_pointer(p.address, Flags)
 """
 
+_POINTERS: Final = """
+cuPointerGetAttribute(out void data, CUpointer_attribute attribute, CUdeviceptr ptr) = attribute
+cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, out void *data, CUdeviceptr ptr)
+    = attributes
+cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr) = set_attribute
+cuMemGetAddressRange(out CUdeviceptr pbase, out size_t psize, CUdeviceptr dptr) = address_range
+"""
+
 ROWS: Final = (
     *chapter("_objects.memory", _MEMORY),
     *chapter("_api.memory.host", _HOST_MEMORY),
+    *chapter("_api.memory.pointer", _POINTERS),
 )

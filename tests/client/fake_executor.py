@@ -100,7 +100,9 @@ class FakeExecutor:
     provisions = True
     per_context = False
 
-    def open_context(self, device: Device, flags: int, affinity: int | None = None) -> Opened:
+    def open_context(
+        self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
+    ) -> Opened:
         """Open at once."""
         return Opened(self.serial, 1, self.transport, affinity or 132, 1 << 30, (0, -5))
 

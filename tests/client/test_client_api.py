@@ -33,6 +33,8 @@ def test_the_arguments_are_those_of_cuda_bindings(name: str) -> None:
 
 
 def _outputs(name: str) -> int:
+    if name.startswith("cuCoredump"):  # what it returns has no size, whatever its documentation says
+        return int("Get" in name)
     documented = (getattr(real, name).__doc__ or "").split("Returns\n")[-1].split("See Also")[0]
     lines = [line.strip() for line in documented.splitlines()]
     return sum(1 for line in lines if " : " in line and not line.startswith(":py"))
@@ -98,13 +100,13 @@ def test_enums_types_and_constants_are_those_of_cuda_bindings(name: str) -> None
 
 
 def test_a_function_that_is_missing_is_named() -> None:
-    with pytest.raises(AttributeError, match="pympsd does not have cuCoredumpGetAttribute yet") as caught:
-        _ = cuda.cuCoredumpGetAttribute
+    with pytest.raises(AttributeError, match="pympsd does not have cuArrayGetPlane yet") as caught:
+        _ = cuda.cuArrayGetPlane
     assert "(the nearest names it has: " in str(caught.value)
-    assert "cuFuncGetAttribute" in str(caught.value)
+    assert "cuArray" in str(caught.value).partition("nearest")[2]
     assert str(caught.value).endswith("README.md, How it differs from the vendor's MPS, says what is missing")
     assert len(str(caught.value)) < 250
-    assert "cuCoredumpGetAttribute" not in dir(cuda)
+    assert "cuArrayGetPlane" not in dir(cuda)
     assert not hasattr(cuda, "cuNoSuchThing")
     assert not hasattr(cuda, "_driver")
 
@@ -136,7 +138,7 @@ def test_a_star_brings_functions_types_and_constants() -> None:
     for name in ("CUresult", "CUdeviceptr", "CUdevice_attribute", "CU_STREAM_PER_THREAD"):
         assert imported[name] is getattr(real, name)
     assert all(imported[name] is getattr(cuda, name) for name in FUNCTIONS)
-    assert "cuCoredumpGetAttribute" not in imported
+    assert "cuArrayGetPlane" not in imported
     assert sorted(dir(cuda)) == sorted(cuda.__all__)
 
 

@@ -72,7 +72,7 @@ def test_mistakes_with_slices(places: Any) -> None:
     with pytest.raises(TypeError):
         cuda.cuMemcpy3DPeer(cuda.CUDA_MEMCPY3D())
     assert cuda.cuMemcpy3DPeer(described(places, dstContext=here)) == INVALID
-    assert "is not on the device of the context" in last_error()
+    assert "is not on the device of dstContext" in last_error()
     for wrong in ({"srcDevice": 0}, {"srcPitch": 50}, {"srcDevice": destination}):
         assert cuda.cuMemcpy3DPeer(described(places, **wrong)) == INVALID
     assert cuda.cuMemcpy3DPeer(described(places, Depth=0)) == DONE

@@ -328,8 +328,7 @@ class Batch:
 
     def _open_barriers(self) -> bool:
         barriers = self._barriers
-        opens = None if barriers is None else barriers.open()
-        if barriers is None or opens is None:
+        if barriers is None or (opens := barriers.open()) is None:
             return False
         waiting, barriers.waiting = barriers.waiting, []
         going: list[tuple[Waiting, Array]] = []
