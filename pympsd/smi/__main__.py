@@ -1,4 +1,6 @@
-import sys  # a stub: a file run by path is compiled at every start
+"""``python3 -m pympsd.smi``, or this file run by path; a stub, for that is compiled at every start."""
+
+import sys
 
 if not __package__:
     sys.path.insert(0, __file__.rpartition("/smi/")[0].rpartition("/")[0])
