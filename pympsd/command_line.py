@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TITLE = "CUDA MPS Control for Linux/Unix/QNX."
+_DEPENDENCIES = ("attrs", "msgspec", "numpy", "structlog", "trio")
+"""What the daemon imports that is not its own."""
 
 
 def main(arguments: "Sequence[str]") -> int:
@@ -65,6 +67,7 @@ def _protocol(options: Options) -> str:
 
 
 def _start(options: Options, protocol: str) -> int:
+    _find_dependencies()
     from pympsd.daemonize import start_daemon
 
     if options.overlooked:
@@ -73,6 +76,16 @@ def _start(options: Options, protocol: str) -> int:
     if options.static:
         sys.stderr.write(f"{options.static} is not needed: protocol 3 has no mode for static partitions\n")
     return start_daemon(options, int(protocol))
+
+
+def _find_dependencies() -> None:
+    """Add the interpreter's site where a dependency is not beside the packages, as with --target or --user."""
+    from importlib.machinery import PathFinder
+
+    if sys.flags.no_site and not all(map(PathFinder.find_spec, _DEPENDENCIES)):
+        import site
+
+        site.main()
 
 
 def _fill_standard_descriptors() -> None:
