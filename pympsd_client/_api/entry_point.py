@@ -13,16 +13,8 @@ from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments import (
-    array_structs,
-    bindings,
-    graph_structs,
-    memory_structs,
-    resources,
-    shared_handles,
-    structs,
-    texture_structs,
-)
+from pympsd_client._arguments import bindings, graph_structs, memory_structs, resources, shared_handles, structs
+from pympsd_client._arguments.arrays import array_structs, texture_structs
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number, text, unsigned

@@ -1,8 +1,8 @@
 """Execution of a batch of CTAs: the choice of the threads to run next, and their reconvergence.
 
-The group at the lowest block runs first, so that diverged threads wait for each other where their
-paths join. Threads at a barrier, and lanes at a warp-synchronising operation whose partners are
-elsewhere, are parked. To let spin loops see their flags, now and then another group gets a burst.
+The group at the lowest block runs first, so that diverged threads wait for each other where their paths join. Threads
+at a barrier, and lanes at a warp-synchronising operation whose partners are elsewhere, are parked. To let spin loops
+see their flags, now and then another group gets a burst.
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ class Batch:
         self._parked: dict[int, list[Group]] = {}
         self._released: set[int] = set()
         self._impatience = 0
-        self._burst = 0
-        self._favoured = -1
+        self._burst, self._favoured = 0, -1
         self._running = self._state.all
         self.steps = 0
 
@@ -330,8 +329,8 @@ class Batch:
         barriers = self._barriers
         if barriers is None or (opens := barriers.open()) is None:
             return False
-        waiting, barriers.waiting = barriers.waiting, []
         going: list[tuple[Waiting, Array]] = []
+        waiting, barriers.waiting = barriers.waiting, []
         for entry in waiting:
             passes = opens[entry.lanes.pick(self._state.cta), entry.number]
             if passes.any():

@@ -1,0 +1,1 @@
+"""Structures that describe arrays, textures and surfaces."""
