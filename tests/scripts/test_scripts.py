@@ -44,7 +44,7 @@ def test_the_tests_run_in_parallel_without_the_long_ones(
     environment = f"root={tmp_path}; bin={tmp_path}; install_pympsd() {{ :; }}\n"
     (tmp_path / "scripts" / "environment").write_text(environment)
     done = subprocess.run([tmp_path / "scripts" / "test", *given.split()], capture_output=True, text=True)
-    parallel = f"-n {len(os.sched_getaffinity(0)) + 1} --dist worksteal"
+    parallel = f"-n {2 * len(os.sched_getaffinity(0))} --dist worksteal"
     first, _, rest = done.stdout.partition("\n")
     assert (done.returncode, first) == (3, passed_on.format(parallel=parallel))
     assert (rest.startswith(last), bool(rest)) == (True, bool(last))
