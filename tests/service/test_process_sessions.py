@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
+import trio
+import trio.testing
 from attrs import frozen
 from processes import alive, wait_until
 
 from pympsd.service.processes.process_sessions import kill_session
-from pympsd.service.processes.status import started_at
+from pympsd.service.processes.status import process_end, started_at
 
 LEADER = """
 import os, signal, sys
@@ -70,3 +73,34 @@ def test_no_process_is_killed_if_the_session_id_is_in_use_again() -> None:
         assert kill_session(leader.pid, os.getuid(), started_at(leader.pid) - 1) == []
         assert alive(member)
         os.killpg(leader.pid, signal.SIGKILL)
+
+
+async def test_a_wait_for_an_end_is_not_ended_by_a_file_that_had_the_same_number() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, subprocess.Popen(["sleep", "600"]) as process:
+        copy = os.dup(ours.fileno())  # as the keeper has one: epoll goes on watching the file
+        number = ours.fileno()
+        with trio.move_on_after(0):
+            await trio.lowlevel.wait_readable(number)
+        pidfd = os.pidfd_open(process.pid)
+        ended = trio.Event()
+
+        async def wait() -> None:
+            await process_end(number)
+            ended.set()
+
+        try:
+            os.dup2(pidfd, number)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                await trio.testing.wait_all_tasks_blocked()
+                theirs.close()
+                await trio.testing.wait_all_tasks_blocked(cushion=0.05)
+                assert not ended.is_set()
+                process.kill()
+                with trio.fail_after(30):
+                    await ended.wait()
+        finally:
+            process.kill()
+            for fd in (copy, pidfd):
+                os.close(fd)

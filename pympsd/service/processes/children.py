@@ -22,6 +22,7 @@ from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.inheritance import link_name
 from pympsd.service.processes.file_access import unreachable_folder
+from pympsd.service.processes.status import process_end
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed
 from pympsd.state_machine.instructions import SpawnServer
@@ -161,7 +162,7 @@ async def wait_for_end(pid: int) -> None:
         await _poll_ended(pid)
         return
     try:
-        await trio.lowlevel.wait_readable(pidfd)
+        await process_end(pidfd)
     finally:
         os.close(pidfd)
 

@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import trio
+
 STATE: Final = 0
 PARENT: Final = 1
 SESSION: Final = 3
@@ -39,6 +41,16 @@ def has_ended(pidfd: int, seconds: float = 0) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
+
+
+async def process_end(pidfd: int) -> None:
+    """Wait for a process's end; OSError if the system can watch no more descriptors (epoll(7)).
+
+    A wait may return for another file that had the same number: while the keeper has a copy of a descriptor that was
+    closed here, epoll goes on watching it under that number.
+    """
+    while not has_ended(pidfd):
+        await trio.lowlevel.wait_readable(pidfd)
 
 
 def is_child(pid: int) -> bool:

@@ -26,7 +26,7 @@ from pympsd.service.files.state_file import SavedState, StateRefused, device_key
 from pympsd.service.inheritance import Inherited, link_name
 from pympsd.service.processes.children import LEAVE_SECONDS
 from pympsd.service.processes.process_sessions import kill_session
-from pympsd.service.processes.status import has_ended, started_at
+from pympsd.service.processes.status import has_ended, process_end, started_at
 from pympsd.service.sessions.peers import process_of
 from pympsd.service.sessions.running import LAST_SECONDS
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
@@ -74,7 +74,7 @@ class KnownProcess:
     async def watch(self) -> None:
         """Wait for the end of the process, set ``gone``, and close the pidfd."""
         try:
-            await trio.lowlevel.wait_readable(self.pidfd)
+            await process_end(self.pidfd)
         finally:
             self.gone.set()
             os.close(self.pidfd)

@@ -14,6 +14,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Admission, Dispatcher
 from pympsd.service.fd_quota import fd_quota
+from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.state_machine import events
 from pympsd.state_machine.server_lifecycle import IllegalMove
@@ -143,7 +144,7 @@ class ServerSession:
         try:
             # If the system can watch no more descriptors (epoll(7)), the server reports the end.
             with suppress(OSError), scope:
-                await trio.lowlevel.wait_readable(pidfd)
+                await process_end(pidfd)
                 dispatcher.feed(events.ClientEnded(self.serial, client))
         finally:
             os.close(pidfd)

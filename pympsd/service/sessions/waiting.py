@@ -8,6 +8,7 @@ import trio
 from attrs import define, field
 
 from pympsd.service.dispatcher import Dispatcher, RunningServer, WaitingClient
+from pympsd.service.processes.status import process_end
 from pympsd.service.sessions.peers import KnownPeer
 from pympsd.state_machine.events import ClientConnected, WaitingClientLeft
 from pympsd.vocabulary.identities import Peer
@@ -65,4 +66,4 @@ class Waiting:
     async def _died(self) -> None:
         if self.known.pidfd < 0:
             await trio.sleep_forever()
-        await trio.lowlevel.wait_readable(self.known.pidfd)
+        await process_end(self.known.pidfd)

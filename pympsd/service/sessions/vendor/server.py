@@ -21,7 +21,7 @@ from pympsd.devices.driver_probe import driver_version
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.fd_quota import fd_quota
 from pympsd.service.inheritance import ClientNote, client_name
-from pympsd.service.processes.status import is_stopped
+from pympsd.service.processes.status import is_stopped, process_end
 from pympsd.service.sessions.server import WATCHED_DIVISOR
 from pympsd.service.sessions.vendor.handoffs import STATUS, Handoffs
 from pympsd.service.sessions.vendor.server_link import ServerLink
@@ -189,7 +189,7 @@ class VendorServerSession:
     async def _watch(self, client: int, pidfd: int, note: bytes) -> None:
         try:
             with suppress(OSError), self.dispatcher.held(client_name(client), pidfd, note):
-                await trio.lowlevel.wait_readable(pidfd)
+                await process_end(pidfd)
                 self._gone(client)
         finally:
             if self.ended.is_set():
