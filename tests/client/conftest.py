@@ -13,6 +13,7 @@ import pytest
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError, failed
+from pympsd_client._command_stream import callback_threads, host_callbacks
 from pympsd_client._command_stream.launch_cache import is_native
 from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
@@ -54,6 +55,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         telling = metafunc.module.__name__.rpartition(".")[2] in WITH_NATIVE_WORKERS
         kinds = ("auto", "native") if telling else ("auto",)
         metafunc.parametrize("private", kinds, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="module")
+def threads_leave_soon() -> Iterator[None]:
+    """Let the threads for host functions end soon after a test, which is checked for leaked threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callback_threads, "IDLE_S", 0.02)
+        patch.setattr(host_callbacks, "IDLE_S", 0.02)
+        yield
 
 
 @pytest.fixture

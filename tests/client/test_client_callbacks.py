@@ -19,7 +19,7 @@ from pympsd.wire.records import FLAG_POISONED, Record
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._command_stream import callback_threads, host_callbacks, operations
+from pympsd_client._command_stream import host_callbacks, operations
 from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._connect.session import Session
 from pympsd_client._objects.context import Context, contexts
@@ -29,6 +29,8 @@ from tests.client.conftest import ok
 from tests.client.fake_executor import FACTS, OPCODES, FakeExecutor
 from tests.client.test_client_process import _run
 from tests.client.test_client_streams import Kernels
+
+pytestmark = pytest.mark.usefixtures("threads_leave_soon")
 
 R = cuda.CUresult
 SECONDS = 30.0
@@ -47,15 +49,6 @@ class Slow:
     def __call__(self, data: Any) -> None:
         self.begun.set()
         assert self.free.wait(SECONDS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _threads_leave_soon() -> Iterator[None]:
-    """Let the threads for host functions end soon after a test, which is checked for leaked threads."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(callback_threads, "IDLE_S", 0.02)
-        patch.setattr(host_callbacks, "IDLE_S", 0.02)
-        yield
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._command_stream import callback_threads, host_callbacks
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._graphs.capture.interceptor import captures
 from tests.client.conftest import ok
 from tests.client.test_client_streams import Kernels
+
+pytestmark = pytest.mark.usefixtures("threads_leave_soon")
 
 R = cuda.CUresult
 GLOBAL, THREAD_LOCAL, RELAXED = (
@@ -30,15 +31,6 @@ NONE, ACTIVE, INVALIDATED = (
 TYPES = cuda.CUgraphNodeType
 UNSUPPORTED, ENDED = R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, R.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
 ILLEGAL = R.CUDA_ERROR_ILLEGAL_STATE
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _threads_leave_soon() -> Iterator[None]:
-    """Let the threads for host functions end soon after a test, which is checked for leaked threads."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(callback_threads, "IDLE_S", 0.02)
-        patch.setattr(host_callbacks, "IDLE_S", 0.02)
-        yield
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,16 @@ from processes import wait_until
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.values import InMemory
-from pympsd_client._command_stream import callback_threads, host_callbacks
 from tests.client.conftest import ok
 from tests.client.test_client_streams import STORE, Kernels
+
+pytestmark = pytest.mark.usefixtures("threads_leave_soon")
 
 R = cuda.CUresult
 INVALID = (R.CUDA_ERROR_INVALID_VALUE,)
 HOST_FN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 DEVICE, HOST = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE, cuda.CUmemorytype.CU_MEMORYTYPE_HOST
 SECONDS = 30.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _threads_leave_soon() -> Iterator[None]:
-    """Let the threads for host functions end soon after a test, which is checked for leaked threads."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(callback_threads, "IDLE_S", 0.02)
-        patch.setattr(host_callbacks, "IDLE_S", 0.02)
-        yield
 
 
 @define(eq=False)
