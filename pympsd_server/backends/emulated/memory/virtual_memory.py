@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import Lock
 from typing import Final
@@ -28,7 +29,7 @@ MAPPING_LIMIT: Final = 4096
 """What one client maps: each is a mapping of this process, which may have 65,530."""
 
 
-class Storage:
+class Storage(ABC):
     """Pages that clients map, freed with their last user. The maker is the first one. Safe for threads."""
 
     def __init__(self, size: int, secret: int, freed: Callable[[Storage], None]) -> None:
@@ -40,9 +41,9 @@ class Storage:
         self._lock: Final = Lock()
         self._users = 1
 
+    @abstractmethod
     def place(self, space: AddressSpace, address: int) -> None:
         """Map the pages in an address space, not accessible yet. Raises OSError."""
-        raise NotImplementedError
 
     def duplicate(self) -> int:
         """Return a new descriptor of the pages. Raises OSError; BackendError INVALID_VALUE if they have none."""
@@ -63,6 +64,7 @@ class Storage:
         self._close()
         self._freed(self)
 
+    @abstractmethod
     def _close(self) -> None:
         """Drop what this process holds of the pages."""
 
