@@ -104,8 +104,6 @@ class VendorConversation:
                 self.dispatcher.log.warning("server_refused", pid=peer.pid, uid=peer.uid, reason=reason)
             return
         registration = await channel.receive(PACKET_BYTES)
-        if server.serial not in self.dispatcher.servers:
-            return  # its process has ended meanwhile
         if server.registered.is_set():
             raise RemoteError("the server has registered already")
         with self.dispatcher.held(link_name(server.serial), sock.fileno()):
