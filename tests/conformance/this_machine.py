@@ -60,7 +60,7 @@ def names() -> dict[str, str]:
     """Return recorded names and those of this machine's GPUs for them."""
     if not on_gpu():
         return {}
-    found = {}
+    found = {f"count CUDA_SUCCESS {len(RECORDED['four-h200'])}": f"count CUDA_SUCCESS {len(gpus())}"}
     for recorded in RECORDED.values():
         for ordinal, (old, new) in enumerate(zip(recorded, gpus(), strict=False)):
             uuid = devices.uuid_text(ordinal) if LEADS and rehearses() else new.uuid
