@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.rules import Rule
 
 
 @frozen
@@ -26,6 +27,8 @@ class Plan:
     """A whole file."""
 
     servers: dict[str, ServerPlan] = field(factory=dict)
+    rules: tuple[Rule, ...] | None = None
+    """None: nothing is said of them."""
 
 
 @frozen
@@ -37,6 +40,7 @@ class Surroundings:
     """The user the daemon runs as."""
     multiuser: bool = False
     pipe_directory: str = ""
+    protocol: int = 3
 
 
 @frozen
