@@ -34,6 +34,7 @@ class CreateNamespace:
     server: str
     name: str
     limits: NamespaceLimits
+    clients_only: bool = False
 
     @property
     def text(self) -> str:
@@ -145,8 +146,12 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
     for each, limits in sorted(server.namespaces.items()):
         namespace = present.namespaces.get(each)
         if namespace is None:
-            yield CreateNamespace(name, each, limits)
-        elif change := _difference(name, namespace, limits, every):
+            yield CreateNamespace(name, each, limits, server.clients_only.get(each, False))
+            continue
+        if server.clients_only.get(each, namespace.clients_only) != namespace.clients_only:
+            kind = "for clients only" if namespace.clients_only else "open to operators"
+            yield Impossible(f"namespace '{name}/{each}' stays {kind}: delete it first")
+        if change := _difference(name, namespace, limits, every):
             yield change
 
 

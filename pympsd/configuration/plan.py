@@ -20,6 +20,8 @@ class ServerPlan:
     """The ordinals of its devices; None: nothing is said, which is all of them for a new server."""
     namespaces: dict[str, NamespaceLimits] = field(factory=dict)
     """``default`` is among them if anything is said of it."""
+    clients_only: dict[str, bool] = field(factory=dict)
+    """Which namespaces refuse operators, as far as it is said."""
 
 
 @frozen

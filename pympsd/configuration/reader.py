@@ -24,6 +24,7 @@ SCHEMA: Final = "1.0"
 MOST_NAME: Final = 64
 """Characters of a rule's name."""
 LIMIT_KEYS: Final = ("pinned_memory_limit", "active_thread_percentage", "client_priority")
+NAMESPACE_KEYS: Final = (*LIMIT_KEYS, "pympsd")
 SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS, "namespaces", "devices")
 RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
 TOP_KEYS: Final = ("schema_version", "servers", "features", "rules")
@@ -137,7 +138,12 @@ class _Reading:
         if own != NamespaceLimits():
             namespaces[DEFAULT] = self._merged(path, own, namespaces.get(DEFAULT, NamespaceLimits()))
         self._warn_of_uncapped(path, namespaces)
-        return ServerPlan(name, self._uid(path, given), self._devices(path, given), namespaces)
+        clients_only = {
+            each: said
+            for each, table in tables.items()
+            if (said := self._clients_only((*path, "namespaces", each), each, table)) is not None
+        }
+        return ServerPlan(name, self._uid(path, given), self._devices(path, given), namespaces, clients_only)
 
     def _namespace(self, server: str, name: str, path: Path, given: Any) -> NamespaceLimits:
         reason = name_problem(name) or socket_problem(self.surroundings.pipe_directory, server, name)
@@ -146,8 +152,20 @@ class _Reading:
         if not isinstance(given, dict):
             self._wrong(path, f"{_dotted(path)} is a table,", given)
             return NamespaceLimits()
-        self._check_keys(path, given, LIMIT_KEYS, "a namespace")
+        self._check_keys(path, given, NAMESPACE_KEYS, "a namespace")
         return self._limits(path, given)
+
+    def _clients_only(self, path: Path, name: str, given: Any) -> bool | None:
+        """Return whether a namespace is for clients only, as its table of pympsd's own keys says."""
+        own = self._table(path, given, "pympsd") if isinstance(given, dict) else {}
+        path = (*path, "pympsd")
+        self._check_keys(path, own, ("clients_only",), "pympsd's table of a namespace")
+        said = own.get("clients_only")
+        if said is not None and not isinstance(said, bool):
+            self._wrong((*path, "clients_only"), f"{_dotted((*path, 'clients_only'))} is true or false,", said)
+        elif said and name == DEFAULT:
+            self._wrong((*path, "clients_only"), f"{_dotted(path)}: the sockets of {DEFAULT} are its server's, too")
+        return said
 
     def _limits(self, path: Path, given: Mapping[str, Any]) -> NamespaceLimits:
         memory = self._value(path, given, "pinned_memory_limit", read_memory_by_device, (str,))

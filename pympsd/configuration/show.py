@@ -27,6 +27,8 @@ def shown(servers: Mapping[str, NamedServer], surroundings: Surroundings, rules:
                 limits = server.namespaces[each].limits
                 if each != DEFAULT or limits != NamespaceLimits():
                     lines += [f"[servers.{name}.namespaces.{each}]", *_limits(limits, surroundings)]
+                if server.namespaces[each].clients_only:
+                    lines += [f"[servers.{name}.namespaces.{each}.pympsd]", "clients_only = true"]
     return "\n".join(lines)
 
 

@@ -328,6 +328,11 @@ class Dispatcher:
         if self.may_log(peer.uid, reason):
             self.log.info("client_refused", pid=peer.pid, uid=peer.uid, reason=reason)
 
+    def log_refused_operator(self, peer: Peer) -> None:
+        """Log that an operator is refused at a socket for clients only."""
+        if self.may_log(peer.uid):
+            self.log.info("operator_refused", pid=peer.pid, uid=peer.uid)
+
     async def _timer(self, timer: Timer, seconds: float, scope: trio.CancelScope) -> None:
         with scope:
             await trio.sleep(seconds)

@@ -40,6 +40,7 @@ class PersistentNamespace:
     thread_percentage: float | None = None
     pinned_memory: dict[int, int] | None = None
     client_priority: int | None = None
+    clients_only: bool = False
 
     @property
     def limits(self) -> NamespaceLimits:
@@ -220,6 +221,7 @@ def _persistent_namespace(namespace: Namespace) -> PersistentNamespace:
         None if said.thread_percentage is None else said.thread_percentage.value,
         None if said.pinned_memory is None else _in_bytes(said.pinned_memory),
         None if said.client_priority is None else said.client_priority.level,
+        namespace.clients_only,
     )
 
 

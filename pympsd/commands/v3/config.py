@@ -132,9 +132,11 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
             for name, each in plan.namespaces.items():
                 if name != DEFAULT:
                     other = daemon.gatherings.part(gathering)
-                    yield from create_namespace(daemon, plan.name, name, each, other)
-        case CreateNamespace(server, name, limits):
-            yield from create_namespace(daemon, server, name, limits, part)
+                    yield from create_namespace(
+                        daemon, plan.name, name, each, other, plan.clients_only.get(name, False)
+                    )
+        case CreateNamespace(server, name, limits, clients_only):
+            yield from create_namespace(daemon, server, name, limits, part, clients_only)
         case SetNamespace(server, name, limits, _):
             yield from set_namespace(daemon, server, name, limits)
             yield Reply(part, Answer())
