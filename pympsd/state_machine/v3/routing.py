@@ -91,6 +91,8 @@ def open_sockets(named: NamedServer) -> Iterator[Instruction]:
 
 def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
     """Whether operators are refused at a socket."""
+    if not server:
+        return daemon.clients_only
     named = daemon.named_servers.get(server)
     found = named.namespaces.get(namespace) if named is not None else None
     return found is not None and found.clients_only
