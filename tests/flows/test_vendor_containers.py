@@ -63,7 +63,8 @@ def test_clients_without_a_pid_are_shown_by_what_is_known_of_them(start: Callabl
             client.connect()
         rows = [line.split(maxsplit=5) for line in daemon.say("ps").splitlines()[1:]]
         assert {(row[0], row[4]) for row in rows} == {("0", str(namespace("pid")))}
-        assert {row[5] for row in rows} == {f"[user 0, cgroup namespace {namespace('cgroup')}]"}
+        known = f"[user 0, user namespace {namespace('user')}, cgroup namespace {namespace('cgroup')}]"
+        assert {row[5] for row in rows} == {known}
         (server,) = daemon.servers()
         done = daemon.run([], f"terminate_client {server} 0\n")
         assert (done.stdout, "2 clients are shown as 0" in done.stderr) == ("201\n", True)
