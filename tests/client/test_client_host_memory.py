@@ -1,0 +1,209 @@
+"""Host memory that is mapped by cuMemMap, or that pools of the host have: program, kernels and importers reach it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pympsd_client import driver as cuda
+from pympsd_client import last_error
+from tests.client.conftest import ok
+from tests.client.test_client_managed import located
+from tests.client.test_client_mapped import kernel, launch
+from tests.client.test_client_pinned import at
+from tests.client.test_client_pool_sharing import allocated, imported, passed, shareable
+from tests.client.test_client_pools import get
+from tests.client.test_client_virtual_memory import (
+    BOTH,
+    DESCRIPTOR,
+    DONE,
+    GRANULE,
+    INVALID,
+    NONE,
+    NOT_SUPPORTED,
+    bytes_at,
+    properties,
+    reserved,
+)
+from tests.client.test_client_virtual_memory import access as of_device
+from tests.support.client_kernels import BASIC
+
+R = cuda.CUresult
+P = cuda.CUpointer_attribute
+A = cuda.CUdevice_attribute
+
+
+def of_host(kind: str = "HOST_NUMA", number: int = 0, is_exported: bool = False) -> Any:
+    made = properties(shareable=is_exported)
+    made.location = located(kind, number)
+    return made
+
+
+def access(kind: str = "HOST", flags: Any = BOTH) -> Any:
+    made = cuda.CUmemAccessDesc()
+    made.location, made.flags = located(kind), flags
+    return made
+
+
+def mapped(handle: Any) -> int:
+    """Return where memory of the host is mapped, for the program and the device."""
+    address = reserved()
+    assert cuda.cuMemMap(address, GRANULE, 0, handle, 0) == DONE, last_error()
+    assert cuda.cuMemSetAccess(address, GRANULE, [access(), of_device()], 2) == DONE, last_error()
+    return address
+
+
+def is_mapped(address: int) -> bool:
+    """Return whether this process has memory at an address."""
+    with open("/proc/self/maps", encoding="ascii") as maps:
+        ranges = [line.split()[0].split("-") for line in maps]
+    return any(int(low, 16) <= address < int(high, 16) for low, high in ranges)
+
+
+def test_devices_name_a_node_and_serve_its_memory(context: Any) -> None:
+    for name, value in (
+        ("HOST_NUMA_ID", 0), ("HOST_NUMA_MEMORY_POOLS_SUPPORTED", 1), ("HOST_MEMORY_POOLS_SUPPORTED", 1),
+        ("HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", 1), ("HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", 1),
+    ):  # fmt: skip
+        wanted = getattr(A, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        if wanted is not None:  # older versions of cuda-bindings have fewer
+            assert ok(cuda.cuDeviceGetAttribute(wanted, 0)) == value, name
+
+
+@pytest.mark.parametrize("kind", ["HOST", "HOST_NUMA"])
+def test_program_and_kernels_reach_what_is_mapped(context: Any, kind: str) -> None:
+    free = ok(cuda.cuMemGetInfo())[0]
+    handle = ok(cuda.cuMemCreate(GRANULE, of_host(kind), 0))
+    assert ok(cuda.cuMemGetInfo())[0] == free, "it is not the device's"
+    address = mapped(handle)
+    memory = at(address, 4000).view(np.float32)
+    assert not memory.any()
+    memory[:] = np.arange(1000)
+    launch(kernel(BASIC, b"add_one"), (address, ctypes.c_uint64), (1000, ctypes.c_uint32), blocks=4, threads=256)
+    assert cuda.cuCtxSynchronize() == DONE
+    assert (memory == np.arange(1000) + 1).all()
+    assert cuda.cuMemsetD8(address, 7, 100) == DONE
+    assert bytes(memory.view(np.uint8)[:101]) == b"\7" * 100 + bytes([memory.view(np.uint8)[100]])
+    assert ok(cuda.cuPointerGetAttribute(P.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)) == 1, "the host's"
+    assert int(ok(cuda.cuMemGetAccess(located(kind), address))) == int(BOTH)
+    assert ok(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.type == located(kind).type
+    assert cuda.cuMemSetAccess(address, GRANULE, [access(kind, NONE)], 1) == DONE
+    assert not is_mapped(address)
+    assert int(ok(cuda.cuMemGetAccess(located(kind), address))) == 0
+    assert (bytes_at(address, 100) == 7).all(), "the device reaches it still"
+    assert cuda.cuMemSetAccess(address, GRANULE, [access(kind)], 1) == DONE
+    assert at(address, 1)[0] == 7
+    assert cuda.cuMemUnmap(address, GRANULE) == DONE
+    assert not is_mapped(address)
+    assert cuda.cuMemRelease(handle) == DONE
+    assert cuda.cuMemRelease(handle) == (INVALID,)
+
+
+def test_a_descriptor_of_a_nodes_memory_is_imported(context: Any) -> None:
+    handle = ok(cuda.cuMemCreate(GRANULE, of_host(is_exported=True), 0))
+    mine = mapped(handle)
+    fd = ok(cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0))
+    theirs = ok(cuda.cuMemImportFromShareableHandle(fd, DESCRIPTOR))
+    os.close(fd)
+    again = mapped(theirs)
+    at(again, 5)[:] = 9
+    assert (at(mine, 5) == 9).all()
+    assert ok(cuda.cuMemGetAllocationPropertiesFromHandle(theirs)).location.type == located("HOST_NUMA").type
+
+
+def test_a_context_takes_its_host_memory_along(context: Any) -> None:
+    other = ok(cuda.cuCtxCreate(None, 0, 0))
+    address = mapped(ok(cuda.cuMemCreate(GRANULE, of_host(), 0)))
+    pool = ok(cuda.cuMemPoolCreate(pool_at()))
+    block = allocated(pool)
+    assert is_mapped(address)
+    assert is_mapped(block)
+    assert cuda.cuCtxDestroy(other) == DONE
+    assert not is_mapped(address)
+    assert not is_mapped(block)
+
+
+def test_memory_of_the_host_that_cannot_be(context: Any) -> None:
+    for size in (0, 1, GRANULE + 1):
+        assert cuda.cuMemCreate(size, of_host(), 0) == (INVALID, None)
+    for size in (1 << 46, 1 << 63):
+        assert cuda.cuMemCreate(size, of_host(), 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None), "more than the machine has"
+    assert cuda.cuMemCreate(GRANULE, of_host(number=1), 0) == (INVALID, None)
+    assert "HOST_NUMA_ID" in last_error()
+    assert cuda.cuMemCreate(GRANULE, of_host("HOST_NUMA_CURRENT"), 0) == (INVALID, None)
+    assert cuda.cuMemCreate(GRANULE, of_host("HOST", is_exported=True), 0) == (INVALID, None)
+    handle = ok(cuda.cuMemCreate(GRANULE, of_host(), 0))
+    assert cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0) == (INVALID, None), "it was not created so"
+    address = mapped(handle)
+    reading = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+    assert cuda.cuMemSetAccess(address, GRANULE, [access(flags=reading)], 1) == (NOT_SUPPORTED,)
+    assert cuda.cuMemSetAccess(address, GRANULE, [access("HOST_NUMA_CURRENT")], 1) == (INVALID,)
+    device = reserved()
+    assert cuda.cuMemMap(device, GRANULE, 0, ok(cuda.cuMemCreate(GRANULE, properties(), 0)), 0) == DONE
+    for kind in ("HOST", "HOST_NUMA"):
+        assert cuda.cuMemSetAccess(device, GRANULE, [access(kind)], 1) == (INVALID,)
+
+
+def test_addresses_that_the_program_uses_are_not_taken_over(context: Any) -> None:
+    handle, address = ok(cuda.cuMemCreate(GRANULE, of_host(), 0)), reserved()
+    assert cuda.cuMemMap(address, GRANULE, 0, handle, 0) == DONE
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    assert libc.mmap(address, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == address
+    assert cuda.cuMemSetAccess(address, GRANULE, [access()], 1) == (R.CUDA_ERROR_OUT_OF_MEMORY,)
+    assert f"{address:#x}" in last_error()
+    assert cuda.cuMemUnmap(address, GRANULE) == DONE
+    assert is_mapped(address), "the program's own"
+    libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE))
+
+
+def pool_at(kind: str = "HOST_NUMA", number: int = 0) -> Any:
+    made = shareable()
+    made.location = located(kind, number)
+    return made
+
+
+def test_a_pool_of_a_node_is_imported(context: Any) -> None:
+    free = ok(cuda.cuMemGetInfo())[0]
+    pool = ok(cuda.cuMemPoolCreate(pool_at()))
+    block = allocated(pool)
+    at(block, 4000)[:] = 3
+    assert ok(cuda.cuMemGetInfo())[0] == free, "it is not the device's"
+    theirs = imported(pool)
+    place = passed(theirs, block)
+    assert place != block
+    assert (at(place, 4000) == 3).all()
+    at(place, 4000).view(np.float32)[:] = 1
+    launch(kernel(BASIC, b"add_one"), (place, ctypes.c_uint64), (1000, ctypes.c_uint32), blocks=4, threads=256)
+    assert cuda.cuCtxSynchronize() == DONE
+    assert (at(block, 4000).view(np.float32) == 2).all()
+    for address in (block, place):
+        assert ok(cuda.cuPointerGetAttribute(P.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)) == 1
+        assert ok(cuda.cuPointerGetAttribute(P.CU_POINTER_ATTRIBUTE_HOST_POINTER, address)) == address
+    assert get(pool, "LOCATION_TYPE") == get(theirs, "LOCATION_TYPE") == int(located("HOST_NUMA").type)
+    assert int(ok(cuda.cuMemPoolGetAccess(pool, located("HOST_NUMA")))) == 3
+    assert cuda.cuMemFree(block) == DONE
+    assert cuda.cuMemPoolTrimTo(pool, 0) == DONE
+    assert not is_mapped(block)
+    assert (at(place, 4000).view(np.float32) == 2).all(), "it lives while it is imported"
+    assert cuda.cuMemFree(place) == DONE
+    assert not is_mapped(place)
+
+
+def test_pools_of_the_host_that_cannot_be(context: Any) -> None:
+    assert cuda.cuMemPoolCreate(pool_at("HOST")) == (INVALID, None), "it is not exported"
+    assert cuda.cuMemPoolCreate(pool_at("HOST_NUMA_CURRENT")) == (INVALID, None)
+    for number in (-1, 1, 1 << 30):
+        assert cuda.cuMemPoolCreate(pool_at(number=number)) == (INVALID, None)
+    pool = ok(cuda.cuMemPoolCreate(pool_at()))
+    assert cuda.cuMemAllocFromPoolAsync(1 << 63, pool, 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
+    of_a_device = ok(cuda.cuMemPoolCreate(shareable()))
+    data = ok(cuda.cuMemPoolExportPointer(allocated(of_a_device)))
+    assert cuda.cuMemPoolImportPointer(imported(pool), data) == (INVALID, None), "another pool's"
