@@ -48,6 +48,14 @@ print([int(ok(runtime.cudaPointerGetAttributes(one)).type) for one in (memory, a
 ok(runtime.cudaFree(memory)); ok(runtime.cudaFree(0))
 print(ok(runtime.cudaMalloc(0)), int(runtime.cudaFree(memory)[0]), int(runtime.cudaMemcpy(1, 2, 3, 9)[0]))
 print(int(runtime.cudaMalloc(1 << 63)[0]))
+managed, place = int(ok(runtime.cudaMallocManaged(64, 1))), runtime.cudaMemLocation()
+place.type = runtime.cudaMemLocationType.cudaMemLocationTypeHost
+if hasattr(runtime, "cudaMemDiscardBatchAsync"):
+    ok(runtime.cudaMemDiscardBatchAsync([managed], [64], 1, 0, stream))
+    ok(runtime.cudaMemPrefetchBatchAsync([managed], [64], 1, [place], [0], 1, 0, stream))
+    last = runtime.cudaMemRangeAttribute.cudaMemRangeAttributeLastPrefetchLocation
+    assert ok(runtime.cudaMemRangeGetAttribute(4, last, managed, 64)) == -1
+    assert int(runtime.cudaMemDiscardAndPrefetchBatchAsync([8], [64], 1, [place], [0], 1, 0, stream)[0]) == 1
 """
     assert run(program, begin=BEGINNING).stdout.splitlines() == [
         "[255, 255, 255, 255, 4, 5] 63", "[0, 1, 255] [8, 9, 18] [16, 17, 34]", "[2, 0]", "0 1 21", "2",
