@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Final
 from attrs import frozen
 
 from pympsd.channel.descriptors import ADVICE
+from pympsd.channel.mapping import unmap
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.operations import Operation
 from pympsd_client._command_stream.received_fds import NO_ROOM, ReceivedFds
-from pympsd_client._command_stream.staging_memory import map_at, unmap
+from pympsd_client._command_stream.staging_memory import map_at
 
 if TYPE_CHECKING:
     from pympsd_client._command_stream.transport import Transport

@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 from attrs import define, frozen
 
+from pympsd.channel.mapping import NORESERVE
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.memory.page_mapping import NORESERVE
 from pympsd_server.backends.interface import BackendError
 
 FILE_NAME: Final = "pympsd-memory-"
