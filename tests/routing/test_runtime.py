@@ -328,7 +328,12 @@ for one in (green, own):
     ok(runtime.cudaMemsetAsync(memory, 7, 64, stream))
     ok(runtime.cudaExecutionCtxRecordEvent(one, event)); ok(runtime.cudaEventSynchronize(event))
     ok(runtime.cudaExecutionCtxWaitEvent(own, event)); ok(runtime.cudaExecutionCtxSynchronize(one))
+graph, create = ok(runtime.cudaGraphCreate(0)), getattr(runtime, "cudaGraphConditionalHandleCreate_v2", None)
+if create is not None:
+    assert len({int(ok(create(graph, one, 0, 0))) for one in (green, own, None)}) == 3
 ok(runtime.cudaExecutionCtxDestroy(green))
+if create is not None:
+    assert int(create(graph, green, 0, 0)[0]) and int(create(graph, 12345, 0, 0)[0]) and int(create(0, own, 0, 0)[0])
 print(int(runtime.cudaExecutionCtxDestroy(green)[0]), int(runtime.cudaExecutionCtxDestroy(own)[0]))
 print(int(runtime.cudaGreenCtxCreate(description, 0, 5)[0]))
 """
