@@ -149,7 +149,11 @@ class Stream(Protocol):
     """
 
     def copy(self, copy: Copy, done: Completion | None = None) -> None:
-        """Copy bytes, then call ``done``; a copy from or to ``Space.STAGING`` always has one."""
+        """Copy bytes, then call ``done``.
+
+        A copy from or to ``Space.STAGING`` always has one, and those of a client that are not done take no more bytes
+        than its staging memory has: a backend may refuse what is beyond twice that.
+        """
 
     def fill(self, fill: Fill) -> None:
         """Set elements of device memory to a value."""

@@ -18,7 +18,7 @@ from processes import BIN, POLL_SECONDS, SECONDS, ClientProcess, DaemonProcess, 
 
 from tests.conformance.comparison import Comparison
 from tests.conformance.correspondence import Correspondence
-from tests.conformance.this_machine import CLIENT, LEADS, clients_settings
+from tests.conformance.this_machine import CLIENT, LEADS, as_here, clients_settings
 
 SETTLES: Final = 4.0 if LEADS else SECONDS
 """How long a log may take to contain what it should."""
@@ -84,7 +84,8 @@ class Replay:
         """Return the daemon of a place; a place is a pipe directory and a log directory."""
         if at not in self.daemons:
             uid = self.plan.get("uids", {}).get(str(at), 0)
-            self.daemons[at] = self.make_daemon(self.plan.get("machine", "one-h200"), uid, **self.plan.get("env", {}))
+            settings = {name: as_here(value) for name, value in self.plan.get("env", {}).items()}
+            self.daemons[at] = self.make_daemon(self.plan.get("machine", "one-h200"), uid, **settings)
         return self.daemons[at]
 
     def play(self, step: dict[str, Any]) -> str:

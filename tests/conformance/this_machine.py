@@ -1,7 +1,8 @@
 """The recorded machine and the one that a session is replayed on: the same, but for scripts/test-gpu.
 
-There sessions that were recorded on one H200 run on this machine's GPU: its names stand for the recorded ones, and a
-few steps are played otherwise (on_gpu.toml says which and why). With PYMPSD_TEST_CONFORMANCE=vendor the daemon leads
+There sessions that were recorded on one H200 run on this machine's GPU, and those that were recorded on four and see
+two of them on two: their names stand for the recorded ones, and a few steps are played otherwise (on_gpu.toml says
+which and why). With PYMPSD_TEST_CONFORMANCE=vendor the daemon leads
 the driver's own server, the clients are programs of cuda.bindings, and on_vendor.toml says what is different.
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import tested_driver
-from tested_machine import gpu, on_gpu, rehearses, with_machine
+from tested_machine import gpus, on_gpu, rehearses, with_machine
 from vendor import devices
 
 from tests.gpu.led import running
@@ -24,15 +25,21 @@ LEADS: Final = os.environ.get("PYMPSD_TEST_CONFORMANCE") == "vendor"
 SUPPORT: Final = HERE.parent / "support"
 CLIENT: Final = str(SUPPORT / ("made_up_recorded_client.py" if LEADS and rehearses() else "recorded_client.py"))
 """The program of the clients."""
-RECORDED: Final = tomllib.loads((HERE / "one-h200.toml").read_text())["device"][0]
-SHORT: Final = 22
-"""The number of characters of a UUID that ps shows."""
+RECORDED: Final = {
+    name: tomllib.loads((HERE / f"{name}.toml").read_text())["device"] for name in ("one-h200", "four-h200")
+}
+SHORT: Final = (22, 12)
+"""The numbers of characters of a UUID that ps shows, and that a session gives for all of it."""
+PREFIX: Final = len("GPU-")
 
 
 def settings(machine: str, copy: Path) -> dict[str, str]:
     """Return a daemon's settings of its machine; ``copy`` is a description that every user can read."""
     if LEADS:
-        return running.settings(copy.parent)
+        given = running.settings(copy.parent)
+        if machine == "four-h200":
+            given["CUDA_VISIBLE_DEVICES"] = "0,1"
+        return given
     if on_gpu() and machine == "one-h200":
         return with_machine({})
     return {"PYMPSD_EMULATED_DEVICES": str(copy)}
@@ -50,17 +57,16 @@ def clients_settings() -> dict[str, str]:
 
 
 def names() -> dict[str, str]:
-    """Return recorded names and those of this machine's GPU for them."""
+    """Return recorded names and those of this machine's GPUs for them."""
     if not on_gpu():
         return {}
-    recorded = RECORDED["uuid"]
-    uuid = devices.uuid_text(0) if LEADS and rehearses() else gpu().uuid
-    return {
-        recorded: uuid,
-        recorded[:SHORT]: uuid[:SHORT],
-        RECORDED["pci"]: gpu().pci,
-        "NVIDIA H200": gpu().name,
-    }
+    found = {f"count CUDA_SUCCESS {len(RECORDED['four-h200'])}": f"count CUDA_SUCCESS {len(gpus())}"}
+    for recorded in RECORDED.values():
+        for ordinal, (old, new) in enumerate(zip(recorded, gpus(), strict=False)):
+            uuid = devices.uuid_text(ordinal) if LEADS and rehearses() else new.uuid
+            found |= {old["uuid"]: uuid, **{old["uuid"][:length]: uuid[:length] for length in SHORT}}
+            found |= {old["uuid"][PREFIX:]: uuid[PREFIX:], old["pci"]: new.pci, "NVIDIA H200": new.name}
+    return found
 
 
 def as_here(text: str) -> str:

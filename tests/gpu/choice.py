@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import frozen
-from tested_machine import gpu, rehearses
+from tested_machine import gpu, gpus, rehearses
 
 TESTS = Path(__file__).parents[1]
 TABLE = Path(__file__).with_name("choice.toml")
@@ -33,6 +33,8 @@ class Choice:
             machine["other_users"] = "only root, with an interpreter that all users can reach, starts their clients"
         if gpu().name != RECORDED:
             machine["figures"] = f"its figures are of an {RECORDED}, not of a {gpu().name}"
+        if os.environ.get("PYMPSD_TEST_CONFORMANCE") != "vendor" or len(gpus()) < 2:
+            machine["two_led_gpus"] = "it is replayed on two GPUs with the driver's own server"
         if rehearses():
             machine["real_gpu"] = "this is a rehearsal"
         return cls({entry["path"]: entry for entry in entries}, machine)

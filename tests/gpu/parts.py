@@ -64,7 +64,7 @@ PARTS = {
         Part("vendor", (VENDOR,), spread=1.0),
         Part(
             "vendor-sessions",
-            ("tests/conformance/test_sessions.py", "-k", "faults or multiuser"),
+            ("tests/conformance/test_sessions.py", "-k", "faults or multiuser or several"),
             spread=0.5,
             settings={"PYMPSD_TEST_CONFORMANCE": "vendor"},
         ),

@@ -17,7 +17,7 @@ from tests.gpu.instruction_table import INSTRUCTIONS
 ENTRIES: list[dict[str, Any]] = tomllib.loads(TABLE.read_text())["file"]
 ROOMS = ("flows", "conformance", "emulated")
 """Every test file of these is in the table."""
-LISTS = ("other_users", "figures", "real_gpu")
+LISTS = ("other_users", "figures", "real_gpu", "two_led_gpus")
 
 
 def functions(path: Path) -> set[str]:

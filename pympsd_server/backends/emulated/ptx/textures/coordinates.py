@@ -8,8 +8,8 @@ from pympsd.wire.texture_object import AddressMode
 from pympsd_server.backends.emulated.ptx.datatypes import S64, Array
 
 _FAR = float(1 << 40)
-_STEPS = 256.0
-"""Weights are fixed-point numbers with 8 bits of fraction; 1.0 is one of them."""
+STEPS = 256
+"""Coordinates and weights of filters are fixed-point numbers with 8 bits of fraction; 1.0 is a weight."""
 
 
 def finite(values: Array) -> Array:
@@ -25,16 +25,33 @@ def nearest(place: Array) -> Array:
 
 
 def neighbours(place: Array) -> tuple[Array, Array]:
-    """Return the index of the first of the two elements around each place, and the weight of the second."""
-    shifted = place - 0.5
-    first = np.floor(shifted)
-    return first.astype(S64), weight(shifted - first)
+    """Return the index of the first of the two elements around each place, and the second's weight in steps."""
+    first, share = np.divmod(_rounded((place - 0.5) * STEPS), STEPS)
+    return first, share
 
 
-def weight(fraction: Array) -> Array:
-    """Return fractions as filters have them."""
-    rounded: Array = np.floor(fraction * _STEPS + 0.5) / _STEPS
-    return rounded
+def corner_weights(shares: list[Array]) -> dict[tuple[int, ...], Array]:
+    """Return the weights, in steps, of the elements around places, by their steps in x, y and z.
+
+    A GPU rounds them one dimension after the other, so that they always add up: the corpus of recorded kernels
+    (texture_filter) tells how.
+    """
+    nothing = np.zeros_like(shares[0])
+    x, y, z = (*shares, nothing, nothing)[:3]
+    found = {}
+    for depth, whole in ((0, STEPS - z), (1, z)):
+        right = _rounded(whole * x / STEPS)
+        left = whole - right
+        right_below = _rounded(right * y / STEPS)
+        left_above = _rounded(left * (STEPS - y) / STEPS)
+        found[0, 0, depth], found[0, 1, depth] = left_above, left - left_above
+        found[1, 0, depth], found[1, 1, depth] = right - right_below, right_below
+    return {corner[: len(shares)]: weight for corner, weight in found.items() if not any(corner[len(shares) :])}
+
+
+def _rounded(values: Array) -> Array:
+    found: Array = np.floor(values + 0.5).astype(S64)
+    return found
 
 
 def mapped(index: Array, size: int, mode: int) -> tuple[Array, Array | None]:

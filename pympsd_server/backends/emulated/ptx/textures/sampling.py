@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,12 +10,13 @@ from pympsd.wire.texture_object import AddressMode, Flag, Kind, Level, TextureOb
 from pympsd_server.backends.emulated.ptx.datatypes import F32, S64, U32, Array, Value
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
 from pympsd_server.backends.emulated.ptx.textures.coordinates import (
+    STEPS,
+    corner_weights,
     cube_face,
     finite,
     mapped,
     nearest,
     neighbours,
-    weight,
 )
 from pympsd_server.backends.emulated.ptx.textures.texels import border, by_object, read
 
@@ -86,7 +86,7 @@ def _at_levels(state: BatchState, of: TextureObject, geometry: str, place: tuple
     where = np.clip(np.minimum(np.maximum(wanted + bias, least), greatest), 0, last)
     if how.level_filter and of.is_float:
         lower = np.floor(where)
-        share = weight(where - lower)
+        share = np.floor((where - lower) * STEPS + 0.5) / STEPS
         upper = np.minimum(lower + 1, last)
         low, high = (_each_level(state, of, geometry, place, one.astype(S64)) for one in (lower, upper))
         between: Array = low * (1 - share) + high * share
@@ -143,14 +143,11 @@ def _at(state: BatchState, of: TextureObject, level: Level, geometry: str, place
         return _element(state, of, level, [nearest(each) for each in places], sizes, modes, layer)
     total = np.zeros((4, len(layer)))
     around = [neighbours(each) for each in places]
-    for corner in product((0, 1), repeat=len(places)):
+    for corner, weight in corner_weights([share for _, share in around]).items():
         index = [first + step for (first, _), step in zip(around, corner, strict=True)]
-        share = np.ones(len(layer))
-        for (_, second), step in zip(around, corner, strict=True):
-            share = share * (second if step else 1 - second)
         # What has no weight adds nothing, not even if it is infinite.
         element = _element(state, of, level, index, sizes, modes, layer)
-        total += np.where(share > 0, element * share, 0.0)
+        total += np.where(weight > 0, element * (weight / STEPS), 0.0)
     return total
 
 

@@ -109,5 +109,12 @@ def border(of: TextureObject) -> Array:
     bits = np.array(of.sampling.border, U32)
     if of.kind is Kind.LINEAR:
         bits = np.zeros(4, U32)
-    found: Array = bits.view(F32).astype(F64) if of.is_float else bits.view(S32).astype(S64)
+    if not of.is_float:
+        return bits.view(S32).astype(S64)[:, None]
+    found: Array = bits.view(F32).astype(F64)
+    dtype = _DTYPES[of.format]
+    if dtype.kind != "f":
+        # The colour is kept in the format of the elements.
+        greatest, least = np.iinfo(dtype).max, -1.0 if dtype.kind == "i" else 0.0
+        found = np.floor(np.clip(found, least, 1.0) * greatest + 0.5) / greatest
     return found[:, None]
