@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from pympsd.vocabulary.results import Result
 from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
+from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import PhysicalMemory
 from pympsd_server.executor.operations.answer import Answer, words
 from pympsd_server.executor.request import Request
 
 
 def _create(request: Request, handle: int, count: int, flags: int) -> Answer:
+    if flags & ~(MEMORY_SHAREABLE | MEMORY_OF_HOST):
+        raise BackendError(Result.ERROR_INVALID_VALUE, f"memory has no flags {flags:#x}")
     charge = request.resources.pinned.charge if flags & MEMORY_OF_HOST else None
     return Answer(created=request.context.backend.create_memory(count, bool(flags & MEMORY_SHAREABLE), charge))
 
