@@ -83,6 +83,8 @@ class Pinned:
         self._changing: Final = RLock()
         self._mapped: Final[dict[int, RegisteredPages]] = {}
         """What kernels reach of registered memory, by the address that was registered."""
+        self._private: list[tuple[RegisteredPages, list[tuple[int, int]]]] = []
+        """Where it is private during a fork."""
 
     def allocate(
         self,
@@ -232,17 +234,18 @@ class Pinned:
     def before_fork(self) -> None:
         """Give the child pages of its own, and change nothing until the fork is done."""
         self._changing.acquire()
-        for one in self._mapped.values():
-            one.make_private()
+        self._private = [(one, one.make_private()) for one in tuple(self._mapped.values())]
 
     def after_fork(self, in_child: bool) -> None:
         """Share the parent's pages with the executor again."""
         try:
             if in_child:
                 self._mapped.clear()
-            for one in self._mapped.values():
-                one.share()
+            else:
+                for one, ranges in self._private:
+                    one.share(ranges)
         finally:
+            self._private = []
             self._changing.release()
 
     def unregister(self, address: int) -> None:

@@ -54,33 +54,33 @@ class RegisteredPages:
                 at = high
         if at < self.end:
             raise invalid_value(f"nothing is mapped at {at:#x}")
-        self.share()
+        self.share([(self.start, self.end)])
 
-    def share(self) -> None:
-        """Replace the program's pages by the shared ones; raise CudaError, and leave them."""
-        try:
-            done = _pages.replace(self.start, self.pages.address, self.pages.size, True)
-        except ValueError as error:
-            raise _refused(f"{self.start:#x}: {error}") from None
-        if done < self.pages.size:
-            self._make_private(done)
-            raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"the system maps no {self.pages.size} bytes anew")
+    def share(self, ranges: list[tuple[int, int]]) -> None:
+        """Replace the program's pages in some ranges by the shared ones; raise CudaError, and leave them."""
+        for low, high in ranges:
+            try:
+                done = _pages.replace(low, self.pages.address + low - self.start, high - low, True)
+            except ValueError as error:
+                raise _refused(f"{low:#x}: {error}") from None
+            if done < high - low:
+                self.make_private()
+                raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"the system maps no {high - low} bytes anew")
 
-    def make_private(self) -> None:
-        """Put private pages in place, where the shared ones still are."""
+    def make_private(self) -> list[tuple[int, int]]:
+        """Put private pages in place, in the ranges where the shared ones still are; return these."""
         ours = next((file for low, high, _, file, _ in _mappings() if low <= self.pages.address < high), None)
-        for low, high, _, file, _ in tuple(_mappings()):
-            if file == ours and low < self.end and self.start < high:
-                first = max(low, self.start)
-                self._make_private(min(high, self.end) - first, first - self.start)
-
-    def _make_private(self, size: int, offset: int = 0) -> None:
-        if not size:
-            return
-        others = map_nothing(size)
-        done = _pages.replace(self.start + offset, others, size, False)
-        if done < size:
-            unmap(others + done, size - done)
+        ranges = [
+            (max(low, self.start), min(high, self.end))
+            for low, high, _, file, _ in _mappings()
+            if file == ours and low < self.end and self.start < high
+        ]
+        for low, high in ranges:
+            others = map_nothing(high - low)
+            done = _pages.replace(low, others, high - low, False)
+            if done < high - low:  # the rest stays shared
+                unmap(others + done, high - low - done)
+        return ranges
 
 
 def _mappings() -> Iterator[tuple[int, int, str, str, str]]:
