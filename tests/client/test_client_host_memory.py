@@ -5,13 +5,18 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
+from pympsd.channel.mapping import map_nothing, unmap
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
+from pympsd_client._objects.context import contexts
+from pympsd_client._objects.process import process
 from tests.client.conftest import ok
 from tests.client.test_client_managed import located
 from tests.client.test_client_mapped import kernel, launch
@@ -149,19 +154,46 @@ def test_memory_of_the_host_that_cannot_be(context: Any) -> None:
         assert cuda.cuMemSetAccess(device, GRANULE, [access(kind)], 1) == (INVALID,)
 
 
+def occupied(address: int) -> Callable[[], None]:
+    """Have the program use a page at an address; return what frees it."""
+    assert map_nothing(mmap.PAGESIZE, address) == address
+    return lambda: unmap(address, mmap.PAGESIZE)
+
+
 def test_addresses_that_the_program_uses_are_not_taken_over(context: Any) -> None:
     handle, address = ok(cuda.cuMemCreate(GRANULE, of_host(), 0)), reserved()
     assert cuda.cuMemMap(address, GRANULE, 0, handle, 0) == DONE
-    libc = ctypes.CDLL(None)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    assert libc.mmap(address, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == address
+    free = occupied(address)
     assert cuda.cuMemSetAccess(address, GRANULE, [access()], 1) == (R.CUDA_ERROR_OUT_OF_MEMORY,)
     assert f"{address:#x}" in last_error()
     assert cuda.cuMemUnmap(address, GRANULE) == DONE
     assert is_mapped(address), "the program's own"
-    libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE))
+    free()
+
+
+@pytest.mark.parametrize("kind", ["HOST", "HOST_NUMA"])
+def test_a_device_without_it_refuses_it(context: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    lacking = dict.fromkeys((f"{kind}_MEMORY_POOLS_SUPPORTED", "HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"), 0)
+    devices = tuple(
+        evolve(one, facts=evolve(one.facts, attributes={**one.facts.attributes, **lacking}))
+        for one in process.require().devices
+    )
+    found = contexts[int(context)]
+    monkeypatch.setattr(found, "device", devices[found.device.number])
+    monkeypatch.setattr(process.connection, "devices", devices)
+    assert cuda.cuMemPoolCreate(pool_at(kind)) == (NOT_SUPPORTED, None)
+    assert f"{kind}_MEMORY_POOLS_SUPPORTED is 0" in last_error()
+    assert cuda.cuMemCreate(GRANULE, of_host(kind), 0) == (NOT_SUPPORTED, None)
+
+
+def test_a_chunk_that_cannot_be_mapped_leaves_nothing(context: Any) -> None:
+    pool = ok(cuda.cuMemPoolCreate(pool_at()))
+    first = reserved()
+    assert cuda.cuMemAddressFree(first, GRANULE) == DONE
+    taken = occupied(first)
+    assert cuda.cuMemAllocFromPoolAsync(100, pool, 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
+    taken()
+    assert allocated(pool) == first, "addresses and memory are free again"
 
 
 def pool_at(kind: str = "HOST_NUMA", number: int = 0) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pympsd.channel.mapping import map_nothing, unmap
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from tests.client.conftest import ok
@@ -128,23 +129,19 @@ def test_a_forked_child_has_memory_of_its_own(memory: np.ndarray[Any, Any]) -> N
 
 
 def test_what_the_program_has_mapped_there_since_is_left(context: Any) -> None:
-    libc = ctypes.CDLL(None)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-    anonymous, both = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE
-    address = libc.mmap(None, 3 * PAGE, both, anonymous, -1, 0)
+    address = map_nothing(3 * PAGE)
     assert cuda.cuMemHostRegister(address, 3 * PAGE, MAP) == DONE
     assert cuda.cuMemsetD8(ok(cuda.cuMemHostGetDevicePointer(address, 0)), 7, 3 * PAGE) == DONE
-    assert libc.mmap(address + PAGE, PAGE, both, anonymous | 0x10, -1, 0) == address + PAGE
+    map_nothing(PAGE, address + PAGE)
     ctypes.memset(address + PAGE, 3, PAGE)
-    libc.munmap(ctypes.c_void_p(address + 2 * PAGE), ctypes.c_size_t(PAGE))
+    unmap(address + 2 * PAGE, PAGE)
     child = os.fork()
     if child == 0:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert cuda.cuMemHostUnregister(address) == DONE
     assert ctypes.string_at(address, 2 * PAGE) == b"\7" * PAGE + b"\3" * PAGE
-    libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(2 * PAGE))
+    unmap(address, 2 * PAGE)
 
 
 def test_pages_that_cannot_be_replaced(context: Any) -> None:

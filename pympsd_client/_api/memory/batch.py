@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pympsd_client._api.memory.copies import between_any
-from pympsd_client._api.memory.managed import Range, place_of, ranges, supported
+from pympsd_client._api.memory.managed import Range, place_of, supported, within
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import locations
 from pympsd_client._arguments.numbers import number
@@ -64,7 +64,7 @@ def _ranges(name: str, addresses: Any, sizes: Any, count: int, flags: int, strea
     _check(count, stream)
     if flags:
         raise invalid_value(f"{name} takes no flags: 0, not {flags}")
-    return ranges(_numbers(addresses, count), _numbers(sizes, count))
+    return [within(*one) for one in zip(_numbers(addresses, count), _numbers(sizes, count), strict=True)]
 
 
 def _check(count: int, stream: int) -> None:

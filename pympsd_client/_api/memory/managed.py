@@ -76,7 +76,7 @@ class Range:
         self.states.change(self.start, self.end, lambda state: evolve(state, prefetched=place))
 
 
-def _within(address: int, count: int) -> Range:
+def within(address: int, count: int) -> Range:
     """Return a range that one managed allocation holds; INVALID_VALUE."""
     found = allocations.containing(address)
     if found is None or not found.is_managed:
@@ -87,11 +87,6 @@ def _within(address: int, count: int) -> Range:
         found.states = PageStates(found.size)
     offset = address - found.handle
     return Range(found.states, offset, offset + count)
-
-
-def ranges(addresses: Sequence[int], sizes: Sequence[int]) -> list[Range]:
-    """Return ranges of managed memory; INVALID_VALUE."""
-    return [_within(address, size) for address, size in zip(addresses, sizes, strict=True)]
 
 
 def _place(given: Any) -> Place:
@@ -128,7 +123,7 @@ def advise(devPtr: Any, count: Any, advice: Any, location: Any) -> None:
     change = _CHANGES.get(wanted)
     if change is None:
         raise invalid_value(f"there is no advice {wanted}")
-    found = _within(start, size)
+    found = within(start, size)
     place = Place(0, 0) if wanted in _FOR_ALL_LOCATIONS else _place(location)
     found.states.change(found.start, found.end, lambda state: change(state, place))
 
@@ -162,7 +157,7 @@ def prefetch(devPtr: Any, count: Any, location: Any, *others: Any, **named: Any)
     resolve(stream)
     if flags:
         raise invalid_value(f"cuMemPrefetchAsync takes no flags: 0, not {flags}")
-    found, place = _within(number(devPtr), unsigned(count)), _place(location)
+    found, place = within(number(devPtr), unsigned(count)), _place(location)
     found.prefetch(place)
 
 
@@ -194,7 +189,7 @@ def attach(stream: int, address: int, length: int, flags: int) -> None:
 def attribute(size: int, wanted: int, address: int, count: int) -> AttributeValue:
     """Return an attribute of managed memory; INVALID_VALUE. ``dataSize`` is 4, of ACCESSED_BY a multiple of 4."""
     supported("cuMemRangeGetAttribute")
-    found = _within(address, count)
+    found = within(address, count)
     states = set(found.states.between(found.start, found.end))
     if wanted not in _ATTRIBUTES.values():
         raise invalid_value(f"there is no attribute {wanted} of a range")

@@ -146,7 +146,8 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Device 
     device = process.device(location.id) if location.type == _DEVICE else None
     if device is not None and not is_managed:
         return of_device(device)
-    needed = "MANAGED_MEMORY" if is_managed else "HOST_MEMORY_POOLS_SUPPORTED"
+    of_host = "HOST_NUMA_MEMORY_POOLS_SUPPORTED" if location.type == _NODE else "HOST_MEMORY_POOLS_SUPPORTED"
+    needed = "MANAGED_MEMORY" if is_managed else of_host
     if not all(each.facts.attributes.get(needed) for each in process.require().devices):
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,

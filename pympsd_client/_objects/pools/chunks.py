@@ -90,20 +90,21 @@ class ExportedChunks:
         """Create a chunk and map it."""
         context, handle = self._context, self._context.mint()
         start = virtual_memory.reserve(context.device.ordinal, size, MAPPING_GRANULE, 0)
-        is_mapped = False
+        flags = MEMORY_SHAREABLE | MEMORY_OF_HOST if self._is_host else MEMORY_SHAREABLE
         try:
-            flags = MEMORY_SHAREABLE | MEMORY_OF_HOST if self._is_host else MEMORY_SHAREABLE
             context.call(operations.CREATE_MEMORY, handle, size, flags)
             context.call(operations.MAP_MEMORY, handle, start)
-            is_mapped = True
+        except CudaError:
+            virtual_memory.free_addresses(start, size)
+            raise
+        self._handles[start], self._sizes[start] = handle, size
+        try:
             context.call(operations.SET_ACCESS, start, size, 1)
             if self._is_host:
                 map_memory(context, handle, start, size)
         except CudaError:
-            if not is_mapped:
-                virtual_memory.free_addresses(start, size)
+            self.remove(start, size)
             raise
-        self._handles[start], self._sizes[start] = handle, size
         return start
 
     def remove(self, start: int, size: int) -> None:
