@@ -22,7 +22,7 @@ from tests.client.test_client_managed import located
 from tests.client.test_client_mapped import kernel, launch
 from tests.client.test_client_pinned import at
 from tests.client.test_client_pool_sharing import allocated, imported, passed, shareable
-from tests.client.test_client_pools import get
+from tests.client.test_client_pools import Held, get
 from tests.client.test_client_virtual_memory import (
     BOTH,
     DESCRIPTOR,
@@ -239,3 +239,40 @@ def test_pools_of_the_host_that_cannot_be(context: Any) -> None:
     of_a_device = ok(cuda.cuMemPoolCreate(shareable()))
     data = ok(cuda.cuMemPoolExportPointer(allocated(of_a_device)))
     assert cuda.cuMemPoolImportPointer(imported(pool), data) == (INVALID, None), "another pool's"
+
+
+def memory_of(kind: str) -> tuple[int, int]:
+    """Return where the program and where kernels have new memory of a kind."""
+    if kind == "registered":
+        own = map_nothing(4096)
+        assert cuda.cuMemHostRegister(own, 4096, 2) == DONE
+        return own, int(ok(cuda.cuMemHostGetDevicePointer(own, 0)))
+    if kind == "mapped":
+        address = mapped(ok(cuda.cuMemCreate(GRANULE, of_host(), 0)))
+    elif kind == "managed":
+        address = int(ok(cuda.cuMemAllocManaged(4096, 1)))
+    else:
+        address = allocated(ok(cuda.cuMemPoolCreate(pool_at())), 4096)
+    return address, address
+
+
+@pytest.mark.usefixtures("threads_leave_soon")
+@pytest.mark.parametrize("kind", ["managed", "pool", "mapped", "registered"])
+def test_a_copy_from_it_comes_after_the_streams_earlier_work(context: Any, kind: str) -> None:
+    (mine, theirs), device, held = memory_of(kind), ok(cuda.cuMemAlloc(8192)), Held()
+    assert cuda.cuMemsetD8Async(theirs, 7, 4096, held.stream) == DONE
+    assert cuda.cuMemcpyHtoDAsync(device, mine, 4096, held.stream) == DONE
+    held.let_go()
+    assert cuda.cuStreamSynchronize(held.stream) == DONE
+    assert (bytes_at(int(device), 4096) == 7).all()
+    at(mine, 4096)[:] = 8
+    assert cuda.cuMemcpyHtoD(device, mine + 96, 4000) == DONE
+    assert (bytes_at(int(device), 4000) == 8).all()
+    other = ok(cuda.cuCtxCreate(None, 0, 1))
+    elsewhere = ok(cuda.cuMemAlloc(4096))
+    assert cuda.cuMemcpyHtoD(elsewhere, mine, 4096) == DONE, "its device does not reach it"
+    assert (bytes_at(int(elsewhere), 4096) == 8).all()
+    assert cuda.cuCtxDestroy(other) == DONE
+    if kind == "registered":
+        assert cuda.cuMemHostUnregister(mine) == DONE
+        unmap(mine, 4096)

@@ -52,7 +52,7 @@ def memory_at(address: int) -> Memory | None:
     """Return what is known of an address, None if it is in no memory of CUDA's."""
     allocation = allocations.containing(address)
     if allocation is not None:
-        reached = address if allocation.is_managed or allocation.is_host else 0
+        reached = address if allocation.is_shared else 0
         start, size, context = allocation.handle, allocation.size, allocation.context
         return Memory(start, size, context, allocation.is_host, address, reached, allocation.buffer_id, allocation)
     mine, reached = pinned.addresses_of(address)

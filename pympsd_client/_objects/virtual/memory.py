@@ -43,6 +43,11 @@ class Mapping(Allocation):
     """A CUmemAccess_flags: the device's."""
     host_access: int = 0
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether its device has access."""
+        return self.access != 0
+
     def free(self) -> None:
         """Refuse: INVALID_VALUE."""
         raise invalid_value(f"{self.handle:#x} is mapped by cuMemMap; cuMemUnmap it")
