@@ -14,6 +14,7 @@ from attrs import frozen
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction
 from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.rules import Origin
 
 Reader = Callable[[Sequence[str]], Any]
 
@@ -29,6 +30,8 @@ class Caller:
     server: str = ""
     """The server whose socket it came by; empty: the daemon's own."""
     namespace: str = ""
+    process: Origin | None = None
+    """The process that the line names, if there is one."""
 
 
 @frozen

@@ -17,13 +17,15 @@ from pympsd.state_machine.instructions import (
     RefuseClient,
     SpawnServer,
 )
+from pympsd.state_machine.limit_resolution import client_limits, limits_by_rule
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.limits import ThreadPercentage
-from pympsd.vocabulary.namespaces import server_of_user
+from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.rules import Unknown
 
 START_TIMEOUT: Final = 60.0
 """Seconds a server has to become ready."""
@@ -33,10 +35,15 @@ OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 
 def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Admit a new client, queue it or refuse it."""
+    try:
+        rule = limits_by_rule(daemon, event)
+    except Unknown as error:
+        yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, f"this process cannot be let in: {error}")
+        return
     if event.joins and (server := _joined_server(daemon, event)) is not None:
         yield Log("client_server_exists", {"pid": event.peer.pid, "uid": daemon.serving_uid(event.peer.uid)})
         failed_starts.has_served(daemon, server)
-        yield _grant(daemon, server, event.client, event.mps_namespace)
+        yield _grant(daemon, server, event.client, event.mps_namespace, rule)
         return
     refusal = _refusal(daemon, event)
     if refusal is not None:
@@ -61,6 +68,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         event.joins,
         server=name,
         mps_namespace=event.mps_namespace,
+        rule=rule,
     )
     server = daemon.server_named(name)
     ready = server is not None and server.phase in OPEN and not turns.is_closed_to_newcomers(daemon, uid)
@@ -302,10 +310,12 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
                     process=entry.process,
                     mps_namespace=entry.mps_namespace,
                 )
-            yield _grant(daemon, server, entry.client, entry.mps_namespace)
+            yield _grant(daemon, server, entry.client, entry.mps_namespace, entry.rule)
 
 
-def _grant(daemon: Daemon, server: Server, client: int, namespace: str) -> AdmitClient:
+def _grant(daemon: Daemon, server: Server, client: int, namespace: str, rule: NamespaceLimits | None) -> AdmitClient:
     priority = routing.priority(daemon, server.name, namespace)
-    limits = routing.client_limits(daemon, server.name, namespace)
+    limits = client_limits(daemon, server, namespace, rule)
+    if limits is not None:
+        priority = max(priority, limits.least_priority)
     return AdmitClient(client, server.serial, server.pid, priority, limits)

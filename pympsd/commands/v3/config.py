@@ -17,6 +17,7 @@ from pympsd.configuration.changes import (
     DeleteServer,
     Impossible,
     SetNamespace,
+    SetRules,
     State,
     changes,
 )
@@ -35,7 +36,7 @@ from pympsd.vocabulary.namespaces import DEFAULT
 NO_CHANGE = "no change"
 
 
-@command(Syntax("config apply", required=("file",), flags=("check", "prune", "force")), takes_file=True)
+@command(Syntax("config apply", required=("file",), flags=("check", "prune", "force")), in_both=True, takes_file=True)
 def apply(
     daemon: Daemon,
     caller: Caller,
@@ -45,9 +46,9 @@ def apply(
     prune: bool = False,
     force: bool = False,
 ) -> Decision:
-    """Read a configuration file, and make the servers and namespaces what it says: what is missing is made, what
-    differs is set, and what it does not name stays, or with --prune is deleted if it has no clients (with --force
-    also if it has some). --check says what would be done. An error anywhere in the file: nothing is done.
+    """Read a configuration file, and make the rules, servers and namespaces what it says: what is missing is made,
+    what differs is set, and what it does not name stays, or with --prune is deleted if it has no clients (with
+    --force also if it has some). --check says what would be done. An error anywhere in the file: nothing is done.
     """
     view.check_daemon_owner(daemon, caller, "config apply")
     if text is None:
@@ -62,7 +63,11 @@ def apply(
     except BadFile as error:
         said = "\n".join(problem.shown(file) for problem in error.problems)
         return Decision(Answer(diagnostic=said, refused=True))
-    state = State(daemon.named_servers, surroundings, lambda server, name: len(clients(daemon, server, name)))
+
+    def count_clients(server: str, name: str | None) -> int:
+        return len(clients(daemon, server, name))
+
+    state = State(daemon.named_servers, surroundings, count_clients, daemon.rules)
     wanted = changes(plan, state, prune=prune, force=force)
     notes = [warning.shown(file) for warning in warnings]
     if check:
@@ -72,13 +77,13 @@ def apply(
     return Decision(None, tuple(_carry_out(daemon, caller, file, wanted, notes, force)))
 
 
-@command(Syntax("config show"))
+@command(Syntax("config show"), in_both=True)
 def show(daemon: Daemon, caller: Caller) -> Decision:
-    """Print a configuration file of the servers and namespaces that there are."""
-    return data(shown(daemon.named_servers, _surroundings(daemon)))
+    """Print a configuration file of the rules, servers and namespaces that there are."""
+    return data(shown(daemon.named_servers, _surroundings(daemon), daemon.rules or ()))
 
 
-@command(Syntax("config status"))
+@command(Syntax("config status"), in_both=True)
 def status(daemon: Daemon, caller: Caller) -> Decision:
     """Print which configuration is in force; the exit status is 0 if all of it is, a readiness probe."""
     known = daemon.configuration
@@ -92,7 +97,7 @@ def status(daemon: Daemon, caller: Caller) -> Decision:
 
 
 def _surroundings(daemon: Daemon) -> Surroundings:
-    return Surroundings(daemon.devices, daemon.uid, daemon.multiuser, daemon.pipe_directory)
+    return Surroundings(daemon.devices, daemon.uid, daemon.multiuser, daemon.pipe_directory, daemon.protocol)
 
 
 def _carry_out(
@@ -127,11 +132,17 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
             for name, each in plan.namespaces.items():
                 if name != DEFAULT:
                     other = daemon.gatherings.part(gathering)
-                    yield from create_namespace(daemon, plan.name, name, each, other)
-        case CreateNamespace(server, name, limits):
-            yield from create_namespace(daemon, server, name, limits, part)
+                    yield from create_namespace(
+                        daemon, plan.name, name, each, other, plan.clients_only.get(name, False)
+                    )
+        case CreateNamespace(server, name, limits, clients_only):
+            yield from create_namespace(daemon, server, name, limits, part, clients_only)
         case SetNamespace(server, name, limits, _):
             yield from set_namespace(daemon, server, name, limits)
+            yield Reply(part, Answer())
+        case SetRules(rules, _):
+            daemon.rules = rules
+            yield Log("rules_set", {"count": len(rules)})
             yield Reply(part, Answer())
         case DeleteServer(name):
             yield from delete_server(daemon, name, force, part)

@@ -40,6 +40,8 @@ class Namespace:
     """What was said of them; the properties say what holds."""
     creators: list[int] = field(factory=list, eq=False)
     """Operator sessions to answer when its socket is open."""
+    clients_only: bool = False
+    """Operators are refused at its socket."""
 
     @property
     def thread_percentage(self) -> ThreadPercentage:

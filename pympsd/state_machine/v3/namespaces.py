@@ -18,7 +18,12 @@ MOST_NAMESPACES = 256
 
 
 def create_namespace(
-    daemon: Daemon, server_name: str, name: str, limits: NamespaceLimits | None = None, session: int = 0
+    daemon: Daemon,
+    server_name: str,
+    name: str,
+    limits: NamespaceLimits | None = None,
+    session: int = 0,
+    clients_only: bool = False,
 ) -> Iterator[Instruction]:
     """Make a namespace; its ``session`` is answered when its socket is open."""
     named = _server(daemon, server_name)
@@ -29,7 +34,7 @@ def create_namespace(
         raise NotPossible(f"Namespace '{name}' exists already on server '{server_name}'.")
     if len(named.namespaces) >= MOST_NAMESPACES:
         raise NotPossible(f"Server '{server_name}' has {MOST_NAMESPACES} namespaces, and no more are possible.")
-    named.namespaces[name] = Namespace(name, limits or NamespaceLimits(), [session] if session else [])
+    named.namespaces[name] = Namespace(name, limits or NamespaceLimits(), [session] if session else [], clients_only)
     daemon.named_changes += 1
     yield Log("namespace_added", {"name": f"{server_name}/{name}"})
     yield OpenNamespace(server_name, name, named.uid)
