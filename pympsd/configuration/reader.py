@@ -15,8 +15,9 @@ from pympsd.configuration.plan import Plan, Problem, ServerPlan, Surroundings
 from pympsd.configuration.positions import Path, line_of, positions
 from pympsd.configuration.rules import read_condition
 from pympsd.devices.visible import find_device, listed
+from pympsd.state_machine.v3.named_server import MOST_NAMESPACES
 from pympsd.vocabulary.limits import PinnedMemory
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, socket_problem
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
 from pympsd.vocabulary.texts import BadText, read_memory_by_device, read_percentage, read_priority
 
@@ -33,6 +34,7 @@ NO_PARTITIONS: Final = "static SM partitions are not there yet; active_thread_pe
 NO_DOMAINS: Final = "locality domains are not there yet: every device here has one"
 NO_MEMACCT: Final = "memory accounting by cgroup is not there yet: only false is possible"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server"
+_NAMED_AFTER_USER: Final = re.compile("uid_([0-9]+)")
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 
 
@@ -137,13 +139,19 @@ class _Reading:
         namespaces = {each: self._namespace(name, each, (*path, "namespaces", each), tables[each]) for each in tables}
         if own != NamespaceLimits():
             namespaces[DEFAULT] = self._merged(path, own, namespaces.get(DEFAULT, NamespaceLimits()))
+        if (count := len({DEFAULT, *namespaces})) > MOST_NAMESPACES:
+            said = f"{_dotted(path)} has {count} namespaces with {DEFAULT}; at most {MOST_NAMESPACES} are possible"
+            self._wrong((*path, "namespaces"), said)
         self._warn_of_uncapped(path, namespaces)
         clients_only = {
             each: said
             for each, table in tables.items()
             if (said := self._clients_only((*path, "namespaces", each), each, table)) is not None
         }
-        return ServerPlan(name, self._uid(path, given), self._devices(path, given), namespaces, clients_only)
+        uid = self._uid(path, given)
+        if name.startswith("uid_") and (uid is None or name != server_of_user(uid)):
+            self._wrong(path, f"{_dotted(path)}: uid_<n> is the name of the server of user n, and of no other one")
+        return ServerPlan(name, uid, self._devices(path, given), namespaces, clients_only)
 
     def _namespace(self, server: str, name: str, path: Path, given: Any) -> NamespaceLimits:
         reason = name_problem(name) or socket_problem(self.surroundings.pipe_directory, server, name)
@@ -196,9 +204,11 @@ class _Reading:
             self.warnings.append((path, f"{who}, and others have; namespaces.{DEFAULT} may set them"))
 
     def _uid(self, path: Path, given: Mapping[str, Any]) -> int | None:
-        if "uid" not in given:
+        named_after = _NAMED_AFTER_USER.fullmatch(str(path[-1]))
+        uid = given.get("uid", int(named_after[1]) if named_after else None)
+        if uid is None:
             return None
-        uid, path = given["uid"], (*path, "uid")
+        path = (*path, "uid")
         if isinstance(uid, bool) or not isinstance(uid, int) or not 0 <= uid < (1 << 32) - 1:
             self._wrong(path, f"{_dotted(path)} is a user's number,", uid)
             return None

@@ -303,3 +303,11 @@ def _quoted(value: Any) -> str:
         if isinstance(value, str)
         else str(value)
     )
+
+
+def test_a_server_named_after_a_user_is_that_users() -> None:
+    assert _read("[servers.uid_7]", uid=0).servers["uid_7"].uid == 7
+    for text in ("[servers.uid_x]", "[servers.uid_7]\nuid = 8", "[servers.uid_07]"):
+        (error,) = _errors(f'schema_version = "1.0"\n{text}', uid=0)
+        assert error.startswith("F:2: ")
+        assert "uid_<n> is the name of the server of user n" in error

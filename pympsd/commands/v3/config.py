@@ -24,6 +24,7 @@ from pympsd.configuration.changes import (
 from pympsd.configuration.plan import Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.configuration.show import shown
+from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.daemon_state import Configuration, Daemon
 from pympsd.state_machine.instructions import Instruction, Log, Reply
 from pympsd.state_machine.v3.gathering import Gathering
@@ -109,6 +110,10 @@ def _carry_out(
     generation = daemon.configuration.generation + 1
     daemon.configuration = Configuration(generation, file, applied, gathering)
     yield Log("configuration_applied", {"file": file, "generation": generation})
+    created = sum(isinstance(change, CreateServer) for change in wanted)
+    if created > STARTS_AT_ONCE:
+        gathering.awaits_starts = False
+        gathering.notes.append(f"{created} servers are being started; 'config status' says when all are ready.")
     for change in wanted:
         if isinstance(change, Impossible):
             gathering.failed += 1

@@ -270,8 +270,7 @@ def _vendor_session(
     mine = {serial: entry for serial, entry in left.clients.items() if entry.note.server == server.serial}
     for serial in mine:
         del left.clients[serial]
-    session.handoffs.earlier = tuple((one.name, one.fd) for one in left.newcomers if one.note == server.serial)
-    left.newcomers = [one for one in left.newcomers if one.note != server.serial]
+    session.handoffs.earlier = left.take_newcomers(server.serial)
     session.pidfds = {serial: entry.fd for serial, entry in mine.items()}
     session.inherited = {
         serial: events.ReturnedClient(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from attrs import define, field
 
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+
+MOST_NAMESPACES: Final = 256
+"""Of one server: each takes descriptors of the daemon and its keeper."""
 
 
 class Source(StrEnum):

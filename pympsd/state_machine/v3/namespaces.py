@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from pympsd.state_machine import terminations
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, RefuseClient, reply
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace
 from pympsd.state_machine.v3.servers import NotPossible, active, change_limits, clients, server
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, socket_problem
 from pympsd.vocabulary.results import Result
-
-MOST_NAMESPACES = 256
-"""Of one server: each takes descriptors of the daemon and its keeper."""
 
 
 def create_namespace(

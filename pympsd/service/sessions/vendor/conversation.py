@@ -9,10 +9,11 @@ from attrs import define
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.inheritance import Noted, link_name
+from pympsd.service.inheritance import Noted, link_name, serial_of
 from pympsd.service.sessions.peers import operator_uid, with_pidfd
 from pympsd.service.sessions.running import run_with_sender
 from pympsd.service.sessions.vendor.client import VendorClientSession
+from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.service.sessions.vendor.tool import ToolSession
 from pympsd.state_machine.server_lifecycle import Phase
@@ -101,8 +102,10 @@ class VendorConversation:
         if role is Role.CLIENT:
             known = with_pidfd(sock, peer)
             try:
-                serial, to = self.dispatcher.serials.take(), (self.server, self.namespace)
-                client = VendorClientSession(serial, known, channel, self.dispatcher, *to)
+                serial, key = self.dispatcher.serials.take(), serial_of(entry.name)
+                offer = Offer(key, *entry.offered, is_inherited=True) if entry.offered else None
+                place = (self.server, self.namespace)
+                client = VendorClientSession(serial, known, channel, self.dispatcher, key, *place, offer)
                 await run_with_sender(channel, client.run, self.dispatcher)
             finally:
                 known.close()
