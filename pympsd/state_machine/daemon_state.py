@@ -257,6 +257,8 @@ class Daemon:
     termination_serials: Serials = field(factory=Serials)
     gatherings: Gatherings = field(factory=Gatherings)
     configuration: Configuration = field(factory=Configuration)
+    default_socket: bool = True
+    """Whether clients that name no server are served, in protocol 3."""
     pid_namespace: int = 0
     """The inode of the daemon's own PID namespace."""
     tickets: Serials = field(factory=Serials)
