@@ -69,14 +69,16 @@ def give_commands(
         owner = daemon.owner()
         if owner not in (0, posix.geteuid(), UNMAPPED_UID):
             _complain(STRANGER % (path, owner))
-        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL if if_protocol else b""))
-        if if_protocol and daemon.receive() != (frames.OPERATOR_PROTOCOL, if_protocol):
+        typed = not words and posix.isatty(0) and posix.isatty(1)
+        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL if if_protocol or typed else b""))
+        protocol = daemon.protocol() if if_protocol or typed else b""
+        if protocol != if_protocol:
             words = ()
         if words[:2] == ["config", "apply"]:
             from pympsd import attached_file
 
             daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
-        refused = _give(daemon, words, timeout)
+        refused = _give(daemon, words, timeout, protocol)
     except TimeoutError:
         _complain(SILENCE % timeout)
         return SILENT
@@ -105,10 +107,10 @@ def print_text(text: str) -> int:
     return 0
 
 
-def _give(daemon: "Daemon", words: "Sequence[str]", timeout: float) -> bool:
+def _give(daemon: "Daemon", words: "Sequence[str]", timeout: float, protocol: bytes) -> bool:
     """Send every line; return whether any was refused. Stop early if a line ended the daemon."""
     refused = False
-    for lines in _source(words):
+    for lines in _source(words, protocol):
         daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line[:LINE_LIMIT]) for line in lines))
         for _ in lines:
             answer = _answer(daemon, timeout)
@@ -118,14 +120,14 @@ def _give(daemon: "Daemon", words: "Sequence[str]", timeout: float) -> bool:
     return refused
 
 
-def _source(words: "Sequence[str]") -> "Iterator[list[bytes]]":
+def _source(words: "Sequence[str]", protocol: bytes = b"") -> "Iterator[list[bytes]]":
     """Yield lines, in groups that may be sent before the first of each is answered."""
     if words:
         return iter([[" ".join(words).encode("utf-8", "surrogateescape")]])
     if posix.isatty(0) and posix.isatty(1):
         from pympsd.terminal import typed_lines
 
-        return ([line] for line in typed_lines())
+        return ([line] for line in typed_lines(protocol == b"3"))
     return _batches(_chunks(0))
 
 
@@ -211,6 +213,13 @@ class Daemon:
     def owner(self) -> int:
         """Return the user of the process that listens."""
         return int.from_bytes(_credentials(self.socket)[4:8], "little")
+
+    def protocol(self) -> bytes:
+        """Return the daemon's protocol, which it was asked for; raise ConnectionError if it takes no commands."""
+        kind, body = self.receive()
+        if kind == frames.OPERATOR_STDERR:
+            raise ConnectionError(body.decode().rstrip())
+        return body if kind == frames.OPERATOR_PROTOCOL else b""
 
     def wait_at_most(self, seconds: float) -> None:
         """Bound the waits for an answer; 0: no limit."""

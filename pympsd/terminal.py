@@ -7,21 +7,28 @@ from collections.abc import Iterator
 
 from pympsd.commands.manual import command_help
 from pympsd.commands.registry import REGISTRY
+from pympsd.commands.v3 import line as v3
+from pympsd.commands.v3.registry import COMMANDS
 
 PROMPT = "> "
 HISTORY_LINES = 1000
 HELP = ("help", "?")
 
 
-def typed_lines() -> Iterator[bytes]:
-    """Yield each line for the daemon, and answer help here; stop at the end of input (Ctrl-D)."""
-    readline.set_completer(_complete)
+def typed_lines(in_v3: bool = False) -> Iterator[bytes]:
+    """Yield each line for the daemon; stop at the end of input (Ctrl-D).
+
+    Help is answered here, or in protocol 3 by the daemon.
+    """
+    readline.set_completer(_complete_v3 if in_v3 else _complete)
     readline.set_completer_delims(" \t")
     readline.parse_and_bind("tab: complete")
     readline.set_history_length(HISTORY_LINES)
     while (line := _ask()) is not None:
         words = line.split()
-        if words and words[0] in HELP:
+        if words and words[0] in HELP and in_v3:
+            yield " ".join((*words[1:], "help")).encode("utf-8", "surrogateescape")
+        elif words and words[0] in HELP:
             print(command_help(words[1] if len(words) > 1 else ""), end="")
         elif words:
             yield line.encode("utf-8", "surrogateescape")
@@ -45,3 +52,23 @@ def _complete(text: str, state: int) -> str | None:
         return None
     names = sorted(name for name in (*REGISTRY, *HELP) if name.startswith(text))
     return f"{names[state]} " if state < len(names) else None
+
+
+def _complete_v3(text: str, state: int) -> str | None:
+    before = readline.get_line_buffer()[: readline.get_begidx()].split()
+    if before and before[0] in HELP:
+        before = before[1:]
+    found = sorted(each for each in _words_v3(before) if each.startswith(text))
+    return found[state] if state < len(found) else None
+
+
+def _words_v3(before: list[str]) -> Iterator[str]:
+    """Yield the words that may follow others: modules, verbs, options."""
+    known = v3.command_of(before)
+    if not before:
+        yield from (f"{name} " for name in (*COMMANDS, *HELP))
+    elif len(before) == 1:
+        yield from (f"{verb} " for verb in (*COMMANDS.get(before[0], ()), "help"))
+    elif known is not None:
+        yield from (f"--{option}=" for option in known.syntax.options)
+        yield from (f"--{flag} " for flag in known.syntax.flags)

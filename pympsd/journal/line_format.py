@@ -36,7 +36,8 @@ def render(entry: LogEntry, catalogued: Line, dialect: Dialect) -> bytes | None:
     if dialect is Dialect.R580:
         who = catalogued.r580_who or who
         pid = entry.fields[catalogued.r580_pid] if catalogued.r580_pid else pid
-    return line(entry.when, who, pid, text.format(**entry.fields))
+    place = f" ({entry.fields['place']})" if "place" in entry.fields else ""
+    return line(entry.when, who, pid, text.format(**entry.fields) + place)
 
 
 def _json(entry: LogEntry) -> bytes:

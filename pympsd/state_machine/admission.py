@@ -21,7 +21,7 @@ from pympsd.state_machine.limit_resolution import client_limits, limits_by_rule
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3 import routing
+from pympsd.state_machine.v3 import places, routing
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
 from pympsd.vocabulary.results import Result
@@ -44,7 +44,9 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, f"this process cannot be let in: {error}")
         return
     if event.joins and (server := _joined_server(daemon, event)) is not None:
-        yield Log("client_server_exists", {"pid": event.peer.pid, "uid": daemon.serving_uid(event.peer.uid)})
+        where = places.place(daemon, server.name, event.mps_namespace)
+        uid = daemon.serving_uid(event.peer.uid)
+        yield Log("client_server_exists", {"pid": event.peer.pid, "uid": uid, **where})
         failed_starts.has_served(daemon, server)
         yield _grant(daemon, server, event.client, event.mps_namespace, rule)
         return
@@ -75,7 +77,8 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     )
     server = daemon.server_named(name)
     ready = server is not None and server.phase in OPEN and not turns.is_closed_to_newcomers(daemon, uid)
-    yield Log("client_server_exists" if ready else "client_pending", {"pid": event.peer.pid, "uid": uid})
+    where = places.place(daemon, name, event.mps_namespace)
+    yield Log("client_server_exists" if ready else "client_pending", {"pid": event.peer.pid, "uid": uid, **where})
     if ready:
         daemon.queue.append(entry)
     else:

@@ -10,21 +10,27 @@ from pympsd.state_machine.daemon_state import Context, Daemon, Server
 from pympsd.state_machine.instructions import Instruction, Log, Reply, SetTimer
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3 import servers, starts
+from pympsd.state_machine.v3 import places, servers, starts
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.statuses import ServerStatus
 
 AnswerLine = Callable[[Daemon, events.OperatorLine], Iterator[Instruction]]
 """Carries out an operator's command line (pympsd.commands.operator_line)."""
 
+ENDS = (events.ServerExited, events.ServerNotAdopted)
+"""Events after which a server is known no more."""
+
 
 def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list[Instruction]:
     """Change the state by an event; return the instructions that follow from it, in order."""
+    gone = daemon.servers.get(event.server) if isinstance(event, ENDS) else None
     if isinstance(event, events.OperatorLine):
         decided = list(answer_line(daemon, event))
     else:
         decided = list(_decide(event, daemon))
     decided += [*turns.cancel_stale_timers(daemon), *debuggers.release(daemon)]
+    if daemon.protocol == 3:
+        decided = list(places.named(daemon, gone, decided))
     return list(daemon.gatherings.collect(decided))
 
 
@@ -61,7 +67,8 @@ def _(event: events.ServerSpawned, daemon: Daemon) -> Iterator[Instruction]:
 @_decide.register
 def _(event: events.SpawnFailed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.pop(event.server)
-    yield Log("server_spawn_failed", {"uid": server.uid, "reason": event.reason})
+    where = places.place(daemon, server.name)
+    yield Log("server_spawn_failed", {"uid": server.uid, "reason": event.reason, **where})
     reason = f"{server.title} could not be started: {event.reason}"
     for session in server.starters:
         yield Reply(session, refusal(diagnostic=f"start_server: {reason}"))
@@ -108,7 +115,8 @@ def _(event: events.ContextPushed, daemon: Daemon) -> Iterator[Instruction]:
         return
     client.contexts[event.serial] = Context(event.serial, event.number, event.device)
     failed_starts.has_served(daemon, server)
-    yield Log("client_server_exists", {"pid": client.pid, "uid": client.uid})
+    where = places.place(daemon, server.name, client.mps_namespace)
+    yield Log("client_server_exists", {"pid": client.pid, "uid": client.uid, **where})
 
 
 @_decide.register

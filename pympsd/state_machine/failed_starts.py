@@ -15,7 +15,7 @@ from pympsd.state_machine.daemon_state import Daemon, FailedStarts, Server
 from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, SetTimer
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3 import starts
+from pympsd.state_machine.v3 import places, starts
 from pympsd.vocabulary.results import Result
 
 PAUSES: Final = (0.1, 0.5, 2.0)
@@ -156,7 +156,8 @@ def _pause(daemon: Daemon, server: Server, failed: FailedStarts, reason: str) ->
 
 
 def _give_up(daemon: Daemon, server: Server, count: int, reason: str) -> Iterator[Instruction]:
-    yield Log("server_start_given_up", {"uid": server.uid, "count": count, "reason": reason})
+    where = places.place(daemon, server.name)
+    yield Log("server_start_given_up", {"uid": server.uid, "count": count, "reason": reason, **where})
     yield from refuse_waiting(daemon, server.name, f"{reason}; server.log says why; it was tried {count} times")
 
 

@@ -305,3 +305,17 @@ def test_root_in_a_container_does_not_lift_the_containers_limits(daemon: DaemonP
     daemon.pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
     assert ask("namespace set hi --server=a --active-thread-percentage=50").returncode == 0
     assert ctl(daemon, "namespace get hi a active-thread-percentage") == "50.00"
+
+
+def test_lines_of_control_log_name_the_server_and_the_namespace(
+    daemon: DaemonProcess, join: Callable[..., ClientProcess]
+) -> None:
+    client = join("a/hi").connect()
+    pid = ctl(daemon, "server get a pid")
+    ctl(daemon, "server delete a --force")
+    lines = daemon.log()
+    assert f"NEW CLIENT {client.pid} from user {os.geteuid()}: Server already exists (a/hi)" in lines
+    assert f"NEW SERVER {pid}: Ready (a)" in lines
+    about = [line for line in lines if f"erver {pid}" in line]
+    assert len(about) > 2
+    assert all(line.endswith(" (a)") for line in about), about

@@ -7,7 +7,8 @@ import pty
 import select
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,13 @@ class Terminal:
 @pytest.fixture
 def terminal(daemon: DaemonProcess) -> Iterator[Terminal]:
     """A UI at a terminal that has shown its first prompt."""
+    with at_a_terminal(daemon) as shown:
+        yield shown
+
+
+@contextmanager
+def at_a_terminal(daemon: DaemonProcess) -> Iterator[Terminal]:
+    """Start a UI at a terminal, and await its first prompt."""
     screen, own = pty.openpty()
     environment = {**daemon.environment, "TERM": "vt100", "LANG": "C.UTF-8", "INPUTRC": "/dev/null"}
     process = subprocess.Popen(
@@ -68,11 +76,13 @@ def terminal(daemon: DaemonProcess) -> Iterator[Terminal]:
     os.close(own)
     shown = Terminal(process, screen)
     assert shown.until("> ").endswith("> ")
-    yield shown
-    if process.poll() is None:
-        process.kill()
-    process.wait(SECONDS)
-    os.close(screen)
+    try:
+        yield shown
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(SECONDS)
+        os.close(screen)
 
 
 def _take_terminal() -> None:
@@ -171,3 +181,20 @@ def test_with_only_the_output_at_a_terminal_there_is_no_prompt(daemon: DaemonPro
     finally:
         os.close(screen)
         os.close(own)
+
+
+def test_protocol_3_has_its_own_help_and_completion(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES="H200")
+    assert daemon.start("-d", "-p", "3").returncode == 0
+    with at_a_terminal(daemon) as terminal:
+        assert "namespace       create, delete, get, list, set" in terminal.enter("help")
+        for typed, said in (
+            ("help server delete", "server delete <name> [--force]"),
+            ("? server", "server set <name>"),
+            ("serv\tcr\tone --al\t0", "server create one --allowed-devices=0"),
+            ("help namesp\tli\t", "namespace list [<name>]"),
+        ):
+            terminal.type(f"{typed}\r")
+            terminal.until(said)
+            terminal.until("\r\n> ")
+    assert daemon.run(["server", "get", "one", "status"]).stdout == "Ready\n"
