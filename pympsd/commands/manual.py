@@ -126,7 +126,8 @@ _DESCRIPTION: Final = (
 
 def synopsis(command: Command) -> str:
     """Return a command with its arguments."""
-    return f"{command.name} {USAGE.get(command.name, '')}".rstrip()
+    json = "" if command.takes is None else " [--json]"
+    return f"{command.name} {USAGE.get(command.name, '')}".rstrip() + json
 
 
 def summary(command: Command) -> str:
