@@ -153,6 +153,7 @@ def usage(name: str, protocol: int = 2) -> str:
 usage: {name} [-d | -f] [OPTION ...]      start the control daemon
        {name} [OPTION ...]                read commands from standard input
        {name} [OPTION ...] COMMAND ...    give one command
+       {name} top [--once | --json]       show servers, clients and who waits; top --help says more
 
 {_table(OPTIONS)}
 commands:

@@ -100,6 +100,15 @@ class ContextGonePushed:
 
 
 @frozen
+class MemoryPushed:
+    """A server reported the bytes that clients hold on a device; those that it leaves out hold none."""
+
+    server: int
+    device: int
+    clients: dict[int, int]
+
+
+@frozen
 class ClientGonePushed:
     """A server reported that a client process is gone."""
 
@@ -256,6 +265,7 @@ Event = (
     | StatusPushed
     | ContextPushed
     | ContextGonePushed
+    | MemoryPushed
     | ClientGonePushed
     | ClientEnded
     | TerminationAnswered

@@ -42,6 +42,7 @@ def client_record(client: Client) -> dict[str, Any]:
         "command": client.command,
         "pid_namespace": client.namespace,
         "namespace": client.mps_namespace or None,
+        "memory_bytes": {str(device): count for device, count in client.memory.items()},
         "contexts": [context_record(context) for context in client.contexts.values()],
     }
 
