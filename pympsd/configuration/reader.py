@@ -144,9 +144,9 @@ class _Reading:
             self._wrong((*path, "namespaces"), said)
         self._warn_of_uncapped(path, namespaces)
         clients_only = {
-            each: said
+            each: only
             for each, table in tables.items()
-            if (said := self._clients_only((*path, "namespaces", each), each, table)) is not None
+            if (only := self._clients_only((*path, "namespaces", each), each, table)) is not None
         }
         uid = self._uid(path, given)
         if name.startswith("uid_") and (uid is None or name != server_of_user(uid)):
