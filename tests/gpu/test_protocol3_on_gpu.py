@@ -18,6 +18,8 @@ from tests.gpu.led import running
 from tests.gpu.led.running import client, connected, end_all
 
 GIB = 1 << 30
+MEMORY = {"n1": 1, "n2": 2, "n3": 4}
+"""The limits of the namespaces in GiB; a context takes a part of them."""
 PERCENTAGES = {"a/n1": 25, "a/n2": 50, "a/n3": 75, "a": 100, "b": 100}
 EACH = 8
 """Clients of a namespace at the same time."""
@@ -38,9 +40,9 @@ def named(make_daemon: Callable[..., DaemonProcess], directory: Path) -> Iterato
     assert (done.returncode, done.stderr) == (0, "")
     for name in "ab":
         ctl(daemon, f"server create {name}")
-    for number, name in enumerate(("n1", "n2", "n3"), 1):
-        limits = f"--active-thread-percentage={PERCENTAGES[f'a/{name}']} --pinned-memory-limit={number}G"
-        ctl(daemon, f"namespace create {name} --server=a {limits} --client-priority={number % 2}")
+    for name, most in MEMORY.items():
+        limits = f"--active-thread-percentage={PERCENTAGES[f'a/{name}']} --pinned-memory-limit={most}G"
+        ctl(daemon, f"namespace create {name} --server=a {limits} --client-priority={most % 2}")
     yield daemon
     daemon.stop()
     end_all(daemon)
