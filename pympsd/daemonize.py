@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from attrs import evolve
 
 from pympsd.attached_file import text_of
-from pympsd.configuration.plan import Surroundings
+from pympsd.configuration.plan import Plan, Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.devices.discovery import Machine, visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_vendor_server
@@ -82,7 +82,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
                 "share a server on Volta or newer devices only (CUDA_VISIBLE_DEVICES selects)",
                 1,
             )
-        configuration = _configuration(options, settings, machine) if options.apply else None
+        configuration, plan = _configuration(options, settings, machine, protocol) if options.apply else (None, None)
         lost = named_servers_left(settings.pipe_directory) if protocol == 2 else []
         if lost and options.replace:
             return _complain(_would_lose(lost, settings), 1)
@@ -126,22 +126,25 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         options.terminate_by_reset,
         protocol,
         configuration,
+        plan.rules if plan else None,
     )
 
 
-def _configuration(options: Options, settings: Settings, machine: Machine) -> tuple[str, bytes]:
-    """Return the path and the text of the configuration file; raise BadFile or LookupError for an invalid one."""
+def _configuration(
+    options: Options, settings: Settings, machine: Machine, protocol: int
+) -> tuple[tuple[str, bytes], Plan]:
+    """Return the path and the text of the configuration file, and its plan; raise BadFile or LookupError."""
     text = text_of([options.apply])
     if os.geteuid() == 0 and os.stat(options.apply).st_mode & stat.S_IWOTH:
         raise LookupError(f"{options.apply}: everybody can write to it, so root's daemon does not read it")
-    surroundings = Surroundings(machine.devices, os.geteuid(), options.multiuser, settings.pipe_directory)
+    surroundings = Surroundings(machine.devices, os.geteuid(), options.multiuser, settings.pipe_directory, protocol)
     try:
-        _, warnings = read_plan(text.decode(), surroundings)
+        plan, warnings = read_plan(text.decode(), surroundings)
     except UnicodeDecodeError:
         raise LookupError(f"{options.apply}: no TOML, for it is not UTF-8") from None
     for warning in warnings:
         _complain(warning.shown(options.apply), 0)
-    return os.path.abspath(options.apply), text
+    return (os.path.abspath(options.apply), text), plan
 
 
 def _would_lose(lost: list[str], settings: Settings) -> str:

@@ -70,7 +70,10 @@ OPTIONS: Final = (
     ("-f, --foreground", "start the control daemon in the foreground; its log goes to standard output"),
     ("-p, --protocol 2|3", _PROTOCOL),
     ("-m, --multiuser, -M", "with -d or -f: servers are run by root, for the clients of all users; root only"),
-    ("-a, --apply FILE", "protocol 3: apply a configuration file, at the start or to the daemon that runs"),
+    (
+        "-a, --apply FILE",
+        "apply a configuration file (in protocol 2 it has rules only), at the start or to the daemon that runs",
+    ),
     ("--replace", "with -d or -f: take over from the daemon that runs, if one does; servers and clients go on"),
     ("--log-dialect NAME", "with -d or -f: documented (default), r580 or json; also PYMPSD_LOG_DIALECT"),
     ("--users in-turn|together", _USERS),
@@ -126,7 +129,8 @@ _DESCRIPTION: Final = (
 
 def synopsis(command: Command) -> str:
     """Return a command with its arguments."""
-    return f"{command.name} {USAGE.get(command.name, '')}".rstrip()
+    json = "" if command.takes is None else " [--json]"
+    return f"{command.name} {USAGE.get(command.name, '')}".rstrip() + json
 
 
 def summary(command: Command) -> str:
@@ -152,6 +156,7 @@ def usage(name: str, protocol: int = 2) -> str:
 usage: {name} [-d | -f] [OPTION ...]      start the control daemon
        {name} [OPTION ...]                read commands from standard input
        {name} [OPTION ...] COMMAND ...    give one command
+       {name} top [--once | --json]       show servers, clients and who waits; top --help says more
 
 {_table(OPTIONS)}
 commands:

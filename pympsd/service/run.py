@@ -31,6 +31,7 @@ from pympsd.service.processes.vendor_server import NAME, spawn_vendor_server
 from pympsd.service.replacement import HAND_OVER
 from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
 from pympsd.service.sessions.conversation import Conversation
+from pympsd.service.sessions.origins import origin_of_pid
 from pympsd.service.sessions.start import apply_configuration
 from pympsd.service.sessions.vendor.conversation import VendorConversation
 from pympsd.service.sessions.vendor.server import VendorServerSession
@@ -43,6 +44,7 @@ from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.settings import Settings
 from pympsd.wire.vendor.handshake import HELLO
 
@@ -65,6 +67,8 @@ class DaemonSetup:
     protocol: int = 2
     configuration: tuple[str, bytes] | None = None
     """The path and the text of the file to apply, which is a valid one."""
+    rules: tuple[Rule, ...] | None = None
+    """Its rules: they hold for the first client."""
 
 
 def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
@@ -274,6 +278,7 @@ def _dispatcher(
         has_other_backend=setup.machine.instead is not None,
         pipe_directory=setup.directory.path,
         chooses_devices=settings.backend != "vendor",
+        rules=setup.rules,
     )
     return Dispatcher(
         state=state,
@@ -286,6 +291,7 @@ def _dispatcher(
         keeper=keeper,
         spawn=spawn_vendor_server if settings.backend == "vendor" else spawn_server,
         pipe_directory=setup.directory.path,
+        origin_of_pid=origin_of_pid,
     )
 
 

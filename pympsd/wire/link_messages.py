@@ -65,6 +65,8 @@ class AdmitClient:
     """The ordinals of the devices that it may see, in their order; None: all."""
     mps_namespace: str = ""
     """Reported to the next daemon, as ``namespace``."""
+    least_priority: int = 0
+    """The level that its environment cannot go beyond."""
 
 
 @message(36)
@@ -149,6 +151,15 @@ class Terminated:
 
     token: int
     code: int
+
+
+@message(56)
+@frozen
+class MemoryReported:
+    """The device memory in bytes that clients hold on a device; sent when it has changed, a few times a second."""
+
+    device: int
+    clients: dict[int, int]
 
 
 # --- the next daemon takes a server over with the link, which the keeper held. Other builds have to read these.

@@ -15,6 +15,7 @@ from attrs import define, field
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher, RunningServer
+from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.peers import command_of, namespace_of, process_of, shown_unseen
 from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server import VendorServerSession
@@ -74,6 +75,7 @@ class VendorClientSession(Waiting):
             process=process_of(self.known.pidfd) if not self.peer.pid else 0,
             server=self.to_server,
             mps_namespace=self.to_namespace,
+            origin=None if self.dispatcher.state.rules is None else origin_of(self.known),
         )
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:

@@ -17,6 +17,7 @@ from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.service.sessions.vendor.tool import ToolSession
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.errors import ProtocolError, RemoteError
 from pympsd.wire.vendor.handshake import CREDENTIALS, PACKET_BYTES, ROLE_BYTES, Role, encode_role, role_of
@@ -77,9 +78,14 @@ class VendorConversation:
     async def _run_session(
         self, entry: Noted[bytes], role: Role, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer
     ) -> None:
+        if role is not Role.CLIENT and routing.is_for_clients(self.dispatcher.state, self.server, self.namespace):
+            self.dispatcher.log_refused_operator(peer)
+            return
         if role is Role.TOOL:
             self.dispatcher.drop(entry.name)
-            session = ToolSession(self.dispatcher.serials.take(), peer.operator, channel)
+            session = ToolSession(
+                self.dispatcher.serials.take(), peer.operator, channel, (self.server, self.namespace)
+            )
             await run_with_sender(channel, session.run, self.dispatcher)
             return
         if not self.accepts_clients:
