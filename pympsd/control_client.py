@@ -6,7 +6,7 @@ Imports almost nothing: scripts and health probes run this in loops (docs/perfor
 import _socket
 import posix
 
-from pympsd.vocabulary import files
+from pympsd import pipe_sockets
 from pympsd.wire import frames
 
 TYPE_CHECKING = False
@@ -55,9 +55,9 @@ def give_commands(
     """
     daemon = Daemon()
     try:
-        path = pipe_directory() + b"/" + files.CONTROL.encode()
+        path = pipe_sockets.control()
         reason = daemon.connect(path, timeout)
-        if reason == OTHER_KIND and (reason := daemon.connect(own_socket(), timeout)):
+        if reason == OTHER_KIND and (reason := daemon.connect(pipe_sockets.own(), timeout)):
             from pympsd import vendor_daemon
 
             return vendor_daemon.give_commands(path, _source([] if if_protocol else words), strict, timeout)
@@ -142,25 +142,6 @@ def _batches(chunks: "Iterator[list[bytes]]") -> "Iterator[list[bytes]]":
             size += len(line)
         if batch:
             yield batch
-
-
-def own_socket() -> bytes:
-    """Return the path of the socket where pympsd's own protocol is spoken beside the driver's server."""
-    return pipe_directory() + b"/" + files.OWN_CONTROL.encode()
-
-
-def pipe_directory() -> bytes:
-    # The environment as posix has it, in bytes: os would make 1 ms of text of it.
-    return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or _default_directory().encode()
-
-
-def _default_directory() -> str:
-    """Return where root's daemon of protocol 3 is, if there is one, and the default of protocol 2 otherwise."""
-    try:
-        is_roots = posix.stat(f"{files.SYSTEM_PIPE_DIRECTORY}/{files.CONTROL}").st_uid == 0
-    except OSError:
-        is_roots = False
-    return files.SYSTEM_PIPE_DIRECTORY if is_roots else files.DEFAULT_PIPE_DIRECTORY
 
 
 def _chunks(fd: int) -> "Iterator[list[bytes]]":

@@ -125,6 +125,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         options.multiuser,
         options.terminate_by_reset,
         protocol,
+        frozenset(options.start_flags),
         configuration,
         plan.rules if plan else None,
     )

@@ -1,17 +1,17 @@
 """Which daemon there is, in a line for ``--help``."""
 
-from pympsd.control_client import OTHER_KIND, TIMEOUT, Daemon, own_socket, pipe_directory
-from pympsd.vocabulary import files
+from pympsd import pipe_sockets
+from pympsd.control_client import OTHER_KIND, TIMEOUT, Daemon
 
 
 def found_daemon() -> str:
     """Return a line that says which daemon there is."""
     daemon = Daemon()
-    path = pipe_directory() + b"/" + files.CONTROL.encode()
+    path = pipe_sockets.control()
     try:
         reason = daemon.connect(path, TIMEOUT)
         if reason == OTHER_KIND:
-            is_vendor = daemon.connect(own_socket(), TIMEOUT)
+            is_vendor = daemon.connect(pipe_sockets.own(), TIMEOUT)
             kind = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server"
         else:
             kind = f"no daemon ({reason})" if reason else "pympsd, with servers of its own"

@@ -20,6 +20,12 @@ MULTIUSER = ("-multiuser-server", "--multiuser-server", "-M", "-m", "--multiuser
 STATIC = ("-S", "-s", "--static-partitioning")
 PROTOCOLS = ("2", "3")
 PROTOCOL_VARIABLE = "CUDA_MPS_PROTOCOL_VERSION"
+START_FLAGS = {
+    "--clients-only": "operators are refused at control",
+    "--open-queries": "operators see everything at every namespace's socket",
+    "--trust-containers": "operators in other namespaces are taken for their user",
+}
+"""Those of a daemon, with what it then does."""
 VALUED = ("--timeout", "--log-dialect", "--turn-patience", "--users", "--protocol", "--apply")
 SHORT = {"-p": "--protocol", "-a": "--apply"}
 USERS = ("in-turn", "together")
@@ -48,6 +54,8 @@ class Options:
         self.multiuser = False
         self.replace = False
         self.terminate_by_reset = False
+        self.start_flags: set[str] = set()
+        """Of START_FLAGS."""
         self.timeout = 10.0
         self.is_timeout_given = False
         self.protocol = ""
@@ -81,6 +89,9 @@ class Options:
             raise BadOption(f"there is no option {self.static} without -d or -f", unknown=True)
         if self.replace and not self.start:
             raise BadOption("--replace goes with -d or -f: it starts a daemon in the place of the one that runs")
+        if self.start_flags and not self.start:
+            flag = sorted(self.start_flags)[0]
+            raise BadOption(f"{flag} goes with -d or -f: {START_FLAGS[flag]} of a daemon that was started with it")
         if self.terminate_by_reset and not self.start:
             raise BadOption(
                 "--terminate-by-reset goes with -d or -f: it is the daemon that was started with it or not"
@@ -104,6 +115,9 @@ class Options:
 
     def check_start(self, protocol: str) -> None:
         """Raise BadOption for what a daemon of a protocol cannot be started with."""
+        needing = sorted(self.start_flags - {"--clients-only"})
+        if protocol == "2" and needing:
+            raise BadOption(f"{needing[0]} needs protocol 3")
         if protocol == "2" and self.static:
             raise BadOption(f"there is no option {self.static}", unknown=True)
         if protocol == "3" and self.quit:
@@ -123,6 +137,8 @@ class Options:
             self.replace = True
         elif word == "--terminate-by-reset":
             self.terminate_by_reset = True
+        elif word in START_FLAGS:
+            self.start_flags.add(word)
         elif word == "--strict":
             self.strict = True
         elif word == "--force":

@@ -79,6 +79,12 @@ OPTIONS: Final = (
     ("--users in-turn|together", _USERS),
     ("--turn-patience SECONDS", _PATIENCE),
     ("--terminate-by-reset", _RESET),
+    ("--clients-only", "with -d or -f: no commands at control; root and the daemon's user have control_privileged"),
+    ("--open-queries", "with -d or -f, protocol 3: everybody may ask everything at the socket of a namespace"),
+    (
+        "--trust-containers",
+        "with -d or -f, protocol 3: in containers users own what is theirs; without it nobody is an owner there",
+    ),
     ("--ready-devices", "accepted; device queries are always ready"),
     ("-q, --quit", _QUIT),
     ("--force", "with -q: terminate the clients instead of waiting for them"),

@@ -53,7 +53,7 @@ def examine(
     if origin is None:
         raise Refused(f"No process with PID {pid}.")
     if caller.uid not in (0, daemon.uid, origin.uid) or caller.server:
-        raise Refused(f"Insufficient privileges for UID {caller.uid}. 'RULES TEST' requires the process's owner.")
+        raise view.insufficient(caller, "rules test", "the process's")
     place = namespace or _place(daemon, pid, origin)
     rows = []
     for rule in daemon.rules or ():

@@ -92,13 +92,33 @@ class SetRules:
 
 
 @frozen
+class SetDefaultSocket:
+    """Set whether clients that name no server are served."""
+
+    on: bool
+
+    @property
+    def text(self) -> str:
+        return f"set default_socket: {'off -> on' if self.on else 'on -> off'}"
+
+
+@frozen
 class Impossible:
     """Something that cannot be changed now; the text says why."""
 
     text: str
 
 
-Change = CreateServer | CreateNamespace | SetNamespace | DeleteServer | DeleteNamespace | SetRules | Impossible
+Change = (
+    CreateServer
+    | CreateNamespace
+    | SetNamespace
+    | DeleteServer
+    | DeleteNamespace
+    | SetRules
+    | SetDefaultSocket
+    | Impossible
+)
 CountClients = Callable[[str, str | None], int]
 """Returns the number of clients of a server, or of one of its namespaces."""
 
@@ -111,6 +131,7 @@ class State:
     surroundings: Surroundings
     count_clients: CountClients = field(default=lambda server, namespace: 0)
     rules: tuple[Rule, ...] | None = None
+    default_socket: bool = True
 
 
 def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = False) -> list[Change]:
@@ -119,6 +140,8 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
     rules = plan.rules if plan.rules is not None or not prune else ()
     if rules is not None and rules != (state.rules or ()):
         found.append(SetRules(rules, state.rules))
+    if plan.default_socket not in (None, state.default_socket):
+        found.append(SetDefaultSocket(not state.default_socket))
     for name, server in sorted(plan.servers.items()):
         present = state.servers.get(name)
         if present is None:

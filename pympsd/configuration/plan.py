@@ -31,6 +31,7 @@ class Plan:
     servers: dict[str, ServerPlan] = field(factory=dict)
     rules: tuple[Rule, ...] | None = None
     """None: nothing is said of them."""
+    default_socket: bool | None = None
 
 
 @frozen

@@ -84,13 +84,13 @@ class _Reading:
         if version != SCHEMA:
             said = "is missing; it is" if version is None else "is"
             self._wrong(("schema_version",), f'schema_version {said} "{SCHEMA}"{"," if version else ""}', version)
-        self._features(self._table((), parsed, "features"))
+        default_socket = self._features(self._table((), parsed, "features"))
         servers = self._table((), parsed, "servers")
         if self.surroundings.protocol == 2:
             for key in {"servers", "features"} & parsed.keys():
                 self._wrong((key,), f"{key}: protocol 2 has none, only rules; start the daemon with -p 3")
         plans = {name: self._server(name, ("servers", name), servers[name]) for name in servers}
-        return Plan(plans, self._rules(parsed["rules"]) if "rules" in parsed else None)
+        return Plan(plans, self._rules(parsed["rules"]) if "rules" in parsed else None, default_socket)
 
     def _rules(self, given: Any) -> tuple[Rule, ...]:
         if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
@@ -255,7 +255,9 @@ class _Reading:
         else:
             self._wrong(path, f"{_dotted(path)} is true or false,", given)
 
-    def _features(self, features: Mapping[str, Any]) -> None:
+    def _features(self, features: Mapping[str, Any]) -> bool | None:
+        """Check what is said of features; return what is said of the default socket."""
+        default_socket = None
         self._check_keys(("features",), features, tuple(FEATURE_KEYS), "features")
         for name, keys in FEATURE_KEYS.items():
             given = self._table(("features",), features, name)
@@ -263,13 +265,14 @@ class _Reading:
             for key in keys:
                 if key in given:
                     self._feature_key(("features", name, key), given[key])
+                if key == "default_socket" and key in given:
+                    default_socket = given[key] == "on"
+        return default_socket
 
     def _feature_key(self, path: Path, value: Any) -> None:
         if path[-1] == "default_socket":
             if value not in ("on", "off"):
                 self._wrong(path, f'{_dotted(path)} is "on" or "off",', value)
-            elif value == "off":
-                self._wrong(path, f"{_dotted(path)}: {ALWAYS_SHARED}")
         elif not isinstance(value, bool):
             self._wrong(path, f"{_dotted(path)} is true or false,", value)
         elif "memacct" in path and value:

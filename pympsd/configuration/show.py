@@ -14,9 +14,16 @@ from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.texts import percentage_text
 
 
-def shown(servers: Mapping[str, NamedServer], surroundings: Surroundings, rules: Sequence[Rule] = ()) -> str:
+def shown(
+    servers: Mapping[str, NamedServer],
+    surroundings: Surroundings,
+    rules: Sequence[Rule] = (),
+    default_socket: bool = True,
+) -> str:
     """Return the text of a file; servers of users that named none are left out, for they come by themselves."""
     lines = [f'schema_version = "{SCHEMA}"']
+    if not default_socket:
+        lines += ["", "[features.context-share]", 'default_socket = "off"']
     for rule in rules:
         lines += ["", "[[rules]]", *shown_conditions(rule), *_limits(rule.limits, surroundings)]
     for name, server in sorted(servers.items()):

@@ -19,7 +19,7 @@ from pympsd.devices.state_folder import resolved, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.log_fifo import read_fifo
-from pympsd.service.files.pipe_directory import PID_MODE, VENDORS_PID_MODE, PipeDirectory
+from pympsd.service.files.pipe_directory import MODES, PID_MODE, VENDORS_PID_MODE, PipeDirectory
 from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
 from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
@@ -65,6 +65,8 @@ class DaemonSetup:
     multiuser: bool = False
     terminate_by_reset: bool = False
     protocol: int = 2
+    flags: frozenset[str] = frozenset()
+    """Options of START_FLAGS."""
     configuration: tuple[str, bytes] | None = None
     """The path and the text of the file to apply, which is a valid one."""
     rules: tuple[Rule, ...] | None = None
@@ -183,12 +185,16 @@ def _listening(setup: DaemonSetup, left: Inherited) -> dict[str, trio.socket.Soc
     if is_vendor:
         kinds[files.OWN_CONTROL] = socket.SOCK_STREAM
     directory = setup.directory
-    return {
+    listening = {
         file: trio.socket.from_stdlib_socket(
             left.take_listener(file, directory.name(file), kind) or directory.listen(file, kind)
         )
         for file, kind in kinds.items()
     }
+    modes = files.CLIENTS_ONLY_MODES if "--clients-only" in setup.flags else MODES
+    for file in files.CLIENTS_ONLY_MODES.keys() & kinds.keys():
+        os.chmod(directory.name(file), modes[file])
+    return listening
 
 
 def _fifo(directory: PipeDirectory, left: Inherited, keeper: Keeper) -> int:
@@ -267,6 +273,9 @@ def _dispatcher(
         settings.thread_percentage,
         settings.client_priority,
         limits,
+        clients_only="--clients-only" in setup.flags,
+        open_queries="--open-queries" in setup.flags,
+        trusts_containers="--trust-containers" in setup.flags,
         protocol=setup.protocol,
         configuration=Configuration(awaited=setup.configuration is not None),
         pid_namespace=os.stat("/proc/self/ns/pid").st_ino,

@@ -95,6 +95,7 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
         daemon.client_priority = ClientPriority(left.client_priority)
     if left.rules is not None and daemon.rules is None:
         daemon.rules = left.rules
+    daemon.default_socket = left.default_socket or daemon.protocol == 2
     if left.memory_limits is not None:
         daemon.memory_limits = in_memory(left.memory_limits)
 

@@ -221,6 +221,12 @@ class Daemon:
     client_priority: ClientPriority = field(factory=ClientPriority)
     memory_limits: dict[int, PinnedMemory] = field(factory=dict)
     """The limits that the next server starts with, by device ordinal."""
+    clients_only: bool = False
+    """Operators are refused at ``control``; there is another socket for them."""
+    open_queries: bool = False
+    """Operators that came by a namespace's socket see everything."""
+    trusts_containers: bool = False
+    """Operators in other PID and user namespaces are taken for their user."""
     protocol: int = 2
     """2: one server a user, one user at a time; 3: named servers with namespaces."""
     multiuser: bool = False
@@ -253,6 +259,8 @@ class Daemon:
     termination_serials: Serials = field(factory=Serials)
     gatherings: Gatherings = field(factory=Gatherings)
     configuration: Configuration = field(factory=Configuration)
+    default_socket: bool = True
+    """Whether clients that name no server are served, in protocol 3."""
     pid_namespace: int = 0
     """The inode of the daemon's own PID namespace."""
     tickets: Serials = field(factory=Serials)

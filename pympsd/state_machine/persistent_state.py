@@ -88,6 +88,7 @@ class PersistentState:
     protocol: int = 2
     named_servers: tuple[PersistentNamedServer, ...] = ()
     rules: tuple[Rule, ...] | None = None
+    default_socket: bool = True
 
 
 EMPTY_STATE = PersistentState()
@@ -135,6 +136,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         protocol=daemon.protocol,
         named_servers=initial.named_servers(daemon),
         rules=daemon.rules,
+        default_socket=daemon.default_socket,
     )
 
 

@@ -22,6 +22,9 @@ NEW_STATE = f"{STATE}.new"
 CONTROL_LOG = "control.log"
 SERVER_LOG = "server.log"
 
+CLIENTS_ONLY_MODES = {CONTROL: 0o222, OWN_CONTROL: 0o600}
+"""Those of a daemon that refuses operators at ``control``: by its mode it says that they need another socket."""
+
 SOCKET_PATH_LIMIT = 107
 """The most bytes in a Unix socket's path: sun_path less its terminating NUL (unix(7))."""
 

@@ -52,6 +52,7 @@ def test_the_packages_modules_on_the_path_are_few() -> None:
         "pympsd.command_line",
         "pympsd.options",
         "pympsd.control_client",
+        "pympsd.pipe_sockets",
         "pympsd.vocabulary",
         "pympsd.vocabulary.files",
         "pympsd.wire",

@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -279,3 +280,28 @@ def test_the_drivers_wire_has_sockets_for_clients_only(
     del daemon.settings["CUDA_MPS_PIPE_DIRECTORY"]
     with VendorClient.start(pipe(daemon, "a/box")) as client:
         client.connect()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
+def test_root_in_a_container_does_not_lift_the_containers_limits(daemon: DaemonProcess) -> None:
+    inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    at = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe(daemon, "a/hi")), "PATH": os.environ["PATH"]}
+
+    def ask(line: str) -> subprocess.CompletedProcess[str]:
+        words = [*inside, daemon.command, *line.split()]
+        return subprocess.run(words, env=at, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+
+    lifted = ask("namespace set hi --server=a --active-thread-percentage=100")
+    assert (lifted.returncode, lifted.stdout) == (
+        1,
+        "Insufficient privileges in a container. 'NAMESPACE SET' requires server owner.\n",
+    )
+    assert "--trust-containers" in lifted.stderr
+    assert ask("server create mine").returncode == 1
+    assert ask("quit").returncode == 1
+    assert [row.split(",")[0] for row in ask("namespace list --format=csv,noheader").stdout.splitlines()] == ["hi"]
+    daemon.run(["-d", "-p", "3", "--replace", "--trust-containers"])
+    daemon.await_end()
+    daemon.pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
+    assert ask("namespace set hi --server=a --active-thread-percentage=50").returncode == 0
+    assert ctl(daemon, "namespace get hi a active-thread-percentage") == "50.00"

@@ -16,6 +16,7 @@ from pympsd.configuration.changes import (
     DeleteNamespace,
     DeleteServer,
     Impossible,
+    SetDefaultSocket,
     SetNamespace,
     SetRules,
     State,
@@ -30,6 +31,7 @@ from pympsd.state_machine.instructions import Instruction, Log, Reply
 from pympsd.state_machine.v3.gathering import Gathering
 from pympsd.state_machine.v3.named_server import Source
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
+from pympsd.state_machine.v3.routing import set_default_socket
 from pympsd.state_machine.v3.servers import NotPossible, clients, create_server, delete_server
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.namespaces import DEFAULT
@@ -68,7 +70,7 @@ def apply(
     def count_clients(server: str, name: str | None) -> int:
         return len(clients(daemon, server, name))
 
-    state = State(daemon.named_servers, surroundings, count_clients, daemon.rules)
+    state = State(daemon.named_servers, surroundings, count_clients, daemon.rules, daemon.default_socket)
     wanted = changes(plan, state, prune=prune, force=force)
     notes = [warning.shown(file) for warning in warnings]
     if check:
@@ -81,7 +83,7 @@ def apply(
 @command(Syntax("config show"), in_both=True)
 def show(daemon: Daemon, caller: Caller) -> Decision:
     """Print a configuration file of the rules, servers and namespaces that there are."""
-    return data(shown(daemon.named_servers, _surroundings(daemon), daemon.rules or ()))
+    return data(shown(daemon.named_servers, _surroundings(daemon), daemon.rules or (), daemon.default_socket))
 
 
 @command(Syntax("config status"), in_both=True)
@@ -148,6 +150,9 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
         case SetRules(rules, _):
             daemon.rules = rules
             yield Log("rules_set", {"count": len(rules)})
+            yield Reply(part, Answer())
+        case SetDefaultSocket(on):
+            yield from set_default_socket(daemon, on)
             yield Reply(part, Answer())
         case DeleteServer(name):
             yield from delete_server(daemon, name, force, part)

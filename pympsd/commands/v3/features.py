@@ -11,6 +11,7 @@ from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Column, Format, Row
 from pympsd.commands.v3.registry import command, done, listing
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.v3.routing import set_default_socket
 from pympsd.vocabulary.texts import BadText, read_boolean
 
 COLUMNS: Final = tuple(Column(name, name) for name in ("FEATURE", "STATE", "MODULE", "COVERS"))
@@ -72,17 +73,17 @@ def describe_accounting(daemon: Daemon, caller: Caller, format: Format | None = 
     )
 )
 def set_sharing(daemon: Daemon, caller: Caller, default_socket: bool) -> Decision:
-    """Set whether clients of the daemon's own pipe directory share a context; they always do."""
+    """Set whether clients of the daemon's own pipe directory are served; off: they are refused, and have to name the
+    directory of a server or a namespace.
+    """
     view.check_daemon_owner(daemon, caller, "context-share set")
-    if not default_socket:
-        raise Refused(ALWAYS_SHARED)
-    return Decision(done())
+    return Decision(done(), tuple(set_default_socket(daemon, default_socket)))
 
 
 @command(Syntax("context-share describe", options={"format": FORMAT}))
 def describe_sharing(daemon: Daemon, caller: Caller, format: Format | None = None) -> Decision:
     """List the settings of context sharing."""
-    return listing(KEYS, [Row(("default_socket", "on"))], format)
+    return listing(KEYS, [Row(("default_socket", "on" if daemon.default_socket else "off"))], format)
 
 
 def _feature(daemon: Daemon, caller: Caller, name: str, command_name: str) -> str:

@@ -14,6 +14,7 @@ from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.state_machine.v3.servers import clients, create_server, delete_server, server, status
 from pympsd.state_machine.v3.servers import set_server as set_server_limits
+from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.texts import read_boolean
 
@@ -47,8 +48,8 @@ def create(
     if name is None and uid is None:
         raise Refused("'server create' needs <name> or --uid=<n>.")
     owner = caller.uid if uid is None else uid
-    if caller.uid not in (0, daemon.uid, owner):
-        raise Refused(f"Insufficient privileges for UID {caller.uid}. 'SERVER CREATE' requires server owner.")
+    if caller.uid == NO_USER or caller.uid not in (0, daemon.uid, owner):
+        raise view.insufficient(caller, "server create", "server")
     if locality_domains:
         raise Refused(NO_DOMAINS.format(daemon.devices[0].name))
     devices = None

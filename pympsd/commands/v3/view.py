@@ -12,6 +12,7 @@ from pympsd.commands.v3.output import Shown
 from pympsd.devices.visible import find_device, listed
 from pympsd.state_machine.daemon_state import Client, Daemon
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.texts import memory_text, percentage_text
@@ -29,7 +30,7 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     namespace: a tenant in a container has no business with the others' limits and programs.
     """
     named = daemon.named_servers.get(caller.server)
-    if not caller.server or caller.uid == 0 or (named is not None and caller.uid == named.uid):
+    if daemon.open_queries or not caller.server or caller.uid == 0 or (named is not None and caller.uid == named.uid):
         return daemon
     if named is None:
         return evolve(daemon, named_servers={}, servers={}, rules=None)
@@ -54,13 +55,21 @@ def namespace_named(server: NamedServer, name: str) -> Namespace:
 def check_owner(caller: Caller, server: NamedServer, command: str) -> None:
     """Raise Refused unless the caller is the owner of a server, or root."""
     if caller.uid not in (0, server.uid):
-        raise Refused(f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires server owner.")
+        raise insufficient(caller, command, "server")
 
 
 def check_daemon_owner(daemon: Daemon, caller: Caller, command: str) -> None:
     """Raise Refused unless the caller is the user who started the daemon, or root."""
     if caller.uid not in (0, daemon.uid):
-        raise Refused(f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires daemon owner.")
+        raise insufficient(caller, command, "daemon")
+
+
+def insufficient(caller: Caller, command: str, owned: str) -> Refused:
+    """Return the refusal of a command whose caller does not own what it changes."""
+    if caller.uid != NO_USER:
+        return Refused(f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires {owned} owner.")
+    hint = "Ask from the daemon's own PID and user namespace, or start it with --trust-containers."
+    return Refused(f"Insufficient privileges in a container. '{command.upper()}' requires {owned} owner.", hint)
 
 
 def namespace_of(client: Client) -> str:

@@ -301,6 +301,7 @@ def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], has_other_
         protocol=state.protocol,
         named_servers=() if has_other_devices else state.named_servers,
         rules=without_memory(state.rules) if has_other_devices else state.rules,
+        default_socket=state.default_socket,
     )
 
 

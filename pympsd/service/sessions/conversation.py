@@ -13,7 +13,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.inheritance import Noted
 from pympsd.service.sessions.client import ClientSession
 from pympsd.service.sessions.operator import OperatorSession, RefusedOperator
-from pympsd.service.sessions.peers import with_pidfd
+from pympsd.service.sessions.peers import operator_uid, with_pidfd
 from pympsd.service.sessions.running import run_with_sender
 from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.identities import Peer
@@ -83,11 +83,13 @@ class Conversation:
     ) -> None:
         if first.kind == frames.OPERATOR_HELLO:
             self.dispatcher.drop(entry.name)
-            if routing.is_for_clients(self.dispatcher.state, self.server, self.namespace):
-                await run_with_sender(channel, RefusedOperator(peer, channel).run, self.dispatcher)
+            if self.accepts_clients and routing.is_for_clients(self.dispatcher.state, self.server, self.namespace):
+                await run_with_sender(channel, RefusedOperator(peer, channel, self.server).run, self.dispatcher)
                 return
             place = (self.server, self.namespace)
-            session = OperatorSession(self.dispatcher.serials.take(), peer.operator, channel, place)
+            session = OperatorSession(
+                self.dispatcher.serials.take(), operator_uid(sock, peer, self.dispatcher.state), channel, place
+            )
             if first.body == frames.ASKS_PROTOCOL:
                 session.tell_protocol(self.dispatcher.state.protocol)
             await run_with_sender(channel, session.run, self.dispatcher)

@@ -15,6 +15,9 @@ from pympsd.wire import frames
 from pympsd.wire.errors import RemoteError
 
 CLIENTS_ONLY: Final = "This socket is for clients only; commands are taken in the daemon's own pipe directory."
+CLIENTS_ONLY_AT_CONTROL: Final = (
+    "This daemon was started with --clients-only: it takes commands from root and its own user, not at this socket."
+)
 
 
 @define
@@ -83,11 +86,13 @@ class RefusedOperator:
 
     peer: Peer
     channel: MessageChannel
+    server: str
+    """The server whose socket it came by; empty: the daemon's own."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Say where commands are taken."""
         dispatcher.log_refused_operator(self.peer)
-        text = _text_frames(frames.OPERATOR_STDERR, f"{CLIENTS_ONLY}\n")
+        text = _text_frames(frames.OPERATOR_STDERR, f"{CLIENTS_ONLY if self.server else CLIENTS_ONLY_AT_CONTROL}\n")
         self.channel.send_raw(b"".join((*text, frames.encode(frames.OPERATOR_DONE, b"\1"))))
 
 

@@ -14,7 +14,9 @@ from attrs import define
 
 from pympsd.channel.descriptors import UCRED
 from pympsd.journal.line_format import sanitised
-from pympsd.vocabulary.identities import OVERFLOW_UID, Peer
+from pympsd.service.processes.status import has_ended
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.vocabulary.identities import NO_USER, OVERFLOW_UID, Peer
 
 _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
@@ -113,6 +115,31 @@ def with_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
         return KnownPeer(peer, os.pidfd_open(peer.pid))
     except OSError:
         return KnownPeer(peer, -1)
+
+
+def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
+    """Return the uid by which an operator has privileges: in protocol 3 none's if it is in a container.
+
+    Root in a container without a user namespace of its own is root here: it would lift the container's own limits.
+    """
+    if daemon.protocol == 2 or daemon.trusts_containers or not _is_in_container(sock, peer):
+        return peer.operator
+    return NO_USER
+
+
+def _is_in_container(sock: AnySocket, peer: Peer) -> bool:
+    """Whether a process is in another PID or user namespace than this one, or cannot be seen."""
+    known = with_pidfd(sock, peer)
+    try:
+        status = Path(f"/proc/{peer.pid}/status").read_bytes()
+        pids = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+        # Readable by everybody, unlike the links in /proc/PID/ns.
+        same = Path(f"/proc/{peer.pid}/uid_map").read_bytes() == Path("/proc/self/uid_map").read_bytes()
+        return peer.pid == 0 or len(pids) != 1 or not same or (known.pidfd >= 0 and has_ended(known.pidfd))
+    except OSError:
+        return True
+    finally:
+        known.close()
 
 
 def process_of(pidfd: int) -> int:

@@ -27,6 +27,9 @@ def server_for(daemon: Daemon, event: ClientConnected) -> str:
 def refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
     """Return why a client cannot come where it comes to, or None."""
     name, namespace = server_for(daemon, event), event.mps_namespace or DEFAULT
+    if not event.server and not daemon.default_socket:
+        reason = "default_socket is off: CUDA_MPS_PIPE_DIRECTORY is to name the directory of a server or a namespace"
+        return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
     named = daemon.named_servers.get(name)
     if named is None:
         return _missing(daemon, event, name)
@@ -61,6 +64,12 @@ def _missing(daemon: Daemon, event: ClientConnected, name: str) -> RefuseClient 
     return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason) if reason else None
 
 
+def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
+    """Set whether clients that name no server are served."""
+    daemon.default_socket = on
+    yield Log("default_socket_set", {"state": "on" if on else "off"})
+
+
 def make_missing(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Make the server of a client that names none, if there is none."""
     name = server_for(daemon, event)
@@ -91,6 +100,8 @@ def open_sockets(named: NamedServer) -> Iterator[Instruction]:
 
 def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
     """Whether operators are refused at a socket."""
+    if not server:
+        return daemon.clients_only
     named = daemon.named_servers.get(server)
     found = named.namespaces.get(namespace) if named is not None else None
     return found is not None and found.clients_only

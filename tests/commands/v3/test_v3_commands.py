@@ -184,7 +184,6 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("feature disable context_share", "context-share cannot be disabled: every client of pympsd runs in a se"),
         ("memacct set audit_log=true", "Memory accounting by cgroup is not there yet"),
         ("memacct set x=1", "Unknown option '--x' of 'memacct set'. Options: --audit-log."),
-        ("context-share set default_socket=off", "context-share cannot be disabled"),
         ("config apply F", "'config apply' needs the text of the file"),
     ],
 )

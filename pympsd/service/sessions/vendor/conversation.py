@@ -10,7 +10,7 @@ from attrs import define
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.inheritance import Noted, link_name, serial_of
-from pympsd.service.sessions.peers import with_pidfd
+from pympsd.service.sessions.peers import operator_uid, with_pidfd
 from pympsd.service.sessions.running import run_with_sender
 from pympsd.service.sessions.vendor.client import VendorClientSession
 from pympsd.service.sessions.vendor.offer import Offer
@@ -78,13 +78,20 @@ class VendorConversation:
     async def _run_session(
         self, entry: Noted[bytes], role: Role, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer
     ) -> None:
-        if role is not Role.CLIENT and routing.is_for_clients(self.dispatcher.state, self.server, self.namespace):
+        if (
+            self.accepts_clients
+            and (role is Role.TOOL or (role is not Role.CLIENT and self.server))
+            and routing.is_for_clients(self.dispatcher.state, self.server, self.namespace)
+        ):
             self.dispatcher.log_refused_operator(peer)
             return
         if role is Role.TOOL:
             self.dispatcher.drop(entry.name)
             session = ToolSession(
-                self.dispatcher.serials.take(), peer.operator, channel, (self.server, self.namespace)
+                self.dispatcher.serials.take(),
+                operator_uid(sock, peer, self.dispatcher.state),
+                channel,
+                (self.server, self.namespace),
             )
             await run_with_sender(channel, session.run, self.dispatcher)
             return
