@@ -35,6 +35,10 @@ def main(arguments: "Sequence[str]") -> int:
         return control_client.print_text(_version())
     if options.start:
         return _start(options, protocol)
+    if options.words[:1] == ["top"]:
+        from pympsd.top.program import main as top
+
+        return top(options.words[1:], options.timeout)
     if options.quit and not options.words and not options.apply:
         # A daemon of protocol 2 is given standard input: -q asks it for nothing.
         if_protocol = b"" if options.quit == "--quit" else b"3"

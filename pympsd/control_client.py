@@ -37,7 +37,7 @@ UNMAPPED_UID = 65534
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 
 
-class _DaemonGone(Exception):
+class DaemonGone(Exception):
     """The daemon closed the connection: the answer to a quit that it was working on."""
 
 
@@ -82,7 +82,7 @@ def give_commands(
     except TimeoutError:
         _complain(SILENCE % timeout)
         return SILENT
-    except (_DaemonGone, BrokenPipeError, ConnectionResetError):
+    except (DaemonGone, BrokenPipeError, ConnectionResetError):
         _complain(CLOSED)
         return UNREACHABLE
     except ConnectionError as error:  # the vendor's daemon
@@ -165,7 +165,7 @@ def _answer(daemon: "Daemon", timeout: float) -> "bool | None":
     while True:
         try:
             kind, body = daemon.receive()
-        except (_DaemonGone, ConnectionResetError):
+        except (DaemonGone, ConnectionResetError):
             if watched is None:
                 raise
             _await_end(watched)
@@ -249,7 +249,7 @@ class Daemon:
             except BlockingIOError:
                 raise TimeoutError from None
             if not more:
-                raise _DaemonGone
+                raise DaemonGone
             self._unread += more
 
 

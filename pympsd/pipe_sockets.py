@@ -8,10 +8,11 @@ import posix
 from pympsd.vocabulary import files
 
 
-def control() -> bytes:
-    """Return the path of the socket that takes commands."""
-    path = pipe_directory() + b"/" + files.CONTROL.encode()
-    privileged = pipe_directory() + b"/" + files.CONTROL_PRIVILEGED.encode()
+def control(folder: bytes = b"") -> bytes:
+    """Return the path of the socket that takes commands, by default in the environment's pipe directory."""
+    folder = folder or pipe_directory()
+    path = folder + b"/" + files.CONTROL.encode()
+    privileged = folder + b"/" + files.CONTROL_PRIVILEGED.encode()
     try:
         clients_only = posix.stat(path).st_mode & 0o777 == files.CLIENTS_ONLY_MODES[files.CONTROL]
     except OSError:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from pympsd.commands.numbers import atoi, leading_integer
 from pympsd.vocabulary.answers import Answer, refusal
+
+A_PID: Final = r"\d+"
+MAYBE_A_PID: Final = rf"({A_PID})?"
+"""The pattern of a PID among the arguments that a query knows; what its reader refuses is refused before."""
 
 
 def required_pid(words: Sequence[str]) -> int | Answer:

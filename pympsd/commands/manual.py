@@ -135,7 +135,8 @@ _DESCRIPTION: Final = (
 
 def synopsis(command: Command) -> str:
     """Return a command with its arguments."""
-    return f"{command.name} {USAGE.get(command.name, '')}".rstrip()
+    json = "" if command.takes is None else " [--json]"
+    return f"{command.name} {USAGE.get(command.name, '')}".rstrip() + json
 
 
 def summary(command: Command) -> str:
@@ -161,6 +162,7 @@ def usage(name: str, protocol: int = 2) -> str:
 usage: {name} [-d | -f] [OPTION ...]      start the control daemon
        {name} [OPTION ...]                read commands from standard input
        {name} [OPTION ...] COMMAND ...    give one command
+       {name} top [--once | --json]       show servers, clients and who waits; top --help says more
 
 {_table(OPTIONS)}
 commands:

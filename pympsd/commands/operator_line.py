@@ -8,7 +8,7 @@ from typing import Final
 from attrs import evolve
 
 import pympsd.commands.v2  # noqa: F401 - registers the commands
-from pympsd.commands.registry import REGISTRY, Caller, Decision
+from pympsd.commands.registry import JSON_OPTION, REGISTRY, Caller, Decision
 from pympsd.commands.v3 import line as v3
 from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import OperatorLine
@@ -22,8 +22,10 @@ LINE_LIMIT: Final = 64 * 1024
 def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
     """Log an operator's line, carry it out and answer it; the state machine's ``handle`` takes this function."""
     shown = event.line.partition(b"\0")[0].decode("utf-8", "surrogateescape").strip(" \t\r\n")
-    # A line end inside would begin another line of the log.
-    yield Log("command", {"line": shown.replace("\r", " ").replace("\n", " ")})
+    # Monitors ask for JSON again and again.
+    if not _is_query_of_data(split(event.line[:LINE_LIMIT])):
+        # A line end inside would begin another line of the log.
+        yield Log("command", {"line": shown.replace("\r", " ").replace("\n", " ")})
     caller = Caller(event.session, event.uid, event.at, event.server, event.namespace, event.process)
     decision = decide_line(daemon, caller, event.line, event.file)
     if decision.answer is not None:
@@ -37,9 +39,10 @@ def asked_servers(daemon: Daemon, line: bytes) -> list[Server]:
     if daemon.protocol == 3 and (in_v3 := v3.command_of(words)) is not None:
         return daemon.running_servers() if in_v3.asks_servers else []
     known = REGISTRY.get(words[0]) if words else None
-    if known is None or not known.asks_servers:
+    if known is None or not (known.asks_servers or _is_query_of_data(words)):
         return []
-    named = known.readers["pid"](words[1:]) if "pid" in known.readers else None
+    plain = [word for word in words[1:] if word != JSON_OPTION]
+    named = known.readers["pid"](plain) if "pid" in known.readers else None
     return [server for server in daemon.running_servers() if named in (None, server.pid)]
 
 
@@ -49,6 +52,11 @@ def asked_process(daemon: Daemon, line: bytes) -> int | None:
     if words[:2] != ["rules", "test"]:
         return None
     return next((int(word) for word in words[2:] if word.isascii() and word.isdecimal() and len(word) < 11), None)
+
+
+def _is_query_of_data(words: list[str]) -> bool:
+    """Whether a line is a query of protocol 2 with --json."""
+    return JSON_OPTION in words and words[0] in REGISTRY and REGISTRY[words[0]].takes is not None
 
 
 def _with_note(answer: Answer, silent: tuple[int, ...]) -> Answer:

@@ -6,16 +6,19 @@ and gives the reader of its value from the words after the command's name.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction
-from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.answers import Answer, Part
 from pympsd.vocabulary.rules import Origin
 
+JSON_OPTION: Final = "--json"
 Reader = Callable[[Sequence[str]], Any]
 
 
@@ -40,6 +43,8 @@ class Decision:
 
     answer: Answer | None
     instructions: tuple[Instruction, ...] = ()
+    data: Any = None
+    """What --json prints in place of the answer; None: a refusal, which is the same with it."""
 
 
 Handler = Callable[..., Decision]
@@ -54,9 +59,29 @@ class Command:
     readers: dict[str, Reader]
     asks_servers: bool = False
     """Its answer depends on what servers know: those that do not report by themselves are asked before."""
+    takes: str | None = None
+    """Of a query: the pattern of the arguments that it knows; with any others it is refused, unless what it answers
+    to them is recorded."""
 
     def run(self, daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
-        """Read the arguments from the words after the name, and run the handler unless a reader refuses."""
+        """Carry out the words after the name; a query answers with its data if --json is among them."""
+        if self.takes is None:
+            return self._run(daemon, caller, words)
+        plain = [word for word in words if word != JSON_OPTION]
+        decision = self._run(daemon, caller, plain)
+        if decision.data is None and decision.answer is not None and decision.answer.refused:
+            return decision
+        if not re.fullmatch(self.takes, given := " ".join(plain)):
+            # Recorded, without a server: "ps foo" says "Server not found", others print nothing.
+            answer = decision.answer if decision.answer and decision.answer.refused else Answer(refused=True)
+            return Decision(evolve(answer, diagnostic=f"{self.name}: {given[:80]!r} is not understood; see -h"))
+        if len(plain) == len(words):
+            return decision
+        # It is not logged, for monitors ask again and again.
+        return Decision(Answer((Part(json.dumps(decision.data), logged=False),)))
+
+    def _run(self, daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
+        """Read the arguments, and run the handler unless a reader refuses."""
         arguments = {}
         for keyword, reader in self.readers.items():
             value = reader(words)
@@ -69,13 +94,15 @@ class Command:
 REGISTRY: Final[dict[str, Command]] = {}
 
 
-def command(name: str, *, asks_servers: bool = False, **readers: Reader) -> Callable[[Handler], Handler]:
+def command(
+    name: str, *, asks_servers: bool = False, takes: str | None = None, **readers: Reader
+) -> Callable[[Handler], Handler]:
     """Register a handler under a command's name."""
 
     def register(handler: Handler) -> Handler:
         if name in REGISTRY:
             raise ValueError(f"the command {name} is registered twice")
-        REGISTRY[name] = Command(name, handler, readers, asks_servers)
+        REGISTRY[name] = Command(name, handler, readers, asks_servers, takes)
         return handler
 
     return register

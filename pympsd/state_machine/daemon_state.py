@@ -42,6 +42,8 @@ class Client:
     command: str
     namespace: int
     contexts: dict[int, Context] = field(factory=dict)
+    memory: dict[int, int] = field(factory=dict)
+    """Bytes that it holds, by device ordinal, as its server reported; the driver's own server does not."""
     ended: bool = False
     """Its process has ended, and the server has yet to report that."""
     process: int = 0

@@ -129,6 +129,14 @@ def _(event: events.ContextGonePushed, daemon: Daemon) -> Iterator[Instruction]:
 
 
 @_decide.register
+def _(event: events.MemoryPushed, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.get(event.server)
+    for client in server.clients.values() if server else ():
+        client.memory[event.device] = event.clients.get(client.serial, 0)
+    yield from ()
+
+
+@_decide.register
 def _(event: events.ClientGonePushed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
     if server is not None:

@@ -105,6 +105,15 @@ class ContextGonePushed:
 
 
 @frozen
+class MemoryPushed:
+    """A server reported the bytes that clients hold on a device; those that it leaves out hold none."""
+
+    server: int
+    device: int
+    clients: dict[int, int]
+
+
+@frozen
 class ClientGonePushed:
     """A server reported that a client process is gone."""
 
@@ -261,6 +270,7 @@ Event = (
     | StatusPushed
     | ContextPushed
     | ContextGonePushed
+    | MemoryPushed
     | ClientGonePushed
     | ClientEnded
     | TerminationAnswered

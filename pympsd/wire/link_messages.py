@@ -153,6 +153,15 @@ class Terminated:
     code: int
 
 
+@message(56)
+@frozen
+class MemoryReported:
+    """The device memory in bytes that clients hold on a device; sent when it has changed, a few times a second."""
+
+    device: int
+    clients: dict[int, int]
+
+
 # --- the next daemon takes a server over with the link, which the keeper held. Other builds have to read these.
 
 

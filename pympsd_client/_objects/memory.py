@@ -17,6 +17,7 @@ from pympsd_client._objects.context import Context, context_on, current
 from pympsd_client._objects.handle_table import HandleTable, next_buffer_id
 from pympsd_client._objects.managed.page_states import PageStates
 from pympsd_client._objects.module import modules
+from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import synchronize
 
@@ -198,6 +199,20 @@ def owner(address: int) -> Context:
     context = context_on(ordinal)
     context.usable()
     return context
+
+
+def devices_address(context: Context, address: int, count: int) -> int:
+    """Return where a context's device has managed, pool's, mapped or registered memory of the program; 0: nowhere."""
+    found = allocations.containing(address) if allocations.any_shared else None
+    if found is None:
+        mine, reached = pinned.addresses_of(address)
+        region = pinned.region_at(mine) if reached else None
+        end = 0 if region is None else region.address + region.size
+    else:
+        reached = address if found.is_shared and found.is_reached else 0
+        end = found.handle + found.size
+    is_here = reached and ordinal_at(reached) == context.device.ordinal
+    return reached if is_here and address + count <= end else 0
 
 
 def place(address: int, context: Context, stream: int, handle: int) -> tuple[Context, int]:

@@ -15,7 +15,7 @@ from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.copies import Piece, Recorder, by_the_device, fetch_pieces, send_pieces
-from pympsd_client._objects.memory import ordinal_at, owner, place
+from pympsd_client._objects.memory import devices_address, ordinal_at, owner, place
 from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.stream import resolve, synchronize
 
@@ -104,6 +104,9 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
         # Elsewhere than in the caller's stream nothing would wait for it.
         waits = wait or at is not context
         by_the_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=waits)
+    elif source.is_host and (reached := devices_address(at, host.address, host.span(extent))):
+        sides = (*destination.operands(Space.DEVICE), *evolve(source, address=reached).operands(Space.DEVICE))
+        by_the_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=wait or at is not context)
     elif (by := intercepted.by) is not None and by.takes_copy(
         at, at_stream, partial(_described, destination, source, extent)
     ):

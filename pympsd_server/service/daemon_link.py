@@ -45,6 +45,8 @@ class DaemonLink:
     _dropped: int = field(default=0, init=False)
     _late: dict[tuple[int, int], object] = field(factory=dict, init=False)
     """Changes that wait, by client and context; a context that came and went meanwhile leaves none."""
+    _memory: dict[int, link.MemoryReported] = field(factory=dict, init=False)
+    """The last report of each device."""
     _is_late: trio.Event = field(factory=trio.Event, init=False)
 
     # --- messages
@@ -92,6 +94,11 @@ class DaemonLink:
         self._clients.pop(client, None)
         self._change((client, 0), link.ClientGone(client))
 
+    def memory_used(self, device: int, clients: dict[int, int]) -> None:
+        """Push the memory that clients hold on a device."""
+        self._memory[device] = link.MemoryReported(device, clients)
+        self._change((0, device), self._memory[device])
+
     def terminated(self, token: int, code: int) -> None:
         """Answer a termination; the next daemon ignores the answer to a dead one's request."""
         self._push(link.Terminated(token, code))
@@ -106,6 +113,11 @@ class DaemonLink:
             client, contexts = admitted.message, tuple(admitted.contexts.values())
             known = serial, client.pid, client.uid, client.command, client.namespace
             self._push(link.ReturningClient(*known, contexts, client.mps_namespace))
+
+    def adopted(self) -> None:
+        """Report to the daemon that took the link over what it has not asked for."""
+        for report in self._memory.values():
+            self._push(report)
 
     async def run_sender(self) -> None:
         """Send what the channel has queued, until the link is disconnected."""

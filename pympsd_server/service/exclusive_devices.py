@@ -43,11 +43,6 @@ class RegisteredDevices:
     """The reason for each device that is not registered yet, by ordinal."""
     _registrations: dict[int, Registration] = field(factory=dict, init=False)
 
-    @property
-    def recorded(self) -> bool:
-        """Whether the memory that clients hold is shown to other processes, or will be."""
-        return bool(self._registrations or self.unregistered)
-
     def add(self, device: int, registration: Registration) -> None:
         """Keep the registration of a device."""
         self._registrations[device] = registration

@@ -87,16 +87,16 @@ async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: st
 
 
 def _record_memory(containment: Containment, devices: RegisteredDevices) -> None:
-    """Record the memory that clients hold in the folder that every user can read."""
+    """Report the memory that clients hold to the daemon, and in the folder that every user can read."""
 
     def record(device: int, held: dict[int, int]) -> None:
         clients = containment.server.roster.clients
+        containment.server.link.memory_used(device, {each: held[each] for each in held if each in clients})
         present = [(clients[serial].pid, count) for serial, count in held.items() if serial in clients]
         left = sum(count for serial, count in held.items() if serial not in clients)
         devices.report(device, [*present, (GONE, left)] if left else present)
 
-    if devices.recorded:
-        containment.executors.on_memory = record
+    containment.executors.on_memory = record
 
 
 async def _receive_setup(daemon: DaemonLink) -> link.ServerSetup | None:
@@ -170,6 +170,7 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                 case link.ReportRequest(_, token), _:
                     server.link.report(token, server.leaving)
                 case link.ServerAdopted(), _:
+                    server.link.adopted()
                     server.log.info("server_taken_in")
                 case link.ServerDismissed(reason), _:
                     server.leave_without_daemon(reason)

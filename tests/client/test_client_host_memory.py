@@ -41,6 +41,7 @@ from tests.support.client_kernels import BASIC
 R = cuda.CUresult
 P = cuda.CUpointer_attribute
 A = cuda.CUdevice_attribute
+PLACES = ("HOST", "DEVICE")
 
 
 def of_host(kind: str = "HOST_NUMA", number: int = 0, is_exported: bool = False) -> Any:
@@ -257,11 +258,19 @@ def memory_of(kind: str) -> tuple[int, int]:
 
 
 @pytest.mark.usefixtures("threads_leave_soon")
+@pytest.mark.parametrize("has_rows", [False, True])
 @pytest.mark.parametrize("kind", ["managed", "pool", "mapped", "registered"])
-def test_a_copy_from_it_comes_after_the_streams_earlier_work(context: Any, kind: str) -> None:
+def test_a_copy_from_it_comes_after_the_streams_earlier_work(context: Any, kind: str, has_rows: bool) -> None:
     (mine, theirs), device, held = memory_of(kind), ok(cuda.cuMemAlloc(8192)), Held()
     assert cuda.cuMemsetD8Async(theirs, 7, 4096, held.stream) == DONE
-    assert cuda.cuMemcpyHtoDAsync(device, mine, 4096, held.stream) == DONE
+    if has_rows:
+        rows = cuda.CUDA_MEMCPY2D()
+        rows.srcMemoryType, rows.dstMemoryType = (getattr(cuda.CUmemorytype, f"CU_MEMORYTYPE_{to}") for to in PLACES)
+        rows.srcHost, rows.dstDevice, rows.srcPitch, rows.dstPitch = mine, device, 64, 64
+        rows.WidthInBytes, rows.Height = 64, 64
+        assert cuda.cuMemcpy2DAsync(rows, held.stream) == DONE
+    else:
+        assert cuda.cuMemcpyHtoDAsync(device, mine, 4096, held.stream) == DONE
     held.let_go()
     assert cuda.cuStreamSynchronize(held.stream) == DONE
     assert (bytes_at(int(device), 4096) == 7).all()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pympsd.commands.operator_line import decide_line
-from pympsd.commands.registry import Caller
+from pympsd.commands.registry import REGISTRY, Caller
 from pympsd.devices.machine import from_toml
-from pympsd.state_machine.daemon_state import Client, Context, Daemon, Server
+from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ThreadPercentage
 
 UUIDS = ("GPU-7685caad-23a2-2403-a46b-a1dfeabe3819", "GPU-c194f552-d094-dc8e-63fd-a74b1b2f9eeb")
@@ -93,6 +96,63 @@ def test_device_query_shows_the_daemons_devices_then_the_servers(daemon: Daemon)
         "Default",
         "Device Ordinal,PCI IDs,UUID,Name,Attributes",
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("ps nonsense", "ps -p 847 more", "get_server_list x", "get_client_list 847 x", "get_waiting_list x"),
+        *("get_device_client_list abc", "get_server_status 847 x", "device_query x", "device_query --csv --csv"),
+        *("get_active_thread_percentage 847 x", "get_device_pinned_mem_limit 847 0 x", "ps nonsense --json"),
+        *("get_default_client_priority x", "get_default_device_pinned_mem_limit 0 x"),
+    ],
+)
+def test_a_query_with_unknown_arguments_is_refused(daemon: Daemon, line: str) -> None:
+    answer = decide_line(daemon, Caller(1, 0), line.encode()).answer
+    assert answer is not None
+    assert answer.refused
+    assert (answer.printed, "is not understood" in answer.diagnostic) == ("", True)
+
+
+def test_json_of_servers_has_their_clients_and_contexts(daemon: Daemon) -> None:
+    (server,) = json.loads(_printed(daemon, b"get_server_list --json"))
+    assert (server["pid"], server["uid"], server["status"]) == (847, 0, "ACTIVE")
+    assert server["clients"] == json.loads(_printed(daemon, b"get_client_list 847 --json"))
+    assert server["clients"][0] == {
+        "pid": 907,
+        "uid": 0,
+        "command": "python a.py",
+        "pid_namespace": 4026531836,
+        "namespace": None,
+        "memory_bytes": {},
+        "contexts": [{"id": 1, "number": 1, "device": 0}, {"id": 3, "number": 2, "device": 0}],
+    }
+    assert json.loads(_printed(daemon, b"get_server_status --json 847")) == server
+
+
+@pytest.mark.parametrize("name", sorted(name for name, each in REGISTRY.items() if each.takes is not None))
+def test_every_query_prints_json_that_is_not_logged(daemon: Daemon, name: str) -> None:
+    arguments = {"get_device_pinned_mem_limit": "847 0", "get_default_device_pinned_mem_limit": "0"}.get(name, "")
+    line = f"{name} {arguments or ('847' if 'pid' in REGISTRY[name].readers and name != 'ps' else '')} --json"
+    answer = decide_line(daemon, Caller(1, 0), line.encode()).answer
+    assert answer is not None
+    assert not answer.refused
+    assert json.loads(answer.printed) is not None
+    assert not any(part.logged for part in answer.parts)
+
+
+def test_json_of_ps_says_what_the_table_cuts(daemon: Daemon) -> None:
+    assert [row["device"] for row in json.loads(_printed(daemon, b"ps --json"))] == list(UUIDS)
+    daemon.servers.clear()
+    assert _printed(daemon, b"ps --json") == "[]\n"
+    assert _printed(daemon, b"ps -p 847 --json").startswith("Server 847 not found\n")
+
+
+def test_who_waits_is_listed(daemon: Daemon) -> None:
+    daemon.queue = [QueueEntry(1, 1001, 5, Peer(77, 1001, 1001), "python d.py"), QueueEntry(2, 1002)]
+    assert _printed(daemon, b"get_waiting_list") == "77 1001\n0 1002\n"
+    waiting = json.loads(_printed(daemon, b"get_waiting_list --json"))
+    assert waiting[0] == {"pid": 77, "uid": 1001, "server": "uid_1001", "command": "python d.py"}
 
 
 def test_every_user_may_query(daemon: Daemon) -> None:

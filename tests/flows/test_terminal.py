@@ -4,93 +4,23 @@ from __future__ import annotations
 
 import os
 import pty
-import select
 import subprocess
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from attrs import define
+from at_terminal import Terminal, at_terminal
 from processes import PYMPSD, SECONDS, DaemonProcess, wait_until
 
 from pympsd.commands.registry import REGISTRY
 
 
-@define
-class Terminal:
-    """A user interface at a terminal, and the keyboard."""
-
-    process: subprocess.Popen[bytes]
-    screen: int
-    unseen: bytes = b""
-
-    def until(self, text: str) -> str:
-        """Read the screen until a text is there; return all up to and with it."""
-        give_up = time.monotonic() + SECONDS
-        while text.encode() not in self.unseen:
-            left = give_up - time.monotonic()
-            assert select.select([self.screen], [], [], max(0.0, left))[0], (text, self.unseen)
-            try:
-                more = os.read(self.screen, 4096)
-            except OSError:  # the other side is closed
-                more = b""
-            assert more, (text, self.unseen)
-            self.unseen += more
-        shown, _, self.unseen = self.unseen.partition(text.encode())
-        return (shown + text.encode()).decode().replace("\r\n", "\n")
-
-    def type(self, keys: str) -> None:
-        """Send key presses."""
-        os.write(self.screen, keys.encode())
-
-    def enter(self, line: str) -> str:
-        """Type a line; return what is shown between its echo and the next prompt."""
-        self.type(line + "\r")
-        self.until("\n")
-        return self.until("> ").removesuffix("> ")
-
-
 @pytest.fixture
 def terminal(daemon: DaemonProcess) -> Iterator[Terminal]:
     """A UI at a terminal that has shown its first prompt."""
-    with at_a_terminal(daemon) as shown:
+    with at_terminal([PYMPSD], daemon.environment) as shown:
+        assert shown.until("> ").endswith("> ")
         yield shown
-
-
-@contextmanager
-def at_a_terminal(daemon: DaemonProcess) -> Iterator[Terminal]:
-    """Start a UI at a terminal, and await its first prompt."""
-    screen, own = pty.openpty()
-    environment = {**daemon.environment, "TERM": "vt100", "LANG": "C.UTF-8", "INPUTRC": "/dev/null"}
-    process = subprocess.Popen(
-        [PYMPSD],
-        env=environment,
-        stdin=own,
-        stdout=own,
-        stderr=own,
-        start_new_session=True,
-        preexec_fn=_take_terminal,
-    )
-    os.close(own)
-    shown = Terminal(process, screen)
-    assert shown.until("> ").endswith("> ")
-    try:
-        yield shown
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(SECONDS)
-        os.close(screen)
-
-
-def _take_terminal() -> None:
-    # The terminal of its session, so that Ctrl-C is its signal.
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def test_commands_are_answered(terminal: Terminal) -> None:
@@ -186,7 +116,8 @@ def test_with_only_the_output_at_a_terminal_there_is_no_prompt(daemon: DaemonPro
 def test_protocol_3_has_its_own_help_and_completion(make_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="H200")
     assert daemon.start("-d", "-p", "3").returncode == 0
-    with at_a_terminal(daemon) as terminal:
+    with at_terminal([PYMPSD], daemon.environment) as terminal:
+        terminal.until("> ")
         assert "namespace       create, delete, get, list, set" in terminal.enter("help")
         for typed, said in (
             ("help server delete", "server delete <name> [--force]"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pympsd.commands.arguments import flag
+from pympsd.commands.arguments import A_PID, MAYBE_A_PID, flag
 from pympsd.commands.numbers import leading_integer
 from pympsd.commands.registry import Caller, Decision, command
+from pympsd.commands.v2.records import device_record
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.vocabulary.answers import lines, refusal
 
@@ -20,18 +21,19 @@ def _first_number(words: Sequence[str]) -> int | None:
     return numbers[0] if numbers else None
 
 
-@command("device_query", pid=_first_number, csv=flag("--csv"))
+@command("device_query", takes=rf"{MAYBE_A_PID}( ?--csv)?|--csv {A_PID}", pid=_first_number, csv=flag("--csv"))
 def device_query(daemon: Daemon, caller: Caller, pid: int | None, csv: bool) -> Decision:
     """Show the devices of the daemon and of its servers, or of the server PID; --csv as comma-separated values."""
     if pid is not None and daemon.server_by_pid(pid) is None:
         return Decision(refusal(f"Server {pid} not found"))
     rows = [",".join(HEADING) if csv else TABLE_ROW.format(*HEADING), *_rows(daemon, csv)]
     shown = ["Default", *rows]
-    for server in daemon.running_servers():
-        if pid in (None, server.pid):
-            # Recorded: the heading of a server begins with a newline.
-            shown += [f"\nServer {server.pid}", *rows]
-    return Decision(lines(*shown))
+    servers = [server.pid for server in daemon.running_servers() if pid in (None, server.pid)]
+    for each in servers:
+        # Recorded: the heading of a server begins with a newline.
+        shown += [f"\nServer {each}", *rows]
+    devices = [device_record(daemon, ordinal) for ordinal in range(len(daemon.devices))]
+    return Decision(lines(*shown), data={"devices": devices, "servers": servers})
 
 
 def _rows(daemon: Daemon, csv: bool) -> list[str]:

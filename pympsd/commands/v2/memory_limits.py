@@ -13,6 +13,7 @@ from attrs import frozen
 from pympsd.commands.numbers import atoi
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
+from pympsd.commands.v2.records import limit_record
 from pympsd.commands.volta import volta_only
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, limits_update
@@ -89,17 +90,17 @@ def set_default(daemon: Daemon, caller: Caller, setting: _Setting) -> Decision:
     return Decision(_set(daemon, daemon.memory_limits, setting, logged))
 
 
-@command("get_default_device_pinned_mem_limit", device=_default_device)
+@command("get_default_device_pinned_mem_limit", takes=r"\S+", device=_default_device)
 @volta_only("device memory limits have")
 def get_default(daemon: Daemon, caller: Caller, device: str) -> Decision:
     """Print how much memory of DEVICE each client of the next server may hold; nothing when there is no limit."""
     try:
-        limit = daemon.memory_limits.get(device_named(daemon.devices, device))
+        ordinal = device_named(daemon.devices, device)
     except UnknownDevice as error:
         return Decision(_unknown(error))
-    if limit is None:
-        return Decision(Answer((_logged("No default pinned memory limit set for the device!"),)))
-    return Decision(lines(str(limit)))
+    limit = daemon.memory_limits.get(ordinal)
+    none = Answer((_logged("No default pinned memory limit set for the device!"),))
+    return Decision(none if limit is None else lines(str(limit)), data=limit_record(ordinal, limit))
 
 
 @command("set_device_pinned_mem_limit", given=_server_setting)
@@ -116,7 +117,7 @@ def set_of_server(daemon: Daemon, caller: Caller, given: tuple[int, _Setting]) -
     return Decision(answer, () if answer.refused else (limits_update(server),))
 
 
-@command("get_device_pinned_mem_limit", given=_server_device)
+@command("get_device_pinned_mem_limit", takes=r"\S+ \S+", given=_server_device)
 @volta_only("device memory limits have")
 def get_of_server(daemon: Daemon, caller: Caller, given: tuple[int, str]) -> Decision:
     """Print how much memory of DEVICE each later client of the server PID may hold; nothing when not limited."""
@@ -125,7 +126,8 @@ def get_of_server(daemon: Daemon, caller: Caller, given: tuple[int, str]) -> Dec
     if server is None:
         return Decision(refusal(f"Server {pid} not found"))
     try:
-        limit = server.memory_limits.get(device_named(daemon.devices, device))
+        ordinal = device_named(daemon.devices, device)
     except UnknownDevice as error:
         return Decision(_unknown(error))
-    return Decision(lines(str(limit)) if limit is not None else lines())
+    limit = server.memory_limits.get(ordinal)
+    return Decision(lines(str(limit)) if limit is not None else lines(), data=limit_record(ordinal, limit))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pympsd.commands.arguments import loose_pid
+from pympsd.commands.arguments import A_PID, loose_pid
 from pympsd.commands.numbers import leading_float
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
@@ -48,11 +48,11 @@ def set_default(daemon: Daemon, caller: Caller, percentage: ThreadPercentage | N
     return Decision(lines(str(percentage)))
 
 
-@command("get_default_active_thread_percentage")
+@command("get_default_active_thread_percentage", takes=".*")  # recorded: it ignores words
 @volta_only("active thread percentages have")
 def get_default(daemon: Daemon, caller: Caller) -> Decision:
     """Print the active thread percentage that the next server starts with."""
-    return Decision(lines(str(daemon.thread_percentage)))
+    return _shown(daemon.thread_percentage)
 
 
 @command("set_active_thread_percentage", pid=loose_pid, percentage=percentage_at(1))
@@ -70,9 +70,13 @@ def set_of_server(daemon: Daemon, caller: Caller, pid: int, percentage: ThreadPe
     return Decision(lines(str(percentage)), (limits_update(server),))
 
 
-@command("get_active_thread_percentage", pid=loose_pid)
+@command("get_active_thread_percentage", takes=A_PID, pid=loose_pid)
 @volta_only("active thread percentages have")
 def get_of_server(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the active thread percentage of the later clients of the server PID."""
     server = daemon.server_by_pid(pid)
-    return Decision(lines(str(server.thread_percentage)) if server else refusal(f"Server {pid} not found"))
+    return _shown(server.thread_percentage) if server else Decision(refusal(f"Server {pid} not found"))
+
+
+def _shown(percentage: ThreadPercentage) -> Decision:
+    return Decision(lines(str(percentage)), data={"active_thread_percentage": percentage.value})

@@ -33,7 +33,8 @@ def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | Non
     return Decision(lines())
 
 
-@command("get_default_client_priority")
+@command("get_default_client_priority", takes="")
 def get_default_client_priority(daemon: Daemon, caller: Caller) -> Decision:
     """Print the priority of later clients."""
-    return Decision(lines(str(daemon.client_priority)))
+    level = daemon.client_priority
+    return Decision(lines(str(level)), data={"client_priority": level.level})

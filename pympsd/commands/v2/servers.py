@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from pympsd.commands.arguments import required_pid, user_id
+from pympsd.commands.arguments import A_PID, required_pid, user_id
 from pympsd.commands.privileges import INSUFFICIENT, may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
+from pympsd.commands.v2.records import server_record
 from pympsd.state_machine.admission import request_server
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.vocabulary.answers import lines, refusal
 
 
-@command("get_server_list")
+@command("get_server_list", takes="")
 def get_server_list(daemon: Daemon, caller: Caller) -> Decision:
     """List the PIDs of all server instances, one a line."""
-    return Decision(lines(*(str(server.pid) for server in daemon.running_servers())))
+    servers = daemon.running_servers()
+    return Decision(lines(*(str(each.pid) for each in servers)), data=[server_record(each) for each in servers])
 
 
-@command("get_server_status", asks_servers=True, pid=required_pid)
+@command("get_server_status", asks_servers=True, takes=A_PID, pid=required_pid)
 def get_server_status(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the status of the server PID: INITIALIZING, ACTIVE or FAULT."""
     server = daemon.server_by_pid(pid)
-    return Decision(lines(server.status) if server else refusal(f"Server {pid} not found"))
+    if server is None:
+        return Decision(refusal(f"Server {pid} not found"))
+    return Decision(lines(server.status), data=server_record(server))
+
+
+@command("get_waiting_list", takes="")
+def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
+    """List who waits for a server, in their order: a client's PID and its user, or 0 and the user whose server an
+    operator asked for.
+    """
+    waiting = [] if caller.server else daemon.queue
+    data = [
+        {"pid": each.peer.pid if each.peer else 0, "uid": each.uid, "server": each.server, "command": each.command}
+        for each in waiting
+    ]
+    return Decision(lines(*(f"{each['pid']} {each['uid']}" for each in data)), data=data)
 
 
 @command("start_server", uid=user_id)

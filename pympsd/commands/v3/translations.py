@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from pympsd.commands.registry import REGISTRY, Caller, Decision
-from pympsd.commands.v3 import view
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.vocabulary.answers import Answer, lines, refusal
+from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
 CHANGES: Final = ("quit", "terminate_client", "shutdown_server")
 KEPT: Final = frozenset(
     {
-        *("get_server_list", "get_server_status", "get_client_list", "get_device_client_list", "ps", "device_query"),
+        *("get_server_list", "get_server_status", "get_client_list", "get_device_client_list", "get_waiting_list"),
+        *("ps", "device_query"),
         *CHANGES,
     }
 )
@@ -79,14 +79,11 @@ def default_of_user(daemon: Daemon, caller: Caller, words: Sequence[str]) -> Dec
     """Answer with the limits of namespace ``default`` of the user's server; the daemon's own if there is none."""
     named = daemon.named_servers.get(server_of_user(daemon.serving_uid(caller.uid)))
     default = named.namespaces.get(DEFAULT) if named is not None else None
-    if default is None:
-        return REGISTRY[words[0]].run(daemon, caller, words[1:])
-    match words:
-        case ["get_default_active_thread_percentage", *_]:
-            return Decision(lines(str(default.thread_percentage)))
-        case ["get_default_client_priority", *_]:
-            return Decision(lines(str(default.client_priority)))
-        case [_, device, *_]:
-            limit = default.pinned_memory.get(view.device_named(daemon, device))
-            return Decision(lines(str(limit)) if limit is not None else lines())
+    if default is not None:
+        daemon = evolve(
+            daemon,
+            thread_percentage=default.thread_percentage,
+            client_priority=default.client_priority,
+            memory_limits=dict(default.pinned_memory),
+        )
     return REGISTRY[words[0]].run(daemon, caller, words[1:])

@@ -1,0 +1,57 @@
+"""What --json says of devices, servers and clients; servers list their clients, and these their contexts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pympsd.state_machine.daemon_state import Client, Context, Daemon, Server
+from pympsd.vocabulary.limits import PinnedMemory
+
+
+def device_record(daemon: Daemon, ordinal: int) -> dict[str, Any]:
+    """Return a device of the daemon."""
+    device = daemon.devices[ordinal]
+    return {
+        "ordinal": ordinal,
+        "uuid": device.uuid,
+        "pci": device.pci,
+        "name": device.name,
+        "multiprocessors": device.multiprocessors,
+        "memory_bytes": device.memory_bytes,
+    }
+
+
+def server_record(server: Server) -> dict[str, Any]:
+    """Return a server; its limits are those of its next client."""
+    return {
+        "pid": server.pid,
+        "uid": server.uid,
+        "name": server.name,
+        "status": str(server.status),
+        "active_thread_percentage": server.thread_percentage.value,
+        "pinned_memory_limits": {str(device): limit.value for device, limit in server.memory_limits.items()},
+        "clients": [client_record(client) for client in server.clients.values()],
+    }
+
+
+def client_record(client: Client) -> dict[str, Any]:
+    """Return a client."""
+    return {
+        "pid": client.pid,
+        "uid": client.uid,
+        "command": client.command,
+        "pid_namespace": client.namespace,
+        "namespace": client.mps_namespace or None,
+        "memory_bytes": {str(device): count for device, count in client.memory.items()},
+        "contexts": [context_record(context) for context in client.contexts.values()],
+    }
+
+
+def context_record(context: Context) -> dict[str, Any]:
+    """Return a context: ``id`` is unique on its server, ``number`` in its process."""
+    return {"id": context.serial, "number": context.number, "device": context.device}
+
+
+def limit_record(device: int, limit: PinnedMemory | None) -> dict[str, Any]:
+    """Return a device's memory limit in bytes; None: there is none."""
+    return {"device": device, "pinned_memory_limit": limit and limit.value}

@@ -1,0 +1,96 @@
+"""Ask the running daemon from Python: its queries as data, its commands as text.
+
+>>> from pympsd.control import Control                                               # doctest: +SKIP
+>>> with Control() as daemon:                                                        # doctest: +SKIP
+...     servers, waiting = daemon.query("get_server_list", "get_waiting_list")
+...     daemon.command("set_default_active_thread_percentage 50")
+"""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+from typing import Any
+
+from pympsd import control_client, pipe_sockets
+from pympsd.vocabulary import files
+from pympsd.wire import frames
+
+
+class CannotAsk(Exception):
+    """There is no daemon, or it is silent, or it refused; the message says which."""
+
+
+class Control:
+    """A connection to the daemon of a pipe directory, by default that of CUDA_MPS_PIPE_DIRECTORY."""
+
+    def __init__(self, pipe_directory: str = "", timeout: float = control_client.TIMEOUT) -> None:
+        folder = pipe_directory.encode() or pipe_sockets.pipe_directory()
+        self._timeout = timeout
+        self._daemon = control_client.Daemon()
+        try:
+            path = pipe_sockets.control(folder)
+            reason = self._daemon.connect(path, timeout)
+            if reason == control_client.OTHER_KIND:
+                # Its server is the driver's. A daemon of the vendor itself has no second socket, and no JSON.
+                path = folder + b"/" + files.OWN_CONTROL.encode()
+                reason = self._daemon.connect(path, timeout)
+            if not reason and self._daemon.has_ended():
+                reason = "its daemon has ended"
+            if reason:
+                raise CannotAsk(f"{path.decode(errors='replace')}: {reason}; check CUDA_MPS_PIPE_DIRECTORY")
+            self._daemon.send(frames.encode(frames.OPERATOR_HELLO))
+        except (CannotAsk, TimeoutError, OSError) as error:
+            self.close()
+            raise self._failure(error) from None
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the daemon."""
+        self._daemon.close()
+
+    def query(self, *queries: str) -> list[Any]:
+        """Return what queries of protocol 2 answer with --json, all asked in one request; raise CannotAsk."""
+        return [json.loads(text) for text in self._ask([f"{query} --json" for query in queries])]
+
+    def command(self, line: str) -> str:
+        """Give a command; return what it prints. Raise CannotAsk if it is refused."""
+        return self._ask([line])[0]
+
+    def _ask(self, lines: list[str]) -> list[str]:
+        try:
+            self._daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line.encode()) for line in lines))
+            answers = [self._answer() for _ in lines]
+        except (control_client.DaemonGone, TimeoutError, OSError) as error:
+            raise self._failure(error) from None
+        for line, (printed, complaint, refused) in zip(lines, answers, strict=True):
+            if refused:
+                raise CannotAsk(f"{line}: {complaint or printed}".strip())
+        return [printed for printed, _, _ in answers]
+
+    def _answer(self) -> tuple[str, str, bool]:
+        said = {frames.OPERATOR_STDOUT: b"", frames.OPERATOR_STDERR: b""}
+        while True:
+            kind, body = self._daemon.receive()
+            if kind == frames.OPERATOR_DONE:
+                self._daemon.wait_at_most(self._timeout)
+                printed, complaint = (text.decode(errors="replace") for text in said.values())
+                return printed, complaint, body != b"\0"
+            if kind == frames.OPERATOR_WORKING:
+                self._daemon.wait_at_most(0)
+            elif kind in said:
+                said[kind] += body
+
+    def _failure(self, error: Exception) -> CannotAsk:
+        if isinstance(error, CannotAsk):
+            return error
+        if isinstance(error, TimeoutError):
+            return CannotAsk(f"the MPS control daemon said nothing for {self._timeout:g} s")
+        return CannotAsk(f"the MPS control daemon has closed the connection {error}".strip())

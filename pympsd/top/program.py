@@ -1,0 +1,56 @@
+"""The program behind ``pympsd top``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from pympsd.control import CannotAsk, Control
+from pympsd.top.table import HEADING, QUERIES, SORTS, rows, summary
+
+KEYS = "keys: up, down select; s next order; / filter; t terminate the selected client; q quit"
+
+
+def main(arguments: Sequence[str], timeout: float) -> int:
+    """Show the table until q is pressed, or once; return the exit status."""
+    options = _options(arguments)
+    try:
+        with Control(timeout=timeout) as daemon:
+            if options.json:
+                print(json.dumps(dict(zip(("servers", "waiting", "machine"), daemon.query(*QUERIES), strict=True))))
+            elif options.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+                answers = daemon.query(*QUERIES)
+                shown = [row.text for row in rows(answers, options.sort, options.filter)]
+                print("\n".join([summary(answers), HEADING, *shown]))
+            else:
+                from pympsd.top.screen import show
+
+                show(daemon, options.interval, options.sort, options.filter)
+            sys.stdout.flush()
+    except CannotAsk as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="pympsd top", description="Show servers, clients and who waits.", epilog=KEYS
+    )
+    parser.add_argument("--once", action="store_true", help="print the table once; as without a terminal")
+    parser.add_argument("--json", action="store_true", help="print what the table is made of once, as JSON")
+    parser.add_argument("--sort", choices=tuple(SORTS), default="server", help="the order of the rows")
+    parser.add_argument("--filter", metavar="TEXT", default="", help="only rows that have this text")
+    parser.add_argument("--interval", metavar="SECONDS", type=_seconds, default=1.0, help="default 1")
+    return parser.parse_args(arguments)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"0.1 to 3600 seconds, not {text}")
+    return seconds

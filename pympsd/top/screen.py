@@ -1,0 +1,96 @@
+"""The table on a terminal, with keys."""
+
+from __future__ import annotations
+
+import contextlib
+import curses
+
+from pympsd.control import CannotAsk, Control
+from pympsd.top.table import HEADING, QUERIES, SORTS, Row, rows, summary
+
+ESCAPE = "\x1b"
+
+
+def show(daemon: Control, interval: float, sort: str, wanted: str) -> None:
+    """Show the table until q is pressed; ``interval``: seconds between two requests. Raise CannotAsk."""
+    curses.wrapper(lambda window: _Screen(window, daemon, interval, sort, wanted).run())
+
+
+class _Screen:
+    def __init__(self, window: curses.window, daemon: Control, interval: float, sort: str, wanted: str) -> None:
+        self._window, self._daemon, self._interval = window, daemon, interval
+        self._sort, self._wanted = sort, wanted
+        self._selected = 0
+        self._note = ""
+
+    def run(self) -> None:
+        with contextlib.suppress(curses.error):  # a terminal that cannot hide it
+            curses.curs_set(0)
+        while True:
+            answers = self._daemon.query(*QUERIES)
+            shown = rows(answers, self._sort, self._wanted)
+            self._selected = min(self._selected, max(0, len(shown) - 1))
+            self._draw(summary(answers), shown)
+            self._window.timeout(int(self._interval * 1000))
+            if not self._handle(self._window.getch(), shown):
+                return
+
+    def _handle(self, key: int, shown: list[Row]) -> bool:
+        """Carry out a key, -1: none was pressed; return whether to go on."""
+        if key != -1:
+            self._note = ""
+        if key == ord("q"):
+            return False
+        if key == ord("s"):
+            orders = list(SORTS)
+            self._sort = orders[(orders.index(self._sort) + 1) % len(orders)]
+        elif key in (curses.KEY_UP, curses.KEY_DOWN):
+            self._selected = max(0, self._selected + (1 if key == curses.KEY_DOWN else -1))
+        elif key == ord("/"):
+            self._wanted = self._typed("filter: ")
+        elif key == ord("t") and shown:
+            self._terminate(shown[self._selected])
+        return True
+
+    def _terminate(self, row: Row) -> None:
+        if not row.server:
+            self._note = f"{row.pid} is no client of a server: select one"
+        elif self._typed(f"terminate client {row.pid} of server {row.server}? yes or no: ") == "yes":
+            try:
+                result = self._daemon.command(f"terminate_client {row.server} {row.pid}").strip()
+                self._note = f"client {row.pid}: terminated" if result == "0" else f"client {row.pid}: {result}"
+            except CannotAsk as error:
+                self._note = str(error)
+        else:
+            self._note = "not terminated"
+
+    def _typed(self, question: str) -> str:
+        """Ask on the last line; return the text, nothing if it is left with Escape."""
+        self._window.timeout(-1)
+        text = ""
+        while True:
+            self._line(curses.LINES - 1, question + text)
+            key = self._window.get_wch()
+            if key in ("\n", "\r", curses.KEY_ENTER):
+                return text
+            if key == ESCAPE:
+                return ""
+            if key in ("\x7f", "\b", curses.KEY_BACKSPACE):
+                text = text[:-1]
+            elif isinstance(key, str) and key.isprintable():
+                text += key
+
+    def _draw(self, first: str, shown: list[Row]) -> None:
+        curses.update_lines_cols()
+        self._window.erase()
+        self._line(0, f"{first}; order: {self._sort}" + (f"; filter: {self._wanted}" if self._wanted else ""))
+        self._line(1, HEADING, curses.A_REVERSE)
+        room = max(1, curses.LINES - 3)
+        start = max(0, self._selected - room + 1)
+        for place, row in enumerate(shown[start : start + room]):
+            self._line(2 + place, row.text, curses.A_BOLD if start + place == self._selected else 0)
+        self._line(curses.LINES - 1, self._note or "q quit  s order  / filter  t terminate")
+
+    def _line(self, at: int, text: str, look: int = 0) -> None:
+        with contextlib.suppress(curses.error):  # a terminal too small for it
+            self._window.addnstr(at, 0, text.ljust(curses.COLS), curses.COLS - 1, look)

@@ -1,0 +1,114 @@
+"""pympsd top: once, as JSON, and on a terminal with its keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from at_terminal import at_terminal
+from processes import PYMPSD, ClientProcess, DaemonProcess, wait_until
+
+from pympsd.control import CannotAsk, Control
+from pympsd.top.table import rows
+
+MIB = 1 << 20
+
+
+def client(pid: int, memory: int, contexts: int = 1, command: str = "python") -> dict[str, Any]:
+    made = [{"id": n, "number": n, "device": 0} for n in range(contexts)]
+    return {"pid": pid, "uid": 7, "command": command, "memory_bytes": {"0": memory}, "contexts": made}
+
+
+SERVER = {
+    "pid": 50,
+    "uid": 7,
+    "name": "uid_7",
+    "status": "ACTIVE",
+    "active_thread_percentage": 30.0,
+    "clients": [client(61, MIB, contexts=2), client(60, 5 * MIB, command="a\x1b[2Jb"), client(62, 0, contexts=0)],
+}
+WAITING = {"pid": 70, "uid": 8, "server": "uid_8", "command": "later"}
+ANSWERS = [[SERVER], [WAITING], {"devices": [], "servers": []}]
+
+
+def test_rows_are_in_the_order_that_is_asked_for() -> None:
+    assert [row.pid for row in rows(ANSWERS)] == [50, 61, 60, 62, 70]
+    assert [row.pid for row in rows(ANSWERS, "pid")] == [50, 60, 61, 62, 70]
+    assert [row.pid for row in rows(ANSWERS, "memory")] == [50, 60, 61, 62, 70]
+    assert [row.pid for row in rows(ANSWERS, "contexts")] == [50, 61, 60, 62, 70]
+    assert [row.pid for row in rows(ANSWERS, wanted="LATER")] == [70]
+
+
+def test_a_row_says_what_is_known_of_a_client() -> None:
+    server, _, second, idle, waits = rows(ANSWERS)
+    assert (server.contexts, server.memory) == (3, 6 * MIB)
+    assert second.text == "      60      7       50 ACTIVE         30.0    1       5.0M  a?[2Jb"
+    assert (idle.status, waits.status, waits.memory) == ("IDLE", "WAITING", None)
+
+
+def test_once(daemon: DaemonProcess, make_client: Callable[..., ClientProcess]) -> None:
+    one = make_client().connect()
+    assert one.do(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
+
+    def memory() -> int:
+        (server,) = json.loads(daemon.run(["top", "--json"]).stdout)["servers"]
+        (client,) = server["clients"]
+        assert client["pid"] == one.pid
+        return sum(client["memory_bytes"].values())
+
+    wait_until(lambda: memory() >= 64 * MIB, "the report of the memory")
+    done = daemon.run(["top", "--once"])
+    assert (done.returncode, done.stderr) == (0, "")
+    heading, _, server, client = done.stdout.splitlines()
+    assert heading.startswith("servers 1, clients 1, waiting 0; ")
+    assert server.split()[:4] == [str(daemon.servers()[0]), "0", "-", "ACTIVE"]
+    assert client.split()[:6] == [str(one.pid), "0", server.split()[0], "ACTIVE", "100.0", "1"]
+    daemon.kill()
+    assert daemon.start().returncode == 0
+    assert memory() >= 64 * MIB, "the next daemon is told too"
+
+
+def test_wrong_arguments_and_no_daemon(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon()
+    for arguments, status, said in (
+        (["--interval", "0"], 2, "0.1 to 3600 seconds"),
+        (["--sort", "x"], 2, "invalid choice: 'x'"),
+        (["--once"], 1, "check CUDA_MPS_PIPE_DIRECTORY"),
+    ):
+        done = daemon.run(["top", *arguments])
+        assert (done.returncode, done.stdout, said in done.stderr) == (status, "", True), done.stderr
+
+
+def test_a_client_is_terminated_when_that_is_confirmed(
+    daemon: DaemonProcess, make_client: Callable[..., ClientProcess]
+) -> None:
+    one = make_client().connect()
+    with at_terminal([PYMPSD, "top", "--interval", "0.1"], daemon.environment) as screen:
+        screen.until(f"{one.pid}")
+        screen.type("t")
+        screen.until("select one")
+        screen.type("\x1bOB")
+        screen.type("t")
+        screen.until(f"terminate client {one.pid}")
+        screen.type("no\r")
+        screen.until("not terminated")
+        assert one.do("sync") == "CUDA_SUCCESS"
+        screen.type("t")
+        screen.until("yes or no")
+        screen.type("yes\r")
+        screen.until(f"client {one.pid}: terminated")
+        assert one.first_error() == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+        screen.type("q")
+        screen.process.wait(10)
+    assert screen.process.returncode == 0
+
+
+def test_control_asks_and_commands(daemon: DaemonProcess) -> None:
+    with Control(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"]) as control:
+        assert control.command("set_default_active_thread_percentage 40") == "40.0\n"
+        assert control.query("get_default_active_thread_percentage", "ps") == [{"active_thread_percentage": 40.0}, []]
+        with pytest.raises(CannotAsk, match=r"ps x: .*is not understood"):
+            control.command("ps x")
+    assert not [line for line in daemon.log() if "--json" in line], "monitors would fill the log"
