@@ -24,7 +24,7 @@ SEQUENCES = tomllib.loads(Path(__file__).with_name("protocol3.toml").read_text()
 MARKS = {"doc", "field", "ours"}
 KEYS = {
     "ctl": {"env", "in", "out", "out_like", "err", "err_like", "exit", "as"},
-    "in": {"out", "out_like", "err", "err_like", "exit"},
+    "in": {"out", "out_like", "err", "err_like", "exit", "as"},
     "client": {"at", "env", "as", "fails"},
     "kill": set(),
     "write": {"text"},

@@ -14,6 +14,8 @@ from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames
 from pympsd.wire.errors import RemoteError
 
+LEAVING_SECONDS: Final = 10.0
+"""Time for a refused operator to read the answer and leave."""
 CLIENTS_ONLY: Final = "This socket is for clients only; commands are taken in the daemon's own pipe directory."
 CLIENTS_ONLY_AT_CONTROL: Final = (
     "This daemon was started with --clients-only: it takes commands from root and its own user, not at this socket."
@@ -82,7 +84,7 @@ class OperatorSession:
 
 @define
 class RefusedOperator:
-    """Who gives commands at a socket for clients only: nothing of it is read."""
+    """Who gives commands at a socket for clients only: nothing of it is obeyed."""
 
     peer: Peer
     channel: MessageChannel
@@ -94,6 +96,10 @@ class RefusedOperator:
         dispatcher.log_refused_operator(self.peer)
         text = _text_frames(frames.OPERATOR_STDERR, f"{CLIENTS_ONLY if self.server else CLIENTS_ONLY_AT_CONTROL}\n")
         self.channel.send_raw(b"".join((*text, frames.encode(frames.OPERATOR_DONE, b"\1"))))
+        # It would not get the answer if the connection were closed with its commands unread.
+        with trio.move_on_after(LEAVING_SECONDS):
+            while await self.channel.receive() is not None:
+                pass
 
 
 def _text_frames(kind: int, text: str) -> list[bytes]:
