@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
 from pympsd.service.files.state_file import named_servers_left
+from pympsd.service.metrics import listen
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
@@ -86,6 +88,8 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         lost = named_servers_left(settings.pipe_directory) if protocol == 2 else []
         if lost and options.replace:
             return _complain(_would_lose(lost, settings), 1)
+        # The daemon that is replaced has the address until it ends.
+        metrics = _metrics(options.metrics) if options.metrics and not options.replace else None
         # Last: an error in this start must not end the daemon that runs.
         directory = (replace if options.replace else claim)(settings.pipe_directory)
         if lost:
@@ -106,8 +110,15 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         return _complain("\n".join(problem.shown(options.apply) for problem in error.problems), 1)
     except LookupError as error:  # the file cannot be read
         return _complain(error.args[0], 1)
+    except _NoMetrics as error:
+        return _complain(str(error), 1)
     except (BadSetting, ValueError) as error:
         return _complain(str(error), 1)
+    if options.metrics and options.replace:
+        try:
+            metrics = _metrics(options.metrics)
+        except _NoMetrics as error:
+            _complain(f"{error}; the daemon starts without metrics", 0)
     for complaint in (*settings.complaints, *default_limits(machine.devices, settings.memory_limits)[1]):
         _complain(complaint, 0)
     for variable, folder in (
@@ -126,7 +137,19 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         options.terminate_by_reset,
         protocol,
         configuration,
+        metrics,
     )
+
+
+class _NoMetrics(Exception):
+    """The address of --metrics cannot be used."""
+
+
+def _metrics(address: str) -> socket.socket:
+    try:
+        return listen(address)
+    except OSError as error:
+        raise _NoMetrics(f"--metrics {address}: {error.strerror or error}") from None
 
 
 def _configuration(options: Options, settings: Settings, machine: Machine) -> tuple[str, bytes]:

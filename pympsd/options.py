@@ -20,7 +20,7 @@ MULTIUSER = ("-multiuser-server", "--multiuser-server", "-M", "-m", "--multiuser
 STATIC = ("-S", "-s", "--static-partitioning")
 PROTOCOLS = ("2", "3")
 PROTOCOL_VARIABLE = "CUDA_MPS_PROTOCOL_VERSION"
-VALUED = ("--timeout", "--log-dialect", "--turn-patience", "--users", "--protocol", "--apply")
+VALUED = ("--timeout", "--log-dialect", "--turn-patience", "--users", "--protocol", "--apply", "--metrics")
 SHORT = {"-p": "--protocol", "-a": "--apply"}
 USERS = ("in-turn", "together")
 DIALECTS = ("documented", "r580", "json")
@@ -54,6 +54,8 @@ class Options:
         """Empty: not given."""
         self.apply = ""
         """The configuration file."""
+        self.metrics = ""
+        """Where metrics are served."""
         self.quit = ""
         """How the end of the daemon was asked for; with -d or -f -q asks for something else."""
         self.force = False
@@ -79,6 +81,8 @@ class Options:
     def _check_combinations(self) -> None:
         if self.static and not self.start:
             raise BadOption(f"there is no option {self.static} without -d or -f", unknown=True)
+        if self.metrics and not self.start:
+            raise BadOption("--metrics goes with -d or -f: it is the daemon that serves them")
         if self.replace and not self.start:
             raise BadOption("--replace goes with -d or -f: it starts a daemon in the place of the one that runs")
         if self.terminate_by_reset and not self.start:
@@ -152,6 +156,11 @@ class Options:
             if value not in PROTOCOLS:
                 raise BadOption(f"--protocol is 2 or 3, not {value!r}")
             self.protocol = value
+            return
+        if option == "--metrics":
+            if not value:
+                raise BadOption("--metrics needs a port of the loopback, or the path of a socket")
+            self.metrics = value
             return
         if option == "--apply":
             if not value:
