@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from attrs import evolve
 
 from pympsd.attached_file import text_of
-from pympsd.configuration.plan import Surroundings
+from pympsd.configuration.plan import Plan, Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.devices.discovery import Machine, visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_vendor_server
@@ -84,16 +84,15 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
                 "share a server on Volta or newer devices only (CUDA_VISIBLE_DEVICES selects)",
                 1,
             )
-        configuration = _configuration(options, settings, machine) if options.apply else None
+        configuration, plan = _configuration(options, settings, machine, protocol) if options.apply else (None, None)
         lost = named_servers_left(settings.pipe_directory) if protocol == 2 else []
         if lost and options.replace:
             return _complain(_would_lose(lost, settings), 1)
-        # The daemon that is replaced has the address until it ends.
-        metrics = _metrics(options.metrics) if options.metrics and not options.replace else None
         # Last: an error in this start must not end the daemon that runs.
         directory = (replace if options.replace else claim)(settings.pipe_directory)
         if lost:
             return _complain(_would_lose(lost, settings), 1)
+        metrics = _metrics(options) if options.metrics else None
     except AlreadyRunning as error:
         print("An instance of this daemon is already running")
         return _complain(str(error), 1) if str(error) else 1
@@ -110,15 +109,8 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         return _complain("\n".join(problem.shown(options.apply) for problem in error.problems), 1)
     except LookupError as error:  # the file cannot be read
         return _complain(error.args[0], 1)
-    except _NoMetrics as error:
-        return _complain(str(error), 1)
     except (BadSetting, ValueError) as error:
         return _complain(str(error), 1)
-    if options.metrics and options.replace:
-        try:
-            metrics = _metrics(options.metrics)
-        except _NoMetrics as error:
-            _complain(f"{error}; the daemon starts without metrics", 0)
     for complaint in (*settings.complaints, *default_limits(machine.devices, settings.memory_limits)[1]):
         _complain(complaint, 0)
     for variable, folder in (
@@ -137,34 +129,38 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         options.terminate_by_reset,
         protocol,
         configuration,
+        plan.rules if plan else None,
         metrics,
     )
 
 
-class _NoMetrics(Exception):
-    """The address of --metrics cannot be used."""
-
-
-def _metrics(address: str) -> socket.socket:
+def _metrics(options: Options) -> socket.socket | None:
+    """Return the socket of --metrics; None if it cannot be, and a daemon was replaced that cannot come back."""
     try:
-        return listen(address)
+        return listen(options.metrics)
     except OSError as error:
-        raise _NoMetrics(f"--metrics {address}: {error.strerror or error}") from None
+        reason = f"--metrics {options.metrics}: {error.strerror or error}"
+        if not options.replace:
+            raise BadSetting(reason) from None
+        _complain(f"{reason}; the daemon starts without metrics", 0)
+        return None
 
 
-def _configuration(options: Options, settings: Settings, machine: Machine) -> tuple[str, bytes]:
-    """Return the path and the text of the configuration file; raise BadFile or LookupError for an invalid one."""
+def _configuration(
+    options: Options, settings: Settings, machine: Machine, protocol: int
+) -> tuple[tuple[str, bytes], Plan]:
+    """Return the path and the text of the configuration file, and its plan; raise BadFile or LookupError."""
     text = text_of([options.apply])
     if os.geteuid() == 0 and os.stat(options.apply).st_mode & stat.S_IWOTH:
         raise LookupError(f"{options.apply}: everybody can write to it, so root's daemon does not read it")
-    surroundings = Surroundings(machine.devices, os.geteuid(), options.multiuser, settings.pipe_directory)
+    surroundings = Surroundings(machine.devices, os.geteuid(), options.multiuser, settings.pipe_directory, protocol)
     try:
-        _, warnings = read_plan(text.decode(), surroundings)
+        plan, warnings = read_plan(text.decode(), surroundings)
     except UnicodeDecodeError:
         raise LookupError(f"{options.apply}: no TOML, for it is not UTF-8") from None
     for warning in warnings:
         _complain(warning.shown(options.apply), 0)
-    return os.path.abspath(options.apply), text
+    return (os.path.abspath(options.apply), text), plan
 
 
 def _would_lose(lost: list[str], settings: Settings) -> str:

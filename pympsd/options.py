@@ -108,8 +108,6 @@ class Options:
 
     def check_start(self, protocol: str) -> None:
         """Raise BadOption for what a daemon of a protocol cannot be started with."""
-        if protocol == "2" and self.apply:
-            raise BadOption("--apply needs protocol 3")
         if protocol == "2" and self.static:
             raise BadOption(f"there is no option {self.static}", unknown=True)
         if protocol == "3" and self.quit:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import select
 import socket
+import termios
 
 import trio
 
@@ -17,6 +20,10 @@ class PacketChannel(SendQueue):
         """Return the next packet, cut to ``limit`` bytes; empty at the end."""
         return (await self._next(limit, 0))[0]
 
+    async def peek(self, limit: int) -> bytes:
+        """Return the next packet, cut to ``limit`` bytes, and leave it there; empty at the end."""
+        return (await self._next(limit, 0, socket.MSG_PEEK))[0]
+
     async def receive_with_credentials(self, limit: int) -> tuple[bytes, tuple[int, int, int] | None]:
         """Return the next packet and its sender's PID, uid and gid; None if the socket does not pass credentials."""
         # With no room for descriptors the kernel closes those that a peer sends.
@@ -26,7 +33,7 @@ class PacketChannel(SendQueue):
                 return data, UCRED.unpack(payload)
         return data, None
 
-    async def _next(self, limit: int, room: int) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    async def _next(self, limit: int, room: int, flags: int = 0) -> tuple[bytes, list[tuple[int, int, bytes]]]:
         """Return the next packet and its control messages.
 
         Without a turn for other tasks between taking a packet and returning it: whoever notes it at the keeper must
@@ -35,7 +42,7 @@ class PacketChannel(SendQueue):
         await trio.lowlevel.checkpoint()
         while True:
             try:
-                data, controls, _, _ = self._plain.recvmsg(limit, room, socket.MSG_DONTWAIT)
+                data, controls, _, _ = self._plain.recvmsg(limit, room, flags | socket.MSG_DONTWAIT)
                 return data, controls
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)
@@ -44,6 +51,20 @@ class PacketChannel(SendQueue):
                 continue
             except OSError:
                 return b"", []
+
+    async def taken(self) -> None:
+        """Wait until the peer has taken every packet that was sent to it from its socket; raise OSError."""
+        with select.epoll() as watched:
+            # The kernel reports each packet that is taken from a socket with room, but to edge-triggered waits only.
+            watched.register(self._plain, select.EPOLLOUT | select.EPOLLET)
+            watched.poll(0)
+            while self.has_untaken():
+                await trio.lowlevel.wait_readable(watched.fileno())
+                watched.poll(0)
+
+    def has_untaken(self) -> bool:
+        """Return whether a packet that was sent lies in the peer's socket; raise OSError."""
+        return any(fcntl.ioctl(self._plain, termios.TIOCOUTQ, bytes(4)))
 
     def shut_down(self) -> None:
         """End the connection both ways; the descriptor stays open until ``close``."""

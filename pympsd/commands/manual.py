@@ -70,7 +70,10 @@ OPTIONS: Final = (
     ("-f, --foreground", "start the control daemon in the foreground; its log goes to standard output"),
     ("-p, --protocol 2|3", _PROTOCOL),
     ("-m, --multiuser, -M", "with -d or -f: servers are run by root, for the clients of all users; root only"),
-    ("-a, --apply FILE", "protocol 3: apply a configuration file, at the start or to the daemon that runs"),
+    (
+        "-a, --apply FILE",
+        "apply a configuration file (in protocol 2 it has rules only), at the start or to the daemon that runs",
+    ),
     ("--metrics PORT|PATH", "with -d or -f: serve OpenMetrics text at a port of 127.0.0.1, or a Unix socket"),
     ("--replace", "with -d or -f: take over from the daemon that runs, if one does; servers and clients go on"),
     ("--log-dialect NAME", "with -d or -f: documented (default), r580 or json; also PYMPSD_LOG_DIALECT"),

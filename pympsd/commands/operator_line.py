@@ -26,7 +26,7 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
     if not _is_query_of_data(split(event.line[:LINE_LIMIT])):
         # A line end inside would begin another line of the log.
         yield Log("command", {"line": shown.replace("\r", " ").replace("\n", " ")})
-    caller = Caller(event.session, event.uid, event.at, event.server, event.namespace)
+    caller = Caller(event.session, event.uid, event.at, event.server, event.namespace, event.process)
     decision = decide_line(daemon, caller, event.line, event.file)
     if decision.answer is not None:
         yield from reply(event.session, _with_note(decision.answer, event.silent))
@@ -44,6 +44,14 @@ def asked_servers(daemon: Daemon, line: bytes) -> list[Server]:
     plain = [word for word in words[1:] if word != JSON_OPTION]
     named = known.readers["pid"](plain) if "pid" in known.readers else None
     return [server for server in daemon.running_servers() if named in (None, server.pid)]
+
+
+def asked_process(daemon: Daemon, line: bytes) -> int | None:
+    """Return the PID of the process that a line asks of; None if it asks of none."""
+    words = split(line[:LINE_LIMIT])
+    if words[:2] != ["rules", "test"]:
+        return None
+    return next((int(word) for word in words[2:] if word.isascii() and word.isdecimal() and len(word) < 11), None)
 
 
 def _is_query_of_data(words: list[str]) -> bool:
@@ -69,7 +77,10 @@ def decide_line(daemon: Daemon, caller: Caller, line: bytes, file: bytes | None 
     known = REGISTRY.get(name) if len(line) <= LINE_LIMIT else None
     if known is not None:
         return known.run(daemon, caller, words[1:])
-    if v3.command_of(words) is not None:
+    in_v3 = v3.command_of(words)
+    if in_v3 is not None and in_v3.in_both and len(line) <= LINE_LIMIT:
+        return v3.decide(daemon, caller, words, file)
+    if in_v3 is not None:
         both = " ".join(words[:2])
         hint = f"{both} is a command of protocol 3; start the daemon with -p 3"
         return Decision(refusal(f'Unknown command "{both}"', diagnostic=hint))

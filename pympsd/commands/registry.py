@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction
 from pympsd.vocabulary.answers import Answer, Part
+from pympsd.vocabulary.rules import Origin
 
 JSON_OPTION: Final = "--json"
 Reader = Callable[[Sequence[str]], Any]
@@ -32,6 +33,8 @@ class Caller:
     server: str = ""
     """The server whose socket it came by; empty: the daemon's own."""
     namespace: str = ""
+    process: Origin | None = None
+    """The process that the line names, if there is one."""
 
 
 @frozen

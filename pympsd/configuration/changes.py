@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from attrs import field, frozen
 
 from pympsd.configuration.plan import Plan, ServerPlan, Surroundings
+from pympsd.configuration.rules import count
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.texts import memory_text, percentage_text
 
 
@@ -32,6 +34,7 @@ class CreateNamespace:
     server: str
     name: str
     limits: NamespaceLimits
+    clients_only: bool = False
 
     @property
     def text(self) -> str:
@@ -77,13 +80,25 @@ class DeleteNamespace:
 
 
 @frozen
+class SetRules:
+    """Set the rules."""
+
+    rules: tuple[Rule, ...]
+    before: tuple[Rule, ...] | None
+
+    @property
+    def text(self) -> str:
+        return f"set rules: {count(self.before)} -> {count(self.rules)}"
+
+
+@frozen
 class Impossible:
     """Something that cannot be changed now; the text says why."""
 
     text: str
 
 
-Change = CreateServer | CreateNamespace | SetNamespace | DeleteServer | DeleteNamespace | Impossible
+Change = CreateServer | CreateNamespace | SetNamespace | DeleteServer | DeleteNamespace | SetRules | Impossible
 CountClients = Callable[[str, str | None], int]
 """Returns the number of clients of a server, or of one of its namespaces."""
 
@@ -95,11 +110,15 @@ class State:
     servers: Mapping[str, NamedServer]
     surroundings: Surroundings
     count_clients: CountClients = field(default=lambda server, namespace: 0)
+    rules: tuple[Rule, ...] | None = None
 
 
 def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = False) -> list[Change]:
     """Return the changes, in order; ``prune``: what the plan does not name goes; ``force``: clients or not."""
     found: list[Change] = []
+    rules = plan.rules if plan.rules is not None or not prune else ()
+    if rules is not None and rules != (state.rules or ()):
+        found.append(SetRules(rules, state.rules))
     for name, server in sorted(plan.servers.items()):
         present = state.servers.get(name)
         if present is None:
@@ -127,8 +146,12 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
     for each, limits in sorted(server.namespaces.items()):
         namespace = present.namespaces.get(each)
         if namespace is None:
-            yield CreateNamespace(name, each, limits)
-        elif change := _difference(name, namespace, limits, every):
+            yield CreateNamespace(name, each, limits, server.clients_only.get(each, False))
+            continue
+        if server.clients_only.get(each, namespace.clients_only) != namespace.clients_only:
+            kind = "for clients only" if namespace.clients_only else "open to operators"
+            yield Impossible(f"namespace '{name}/{each}' stays {kind}: delete it first")
+        if change := _difference(name, namespace, limits, every):
             yield change
 
 

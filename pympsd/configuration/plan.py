@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.rules import Rule
 
 
 @frozen
@@ -19,6 +20,8 @@ class ServerPlan:
     """The ordinals of its devices; None: nothing is said, which is all of them for a new server."""
     namespaces: dict[str, NamespaceLimits] = field(factory=dict)
     """``default`` is among them if anything is said of it."""
+    clients_only: dict[str, bool] = field(factory=dict)
+    """Which namespaces refuse operators, as far as it is said."""
 
 
 @frozen
@@ -26,6 +29,8 @@ class Plan:
     """A whole file."""
 
     servers: dict[str, ServerPlan] = field(factory=dict)
+    rules: tuple[Rule, ...] | None = None
+    """None: nothing is said of them."""
 
 
 @frozen
@@ -37,6 +42,7 @@ class Surroundings:
     """The user the daemon runs as."""
     multiuser: bool = False
     pipe_directory: str = ""
+    protocol: int = 3
 
 
 @frozen

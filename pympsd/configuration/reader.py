@@ -13,20 +13,28 @@ from attrs import frozen
 
 from pympsd.configuration.plan import Plan, Problem, ServerPlan, Surroundings
 from pympsd.configuration.positions import Path, line_of, positions
+from pympsd.configuration.rules import read_condition
 from pympsd.devices.visible import find_device, listed
+from pympsd.state_machine.v3.named_server import MOST_NAMESPACES
 from pympsd.vocabulary.limits import PinnedMemory
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, socket_problem
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
+from pympsd.vocabulary.rules import KINDS, Condition, Rule
 from pympsd.vocabulary.texts import BadText, read_memory_by_device, read_percentage, read_priority
 
 SCHEMA: Final = "1.0"
+MOST_NAME: Final = 64
+"""Characters of a rule's name."""
 LIMIT_KEYS: Final = ("pinned_memory_limit", "active_thread_percentage", "client_priority")
+NAMESPACE_KEYS: Final = (*LIMIT_KEYS, "pympsd")
 SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS, "namespaces", "devices")
-TOP_KEYS: Final = ("schema_version", "servers", "features")
+RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
+TOP_KEYS: Final = ("schema_version", "servers", "features", "rules")
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
 NO_PARTITIONS: Final = "static SM partitions are not there yet; active_thread_percentage limits a namespace"
 NO_DOMAINS: Final = "locality domains are not there yet: every device here has one"
 NO_MEMACCT: Final = "memory accounting by cgroup is not there yet: only false is possible"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server"
+_NAMED_AFTER_USER: Final = re.compile("uid_([0-9]+)")
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 
 
@@ -78,7 +86,42 @@ class _Reading:
             self._wrong(("schema_version",), f'schema_version {said} "{SCHEMA}"{"," if version else ""}', version)
         self._features(self._table((), parsed, "features"))
         servers = self._table((), parsed, "servers")
-        return Plan({name: self._server(name, ("servers", name), servers[name]) for name in servers})
+        if self.surroundings.protocol == 2:
+            for key in {"servers", "features"} & parsed.keys():
+                self._wrong((key,), f"{key}: protocol 2 has none, only rules; start the daemon with -p 3")
+        plans = {name: self._server(name, ("servers", name), servers[name]) for name in servers}
+        return Plan(plans, self._rules(parsed["rules"]) if "rules" in parsed else None)
+
+    def _rules(self, given: Any) -> tuple[Rule, ...]:
+        if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+            self._wrong(("rules",), "rules are tables, each under [[rules]],", given)
+            return ()
+        rules = tuple(self._rule(number, each) for number, each in enumerate(given))
+        for rule in rules[:-1]:
+            if not rule.conditions:
+                path = ("rules", rule.number - 1)
+                self.warnings.append((path, f"rule {rule} has no conditions: those after it are never reached"))
+                break
+        return rules
+
+    def _rule(self, number: int, given: dict[str, Any]) -> Rule:
+        path = ("rules", number)
+        self._check_keys(path, given, RULE_KEYS, "a rule")
+        name = given.get("name", "")
+        if not isinstance(name, str) or not name.isprintable() or len(name) > MOST_NAME:
+            self._wrong((*path, "name"), f"{_dotted((*path, 'name'))} is a text of one line,", name)
+            name = ""
+        conditions = (self._condition((*path, kind), kind, given[kind]) for kind in KINDS if kind in given)
+        return Rule(number + 1, name, tuple(filter(None, conditions)), self._limits(path, given))
+
+    def _condition(self, path: Path, kind: str, given: Any) -> Condition | None:
+        if kind == "namespace" and self.surroundings.protocol == 2:
+            self._wrong(path, f"{_dotted(path)}: protocol 2 has no namespaces; start the daemon with -p 3")
+        try:
+            return read_condition(kind, given)
+        except BadText as error:
+            self._wrong(path, f"{_dotted(path)} is {error.allowed}", given)
+            return None
 
     def _server(self, name: str, path: Path, given: Any) -> ServerPlan:
         if reason := name_problem(name, of_server=True):
@@ -96,8 +139,19 @@ class _Reading:
         namespaces = {each: self._namespace(name, each, (*path, "namespaces", each), tables[each]) for each in tables}
         if own != NamespaceLimits():
             namespaces[DEFAULT] = self._merged(path, own, namespaces.get(DEFAULT, NamespaceLimits()))
+        if (count := len({DEFAULT, *namespaces})) > MOST_NAMESPACES:
+            said = f"{_dotted(path)} has {count} namespaces with {DEFAULT}; at most {MOST_NAMESPACES} are possible"
+            self._wrong((*path, "namespaces"), said)
         self._warn_of_uncapped(path, namespaces)
-        return ServerPlan(name, self._uid(path, given), self._devices(path, given), namespaces)
+        clients_only = {
+            each: only
+            for each, table in tables.items()
+            if (only := self._clients_only((*path, "namespaces", each), each, table)) is not None
+        }
+        uid = self._uid(path, given)
+        if name.startswith("uid_") and (uid is None or name != server_of_user(uid)):
+            self._wrong(path, f"{_dotted(path)}: uid_<n> is the name of the server of user n, and of no other one")
+        return ServerPlan(name, uid, self._devices(path, given), namespaces, clients_only)
 
     def _namespace(self, server: str, name: str, path: Path, given: Any) -> NamespaceLimits:
         reason = name_problem(name) or socket_problem(self.surroundings.pipe_directory, server, name)
@@ -106,8 +160,20 @@ class _Reading:
         if not isinstance(given, dict):
             self._wrong(path, f"{_dotted(path)} is a table,", given)
             return NamespaceLimits()
-        self._check_keys(path, given, LIMIT_KEYS, "a namespace")
+        self._check_keys(path, given, NAMESPACE_KEYS, "a namespace")
         return self._limits(path, given)
+
+    def _clients_only(self, path: Path, name: str, given: Any) -> bool | None:
+        """Return whether a namespace is for clients only, as its table of pympsd's own keys says."""
+        own = self._table(path, given, "pympsd") if isinstance(given, dict) else {}
+        path = (*path, "pympsd")
+        self._check_keys(path, own, ("clients_only",), "pympsd's table of a namespace")
+        said = own.get("clients_only")
+        if said is not None and not isinstance(said, bool):
+            self._wrong((*path, "clients_only"), f"{_dotted((*path, 'clients_only'))} is true or false,", said)
+        elif said and name == DEFAULT:
+            self._wrong((*path, "clients_only"), f"{_dotted(path)}: the sockets of {DEFAULT} are its server's, too")
+        return said
 
     def _limits(self, path: Path, given: Mapping[str, Any]) -> NamespaceLimits:
         memory = self._value(path, given, "pinned_memory_limit", read_memory_by_device, (str,))
@@ -138,9 +204,11 @@ class _Reading:
             self.warnings.append((path, f"{who}, and others have; namespaces.{DEFAULT} may set them"))
 
     def _uid(self, path: Path, given: Mapping[str, Any]) -> int | None:
-        if "uid" not in given:
+        named_after = _NAMED_AFTER_USER.fullmatch(str(path[-1]))
+        uid = given.get("uid", int(named_after[1]) if named_after else None)
+        if uid is None:
             return None
-        uid, path = given["uid"], (*path, "uid")
+        path = (*path, "uid")
         if isinstance(uid, bool) or not isinstance(uid, int) or not 0 <= uid < (1 << 32) - 1:
             self._wrong(path, f"{_dotted(path)} is a user's number,", uid)
             return None

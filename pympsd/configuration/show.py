@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from pympsd.configuration.changes import memory_limits_text
 from pympsd.configuration.plan import Surroundings
 from pympsd.configuration.reader import SCHEMA
+from pympsd.configuration.rules import shown_conditions
 from pympsd.state_machine.v3.named_server import NamedServer, Source
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.texts import percentage_text
 
 
-def shown(servers: Mapping[str, NamedServer], surroundings: Surroundings) -> str:
+def shown(servers: Mapping[str, NamedServer], surroundings: Surroundings, rules: Sequence[Rule] = ()) -> str:
     """Return the text of a file; servers of users that named none are left out, for they come by themselves."""
     lines = [f'schema_version = "{SCHEMA}"']
+    for rule in rules:
+        lines += ["", "[[rules]]", *shown_conditions(rule), *_limits(rule.limits, surroundings)]
     for name, server in sorted(servers.items()):
         said = any(each.limits != NamespaceLimits() for each in server.namespaces.values())
         if server.source is not Source.AUTO or said or len(server.namespaces) > 1:
@@ -23,6 +27,8 @@ def shown(servers: Mapping[str, NamedServer], surroundings: Surroundings) -> str
                 limits = server.namespaces[each].limits
                 if each != DEFAULT or limits != NamespaceLimits():
                     lines += [f"[servers.{name}.namespaces.{each}]", *_limits(limits, surroundings)]
+                if server.namespaces[each].clients_only:
+                    lines += [f"[servers.{name}.namespaces.{each}.pympsd]", "clients_only = true"]
     return "\n".join(lines)
 
 

@@ -72,7 +72,7 @@ _EVERY_DEVICE: Final = {
     "CAN_USE_STREAM_WAIT_VALUE_NOR": 1,
     "NUMA_ID": -1,
     "HOST_MEMORY_POOLS_SUPPORTED": 1,
-    "HOST_NUMA_ID": -1,
+    "HOST_NUMA_ID": 0,
 }
 
 

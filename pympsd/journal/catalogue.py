@@ -22,6 +22,7 @@ CONTROL_LINES: Final = {
     "daemon_setting_refused": same("{complaint}"),
     "daemon_exiting": same("Exit with status {status}"),
     "configuration_applied": Line("Applied configuration {file}, generation {generation}", None),
+    "rules_set": Line("Rules for the limits of later clients: {count}", None),
     "lines_lost": same("{count} log lines could not be written: {reason}"),
     "daemon_defect": same("The control daemon met an internal error, continuing: {reason}"),
     "connection_accepted": same("Accepting connection..."),
@@ -35,6 +36,9 @@ CONTROL_LINES: Final = {
     "user_lines_dropped": same("{count} log lines that user {uid} caused were dropped: too many at once"),
     "client_server_exists": same("NEW CLIENT {pid} from user {uid}: Server already exists"),
     "client_pending": same("NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"),
+    "operator_refused": Line(
+        "Refusing commands of process {pid} of user {uid}: the socket is for clients only", None
+    ),
     "client_refused": same("Refusing client {pid} from user {uid}: {reason}"),
     "turn_awaited": Line("Client {pid} of user {uid} waits for its turn after {before}", None),
     "turn_requested": Line("A server for user {uid} waits for its turn after {before}", None),

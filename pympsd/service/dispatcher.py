@@ -14,7 +14,7 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from pympsd.channel.descriptors import explain
-from pympsd.commands.operator_line import answer_line, asked_servers
+from pympsd.commands.operator_line import answer_line, asked_process, asked_servers
 from pympsd.journal.setup import Journal
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.rate_limit import UserRateLimits
@@ -34,6 +34,7 @@ from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.settings import Settings
 from pympsd.wire.keeper_packets import NOTE_BYTES
 
@@ -137,6 +138,8 @@ class Dispatcher:
     sockets: Sockets | None = None
     save: Callable[[], None] = lambda: None
     """Saves the state for the next daemon."""
+    origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
+    """Returns what rules ask of a process."""
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
     )
@@ -229,7 +232,9 @@ class Dispatcher:
                 for server in asked:
                     if server.serial in self.servers:
                         nursery.start_soon(refresh, self.servers[server.serial])
-        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place))
+        pid = asked_process(self.state, line)
+        process = None if pid is None else self.origin_of_pid(pid)
+        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place, process))
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""
@@ -322,6 +327,11 @@ class Dispatcher:
         """Log that a client is refused."""
         if self.may_log(peer.uid, reason):
             self.log.info("client_refused", pid=peer.pid, uid=peer.uid, reason=reason)
+
+    def log_refused_operator(self, peer: Peer) -> None:
+        """Log that an operator is refused at a socket for clients only."""
+        if self.may_log(peer.uid):
+            self.log.info("operator_refused", pid=peer.pid, uid=peer.uid)
 
     async def _timer(self, timer: Timer, seconds: float, scope: trio.CancelScope) -> None:
         with scope:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from typing import Final
 
+from pympsd.channel.descriptors import close_all
+
 MINIMUM: Final = 16
 """Granted however low the limit is."""
+SPARE: Final = 32
+"""What a daemon needs to open besides what an earlier one left."""
 UNLIMITED: Final = 1 << 20
 """Assumed where RLIMIT_NOFILE sets no limit."""
 
@@ -17,3 +22,15 @@ def fd_quota(divisor: int) -> int:
     if descriptors == resource.RLIM_INFINITY:
         descriptors = UNLIMITED
     return max(MINIMUM, descriptors // divisor)
+
+
+def can_open(count: int) -> bool:
+    """Return whether this process may open so many files more."""
+    opened: list[int] = []
+    try:
+        opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(count))
+    except OSError:
+        return False
+    finally:
+        close_all(opened)
+    return True

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
 import msgspec
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from pympsd.channel.descriptors import close_all
 from pympsd.service.files.pipe_directory import BACKLOG
@@ -51,9 +51,22 @@ def client_name(client: int) -> str:
     return f"client {client}"
 
 
-def newcomer_name(client: int) -> str:
-    """Return the name of a copy of a client's end of its connection to its server, until it has answered that."""
-    return f"newcomer {client}"
+def newcomer_name(connection: int) -> str:
+    """Return the name of a copy of a client's end of its connection to its server, until it has answered that.
+
+    ``connection``: the serial of its connection to this daemon.
+    """
+    return f"newcomer {connection}"
+
+
+def offer_name(connection: int) -> str:
+    """Return the name of the other end, until the server has it."""
+    return f"offer {connection}"
+
+
+def serial_of(name: str) -> int:
+    """Return the serial in the name of a connection, of a newcomer or of an offer."""
+    return int(name.split(" ")[1])
 
 
 @frozen
@@ -77,6 +90,8 @@ class Noted(Generic[T]):
     note: T
     is_new: bool = False
     """It is this daemon's own, and not an earlier one's."""
+    offered: tuple[int, int] | None = None
+    """Of a client that was offered a connection to a server: the server's end of that, and the client's."""
 
 
 @define
@@ -90,7 +105,8 @@ class Inherited:
     """By the server's serial."""
     clients: dict[int, Noted[ClientNote]] = field(factory=dict)
     newcomers: list[Noted[int]] = field(factory=list)
-    """Noted is the server's serial."""
+    """Noted is the serial of the server that has been given the other end, 0 if none has."""
+    offers: dict[int, int] = field(factory=dict)
     connections: list[Noted[bytes]] = field(factory=list)
     fifo: int = -1
     _unknown: list[tuple[str, int]] = field(factory=list)
@@ -119,7 +135,10 @@ class Inherited:
                 note = msgspec.json.decode(entry.note, type=ClientNote)
                 self.clients[int(rest)] = Noted(name, entry.fd, note)
             case "newcomer":
-                self.newcomers.append(Noted(name, entry.fd, int(entry.note)))
+                self.newcomers.append(Noted(name, entry.fd, int(entry.note or b"0")))
+                serial_of(name)
+            case "offer":
+                self.offers[int(rest)] = entry.fd
             case "connection":
                 serial, _ = rest.split(" ")
                 int(serial)
@@ -129,13 +148,29 @@ class Inherited:
 
     def next_connection(self) -> int:
         """Return the first serial of this daemon's connections: no earlier daemon's has its name."""
-        return 1 + max((int(one.name.split(" ")[1]) for one in self.connections), default=0)
+        names = [one.name for one in self.connections] + [one.name for one in self.newcomers]
+        return 1 + max((*map(serial_of, names), *self.offers), default=0)
 
     def take_connections(self, file: str) -> list[Noted[bytes]]:
         """Return the connections to a listening socket."""
         mine = [one for one in self.connections if one.name.split(" ")[2] == file]
         self.connections = [one for one in self.connections if one not in mine]
-        return mine
+        return [evolve(one, offered=self._take_offer(serial_of(one.name))) for one in mine]
+
+    def _take_offer(self, connection: int) -> tuple[int, int] | None:
+        client = next((one for one in self.newcomers if serial_of(one.name) == connection), None)
+        if client is None or connection not in self.offers:
+            return None
+        self.newcomers.remove(client)
+        return self.offers.pop(connection), client.fd
+
+    def take_newcomers(self, server: int) -> tuple[tuple[str, int], ...]:
+        """Return the names and ends of the clients that a server may be talking with."""
+        mine = [one for one in self.newcomers if one.note == server]
+        # It is not known whether the server has the other end of one that is still on offer.
+        shared = [one for one in mine if serial_of(one.name) in self.offers]
+        self.newcomers = [one for one in self.newcomers if one not in mine or one in shared]
+        return tuple((one.name, os.dup(one.fd) if one in shared else one.fd) for one in mine)
 
     def take_listener(self, file: str, path: str, kind: socket.SocketKind) -> socket.socket | None:
         """Return the listening socket of a file, if it is of the kind that is needed and the file is the same one."""
@@ -170,6 +205,7 @@ class Inherited:
         left += [(one.name, one.fd) for one in self.listeners.values()]
         left += [(one.name, one.fd) for one in self.clients.values()]
         left += [(one.name, one.fd) for one in self.newcomers]
+        left += [(offer_name(connection), fd) for connection, fd in self.offers.items()]
         left += [(one.name, one.fd) for one in self.connections]
         left += [(FIFO, self.fifo)] if self.fifo >= 0 else []
         left += self._unknown
@@ -178,4 +214,4 @@ class Inherited:
                 self.keeper.drop(name)
             close_all((fd,))
         self.listeners, self.links, self.clients, self.fifo = {}, {}, {}, -1
-        self.newcomers, self.connections, self._unknown = [], [], []
+        self.newcomers, self.offers, self.connections, self._unknown = [], {}, [], []

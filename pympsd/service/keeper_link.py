@@ -25,6 +25,7 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.descriptors import ADVICE, close_all, explain
+from pympsd.service.fd_quota import SPARE, can_open
 from pympsd.service.files.pipe_directory import PipeDirectory, Unusable
 from pympsd.service.processes.keeper import Held, KeeperProcess
 from pympsd.vocabulary import files
@@ -95,7 +96,8 @@ class Keeper:
         """Return the keeper of an earlier daemon, and what it holds in order, or None: start another.
 
         The caller owns the descriptors; it drops what it has no use for. Only a keeper of this process's user is
-        believed. One that does not send everything within ``seconds`` is killed.
+        believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave everything
+        as it is, if this process may not open so many files.
         """
         process = KeeperProcess.find(directory)
         if process is None:
@@ -104,18 +106,18 @@ class Keeper:
         reason = f"it has not sent what it holds within {seconds:g} s"
         with trio.move_on_after(seconds):
             reason = await _receive_entries(process, held)
-        lacking = [name for name, entry in held.items() if entry.fd < 0]
-        got = {name: entry for name, entry in held.items() if entry.fd >= 0}
+        is_short = any(entry.fd < 0 for entry in held.values()) or not can_open(SPARE)
+        if not reason and not is_short:
+            return cls(directory, log, process=process, held=dict(held)), held
+        close_all(entry.fd for entry in held.values() if entry.fd >= 0)
         if reason:
             log.error("keeper_useless", reason=reason)
-            close_all(entry.fd for entry in got.values())
             await process.kill()
             return None
-        keeper = cls(directory, log, process=process, held=dict(got))
-        for name in lacking:
-            log.error("keeper_lacks", name=name, reason=f"the daemon has too many open files: {ADVICE}")
-            keeper.drop(name)
-        return keeper, got
+        process.close()  # it takes this daemon for killed, and waits for another
+        what = f"{len(held)} sockets of the daemon before are more than this one may open"
+        go_on = "until then servers and programs go on, and clients wait"
+        raise Unusable(directory.given, f"{what}: {ADVICE} and start it again; {go_on}")
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
         """Have a descriptor held, in place of one of the same name; raise ValueError for a name or note too long."""

@@ -24,6 +24,8 @@ CONNECTIONS_PER_USER: Final = 4096
 """A user's further connections are closed at once, so that no user can take them all."""
 CONNECTIONS_DIVISOR: Final = 4
 """Of the quota of descriptors for one user's connections; each takes up to two."""
+DRIVERS_DIVISOR: Final = 10
+"""The same of libcuda's, which take up to five: both ends of a connection to a server are among them."""
 OUT_OF_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -186,7 +188,7 @@ class Listener:
             return None
 
     async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
-        if self._open[peer.uid] >= connection_limit():
+        if self._open[peer.uid] >= connection_limit(DRIVERS_DIVISOR if self.greeting else CONNECTIONS_DIVISOR):
             reason = f"user {peer.uid} has {self._open[peer.uid]} connections open"
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("connection_refused", reason=reason)
@@ -200,6 +202,6 @@ class Listener:
                 del self._open[peer.uid]
 
 
-def connection_limit() -> int:
+def connection_limit(divisor: int = CONNECTIONS_DIVISOR) -> int:
     """Return the number of connections one user may have open at a listener."""
-    return min(CONNECTIONS_PER_USER, fd_quota(CONNECTIONS_DIVISOR))
+    return min(CONNECTIONS_PER_USER, fd_quota(divisor))

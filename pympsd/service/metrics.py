@@ -68,6 +68,15 @@ def _listen_at(path: str) -> socket.socket:
     return sock
 
 
+def end(listening: socket.socket, handed_over: bool) -> None:
+    """Close a listening socket, and remove its path unless another daemon may have it by now."""
+    path = listening.getsockname()
+    listening.close()
+    if isinstance(path, str) and not handed_over:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
 def _is_left(path: str) -> bool:
     """Whether nobody listens at a socket's path: its daemon was killed."""
     with socket.socket(socket.AF_UNIX) as sock:

@@ -24,7 +24,7 @@ from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
 from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
-from pympsd.service.metrics import MetricsServer
+from pympsd.service.metrics import MetricsServer, end
 from pympsd.service.namespace_sockets import NamespaceSockets
 from pympsd.service.processes.children import spawn_server
 from pympsd.service.processes.status import is_child
@@ -32,6 +32,7 @@ from pympsd.service.processes.vendor_server import NAME, spawn_vendor_server
 from pympsd.service.replacement import HAND_OVER
 from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
 from pympsd.service.sessions.conversation import Conversation
+from pympsd.service.sessions.origins import origin_of_pid
 from pympsd.service.sessions.start import apply_configuration
 from pympsd.service.sessions.vendor.conversation import VendorConversation
 from pympsd.service.sessions.vendor.server import VendorServerSession
@@ -44,6 +45,7 @@ from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.settings import Settings
 from pympsd.wire.vendor.handshake import HELLO
 
@@ -66,6 +68,8 @@ class DaemonSetup:
     protocol: int = 2
     configuration: tuple[str, bytes] | None = None
     """The path and the text of the file to apply, which is a valid one."""
+    rules: tuple[Rule, ...] | None = None
+    """Its rules: they hold for the first client."""
     metrics: socket.socket | None = None
     """Where scrapers connect."""
 
@@ -89,17 +93,9 @@ def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
         return dispatcher.status
     finally:
         _ignore_signals()
-        _end_metrics(setup.metrics, handed_over)
+        if setup.metrics is not None:
+            end(setup.metrics, handed_over)
         setup.directory.release(handed_over=handed_over)
-
-
-def _end_metrics(listening: socket.socket | None, handed_over: bool) -> None:
-    if listening is not None:
-        path = listening.getsockname()
-        listening.close()
-        if isinstance(path, str) and not handed_over:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
 
 
 def _record_early_signals() -> list[int]:
@@ -289,6 +285,7 @@ def _dispatcher(
         has_other_backend=setup.machine.instead is not None,
         pipe_directory=setup.directory.path,
         chooses_devices=settings.backend != "vendor",
+        rules=setup.rules,
     )
     return Dispatcher(
         state=state,
@@ -301,6 +298,7 @@ def _dispatcher(
         keeper=keeper,
         spawn=spawn_vendor_server if settings.backend == "vendor" else spawn_server,
         pipe_directory=setup.directory.path,
+        origin_of_pid=origin_of_pid,
     )
 
 

@@ -17,26 +17,36 @@ from pympsd.state_machine.instructions import (
     RefuseClient,
     SpawnServer,
 )
+from pympsd.state_machine.limit_resolution import client_limits, limits_by_rule
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.limits import ThreadPercentage
-from pympsd.vocabulary.namespaces import server_of_user
+from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.rules import Unknown
 
 START_TIMEOUT: Final = 60.0
 """Seconds a server has to become ready."""
+STARTS_AT_ONCE: Final = 4
+"""Servers that operators' commands start at the same time, so that a file of many leaves the machine time for others.
+One that a client waits for is started at once."""
 OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 """The phases in which a server is given clients. During a fault it refuses them itself, as recorded."""
 
 
 def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Admit a new client, queue it or refuse it."""
+    try:
+        rule = limits_by_rule(daemon, event)
+    except Unknown as error:
+        yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, f"this process cannot be let in: {error}")
+        return
     if event.joins and (server := _joined_server(daemon, event)) is not None:
         yield Log("client_server_exists", {"pid": event.peer.pid, "uid": daemon.serving_uid(event.peer.uid)})
         failed_starts.has_served(daemon, server)
-        yield _grant(daemon, server, event.client, event.mps_namespace)
+        yield _grant(daemon, server, event.client, event.mps_namespace, rule)
         return
     refusal = _refusal(daemon, event)
     if refusal is not None:
@@ -61,6 +71,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         event.joins,
         server=name,
         mps_namespace=event.mps_namespace,
+        rule=rule,
     )
     server = daemon.server_named(name)
     ready = server is not None and server.phase in OPEN and not turns.is_closed_to_newcomers(daemon, uid)
@@ -101,9 +112,14 @@ def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
     """Serve the queue: admit clients to their users' servers, start servers, or end others to make room for them."""
     for server in _open_servers(daemon):
         yield from _admit(daemon, server)
+    waited_for = {entry.server for entry in daemon.queue if entry.client}
+    starting = sum(server.phase in (Phase.SPAWNING, Phase.INITIALIZING) for server in daemon.servers.values())
     for entry in _without_server(daemon):
         # In a pause users that take turns wait too: it is short, and it may be their own server that fails.
-        if not daemon.is_full and daemon.quitting is None and not failed_starts.is_pausing(daemon, entry.server):
+        may_start = starting < STARTS_AT_ONCE or entry.server in waited_for
+        may_start = may_start and not daemon.is_full and daemon.quitting is None
+        if may_start and not failed_starts.is_pausing(daemon, entry.server):
+            starting += 1
             yield _spawn(daemon, entry)
     if daemon.is_full:
         yield from _make_room(daemon)
@@ -302,10 +318,12 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
                     process=entry.process,
                     mps_namespace=entry.mps_namespace,
                 )
-            yield _grant(daemon, server, entry.client, entry.mps_namespace)
+            yield _grant(daemon, server, entry.client, entry.mps_namespace, entry.rule)
 
 
-def _grant(daemon: Daemon, server: Server, client: int, namespace: str) -> AdmitClient:
+def _grant(daemon: Daemon, server: Server, client: int, namespace: str, rule: NamespaceLimits | None) -> AdmitClient:
     priority = routing.priority(daemon, server.name, namespace)
-    limits = routing.client_limits(daemon, server.name, namespace)
+    limits = client_limits(daemon, server, namespace, rule)
+    if limits is not None:
+        priority = max(priority, limits.least_priority)
     return AdmitClient(client, server.serial, server.pid, priority, limits)

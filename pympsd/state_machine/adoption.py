@@ -93,6 +93,8 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
         daemon.thread_percentage = ThreadPercentage(left.thread_percentage)
     if left.client_priority is not None:
         daemon.client_priority = ClientPriority(left.client_priority)
+    if left.rules is not None and daemon.rules is None:
+        daemon.rules = left.rules
     if left.memory_limits is not None:
         daemon.memory_limits = in_memory(left.memory_limits)
 

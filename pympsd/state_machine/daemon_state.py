@@ -14,7 +14,8 @@ from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import server_of_user
+from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
+from pympsd.vocabulary.rules import Rule
 
 MOST_SERVERS: Final = 16
 """Servers at once when users are together: any user can cause one, and each takes memory of every device it uses."""
@@ -139,6 +140,8 @@ class QueueEntry:
     """The name of the server that it waits for."""
     mps_namespace: str = ""
     """As in Client."""
+    rule: NamespaceLimits | None = None
+    """The limits that hold for it by rule; None: there are no rules."""
 
 
 @define
@@ -258,6 +261,8 @@ class Daemon:
     """Whether a server may be given some of the devices only; the driver's own server has all."""
     named_servers: dict[str, NamedServer] = field(factory=dict)
     """Protocol 3's servers, by name."""
+    rules: tuple[Rule, ...] | None = None
+    """Limits by rule, of clients that come later; None: there have never been any."""
     named_changes: int = 0
     """Counts the changes of what the next daemon has to know of them."""
 

@@ -8,6 +8,7 @@ from pympsd.state_machine.persistent_state import PersistentState
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.rules import Origin
 
 
 @frozen
@@ -26,6 +27,8 @@ class OperatorLine:
     server: str = ""
     """The server whose socket it came by, in protocol 3; empty: the daemon's own."""
     namespace: str = ""
+    process: Origin | None = None
+    """The process that the line names, if there is one."""
 
 
 @frozen
@@ -46,6 +49,8 @@ class ClientConnected:
     """The server whose socket it came by, in protocol 3; empty: the top one."""
     mps_namespace: str = ""
     """The namespace whose socket it came by."""
+    origin: Origin | None = None
+    """What rules ask of it, if there are rules."""
 
 
 @frozen

@@ -32,7 +32,7 @@ class SpawnServer:
 
 @frozen
 class ClientLimits:
-    """What holds for a client by its namespace, in protocol 3."""
+    """What holds for a client by its namespace, in protocol 3, and by rule."""
 
     thread_percentage: float
     memory_limits: dict[int, int]
@@ -41,6 +41,8 @@ class ClientLimits:
     """The ordinals of the devices that it may see, in their order; None: all."""
     server: str = ""
     namespace: str = ""
+    least_priority: int = 0
+    """The level that its own variable cannot go beyond: 1 keeps it below normal."""
 
 
 @frozen

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve
 
 from pympsd.devices import memory_limits
 from pympsd.devices.visible import find_device
-from pympsd.state_machine.daemon_state import Server
-from pympsd.state_machine.instructions import UpdateServerLimits
+from pympsd.state_machine.daemon_state import Daemon, Server
+from pympsd.state_machine.events import ClientConnected
+from pympsd.state_machine.instructions import ClientLimits, UpdateServerLimits
+from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.rules import Unknown, first_fitting
 
 
 class UnknownDevice(ValueError):
@@ -44,3 +50,43 @@ def device_named(devices: Sequence[DeviceFacts], word: str) -> int:
         return ordinal
     reason = memory_limits.no_such_device(devices, word, "this daemon")
     raise UnknownDevice(word, word.isdecimal() or word.startswith("GPU-"), reason)
+
+
+def limits_by_rule(daemon: Daemon, event: ClientConnected) -> NamespaceLimits | None:
+    """Return the limits that hold for a client by rule, None if there are no rules; raise Unknown."""
+    if daemon.rules is None:
+        return None
+    if event.origin is None:  # it came before there were rules
+        raise Unknown("the rules have just changed; connect again")
+    namespace = f"{routing.server_for(daemon, event)}/{event.mps_namespace or DEFAULT}"
+    rule = first_fitting(daemon.rules, event.origin, namespace)
+    return NamespaceLimits() if rule is None else rule.limits
+
+
+def client_limits(
+    daemon: Daemon, server: Server, namespace: str, rule: NamespaceLimits | None
+) -> ClientLimits | None:
+    """Return the limits of a client: those of its namespace, or of its server in protocol 2, lowered by a rule.
+
+    None: they are its server's.
+    """
+    own = routing.client_limits(daemon, server.name, namespace)
+    if rule is None:
+        return own
+    if own is None:
+        in_bytes = {ordinal: limit.value for ordinal, limit in server.memory_limits.items()}
+        own = ClientLimits(server.thread_percentage.value, in_bytes)
+    percentage = own.thread_percentage
+    if rule.thread_percentage is not None:
+        percentage = min(percentage, rule.thread_percentage.value)
+    memory = lowered(own.memory_limits, rule.pinned_memory or {})
+    least = 0 if rule.client_priority is None else rule.client_priority.level
+    return evolve(own, thread_percentage=percentage, memory_limits=memory, least_priority=least)
+
+
+def lowered(limits: Mapping[int, int], by: Mapping[int, PinnedMemory]) -> dict[int, int]:
+    """Return for each device the lower of two limits, in bytes."""
+    return {
+        **limits,
+        **{ordinal: min(limits.get(ordinal, limit.value), limit.value) for ordinal, limit in by.items()},
+    }

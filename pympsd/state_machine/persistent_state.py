@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from pympsd.state_machine.daemon_state import Daemon, Quit, Server
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits, name_problem
+from pympsd.vocabulary.rules import KINDS, Rule
 
 MOST_GENERATIONS: Final = 1 << 22
 """With 40 bits for the serials of each generation, all fit 63 bits."""
@@ -39,6 +40,7 @@ class PersistentNamespace:
     thread_percentage: float | None = None
     pinned_memory: dict[int, int] | None = None
     client_priority: int | None = None
+    clients_only: bool = False
 
     @property
     def limits(self) -> NamespaceLimits:
@@ -85,6 +87,7 @@ class PersistentState:
     quit: PersistentQuit | None = None
     protocol: int = 2
     named_servers: tuple[PersistentNamedServer, ...] = ()
+    rules: tuple[Rule, ...] | None = None
 
 
 EMPTY_STATE = PersistentState()
@@ -131,6 +134,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         quit=_persistent_quit(daemon.quitting),
         protocol=daemon.protocol,
         named_servers=initial.named_servers(daemon),
+        rules=daemon.rules,
     )
 
 
@@ -154,6 +158,10 @@ def check(state: PersistentState, devices: int) -> None:
     if len({named.name for named in state.named_servers}) < len(state.named_servers):
         raise ValueError("two servers have one name")
     _check_limits(state.memory_limits or {}, devices)
+    for rule in state.rules or ():
+        _check_limits(_in_bytes(rule.limits.pinned_memory or {}), devices)
+        if any(condition.kind not in KINDS for condition in rule.conditions):
+            raise ValueError(f"rule {rule} has an unknown condition")
     if state.quit is not None and state.quit.timeout is not None and not 0 <= state.quit.timeout < 1 << 31:
         raise ValueError(f"there is no quit within {state.quit.timeout:g} s")
 
@@ -213,7 +221,13 @@ def _persistent_namespace(namespace: Namespace) -> PersistentNamespace:
         None if said.thread_percentage is None else said.thread_percentage.value,
         None if said.pinned_memory is None else _in_bytes(said.pinned_memory),
         None if said.client_priority is None else said.client_priority.level,
+        namespace.clients_only,
     )
+
+
+def without_memory(rules: tuple[Rule, ...] | None) -> tuple[Rule, ...] | None:
+    """Return rules without limits of memory, which are by ordinal: they mean nothing for other devices."""
+    return rules and tuple(evolve(rule, limits=evolve(rule.limits, pinned_memory=None)) for rule in rules)
 
 
 def in_memory(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:

@@ -65,6 +65,8 @@ class AdmitClient:
     """The ordinals of the devices that it may see, in their order; None: all."""
     mps_namespace: str = ""
     """Reported to the next daemon, as ``namespace``."""
+    least_priority: int = 0
+    """The level that its environment cannot go beyond."""
 
 
 @message(36)

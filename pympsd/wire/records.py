@@ -29,6 +29,8 @@ FLAG_QUIET: Final = 1
 """In a record: the sender does not wait for this answer; a failure is kept for its next waiting call."""
 FLAG_COOPERATIVE: Final = 2
 """In a LAUNCH: all blocks of the grid must be resident together, or the launch is refused."""
+MEMORY_SHAREABLE, MEMORY_OF_HOST = 1, 2
+"""Flags of CREATE_MEMORY: it can be exported; it is not counted as the device's, and the client maps it too."""
 FLAG_POISONED: Final = 1
 """In an answer: the result is sticky, the context is poisoned and every later call in it answers the same."""
 
@@ -149,6 +151,7 @@ _STREAM: Final = _handle(Kind.STREAM)
 _EVENT: Final = _handle(Kind.EVENT)
 _MODULE: Final = _handle(Kind.MODULE)
 _MEMORY_HANDLE: Final = _handle(Kind.MEMORY)
+_NEW_MEMORY: Final = _handle(Kind.MEMORY, Use.CREATED)
 _GRAPH: Final = _handle(Kind.GRAPH)
 _SECRET: Final = _u64("secret_high secret_low")
 
@@ -252,15 +255,13 @@ _EVENTS: Final = (
 _VIRTUAL_MEMORY: Final = (
     # Addresses are chosen by the client in its part of the device's window; all ranges are of whole granules. Memory
     # of another process is named by a secret, which is in the name of the file whose descriptor was exported.
-    Operation(0x701, "CREATE_MEMORY", (_handle(Kind.MEMORY, Use.CREATED), *_u64("bytes shareable")), answered=True),
+    Operation(0x701, "CREATE_MEMORY", (_NEW_MEMORY, *_u64("bytes flags")), answered=True),
     Operation(0x702, "RELEASE_MEMORY", (_handle(Kind.MEMORY, Use.DESTROYED),), answered=True),
     Operation(0x703, "MAP_MEMORY", (_MEMORY_HANDLE, *_u64("address")), answered=True),
     Operation(0x704, "UNMAP_MEMORY", _u64("address bytes"), answered=True),
     Operation(0x705, "SET_ACCESS", _u64("address bytes accessible"), answered=True),
     Operation(0x706, "EXPORT_MEMORY", (_MEMORY_HANDLE,), answered=True, brings_fd=True),
-    Operation(
-        0x707, "IMPORT_MEMORY", (_handle(Kind.MEMORY, Use.CREATED), *_SECRET), answered=True, answers=_u64("bytes")
-    ),
+    Operation(0x707, "IMPORT_MEMORY", (_NEW_MEMORY, *_SECRET), answered=True, answers=_u64("bytes of_host")),
     # An allocation as memory to be imported: its secret, and where it begins in that memory.
     Operation(
         0x708, "SHARE_ALLOCATION", _u64("address"), answered=True, answers=_u64("secret_high secret_low offset")

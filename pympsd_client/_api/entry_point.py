@@ -59,6 +59,7 @@ _AS_GIVEN: Final = frozenset(
         "CUstreamBatchMemOpParams *",
         "CUstreamCallback",
         "PyObject *",
+        "const CUmemLocation *",
         "const void *",
         "size_t *",
         "void **",

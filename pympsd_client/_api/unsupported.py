@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError
-from pympsd_client._objects.context import current
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._objects.context import context_of, current
 
 _PEER: Final = (
     "peer access is not supported (cuDeviceCanAccessPeer answers 0). Copy with cuMemcpyPeer or cuMemcpyDtoD, which "
@@ -20,19 +20,27 @@ _PEER: Final = (
 
 def flush_remote_writes(name: str) -> None:
     """Refuse with CUDA_ERROR_NOT_SUPPORTED: no other device writes to memory here."""
-    _refuse(Result.ERROR_NOT_SUPPORTED, name, "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS of this device is 0")
-
-
-def enable_peer(name: str) -> None:
-    """Refuse with CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: cuMemcpyPeer and cuMemcpyDtoD need no peer access."""
-    _refuse(Result.ERROR_PEER_ACCESS_UNSUPPORTED, name, _PEER)
-
-
-def disable_peer(name: str) -> None:
-    """Refuse with CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: there is no peer access."""
-    _refuse(Result.ERROR_PEER_ACCESS_NOT_ENABLED, name, _PEER)
-
-
-def _refuse(code: int, name: str, reason: str) -> None:
     current().usable()  # a missing context, or one in error, takes precedence
-    raise CudaError(code, f"{name}: {reason}")
+    reason = "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS of this device is 0"
+    raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: {reason}")
+
+
+def enable_peer(peer: int, flags: int) -> None:
+    """Refuse with CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: cuMemcpyPeer and cuMemcpyDtoD need no peer access.
+
+    INVALID_CONTEXT for the current context itself, and for none; INVALID_VALUE for flags.
+    """
+    own = current()
+    own.usable()
+    if context_of(peer) is own:
+        raise CudaError(Result.ERROR_INVALID_CONTEXT, "the current context is not a peer of itself")
+    if flags:
+        raise invalid_value(f"cuCtxEnablePeerAccess takes no flags: 0, not {flags:#x}")
+    raise CudaError(Result.ERROR_PEER_ACCESS_UNSUPPORTED, f"cuCtxEnablePeerAccess: {_PEER}")
+
+
+def disable_peer(peer: int) -> None:
+    """Refuse with CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: there is no peer access. INVALID_CONTEXT for no context."""
+    current().usable()
+    context_of(peer)
+    raise CudaError(Result.ERROR_PEER_ACCESS_NOT_ENABLED, f"cuCtxDisablePeerAccess: {_PEER}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from attrs import frozen
 
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.structs import address_of
-from pympsd_client._arguments.values import InMemory
+from pympsd_client._arguments.values import InMemory, check_count
 
 
 @frozen
@@ -122,21 +122,25 @@ def made_allocation_properties(values: AllocationProperties) -> Any:
     return made
 
 
-_ACCESS_BYTES: Final = ctypes.sizeof(_Access)
+def _each(given: Any, count: int, kind: type[ctypes.Structure], name: str) -> list[Any]:
+    """Return ``count`` structures of a list or a C array; INVALID_VALUE if there are fewer."""
+    if isinstance(given, InMemory):
+        check_count(count, "an array")
+        places = [int(given) + index * ctypes.sizeof(kind) for index in range(count)]
+    else:
+        if given is not None and (not isinstance(given, Sequence) or isinstance(given, str | bytes)):
+            raise TypeError(f"a list or tuple of {name} is required, not {type(given).__name__}")
+        places = [address_of(one, name) for one in given or ()]
+        if count > len(places):
+            raise invalid_value(f"count is {count}; there are {len(places)} {name}")
+    return [kind.from_address(place) for place in places[:count]]
 
 
 def accesses(given: Any, count: int) -> list[Access]:
     """Return the values of ``count`` CUmemAccessDesc, a list or a C array; INVALID_VALUE if there are fewer."""
-    if isinstance(given, InMemory):
-        places = [int(given) + index * _ACCESS_BYTES for index in range(count)]
-    else:
-        if given is not None and (not isinstance(given, Sequence) or isinstance(given, str | bytes)):
-            raise TypeError(f"a list or tuple of CUmemAccessDesc is required, not {type(given).__name__}")
-        places = [address_of(one, "CUmemAccessDesc") for one in given or ()]
-        if count > len(places):
-            raise invalid_value(f"count is {count}; there are {len(places)} descriptions of an access")
-    found = []
-    for place in places[:count]:
-        raw: Any = _Access.from_address(place)
-        found.append(Access(_plain(raw.location), raw.flags))
-    return found
+    return [Access(_plain(raw.location), raw.flags) for raw in _each(given, count, _Access, "CUmemAccessDesc")]
+
+
+def locations(given: Any, count: int) -> list[Location]:
+    """Return the values of ``count`` CUmemLocation, a list or a C array; INVALID_VALUE if there are fewer."""
+    return [_plain(raw) for raw in _each(given, count, _Location, "CUmemLocation")]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import mmap
 import os
 import weakref
 from threading import Lock
@@ -12,22 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, frozen
 
+from pympsd.channel.mapping import map_file, unmap
+
 if TYPE_CHECKING:
     from pympsd_client._command_stream.answers import Poisonable
 
 GRAIN: Final = 65536
 """Slots begin and end at multiples of this many bytes, so that there are few of them."""
-_FAILED: Final = ctypes.c_void_p(-1).value
-_FIXED_NOREPLACE: Final = 0x100000
-"""MAP_FIXED_NOREPLACE: at exactly this address, or not at all; kernels before 4.17 take it for a hint."""
-
-# Python's own mmap keeps a duplicate of the descriptor, which a forked child could not close while a view exists.
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_map = _libc.mmap
-_map.restype = ctypes.c_void_p
-_map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_unmap = _libc.munmap
-_unmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 @frozen
@@ -52,19 +41,17 @@ class StagingMemory:
         try:
             if not 0 < size <= mapped <= os.fstat(fd).st_size:  # a page beyond its end would kill the process
                 raise OSError(f"shared memory of {os.fstat(fd).st_size} bytes where {mapped} were announced")
-            address = _map(None, mapped, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-            if address == _FAILED:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            # Python's own mmap keeps a duplicate of the descriptor, which a forked child could not close.
+            self.address: Final = map_file(fd, mapped)
         finally:
             os.close(fd)
-        self.address: int = address
         self.size: Final = size
         self.slot_limit: Final = max(size // 4 // GRAIN * GRAIN, min(size, GRAIN))
         """The most bytes of one slot: four of them keep both sides busy."""
         self._slots: dict[int, Slot] = {}
         self._taking = Lock()
         # Not at exit: a daemon thread may still be copying then, and the kernel unmaps anyway.
-        weakref.finalize(self, _unmap, address, mapped).atexit = False
+        weakref.finalize(self, unmap, self.address, mapped).atexit = False
 
     def take(self, sequence: int, count: int, context: Poisonable, kept: bool) -> int | None:
         """Take a slot of ``count`` bytes for a record and return its offset; None when there is no room."""
@@ -116,17 +103,6 @@ def map_at(fd: int, address: int, size: int) -> None:
     try:
         if not 0 < size <= os.fstat(fd).st_size:
             raise OSError(errno.EINVAL, f"shared memory of {os.fstat(fd).st_size} bytes where {size} were announced")
-        mode = mmap.MAP_SHARED | _FIXED_NOREPLACE
-        found = _map(address, size, mmap.PROT_READ | mmap.PROT_WRITE, mode, fd, 0)
-        if found == _FAILED:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        if found != address:
-            _unmap(found, size)
-            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+        map_file(fd, size, address)
     finally:
         os.close(fd)
-
-
-def unmap(address: int, size: int) -> None:
-    """Undo ``map_at``."""
-    _unmap(address, size)

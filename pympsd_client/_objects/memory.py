@@ -41,6 +41,16 @@ class Allocation:
     """Those of the pages of managed memory, once one has changed."""
     _buffer_id: int = 0
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the program reaches it by its address, too."""
+        return self.is_managed or self.is_host
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether its device does."""
+        return True
+
     def free(self) -> None:
         """Free it once the context's work so far is done; return then. Raise CudaError."""
         self.context.call(operations.FREE, self.handle)
@@ -61,7 +71,7 @@ class Allocation:
 
 def is_shareable(found: Allocation) -> bool:
     """Return whether cuIpcGetMemHandle takes an allocation: one of cuMemAlloc."""
-    return type(found) is Allocation and not (found.is_managed or found.is_host)
+    return type(found) is Allocation and not found.is_shared
 
 
 class Allocations(HandleTable[Allocation]):
@@ -103,7 +113,7 @@ class Allocations(HandleTable[Allocation]):
     def is_shared(self, address: int) -> bool:
         """Return whether the program reaches an address, too, because it is managed or host memory."""
         found = self.containing(address) if self.any_shared else None
-        return found is not None and (found.is_managed or found.is_host)
+        return found is not None and found.is_shared
 
     def is_synchronous(self, *addresses: int) -> bool:
         """Return whether one of these addresses lies in an allocation that is synchronous."""

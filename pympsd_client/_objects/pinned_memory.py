@@ -1,8 +1,9 @@
 """Page-locked host memory of this process, and its accounting (CUDA, Memory Management).
 
 Allocated memory is shared with the executor of the context it was allocated in, which copies from and to it directly;
-copies with other devices, and of memory that the program registers, work as for any memory. Before Volta the size of
-/dev/shm bounds a client's page-locked memory (MPS documents, 2.3.2). As in CUDA with unified addressing it belongs to
+copies with other devices, and of memory that the program registers, work as for any memory. Kernels reach what it
+registers from the moment when the program asks for the address by which they do. Before Volta the size of /dev/shm
+bounds a client's page-locked memory (MPS documents, 2.3.2). As in CUDA with unified addressing it belongs to
 the process, not to a context: it stays until it is freed.
 """
 
@@ -13,6 +14,8 @@ import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +24,8 @@ from attrs import field, frozen
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._objects.handle_table import next_buffer_id
-from pympsd_client._objects.shared_pinned_memory import SharedPages
+from pympsd_client._objects.registered.pages import RegisteredPages
+from pympsd_client._objects.shared_pinned_memory import SharedPages, share
 
 if TYPE_CHECKING:
     from pympsd_client._command_stream.transport import Transport
@@ -77,6 +81,10 @@ class Pinned:
         self._changes = 0
         """How often the regions changed: a finalizer may free some while this thread orders them."""
         self._changing: Final = RLock()
+        self._mapped: Final[dict[int, RegisteredPages]] = {}
+        """What kernels reach of registered memory, by the address that was registered."""
+        self._private: list[tuple[RegisteredPages, list[tuple[int, int]]]] = []
+        """Where it is private during a fork."""
 
     def allocate(
         self,
@@ -163,13 +171,6 @@ class Pinned:
                 "CU_MEMHOSTREGISTER_IOMEMORY and CU_MEMHOSTREGISTER_READ_ONLY are not supported; copy such memory as "
                 "it is, without registering it",
             )
-        if flags & DEVICE_MAP:
-            raise CudaError(
-                Result.ERROR_NOT_SUPPORTED,
-                "CU_MEMHOSTREGISTER_DEVICEMAP is not supported: kernels do not reach memory of the program that it "
-                "registers (device attribute CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0). Allocate it with "
-                "cuMemHostAlloc, which they reach, or leave the flag out and copy",
-            )
         start, length = _whole_pages(address, size)
         # It changes nothing, and fails if a page is not mapped.
         if start + length >= 1 << 64 or _msync(start, length, _MS_ASYNC) != 0:
@@ -184,8 +185,74 @@ class Pinned:
             self._check_bound(length, bounded)
             self._regions[address] = Region(address, size, flags, None, context)
 
+    def device_address(self, context: Context, address: int) -> int:
+        """Return the address by which kernels of a context's device reach page-locked memory; raise CudaError."""
+        transport, region = context.usable().transport, self.region_at(address)
+        if region is not None and region.pages is not None and region.pages.transport is transport:
+            return address
+        if region is None or region.pages is not None or not region.flags & DEVICE_MAP:
+            raise invalid_value(
+                f"{address:#x} is not within what cuMemAllocHost or cuMemHostAlloc gave on device "
+                f"{context.device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
+            )
+        found = self._mapped.get(region.address) or self._map(context, region)
+        if found.pages.transport is not transport:
+            raise invalid_value(f"kernels of another device than {context.device.number} reach {address:#x}")
+        return found.pages.address + address - found.start
+
+    def _map(self, context: Context, region: Region) -> RegisteredPages:
+        start, size = _whole_pages(region.address, region.size)
+        made = RegisteredPages(start, share(context, size))  # waits, so without the lock
+        try:
+            with self._changing:
+                if self._regions.get(region.address) is not region or region.address in self._mapped:
+                    raise invalid_value(
+                        f"another thread unregisters {region.address:#x}, or asks for its address, too"
+                    )
+                if any(one.start < made.end and made.start < one.end for one in self._mapped.values()):
+                    raise CudaError(
+                        Result.ERROR_NOT_SUPPORTED,
+                        f"{region.address:#x} is in a page with other registered memory that kernels reach: register "
+                        f"both at once, or memory that begins at a multiple of {mmap.PAGESIZE}",
+                    )
+                made.put_in_place()
+                self._mapped[region.address] = made
+        except BaseException:
+            made.pages.close()
+            raise
+        return made
+
+    def addresses_of(self, address: int) -> tuple[int, int]:
+        """Return the program's address and the kernels' of registered memory by either; else it, and 0."""
+        for at, one in tuple(self._mapped.items()):
+            region, offset = self._regions.get(at), one.pages.address - one.start
+            for mine in (address, address - offset):
+                if region is not None and region.address <= mine < region.address + region.size:
+                    return mine, mine + offset
+        return address, 0
+
+    def before_fork(self) -> None:
+        """Give the child pages of its own, and change nothing until the fork is done."""
+        self._changing.acquire()
+        self._private = [(one, one.make_private()) for one in tuple(self._mapped.values())]
+
+    def after_fork(self, in_child: bool) -> None:
+        """Share the parent's pages with the executor again."""
+        try:
+            if in_child:
+                self._mapped.clear()
+            else:
+                for one, ranges in self._private:
+                    one.share(ranges)
+        finally:
+            self._private = []
+            self._changing.release()
+
     def unregister(self, address: int) -> None:
-        """Undo a registration; INVALID_VALUE within one, HOST_MEMORY_NOT_REGISTERED for anything else."""
+        """Undo a registration, once the work so far is done if kernels reach the memory; return then.
+
+        INVALID_VALUE within one, HOST_MEMORY_NOT_REGISTERED for anything else.
+        """
         with self._changing:
             region = self._regions.get(address)
             if region is None or region.pages is not None:
@@ -197,12 +264,21 @@ class Pinned:
                     f"{address:#x} is not what cuMemHostRegister was called with",
                 )
             del self._regions[address]
+            mapped = self._mapped.pop(address, None)
+        if mapped is not None:
+            if region.context is not None:
+                with suppress(CudaError):  # its kernels have ended, then
+                    region.context.synchronize()
+            mapped.make_private()
+            mapped.pages.close()
 
     def holds(self, address: int) -> bool:
-        """Return whether an address is in memory that is shared with an executor."""
+        """Return whether an address is one by which kernels reach memory that is the program's, too."""
         starts, regions = self._shared
         at = bisect_right(starts, address) - 1
-        return at >= 0 and address < starts[at] + regions[at].size
+        if at >= 0 and address < starts[at] + regions[at].size:
+            return True
+        return bool(self._mapped) and self.addresses_of(address)[1] == address
 
     def region_at(self, address: int) -> Region | None:
         """Return the region that contains an address, or None."""
@@ -239,3 +315,8 @@ def _whole_pages(address: int, size: int) -> tuple[int, int]:
 
 
 pinned: Final = Pinned()
+os.register_at_fork(
+    before=pinned.before_fork,
+    after_in_parent=partial(pinned.after_fork, False),
+    after_in_child=partial(pinned.after_fork, True),
+)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Final
 from attrs import frozen
 
 from pympsd.channel.descriptors import ADVICE
+from pympsd.channel.mapping import unmap
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.operations import Operation
 from pympsd_client._command_stream.received_fds import NO_ROOM, ReceivedFds
-from pympsd_client._command_stream.staging_memory import map_at, unmap
+from pympsd_client._command_stream.staging_memory import map_at
 
 if TYPE_CHECKING:
     from pympsd_client._command_stream.transport import Transport
@@ -26,6 +27,8 @@ _NO_CONTEXT: Final = 0
 """It belongs to the process: freeing it names no context."""
 _ADDRESS: Final = struct.Struct("=Q")
 _preparing: Final = Lock()
+_mapped_here: Final[dict[int, int]] = {}
+"""Sizes by address."""
 
 
 @frozen(eq=False)
@@ -48,16 +51,36 @@ def share(context: Context, size: int) -> SharedPages:
     answer, fd = call_for_descriptor(context, operations.ALLOCATE_PINNED, size)
     (address,) = _ADDRESS.unpack_from(answer)
     try:
-        if fd is None:
-            raise lost("the executor gave page-locked memory and sent no descriptor of it")
-        map_at(checked(fd), address, size)
-    except OSError as error:
-        _free(transport, address)
-        raise _not_mapped(size, address, error) from None
+        _map(checked(fd), address, size)
     except CudaError:
         _free(transport, address)
         raise
     return SharedPages(address, size, transport)
+
+
+def exported(context: Context, handle: int) -> int:
+    """Return a new descriptor of physical memory of the executor's; raise CudaError."""
+    return checked(call_for_descriptor(context, operations.EXPORT_MEMORY, handle)[1])
+
+
+def map_memory(context: Context, handle: int, address: int, size: int) -> None:
+    """Map physical memory of the executor's in this process, too, at the same address; raise CudaError."""
+    _map(exported(context, handle), address, size)
+    _mapped_here[address] = size
+
+
+def unmap_memory(address: int) -> None:
+    """Undo `map_memory`, if there was one."""
+    size = _mapped_here.pop(address, None)
+    if size is not None:
+        unmap(address, size)
+
+
+def _map(fd: int, address: int, size: int) -> None:
+    try:
+        map_at(fd, address, size)
+    except OSError as error:
+        raise _not_mapped(size, address, error) from None
 
 
 def call_for_descriptor(context: Context, operation: Operation, *operands: int) -> tuple[bytes, int | None]:
@@ -78,8 +101,10 @@ def call_for_descriptor(context: Context, operation: Operation, *operands: int) 
         return answer, fds.take(sequence)
 
 
-def checked(fd: int) -> int:
+def checked(fd: int | None) -> int:
     """Return a descriptor that came; OPERATING_SYSTEM if this process had no room for it."""
+    if fd is None:
+        raise lost("the executor gave memory and sent no descriptor of it")
     if fd == NO_ROOM:
         raise CudaError(Result.ERROR_OPERATING_SYSTEM, f"this process is out of file descriptors: {ADVICE}")
     return fd
@@ -116,8 +141,8 @@ def _not_mapped(size: int, address: int, error: OSError) -> CudaError:
     if error.errno == errno.EEXIST:
         return CudaError(
             Result.ERROR_OUT_OF_MEMORY,
-            f"something of this process is mapped at {address:#x}, where the executor has the {size} bytes of "
-            "page-locked memory: both need it at the same address; use pageable memory",
+            f"something of this process is mapped at {address:#x}, where the executor has the {size} bytes of host "
+            "memory: both need it at the same address; use pageable memory",
         )
     return CudaError(
         Result.ERROR_OUT_OF_MEMORY, f"the system maps no {size} bytes of page-locked memory: {error.strerror}"

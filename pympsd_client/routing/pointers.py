@@ -55,7 +55,7 @@ LIBRARIES: Final = {
             }
         ),
     ),
-    "cuda.bindings.cynvml": Library("pympsd_client.routing.nvml", "nvmlReturn_t"),
+    "cuda.bindings.cynvml": Library("pympsd_client.routing.nvml.functions", "nvmlReturn_t"),
 }
 signatures: Final[dict[str, str]] = {}
 """The C signatures of all functions of these modules by name."""

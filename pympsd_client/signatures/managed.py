@@ -23,7 +23,21 @@ cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUmemLocation location, uns
     = prefetch(*arguments, **keywords)
 """
 
+_BATCHES: Final = """
+cuMemPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, const CUmemLocation *prefetchLocs,
+    size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)
+    = prefetch('cuMemPrefetchBatchAsync', dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags,
+    hStream)
+cuMemDiscardBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, unsigned long long flags, CUstream hStream)
+    = discard
+cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, const CUmemLocation *prefetchLocs,
+    size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)
+    = prefetch('cuMemDiscardAndPrefetchBatchAsync', dptrs, sizes, count, prefetchLocs, prefetchLocIdxs,
+    numPrefetchLocs, flags, hStream)
+"""
+
 ROWS: Final = (
     *chapter("_api.memory.managed", _MANAGED),
     *chapter("_api.memory.managed", _LOCATED, Calling.VARIANTS),
+    *chapter("_api.memory.batch", _BATCHES),
 )

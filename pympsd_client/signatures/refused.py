@@ -10,8 +10,14 @@ from pympsd_client.signatures.rows import Calling, chapter
 _REFUSED: Final = """
 cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope)
     = flush_remote_writes('cuFlushGPUDirectRDMAWrites')
-cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) = enable_peer('cuCtxEnablePeerAccess')
-cuCtxDisablePeerAccess(CUcontext peerContext) = disable_peer('cuCtxDisablePeerAccess')
 """
 
-ROWS: Final = (*chapter("_api.unsupported", _REFUSED, Calling.VARIANTS),)
+_PEERS: Final = """
+cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) = enable_peer
+cuCtxDisablePeerAccess(CUcontext peerContext) = disable_peer
+"""
+
+ROWS: Final = (
+    *chapter("_api.unsupported", _REFUSED, Calling.VARIANTS),
+    *chapter("_api.unsupported", _PEERS),
+)

@@ -6,7 +6,11 @@ port; NOT_SUPPORTED from all without the capability ``maps_virtual_memory``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
+
+Charge = Callable[[int], Callable[[], None]]
+"""Counts bytes of memory, and returns what counts them no more; BackendError OUT_OF_MEMORY."""
 
 
 class PhysicalMemory(Protocol):
@@ -15,6 +19,10 @@ class PhysicalMemory(Protocol):
     @property
     def size(self) -> int:
         """Its bytes."""
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether it is the host's, which the program reaches too."""
 
     def export(self) -> int:
         """Return a new descriptor by which another process can name it; BackendError INVALID_VALUE."""
@@ -26,10 +34,11 @@ class PhysicalMemory(Protocol):
 class MapsMemory(Protocol):
     """What a context does with such memory. It is freed, and unmapped, with the context that created it."""
 
-    def create_memory(self, count: int, shareable: bool) -> PhysicalMemory:
+    def create_memory(self, count: int, shareable: bool, charge: Charge | None = None) -> PhysicalMemory:
         """Return new memory without an address; BackendError OUT_OF_MEMORY, INVALID_VALUE; NOT_SUPPORTED.
 
-        ``shareable``: it can be exported to other processes.
+        ``shareable``: it can be exported to other processes. With ``charge`` it is the host's, which counts it, and
+        always shareable.
         """
 
     def import_memory(self, secret: int) -> PhysicalMemory:

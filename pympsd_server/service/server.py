@@ -96,7 +96,7 @@ class Server:
         if admitted.priority != self.client_priority and not admitted.mps_namespace:
             self.client_priority = admitted.priority
             self.log.info("client_priority", priority=admitted.priority)
-        return client_priority(admitted.priority, admitted.environment)
+        return max(client_priority(admitted.priority, admitted.environment), admitted.least_priority)
 
     def percentage_of(self, admitted: AdmitClient) -> ThreadPercentage:
         """Return a client's percentage: its namespace's or this server's, lowered by its environment."""

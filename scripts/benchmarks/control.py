@@ -70,9 +70,9 @@ def _memory(report: Report, env: dict[str, str]) -> None:
     """Measure resident memory after 10,000 and after 100,000 commands."""
     pid = Path(env["CUDA_MPS_PIPE_DIRECTORY"], "nvidia-cuda-mps-control.pid").read_text()
     _give(env, 10_000)
-    early = _resident_mib(pid)
+    early = daemon.resident_mib(pid)
     _give(env, 90_000)
-    late = _resident_mib(pid)
+    late = daemon.resident_mib(pid)
     report.add("the daemon's resident memory after 100,000 commands", late, 60, "MiB")
     report.add("    of it gained since 10,000 commands", late - early, 1, "MiB")
 
@@ -83,10 +83,6 @@ def _give(env: dict[str, str], count: int) -> None:
             operator.begin(*["get_default_active_thread_percentage"] * PIPELINED)
             for _ in range(PIPELINED):
                 operator.answer()
-
-
-def _resident_mib(pid: str) -> float:
-    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0]) / 1024
 
 
 def _control(env: dict[str, str]) -> str:

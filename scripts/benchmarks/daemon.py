@@ -31,14 +31,19 @@ def say(env: dict[str, str], command: str) -> str:
     return subprocess.run([PYMPSD], env=env, input=command, capture_output=True, text=True, check=True).stdout
 
 
+def resident_mib(pid: str) -> float:
+    """Return the memory of a process."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0]) / 1024
+
+
 @contextmanager
-def running(devices: str = "H200") -> Iterator[tuple[dict[str, str], float]]:
+def running(devices: str = "H200", protocol: int = 2) -> Iterator[tuple[dict[str, str], float]]:
     """Start a daemon; yield its environment and the seconds ``-d`` took; quit it."""
     with tempfile.TemporaryDirectory(prefix="pympsd-bench-") as directory:
         os.chmod(directory, 0o755)
         env = environment(directory, devices)
         start = time.perf_counter()
-        subprocess.run([PYMPSD, "-d"], env=env, check=True)
+        subprocess.run([PYMPSD, "-d", "-p", str(protocol)], env=env, check=True, stdout=subprocess.DEVNULL)
         taken = time.perf_counter() - start
         try:
             yield env, taken

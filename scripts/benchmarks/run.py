@@ -9,6 +9,7 @@ import sys
 
 import client
 import control
+import named
 import provisioning
 import routing
 import translator
@@ -16,7 +17,7 @@ from beside_vendor import run as beside_vendor
 from gpu import measure
 from timing import Report
 
-WHAT = ("control", "client", "routing", "provisioning", "translator")
+WHAT = ("control", "named", "client", "routing", "provisioning", "translator")
 
 
 def main() -> int:
@@ -32,11 +33,20 @@ def main() -> int:
     unknown = [name for name in given.what if name not in WHAT]
     if unknown:
         parser.error(f"{unknown[0]!r} is none of {', '.join(WHAT)}; gpu or vendor comes first, by itself")
-    what = given.what or ["control", "client", "routing", "provisioning", *(["translator"] if given.study else [])]
+    what = given.what or [
+        "control",
+        "named",
+        "client",
+        "routing",
+        "provisioning",
+        *(["translator"] if given.study else []),
+    ]
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, Linux {platform.release()}")
     report = Report()
     if "control" in what:
         control.measure(report)
+    if "named" in what:
+        named.measure(report)
     if "client" in what:
         client.measure(report)
     if "routing" in what:

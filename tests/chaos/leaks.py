@@ -66,7 +66,9 @@ def _left(before: Before, directory: Path, uids: Collection[int], stays: frozens
     found += [f"temporary file {path}" for path in sorted((directory / "tmp").iterdir())]
     found += [f"{name} in the pipe directory" for name in sorted(_listed(directory / "pipe") ^ stays)]
     found += [
-        f"{name} in the log directory" for name in sorted(_listed(directory / "log") - {"control.log", "server.log"})
+        f"{name} in the log directory"
+        for name in sorted(_listed(directory / "log") - {"control.log", "server.log"})
+        if not (directory / "log" / name / "server.log").exists()  # that of a named server stays
     ]
     return found
 

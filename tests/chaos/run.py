@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
+from tests.chaos.rounds import soak  # noqa: E402
 from tests.chaos.schedule import DEFAULT_KINDS, Backend, Kind  # noqa: E402 - found by the path above
-from tests.chaos.soak import soak  # noqa: E402
 
 
 def main() -> int:

@@ -41,11 +41,14 @@ class Setup:
     containment: Containment = Containment.DEVICE
     dialect: str = "documented"
     backend: Backend = Backend.EMULATED
+    protocol: int = 2
 
 
 PLAIN: Final = Setup()
 VENDOR: Final = Setup(backend=Backend.VENDOR)
+NAMED: Final = Setup(protocol=3)
 VARIANTS: Final = (
+    NAMED,
     Setup(Containment.CLIENT),
     Setup(Containment.SERVER),
     Setup(dialect="r580"),
@@ -61,7 +64,7 @@ SETUPS: Final = (
 )
 ROUND_SECONDS: Final = 300.0
 """The longest time that a daemon's directory, logs and devices are used."""
-SHORTEST_ROUND: Final = 36.0
+SHORTEST_ROUND: Final = 27.0
 
 
 @frozen
@@ -179,13 +182,15 @@ class Action:
 
 
 def rounds(seed: int, seconds: float, backends: Collection[Backend] = tuple(Backend)) -> tuple[Round, ...]:
-    """Return the parts of a run, a plain one first; each variant has its turn in a run of three minutes."""
+    """Return the parts of a run, a plain one first and one of protocol 3 after it; each variant has its turn in a run
+    of three minutes.
+    """
     source = random.Random(f"{seed}/rounds")
     first = next(each for each in (PLAIN, VENDOR) if each.backend in backends)
     variants = [each for each in VARIANTS if each.backend in backends and each != first]
     others = [each for each in SETUPS if each.backend in backends]
     count = max(1, ceil(seconds / ROUND_SECONDS), min(1 + len(variants), int(seconds / SHORTEST_ROUND)))
-    setups = [first, *source.sample(variants, len(variants))]
+    setups = [first, *sorted(source.sample(variants, len(variants)), key=lambda each: each != NAMED)]
     while len(setups) < count:
         setups += source.sample(others, len(others))
     return tuple(Round(each + 1, seconds / count, setups[each], 1000 * seed + each) for each in range(count))

@@ -1,33 +1,24 @@
-"""A soak: clients and chaos as scheduled, every client judged at its end, and at the end of all nothing left.
-
-Call `soak`; it returns a summary that can be written as JSON. Its ``problems`` are empty when all was well.
-"""
+"""A round of a soak: clients and chaos as scheduled, every client judged at its end."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
-import tempfile
-from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import trio
-from attrs import asdict, define, field
-from processes import adopt_orphans, children_of
+from attrs import define, field
+from processes import children_of
 
 from tests.chaos.actions import ACTIONS, terminate
 from tests.chaos.history import FOR_EVER, Incident, Life
 from tests.chaos.identity import ProcessKey, strike, there
-from tests.chaos.leaks import STAYS, VENDOR_STAYS, Before, crowded, leaks
-from tests.chaos.log_history import judge
+from tests.chaos.leaks import crowded
 from tests.chaos.outcomes import FAULT_CODES, HANG_SECONDS, patience, problems
 from tests.chaos.recoveries import SLACK
-from tests.chaos.schedule import DEVICES, KINDS_OF, Action, Backend, ClientPlan, Kind, Round, actions, clients, rounds
-from tests.chaos.summary import Summary
-from tests.chaos.testbed import NEEDS_ITS_DAEMON, ON_THE_DAEMON, Testbed, now, users
+from tests.chaos.schedule import DEVICES, KINDS_OF, Action, Backend, ClientPlan, Kind, actions, clients
+from tests.chaos.testbed import NEEDS_ITS_DAEMON, ON_THE_DAEMON, Testbed, now
 
 AT_ONCE: Final = 6
 """More clients than this do not run at once, at pace 1."""
@@ -239,55 +230,3 @@ async def _close(process: trio.Process) -> None:
             await process.wait()
         for stream in (process.stdin, process.stdout, process.stderr):
             await stream.aclose()
-
-
-def soak(
-    seed: int,
-    seconds: float,
-    kinds: Collection[Kind],
-    journal: Path,
-    keep: Path,
-    pace: float = 1.0,
-    backends: Collection[Backend] = tuple(Backend),
-) -> dict[str, Any]:
-    """Run a soak; return its summary. ``journal`` is written as it goes; ``keep``: there the logs of a failure go."""
-    total = Summary(seed, seconds, pace, sorted(kinds))
-    adopt_orphans()
-    try:
-        with journal.open("w") as file:
-            for part in rounds(seed, seconds, backends):
-                total.add(part, *_round(part, frozenset(kinds), pace, file, keep / f"round-{part.number}"))
-    finally:
-        adopt_orphans(False)  # the orphans of later tests in this process are not its own
-    return total.as_json()
-
-
-def _round(
-    part: Round, kinds: frozenset[Kind], pace: float, journal: IO[str], keep: Path
-) -> tuple[Testbed, int, int]:
-    """Run a part of a soak in a directory of its own; return the testbed, the clients judged, and the leaks found."""
-    before = Before.now()
-    directory = Path(tempfile.mkdtemp(prefix="pympsd-soak-"))
-    try:
-        testbed = Testbed(directory, users(), journal, part.setup)
-        testbed.began = now()
-        testbed.note("round", number=part.number, seconds=part.seconds, **asdict(part.setup))
-        testbed.prepare()
-        run = Soak(testbed, part.seed, part.seconds, kinds, pace)
-        trio.run(run.run)
-        stays = VENDOR_STAYS if part.setup.backend is Backend.VENDOR else STAYS
-        left = leaks(before, directory, testbed.uids, stays=stays)
-        for problem in (*_last_words(testbed), *(f"left behind: {one}" for one in left)):
-            testbed.blame(problem)
-        if testbed.problems:
-            shutil.copytree(directory / "log", keep, dirs_exist_ok=True)
-        return testbed, run.judged, len(left)
-    finally:
-        shutil.rmtree(directory)
-
-
-def _last_words(testbed: Testbed) -> list[str]:
-    attached = [life.pid for life in testbed.history.lives if life.attached != FOR_EVER]
-    ordered = tuple(f"Protocol violation by server {one.pid}:" for one in testbed.misbehaving)
-    found = judge(testbed.logs, testbed.killed, testbed.forced, attached)
-    return [problem for problem in found if not any(one in problem for one in ordered)]

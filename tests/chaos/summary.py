@@ -63,6 +63,7 @@ class Summary:
             "servers": counts["servers"],
             "tools": counts["tools"],
             "clients seen in lists": counts["clients seen in lists"],
+            "commands of protocol 3": self._those("named "),
             "left out": self._those("left out: "),
             "problems": self.problems,
         }

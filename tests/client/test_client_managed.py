@@ -124,6 +124,61 @@ def test_advice_and_prefetching_are_returned(managed: int) -> None:
     assert ok(cuda.cuMemRangeGetAttributes([4, 8], wanted, 2, managed, SIZE)) == [0, [-2, -2]]
 
 
+needs_batches = pytest.mark.skipif(
+    not hasattr(cuda, "cuMemDiscardBatchAsync"), reason="this version of cuda-bindings has no batches of discards"
+)
+
+
+@needs_batches
+@pytest.mark.parametrize("name", ["cuMemPrefetchBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"])
+def test_a_batch_has_a_place_for_each_range(managed: int, name: str) -> None:
+    stream, batch = ok(cuda.cuStreamCreate(0)), getattr(cuda, name)
+    starts = [managed + index * PAGE_BYTES for index in range(4)]
+    sizes, places = [PAGE_BYTES] * 4, [located("DEVICE", 1), located("HOST"), located("DEVICE")]
+    assert batch(starts, sizes, 4, places, [0, 1, 3], 3, 0, stream) == DONE, last_error()
+    assert [get("LAST_PREFETCH_LOCATION", start, PAGE_BYTES) for start in starts] == [1, -1, -1, 0]
+    assert get("LAST_PREFETCH_LOCATION", managed + 4 * PAGE_BYTES, PAGE_BYTES) == -2
+    for count, firsts, changes in (
+        (0, [0], 1), (4, [0], 0), (4, [1], 1), (4, [0, 4], 2), (4, [0, 2, 2], 3), (4, [0, 3, 1], 3), (5, [0], 1),
+        (1, [0, 1], 2), (4, [0], 2), (4, [0, 1, 2, 3], 4), (1 << 63, [0], 1), (4, [0], 1 << 63),
+    ):  # fmt: skip
+        assert batch(starts, sizes, count, places, firsts, changes, 0, stream) == (INVALID,), (count, firsts, changes)
+    for wrong in ([8], [0], [managed - 1]):
+        assert batch(wrong, [8], 1, places[:1], [0], 1, 0, stream) == (INVALID,)
+    for size in (0, SIZE + 1, 1 << 63):
+        assert batch([managed], [size], 1, places[:1], [0], 1, 0, stream) == (INVALID,)
+    both = ([managed, 8], [8, 8], 2, places[1:2], [0], 1)
+    assert batch(*both, 0, stream) == (INVALID,)
+    assert get("LAST_PREFETCH_LOCATION", managed, 8) == 1, "one wrong range, and none is done"
+    good = ([managed], [8], 1, places[:1], [0], 1)
+    assert batch(*good, 1, stream) == (INVALID,)
+    assert batch(*good, 0, 0) == (INVALID,), "not in the legacy stream"
+    assert batch(*good, 0, 12345) == (R.CUDA_ERROR_INVALID_HANDLE,)
+    nowhere = ([managed], [8], 1, [located("DEVICE", 9)], [0], 1)
+    assert batch(*nowhere, 0, stream) == (R.CUDA_ERROR_INVALID_DEVICE,)
+    assert batch([managed], [8], 1, [located("INVALID")], [0], 1, 0, stream) == (INVALID,)
+    with pytest.raises(TypeError):
+        batch([managed], [8], 1, [5], [0], 1, 0, stream)
+
+
+@needs_batches
+def test_a_batch_of_discards(managed: int, context: Any) -> None:
+    stream = ok(cuda.cuStreamCreate(0))
+    assert cuda.cuMemDiscardBatchAsync([managed, managed + 8], [8, 8], 2, 0, stream) == DONE
+    at(managed, 16)[:] = 4
+    assert (at(managed, 16) == 4).all(), "a write makes it valid again"
+    plain = int(ok(cuda.cuMemAlloc(8)))
+    for starts, sizes, count, flags, where in (
+        ([managed], [8], 0, 0, stream), ([managed], [8], 2, 0, stream), ([managed], [8], 1, 1, stream),
+        ([managed], [0], 1, 0, stream), ([managed], [1 << 63], 1, 0, stream), ([plain], [8], 1, 0, stream),
+        ([0], [8], 1, 0, stream), ([managed], [8], 1, 0, 0), (None, [8], 1, 0, stream), ([managed], [], 1, 0, stream),
+    ):  # fmt: skip
+        assert cuda.cuMemDiscardBatchAsync(starts, sizes, count, flags, where) == (INVALID,)
+    assert cuda.cuMemDiscardBatchAsync([managed], [8], 1, 0, 12345) == (R.CUDA_ERROR_INVALID_HANDLE,)
+    assert cuda.cuMemFree(managed) == DONE
+    assert cuda.cuMemDiscardBatchAsync([managed], [8], 1, 0, stream) == (INVALID,), "it is freed"
+
+
 def test_bad_sizes_flags_and_addresses(managed: int) -> None:
     place, advice = located("DEVICE"), ADVISE.CU_MEM_ADVISE_SET_ACCESSED_BY
     plain = int(ok(cuda.cuMemAlloc(SIZE)))

@@ -221,10 +221,10 @@ def test_mistakes(pool: Any) -> None:
     assert cuda.cuMemPoolImportPointer(theirs, data) == (INVALID, None), "it is freed, and its chunk released"
 
 
-def test_only_pools_of_device_memory_are_exported(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = shareable()
-    host.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
-    assert cuda.cuMemPoolCreate(host) == (NOT_SUPPORTED, None)
+def test_what_pools_are_not_exported(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    managed = shareable()
+    managed.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
+    assert cuda.cuMemPoolCreate(managed) == (NOT_SUPPORTED, None)
     fabric = properties()
     fabric.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
     assert cuda.cuMemPoolCreate(fabric) == (NOT_SUPPORTED, None)

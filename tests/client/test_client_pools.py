@@ -348,10 +348,6 @@ def test_bad_properties_and_attributes(pool: Any) -> None:
     assert cuda.cuMemPoolCreate(properties(2)) == (R.CUDA_ERROR_INVALID_DEVICE, None)
     assert cuda.cuMemPoolCreate(properties(most=1 << 63)) == (INVALID, None)
     assert cuda.cuMemPoolCreate(cuda.CUmemPoolProps()) == (INVALID, None)
-    host = properties()
-    host.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
-    host.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
-    assert cuda.cuMemPoolCreate(host) == (NOT_SUPPORTED, None)
     managed = properties(most=5)
     managed.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
     assert cuda.cuMemPoolCreate(managed) == (INVALID, None)

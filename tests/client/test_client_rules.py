@@ -14,28 +14,47 @@ from pympsd_client._arguments.errors import CudaError
 from pympsd_client._connect.api_version import check_api_version, forced_version
 from tests.client.conftest import ok
 
-NOT_SUPPORTED = "CUDA_ERROR_NOT_SUPPORTED"
-# The arguments matter to none of them; what is said instead names a way that works.
-REFUSED = {
-    "cuCtxEnablePeerAccess": (2, 0, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "cuMemcpyPeer"),
-    "cuCtxDisablePeerAccess": (1, 0, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "cuMemcpyPeer"),
-}
+DONE = (cuda.CUresult.CUDA_SUCCESS,)
+INVALID_CONTEXT = (cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_mps_clients_do_not_have_is_refused_by_name(name: str, context: Any) -> None:
-    arguments, outputs, code, words = REFUSED[name]
-    answer = getattr(cuda, name)(*(0,) * arguments)
-    assert answer == (getattr(cuda.CUresult, code), *(None,) * outputs)
+@pytest.fixture
+def peers(devices: None) -> list[Any]:
+    """A context on each of two devices, the first one's current."""
+    made = [ok(cuda.cuCtxCreate(None, 0, number)) for number in (1, 0)]
+    return made[::-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "rest", "code"),
+    [
+        ("cuCtxEnablePeerAccess", (0,), "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"),
+        ("cuCtxDisablePeerAccess", (), "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED"),
+    ],
+)
+def test_peer_access_is_refused_by_name(name: str, rest: tuple[int, ...], code: str, peers: list[Any]) -> None:
+    call = getattr(cuda, name)
+    assert call(peers[1], *rest) == (getattr(cuda.CUresult, code),)
     assert last_error().startswith(f"{name}: ")
-    assert words in last_error()
-    assert cuda.cuCtxSynchronize() == (cuda.CUresult.CUDA_SUCCESS,), "the context goes on"
+    assert "cuMemcpyPeer" in last_error(), "a way that works"
+    assert cuda.cuCtxSynchronize() == DONE, "the context goes on"
+    for wrong in (0, 12345, 1 << 63):
+        assert call(wrong, *rest) == INVALID_CONTEXT
+    assert cuda.cuCtxDestroy(peers[1]) == DONE
+    assert call(peers[1], *rest) == INVALID_CONTEXT
+    for _ in peers:
+        ok(cuda.cuCtxPopCurrent())
+    assert call(peers[0], *rest) == INVALID_CONTEXT, "a context must be current"
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_refused_call_without_a_context_says_that_first(name: str, devices: None) -> None:
-    answer = getattr(cuda, name)(*(0,) * REFUSED[name][0])
-    assert answer[0] == cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT
+def test_what_peer_access_is_never_asked_for(peers: list[Any]) -> None:
+    assert cuda.cuCtxEnablePeerAccess(peers[0], 0) == INVALID_CONTEXT, "the current one"
+    assert cuda.cuCtxEnablePeerAccess(peers[1], 1) == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
+    rank = cuda.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK
+    for one, other in ((0, 0), (0, 2), (-1, 0)):
+        assert cuda.cuDeviceGetP2PAttribute(rank, one, other) == (cuda.CUresult.CUDA_ERROR_INVALID_DEVICE, None)
+    assert cuda.cuDeviceCanAccessPeer(0, 2) == (cuda.CUresult.CUDA_ERROR_INVALID_DEVICE, None)
+    assert cuda.cuDeviceGetP2PAttribute(99, 0, 1) == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None)
 
 
 @pytest.mark.parametrize(

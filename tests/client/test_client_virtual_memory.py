@@ -232,9 +232,6 @@ def test_bad_memory(context: Any) -> None:
     assert cuda.cuMemCreate(GRANULE, properties(), 1) == (INVALID, None)
     assert cuda.cuMemCreate(GRANULE, properties(5), 0) == (R.CUDA_ERROR_INVALID_DEVICE, None)
     assert cuda.cuMemCreate(1 << 63, properties(), 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
-    host = properties()
-    host.location = located("HOST")
-    assert cuda.cuMemCreate(GRANULE, host, 0) == (NOT_SUPPORTED, None)
     fabric = properties()
     fabric.requestedHandleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
     assert cuda.cuMemCreate(GRANULE, fabric, 0) == (NOT_SUPPORTED, None)

@@ -188,7 +188,6 @@ def test_a_file_in_every_spelling(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "protocol", "said"),
     [
-        (["-d", "-a", "F"], "2", "--apply needs protocol 3"),
         (["-d", "-q"], "3", "-q quits a daemon in protocol 3; it does not go with -d or -f"),
         (["-d", "-S"], "2", "there is no option -S"),
     ],

@@ -132,7 +132,7 @@ LIMITS = st.builds(
     st.none() | st.integers(0, 1).map(ClientPriority),
 )
 SERVERS = st.builds(
-    lambda name, uid, devices, namespaces: ServerPlan(name, uid, devices, namespaces),
+    lambda name, uid, devices, namespaces: ServerPlan(name, 7 if name == "uid_7" else uid, devices, namespaces),
     NAMES,
     st.sampled_from([None, 0, 7]),
     st.sampled_from([None, (0,), (1, 0)]),

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from pympsd.configuration.plan import Plan, ServerPlan, Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
+from pympsd.configuration.rules import quoted
+from pympsd.configuration.show import shown
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.rules import KINDS, Condition, Rule
 
 HERE = Surroundings(describe("2xH200"), 1000, pipe_directory="/run/p")
 GIB = 1 << 30
@@ -208,3 +211,103 @@ def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value).replace("'", '"')
+
+
+RULES = """
+[[rules]]
+name = "batch"
+systemd_unit = ["batch.slice", "night.slice"]
+user = "root"
+active_thread_percentage = 20
+pinned_memory_limit = "1=4G"
+[[rules]]
+namespace = "a/*"
+client_priority = 1
+"""
+
+
+def test_rules() -> None:
+    batch = (Condition("user", ("0",)), Condition("systemd_unit", ("batch.slice", "night.slice")))
+    rules = (
+        Rule(1, "batch", batch, NamespaceLimits(ThreadPercentage(20.0), {1: PinnedMemory(4 * GIB)})),
+        Rule(2, "", (Condition("namespace", ("a/*",)),), NamespaceLimits(client_priority=ClientPriority(1))),
+    )
+    assert _read(RULES).rules == rules
+    assert _read(shown({}, HERE, rules).partition("\n")[2]).rules == rules
+    assert (_read("").rules, _read("rules = []").rules) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('user = "nobody at all"', "rules.0.user is a user's name on this machine, or its number, not \"nobody at"),
+        ("group = -1", "rules.0.group is a group's name on this machine, or its number, not -1"),
+        ("user = 4294967295", "rules.0.user is a user's name on this machine, or its number, not 4294967295"),
+        ("user = []", "rules.0.user is a text or a number, or a list of them, not a list"),
+        ("user = true", "rules.0.user is a text or a number, or a list of them, not true"),
+        ('cgroup = "user.slice"', "rules.0.cgroup is a path from the root of the cgroups, such as /user.slice, not"),
+        ('systemd_unit = "batch"', "rules.0.systemd_unit is the name of a slice, a service or a scope, such as"),
+        ('slurm_job = "a"', 'rules.0.slurm_job is the number of a job, or *, not "a"'),
+        ('kubernetes_pod = "web-1"', "rules.0.kubernetes_pod is the UID of a pod, as kubectl get pod -o jsonpath"),
+        ('container = "abc"', "rules.0.container is the first 12 to 64 digits of a container's ID, or *, not"),
+        ('executable = "python"', "rules.0.executable is the full path of a program, such as /usr/bin/python3*,"),
+        ('namespace = "A"', 'rules.0.namespace is server/namespace, or a server, not "A"'),
+        ('active_thread_percentage = "0"', 'rules.0.active_thread_percentage is 1 to 100, not "0"'),
+        ('users = "a"', "rules.0.users is no key of a rule; did you mean user?"),
+        ("name = 1", "rules.0.name is a text of one line, not 1"),
+    ],
+)
+def test_an_error_in_a_rule_is_said_with_its_line_and_key(line: str, said: str) -> None:
+    (error,) = _errors(f'schema_version = "1.0"\n[[rules]]\n# comment\n{line}\n')
+    assert error.startswith(f"F:4: {said}")
+
+
+def test_rules_that_are_never_reached_are_warned_of() -> None:
+    text = 'schema_version = "1.0"\n[[rules]]\nclient_priority = 1\n[[rules]]\nuser = 1\n'
+    (warning,) = read_plan(text, HERE)[1]
+    assert warning.shown("F") == "F:2: rule 1 has no conditions: those after it are never reached"
+
+
+def test_protocol_2_has_rules_only() -> None:
+    assert _read("[[rules]]\nuser = 1", protocol=2).rules is not None
+    errors = _errors('schema_version = "1.0"\n[servers.a]\n[[rules]]\nnamespace = "a"', protocol=2)
+    assert errors == [
+        "F:2: servers: protocol 2 has none, only rules; start the daemon with -p 3",
+        "F:4: rules.0.namespace: protocol 2 has no namespaces; start the daemon with -p 3",
+    ]
+
+
+@settings(max_examples=50)
+@given(
+    st.dictionaries(
+        st.sampled_from([*KINDS, "name", "client_priority"]),
+        st.one_of(st.integers(), st.text(max_size=5), st.lists(st.sampled_from(["1", "*", "/a", 7]), max_size=2)),
+        max_size=4,
+    )
+)
+def test_any_rule_is_read_and_shown_as_it_was_or_refused(table: dict[str, Any]) -> None:
+    text = "[[rules]]\n" + "".join(f"{key} = {_quoted(value)}\n" for key, value in table.items())
+    try:
+        plan = _read(text)
+    except BadFile as error:
+        assert all(problem.line >= 1 and problem.text for problem in error.problems)  # noqa: PT017
+    else:
+        assert _read(shown({}, HERE, plan.rules or ()).partition("\n")[2]).rules == plan.rules
+
+
+def _quoted(value: Any) -> str:
+    return (
+        f"[{', '.join(map(_quoted, value))}]"
+        if isinstance(value, list)
+        else quoted(value)
+        if isinstance(value, str)
+        else str(value)
+    )
+
+
+def test_a_server_named_after_a_user_is_that_users() -> None:
+    assert _read("[servers.uid_7]", uid=0).servers["uid_7"].uid == 7
+    for text in ("[servers.uid_x]", "[servers.uid_7]\nuid = 8", "[servers.uid_07]"):
+        (error,) = _errors(f'schema_version = "1.0"\n{text}', uid=0)
+        assert error.startswith("F:2: ")
+        assert "uid_<n> is the name of the server of user n" in error

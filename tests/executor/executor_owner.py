@@ -21,6 +21,7 @@ from pympsd.wire.executor_messages import (
     AskTrace,
     Attach,
     Attached,
+    ContextFaulted,
     Detach,
     DropClient,
     ExecutorReady,
@@ -108,10 +109,14 @@ class ExecutorOwner:
         return message, taken
 
     def ask(self, kind: type, **fields: Any) -> tuple[Any, tuple[int, ...]]:
-        """Send a request and return what comes next."""
+        """Send a request and return its answer; a fault may be reported at any time, so before it too."""
         self._request += 1
         self.send(kind(request=self._request, **fields))
-        answer, fds = self.receive()
+        faults = []
+        while isinstance((received := self.receive())[0], ContextFaulted):
+            faults.append(received)
+        self._waiting[:0] = faults
+        answer, fds = received
         assert answer.request == self._request
         return answer, fds
 

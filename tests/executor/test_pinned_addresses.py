@@ -99,6 +99,18 @@ def test_a_refusal_says_which_limit_is_met() -> None:
         scarce.take(2 * PAGE, "a")
 
 
+def test_memory_elsewhere_counts_until_it_is_freed() -> None:
+    tested = room()
+    discharge = tested.charge(MACHINE // 4, "a")
+    with refused(f"with {MACHINE // 4} in use"):
+        tested.take(PAGE, "a")
+    assert tested.pieces == 0, "it has no range"
+    discharge()
+    tested.take(MACHINE // 4, "a")
+    with refused("in use"):
+        tested.charge(PAGE, "a")
+
+
 def test_a_control_group_may_have_less_than_the_machine(tmp_path: Path) -> None:
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     own, groups = tmp_path / "own", tmp_path / "groups"

@@ -35,7 +35,7 @@ def shared(client: RawClient, address: int) -> tuple[int, int, int]:
 def opened(client: RawClient, names: tuple[int, int, int], address: int = AREA) -> int:
     """Return where a client has mapped another one's allocation."""
     handle = client.handle()
-    (size,) = struct.unpack("=Q", client.good("IMPORT_MEMORY", handle, *names[:2]))
+    size, _ = struct.unpack("=2Q", client.good("IMPORT_MEMORY", handle, *names[:2]))
     client.good("MAP_MEMORY", handle, address)
     client.good("SET_ACCESS", address, size, 1)
     client.good("RELEASE_MEMORY", handle)

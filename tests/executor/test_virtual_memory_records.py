@@ -53,7 +53,7 @@ def test_memory_is_shared_between_clients(executor: ExecutorOwner, client: RawCl
     client.write(mine, b"m" * 100)
     theirs = other.handle()
     answer = other.good("IMPORT_MEMORY", theirs, *exported(client, handle))
-    assert struct.unpack("=Q", answer) == (MAPPING_GRANULE,)
+    assert struct.unpack("=2Q", answer) == (MAPPING_GRANULE, 0)
     assert other.read(mapped(other, theirs), 100) == b"s" * 100, "at the same address as the neighbour's own"
     other.write(AREA, b"t" * 10)
     assert client.read(shared, 10) == b"t" * 10
@@ -93,6 +93,8 @@ def test_mistakes(client: RawClient) -> None:
     for size in (0, 1, MAPPING_GRANULE + 1, 2**63, 2**64 - MAPPING_GRANULE):
         assert client.call("CREATE_MEMORY", client.handle(), size, 0).result == VALUE
     assert client.call("CREATE_MEMORY", handle, MAPPING_GRANULE, 0).result == VALUE, "the handle is in use"
+    for flags in (4, 1 << 63):
+        assert client.call("CREATE_MEMORY", client.handle(), MAPPING_GRANULE, flags).result == VALUE
     assert client.call("MAP_MEMORY", client.handle(), AREA).result == Result.ERROR_INVALID_HANDLE
     mapped(client, handle)
     assert client.call("MAP_MEMORY", created(client), AREA).result == VALUE

@@ -101,6 +101,22 @@ def test_daemon_servers_and_executors_use_the_hard_limit(sharing: Sharing) -> No
         assert limits(pid) == (HARD, HARD)
 
 
+def test_a_next_daemon_that_may_not_open_what_is_left_to_it_refuses_and_nothing_is_lost(sharing: Sharing) -> None:
+    daemon = sharing.daemon
+    daemon.kill()
+    script = Path(daemon.directory / "limited")
+    script.write_text(script.read_text().replace(f"-H -n {HARD}", "-H -n 40").replace("-S -n 64", "-S -n 40"))
+    daemon.command = str(script)
+    refused = daemon.start()
+    assert refused.returncode == 1
+    assert f"are more than this one may open: {ADVICE} and start it again" in refused.stderr
+    assert sharing.client.do("add") == RIGHT
+    daemon.command = PYMPSD
+    assert daemon.start().returncode == 0
+    assert daemon.servers() == [sharing.server]
+    assert sharing.client.do("add") == RIGHT
+
+
 def test_a_server_without_descriptors_refuses_one_client_and_serves_the_others(sharing: Sharing) -> None:
     leave_room(sharing.server, 4)
     refused = sharing.start_client()

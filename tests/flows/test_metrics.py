@@ -167,7 +167,13 @@ def test_a_port_of_the_loopback(make_daemon: Callable[..., DaemonProcess]) -> No
         taken.listen()
         daemon = make_daemon()
         done = daemon.start("-d", f"--metrics=127.0.0.1:{port}")
-        assert (done.returncode, done.stderr) == (1, f"--metrics 127.0.0.1:{port}: Address already in use\n")
+        said = f"--metrics 127.0.0.1:{port}: Address already in use"
+        assert (done.returncode, done.stderr) == (1, f"{said}\n")
+        assert daemon.start().returncode == 0
+        done = daemon.start("-d", "--replace", "--metrics", f"127.0.0.1:{port}")
+        assert (done.returncode, done.stderr) == (0, f"{said}; the daemon starts without metrics\n")
+        daemon.say("quit")
+        daemon.await_end()
     assert daemon.start("-d", "--metrics", port).returncode == 0
     assert samples(asked(port)[1])
     daemon.kill()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from fuzz_lines import Lines, conversation
 from processes import ClientProcess, DaemonProcess, alive, clients_of, wait_until
 from vendor.install import misbehave
 from vendor.programs import VendorClient
@@ -229,3 +232,50 @@ def test_the_drivers_server_has_all_devices(make_daemon: Callable[..., DaemonPro
     daemon = start(make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher)))
     ctl(daemon, "server create first")
     assert "it has all devices" in ctl(daemon, "server create a --allowed-devices=0", 1)
+
+
+def test_whatever_comes_to_a_socket_for_clients_only_no_command_is_taken(
+    daemon: DaemonProcess, join: Callable[..., ClientProcess]
+) -> None:
+    ctl(daemon, "namespace create box --server=a --clients-only")
+    client = join("a/box").connect()
+    daemon.kill()
+    start(daemon)
+    before = sum("Cmd:" in line for line in daemon.log())
+    for number in range(60):
+        source = random.Random(f"box/{number}")
+        maker = Lines(source, (daemon.pid, os.getpid()))
+        data = conversation(source, [maker.line() for _ in range(4)] + [b"quit -t 0"])
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(30)
+            sock.connect(str(pipe(daemon, "a/box/control")))
+            try:
+                sock.sendall(data)
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(1 << 16):
+                    pass
+            except (BrokenPipeError, ConnectionResetError):
+                continue
+    said = [line for line in daemon.log() if "Cmd:" in line]
+    assert len(said) == before, said
+    assert any("the socket is for clients only" in line for line in daemon.log())
+    assert client.do("sync") == "CUDA_SUCCESS"
+    assert ctl(daemon, "namespace get box a name") == "box"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the vendor's tool is root's here")
+def test_the_drivers_wire_has_sockets_for_clients_only(
+    make_daemon: Callable[..., DaemonProcess], launcher: Path
+) -> None:
+    daemon = start(make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher)))
+    ctl(daemon, "server create a")
+    ctl(daemon, "namespace create box --server=a --clients-only")
+    before = sum("Cmd:" in line for line in daemon.log())
+    daemon.settings["CUDA_MPS_PIPE_DIRECTORY"] = str(pipe(daemon, "a/box"))
+    assert daemon.run(["server", "list"]).stdout == ""
+    assert sum("Cmd:" in line for line in daemon.log()) == before
+    daemon.settings["CUDA_MPS_PIPE_DIRECTORY"] = str(pipe(daemon, "a/default"))
+    assert "a,0," in daemon.run(["server", "list", "--format=csv"]).stdout, "that one takes commands"
+    del daemon.settings["CUDA_MPS_PIPE_DIRECTORY"]
+    with VendorClient.start(pipe(daemon, "a/box")) as client:
+        client.connect()

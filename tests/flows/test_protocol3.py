@@ -71,7 +71,7 @@ class Replay:
         elif "kill" in step:
             self._kill(*step["kill"].split())
         elif "write" in step:
-            Path(self.text(step["write"])).write_text(step["text"])
+            Path(self.text(step["write"])).write_text(self.text(step["text"]))
         elif "inode" in step:
             inode = os.stat(self.text(step["inode"])).st_ino
             assert self.inodes.setdefault(step["inode"], inode) == inode, step

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import DaemonProcess, wait_until
 from vendor.client import ask, be_greeted
 from vendor.install import misbehave
-from vendor.peer import INIT
+from vendor.peer import CONTEXT, INIT
 from vendor.programs import VendorClient, chain
 from vendor.visitor import visitor
 
@@ -108,6 +113,34 @@ def test_the_next_daemon_frees_a_server_from_a_client_that_says_nothing(daemon: 
                     assert late.ask("init") == "init CUDA_SUCCESS"
         assert client.ask("sync") == "sync CUDA_SUCCESS"
         assert str(client.pid) in daemon.say("ps")
+
+
+def _talk(connection: socket.socket) -> dict[str, Any]:
+    be_greeted(connection, CONTEXT)
+    return ask(connection, device=0)
+
+
+def test_the_next_daemon_hands_over_who_was_sent_a_connection(daemon: DaemonProcess) -> None:
+    """It took it before the daemon was killed, or while there was none."""
+    with VendorClient.start(pipe(daemon)) as client, ExitStack() as stack:
+        client.connect()
+        (server,) = daemon.servers()
+        os.kill(server, signal.SIGSTOP)
+        here = [stack.enter_context(visitor(pipe(daemon) / "control")) for _ in range(3)]
+        for each in here:
+            each.as_client()
+            assert select.select([each.connection], [], [], 30)[0], "no connection came"
+        # The stopped server may have heard of the first; the third has taken nothing.
+        taken = [stack.enter_context(each.take_connection()) for each in here[:2]]
+        daemon.kill()
+        taken.append(stack.enter_context(here[2].take_connection()))
+        os.kill(server, signal.SIGCONT)
+        with ThreadPoolExecutor() as threads:
+            served = threads.map(_talk, taken)
+            assert daemon.start().returncode == 0
+            assert [answer["result"] for answer in served] == ["CUDA_SUCCESS"] * 3
+        assert client.ask("sync") == "sync CUDA_SUCCESS"
+        assert daemon.servers() == [server]
 
 
 def test_a_server_that_was_asked_to_end_does_so_under_the_next_daemon(

@@ -328,34 +328,51 @@ def _as_user(program: str, *arguments: str) -> list[str]:
 # --- many
 
 
-def test_a_thousand_who_never_speak_while_others_are_served(daemon: DaemonProcess) -> None:
+@pytest.fixture
+def _many_descriptors() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, MUTE + 500), hard))
-    try:
-        with ExitStack() as stack:
-            mute = [stack.enter_context(visitor(control(daemon), greeted=False)) for _ in range(MUTE)]
-            serves(daemon)
-            # The daemon closes those beyond its limit of a user's connections.
-            said = {each.hear() for each in mute}
-            assert HELLO in said
-            assert said <= {HELLO, b""}
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_clients_who_wait_and_never_read_do_not_block_others(daemon: DaemonProcess) -> None:
+@pytest.mark.usefixtures("_many_descriptors")
+def test_a_thousand_who_never_speak_while_others_are_served(daemon: DaemonProcess) -> None:
     with ExitStack() as stack:
-        for _ in range(SILENT):
-            stack.enter_context(visitor(control(daemon))).as_client()
-        wait_until(has_logged(daemon, "Ready"))
-        serves(daemon, uid=0, delay=SILENT * FIRST_WORDS_SECONDS)
+        mute = [stack.enter_context(visitor(control(daemon), greeted=False)) for _ in range(MUTE)]
+        serves(daemon)
+        # The daemon closes those beyond its limit of a user's connections.
+        said = {each.hear() for each in mute}
+        assert HELLO in said
+        assert said <= {HELLO, b""}
+
+
+@pytest.mark.usefixtures("_many_descriptors")
+def test_a_thousand_clients_who_take_no_connection_cost_nobody_anything(daemon: DaemonProcess) -> None:
+    """Nor does one that is stopped or busy, in whatever container: its server hears of it when it goes on."""
+    with VendorClient.start(control(daemon).parent, uid=0) as client, ExitStack() as stack:
+        client.connect()
+        mute = [stack.enter_context(visitor(control(daemon))) for _ in range(MUTE)]
+        for each in mute:
+            each.as_client()
+        wait_until(lambda: not mute[-1].is_silent(), "the connection of the last one")
+        serves(daemon, uid=0)
+        assert client.ask("sync") == f"sync {SUCCESS}"
+        with mute[0].take_connection() as connection:
+            be_greeted(connection, CONTEXT)
+            assert ask(connection, device=0)["result"] == SUCCESS
+        client.kill()
+        serves(daemon, uid=USER)
+    assert not has_logged(daemon, "did not answer")()
 
 
 def test_clients_who_took_their_connection_and_never_speak_do_not_block_their_user(daemon: DaemonProcess) -> None:
     """The server hears nothing while it waits for one of them: the daemon answers for each that sleeps."""
     with ExitStack() as stack:
         for _ in range(MANY_SILENT):
-            stack.enter_context(visitor(control(daemon))).as_client()
+            here = stack.enter_context(visitor(control(daemon)))
+            here.as_client()
+            stack.enter_context(here.take_connection())
         wait_until(has_logged(daemon, "did not answer"))
         serves(daemon, uid=0)
         serves(daemon, uid=USER)

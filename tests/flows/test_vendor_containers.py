@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from processes import PYMPSD, DaemonProcess, wait_until
+from processes import PYMPSD, ClientProcess, DaemonProcess, killed_after, wait_until
 from vendor.programs import VendorClient
 
 INSIDE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -24,7 +24,8 @@ def start(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> Iterator
     ends = ExitStack()
 
     def start(*prefix: str, **settings: str) -> DaemonProcess:
-        daemon = make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher), **settings)
+        chosen = {"PYMPSD_BACKEND": "vendor", "PYMPSD_VENDOR_SERVER": str(launcher), **settings}
+        daemon = make_daemon(**chosen)
         process = subprocess.Popen(
             [*prefix, PYMPSD, "-f"],
             env={**daemon.environment, "PATH": os.environ["PATH"]},
@@ -63,7 +64,8 @@ def test_clients_without_a_pid_are_shown_by_what_is_known_of_them(start: Callabl
             client.connect()
         rows = [line.split(maxsplit=5) for line in daemon.say("ps").splitlines()[1:]]
         assert {(row[0], row[4]) for row in rows} == {("0", str(namespace("pid")))}
-        assert {row[5] for row in rows} == {f"[user 0, cgroup namespace {namespace('cgroup')}]"}
+        known = f"[user 0, user namespace {namespace('user')}, cgroup namespace {namespace('cgroup')}]"
+        assert {row[5] for row in rows} == {known}
         (server,) = daemon.servers()
         done = daemon.run([], f"terminate_client {server} 0\n")
         assert (done.stdout, "2 clients are shown as 0" in done.stderr) == ("201\n", True)
@@ -84,6 +86,21 @@ def test_users_without_a_number(start: Callable[..., DaemonProcess], rule: str) 
         # Whatever it is served as, it is no operator.
         said = daemon.run([], "set_default_active_thread_percentage 10\n", uid=USER).stdout
         assert said.startswith("Insufficient privileges")
+
+
+@pytest.mark.parametrize("rule", ["refuse", "nobody"])
+def test_users_without_a_number_at_own_servers(start: Callable[..., DaemonProcess], rule: str) -> None:
+    inside = ("unshare", "--user", "sh", "-c", 'read _; exec "$@"', "sh")
+    daemon = start(*inside, PYMPSD_BACKEND="emulated", PYMPSD_UNMAPPED_USERS=rule)
+    with killed_after(daemon.client(uid=USER).process) as process:
+        client = ClientProcess(process)
+        if rule == "refuse":
+            assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+            assert "PYMPSD_UNMAPPED_USERS=nobody" in client.do("error")
+        else:
+            assert client.connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+            (server,) = daemon.servers()
+            assert os.stat(f"/proc/{server}").st_uid == NOBODY
 
 
 def test_a_real_nobody_without_a_pid_is_served(start: Callable[..., DaemonProcess]) -> None:

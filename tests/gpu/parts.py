@@ -48,8 +48,8 @@ class Part:
 
 
 DIFFERENTIAL = "tests/gpu/test_differential.py"
-VENDOR = "tests/gpu/test_vendor_on_gpu.py"
-OWN_PARTS = (DIFFERENTIAL, VENDOR)
+VENDOR = ("tests/gpu/test_vendor_on_gpu.py", "tests/gpu/test_protocol3_on_gpu.py")
+OWN_PARTS = (DIFFERENTIAL, *VENDOR)
 """Files of tests/gpu that are parts of their own."""
 
 PARTS = {
@@ -61,7 +61,7 @@ PARTS = {
             ("tests/gpu", "tests/flows", "tests/conformance", *map("--ignore={}".format, OWN_PARTS)),
             spread=1.0,
         ),
-        Part("vendor", (VENDOR,), spread=1.0),
+        Part("vendor", VENDOR, spread=1.0),
         Part(
             "vendor-sessions",
             ("tests/conformance/test_sessions.py", "-k", "faults or multiuser or several"),

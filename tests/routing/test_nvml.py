@@ -101,6 +101,32 @@ refused(nvml.init_with_flags, 4)
     assert run(NVML + program).stdout == said
 
 
+def test_it_says_where_the_device_is_and_what_it_lacks(run: Run) -> None:
+    program = """
+def numbers(words):
+    return {64 * at + bit for at, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1}
+cpus = numbers(nvml.device_get_cpu_affinity_within_scope(handle, 16, 0))
+print(os.sched_getaffinity(0) <= cpus, numbers(nvml.device_get_memory_affinity(handle, 1, 1)))
+print([list(nvml.system_get_topology_gpu_set(cpu)) == [handle] for cpu in (min(cpus), 1 << 20)])
+print([list(nvml.device_get_topology_nearest_gpus(handle, level)) for level in (0, 40)])
+print(nvml.device_get_brand(handle) == nvml.BrandType.NVIDIA, nvml.device_get_minor_number(handle))
+print([int(getattr(nvml, f"device_get_{name}")(handle)) for name in (
+    "display_active", "display_mode", "num_fans", "persistence_mode", "supported_event_types")])
+nvml.device_set_persistence_mode(handle, 0)
+refused(nvml.device_set_persistence_mode, handle, 1)
+print(int(nvml.device_get_field_values(handle, [nvml.FieldId.DEV_TOTAL_ENERGY_CONSUMPTION])[0].nvml_return))
+refused(nvml.device_get_cpu_affinity_within_scope, handle, 16, 7)
+refused(nvml.device_get_memory_affinity, handle, 0, 0)
+refused(nvml.device_get_topology_nearest_gpus, handle, 5)
+refused(nvml.device_get_minor_number, 7)
+refused(nvml.device_get_temperature_v, handle, 0)
+"""
+    assert run(INITIALIZED + program).stdout.splitlines() == [
+        "True {0}", "[True, False]", "[[], []]", "True 0", "[0, 0, 0, 0, 0]", "3 Not Supported", "3",
+        "2 Invalid Argument", "7 Insufficient Size", "2 Invalid Argument", "2 Invalid Argument", "3 Not Supported",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [

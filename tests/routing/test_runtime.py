@@ -48,6 +48,14 @@ print([int(ok(runtime.cudaPointerGetAttributes(one)).type) for one in (memory, a
 ok(runtime.cudaFree(memory)); ok(runtime.cudaFree(0))
 print(ok(runtime.cudaMalloc(0)), int(runtime.cudaFree(memory)[0]), int(runtime.cudaMemcpy(1, 2, 3, 9)[0]))
 print(int(runtime.cudaMalloc(1 << 63)[0]))
+managed, place = int(ok(runtime.cudaMallocManaged(64, 1))), runtime.cudaMemLocation()
+place.type = runtime.cudaMemLocationType.cudaMemLocationTypeHost
+if hasattr(runtime, "cudaMemDiscardBatchAsync"):
+    ok(runtime.cudaMemDiscardBatchAsync([managed], [64], 1, 0, stream))
+    ok(runtime.cudaMemPrefetchBatchAsync([managed], [64], 1, [place], [0], 1, 0, stream))
+    last = runtime.cudaMemRangeAttribute.cudaMemRangeAttributeLastPrefetchLocation
+    assert ok(runtime.cudaMemRangeGetAttribute(4, last, managed, 64)) == -1
+    assert int(runtime.cudaMemDiscardAndPrefetchBatchAsync([8], [64], 1, [place], [0], 1, 0, stream)[0]) == 1
 """
     assert run(program, begin=BEGINNING).stdout.splitlines() == [
         "[255, 255, 255, 255, 4, 5] 63", "[0, 1, 255] [8, 9, 18] [16, 17, 34]", "[2, 0]", "0 1 21", "2",
@@ -320,7 +328,12 @@ for one in (green, own):
     ok(runtime.cudaMemsetAsync(memory, 7, 64, stream))
     ok(runtime.cudaExecutionCtxRecordEvent(one, event)); ok(runtime.cudaEventSynchronize(event))
     ok(runtime.cudaExecutionCtxWaitEvent(own, event)); ok(runtime.cudaExecutionCtxSynchronize(one))
+graph, create = ok(runtime.cudaGraphCreate(0)), getattr(runtime, "cudaGraphConditionalHandleCreate_v2", None)
+if create is not None:
+    assert len({int(ok(create(graph, one, 0, 0))) for one in (green, own, None)}) == 3
 ok(runtime.cudaExecutionCtxDestroy(green))
+if create is not None:
+    assert int(create(graph, green, 0, 0)[0]) and int(create(graph, 12345, 0, 0)[0]) and int(create(0, own, 0, 0)[0])
 print(int(runtime.cudaExecutionCtxDestroy(green)[0]), int(runtime.cudaExecutionCtxDestroy(own)[0]))
 print(int(runtime.cudaGreenCtxCreate(description, 0, 5)[0]))
 """

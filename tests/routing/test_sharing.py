@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.routing.conftest import Run
 
 IPC = """
@@ -79,7 +81,7 @@ from cuda.bindings import runtime
 
 KIND = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
-def child(passed, inbox, outbox):
+def child(place, passed, inbox, outbox):
     ok(cuda.cuInit(0))
     fd = passed.detach()
     pool = ok(cuda.cuMemPoolImportFromShareableHandle(fd, KIND, 0))
@@ -91,6 +93,8 @@ def child(passed, inbox, outbox):
     context()
     back = bytearray(8)
     ok(cuda.cuMemcpyDtoH(back, memory, 8))
+    if place == "HOST_NUMA":
+        assert ctypes.string_at(memory, 8) == bytes(back)
     ok(cuda.cuMemcpyHtoD(memory, b"from the child", 14))
     ok(cuda.cuMemFreeAsync(memory, 0))
     ok(cuda.cuMemPoolDestroy(pool))
@@ -101,9 +105,10 @@ def child(passed, inbox, outbox):
 
 if __name__ == "__main__":
     context()
+    place = os.environ["PLACE"]
     properties = cuda.CUmemPoolProps()
     properties.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.type = getattr(cuda.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{place}")
     properties.handleTypes = KIND
     pool = ok(cuda.cuMemPoolCreate(properties))
     memory = int(ok(cuda.cuMemAllocFromPoolAsync(100, pool, 0)))
@@ -113,7 +118,7 @@ if __name__ == "__main__":
     start = multiprocessing.get_context("spawn")
     multiprocessing.set_start_method("spawn")
     inbox, outbox = start.Queue(), start.Queue()
-    process = start.Process(target=child, args=(DupFd(fd), inbox, outbox))
+    process = start.Process(target=child, args=(place, DupFd(fd), inbox, outbox))
     process.start()
     data = ok(runtime.cudaMemPoolExportPointer(memory))
     inbox.put(ctypes.string_at(data.getPtr(), 64))
@@ -125,5 +130,6 @@ if __name__ == "__main__":
 """
 
 
-def test_pools(run: Run) -> None:
-    assert run(POOLS).stdout.splitlines() == ["b'a parent'", "0 b'from the child'"]
+@pytest.mark.parametrize("place", ["DEVICE", "HOST_NUMA"])
+def test_pools(run: Run, place: str) -> None:
+    assert run(POOLS, PLACE=place).stdout.splitlines() == ["b'a parent'", "0 b'from the child'"]

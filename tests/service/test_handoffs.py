@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,50 +13,36 @@ import trio
 import trio.testing
 
 from pympsd.service.sessions.vendor.handoffs import Handoffs
+from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server import VendorServerSession
+from pympsd.wire.vendor.server_commands import NEW_CLIENT
 
 
 class Newcomer:
-    """A client that keeps the error it is refused with."""
+    """A client that has its end of its connection, or never takes it."""
 
-    client = 1
     peer = Mock(uid=0)
+    offered_at = 0.0
 
-    def __init__(self) -> None:
-        self.error: OSError | None = None
-        self.failed = trio.Event()
-        self.taken: list[int] = []
+    def __init__(self, client: int, *, is_ready: bool) -> None:
+        self.client, self.is_ready = client, is_ready
+        self.offer = Offer.make(DISPATCHER, client)
 
-    def take(self, connection: int) -> None:
-        self.taken.append(connection)
+    def take(self) -> Offer:
+        return self.offer
 
     def wait_again(self) -> None: ...
 
-    def fail(self, error: OSError) -> None:
-        self.error = error
-        self.failed.set()
+
+DISPATCHER: Any = Mock(keeper=None)
 
 
-async def test_out_of_descriptors_for_the_copy_it_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    link: Any = Mock()
-    dispatcher: Any = Mock()
-    handoffs, newcomer = Handoffs(dispatcher, 1, os.getpid()), Newcomer()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(handoffs.run, link, False)
-        await trio.testing.wait_all_tasks_blocked()
-        before = os.listdir("/proc/self/fd")
-        monkeypatch.setattr(os, "dup", refuse)
-        handoffs.add(newcomer, 0)
-        with trio.fail_after(30):
-            await newcomer.failed.wait()
-        assert os.listdir("/proc/self/fd") == before
-        nursery.cancel_scope.cancel()
-    assert newcomer.error is not None
-    assert newcomer.error.errno == errno.EMFILE
-    assert not link.mock_calls
+def test_out_of_descriptors_an_offer_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(socket.socket, "setsockopt", Mock(side_effect=OSError(errno.EMFILE, "no more")))
+    with pytest.raises(OSError, match="no more"):
+        Offer.make(DISPATCHER, 1)
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
@@ -64,7 +51,7 @@ async def test_a_keeper_that_does_not_answer_is_given_no_end_of_a_client(is_sile
     link: Any = Mock()
     dispatcher: Any = Mock()
     dispatcher.keeper.is_silent = is_silent
-    handoffs, newcomer = Handoffs(dispatcher, 1, os.getpid()), Newcomer()
+    handoffs, newcomer = Handoffs(dispatcher, 1, os.getpid()), Newcomer(1, is_ready=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(handoffs.run, link, False)
         handoffs.add(newcomer, 0)
@@ -72,8 +59,29 @@ async def test_a_keeper_that_does_not_answer_is_given_no_end_of_a_client(is_sile
         assert dispatcher.hold.called is not is_silent
         nursery.cancel_scope.cancel()
     (_, servers), _ = link.tell.call_args
-    for end in (*newcomer.taken, servers):
-        os.close(end)
+    os.close(servers)
+
+
+async def test_a_client_that_takes_nothing_is_in_nobodys_way() -> None:
+    link: Any = Mock()
+    dispatcher: Any = Mock(keeper=None)
+    handoffs, late, next_one = (
+        Handoffs(dispatcher, 1, os.getpid()),
+        Newcomer(1, is_ready=False),
+        Newcomer(2, is_ready=True),
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(handoffs.run, link, False)
+        handoffs.add(late, 0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not link.tell.called
+        handoffs.add(next_one, 0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert link.tell.call_args[0] == (NEW_CLIENT, next_one.offer.servers)
+        assert handoffs.clients() == (1,)
+        nursery.cancel_scope.cancel()
+    os.close(next_one.offer.servers)
+    late.offer.close()
 
 
 async def test_a_server_that_has_ended_since_it_registered_is_not_served() -> None:

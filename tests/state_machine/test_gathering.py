@@ -51,3 +51,16 @@ def test_a_command_without_parts_is_answered_at_once() -> None:
     gatherings.say(gatherings.begin(7), "no change")
     (answer,) = [reply.answer for reply in _replies(list(gatherings.collect([])))]
     assert (answer.printed, answer.refused) == ("no change\n", False)
+
+
+def test_a_command_that_does_not_await_starts_is_answered_before_them_and_still_counts_what_fails() -> None:
+    gatherings = Gatherings()
+    gathering = gatherings.begin(7)
+    gathering.awaits_starts = False
+    server, namespace = gatherings.part(gathering, "server"), gatherings.part(gathering)
+    gatherings.starts([server])
+    assert _replies(list(gatherings.collect([]))) == []
+    assert len(_replies(list(gatherings.collect([Reply(namespace, Answer())])))) == 1
+    assert gathering.waiting == {server}
+    assert _replies(list(gatherings.collect([Reply(server, refusal("too bad"))]))) == []
+    assert (gathering.failed, gathering.waiting, gatherings.under_way) == (1, set(), [])

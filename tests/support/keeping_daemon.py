@@ -13,7 +13,7 @@ import sys
 import trio
 import trio.testing
 
-from pympsd.service.files.pipe_directory import PipeDirectory
+from pympsd.service.files.pipe_directory import PipeDirectory, Unusable
 from pympsd.service.keeper_link import Keeper
 
 
@@ -50,7 +50,11 @@ def do(keeper: Keeper, fds: dict[str, int], verb: str, name: str, text: str) -> 
 async def main(folder: str, waiting: str, stalled: str, *entries: str) -> None:
     """Fetch or start a keeper, hold the entries, and do what the lines on standard input say."""
     directory = PipeDirectory.claim(folder)
-    found = await Keeper.fetch(directory, Lines())  # type: ignore[arg-type]
+    try:
+        found = await Keeper.fetch(directory, Lines())  # type: ignore[arg-type]
+    except Unusable as error:
+        print(json.dumps(str(error)), file=sys.stderr, flush=True)
+        return
     keeper, held = found or (Keeper(directory, Lines(), float(waiting), float(stalled)), {})  # type: ignore[arg-type]
     fds = {name: entry.fd for name, entry in held.items()}
     for name, _, fd in (entry.partition("=") for entry in entries):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pympsd.commands.operator_line import answer_line
+from pympsd.commands.v3.config import NO_CHANGE
 from pympsd.devices.machine import describe
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
@@ -30,6 +31,11 @@ LIMITS = st.sampled_from(
     ["--active-thread-percentage=25", "--pinned-memory-limit=4G", "--client-priority=1", "--pinned-memory-limit=0=1G"]
 )
 NUMBER = st.integers(0, 7)
+FILES = st.dictionaries(
+    SERVERS,
+    st.dictionaries(NAMESPACES, st.sampled_from(["", "active_thread_percentage = 30", "client_priority = 1"])),
+)
+"""Configuration files: the namespaces of servers, each with a line."""
 DEVICES = describe("2xH200")
 DRAINED = 200
 """Rounds after which everything that is under way must be over."""
@@ -60,6 +66,7 @@ class NamedMachine(RuleBasedStateMachine):
         self.settled: Counter[int] = Counter()
         self.session = 0
         self.unanswered: set[int] = set()
+        self.printed = ""
         self.pid = 1000
         self.opened: list[events.NamespaceOpened] = []
 
@@ -118,8 +125,9 @@ class NamedMachine(RuleBasedStateMachine):
             case do.TerminateClient(serial, token, _):
                 assert serial in self.running
                 self.terminating[token] = serial
-            case do.Reply(session, _):
+            case do.Reply(session, answer):
                 self.unanswered.remove(session)
+                self.printed = answer.printed
             case do.SetTimer(timer, _):
                 self.timers.append(timer)
             case do.CancelTimer(timer):
@@ -133,10 +141,10 @@ class NamedMachine(RuleBasedStateMachine):
         assert priority == found.client_priority.level
         assert (limits.server, limits.namespace) == (server, namespace)
 
-    def _says(self, line: str) -> None:
+    def _says(self, line: str, file: bytes | None = None) -> None:
         self.session += 1
         self.unanswered.add(self.session)
-        self.feed(events.OperatorLine(self.session, 0, line.encode()))
+        self.feed(events.OperatorLine(self.session, 0, line.encode(), file=file))
 
     # --- what can happen
 
@@ -168,6 +176,32 @@ class NamedMachine(RuleBasedStateMachine):
     @rule(name=NAMESPACES, server=SERVERS, force=st.booleans())
     def delete_namespace(self, name: str, server: str, force: bool) -> None:
         self._says(f"namespace delete {name} --server={server}" + " --force" * force)
+
+    @rule(servers=FILES, prune=st.booleans(), force=st.booleans())
+    def apply(self, servers: dict[str, dict[str, str]], prune: bool, force: bool) -> None:
+        """Apply a file: applied again at once, it changes nothing but what could not be changed then."""
+        if self.multiuser:
+            servers.pop("uid_500", None)  # no other server than root's is possible
+        text = self._written(servers)
+        self._says("config apply F" + " --prune" * prune + " --force" * force, text)
+        known = self.daemon.named_servers
+        if self.unusable or any(named.deleted for named in known.values()):
+            return
+        self._says("config apply F --check", text)
+        assert not [
+            line
+            for line in self.printed.splitlines()
+            if not ("keeps" in line or "stays" in line or line == NO_CHANGE)
+        ]
+        assert all(each in known[name].namespaces for name, namespaces in servers.items() for each in namespaces)
+
+    def _written(self, servers: dict[str, dict[str, str]]) -> bytes:
+        lines = ['schema_version = "1.0"']
+        for name, namespaces in servers.items():
+            lines += [f"[servers.{name}]", f"uid = {500 if name == 'uid_500' else 0}"]
+            for each, line in namespaces.items():
+                lines += [f"[servers.{name}.namespaces.{each}]", line]
+        return "\n".join(lines).encode()
 
     @rule(query=st.sampled_from(["server list", "namespace list", "client list --all", "device list", "config show"]))
     def ask(self, query: str) -> None:

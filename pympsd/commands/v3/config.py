@@ -17,12 +17,14 @@ from pympsd.configuration.changes import (
     DeleteServer,
     Impossible,
     SetNamespace,
+    SetRules,
     State,
     changes,
 )
 from pympsd.configuration.plan import Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.configuration.show import shown
+from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.daemon_state import Configuration, Daemon
 from pympsd.state_machine.instructions import Instruction, Log, Reply
 from pympsd.state_machine.v3.gathering import Gathering
@@ -35,7 +37,7 @@ from pympsd.vocabulary.namespaces import DEFAULT
 NO_CHANGE = "no change"
 
 
-@command(Syntax("config apply", required=("file",), flags=("check", "prune", "force")), takes_file=True)
+@command(Syntax("config apply", required=("file",), flags=("check", "prune", "force")), in_both=True, takes_file=True)
 def apply(
     daemon: Daemon,
     caller: Caller,
@@ -45,9 +47,9 @@ def apply(
     prune: bool = False,
     force: bool = False,
 ) -> Decision:
-    """Read a configuration file, and make the servers and namespaces what it says: what is missing is made, what
-    differs is set, and what it does not name stays, or with --prune is deleted if it has no clients (with --force
-    also if it has some). --check says what would be done. An error anywhere in the file: nothing is done.
+    """Read a configuration file, and make the rules, servers and namespaces what it says: what is missing is made,
+    what differs is set, and what it does not name stays, or with --prune is deleted if it has no clients (with
+    --force also if it has some). --check says what would be done. An error anywhere in the file: nothing is done.
     """
     view.check_daemon_owner(daemon, caller, "config apply")
     if text is None:
@@ -62,7 +64,11 @@ def apply(
     except BadFile as error:
         said = "\n".join(problem.shown(file) for problem in error.problems)
         return Decision(Answer(diagnostic=said, refused=True))
-    state = State(daemon.named_servers, surroundings, lambda server, name: len(clients(daemon, server, name)))
+
+    def count_clients(server: str, name: str | None) -> int:
+        return len(clients(daemon, server, name))
+
+    state = State(daemon.named_servers, surroundings, count_clients, daemon.rules)
     wanted = changes(plan, state, prune=prune, force=force)
     notes = [warning.shown(file) for warning in warnings]
     if check:
@@ -72,13 +78,13 @@ def apply(
     return Decision(None, tuple(_carry_out(daemon, caller, file, wanted, notes, force)))
 
 
-@command(Syntax("config show"))
+@command(Syntax("config show"), in_both=True)
 def show(daemon: Daemon, caller: Caller) -> Decision:
-    """Print a configuration file of the servers and namespaces that there are."""
-    return data(shown(daemon.named_servers, _surroundings(daemon)))
+    """Print a configuration file of the rules, servers and namespaces that there are."""
+    return data(shown(daemon.named_servers, _surroundings(daemon), daemon.rules or ()))
 
 
-@command(Syntax("config status"))
+@command(Syntax("config status"), in_both=True)
 def status(daemon: Daemon, caller: Caller) -> Decision:
     """Print which configuration is in force; the exit status is 0 if all of it is, a readiness probe."""
     known = daemon.configuration
@@ -92,7 +98,7 @@ def status(daemon: Daemon, caller: Caller) -> Decision:
 
 
 def _surroundings(daemon: Daemon) -> Surroundings:
-    return Surroundings(daemon.devices, daemon.uid, daemon.multiuser, daemon.pipe_directory)
+    return Surroundings(daemon.devices, daemon.uid, daemon.multiuser, daemon.pipe_directory, daemon.protocol)
 
 
 def _carry_out(
@@ -104,6 +110,10 @@ def _carry_out(
     generation = daemon.configuration.generation + 1
     daemon.configuration = Configuration(generation, file, applied, gathering)
     yield Log("configuration_applied", {"file": file, "generation": generation})
+    created = sum(isinstance(change, CreateServer) for change in wanted)
+    if created > STARTS_AT_ONCE:
+        gathering.awaits_starts = False
+        gathering.notes.append(f"{created} servers are being started; 'config status' says when all are ready.")
     for change in wanted:
         if isinstance(change, Impossible):
             gathering.failed += 1
@@ -127,11 +137,17 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
             for name, each in plan.namespaces.items():
                 if name != DEFAULT:
                     other = daemon.gatherings.part(gathering)
-                    yield from create_namespace(daemon, plan.name, name, each, other)
-        case CreateNamespace(server, name, limits):
-            yield from create_namespace(daemon, server, name, limits, part)
+                    yield from create_namespace(
+                        daemon, plan.name, name, each, other, plan.clients_only.get(name, False)
+                    )
+        case CreateNamespace(server, name, limits, clients_only):
+            yield from create_namespace(daemon, server, name, limits, part, clients_only)
         case SetNamespace(server, name, limits, _):
             yield from set_namespace(daemon, server, name, limits)
+            yield Reply(part, Answer())
+        case SetRules(rules, _):
+            daemon.rules = rules
+            yield Log("rules_set", {"count": len(rules)})
             yield Reply(part, Answer())
         case DeleteServer(name):
             yield from delete_server(daemon, name, force, part)

@@ -35,9 +35,21 @@ COLUMNS: Final = tuple(
 FIELDS: Final = tuple(column.name for column in COLUMNS)
 
 
-@command(Syntax("namespace create", required=("name",), options={"server": SERVER, **LIMITS}, needed=("server",)))
-def create(daemon: Daemon, caller: Caller, name: str, server: str, **limits: Any) -> Decision:
-    """Make a namespace of a server, with its pipe directory; it inherits no limits from another one."""
+@command(
+    Syntax(
+        "namespace create",
+        required=("name",),
+        options={"server": SERVER, **LIMITS},
+        needed=("server",),
+        flags=("clients-only",),
+    )
+)
+def create(
+    daemon: Daemon, caller: Caller, name: str, server: str, clients_only: bool = False, **limits: Any
+) -> Decision:
+    """Make a namespace of a server, with its pipe directory; it inherits no limits from another one. With
+    --clients-only its socket takes no commands: nothing in a container that has it need be trusted.
+    """
     named = server_named(daemon, server)
     view.check_owner(caller, named, "namespace create")
     change = view.limits_given(daemon, Namespace(name), **limits)
@@ -46,7 +58,7 @@ def create(daemon: Daemon, caller: Caller, name: str, server: str, **limits: Any
     if note := _not_inherited(named, name, change):
         gathering.notes.append(note)
     try:
-        return Decision(None, tuple(create_namespace(daemon, server, name, change, part)))
+        return Decision(None, tuple(create_namespace(daemon, server, name, change, part, clients_only)))
     except NotPossible as error:
         gathering.notes.clear()
         return Decision(None, (Reply(part, refusal(str(error))),))
@@ -135,5 +147,6 @@ def _row(daemon: Daemon, server: NamedServer, namespace: Namespace) -> Row:
             view.percentage_cell(namespace.thread_percentage),
             namespace.client_priority.level,
             f"{daemon.pipe_directory}/{server.name}/{namespace.name}",
-        )
+        ),
+        {"clients_only": namespace.clients_only},
     )

@@ -31,6 +31,8 @@ class Command:
     syntax: Syntax
     handler: Handler
     asks_servers: bool
+    in_both: bool = False
+    """A daemon of protocol 2 has it too."""
     takes_file: bool = False
     """Its handler gets the text of the file that the line names, as ``text``."""
 
@@ -62,7 +64,9 @@ COMMANDS: Final[dict[str, dict[str, Command]]] = {}
 """By module and verb."""
 
 
-def command(syntax: Syntax, *, asks_servers: bool = False, takes_file: bool = False) -> Callable[[Handler], Handler]:
+def command(
+    syntax: Syntax, *, asks_servers: bool = False, in_both: bool = False, takes_file: bool = False
+) -> Callable[[Handler], Handler]:
     """Register a handler for a command."""
     module, verb = syntax.command.split(" ")
 
@@ -70,7 +74,7 @@ def command(syntax: Syntax, *, asks_servers: bool = False, takes_file: bool = Fa
         verbs = COMMANDS.setdefault(module, {})
         if verb in verbs:
             raise ValueError(f"the command {syntax.command} is registered twice")
-        verbs[verb] = Command(module, verb, syntax, handler, asks_servers, takes_file)
+        verbs[verb] = Command(module, verb, syntax, handler, asks_servers, in_both, takes_file)
         return handler
 
     return register

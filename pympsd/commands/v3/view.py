@@ -32,7 +32,7 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     if not caller.server or caller.uid == 0 or (named is not None and caller.uid == named.uid):
         return daemon
     if named is None:
-        return evolve(daemon, named_servers={}, servers={})
+        return evolve(daemon, named_servers={}, servers={}, rules=None)
     name = caller.namespace or DEFAULT
     own = {each: found for each, found in named.namespaces.items() if each == name}
     process = daemon.server_named(named.name)
@@ -40,7 +40,7 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     if process is not None:
         clients = {serial: each for serial, each in process.clients.items() if namespace_of(each) == name}
         processes[process.serial] = evolve(process, clients=clients)
-    return evolve(daemon, named_servers={named.name: evolve(named, namespaces=own)}, servers=processes)
+    return evolve(daemon, named_servers={named.name: evolve(named, namespaces=own)}, servers=processes, rules=None)
 
 
 def namespace_named(server: NamedServer, name: str) -> Namespace:

@@ -33,7 +33,7 @@ from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.state_machine import events
 from pympsd.state_machine.adoption import first_serial
-from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState, without_memory
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.namespaces import name_problem
@@ -270,8 +270,7 @@ def _vendor_session(
     mine = {serial: entry for serial, entry in left.clients.items() if entry.note.server == server.serial}
     for serial in mine:
         del left.clients[serial]
-    session.handoffs.earlier = tuple((one.name, one.fd) for one in left.newcomers if one.note == server.serial)
-    left.newcomers = [one for one in left.newcomers if one.note != server.serial]
+    session.handoffs.earlier = left.take_newcomers(server.serial)
     session.pidfds = {serial: entry.fd for serial, entry in mine.items()}
     session.inherited = {
         serial: events.ReturnedClient(
@@ -301,6 +300,7 @@ def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], has_other_
         quit=state.quit,
         protocol=state.protocol,
         named_servers=() if has_other_devices else state.named_servers,
+        rules=without_memory(state.rules) if has_other_devices else state.rules,
     )
 
 

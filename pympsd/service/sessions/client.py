@@ -11,6 +11,7 @@ from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Admission, Dispatcher, RunningServer
+from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.peers import command_of, namespace_of
 from pympsd.service.sessions.server import ServerSession
 from pympsd.service.sessions.waiting import Waiting
@@ -55,6 +56,7 @@ class ClientSession(Waiting):
             traced,
             server=self.to_server,
             mps_namespace=self.to_namespace,
+            origin=None if dispatcher.state.rules is None else origin_of(self.known),
         )
         await self.queue(dispatcher, self, connected, self._hung_up)
 

@@ -12,9 +12,10 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.inheritance import Noted
 from pympsd.service.sessions.client import ClientSession
-from pympsd.service.sessions.operator import OperatorSession
+from pympsd.service.sessions.operator import OperatorSession, RefusedOperator
 from pympsd.service.sessions.peers import with_pidfd
 from pympsd.service.sessions.running import run_with_sender
+from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames, messages
 from pympsd.wire.errors import ProtocolError, RemoteError
@@ -82,6 +83,9 @@ class Conversation:
     ) -> None:
         if first.kind == frames.OPERATOR_HELLO:
             self.dispatcher.drop(entry.name)
+            if routing.is_for_clients(self.dispatcher.state, self.server, self.namespace):
+                await run_with_sender(channel, RefusedOperator(peer, channel).run, self.dispatcher)
+                return
             place = (self.server, self.namespace)
             session = OperatorSession(self.dispatcher.serials.take(), peer.operator, channel, place)
             if first.body == frames.ASKS_PROTOCOL:

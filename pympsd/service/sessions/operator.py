@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import trio
 from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames
 from pympsd.wire.errors import RemoteError
+
+CLIENTS_ONLY: Final = "This socket is for clients only; commands are taken in the daemon's own pipe directory."
 
 
 @define
@@ -70,6 +75,20 @@ class OperatorSession:
             del dispatcher.operators[self.session]
             if not dispatcher.done.is_set() and dispatcher.may_log(self.uid):
                 dispatcher.log.info("ui_closed")
+
+
+@define
+class RefusedOperator:
+    """Who gives commands at a socket for clients only: nothing of it is read."""
+
+    peer: Peer
+    channel: MessageChannel
+
+    async def run(self, dispatcher: Dispatcher) -> None:
+        """Say where commands are taken."""
+        dispatcher.log_refused_operator(self.peer)
+        text = _text_frames(frames.OPERATOR_STDERR, f"{CLIENTS_ONLY}\n")
+        self.channel.send_raw(b"".join((*text, frames.encode(frames.OPERATOR_DONE, b"\1"))))
 
 
 def _text_frames(kind: int, text: str) -> list[bytes]:

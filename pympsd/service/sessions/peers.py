@@ -150,6 +150,11 @@ def namespace_of(known: KnownPeer, reported: int) -> int:
 
 
 def shown_unseen(known: KnownPeer) -> str:
-    """Return what ps shows for the command of a process without a PID here: what the kernel tells of it."""
-    cgroup = _namespace(known.pidfd, _GET_CGROUP_NAMESPACE)
-    return f"[user {known.peer.uid}{f', cgroup namespace {cgroup}' if cgroup else ''}]"
+    """Return what ps shows for the command of a process without a PID here: what the kernel tells of it.
+
+    Not its cgroup: PIDFD_GET_INFO refuses a process of a PID namespace that is not below this one's (EREMOTE).
+    """
+    kinds = {"user": _GET_USER_NAMESPACE, "cgroup": _GET_CGROUP_NAMESPACE}
+    found = {kind: _namespace(known.pidfd, number) for kind, number in kinds.items()}
+    shown = [f"{kind} namespace {namespace}" for kind, namespace in found.items() if namespace]
+    return f"[{', '.join((f'user {known.peer.uid}', *shown))}]"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.line_format import sanitised
@@ -77,8 +77,16 @@ class ServerSession:
             admission.priority,
             admission.environment,
             admission.namespace,
-            *((limits.thread_percentage, limits.memory_limits, limits.devices, limits.namespace) if limits else ()),
         )
+        if limits is not None:
+            message = evolve(
+                message,
+                thread_percentage=limits.thread_percentage,
+                memory_limits=limits.memory_limits,
+                devices=limits.devices,
+                mps_namespace=limits.namespace,
+                least_priority=limits.least_priority,
+            )
         fds = (connection,) if admission.pidfd < 0 else (connection, admission.pidfd)
         self.channel.send(message, fds)
 

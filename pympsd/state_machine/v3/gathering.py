@@ -26,6 +26,11 @@ class Gathering:
     """The lines for standard error."""
     failed: int = 0
     """The number of parts that were refused."""
+    awaits_starts: bool = True
+    """Whether it is answered only when the servers that it starts are ready."""
+    starting: set[int] = field(factory=set)
+    """The parts that wait for nothing but a server's start."""
+    answered: bool = False
 
 
 @define
@@ -47,6 +52,11 @@ class Gatherings:
         gathering.waiting.add(session)
         return session
 
+    def starts(self, sessions: Iterable[int]) -> None:
+        """Note that parts wait for nothing but a server's start any more."""
+        for gathering in self.under_way:
+            gathering.starting |= gathering.waiting.intersection(sessions)
+
     def say(self, gathering: Gathering, text: str) -> int:
         """Print a text in the place of a part that is done already; return its session."""
         session = -self.serials.take()
@@ -62,9 +72,12 @@ class Gatherings:
                 yield from (Working(each.session) for each in self.under_way if instruction.session in each.waiting)
             else:
                 yield instruction
-        for gathering in [each for each in self.under_way if not each.waiting]:
-            self.under_way.remove(gathering)
-            yield from reply(gathering.session, _answer(gathering))
+        for gathering in tuple(self.under_way):
+            if not gathering.waiting:
+                self.under_way.remove(gathering)
+            if not gathering.answered and not _awaited(gathering):
+                gathering.answered = True
+                yield from reply(gathering.session, _answer(gathering))
 
     def _note(self, session: int, answer: Answer) -> None:
         for gathering in self.under_way:
@@ -75,6 +88,10 @@ class Gatherings:
                     gathering.texts[session] = "\n".join(part.text for part in answer.parts)
                 if answer.diagnostic:
                     gathering.notes.append(answer.diagnostic)
+
+
+def _awaited(gathering: Gathering) -> set[int]:
+    return gathering.waiting if gathering.awaits_starts else gathering.waiting - gathering.starting
 
 
 def _answer(gathering: Gathering) -> Answer:

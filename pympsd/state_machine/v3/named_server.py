@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from attrs import define, field
 
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+
+MOST_NAMESPACES: Final = 256
+"""Of one server: each takes descriptors of the daemon and its keeper."""
 
 
 class Source(StrEnum):
@@ -40,6 +44,8 @@ class Namespace:
     """What was said of them; the properties say what holds."""
     creators: list[int] = field(factory=list, eq=False)
     """Operator sessions to answer when its socket is open."""
+    clients_only: bool = False
+    """Operators are refused at its socket."""
 
     @property
     def thread_percentage(self) -> ThreadPercentage:

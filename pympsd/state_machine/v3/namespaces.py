@@ -7,18 +7,20 @@ from collections.abc import Iterator
 from pympsd.state_machine import terminations
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, RefuseClient, reply
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace
 from pympsd.state_machine.v3.servers import NotPossible, active, change_limits, clients, server
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, socket_problem
 from pympsd.vocabulary.results import Result
 
-MOST_NAMESPACES = 256
-"""Of one server: each takes descriptors of the daemon and its keeper."""
-
 
 def create_namespace(
-    daemon: Daemon, server_name: str, name: str, limits: NamespaceLimits | None = None, session: int = 0
+    daemon: Daemon,
+    server_name: str,
+    name: str,
+    limits: NamespaceLimits | None = None,
+    session: int = 0,
+    clients_only: bool = False,
 ) -> Iterator[Instruction]:
     """Make a namespace; its ``session`` is answered when its socket is open."""
     named = _server(daemon, server_name)
@@ -29,7 +31,7 @@ def create_namespace(
         raise NotPossible(f"Namespace '{name}' exists already on server '{server_name}'.")
     if len(named.namespaces) >= MOST_NAMESPACES:
         raise NotPossible(f"Server '{server_name}' has {MOST_NAMESPACES} namespaces, and no more are possible.")
-    named.namespaces[name] = Namespace(name, limits or NamespaceLimits(), [session] if session else [])
+    named.namespaces[name] = Namespace(name, limits or NamespaceLimits(), [session] if session else [], clients_only)
     daemon.named_changes += 1
     yield Log("namespace_added", {"name": f"{server_name}/{name}"})
     yield OpenNamespace(server_name, name, named.uid)

@@ -29,7 +29,7 @@ def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
 
 
 def _named(kept: PersistentNamedServer) -> NamedServer:
-    namespaces = {one.name: Namespace(one.name, one.limits) for one in kept.namespaces}
+    namespaces = {one.name: Namespace(one.name, one.limits, clients_only=one.clients_only) for one in kept.namespaces}
     namespaces.setdefault(DEFAULT, Namespace(DEFAULT))
     return NamedServer(kept.name, kept.uid, namespaces, kept.allowed_devices, Source(kept.source), kept.failed)
 

@@ -89,6 +89,13 @@ def open_sockets(named: NamedServer) -> Iterator[Instruction]:
         yield OpenNamespace(named.name, namespace, named.uid)
 
 
+def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
+    """Whether operators are refused at a socket."""
+    named = daemon.named_servers.get(server)
+    found = named.namespaces.get(namespace) if named is not None else None
+    return found is not None and found.clients_only
+
+
 def close_sockets(named: NamedServer) -> Iterator[Instruction]:
     """Have the sockets and directories of a server and its namespaces removed."""
     for namespace in named.namespaces:

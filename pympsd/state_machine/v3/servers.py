@@ -121,9 +121,7 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
     if not named.deleted:
         named.deleted = True
         daemon.named_changes += 1
-        for creator in named.creators:
-            yield from reply(creator, refusal(f"Server '{name}' was deleted before it was ready."))
-        named.creators.clear()
+        yield from _refuse_creators(named, "was deleted before it was ready.")
         yield from _refuse_waiting(
             daemon, name, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted"
         )
@@ -177,6 +175,7 @@ def opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instruction]:
             yield from _namespace_not_opened(daemon, named, event)
     elif event.namespace == DEFAULT:
         named.opening = False
+        daemon.gatherings.starts(named.creators)
         if named.source is not Source.AUTO:
             yield from request_server(daemon, named.uid, named.name)
         yield from serve_queue(daemon)
@@ -193,12 +192,21 @@ def _server_not_opened(daemon: Daemon, named: NamedServer, problem: str) -> Iter
         # One of an earlier daemon's: it stays listed, so that whoever counts on it sees what has happened.
         named.failed = problem
         return
-    for session in named.creators:
-        yield from reply(session, refusal(f"Server '{named.name}' could not be made: {problem}"))
-    named.creators.clear()
+    yield from _refuse_creators(named, f"could not be made: {problem}")
     del daemon.named_servers[named.name]
     daemon.named_changes += 1
     yield from routing.close_sockets(named)
+
+
+def _refuse_creators(named: NamedServer, why: str) -> Iterator[Instruction]:
+    """Answer who waits for a server or its namespaces."""
+    for session in named.creators:
+        yield from reply(session, refusal(f"Server '{named.name}' {why}"))
+    named.creators.clear()
+    for namespace in named.namespaces.values():
+        for session in namespace.creators:
+            yield from reply(session, refusal(f"Namespace '{namespace.name}' {why}"))
+        namespace.creators.clear()
 
 
 def _namespace_not_opened(daemon: Daemon, named: NamedServer, event: NamespaceOpened) -> Iterator[Instruction]:

@@ -1,4 +1,7 @@
-"""Batched copies (CUDA driver API, Memory Management, cuMemcpyBatchAsync)."""
+"""Batches of copies (CUDA driver API, Memory Management), and of prefetches and discards (Unified Addressing).
+
+What is discarded keeps its contents here, which are indeterminate in CUDA.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pympsd_client._api.memory.copies import between_any
+from pympsd_client._api.memory.managed import Range, place_of, supported, within
 from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.memory_structs import locations
 from pympsd_client._arguments.numbers import number
 from pympsd_client._arguments.values import InMemory, check_count
 from pympsd_client._objects.stream import LEGACY, resolve
@@ -18,11 +23,7 @@ def copy(destinations: Any, sources: Any, sizes: Any, count: int, stream: int) -
 
     The attributes are hints, and change nothing. INVALID_VALUE, before any copy is begun, for an empty batch or copy.
     """
-    if stream in LEGACY:
-        raise invalid_value("a batch of copies is not put in the legacy stream; create one")
-    resolve(stream)
-    if not count:
-        raise invalid_value("a batch has at least one copy")
+    _check(count, stream)
     copies = list(zip(_numbers(destinations, count), _numbers(sources, count), _numbers(sizes, count), strict=True))
     for index, (destination, source, size) in enumerate(copies):
         if not (destination and source and size):
@@ -32,6 +33,46 @@ def copy(destinations: Any, sources: Any, sizes: Any, count: int, stream: int) -
             between_any(destination, source, size, stream)
         except CudaError as error:
             raise CudaError(error.code, f"copy {index}: {error.reason}") from None
+
+
+def prefetch(
+    name: str, addresses: Any, sizes: Any, count: int, places: Any, firsts: Any, changes: int, flags: int, stream: int
+) -> None:
+    """Note where ranges of managed memory will be used; INVALID_VALUE, INVALID_DEVICE, before any is noted.
+
+    A place is that of the ranges from its number in ``firsts`` on, up to the next place's.
+    """
+    found = _ranges(name, addresses, sizes, count, flags, stream)
+    if not 0 < changes <= count:
+        raise invalid_value(f"a batch of {count} has 1 to {count} locations, not {changes}")
+    starts = _numbers(firsts, changes)
+    if starts[0] or sorted({*starts}) != starts or starts[-1] >= count:
+        raise invalid_value(f"the indexes of the locations are 0 and ascending numbers below {count}, not {starts}")
+    chosen = [place_of(one) for one in locations(places, changes)]
+    for place, first, end in zip(chosen, starts, (*starts[1:], count), strict=True):
+        for one in found[first:end]:
+            one.prefetch(place)
+
+
+def discard(addresses: Any, sizes: Any, count: int, flags: int, stream: int) -> None:
+    """Take notice that the contents of ranges of managed memory are of no use any more; INVALID_VALUE."""
+    _ranges("cuMemDiscardBatchAsync", addresses, sizes, count, flags, stream)
+
+
+def _ranges(name: str, addresses: Any, sizes: Any, count: int, flags: int, stream: int) -> list[Range]:
+    supported(name)
+    _check(count, stream)
+    if flags:
+        raise invalid_value(f"{name} takes no flags: 0, not {flags}")
+    return [within(*one) for one in zip(_numbers(addresses, count), _numbers(sizes, count), strict=True)]
+
+
+def _check(count: int, stream: int) -> None:
+    if stream in LEGACY:
+        raise invalid_value("a batch is not put in the legacy stream; create one")
+    resolve(stream)
+    if not count:
+        raise invalid_value("a batch has at least one element")
 
 
 def _numbers(given: Sequence[Any] | InMemory | None, count: int) -> list[int]:

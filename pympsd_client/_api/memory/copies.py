@@ -14,7 +14,7 @@ from pympsd_client._command_stream import operations
 from pympsd_client._objects import copies
 from pympsd_client._objects import memory as device_memory
 from pympsd_client._objects import stream as streams
-from pympsd_client._objects.context import context_of
+from pympsd_client._objects.context import Context, context_of
 from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.stream import resolve
 
@@ -78,6 +78,10 @@ def host_to_device(destination: int, host: HostMemory, count: int, stream: int, 
         # In any other stream than the caller's nothing would wait for it.
         operation, waits = operations.COPY_TO_DEVICE_PINNED, wait or at is not context
         copies.by_the_device(at, operation, at_stream, destination, host.address, count, wait=waits)
+    elif source := _devices_address(at, host.address, count):
+        # Earlier work of the stream may write to it.
+        operation, waits = operations.COPY_ON_DEVICE, wait or at is not context
+        copies.by_the_device(at, operation, at_stream, destination, source, count, wait=waits)
     else:
         copies.to_device(at, at_stream, destination, host.address, count, wait)
 
@@ -161,6 +165,20 @@ def fill(
 def _is_the_programs_too(address: int) -> bool:
     """Return whether the program reaches memory of the device by its address: page-locked or managed memory."""
     return pinned.holds(address) or device_memory.allocations.is_shared(address)
+
+
+def _devices_address(context: Context, address: int, count: int) -> int:
+    """Return where a context's device has managed, pool's, mapped or registered memory of the program; 0: nowhere."""
+    found = device_memory.allocations.containing(address) if device_memory.allocations.any_shared else None
+    if found is None:
+        mine, reached = pinned.addresses_of(address)
+        region = pinned.region_at(mine) if reached else None
+        end = 0 if region is None else region.address + region.size
+    else:
+        reached = address if found.is_shared and found.is_reached else 0
+        end = found.handle + found.size
+    is_here = reached and device_memory.ordinal_at(reached) == context.device.ordinal
+    return reached if is_here and address + count <= end else 0
 
 
 def _fill_host(address: int, value: int, width: int, count: int, pitch: int, height: int) -> None:

@@ -1,7 +1,10 @@
 """Page-locked host memory (CUDA driver API, Memory Management): the calls over `_objects.pinned_memory`.
 
 The device of the current context copies from and to allocated memory directly and asynchronously; copies with another
-device, and of registered memory, work as for any memory. Before Volta the size of /dev/shm bounds both.
+device, and of registered memory, work as for any memory. Kernels reach registered memory, by another address than the
+program (device attribute CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0), from cuMemHostGetDevicePointer on, which puts
+pages that the executor shares in the place of the program's (`_objects.registered.pages`). Before Volta the size of
+/dev/shm bounds both.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ def register(memory: HostMemory, size: int, flags: int) -> None:
     """Count memory of the program as page-locked: a buffer, or an address. INVALID_VALUE if it is not mapped.
 
     Copies from and to it are as fast as of any memory: only memory of cuMemHostAlloc is copied by the device itself.
-    HOST_MEMORY_ALREADY_REGISTERED if some of it is; NOT_SUPPORTED for I/O memory and the flags READ_ONLY, DEVICEMAP.
+    HOST_MEMORY_ALREADY_REGISTERED if some of it is; NOT_SUPPORTED for I/O memory and the flag READ_ONLY.
     """
     bounded = _bounded()
     if memory.size is not None and size > memory.size:
@@ -64,22 +67,19 @@ def flags(address: int) -> int:
 
 
 def device_pointer(address: int, flags: int) -> int:
-    """Return the address by which kernels of the current context reach page-locked memory: the same one.
+    """Return the address by which kernels of the current context reach page-locked memory; allocated: the same one.
 
-    NOT_SUPPORTED if the device maps no host memory (attribute CAN_MAP_HOST_MEMORY); INVALID_VALUE for memory that
-    cuMemAllocHost or cuMemHostAlloc did not return on this device.
+    NOT_SUPPORTED if the device maps no host memory (attribute CAN_MAP_HOST_MEMORY), and for registered memory whose
+    pages cannot be replaced: shared ones, this thread's stack, those of other registered memory. INVALID_VALUE for
+    memory of another device, or registered without CU_MEMHOSTREGISTER_DEVICEMAP; OUT_OF_MEMORY.
     """
     context = current()
-    opened = context.usable()
+    context.usable()
     if not context.device.facts.attributes.get("CAN_MAP_HOST_MEMORY"):
         raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemHostGetDevicePointer: {_NOT_MAPPED}")
     if flags != 0:
         raise invalid_value(f"cuMemHostGetDevicePointer takes no flags: 0, not {flags}")
-    if not pinned.reached_by(opened.transport, address, 1):
-        raise invalid_value(
-            f"{address:#x} is not within what cuMemAllocHost or cuMemHostAlloc gave on device {context.device.number}"
-        )
-    return address
+    return pinned.device_address(context, address)
 
 
 def _bounded() -> bool:

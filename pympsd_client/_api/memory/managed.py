@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
@@ -39,7 +39,7 @@ _NOT_MANAGED: Final = (
 )
 
 
-def _supported(name: str) -> Context:
+def supported(name: str) -> Context:
     """Return the current context; NOT_SUPPORTED if its device has no managed memory."""
     context = current()
     context.usable()
@@ -53,7 +53,7 @@ def allocate(size: int, flags: int) -> int:
 
     ``flags`` are CU_MEM_ATTACH_GLOBAL or CU_MEM_ATTACH_HOST. OUT_OF_MEMORY, INVALID_VALUE, NOT_SUPPORTED.
     """
-    context = _supported("cuMemAllocManaged")
+    context = supported("cuMemAllocManaged")
     if flags not in (_GLOBAL, _HOST_FIRST):
         raise invalid_value(f"the flags are CU_MEM_ATTACH_GLOBAL (1) or CU_MEM_ATTACH_HOST (2), not {flags}")
     if size == 0:
@@ -63,8 +63,21 @@ def allocate(size: int, flags: int) -> int:
     return allocation.allocate(context, size)
 
 
-def _within(address: int, count: int) -> tuple[PageStates, int]:
-    """Return the states of the managed allocation that holds a range, and the range's offset in it; INVALID_VALUE."""
+@frozen
+class Range:
+    """A range of managed memory: the states of the allocation's pages, and its offsets there."""
+
+    states: PageStates
+    start: int
+    end: int
+
+    def prefetch(self, place: Place) -> None:
+        """Note where it will be used."""
+        self.states.change(self.start, self.end, lambda state: evolve(state, prefetched=place))
+
+
+def within(address: int, count: int) -> Range:
+    """Return a range that one managed allocation holds; INVALID_VALUE."""
     found = allocations.containing(address)
     if found is None or not found.is_managed:
         raise invalid_value(f"{address:#x} is in no managed memory of this process")
@@ -72,7 +85,8 @@ def _within(address: int, count: int) -> tuple[PageStates, int]:
         raise invalid_value(f"{count} bytes at {address:#x} are not all within the {found.size} of the allocation")
     if found.states is None:
         found.states = PageStates(found.size)
-    return found.states, address - found.handle
+    offset = address - found.handle
+    return Range(found.states, offset, offset + count)
 
 
 def _place(given: Any) -> Place:
@@ -81,6 +95,11 @@ def _place(given: Any) -> Place:
     if found is None:
         ordinal = number(given)
         found = Location(_HOST, 0) if ordinal == HOST else Location(_DEVICE, ordinal)
+    return place_of(found)
+
+
+def place_of(found: Location) -> Place:
+    """Return a location that managed memory can have; INVALID_VALUE, INVALID_DEVICE."""
     if found.type == _DEVICE:
         device = process.device(found.id)
         if not device.facts.attributes.get("CONCURRENT_MANAGED_ACCESS"):
@@ -99,14 +118,14 @@ def advise(devPtr: Any, count: Any, advice: Any, location: Any) -> None:
 
     ``location`` is a CUmemLocation, or with cuda-bindings 12 the number of a device.
     """
-    _supported("cuMemAdvise")
+    supported("cuMemAdvise")
     start, size, wanted = number(devPtr), unsigned(count), number(advice)
     change = _CHANGES.get(wanted)
     if change is None:
         raise invalid_value(f"there is no advice {wanted}")
-    states, offset = _within(start, size)
+    found = within(start, size)
     place = Place(0, 0) if wanted in _FOR_ALL_LOCATIONS else _place(location)
-    states.change(offset, offset + size, lambda state: change(state, place))
+    found.states.change(found.start, found.end, lambda state: change(state, place))
 
 
 def _number(place: Place) -> int:
@@ -133,14 +152,13 @@ def prefetch(devPtr: Any, count: Any, location: Any, *others: Any, **named: Any)
 
     Then come ``flags`` (0) and the stream, or with cuda-bindings 12 the stream alone.
     """
-    _supported("cuMemPrefetchAsync")
+    supported("cuMemPrefetchAsync")
     flags, stream = _rest(others, named)
     resolve(stream)
     if flags:
         raise invalid_value(f"cuMemPrefetchAsync takes no flags: 0, not {flags}")
-    start, size = number(devPtr), unsigned(count)
-    (states, offset), place = _within(start, size), _place(location)
-    states.change(offset, offset + size, lambda state: evolve(state, prefetched=place))
+    found, place = within(number(devPtr), unsigned(count)), _place(location)
+    found.prefetch(place)
 
 
 def _rest(others: Sequence[Any], named: dict[str, Any]) -> tuple[int, int]:
@@ -152,7 +170,7 @@ def _rest(others: Sequence[Any], named: dict[str, Any]) -> tuple[int, int]:
 
 def attach(stream: int, address: int, length: int, flags: int) -> None:
     """Note that managed memory will be used by a stream, by all or by the host alone; INVALID_VALUE."""
-    _supported("cuStreamAttachMemAsync")
+    supported("cuStreamAttachMemAsync")
     resolve(stream)
     found = allocations.containing(address)
     if found is None or not found.is_managed or address != found.handle:
@@ -170,9 +188,9 @@ def attach(stream: int, address: int, length: int, flags: int) -> None:
 
 def attribute(size: int, wanted: int, address: int, count: int) -> AttributeValue:
     """Return an attribute of managed memory; INVALID_VALUE. ``dataSize`` is 4, of ACCESSED_BY a multiple of 4."""
-    _supported("cuMemRangeGetAttribute")
-    pages, offset = _within(address, count)
-    states = set(pages.between(offset, offset + count))
+    supported("cuMemRangeGetAttribute")
+    found = within(address, count)
+    states = set(found.states.between(found.start, found.end))
     if wanted not in _ATTRIBUTES.values():
         raise invalid_value(f"there is no attribute {wanted} of a range")
     if wanted == _ATTRIBUTES["ACCESSED_BY"]:
@@ -203,7 +221,7 @@ _IDS: Final = {value for name, value in _ATTRIBUTES.items() if name.endswith("_I
 
 def attributes(sizes: Any, wanted: Any, count: int, address: int, length: int) -> list[AttributeValue]:
     """Return several attributes of managed memory; INVALID_VALUE."""
-    _supported("cuMemRangeGetAttributes")
+    supported("cuMemRangeGetAttributes")
     each_size, each = given_numbers(sizes, count, "Q"), given_numbers(wanted, count, "i")
     if count == 0 or count > len(each) or count > len(each_size):
         raise invalid_value(f"numAttributes is {count}; there are {len(each)} attributes and {len(each_size)} sizes")

@@ -52,13 +52,14 @@ def memory_at(address: int) -> Memory | None:
     """Return what is known of an address, None if it is in no memory of CUDA's."""
     allocation = allocations.containing(address)
     if allocation is not None:
-        reached = address if allocation.is_managed or allocation.is_host else 0
+        reached = address if allocation.is_shared else 0
         start, size, context = allocation.handle, allocation.size, allocation.context
         return Memory(start, size, context, allocation.is_host, address, reached, allocation.buffer_id, allocation)
-    region = pinned.region_at(address)
+    mine, reached = pinned.addresses_of(address)
+    region = pinned.region_at(mine)
     if region is not None:
-        reached = address if region.is_mapped else 0
-        return Memory(region.address, region.size, region.context, True, reached, address, region.buffer_id)
+        reached = mine if region.is_mapped else reached
+        return Memory(region.address, region.size, region.context, True, reached, mine, region.buffer_id)
     for module in modules.all():
         variable = module.variable_at(address)
         if variable is not None:

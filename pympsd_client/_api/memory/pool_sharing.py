@@ -1,4 +1,4 @@
-"""Pools of a device's memory between processes (CUDA driver API, Stream Ordered Memory Allocator)."""
+"""Pools of device and host memory between processes (CUDA driver API, Stream Ordered Memory Allocator)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any, Final
 
-from pympsd_client._api.memory.pools import DESCRIPTOR, of_device
+from pympsd_client._api.memory.pools import DESCRIPTOR, of_device, of_node
 from pympsd_client._arguments import shared_handles
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.shared_handles import SharedHandle
@@ -18,7 +18,8 @@ from pympsd_client._objects.pools.table import pools
 from pympsd_client._objects.process import process
 
 _EXPORT_DATA: Final = "CUmemPoolPtrExportData"
-_FILE: Final = re.compile(r"/memfd:pympsd-pool-([0-9a-f]{32})-([0-9]+) \(deleted\)")
+_HOST: Final = "host"
+_FILE: Final = re.compile(rf"/memfd:pympsd-pool-([0-9a-f]{{32}})-([0-9]+|{_HOST}) \(deleted\)")
 
 
 def export(pool: int, kind: int, flags: int) -> AttributeValue:
@@ -27,11 +28,12 @@ def export(pool: int, kind: int, flags: int) -> AttributeValue:
     INVALID_VALUE for a pool that was not created to be exported so.
     """
     found = pools.find(pool)
-    if flags or kind != DESCRIPTOR or not found.secret or found.device is None:
+    if flags or kind != DESCRIPTOR or not found.secret:
         raise invalid_value(
             "a pool is exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), flags 0"
         )
-    return AttributeValue(os.memfd_create(f"pympsd-pool-{found.secret:032x}-{found.device.ordinal}"), "i")
+    where = _HOST if found.device is None else found.device.ordinal
+    return AttributeValue(os.memfd_create(f"pympsd-pool-{found.secret:032x}-{where}"), "i")
 
 
 def import_pool(fd: int, kind: int, flags: int) -> int:
@@ -47,11 +49,12 @@ def import_pool(fd: int, kind: int, flags: int) -> int:
         named = _FILE.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
     except OSError:
         named = None
-    ordinal = -1 if named is None else int(named[2])
-    device = next((one for one in process.require().devices if one.ordinal == ordinal), None)
-    if named is None or device is None:
-        raise invalid_value(f"{fd} is no descriptor of a pool of a visible device")
-    return pools.add(ImportedPool(*of_device(device), int(named[1], 16))).handle
+    where = "" if named is None else named[2]
+    device = next((one for one in process.require().devices if str(one.ordinal) == where), None)
+    if named is None or (device is None and where != _HOST):
+        raise invalid_value(f"{fd} is no descriptor of a pool of a visible device or of the host")
+    memory = of_node() if device is None else of_device(device)[0]
+    return pools.add(ImportedPool(memory, device, int(named[1], 16))).handle
 
 
 def export_pointer(address: int) -> bytes:

@@ -24,7 +24,7 @@ _ATTRIBUTES: Final = members("CUmemPool_attribute", "CU_MEMPOOL_ATTR_")
 _LOCATIONS: Final = members("CUmemLocationType", "CU_MEM_LOCATION_TYPE_")
 _TYPES: Final = members("CUmemAllocationType", "CU_MEM_ALLOCATION_TYPE_")
 _ACCESSES: Final = members("CUmemAccess_flags", "CU_MEM_ACCESS_FLAGS_")
-_DEVICE: Final = _LOCATIONS["DEVICE"]
+_DEVICE, _HOST, _NODE = (_LOCATIONS[name] for name in ("DEVICE", "HOST", "HOST_NUMA"))
 _PINNED: Final = _TYPES["PINNED"]
 _MANAGED: Final = _TYPES["MANAGED"]
 _READ_AND_WRITE: Final = _ACCESSES["PROT_READWRITE"]
@@ -109,7 +109,7 @@ def set_current(device: int, pool: int) -> None:
 def create(properties: PoolProperties | None) -> int:
     """Return a new pool of a device's, of managed or of host memory; INVALID_VALUE.
 
-    Pools of a device's memory are exported to other processes if they are created so; NOT_SUPPORTED for others.
+    Pools of the memory of a device or of the host's NUMA node are exported to other processes if they are created so.
     """
     if properties is None:
         raise invalid_value("the properties of the pool are NULL")
@@ -124,12 +124,15 @@ def create(properties: PoolProperties | None) -> int:
 
 
 def _check_exported(handle_types: int, kind: PoolKind, device: Device | None) -> None:
-    can = device.facts.attributes.get("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) if device is not None else 0
-    if kind.is_shared or handle_types & ~can:
+    if kind.location.type == _HOST and not kind.is_managed:
+        raise invalid_value("pools of the host's memory are exported if they are at a node of it: _HOST_NUMA")
+    devices = process.require().devices if device is None else (device,)
+    can = min(one.facts.attributes.get("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) for one in devices)
+    if kind.is_managed or handle_types & ~can:
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
-            "cuMemPoolCreate: pools to be exported are of a device's own memory, by handles of the types in its "
-            f"attribute MEMPOOL_SUPPORTED_HANDLE_TYPES, which is {can}; others take CU_MEM_HANDLE_TYPE_NONE",
+            "cuMemPoolCreate: pools to be exported are not of managed memory, and their handles of the types in the "
+            f"device attribute MEMPOOL_SUPPORTED_HANDLE_TYPES, which is {can}; others take CU_MEM_HANDLE_TYPE_NONE",
         )
 
 
@@ -143,18 +146,41 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Device 
     device = process.device(location.id) if location.type == _DEVICE else None
     if device is not None and not is_managed:
         return of_device(device)
-    needed = "MANAGED_MEMORY" if is_managed else "HOST_MEMORY_POOLS_SUPPORTED"
+    of_host = "HOST_NUMA_MEMORY_POOLS_SUPPORTED" if location.type == _NODE else "HOST_MEMORY_POOLS_SUPPORTED"
+    needed = "MANAGED_MEMORY" if is_managed else of_host
     if not all(each.facts.attributes.get(needed) for each in process.require().devices):
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
             "pools have memory of a device here: CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE "
             f"(device attribute {needed} is 0)",
         )
-    if not is_managed and location.type != _LOCATIONS["HOST"]:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED, "pools of host memory are at CU_MEM_LOCATION_TYPE_HOST, at no NUMA node"
-        )
+    if not is_managed:
+        if location.type not in (_HOST, _NODE):
+            raise invalid_value("pools of host memory are at CU_MEM_LOCATION_TYPE_HOST, or _HOST_NUMA and a number")
+        check_node(location)
     return PoolKind(allocation_type, location, is_managed, not is_managed), None
+
+
+def of_node() -> PoolKind:
+    """Return what memory the pools of the host's NUMA node have."""
+    return PoolKind(_PINNED, Location(_NODE, node_of(process.device(0))), is_host=True)
+
+
+def node_of(device: Device) -> int:
+    """Return the host's NUMA node of a device; INVALID_VALUE if it names none.
+
+    It binds no memory: the system places pages where they are touched first.
+    """
+    node = device.facts.attributes.get("HOST_NUMA_ID", -1)
+    if node < 0:
+        raise invalid_value("the device names no NUMA node of the host (its attribute HOST_NUMA_ID is -1)")
+    return node
+
+
+def check_node(location: Location) -> None:
+    """Raise INVALID_VALUE for a NUMA node that the host does not have."""
+    if location.type == _NODE and location.id != (node := node_of(process.device(0))):
+        raise invalid_value(f"the host has the NUMA node {node} (device attribute HOST_NUMA_ID), not {location.id}")
 
 
 def destroy(pool: int) -> None:
@@ -269,7 +295,7 @@ def set_access(pool: int, given: Any, count: int) -> None:
     """
     found = pools.find(pool)
     for each in accesses(given, count):
-        if each.location.type not in (_DEVICE, _LOCATIONS["HOST"]) or each.flags not in _ACCESSES.values():
+        if each.location.type not in (_DEVICE, _HOST, _NODE) or each.flags not in _ACCESSES.values():
             raise invalid_value(f"access {each.flags:#x} from a location of type {each.location.type}")
         is_own = _reaches(found, each.location)
         if is_own and each.flags != _READ_AND_WRITE:
@@ -292,6 +318,6 @@ def _reaches(pool: Pool, location: Location) -> bool:
 def access(pool: int, location: Location | None) -> int:
     """Return how a location reaches the pool's memory: a CUmemAccess_flags. INVALID_VALUE."""
     found = pools.find(pool)
-    if location is None or location.type not in (_DEVICE, _LOCATIONS["HOST"]):
+    if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location is a device or the host")
     return _READ_AND_WRITE if _reaches(found, location) else 0

@@ -1,6 +1,7 @@
 """Virtual memory management (CUDA driver API): reserved addresses, physical memory, and mapping one at the other.
 
-A device without it (attribute VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0) refuses all by name.
+A device without it (attribute VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0) refuses all by name. Host memory belongs to a
+context, as a device's does, and is mapped at addresses of that context's device.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from typing import Any, Final
 
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
 from pympsd.vocabulary.results import Result
+from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
+from pympsd_client._api.memory.pools import check_node, node_of
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value, lost
+from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import AllocationProperties, Location, accesses
 from pympsd_client._arguments.values import AttributeValue
 from pympsd_client._command_stream import operations
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.context import Context, context_on
 from pympsd_client._objects.process import process
-from pympsd_client._objects.shared_pinned_memory import call_for_descriptor, checked
+from pympsd_client._objects.shared_pinned_memory import exported
 from pympsd_client._objects.thread_local import this_thread
 from pympsd_client._objects.virtual.imports import secret_of_file
 from pympsd_client._objects.virtual.memory import Physical, virtual_memory
@@ -27,7 +30,7 @@ _TYPES: Final = members("CUmemAllocationType", "CU_MEM_ALLOCATION_TYPE_")
 _HANDLE_TYPES: Final = members("CUmemAllocationHandleType", "CU_MEM_HANDLE_TYPE_")
 _ACCESSES: Final = members("CUmemAccess_flags", "CU_MEM_ACCESS_FLAGS_")
 _GRANULARITIES: Final = members("CUmemAllocationGranularity_flags", "CU_MEM_ALLOC_GRANULARITY_")
-_DEVICE: Final = _LOCATIONS["DEVICE"]
+_DEVICE, _HOST, _NODE = (_LOCATIONS[name] for name in ("DEVICE", "HOST", "HOST_NUMA"))
 _DESCRIPTOR: Final = _HANDLE_TYPES["POSIX_FILE_DESCRIPTOR"]
 _READ_AND_WRITE: Final = _ACCESSES["PROT_READWRITE"]
 _ROOM: Final = MAPPED_OFFSET - VIRTUAL_OFFSET
@@ -99,12 +102,16 @@ def _check(properties: AllocationProperties | None, name: str) -> Device:
         raise invalid_value(f"there is no allocation type {properties.type}")
     if location.type not in _LOCATIONS.values() or location.type == _LOCATIONS["INVALID"]:
         raise invalid_value(f"there is no memory location of type {location.type}")
-    if properties.type != _TYPES["PINNED"] or location.type != _DEVICE:
+    if location.type == _LOCATIONS["HOST_NUMA_CURRENT"]:
+        raise invalid_value("memory is created at a node of the host by its number: CU_MEM_LOCATION_TYPE_HOST_NUMA")
+    if properties.type != _TYPES["PINNED"] or location.type not in (_DEVICE, _HOST, _NODE):
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
-            f"{name}: memory to be mapped is that of a device, CU_MEM_ALLOCATION_TYPE_PINNED at "
-            "CU_MEM_LOCATION_TYPE_DEVICE. Use cuMemHostAlloc for host memory",
+            f"{name}: memory to be mapped is CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE, _HOST or "
+            "_HOST_NUMA",
         )
+    if location.type == _HOST and properties.handle_types:
+        raise invalid_value("memory at CU_MEM_LOCATION_TYPE_HOST is not exported; at a node, _HOST_NUMA, it is")
     if properties.handle_types not in (0, _DESCRIPTOR):
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
@@ -113,7 +120,13 @@ def _check(properties: AllocationProperties | None, name: str) -> Device:
         )
     if properties.compression or properties.usage:
         raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: allocFlags are 0: no compression, no other usage")
-    return _supported(process.device(location.id), name)
+    if location.type == _DEVICE:
+        return _supported(process.device(location.id), name)
+    device = _own_device(name)
+    check_node(location)
+    if not device.facts.attributes.get("HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: device {device.number} maps no memory of the host")
+    return device
 
 
 def create(size: int, properties: AllocationProperties | None, flags: int) -> int:
@@ -126,12 +139,14 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
     _check_granules(size, "size")
     if flags:
         raise invalid_value(f"cuMemCreate takes no flags: 0, not {flags}")
-    if size > device.facts.memory_bytes:
+    is_host = properties.location.type != _DEVICE
+    if size > (_ROOM if is_host else device.facts.memory_bytes):
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
     context = context_on(device.ordinal)
     handle = context.mint()
-    context.call(operations.CREATE_MEMORY, handle, size, int(properties.handle_types != 0))
-    return virtual_memory.add(Physical(handle, context, size, properties))
+    flags = (MEMORY_SHAREABLE if properties.handle_types else 0) | (MEMORY_OF_HOST if is_host else 0)
+    context.call(operations.CREATE_MEMORY, handle, size, flags)
+    return virtual_memory.add(Physical(handle, context, size, properties, is_host))
 
 
 def release(handle: int) -> None:
@@ -173,29 +188,32 @@ def unmap(address: int, size: int) -> None:
 
 
 def set_access(address: int, size: int, given: Any, count: int) -> None:
-    """Set how the memory's device reaches a range of whole mappings: read and write, or not at all.
+    """Set how the memory's device, or for host memory the program, reaches whole mappings: read and write, or not.
 
-    INVALID_VALUE; INVALID_DEVICE for another device; NOT_SUPPORTED for access only to read, and for the host.
+    INVALID_VALUE, also where the host is to reach a device's memory; INVALID_DEVICE for another device; NOT_SUPPORTED
+    for access only to read; OUT_OF_MEMORY if this process has mapped something there.
     """
     _own_device("cuMemSetAccess")
     _check_granules(size, "size")
     wanted = accesses(given, count)
     if not wanted:
         raise invalid_value("count is 0; give at least one description of an access")
-    context, _ = virtual_memory.access_at(address)
+    context = virtual_memory.at(address).context
     for each in wanted:
         _check_access(context, each.location, each.flags)
     for each in wanted:
-        if process.device(each.location.id).ordinal == context.device.ordinal:
+        if each.location.type != _DEVICE:
+            virtual_memory.set_host_access(address, size, each.flags)
+        elif process.device(each.location.id).ordinal == context.device.ordinal:
             virtual_memory.set_access(address, size, each.flags)
 
 
 def _check_access(context: Context, location: Location, flags: int) -> None:
     if flags not in _ACCESSES.values() or location.type not in _LOCATIONS.values():
         raise invalid_value(f"access {flags:#x} from a location of type {location.type}")
-    if location.type != _DEVICE:
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, "cuMemSetAccess: only devices reach memory that is mapped")
-    device = process.device(location.id)
+    if location.type not in (_DEVICE, _HOST, _NODE):
+        raise invalid_value(f"a location of type {location.type} reaches no memory that is mapped")
+    device = process.device(location.id) if location.type == _DEVICE else context.device
     if device.ordinal != context.device.ordinal and flags:
         raise CudaError(
             Result.ERROR_INVALID_DEVICE,
@@ -212,10 +230,12 @@ def _check_access(context: Context, location: Location, flags: int) -> None:
 def access(location: Location | None, address: int) -> int:
     """Return how a location reaches mapped memory: a CUmemAccess_flags. INVALID_VALUE."""
     _own_device("cuMemGetAccess")
-    if location is None or location.type != _DEVICE:
-        raise invalid_value("the location is a device")
-    context, flags = virtual_memory.access_at(address)
-    return flags if process.device(location.id).ordinal == context.device.ordinal else 0
+    if location is None or location.type not in (_DEVICE, _HOST, _NODE):
+        raise invalid_value("the location is a device or the host")
+    found = virtual_memory.at(address)
+    if location.type != _DEVICE:
+        return found.host_access
+    return found.access if process.device(location.id).ordinal == found.context.device.ordinal else 0
 
 
 # --- sharing
@@ -232,10 +252,7 @@ def export(handle: int, kind: int, flags: int) -> AttributeValue:
         raise invalid_value(
             "the memory is exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, flags 0"
         )
-    _, fd = call_for_descriptor(physical.context, operations.EXPORT_MEMORY, physical.handle)
-    if fd is None:
-        raise lost("the executor sent no descriptor of the memory")
-    return AttributeValue(checked(fd), "i")
+    return AttributeValue(exported(physical.context, physical.handle), "i")
 
 
 def import_descriptor(fd: int, kind: int) -> int:
@@ -252,6 +269,7 @@ def import_descriptor(fd: int, kind: int) -> int:
     context = context_on(device.ordinal)
     handle = context.mint()
     answer = context.call(operations.IMPORT_MEMORY, handle, secret >> 64, secret & ((1 << 64) - 1))
-    (size,) = operations.IMPORT_MEMORY.answer.unpack_from(answer)
-    properties = AllocationProperties(_TYPES["PINNED"], _DESCRIPTOR, Location(_DEVICE, device.number), 0, 0, 0)
-    return virtual_memory.add(Physical(handle, context, int(size), properties))
+    size, is_of_host = operations.IMPORT_MEMORY.answer.unpack_from(answer)
+    location = Location(_NODE, node_of(device)) if is_of_host else Location(_DEVICE, device.number)
+    properties = AllocationProperties(_TYPES["PINNED"], _DESCRIPTOR, location, 0, 0, 0)
+    return virtual_memory.add(Physical(handle, context, int(size), properties, bool(is_of_host)))

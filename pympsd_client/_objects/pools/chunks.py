@@ -8,11 +8,12 @@ from typing import Final, Protocol
 from attrs import frozen
 
 from pympsd.vocabulary.device_facts import MAPPING_GRANULE
+from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.memory import Allocation
-from pympsd_client._objects.shared_pinned_memory import SharedPages, call_for_descriptor, checked, share
+from pympsd_client._objects.shared_pinned_memory import SharedPages, exported, map_memory, share, unmap_memory
 from pympsd_client._objects.virtual.imports import secret_of_file
 from pympsd_client._objects.virtual.memory import virtual_memory
 
@@ -76,10 +77,11 @@ class ProgramChunks:
 
 
 class ExportedChunks:
-    """Chunks of memory that other processes import."""
+    """Chunks of memory that other processes import: a device's, or the host's, which the program reaches too."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, is_host: bool) -> None:
         self._context: Final = context
+        self._is_host: Final = is_host
         self._handles: Final[dict[int, int]] = {}
         self._sizes: Final[dict[int, int]] = {}
         self._secrets: Final[dict[int, int]] = {}
@@ -88,23 +90,28 @@ class ExportedChunks:
         """Create a chunk and map it."""
         context, handle = self._context, self._context.mint()
         start = virtual_memory.reserve(context.device.ordinal, size, MAPPING_GRANULE, 0)
-        is_mapped = False
+        flags = MEMORY_SHAREABLE | MEMORY_OF_HOST if self._is_host else MEMORY_SHAREABLE
         try:
-            context.call(operations.CREATE_MEMORY, handle, size, 1)
+            context.call(operations.CREATE_MEMORY, handle, size, flags)
             context.call(operations.MAP_MEMORY, handle, start)
-            is_mapped = True
-            context.call(operations.SET_ACCESS, start, size, 1)
         except CudaError:
-            if not is_mapped:
-                virtual_memory.free_addresses(start, size)
+            virtual_memory.free_addresses(start, size)
             raise
         self._handles[start], self._sizes[start] = handle, size
+        try:
+            context.call(operations.SET_ACCESS, start, size, 1)
+            if self._is_host:
+                map_memory(context, handle, start, size)
+        except CudaError:
+            self.remove(start, size)
+            raise
         return start
 
     def remove(self, start: int, size: int) -> None:
         """Unmap a chunk and release it; it lives while another process has it mapped."""
         context = self._context
         context.call(operations.SYNCHRONIZE_CONTEXT)  # unlike freeing, unmapping does not wait for the work
+        unmap_memory(start)
         context.call(operations.UNMAP_MEMORY, start, size)
         context.call(operations.RELEASE_MEMORY, self._handles.pop(start))
         self._secrets.pop(start, None)
@@ -114,11 +121,9 @@ class ExportedChunks:
         """Return what other processes import a chunk by; raise CudaError."""
         secret = self._secrets.get(start)
         if secret is None:
-            _, fd = call_for_descriptor(self._context, operations.EXPORT_MEMORY, self._handles[start])
-            if fd is None:
-                raise lost("the executor sent no descriptor of the memory")
+            fd = exported(self._context, self._handles[start])
             try:
-                secret = secret_of_file(checked(fd))
+                secret = secret_of_file(fd)
             finally:
                 os.close(fd)
             if secret is None:
@@ -129,4 +134,5 @@ class ExportedChunks:
     def drop(self) -> None:
         """Free the addresses: the executor unmaps them with the context."""
         for start, size in self._sizes.items():
+            unmap_memory(start)
             virtual_memory.free_addresses(start, size)

@@ -52,9 +52,8 @@ class ImportedPool(Pool):
 
     is_imported = True
 
-    def __init__(self, kind: PoolKind, device: Device, secret: int) -> None:
+    def __init__(self, kind: PoolKind, device: Device | None, secret: int) -> None:
         super().__init__(kind, device)
-        self._device: Final = device
         self._primary: Primary | None = None
         self._of: Final = secret
         self._chunks: Final[dict[tuple[Context, int], _Chunk]] = {}
@@ -65,23 +64,26 @@ class ImportedPool(Pool):
         """Refuse: INVALID_VALUE."""
         raise invalid_value("the pool is another process's, which alone allocates from it")
 
-    def _context(self) -> Context:
+    def _context(self, ordinal: int) -> Context:
         """Return a usable context of the device: its primary context, retained by the pool, if there is none yet."""
+        device = next((one for one in process.require().devices if one.ordinal == ordinal), None)
+        if device is None:
+            raise invalid_value("the allocation was made in a context of a device that this process does not see")
         try:
-            return context_on(self._device.ordinal)
+            return context_on(ordinal)
         except CudaError:
             if self._primary is None:
-                primary = process.primary(self._device.number)
+                primary = process.primary(device.number)
                 primary.retain(process.require())
                 self._primary = primary
-            return context_on(self._device.ordinal)
+            return context_on(ordinal)
 
     def import_block(self, handle: SharedHandle) -> int:
         """Return where an allocation is mapped that the other process has exported; raise CudaError."""
         if handle.pool != self._of:
             raise invalid_value("the allocation is of another pool than the one that was imported")
         with self._importing:
-            context = self._context()
+            context = self._context(handle.ordinal if self.device is None else self.device.ordinal)
             key = context, handle.secret
             chunk = self._chunks.get(key)
             if chunk is None:
@@ -96,7 +98,9 @@ class ImportedPool(Pool):
                 raise invalid_value("the data was changed, or is of an allocation that was freed")
             chunk.blocks += 1
             chunk.freed.clear()
-            return allocations.add(ImportedBlock(address, context, handle.size, pool=self, chunk=chunk)).handle
+            allocations.any_shared |= self.kind.is_host
+            made = ImportedBlock(address, context, handle.size, pool=self, chunk=chunk, is_host=self.kind.is_host)
+            return allocations.add(made).handle
 
     def release(self, block: ImportedBlock, place: Place | None) -> None:
         """Count one import less; forget the block with the last."""

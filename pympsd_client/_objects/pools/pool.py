@@ -141,7 +141,7 @@ class Pool:
 
     def _source(self, context: Context) -> Chunks:
         if self.secret:
-            return ExportedChunks(context)
+            return ExportedChunks(context, self.kind.is_host)
         return ProgramChunks(context) if self.kind.is_shared else DeviceChunks(context)
 
     def export(self, block: Block) -> tuple[int, int]:

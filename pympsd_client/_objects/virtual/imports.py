@@ -12,6 +12,7 @@ from pympsd.vocabulary.device_facts import MAPPING_GRANULE
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context, when_closed
+from pympsd_client._objects.shared_pinned_memory import map_memory, unmap_memory
 from pympsd_client._objects.virtual.memory import virtual_memory
 
 _WORD: Final = (1 << 64) - 1
@@ -20,7 +21,10 @@ _FILE: Final = re.compile(r"/memfd:pympsd-memory-([0-9a-f]{32}) \(deleted\)")
 
 @frozen(eq=False)
 class ImportedRange:
-    """Imported memory: ``size`` bytes at ``start``, accessible until it is unmapped or its context closes."""
+    """Imported memory: ``size`` bytes at ``start``, accessible until it is unmapped or its context closes.
+
+    The host's is mapped in this process, too.
+    """
 
     context: Context
     start: int
@@ -29,6 +33,7 @@ class ImportedRange:
     def unmap(self) -> None:
         """Unmap it and free the addresses; raise CudaError."""
         _ranges.discard(self)
+        unmap_memory(self.start)
         try:
             self.context.call(operations.UNMAP_MEMORY, self.start, self.size)
         finally:
@@ -45,7 +50,7 @@ def import_range(context: Context, secret: int) -> ImportedRange:
     """
     handle = context.mint()
     answer = context.call(operations.IMPORT_MEMORY, handle, secret >> 64, secret & _WORD)
-    (size,) = operations.IMPORT_MEMORY.answer.unpack_from(answer)
+    size, is_of_host = operations.IMPORT_MEMORY.answer.unpack_from(answer)
     try:
         start = virtual_memory.reserve(context.device.ordinal, size, MAPPING_GRANULE, 0)
         made = ImportedRange(context, start, size)
@@ -53,6 +58,8 @@ def import_range(context: Context, secret: int) -> ImportedRange:
             context.call(operations.MAP_MEMORY, handle, start)
             _ranges.add(made)
             context.call(operations.SET_ACCESS, start, size, 1)
+            if is_of_host:
+                map_memory(context, handle, start, size)
         except CudaError:
             if made in _ranges:
                 made.unmap()
@@ -78,6 +85,7 @@ def _drop(context: Context) -> None:
     for one in tuple(_ranges):
         if one.context is context:
             _ranges.discard(one)
+            unmap_memory(one.start)
             virtual_memory.free_addresses(one.start, one.size)
 
 

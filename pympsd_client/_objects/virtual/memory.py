@@ -14,17 +14,22 @@ from pympsd_client._arguments.memory_structs import AllocationProperties
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context, when_closed
 from pympsd_client._objects.memory import Allocation, allocations
+from pympsd_client._objects.shared_pinned_memory import map_memory, unmap_memory
 from pympsd_client._objects.virtual.reservations import Reservations
 
 
 @define(eq=False)
 class Physical:
-    """Physical memory. ``references``: how often the program has to release its handle."""
+    """Physical memory. ``references``: how often the program has to release its handle.
+
+    ``is_host``: it is the host's, which is mapped in this process, too, where the host has access.
+    """
 
     handle: int
     context: Context
     size: int
     properties: AllocationProperties
+    is_host: bool = False
     references: int = 1
     mappings: int = 0
 
@@ -35,7 +40,13 @@ class Mapping(Allocation):
 
     physical: Physical = field(kw_only=True)
     access: int = 0
-    """A CUmemAccess_flags."""
+    """A CUmemAccess_flags: the device's."""
+    host_access: int = 0
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether its device has access."""
+        return self.access != 0
 
     def free(self) -> None:
         """Refuse: INVALID_VALUE."""
@@ -134,7 +145,9 @@ class VirtualMemory:
             context = physical.context
             context.call(operations.MAP_MEMORY, physical.handle, address)
             physical.mappings += 1
-            self._mappings[address] = made = Mapping(address, context, size, physical=physical)
+            made = Mapping(address, context, size, physical=physical, is_host=physical.is_host)
+            self._mappings[address] = made
+            allocations.any_shared |= made.is_host
             allocations.add(made)
 
     def unmap(self, address: int, size: int) -> None:
@@ -144,6 +157,7 @@ class VirtualMemory:
             found[0].context.call(operations.UNMAP_MEMORY, address, size)
             for one in found:
                 del self._mappings[one.handle]
+                unmap_memory(one.handle)
                 allocations.remove(one.handle)
                 one.physical.mappings -= 1
                 self._free_unused(one.physical)
@@ -156,11 +170,23 @@ class VirtualMemory:
             for one in found:
                 one.access = flags
 
-    def access_at(self, address: int) -> tuple[Context, int]:
-        """Return whose mapping an address is in, and how its device accesses it; INVALID_VALUE."""
+    def set_host_access(self, address: int, size: int, flags: int) -> None:
+        """Make a range of whole mappings of host memory accessible to this process, or not; INVALID_VALUE."""
         with self._lock:
-            found = self._containing(address)
-            return found.context, found.access
+            found = self._exactly(address, size)
+            if not all(one.is_host for one in found):
+                raise invalid_value(f"the memory at {address:#x} is a device's, which the host does not access")
+            for one in found:
+                if flags and not one.host_access:
+                    map_memory(one.context, one.physical.handle, one.handle, one.size)
+                elif not flags:
+                    unmap_memory(one.handle)
+                one.host_access = flags
+
+    def at(self, address: int) -> Mapping:
+        """Return the mapping that an address is in; INVALID_VALUE."""
+        with self._lock:
+            return self._containing(address)
 
     def _containing(self, address: int) -> Mapping:
         found = allocations.containing(address)
@@ -187,6 +213,7 @@ class VirtualMemory:
             for mapping in tuple(self._mappings.values()):
                 if mapping.context is context:
                     del self._mappings[mapping.handle]
+                    unmap_memory(mapping.handle)
             for physical in tuple(self._physical.values()):
                 if physical.context is context:
                     del self._physical[physical.handle]

@@ -105,5 +105,7 @@ def disable_peer_access(peer: int) -> None:
 
 
 def _primary_handle(device: int) -> int:
-    primary = process.primary(device)
-    return primary.context.handle if primary.context is not None else 0
+    initialize(device, 0, 0)
+    context = process.primary(device).context
+    assert context is not None
+    return context.handle

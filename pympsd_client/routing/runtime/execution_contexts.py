@@ -5,8 +5,9 @@ from __future__ import annotations
 from pympsd_client._api import green_context
 from pympsd_client._api.settings import context_id
 from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._objects import context as contexts
 from pympsd_client._objects import stream as streams
-from pympsd_client._objects.context import Context, context_of
+from pympsd_client._objects.context import Context
 from pympsd_client._objects.process import process
 from pympsd_client._objects.resources import green_context as green
 from pympsd_client.routing.runtime.devices import initialize
@@ -15,9 +16,10 @@ _DEFAULT_STREAM: int = 1
 """CU_GREEN_CTX_DEFAULT_STREAM"""
 
 
-def _context(handle: int) -> Context:
+def context_of(handle: int) -> Context:
+    """Return the context under an execution context; INVALID_CONTEXT."""
     found = green.green_contexts.get(handle)
-    return context_of(handle) if found is None else found.context
+    return contexts.context_of(handle) if found is None else found.context
 
 
 def of_device(device: int) -> int:
@@ -45,34 +47,34 @@ def destroy(handle: int) -> None:
 
 def resource(handle: int, kind: int) -> bytes:
     """Return the SMs of an execution context."""
-    return green_context.of_context(_context(handle).handle, kind)
+    return green_context.of_context(context_of(handle).handle, kind)
 
 
 def device(handle: int) -> int:
     """Return the device of an execution context."""
-    return _context(handle).device.number
+    return context_of(handle).device.number
 
 
 def number(handle: int) -> int:
     """Return a number that no other context of this process has had."""
-    return context_id(_context(handle).handle)
+    return context_id(context_of(handle).handle)
 
 
 def create_stream(handle: int, flags: int, priority: int) -> int:
     """Return a new stream of an execution context."""
-    return streams.create(_context(handle), flags, priority).handle
+    return streams.create(context_of(handle), flags, priority).handle
 
 
 def synchronize(handle: int) -> None:
     """Wait for all work of an execution context."""
-    _context(handle).synchronize()
+    context_of(handle).synchronize()
 
 
 def record_event(handle: int, event: int) -> None:
     """Have an event stand for the work so far in all streams of an execution context."""
-    green.record(_context(handle), event)
+    green.record(context_of(handle), event)
 
 
 def wait_event(handle: int, event: int) -> None:
     """Make later work in all streams that an execution context has now wait for an event."""
-    green.wait(_context(handle), event)
+    green.wait(context_of(handle), event)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Final
 
-from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import graph_structs as structs
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._objects.context import current
+from pympsd_client.routing.runtime import execution_contexts
 from pympsd_client.routing.runtime.calls import api
 from pympsd_client.routing.runtime.copies import rows, slices
 
@@ -78,8 +78,6 @@ def create_condition(graph: int, value: int, flags: int) -> int:
 
 
 def create_condition_of(graph: int, context: int, value: int, flags: int) -> int:
-    """Return a new handle of a condition in the current context; NOT_SUPPORTED for an execution context."""
-    if context:
-        reason = "pympsd has no execution contexts of the runtime; NULL stands for the current context"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
-    return int(api.cuGraphConditionalHandleCreate(graph, current().handle, value, flags))
+    """Return a new handle of a condition in an execution context; NULL: in the current one."""
+    of = execution_contexts.context_of(context) if context else current()
+    return int(api.cuGraphConditionalHandleCreate(graph, of.handle, value, flags))

@@ -76,6 +76,10 @@ class PinnedMemory:
             raise
         return Allocation(address, fd)
 
+    def charge(self, count: int) -> Callable[[], None]:
+        """Count other host memory of the client; return what counts it no more. BackendError OUT_OF_MEMORY."""
+        return self._addresses.charge(count, self)
+
     def _map(self, size: int) -> tuple[int, int, memoryview]:
         addresses = self._addresses
         for _ in range(_TRIES):

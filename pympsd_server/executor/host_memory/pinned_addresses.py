@@ -94,8 +94,7 @@ class PinnedAddresses:
             address = self._find(size)
             insort(self._starts, address)
             self._ranges[address] = size, owner
-            self._bytes[owner] += size
-            self._pieces[owner] += 1
+            self._count(owner, size, 1)
             self._next = address + _spaced(size)
         return address
 
@@ -104,10 +103,25 @@ class PinnedAddresses:
         with self._lock:
             size, owner = self._ranges.pop(address)
             self._starts.remove(address)
-            for counter, amount in ((self._bytes, size), (self._pieces, 1)):
-                counter[owner] -= amount
-                if not counter[owner]:
-                    del counter[owner]
+            self._count(owner, -size, -1)
+
+    def charge(self, size: int, owner: object) -> Callable[[], None]:
+        """Count memory that has no range here; return what counts it no more. BackendError OUT_OF_MEMORY."""
+        with self._lock:
+            self._check(size, owner)
+            self._count(owner, size, 1)
+
+        def discharge() -> None:
+            with self._lock:
+                self._count(owner, -size, -1)
+
+        return discharge
+
+    def _count(self, owner: object, size: int, pieces: int) -> None:
+        for counter, amount in ((self._bytes, size), (self._pieces, pieces)):
+            counter[owner] += amount
+            if not counter[owner]:
+                del counter[owner]
 
     def skip(self, address: int) -> None:
         """Avoid an address from now on, because something else is mapped there."""

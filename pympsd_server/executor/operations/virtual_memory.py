@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from pympsd.vocabulary.results import Result
+from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
+from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import PhysicalMemory
 from pympsd_server.executor.operations.answer import Answer, words
 from pympsd_server.executor.request import Request
 
 
-def _create(request: Request, handle: int, count: int, shareable: int) -> Answer:
-    return Answer(created=request.context.backend.create_memory(count, bool(shareable)))
+def _create(request: Request, handle: int, count: int, flags: int) -> Answer:
+    if flags & ~(MEMORY_SHAREABLE | MEMORY_OF_HOST):
+        raise BackendError(Result.ERROR_INVALID_VALUE, f"memory has no flags {flags:#x}")
+    charge = request.resources.pinned.charge if flags & MEMORY_OF_HOST else None
+    return Answer(created=request.context.backend.create_memory(count, bool(flags & MEMORY_SHAREABLE), charge))
 
 
 def _release(request: Request, memory: PhysicalMemory) -> None:
@@ -36,7 +42,7 @@ def _export(request: Request, memory: PhysicalMemory) -> Answer:
 
 def _import(request: Request, handle: int, high: int, low: int) -> Answer:
     memory = request.context.backend.import_memory(high << 64 | low)
-    return Answer((memory.size,), created=memory)
+    return Answer((memory.size, int(memory.is_of_host)), created=memory)
 
 
 def _share(request: Request, address: int) -> Answer:

@@ -11,12 +11,21 @@ import pytest
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
+from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.daemon_state import Client, Configuration, Context, Daemon, Server
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.events import Event, NamespaceOpened, OperatorLine, ServerSpawned, StatusPushed
+from pympsd.state_machine.events import (
+    ClientConnected,
+    Event,
+    NamespaceOpened,
+    OperatorLine,
+    ServerSpawned,
+    StatusPushed,
+)
 from pympsd.state_machine.server_lifecycle import Phase
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.statuses import ServerStatus
@@ -288,6 +297,38 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
     assert (again.refused, again.printed) == (False, "no change\n")
     shown = _printed(daemon, "config show")
     assert _ask(daemon, "config apply F", file=shown).printed == "no change\n"
+
+
+def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_few_at_a_time(daemon: Daemon) -> None:
+    daemon.most_servers = 99
+    count = 2 * STARTS_AT_ONCE
+    text = 'schema_version = "1.0"\n' + "".join(f"[servers.m{number}]\n" for number in range(count))
+    assert _answers(_handle(daemon, OperatorLine(1, 0, b"config apply F", file=text.encode()))) == []
+    opened = [each for number in range(count) for each in _handle(daemon, NamespaceOpened(f"m{number}", "default"))]
+    (answer,) = _answers(opened)
+    assert len(answer.printed.splitlines()) == count
+    assert answer.diagnostic == f"{count} servers are being started; 'config status' says when all are ready."
+    starting = [each for each in opened if isinstance(each, do.SpawnServer)]
+    assert len(starting) == STARTS_AT_ONCE
+    # A client's is not held back.
+    came = ClientConnected(1, Peer(50, 0, 0, (0,)), "train", 7, server=f"m{count - 1}", mps_namespace="default")
+    (others,) = [each for each in _handle(daemon, came) if isinstance(each, do.SpawnServer)]
+    assert others.name == f"m{count - 1}"
+    for turn in range(count):
+        each = [others, *starting][turn]
+        _handle(daemon, ServerSpawned(each.server, 900 + turn))
+        done = _handle(daemon, StatusPushed(each.server, ServerStatus.ACTIVE))
+        assert _answers(done) == []
+        starting += [one for one in done if isinstance(one, do.SpawnServer)]
+    assert _printed(daemon, "config status").endswith("pending=0 failed=0\n")
+
+
+def test_a_file_with_too_many_namespaces_is_refused_as_a_whole(daemon: Daemon) -> None:
+    tables = "".join(f"[servers.c.namespaces.n{number}]\n" for number in range(MOST_NAMESPACES))
+    answer = _ask(daemon, "config apply F", file='schema_version = "1.0"\n[servers.c]\n' + tables)
+    assert answer.refused
+    assert answer.diagnostic == "F:3: servers.c has 257 namespaces with default; at most 256 are possible"
+    assert "c" not in daemon.named_servers
 
 
 def test_a_daemon_that_has_not_come_to_its_file_is_not_ready(daemon: Daemon) -> None:

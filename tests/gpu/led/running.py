@@ -80,10 +80,10 @@ def program(
     return VendorClient(process)
 
 
-def framework(daemon: DaemonProcess, name: str) -> VendorClient:
+def framework(daemon: DaemonProcess, name: str, settings: dict[str, str] | None = None) -> VendorClient:
     """Start a program of a framework, of the python3 in PATH; it must be there."""
-    settings = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    return program(daemon, "python3", "-B", str(HERE / "framework.py"), name, settings=settings)
+    given = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **(settings or {})}
+    return program(daemon, "python3", "-B", str(HERE / "framework.py"), name, settings=given)
 
 
 @cache

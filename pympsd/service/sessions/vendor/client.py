@@ -6,6 +6,8 @@ its protocol has no place for a reason. Limits of the client's own environment g
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -13,7 +15,9 @@ from attrs import define, field
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher, RunningServer
+from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.peers import command_of, namespace_of, process_of, shown_unseen
+from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected, ClientGonePushed
@@ -21,7 +25,9 @@ from pympsd.state_machine.instructions import ClientLimits
 from pympsd.wire.vendor.handshake import DESCRIPTOR, PACKET_BYTES
 
 HANG_UP_SECONDS: Final = 10.0
-"""Time for the client to say that it has its descriptor."""
+"""Time for the client to say that it talks with its server."""
+SECOND_END_SECONDS: Final = 0.2
+"""Time for a client to take its end if an earlier daemon may have sent it: later it has, and takes no other."""
 
 
 @define(eq=False)
@@ -30,15 +36,28 @@ class VendorClientSession(Waiting):
 
     channel: PacketChannel
     dispatcher: Dispatcher
+    key: int
+    """The serial of its connection to this daemon."""
     to_server: str = ""
     """The server and the namespace whose socket it came by."""
     to_namespace: str = ""
+    is_ready: bool = field(default=False, init=False)
+    offer: Offer | None = None
+    """Its connection to a server, until a server has it."""
+    offered_at: float = field(default=0.0, init=False)
+    _offered: trio.Event = field(factory=trio.Event, init=False)
     _admitted: VendorServerSession | None = field(default=None, init=False)
     """The server that it was admitted to; until that takes it, it may be another's."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
-        """Wait until the client is admitted or refused, or is gone."""
-        await self.queue(dispatcher, self, self._connected(), self._hung_up)
+        """Wait until the client is handed over to a server or refused, or is gone."""
+        try:
+            await self.queue(dispatcher, self, self._connected(), self._left)
+            if self.offer is not None:
+                self.offer.drop(dispatcher)
+        finally:
+            if self.offer is not None:
+                self.offer.close()
         if self.server is not None:
             with trio.move_on_after(HANG_UP_SECONDS):
                 await self._hung_up()
@@ -56,25 +75,31 @@ class VendorClientSession(Waiting):
             process=process_of(self.known.pidfd) if not self.peer.pid else 0,
             server=self.to_server,
             mps_namespace=self.to_namespace,
+            origin=None if self.dispatcher.state.rules is None else origin_of(self.known),
         )
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:
-        """Wait for the server, which takes one new client at a time."""
+        """Give the client its end of a connection, and wait for the server; raise OSError."""
         assert isinstance(server, VendorServerSession)
+        if self.offer is None:
+            self.offer = Offer.make(self.dispatcher, self.key)
+            self._send_end()
         self._admitted = server
+        self.offered_at = trio.current_time()
+        self._offered.set()
         server.handoffs.add(self, priority, limits)
 
-    def take(self, connection: int) -> None:
-        """Give the client its end of the connection to its server."""
-        self.channel.send_raw(DESCRIPTOR, (connection,))
+    def _send_end(self) -> None:
+        if self.offer is not None:
+            self.channel.send_raw(DESCRIPTOR, (os.dup(self.offer.clients),))
+
+    def take(self) -> Offer:
+        """Return the connection, which is the caller's then: the server is given it."""
+        assert self.offer is not None
+        offer, self.offer = self.offer, None
         self.server = self._admitted
         self.settled.set()
-
-    def fail(self, error: OSError) -> None:
-        """Refuse the client: it can have no connection."""
-        server, self._admitted = self._admitted, None
-        if server is not None:
-            self.dispatcher.not_admitted(self.client, server.serial, error)
+        return offer
 
     def wait_again(self) -> None:
         """Wait for another server: the one that the client was admitted to has ended, or does."""
@@ -88,6 +113,32 @@ class VendorClientSession(Waiting):
     def go_without_mps(self, reason: str) -> None:
         """Close the conversation: its protocol cannot say that a client is to go on without MPS."""
         self.settled.set()
+
+    async def _left(self) -> None:
+        """Return when it hangs up; meanwhile note when it takes its end of a connection."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._taken)
+            # Left there: if this daemon is killed the next one learns that the client has its end.
+            if await self.channel.peek(PACKET_BYTES) and self.offer is not None:
+                self._note_ready()
+                await trio.sleep_forever()
+            nursery.cancel_scope.cancel()
+
+    async def _taken(self) -> None:
+        await self._offered.wait()
+        with suppress(OSError):  # out of descriptors: it is not known
+            if self.offer is not None and self.offer.is_inherited and not self.channel.has_untaken():
+                self._send_end()
+                with trio.move_on_after(SECOND_END_SECONDS):
+                    await self.channel.taken()
+            else:
+                await self.channel.taken()
+        self._note_ready()
+
+    def _note_ready(self) -> None:
+        self.is_ready = True
+        if self._admitted is not None:
+            self._admitted.handoffs.look()
 
     async def _hung_up(self) -> None:
         await self.channel.receive(PACKET_BYTES)

@@ -9,13 +9,15 @@ from attrs import define
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.inheritance import Noted, link_name
+from pympsd.service.inheritance import Noted, link_name, serial_of
 from pympsd.service.sessions.peers import with_pidfd
 from pympsd.service.sessions.running import run_with_sender
 from pympsd.service.sessions.vendor.client import VendorClientSession
+from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.service.sessions.vendor.tool import ToolSession
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.errors import ProtocolError, RemoteError
 from pympsd.wire.vendor.handshake import CREDENTIALS, PACKET_BYTES, ROLE_BYTES, Role, encode_role, role_of
@@ -76,9 +78,14 @@ class VendorConversation:
     async def _run_session(
         self, entry: Noted[bytes], role: Role, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer
     ) -> None:
+        if role is not Role.CLIENT and routing.is_for_clients(self.dispatcher.state, self.server, self.namespace):
+            self.dispatcher.log_refused_operator(peer)
+            return
         if role is Role.TOOL:
             self.dispatcher.drop(entry.name)
-            session = ToolSession(self.dispatcher.serials.take(), peer.operator, channel)
+            session = ToolSession(
+                self.dispatcher.serials.take(), peer.operator, channel, (self.server, self.namespace)
+            )
             await run_with_sender(channel, session.run, self.dispatcher)
             return
         if not self.accepts_clients:
@@ -88,8 +95,10 @@ class VendorConversation:
         if role is Role.CLIENT:
             known = with_pidfd(sock, peer)
             try:
-                serial, to = self.dispatcher.serials.take(), (self.server, self.namespace)
-                client = VendorClientSession(serial, known, channel, self.dispatcher, *to)
+                serial, key = self.dispatcher.serials.take(), serial_of(entry.name)
+                offer = Offer(key, *entry.offered, is_inherited=True) if entry.offered else None
+                place = (self.server, self.namespace)
+                client = VendorClientSession(serial, known, channel, self.dispatcher, key, *place, offer)
                 await run_with_sender(channel, client.run, self.dispatcher)
             finally:
                 known.close()

@@ -1,7 +1,7 @@
 """Handing clients over to the driver's server: one after another, as it talks with one new client at a time.
 
-A client waits in its conversation with the daemon until it is its turn: if its server ends before that, it gets the
-next one.
+A client waits in its conversation with the daemon until it has its end of the connection and it is its turn: if its
+server ends before that, it gets the next one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import trio
 from attrs import define, field
 
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.inheritance import newcomer_name
+from pympsd.service.inheritance import newcomer_name, offer_name
 from pympsd.service.processes.status import is_asleep, is_stopped
+from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server_link import ServerLink
 from pympsd.state_machine import events
 from pympsd.state_machine.instructions import ClientLimits
@@ -43,11 +44,18 @@ class Newcomer(Protocol):
 
     client: int
 
+    is_ready: bool
+    """It has its end of the connection."""
+    offered_at: float
+    """When it was sent that."""
+
     @property
     def peer(self) -> Peer: ...
-    def take(self, connection: int) -> None: ...
-    def fail(self, error: OSError) -> None: ...
+    def take(self) -> Offer: ...
     def wait_again(self) -> None: ...
+
+
+_Entry = tuple[Newcomer, int, ClientLimits | None]
 
 
 @define(eq=False)
@@ -65,12 +73,13 @@ class Handoffs:
     """Held while a client is handed over."""
     set_limits: Callable[[ClientLimits], None] = lambda _: None
     """Tells the server the limits of the client that it gets next."""
-    _queue: list[tuple[Newcomer, int, ClientLimits | None]] = field(factory=list, init=False)
+    _queue: list[_Entry] = field(factory=list, init=False)
     """With their priorities and limits."""
     _mute: set[int] = field(factory=set, init=False)
     """The users whose last client did not answer the server."""
     _current: int = field(default=0, init=False)
     """The client that is being handed over."""
+    _current_name: str = field(default="", init=False)
     _has_ended: bool = field(default=False, init=False)
     """Its process has ended."""
     _patience: trio.CancelScope = field(factory=trio.CancelScope, init=False)
@@ -78,12 +87,19 @@ class Handoffs:
 
     @property
     def may_be_delayed(self) -> bool:
-        """Whether nobody waits but users whose last client did not answer the server."""
-        return all(entry[0].peer.uid in self._mute for entry in self._queue)
+        """Whether nobody waits but who takes no connection, and users whose last client did not answer the server."""
+        late = trio.current_time() - FIRST_WORDS_SECONDS
+        return all(
+            one.peer.uid in self._mute or (not one.is_ready and one.offered_at < late) for one, *_ in self._queue
+        )
 
     def add(self, newcomer: Newcomer, priority: int, limits: ClientLimits | None = None) -> None:
         """Hand over a client when it is its turn."""
         self._queue.append((newcomer, priority, limits))
+        self._added.set()
+
+    def look(self) -> None:
+        """Note that a client has its end of its connection."""
         self._added.set()
 
     def remove(self, newcomer: Newcomer) -> None:
@@ -114,47 +130,45 @@ class Handoffs:
                 await self._await_answer(link, [end for _, end in self.earlier])
                 self._release(self.earlier)
         while True:
-            while not self._queue:
+            while self._next() is None:
                 self._added = trio.Event()
                 await self._added.wait()
             async with self.exchange:
-                if self._queue:
-                    await self._hand_over(link, *self._queue.pop(self._next()))
+                if (entry := self._next()) is not None:
+                    self._queue.remove(entry)
+                    await self._hand_over(link, *entry)
 
-    def _next(self) -> int:
-        """Return the place of the first client, but of a user whose last one was mute only if nobody else waits."""
-        users = [entry[0].peer.uid in self._mute for entry in self._queue]
+    def _next(self) -> _Entry | None:
+        """Return the first client that is ready, but of a user whose last one was mute only if nobody else is."""
+        ready = [entry for entry in self._queue if entry[0].is_ready]
         # Of those the last: a user's many mute clients are not in the way of the one that comes after them.
-        return users.index(False) if False in users else len(users) - 1
+        return next((entry for entry in ready if entry[0].peer.uid not in self._mute), ready[-1] if ready else None)
 
     async def _hand_over(
         self, link: ServerLink, newcomer: Newcomer, priority: int, limits: ClientLimits | None
     ) -> None:
-        try:
-            theirs, servers, end = _connected()
-        except OSError as error:
-            newcomer.fail(error)
-            return
-        name, self._current = newcomer_name(newcomer.client), newcomer.client
+        offer = newcomer.take()
+        self._current, self._current_name = newcomer.client, newcomer_name(offer.key)
         keeper = self._dispatcher.keeper
-        # Before it is sent: without this end the next daemon cannot free the server from a mute client. In the
-        # link of a keeper that is stopped it would outlive the client, whose end the server would not see.
+        # Before it is sent: without this end the next daemon cannot free the server from a mute client.
         if keeper is not None and not keeper.is_silent:
-            self._dispatcher.hold(name, end, str(self._server).encode())
+            self._dispatcher.hold(self._current_name, offer.clients, str(self._server).encode())
         try:
             if priority != self.priority:
                 self.priority = priority
                 link.tell(commands.set_priority(priority))
             if limits is not None:
                 self.set_limits(limits)
-            link.tell(commands.NEW_CLIENT, servers)
-            # The client last: if this daemon is killed in between, the client is still waiting for the next one.
-            newcomer.take(theirs)
-            is_mute = await self._await_answer(link, [end], newcomer.peer.pid)
+            if offer.is_inherited and offer.is_taken_by(self._pid):
+                os.close(offer.servers)
+            else:
+                link.tell(commands.NEW_CLIENT, offer.servers)
+            self._dispatcher.drop(offer_name(offer.key))
+            is_mute = await self._await_answer(link, [offer.clients], newcomer.peer.pid)
         finally:
-            os.close(end)
+            os.close(offer.clients)
         (self._mute.add if is_mute else self._mute.discard)(newcomer.peer.uid)
-        self._dispatcher.drop(name)
+        self._dispatcher.drop(self._current_name)
         self._current = 0
 
     async def _await_answer(self, link: ServerLink, ends: Sequence[int], pid: int = 0) -> bool:
@@ -213,7 +227,7 @@ class Handoffs:
         """Clean up after the server's end."""
         self._release(self.earlier)
         if self._current:
-            self._dispatcher.drop(newcomer_name(self._current))
+            self._dispatcher.drop(self._current_name)
         self.give_back()
 
 
@@ -222,14 +236,3 @@ def _is_unread(end: int) -> bool:
     poll = select.poll()
     poll.register(end, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _connected() -> tuple[int, int, int]:
-    """Return the ends of a new connection, the client's first, and a copy of the client's; raise OSError."""
-    theirs, servers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs, servers:  # what is not returned is closed
-        for end in (theirs, servers):
-            # The driver's server does not answer a client without it.
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        copy = os.dup(theirs.fileno())
-        return theirs.detach(), servers.detach(), copy

@@ -19,6 +19,8 @@ class ToolSession:
     session: int
     uid: int
     channel: PacketChannel
+    place: tuple[str, str] = ("", "")
+    """The server and namespace whose socket it came by."""
     _answered: trio.Event = field(factory=trio.Event, init=False)
 
     def working(self) -> None:
@@ -44,7 +46,7 @@ class ToolSession:
         try:
             while (line := await self._line()) is not None:
                 self._answered = trio.Event()
-                await dispatcher.feed_line(self.session, self.uid, line)
+                await dispatcher.feed_line(self.session, self.uid, line, place=self.place)
                 if not self._answered.is_set():
                     await self._answered.wait()
             self.channel.send_raw(END_OF_ANSWERS)

@@ -8,13 +8,13 @@ from typing import NoReturn
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.backends.virtual_memory import PhysicalMemory
+from pympsd_server.backends.virtual_memory import Charge, PhysicalMemory
 
 
 class NoVirtualMemory:
     """A context whose client maps no memory (the capability ``maps_virtual_memory`` is false)."""
 
-    def create_memory(self, count: int, shareable: bool) -> PhysicalMemory:
+    def create_memory(self, count: int, shareable: bool, charge: Charge | None = None) -> PhysicalMemory:
         """Refuse: NOT_SUPPORTED."""
         _refuse()
 

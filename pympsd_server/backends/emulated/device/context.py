@@ -22,7 +22,7 @@ from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Marker, Transfer, WorkItem, WorkStream
 from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
-from pympsd_server.backends.virtual_memory import PhysicalMemory
+from pympsd_server.backends.virtual_memory import Charge, PhysicalMemory
 
 PATIENCE_SECONDS: Final = 2.0
 """How long ending a context waits for its kernels, on a device that cannot stop them."""
@@ -90,10 +90,10 @@ class EmulatedContext:
 
         self.notify(release)
 
-    def create_memory(self, count: int, shareable: bool) -> EmulatedMemory:
+    def create_memory(self, count: int, shareable: bool, charge: Charge | None = None) -> EmulatedMemory:
         """Return new memory without an address."""
         self.check()
-        return self.memory.create(count, shareable)
+        return self.memory.create(count, shareable, charge)
 
     def import_memory(self, secret: int) -> EmulatedMemory:
         """Return memory that another context has exported."""

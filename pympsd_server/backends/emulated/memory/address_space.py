@@ -8,9 +8,9 @@ from bisect import bisect_right, insort
 
 import numpy as np
 
+from pympsd.channel.mapping import NORESERVE, map_again, map_nothing
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd_server.backends.emulated.memory.bounds import chosen_bounds
-from pympsd_server.backends.emulated.memory.page_mapping import NORESERVE, map_again, map_nothing
 from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, Array, DType, Value
 from pympsd_server.backends.emulated.ptx.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
 
@@ -115,11 +115,12 @@ class AddressSpace(AccessibleMemory):
 
     def place(self, address: int, memory: memoryview) -> None:
         """Map whole shared pages of this process at an address behind the allocations, not accessible yet."""
-        map_again(memory, self._bytes.ctypes.data + address - self.base)
+        source = int(np.frombuffer(memory, np.uint8).ctypes.data)
+        map_again(source, memory.nbytes, self._bytes.ctypes.data + address - self.base)
 
     def clear(self, address: int, nbytes: int) -> None:
         """Undo `place`. What still accesses the pages meets others."""
-        map_nothing(self._bytes.ctypes.data + address - self.base, nbytes)
+        map_nothing(nbytes, self._bytes.ctypes.data + address - self.base)
 
     def set_accessible(self, address: int, nbytes: int, accessible: bool) -> None:
         """Make part of what was placed accessible, joined to what is on either side of it, or inaccessible."""
@@ -185,7 +186,7 @@ class AddressSpace(AccessibleMemory):
             piece = self._bytes[start : min(start + _PIECE, high)]
             if piece.any():  # pages that were never written to stay without memory
                 shared[start - low : start - low + len(piece)] = piece
-        map_again(shared.data, self._bytes.ctypes.data + low)
+        map_again(shared.ctypes.data, high - low, self._bytes.ctypes.data + low)
         return shared.data
 
     def withdraw(self, address: int) -> tuple[int, int]:
@@ -199,7 +200,7 @@ class AddressSpace(AccessibleMemory):
         self.used_bytes -= end - start
         low, high = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
         if low < high:
-            map_nothing(self._bytes.ctypes.data + low, high - low)
+            map_nothing(high - low, self._bytes.ctypes.data + low)
         self._release(start, self.bounds.end(end))
         self._return(start, end + GUARD_BYTES)
 
@@ -208,7 +209,7 @@ class AddressSpace(AccessibleMemory):
         if self._edges:
             for offset in [each for each in self._edges if first <= each < last]:
                 del self._edges[offset]
-                map_nothing(self._bytes.ctypes.data + offset, _PAGE)
+                map_nothing(_PAGE, self._bytes.ctypes.data + offset)
         if first >= last:
             self._bytes[start:end] = 0
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE
@@ -18,7 +20,7 @@ from pympsd_server.backends.emulated.memory.virtual_memory import (
 )
 from pympsd_server.backends.emulated.ptx.faults import OutOfMemory
 from pympsd_server.backends.interface import BackendError, Outcome
-from pympsd_server.backends.virtual_memory import PhysicalMemory
+from pympsd_server.backends.virtual_memory import Charge, PhysicalMemory
 
 ALLOCATION_LIMIT: Final = 1 << 18
 """The most allocations of one context; each costs the executor some hundred bytes, however small it is."""
@@ -190,8 +192,8 @@ class ContextMemory:
             self._client.disown(address)
         loaded.unload()
 
-    def create(self, count: int, shareable: bool) -> EmulatedMemory:
-        """Return memory without an address; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+    def create(self, count: int, shareable: bool, charge: Charge | None) -> EmulatedMemory:
+        """Return memory without an address, the host's if that is to be charged; BackendError."""
         if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
             reason = f"memory of {count} bytes: it has a multiple of {MAPPING_GRANULE}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
@@ -200,14 +202,13 @@ class ContextMemory:
             if self._client.memories >= MEMORY_LIMIT:
                 reason = f"a client has at most {MEMORY_LIMIT} pieces of memory to map; create larger ones"
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
-            self._budget.take(count)
+            discharge = self._charge(count) if charge is None else charge(count)
             self._client.memories += 1
+        freed = partial(self._created_freed, discharge)
         try:
-            storage = PhysicalPages(count, shareable, self._created_freed)
+            storage = PhysicalPages(count, shareable, charge is not None, freed)
         except OSError as error:
-            with self._client.lock:
-                self._budget.give(count)
-                self._client.memories -= 1
+            freed(None)
             reason = f"the system has no {count} bytes: {error.strerror}"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None
         self._client.exports.add(storage)
@@ -222,15 +223,16 @@ class ContextMemory:
             reason = f"a context holds at most {ALLOCATION_LIMIT} pieces of memory"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
-    def _created_freed(self, storage: Storage) -> None:
-        self._freed(storage)
-        with self._client.lock:
-            self._client.memories -= 1
+    def _charge(self, count: int) -> Callable[[], None]:
+        self._budget.take(count)
+        return partial(self._budget.give, count)
 
-    def _freed(self, storage: Storage) -> None:
-        self._client.exports.remove(storage)
+    def _created_freed(self, discharge: Callable[[], None], storage: Storage | None) -> None:
+        if storage is not None:
+            self._client.exports.remove(storage)
         with self._client.lock:
-            self._budget.give(storage.size)
+            discharge()
+            self._client.memories -= 1
 
     def _enter(self, storage: Storage) -> EmulatedMemory:
         memory = EmulatedMemory(storage, self, lambda one: self._memories.pop(one, None))

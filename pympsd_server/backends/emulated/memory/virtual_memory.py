@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 from attrs import define, frozen
 
+from pympsd.channel.mapping import NORESERVE
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.memory.page_mapping import NORESERVE
 from pympsd_server.backends.interface import BackendError
 
 FILE_NAME: Final = "pympsd-memory-"
@@ -35,6 +35,8 @@ class Storage(ABC):
     def __init__(self, size: int, secret: int, freed: Callable[[Storage], None]) -> None:
         """``freed`` is called when the pages are freed."""
         self.size: Final = size
+        self.is_of_host = False
+        """Whether its pages are the host's, not the device's."""
         self.secret: Final = secret
         """What names it for those who may import it; 0 if nobody may."""
         self._freed: Final = freed
@@ -72,11 +74,13 @@ class Storage(ABC):
 class PhysicalPages(Storage):
     """The pages of memory that has no address of its own."""
 
-    def __init__(self, size: int, shareable: bool, freed: Callable[[Storage], None]) -> None:
+    def __init__(self, size: int, shareable: bool, is_of_host: bool, freed: Callable[[Storage], None]) -> None:
         """Raises OSError."""
-        super().__init__(size, new_secret() if shareable else 0, freed)
+        has_file = shareable or is_of_host
+        super().__init__(size, new_secret() if has_file else 0, freed)
+        self.is_of_host = is_of_host
         self._fd = -1
-        if not shareable:
+        if not has_file:
             self._map = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
             return
         self._fd = os.memfd_create(f"{FILE_NAME}{self.secret:032x}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -163,6 +167,11 @@ class EmulatedMemory:
     def size(self) -> int:
         """Its bytes."""
         return self.storage.size
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether it is the host's."""
+        return self.storage.is_of_host
 
     def export(self) -> int:
         """Return a new descriptor by which another process can name it; BackendError INVALID_VALUE."""

@@ -1,27 +1,22 @@
-"""The functions of cuda.bindings.cynvml that say which devices there are: answered from what the daemon lists.
-
-NVML does not depend on cuInit, and a process may fork after it: until the process has called cuInit, each question
-has a connection of its own, which is closed at once.
-"""
+"""The functions of cuda.bindings.cynvml: which devices there are, and what is known of them."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from ctypes import c_int, c_uint32, c_uint64, memmove
-from threading import Lock
+from collections.abc import Callable
+from ctypes import c_int, c_uint64, memmove
 from typing import Any, Final
 
-from pympsd.version import API_VERSION, CUDA_VERSION, DRIVER_BRANCH
+from pympsd.version import CUDA_VERSION, DRIVER_BRANCH
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
-from pympsd_client._connect.connection import Connection
 from pympsd_client._objects.context import contexts
-from pympsd_client._objects.process import Process, process
 from pympsd_client.routing import explain
+from pympsd_client.routing.nvml import devices as nvml
+from pympsd_client.routing.nvml import machine
+from pympsd_client.routing.nvml.devices import NvmlError
 from pympsd_client.routing.structures import interned
 
 _RESULTS: Final = {
@@ -36,11 +31,6 @@ _RESULTS: Final = {
     25: ("NVML_ERROR_ARGUMENT_VERSION_MISMATCH", b"API call structure version mismatch"),
     999: ("NVML_ERROR_UNKNOWN", b"Unknown Error"),
 }
-_UNINITIALIZED, _INVALID, _UNSUPPORTED, _NOT_FOUND, _TOO_SMALL, _NO_DRIVER, _LOST, _VERSION = 1, 2, 3, 6, 7, 9, 15, 25
-_UNKNOWN: Final = 999
-_FLAGS: Final = 3
-"""NVML_INIT_FLAG_NO_GPUS and NVML_INIT_FLAG_NO_ATTACH."""
-_FIRST_HANDLE: Final = 0x4E56_0000
 _MEMORY: Final = struct.Struct("=4Q")
 _PCI: Final = struct.Struct("=16s5I32s")
 _PCI_EXTENDED: Final = struct.Struct("=7I32s")
@@ -52,120 +42,22 @@ _ARCHITECTURES: Final = ((9, 0, 9), (8, 9, 8), (8, 0, 7), (7, 5, 6), (7, 0, 5), 
 _COMMAND_BYTES: Final = 1 << 12
 
 
-class NvmlError(Exception):
-    """A result of NVML, and why."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(reason)
-        self.code: Final = code
-
-
-_changing: Final = Lock()
-_users = 0
-_devices: tuple[DeviceFacts, ...] = ()
-_driver_version = API_VERSION
-
-
-@contextmanager
-def _connected() -> Iterator[Connection]:
-    """Enclose the use of this process's connection, or without one of a new connection."""
-    if process.connection is not None:
-        yield process.connection
-        return
-    own = Process()
-    own.initialize(0)
-    if own.connection is None:
-        process.initialize(0)  # natively: this call, too, is passed on to the driver's library
-        raise NvmlError(_NO_DRIVER, "the program runs natively")
-    try:
-        yield own.connection
-    finally:
-        own.connection.close()
-
-
-def _init(flags: int = 0) -> None:
-    global _devices, _driver_version, _users
-    if flags & ~_FLAGS:
-        raise NvmlError(_INVALID, f"flags are NO_GPUS (1) and NO_ATTACH (2), not {flags}")
-    with _changing:
-        if not _users:
-            try:
-                with _connected() as connection:
-                    _devices = tuple(device.facts for device in connection.devices)
-                    _driver_version = connection.driver_version
-            except CudaError as error:
-                if error.code != Result.ERROR_NO_DEVICE:
-                    raise NvmlError(_NO_DRIVER, error.reason) from None
-                _devices = ()
-        _users += 1
-
-
-def _shut_down() -> None:
-    global _users
-    with _changing:
-        _require()
-        _users -= 1
-
-
-def _require() -> None:
-    if not _users:
-        raise NvmlError(_UNINITIALIZED, "call nvmlInit_v2 first")
-
-
-def _place(address: int) -> int:
-    _require()
-    if not address:
-        raise NvmlError(_INVALID, "the place for the result is NULL")
-    return address
-
-
-def _number(address: int, value: int) -> None:
-    c_uint32.from_address(_place(address)).value = value
-
-
-def _text(address: int, length: int, text: str) -> None:
-    _place(address)
-    value = text.encode() + b"\0"
-    if length < len(value):
-        raise NvmlError(_TOO_SMALL, f"the text takes {len(value)} bytes, not {length}")
-    memmove(address, value, len(value))
-
-
-def _versioned(address: int, content: bytes, version: int, padding: int = 0) -> None:
-    """Write a structure behind the version that it begins with: its size, and its number from bit 24 on."""
-    expected = (4 + padding + len(content)) | version << 24
-    given = c_uint32.from_address(_place(address)).value
-    if given != expected:
-        raise NvmlError(_VERSION, f"the structure's version is {expected:#x}, not {given:#x}")
-    memmove(address + 4 + padding, content, len(content))
-
-
-def _index(handle: int) -> int:
-    _require()
-    if not _FIRST_HANDLE <= handle < _FIRST_HANDLE + len(_devices):
-        raise NvmlError(_INVALID, f"{handle:#x} is no device")
-    return handle - _FIRST_HANDLE
-
-
-def _facts(handle: int) -> DeviceFacts:
-    return _devices[_index(handle)]
-
-
 def _by_index(index: int, place: int) -> None:
-    _place(place)
-    if index >= len(_devices):
-        raise NvmlError(_INVALID, f"there is no device {index}; {len(_devices)} are visible, counted from 0")
-    c_uint64.from_address(place).value = _FIRST_HANDLE + index
+    nvml.place(place)
+    if index >= len(nvml.devices()):
+        reason = f"there is no device {index}; {len(nvml.devices())} are visible, counted from 0"
+        raise NvmlError(nvml.INVALID, reason)
+    c_uint64.from_address(place).value = nvml.handle_of(index)
 
 
 def _find(name: str | None, place: int, names: Callable[[DeviceFacts], tuple[str, ...]]) -> None:
-    _place(place)
+    nvml.place(place)
     if name is None:
-        raise NvmlError(_INVALID, "the name is NULL")
-    for index, facts in enumerate(_devices):
-        if name.upper() in (one.upper() for one in names(facts)):
+        raise NvmlError(nvml.INVALID, "the name is NULL")
+    for index, device in enumerate(nvml.devices()):
+        if name.upper() in (one.upper() for one in names(device.facts)):
             return _by_index(index, place)
-    raise NvmlError(_NOT_FOUND, f"no visible device is {name}")
+    raise NvmlError(nvml.NOT_FOUND, f"no visible device is {name}")
 
 
 def _pci(facts: DeviceFacts) -> tuple[int, int, int, int]:
@@ -186,15 +78,15 @@ def _bus_ids(facts: DeviceFacts) -> tuple[str, str]:
 
 
 def _pci_info(handle: int, place: int) -> None:
-    facts = _facts(handle)
+    facts = nvml.facts(handle)
     long, short = _bus_ids(facts)
     packed = _PCI.pack(short.encode(), *_pci_numbers(facts), long.encode())
-    memmove(_place(place), packed, len(packed))
+    memmove(nvml.place(place), packed, len(packed))
 
 
 def _pci_info_extended(handle: int, place: int) -> None:
-    facts = _facts(handle)
-    _versioned(place, _PCI_EXTENDED.pack(*_pci_numbers(facts), _CLASS, _SUBCLASS, _bus_ids(facts)[0].encode()), 1)
+    facts = nvml.facts(handle)
+    nvml.versioned(place, _PCI_EXTENDED.pack(*_pci_numbers(facts), _CLASS, _SUBCLASS, _bus_ids(facts)[0].encode()), 1)
 
 
 def _pci_numbers(facts: DeviceFacts) -> tuple[int, ...]:
@@ -205,21 +97,21 @@ def _pci_numbers(facts: DeviceFacts) -> tuple[int, ...]:
 
 def _memory_info(handle: int, place: int) -> None:
     """Answer as cuMemGetInfo does: total is the process's limit if there is one."""
-    uuid = _facts(handle).uuid
-    _place(place)
+    uuid = nvml.facts(handle).uuid
+    nvml.place(place)
     usable = (one for one in tuple(contexts.values()) if one.sticky_error is None)
     own = next((one for one in usable if one.device.facts.uuid == uuid), None)
     body = _ask_memory(uuid) if own is None else own.call(operations.MEMORY_INFO)
     free, total = operations.MEMORY_INFO.answer.unpack_from(body)
-    _versioned(place, _MEMORY.pack(total, 0, free, total - free), 2, padding=4)
+    nvml.versioned(place, _MEMORY.pack(total, 0, free, total - free), 2, padding=4)
 
 
 def _ask_memory(uuid: str) -> bytes:
     """Return the answer of a context that is opened for it, whose own memory counts as used."""
-    with _connected() as connection:
+    with nvml.connected() as connection:
         device = next((one for one in connection.devices if one.facts.uuid == uuid), None)
         if device is None:
-            raise NvmlError(_LOST, f"{uuid} is not visible any more")
+            raise NvmlError(nvml.LOST, f"{uuid} is not visible any more")
         opened = connection.open_context(device, 0)
         try:
             sequence = opened.transport.sequence()
@@ -233,8 +125,8 @@ def _ask_memory(uuid: str) -> bytes:
 
 
 def _capability(handle: int, major: int, minor: int) -> None:
-    for place, value in zip((major, minor), _facts(handle).compute_capability, strict=True):
-        c_int.from_address(_place(place)).value = value
+    for place, value in zip((major, minor), nvml.facts(handle).compute_capability, strict=True):
+        c_int.from_address(nvml.place(place)).value = value
 
 
 def _architecture(facts: DeviceFacts) -> int:
@@ -248,49 +140,63 @@ def _process_name(pid: int, place: int, length: int) -> None:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             name = file.read(_COMMAND_BYTES).partition(b"\0")[0].decode(errors="replace")
     except OSError as error:
-        raise NvmlError(_NOT_FOUND, f"there is no process {pid} ({error.strerror})") from None
-    _text(place, length, name)
+        raise NvmlError(nvml.NOT_FOUND, f"there is no process {pid} ({error.strerror})") from None
+    nvml.text(place, length, name)
 
 
 _Row = tuple[Callable[..., Any], str]
 
 
 def _number_of(value: Callable[[DeviceFacts], int]) -> _Row:
-    return (lambda handle, place: _number(place, value(_facts(handle)))), "QQ"
+    return (lambda handle, place: nvml.number(place, value(nvml.facts(handle)))), "QQ"
 
 
 def _text_of(value: Callable[[DeviceFacts], str]) -> _Row:
-    return (lambda handle, place, length: _text(place, length, value(_facts(handle)))), "QQI"
+    return (lambda handle, place, length: nvml.text(place, length, value(nvml.facts(handle)))), "QQI"
 
 
 def _constant(text: str) -> _Row:
-    return (lambda place, length: _text(place, length, text)), "QI"
+    return (lambda place, length: nvml.text(place, length, text)), "QI"
 
 
 _VERSION_TEXT: Final = f"{DRIVER_BRANCH}.0"
 _BRANCH: Final = f"r{DRIVER_BRANCH}_00".encode().ljust(_BRANCH_BYTES, b"\0")
 _FUNCTIONS: Final[dict[str, _Row]] = {
-    "nvmlInit_v2": (_init, ""),
-    "nvmlInitWithFlags": (_init, "I"),
-    "nvmlShutdown": (_shut_down, ""),
-    "nvmlSystemGetCudaDriverVersion": (lambda place: _number(place, _driver_version), "Q"),
-    "nvmlSystemGetCudaDriverVersion_v2": (lambda place: _number(place, _driver_version), "Q"),
-    "nvmlSystemGetDriverBranch": (lambda place, length: _versioned(place, _BRANCH, 1), "QI"),
+    "nvmlInit_v2": (nvml.init, ""),
+    "nvmlInitWithFlags": (nvml.init, "I"),
+    "nvmlShutdown": (nvml.shut_down, ""),
+    "nvmlSystemGetCudaDriverVersion": (lambda place: nvml.number(place, nvml.driver_version()), "Q"),
+    "nvmlSystemGetCudaDriverVersion_v2": (lambda place: nvml.number(place, nvml.driver_version()), "Q"),
+    "nvmlSystemGetDriverBranch": (lambda place, length: nvml.versioned(place, _BRANCH, 1), "QI"),
     "nvmlSystemGetDriverVersion": _constant(_VERSION_TEXT),
     "nvmlSystemGetNVMLVersion": _constant(f"{CUDA_VERSION // 1000}.{_VERSION_TEXT}"),
     "nvmlSystemGetProcessName": (_process_name, "IQI"),
     "nvmlDeviceGetArchitecture": _number_of(_architecture),
     "nvmlDeviceGetComputeMode": _number_of(lambda facts: facts.attributes["COMPUTE_MODE"]),
-    "nvmlDeviceGetCount_v2": (lambda place: _number(place, len(_devices)), "Q"),
+    "nvmlDeviceGetCount_v2": (lambda place: nvml.number(place, len(nvml.devices())), "Q"),
     "nvmlDeviceGetCudaComputeCapability": (_capability, "QQQ"),
     "nvmlDeviceGetHandleByIndex_v2": (_by_index, "IQ"),
     "nvmlDeviceGetHandleByPciBusId_v2": (lambda name, place: _find(name, place, _bus_ids), "sQ"),
     "nvmlDeviceGetHandleByUUID": (lambda name, place: _find(name, place, _uuids), "sQ"),
-    "nvmlDeviceGetIndex": (lambda handle, place: _number(place, _index(handle)), "QQ"),
+    "nvmlDeviceGetIndex": (lambda handle, place: nvml.number(place, nvml.index(handle)), "QQ"),
     "nvmlDeviceGetMemoryInfo_v2": (_memory_info, "QQ"),
     "nvmlDeviceGetName": _text_of(lambda facts: facts.name),
     "nvmlDeviceGetPciInfoExt": (_pci_info_extended, "QQ"),
     "nvmlDeviceGetPciInfo_v3": (_pci_info, "QQ"),
+    "nvmlDeviceGetBrand": _number_of(machine.brand),
+    "nvmlDeviceGetCpuAffinity": (machine.near_cpus, "QIQ"),
+    "nvmlDeviceGetCpuAffinityWithinScope": (machine.near_cpus, "QIQi"),
+    "nvmlDeviceGetDisplayActive": (machine.nothing, "QQ"),
+    "nvmlDeviceGetDisplayMode": (machine.nothing, "QQ"),
+    "nvmlDeviceGetFieldValues": (machine.field_values, "QiQ"),
+    "nvmlDeviceGetMemoryAffinity": (machine.near_nodes, "QIQi"),
+    "nvmlDeviceGetMinorNumber": (machine.minor_number, "QQ"),
+    "nvmlDeviceGetNumFans": (machine.nothing, "QQ"),
+    "nvmlDeviceGetPersistenceMode": (machine.nothing, "QQ"),
+    "nvmlDeviceGetSupportedEventTypes": (machine.event_types, "QQ"),
+    "nvmlDeviceGetTopologyNearestGpus": (machine.nearest, "QiQQ"),
+    "nvmlDeviceSetPersistenceMode": (machine.set_persistence, "Qi"),
+    "nvmlSystemGetTopologyGpuSet": (machine.near_gpus, "IQQ"),
     "nvmlDeviceGetUUID": _text_of(lambda facts: facts.uuid),
     "nvmlDeviceIsMigDeviceHandle": _number_of(lambda facts: facts.uuid.startswith("MIG-")),
 }
@@ -303,13 +209,13 @@ def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
 
 def failed(name: str, error: BaseException | None) -> int:
     """Return the result of a call that raised; explain it."""
-    code = _UNKNOWN
+    code = nvml.UNKNOWN
     if isinstance(error, NvmlError):
         code = error.code
     elif isinstance(error, explain.Missing):
-        code = _UNSUPPORTED
+        code = nvml.UNSUPPORTED
     elif isinstance(error, CudaError):
-        code = _LOST if error.code == Result.ERROR_MPS_CONNECTION_FAILED else _UNKNOWN
+        code = nvml.LOST if error.code == Result.ERROR_MPS_CONNECTION_FAILED else nvml.UNKNOWN
     if explain.is_on():
         reason = error.reason if isinstance(error, CudaError) else str(error)
         explain.say(name, code, reason, isinstance(error, explain.Missing), _RESULTS[code][0])
@@ -318,4 +224,4 @@ def failed(name: str, error: BaseException | None) -> int:
 
 def error_string(code: int) -> int:
     """Return the address of a result's text."""
-    return interned(_RESULTS.get(code, _RESULTS[_UNKNOWN])[1])
+    return interned(_RESULTS.get(code, _RESULTS[nvml.UNKNOWN])[1])

@@ -1,0 +1,67 @@
+"""Pages mapped at chosen addresses of this process, which Python's own mmap cannot do (mmap(2), mremap(2))."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from typing import Final
+
+# The mmap module of Python 3.11 does not name it; the values are those of x86-64 and aarch64 Linux.
+NORESERVE: Final[int] = getattr(mmap, "MAP_NORESERVE", 0x4000)
+FIXED_NOREPLACE: Final = 0x100000
+"""MAP_FIXED_NOREPLACE: at this address or not at all; kernels before 4.17 take it as a hint."""
+_FIXED: Final = 0x10
+_MAY_MOVE_TO: Final = 1 | 2
+"""MREMAP_MAYMOVE and MREMAP_FIXED."""
+_READ_AND_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
+_FAILED: Final = ctypes.c_void_p(-1).value
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_map = _libc.mmap
+_map.restype = ctypes.c_void_p
+_map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_unmap = _libc.munmap
+_unmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_remap = _libc.mremap
+_remap.restype = ctypes.c_void_p
+_remap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+
+
+def map_file(fd: int, size: int, address: int = 0) -> int:
+    """Map a file's first ``size`` bytes, at an address if one is given; return where.
+
+    Raises OSError: EEXIST if something else is mapped at the address.
+    """
+    flags = mmap.MAP_SHARED | FIXED_NOREPLACE if address else mmap.MAP_SHARED
+    found = _checked(_map(address or None, size, _READ_AND_WRITE, flags, fd, 0))
+    if address and found != address:
+        _unmap(found, size)
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+    return found
+
+
+def map_nothing(size: int, address: int = 0) -> int:
+    """Map zero pages that cost nothing until they are touched, over what is mapped at an address if one is given.
+
+    Return where. Raises OSError.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE | (_FIXED if address else 0)
+    return _checked(_map(address or None, size, _READ_AND_WRITE, flags, -1, 0))
+
+
+def map_again(source: int, size: int, address: int) -> None:
+    """Map whole pages of a shared mapping a second time, over what is mapped at an address. Raises OSError."""
+    # An old size of 0 leaves the first mapping as it is.
+    _checked(_remap(source, 0, size, _MAY_MOVE_TO, address))
+
+
+def unmap(address: int, size: int) -> None:
+    """Unmap whole pages."""
+    _unmap(address, size)
+
+
+def _checked(address: int | None) -> int:
+    if address is None or address == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return address

@@ -1,0 +1,89 @@
+"""The conditions of ``[[rules]]``, read and shown."""
+
+from __future__ import annotations
+
+import grp
+import pwd
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from pympsd.vocabulary.rules import Condition, Rule
+from pympsd.vocabulary.texts import BadText
+
+_MOST_ID: Final = (1 << 32) - 2
+_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+_PATTERNS: Final = {
+    "cgroup": (re.compile(r"/.*", re.DOTALL), "a path from the root of the cgroups, such as /user.slice,"),
+    "systemd_unit": (
+        re.compile(r".*(\.(slice|service|scope)|\*)"),
+        "the name of a slice, a service or a scope, such as batch.slice,",
+    ),
+    "slurm_job": (re.compile(r"[0-9]+|\*", re.ASCII), "the number of a job, or *,"),
+    "kubernetes_pod": (
+        re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}|\*", re.ASCII),
+        "the UID of a pod, as kubectl get pod -o jsonpath={.metadata.uid} prints it, or *,",
+    ),
+    "container": (
+        re.compile(r"[0-9a-f]{12,64}|\*", re.ASCII),
+        "the first 12 to 64 digits of a container's ID, or *,",
+    ),
+    "executable": (re.compile(r"[/*].*", re.DOTALL), "the full path of a program, such as /usr/bin/python3*,"),
+    "namespace": (re.compile(r"[a-z0-9_*]+(/[a-z0-9_*]+)?", re.ASCII), "server/namespace, or a server,"),
+}
+"""By kind what a value looks like, and what is said of one that does not."""
+
+
+def read_condition(kind: str, given: Any) -> Condition:
+    """Read a condition: a value or a list of them; raise BadText."""
+    each = given if isinstance(given, list) else [given]
+    if not each or any(isinstance(one, bool) or not isinstance(one, str | int) for one in each):
+        raise BadText("a text or a number, or a list of them,", str(given))
+    return Condition(kind, tuple(dict.fromkeys(_value(kind, str(one)) for one in each)))
+
+
+def _value(kind: str, text: str) -> str:
+    if kind == "user":
+        return _number(text, "a user's", lambda name: pwd.getpwnam(name).pw_uid)
+    if kind == "group":
+        return _number(text, "a group's", lambda name: grp.getgrnam(name).gr_gid)
+    pattern, allowed = _PATTERNS[kind]
+    if not pattern.fullmatch(text):
+        raise BadText(allowed, text)
+    return text
+
+
+def _number(text: str, whose: str, by_name: Callable[[str], int]) -> str:
+    if _ID.fullmatch(text) and int(text) <= _MOST_ID:
+        return text
+    try:
+        return str(by_name(text))
+    except (KeyError, ValueError):
+        raise BadText(f"{whose} name on this machine, or its number,", text) from None
+
+
+def shown_conditions(rule: Rule) -> Iterator[str]:
+    """Yield the lines of a rule, without its limits."""
+    if rule.name:
+        yield f"name = {quoted(rule.name)}"
+    for condition in rule.conditions:
+        yield f"{condition.kind} = {_shown(condition.values)}"
+
+
+def _shown(values: Sequence[str]) -> str:
+    texts = list(map(quoted, values))
+    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+
+def quoted(text: str) -> str:
+    """Return a text as a basic string of TOML."""
+    escaped = "".join(
+        f"\\{each}" if each in '"\\' else each if each.isprintable() else f"\\U{ord(each):08x}" for each in text
+    )
+    return f'"{escaped}"'
+
+
+def count(rules: Sequence[Rule] | None) -> str:
+    """Return how many rules there are, in words."""
+    number = len(rules or ())
+    return "1 rule" if number == 1 else f"{number or 'no'} rules"

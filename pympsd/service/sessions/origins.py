@@ -1,0 +1,55 @@
+"""What rules ask of a process, read from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from pympsd.service.processes.status import has_ended
+from pympsd.service.sessions.peers import KnownPeer
+from pympsd.vocabulary.rules import Origin
+
+_DELETED = " (deleted)"
+
+
+def origin_of(known: KnownPeer) -> Origin:
+    """Return what is known of a client's process; a user of another user namespace is none that a rule names."""
+    peer = known.peer
+    groups = () if peer.foreign else tuple(dict.fromkeys((peer.gid, *peer.groups)))
+    return Origin(peer.operator, groups, *_seen(peer.pid, known.pidfd))
+
+
+def origin_of_pid(pid: int) -> Origin | None:
+    """Return what is known of a process; None if there is none with this PID."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return None
+    # At the start of a line: the process's name, which comes first, may contain the words.
+    fields = dict(line.partition(":")[::2] for line in status.splitlines()[1:])
+    uid, gid = (int(fields[name].split()[1]) for name in ("Uid", "Gid"))
+    groups = tuple(dict.fromkeys((gid, *map(int, fields["Groups"].split()))))
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    try:
+        return Origin(uid, groups, *_seen(pid, pidfd))
+    finally:
+        os.close(pidfd)
+
+
+def _seen(pid: int, pidfd: int) -> tuple[tuple[str, ...] | None, str | None]:
+    """Return the cgroups and the executable of a process; None for what cannot be seen."""
+    if pid <= 0:
+        return None, None
+    cgroups: tuple[str, ...] | None = None
+    executable: str | None = None
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/cgroup").read_text(errors="surrogateescape").splitlines()
+        cgroups = tuple(dict.fromkeys(line.split(":", 2)[2].removesuffix(_DELETED) for line in lines))
+    with contextlib.suppress(OSError):
+        executable = os.readlink(f"/proc/{pid}/exe").removesuffix(_DELETED)
+    # Another process may have the PID by now: what was read is believed only if this one has not ended.
+    return (None, None) if pidfd < 0 or has_ended(pidfd) else (cgroups, executable)

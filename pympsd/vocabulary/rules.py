@@ -1,0 +1,168 @@
+"""Limits by rule: what a rule asks of a client's process, and whether a process is such a one.
+
+The first rule that a process fits holds for it. A user can give any name to a program, and make any cgroup below the
+one of the own service manager, but cannot leave its user, its groups, and the cgroup that root has put it into.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from itertools import takewhile
+from typing import Final
+
+from attrs import field, frozen
+
+from pympsd.vocabulary.namespaces import NamespaceLimits
+
+_CONTAINER: Final = re.compile(r"(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?", re.ASCII)
+_POD: Final = re.compile(r"(?:[a-z-]+-)?pod([0-9a-f_-]{32,36})(?:\.slice)?", re.ASCII)
+_SLURM_JOB: Final = re.compile(
+    r"/(?:system\.slice/(?:[^/]+_)?slurmstepd\.scope|slurm[^/]*(?:/uid_\d+)?)/job_(\d+)(?=/|$)"
+)
+_USERS_MANAGER: Final = re.compile(r"user@\d+\.service", re.ASCII)
+
+
+class Unknown(Exception):
+    """Whether a process fits a rule cannot be told; the message says why."""
+
+
+@frozen
+class Origin:
+    """What rules ask of a process; None: the daemon cannot see it."""
+
+    uid: int
+    groups: tuple[int, ...] = ()
+    cgroups: tuple[str, ...] | None = None
+    """Its paths in the hierarchies of cgroups: one, but with cgroup v1."""
+    executable: str | None = None
+
+
+@frozen
+class Condition:
+    """What a process must have: one of some values."""
+
+    kind: str
+    """One of KINDS."""
+    values: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind}={','.join(self.values)}"
+
+    def found(self, origin: Origin, namespace: str) -> list[str]:
+        """Return what a process has of this kind; ``namespace``: ``server/namespace``. Raise Unknown."""
+        if self.kind == "namespace":
+            return [namespace]
+        return list(_FOUND[self.kind](origin))
+
+    def fits(self, found: Sequence[str]) -> bool:
+        """Whether one of the values is among what a process has."""
+        fits = _FITS.get(self.kind, _is_like)
+        return any(fits(each, value) for each in found for value in self.values)
+
+
+@frozen
+class Rule:
+    """Limits of the processes that meet all conditions; ``number``: its place, from 1."""
+
+    number: int
+    name: str = ""
+    conditions: tuple[Condition, ...] = ()
+    limits: NamespaceLimits = field(factory=NamespaceLimits)
+
+    def __str__(self) -> str:
+        return f"{self.number} ('{self.name}')" if self.name else str(self.number)
+
+    def examine(self, origin: Origin, namespace: str) -> tuple[bool, str]:
+        """Return whether a process fits, and why; raise Unknown."""
+        reasons = []
+        for condition in self.conditions:
+            try:
+                found = condition.found(origin, namespace)
+            except Unknown as error:
+                raise Unknown(f"rule {self} asks for its {condition.kind}, and {error}") from None
+            reason = f"{condition.kind} is {', '.join(found) or 'none'}"
+            if not condition.fits(found):
+                return False, f"{reason}, not {' or '.join(condition.values)}"
+            reasons.append(reason)
+        return True, "; ".join(reasons) or "it has no conditions"
+
+
+def first_fitting(rules: Sequence[Rule], origin: Origin, namespace: str) -> Rule | None:
+    """Return the rule that holds for a process; None if there is none. Raise Unknown."""
+    return next((rule for rule in rules if rule.examine(origin, namespace)[0]), None)
+
+
+def _cgroups(origin: Origin) -> tuple[str, ...]:
+    if origin.cgroups is None:
+        raise Unknown("the daemon cannot see its cgroup")
+    return origin.cgroups
+
+
+def _executables(origin: Origin) -> tuple[str, ...]:
+    if origin.executable is None:
+        raise Unknown("the daemon cannot see its executable")
+    return (origin.executable,)
+
+
+def _given_parts(origin: Origin) -> Iterator[str]:
+    """Yield the parts of the cgroups' paths, down to a user's own service manager: what is below is that user's."""
+    for path in _cgroups(origin):
+        parts = path.strip("/").split("/")
+        yield from takewhile(lambda part: not _USERS_MANAGER.fullmatch(part), parts)
+        yield from filter(_USERS_MANAGER.fullmatch, parts)
+
+
+def _units(origin: Origin) -> list[str]:
+    return [part for part in _given_parts(origin) if part.endswith((".slice", ".service", ".scope"))]
+
+
+def _containers(origin: Origin) -> list[str]:
+    return [found[1] for part in _given_parts(origin) if (found := _CONTAINER.fullmatch(part))]
+
+
+def _pods(origin: Origin) -> list[str]:
+    return [found[1].replace("_", "-") for part in _given_parts(origin) if (found := _POD.fullmatch(part))]
+
+
+def _slurm_jobs(origin: Origin) -> list[str]:
+    return [found[1] for path in _cgroups(origin) if (found := _SLURM_JOB.match(path))]
+
+
+_FOUND: Final[dict[str, Callable[[Origin], Sequence[str]]]] = {
+    "user": lambda origin: [str(origin.uid)],
+    "group": lambda origin: [str(group) for group in origin.groups],
+    "cgroup": _cgroups,
+    "systemd_unit": _units,
+    "slurm_job": _slurm_jobs,
+    "kubernetes_pod": _pods,
+    "container": _containers,
+    "executable": _executables,
+}
+KINDS: Final = (*_FOUND, "namespace")
+
+
+def _is_like(found: str, value: str) -> bool:
+    return fnmatchcase(found, value)
+
+
+def _is_below(path: str, value: str) -> bool:
+    """Whether a path is one that is named, part by part, or lies below it."""
+    parts, wanted = path.strip("/").split("/"), value.strip("/").split("/")
+    below = wanted == [""] or len(parts) >= len(wanted)
+    return below and (wanted == [""] or all(map(fnmatchcase, parts, wanted)))
+
+
+def _is_in(namespace: str, value: str) -> bool:
+    return fnmatchcase(namespace, value if "/" in value else f"{value}/*")
+
+
+_FITS: Final = {
+    "user": str.__eq__,
+    "group": str.__eq__,
+    "cgroup": _is_below,
+    "container": lambda found, value: value == "*" or found.startswith(value),
+    "namespace": _is_in,
+}
+"""How what a process has is compared with a value; other kinds compare by pattern."""

@@ -1,0 +1,1 @@
+"""Memory of the program that kernels reach once it is registered."""

@@ -1,0 +1,1 @@
+"""NVML, in the place of cuda.bindings.cynvml: the devices that the daemon lists."""

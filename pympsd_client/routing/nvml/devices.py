@@ -1,0 +1,153 @@
+"""The devices that NVML knows, from its initialization on, and how its functions read and write what C passes.
+
+NVML does not depend on cuInit, and a process may fork after it: until the process has called cuInit, each question
+has a connection of its own, which is closed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_uint32, memmove
+from threading import Lock
+from typing import Final
+
+from pympsd.version import API_VERSION
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._connect.connection import Connection, Device
+from pympsd_client._objects.process import Process, process
+
+UNINITIALIZED, INVALID, UNSUPPORTED, NOT_FOUND, TOO_SMALL, NO_DRIVER, LOST, VERSION = 1, 2, 3, 6, 7, 9, 15, 25
+UNKNOWN: Final = 999
+_FLAGS: Final = 3
+"""NVML_INIT_FLAG_NO_GPUS and NVML_INIT_FLAG_NO_ATTACH."""
+_FIRST_HANDLE: Final = 0x4E56_0000
+
+
+class NvmlError(Exception):
+    """A result of NVML, and why."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code: Final = code
+
+
+_changing: Final = Lock()
+_users = 0
+_devices: tuple[Device, ...] = ()
+_driver_version = API_VERSION
+
+
+@contextmanager
+def connected() -> Iterator[Connection]:
+    """Enclose the use of this process's connection, or without one of a new connection."""
+    if process.connection is not None:
+        yield process.connection
+        return
+    own = Process()
+    own.initialize(0)
+    if own.connection is None:
+        process.initialize(0)  # natively: this call, too, is passed on to the driver's library
+        raise NvmlError(NO_DRIVER, "the program runs natively")
+    try:
+        yield own.connection
+    finally:
+        own.connection.close()
+
+
+def init(flags: int = 0) -> None:
+    """Look which devices there are; it is undone as often as it was called."""
+    global _devices, _driver_version, _users
+    if flags & ~_FLAGS:
+        raise NvmlError(INVALID, f"flags are NO_GPUS (1) and NO_ATTACH (2), not {flags}")
+    with _changing:
+        if not _users:
+            try:
+                with connected() as connection:
+                    _devices = connection.devices
+                    _driver_version = connection.driver_version
+            except CudaError as error:
+                if error.code != Result.ERROR_NO_DEVICE:
+                    raise NvmlError(NO_DRIVER, error.reason) from None
+                _devices = ()
+        _users += 1
+
+
+def shut_down() -> None:
+    """Undo one initialization."""
+    global _users
+    with _changing:
+        require()
+        _users -= 1
+
+
+def require() -> None:
+    """Raise NvmlError unless NVML is initialized."""
+    if not _users:
+        raise NvmlError(UNINITIALIZED, "call nvmlInit_v2 first")
+
+
+def place(address: int) -> int:
+    """Return an address to write to; NvmlError for NULL."""
+    require()
+    if not address:
+        raise NvmlError(INVALID, "the place for the result is NULL")
+    return address
+
+
+def number(address: int, value: int) -> None:
+    """Write an unsigned int."""
+    c_uint32.from_address(place(address)).value = value
+
+
+def text(address: int, length: int, given: str) -> None:
+    """Write a text with its end into ``length`` bytes."""
+    place(address)
+    value = given.encode() + b"\0"
+    if length < len(value):
+        raise NvmlError(TOO_SMALL, f"the text takes {len(value)} bytes, not {length}")
+    memmove(address, value, len(value))
+
+
+def versioned(address: int, content: bytes, version: int, padding: int = 0) -> None:
+    """Write a structure behind the version that it begins with: its size, and its number from bit 24 on."""
+    expected = (4 + padding + len(content)) | version << 24
+    given = c_uint32.from_address(place(address)).value
+    if given != expected:
+        raise NvmlError(VERSION, f"the structure's version is {expected:#x}, not {given:#x}")
+    memmove(address + 4 + padding, content, len(content))
+
+
+def devices() -> tuple[Device, ...]:
+    """Return the devices that were there at the initialization."""
+    return _devices
+
+
+def driver_version() -> int:
+    """Return the version of CUDA that the server has."""
+    return _driver_version
+
+
+def handle_of(number: int) -> int:
+    """Return the handle of a device."""
+    return _FIRST_HANDLE + number
+
+
+def index(handle: int) -> int:
+    """Return the number of a device."""
+    require()
+    if not _FIRST_HANDLE <= handle < _FIRST_HANDLE + len(_devices):
+        raise NvmlError(INVALID, f"{handle:#x} is no device")
+    return handle - _FIRST_HANDLE
+
+
+def device(handle: int) -> Device:
+    """Return a device."""
+    return _devices[index(handle)]
+
+
+def facts(handle: int) -> DeviceFacts:
+    """Return what is known of a device."""
+    return device(handle).facts

@@ -1,0 +1,103 @@
+"""Protocol 3 with the driver's own server: namespaces and servers with their limits, at the same time, and rules.
+
+In a rehearsal server and programs are made up; what needs real ones is left out (choice.toml).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from processes import DaemonProcess
+
+from tests.gpu.led import running
+from tests.gpu.led.running import client, connected, end_all
+
+GIB = 1 << 30
+PERCENTAGES = {"a/n1": 25, "a/n2": 50, "a/n3": 75, "a": 100, "b": 100}
+EACH = 8
+"""Clients of a namespace at the same time."""
+
+
+def ctl(daemon: DaemonProcess, line: str) -> str:
+    """Give a command, which is not refused; return what it prints."""
+    done = daemon.run(line.split())
+    assert done.returncode == 0, done
+    return done.stdout.removesuffix("\n")
+
+
+@pytest.fixture
+def named(make_daemon: Callable[..., DaemonProcess], directory: Path) -> Iterator[DaemonProcess]:
+    """A daemon of protocol 3 with the servers a and b, of which a has namespaces with limits."""
+    daemon = make_daemon(**running.settings(directory))
+    done = daemon.start("-d", "-p", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in "ab":
+        ctl(daemon, f"server create {name}")
+    for number, name in enumerate(("n1", "n2", "n3"), 1):
+        limits = f"--active-thread-percentage={PERCENTAGES[f'a/{name}']} --pinned-memory-limit={number}G"
+        ctl(daemon, f"namespace create {name} --server=a {limits} --client-priority={number % 2}")
+    yield daemon
+    daemon.stop()
+    end_all(daemon)
+
+
+def at(daemon: DaemonProcess, place: str) -> dict[str, str]:
+    """Return the settings of a client of a server or a namespace."""
+    return {"CUDA_MPS_PIPE_DIRECTORY": str(running.pipe(daemon) / place)}
+
+
+def test_clients_that_come_at_once_get_the_limits_of_their_namespaces(named: DaemonProcess) -> None:
+    wanted = [place for place in PERCENTAGES for _ in range(EACH)]
+
+    def said(place: str) -> tuple[str, str, str]:
+        with client(named, settings=at(named, place)) as one:
+            connected(one)
+            return one.ask("sms"), one.ask(f"alloc {GIB // 2}"), one.ask(f"alloc {5 * GIB // 2}")
+
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        found = list(pool.map(said, wanted))
+    for place, (sms, small, large) in zip(wanted, found, strict=True):
+        assert int(sms.split()[-1]) == running.multiprocessors(PERCENTAGES[place])
+        assert small.split()[-1] == "CUDA_SUCCESS"
+        refused = place in ("a/n1", "a/n2")
+        assert large.split()[-1] == ("CUDA_ERROR_OUT_OF_MEMORY" if refused else "CUDA_SUCCESS"), place
+
+
+def test_torch_in_two_namespaces_and_two_servers_at_once(named: DaemonProcess) -> None:
+    places = ("a/n2", "a", "b")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(running.framework(named, "torch", at(named, place))) for place in places]
+        for each in clients:
+            said = each.answer(running.IMPORT_SECONDS)
+            if said.startswith("absent: "):
+                for other in clients:
+                    other.kill()
+                pytest.skip(said)
+            assert said == "connected"
+        rows = ctl(named, "client list --all --format=csv,noheader").splitlines()
+        shown = {(int(row.split(",")[0]), row.split(",")[3].split(" ")[0]) for row in rows}
+        assert shown == {
+            (clients[0].pid, "a/n2"), (clients[1].pid, "a/default"), (clients[2].pid, "b/default")
+        }  # fmt: skip
+        assert ctl(named, "namespace get n2 a active-thread-percentage") == "50.00"
+        for each in clients:
+            each.send("")
+        assert [each.answer(running.IMPORT_SECONDS) for each in clients] == ["right"] * len(clients)
+
+
+def test_a_rule_limits_the_clients_of_a_program(named: DaemonProcess) -> None:
+    path = named.directory / "rules.toml"
+    executable = Path(sys.executable).resolve()
+    path.write_text(
+        f'schema_version = "1.0"\n[[rules]]\nexecutable = "{executable}"\nactive_thread_percentage = 50\n'
+    )
+    ctl(named, f"config apply {path}")
+    with client(named, settings=at(named, "b")) as one:
+        connected(one)
+        assert int(one.ask("sms").split()[-1]) == running.multiprocessors(50)
+        assert ctl(named, f"rules test {one.pid} --format=csv,noheader").startswith("1,-,true,")
