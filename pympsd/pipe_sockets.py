@@ -8,10 +8,11 @@ import posix
 from pympsd.vocabulary import files
 
 
-def control() -> bytes:
-    """Return the path of the socket that takes commands."""
-    path = pipe_directory() + b"/" + files.CONTROL.encode()
-    privileged = pipe_directory() + b"/" + files.CONTROL_PRIVILEGED.encode()
+def control(folder: bytes = b"") -> bytes:
+    """Return the path of the socket that takes commands; ``folder``: the pipe directory, if it is another one."""
+    folder = folder or pipe_directory()
+    path = folder + b"/" + files.CONTROL.encode()
+    privileged = folder + b"/" + files.CONTROL_PRIVILEGED.encode()
     try:
         clients_only = posix.stat(path).st_mode & 0o777 == files.CLIENTS_ONLY_MODES[files.CONTROL]
     except OSError:
@@ -19,9 +20,9 @@ def control() -> bytes:
     return privileged if clients_only and posix.access(privileged, posix.W_OK) else path
 
 
-def own() -> bytes:
+def own(folder: bytes = b"") -> bytes:
     """Return the path of the socket where pympsd's own protocol is spoken beside the driver's server."""
-    return pipe_directory() + b"/" + files.OWN_CONTROL.encode()
+    return (folder or pipe_directory()) + b"/" + files.OWN_CONTROL.encode()
 
 
 def pipe_directory() -> bytes:

@@ -24,6 +24,7 @@ from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
 from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
+from pympsd.service.metrics import MetricsServer, end
 from pympsd.service.namespace_sockets import NamespaceSockets
 from pympsd.service.processes.children import spawn_server
 from pympsd.service.processes.status import is_child
@@ -71,6 +72,8 @@ class DaemonSetup:
     """The path and the text of the file to apply, which is a valid one."""
     rules: tuple[Rule, ...] | None = None
     """Its rules: they hold for the first client."""
+    metrics: socket.socket | None = None
+    """Where scrapers connect."""
 
 
 def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
@@ -92,6 +95,8 @@ def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
         return dispatcher.status
     finally:
         _ignore_signals()
+        if setup.metrics is not None:
+            end(setup.metrics, handed_over)
         setup.directory.release(handed_over=handed_over)
 
 
@@ -150,6 +155,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         for listener in _listeners(dispatcher, listening, left):
             nursery.start_soon(listener.run)
         left.close()
+        if setup.metrics is not None:
+            nursery.start_soon(MetricsServer(dispatcher, setup.metrics).run)
         nursery.start_soon(read_fifo, dispatcher.journal, fifo, partial(_is_vendor_server, dispatcher))
         os.chdir("/")
         await all_settled(awaited)
