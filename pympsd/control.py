@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any
 
 from pympsd import control_client, pipe_sockets
-from pympsd.vocabulary import files
 from pympsd.wire import frames
 
 
@@ -25,7 +24,7 @@ class Control:
     """A connection to the daemon of a pipe directory, by default that of CUDA_MPS_PIPE_DIRECTORY."""
 
     def __init__(self, pipe_directory: str = "", timeout: float = control_client.TIMEOUT) -> None:
-        folder = pipe_directory.encode() or pipe_sockets.pipe_directory()
+        folder = pipe_directory.encode()
         self._timeout = timeout
         self._daemon = control_client.Daemon()
         try:
@@ -33,7 +32,7 @@ class Control:
             reason = self._daemon.connect(path, timeout)
             if reason == control_client.OTHER_KIND:
                 # Its server is the driver's. A daemon of the vendor itself has no second socket, and no JSON.
-                path = folder + b"/" + files.OWN_CONTROL.encode()
+                path = pipe_sockets.own(folder)
                 reason = self._daemon.connect(path, timeout)
             if not reason and self._daemon.has_ended():
                 reason = "its daemon has ended"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
 from pympsd.service.files.state_file import named_servers_left
+from pympsd.service.metrics import listen
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
@@ -90,6 +92,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         directory = (replace if options.replace else claim)(settings.pipe_directory)
         if lost:
             return _complain(_would_lose(lost, settings), 1)
+        metrics = _metrics(options) if options.metrics else None
     except AlreadyRunning as error:
         print("An instance of this daemon is already running")
         return _complain(str(error), 1) if str(error) else 1
@@ -128,7 +131,20 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         frozenset(options.start_flags),
         configuration,
         plan.rules if plan else None,
+        metrics,
     )
+
+
+def _metrics(options: Options) -> socket.socket | None:
+    """Return the socket of --metrics; None if it cannot be, and a daemon was replaced that cannot come back."""
+    try:
+        return listen(options.metrics)
+    except OSError as error:
+        reason = f"--metrics {options.metrics}: {error.strerror or error}"
+        if not options.replace:
+            raise BadSetting(reason) from None
+        _complain(f"{reason}; the daemon starts without metrics", 0)
+        return None
 
 
 def _configuration(

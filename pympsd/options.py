@@ -26,7 +26,7 @@ START_FLAGS = {
     "--trust-containers": "operators in other namespaces are taken for their user",
 }
 """Those of a daemon, with what it then does."""
-VALUED = ("--timeout", "--log-dialect", "--turn-patience", "--users", "--protocol", "--apply")
+VALUED = ("--timeout", "--log-dialect", "--turn-patience", "--users", "--protocol", "--apply", "--metrics")
 SHORT = {"-p": "--protocol", "-a": "--apply"}
 USERS = ("in-turn", "together")
 DIALECTS = ("documented", "r580", "json")
@@ -62,6 +62,8 @@ class Options:
         """Empty: not given."""
         self.apply = ""
         """The configuration file."""
+        self.metrics = ""
+        """Where metrics are served."""
         self.quit = ""
         """How the end of the daemon was asked for; with -d or -f -q asks for something else."""
         self.force = False
@@ -87,6 +89,8 @@ class Options:
     def _check_combinations(self) -> None:
         if self.static and not self.start:
             raise BadOption(f"there is no option {self.static} without -d or -f", unknown=True)
+        if self.metrics and not self.start:
+            raise BadOption("--metrics goes with -d or -f: it is the daemon that serves them")
         if self.replace and not self.start:
             raise BadOption("--replace goes with -d or -f: it starts a daemon in the place of the one that runs")
         if self.start_flags and not self.start:
@@ -166,6 +170,11 @@ class Options:
             if value not in PROTOCOLS:
                 raise BadOption(f"--protocol is 2 or 3, not {value!r}")
             self.protocol = value
+            return
+        if option == "--metrics":
+            if not value:
+                raise BadOption("--metrics needs a port of the loopback, or the path of a socket")
+            self.metrics = value
             return
         if option == "--apply":
             if not value:

@@ -9,7 +9,7 @@ from pympsd.vocabulary import files
 
 
 def control(folder: bytes = b"") -> bytes:
-    """Return the path of the socket that takes commands, by default in the environment's pipe directory."""
+    """Return the path of the socket that takes commands; ``folder``: the pipe directory, if it is another one."""
     folder = folder or pipe_directory()
     path = folder + b"/" + files.CONTROL.encode()
     privileged = folder + b"/" + files.CONTROL_PRIVILEGED.encode()
@@ -20,9 +20,9 @@ def control(folder: bytes = b"") -> bytes:
     return privileged if clients_only and posix.access(privileged, posix.W_OK) else path
 
 
-def own() -> bytes:
+def own(folder: bytes = b"") -> bytes:
     """Return the path of the socket where pympsd's own protocol is spoken beside the driver's server."""
-    return pipe_directory() + b"/" + files.OWN_CONTROL.encode()
+    return (folder or pipe_directory()) + b"/" + files.OWN_CONTROL.encode()
 
 
 def pipe_directory() -> bytes:

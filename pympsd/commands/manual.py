@@ -74,6 +74,7 @@ OPTIONS: Final = (
         "-a, --apply FILE",
         "apply a configuration file (in protocol 2 it has rules only), at the start or to the daemon that runs",
     ),
+    ("--metrics PORT|PATH", "with -d or -f: serve OpenMetrics text at a port of 127.0.0.1, or a Unix socket"),
     ("--replace", "with -d or -f: take over from the daemon that runs, if one does; servers and clients go on"),
     ("--log-dialect NAME", "with -d or -f: documented (default), r580 or json; also PYMPSD_LOG_DIALECT"),
     ("--users in-turn|together", _USERS),

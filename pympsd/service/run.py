@@ -19,11 +19,12 @@ from pympsd.devices.state_folder import resolved, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.log_fifo import read_fifo
-from pympsd.service.files.pipe_directory import MODES, PID_MODE, VENDORS_PID_MODE, PipeDirectory
+from pympsd.service.files.pipe_directory import PID_MODE, VENDORS_PID_MODE, PipeDirectory
 from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
 from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
+from pympsd.service.metrics import MetricsServer, end
 from pympsd.service.namespace_sockets import NamespaceSockets
 from pympsd.service.processes.children import spawn_server
 from pympsd.service.processes.status import is_child
@@ -66,11 +67,11 @@ class DaemonSetup:
     terminate_by_reset: bool = False
     protocol: int = 2
     flags: frozenset[str] = frozenset()
-    """Options of START_FLAGS."""
     configuration: tuple[str, bytes] | None = None
     """The path and the text of the file to apply, which is a valid one."""
     rules: tuple[Rule, ...] | None = None
-    """Its rules: they hold for the first client."""
+    metrics: socket.socket | None = None
+    """Where scrapers connect."""
 
 
 def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
@@ -92,6 +93,8 @@ def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
         return dispatcher.status
     finally:
         _ignore_signals()
+        if setup.metrics is not None:
+            end(setup.metrics, handed_over)
         setup.directory.release(handed_over=handed_over)
 
 
@@ -150,6 +153,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         for listener in _listeners(dispatcher, listening, left):
             nursery.start_soon(listener.run)
         left.close()
+        if setup.metrics is not None:
+            nursery.start_soon(MetricsServer(dispatcher, setup.metrics).run)
         nursery.start_soon(read_fifo, dispatcher.journal, fifo, partial(_is_vendor_server, dispatcher))
         os.chdir("/")
         await all_settled(awaited)
@@ -184,16 +189,13 @@ def _listening(setup: DaemonSetup, left: Inherited) -> dict[str, trio.socket.Soc
     kinds = {files.CONTROL: kind, files.CONTROL_PRIVILEGED: kind}
     if is_vendor:
         kinds[files.OWN_CONTROL] = socket.SOCK_STREAM
-    directory = setup.directory
     listening = {
         file: trio.socket.from_stdlib_socket(
-            left.take_listener(file, directory.name(file), kind) or directory.listen(file, kind)
+            left.take_listener(file, setup.directory.name(file), kind) or setup.directory.listen(file, kind)
         )
         for file, kind in kinds.items()
     }
-    modes = files.CLIENTS_ONLY_MODES if "--clients-only" in setup.flags else MODES
-    for file in files.CLIENTS_ONLY_MODES.keys() & kinds.keys():
-        os.chmod(directory.name(file), modes[file])
+    setup.directory.set_modes("--clients-only" in setup.flags, kinds.keys())
     return listening
 
 

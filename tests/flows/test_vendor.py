@@ -54,6 +54,12 @@ def test_a_program_is_a_client_without_change(daemon: DaemonProcess, client: Ven
     assert daemon.say("get_device_client_list") == f"[0] 00:00.0, NVIDIA H200\n{client.pid}.1\n"
 
 
+def test_top_shows_what_the_drivers_server_tells(daemon: DaemonProcess, client: VendorClient) -> None:
+    _, _, server, shown = daemon.run(["top", "--once"]).stdout.splitlines()
+    assert server.split()[:4] == [str(daemon.servers()[0]), "0", "-", "ACTIVE"]
+    assert shown.split()[:7] == [str(client.pid), "0", server.split()[0], "ACTIVE", "100.0", "1", "-"]
+
+
 def test_the_server_has_its_users_identity(daemon: DaemonProcess) -> None:
     with VendorClient.start(
         pipe(daemon), prefix=("setpriv", *(f"--{key}={value}" for key, value in AS_USER))

@@ -8,7 +8,7 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from attrs import define, field
@@ -105,6 +105,12 @@ class PipeDirectory:
             listener.listen(BACKLOG)
             on_error.pop_all()
             return listener
+
+    def set_modes(self, clients_only: bool, sockets: Collection[str]) -> None:
+        """Set the modes of sockets that depend on whether operators are refused at ``control``."""
+        for file, mode in files.CLIENTS_ONLY_MODES.items():
+            if file in sockets:
+                os.chmod(self.name(file), mode if clients_only else MODES[file])
 
     def open_fifo(self) -> int:
         """Create the log FIFO and open it for reading and writing, so that it has no end of file."""

@@ -1,0 +1,166 @@
+"""The socket of --metrics: HTTP answers of OpenMetrics text, to a few connections at a time, each for seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import stat
+from typing import Final
+
+import trio
+from attrs import define, field
+
+from pympsd.channel.descriptors import explain
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.listeners import OUT_OF_FDS
+from pympsd.service.metrics_text import CONTENT_TYPE, metrics_text
+
+LOOPBACK: Final = re.compile(r"(?:(127\.\d+\.\d+\.\d+|localhost|\[::1\]):)?(\d{1,5})")
+CONNECTIONS: Final = 8
+"""Connections that are answered at a time; others wait in the backlog."""
+SECONDS: Final = 5.0
+"""What a connection may take; then it is closed."""
+REQUEST_BYTES: Final = 8192
+FRESH_SECONDS: Final = 0.25
+"""For so long a text is given again: any user of the machine may ask as often as they like."""
+PAUSE_SECONDS: Final = 1.0
+"""The pause when no descriptor is left for a connection."""
+
+
+def listen(address: str) -> socket.socket:
+    """Return a listening socket: of a path that begins with /, or of a port of the loopback; raise OSError.
+
+    A path is for the daemon's user and root; what a port serves every user of the machine may read.
+    """
+    if address.startswith("/"):
+        return _listen_at(address)
+    found = LOOPBACK.fullmatch(address)
+    if found is None or not 0 < int(found[2]) < 1 << 16:
+        raise OSError("an address is PORT, 127.0.0.1:PORT, [::1]:PORT (no other machine is served), or /PATH")
+    host = "127.0.0.1" if found[1] in (None, "localhost") else found[1].strip("[]")
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, int(found[2])))
+        sock.listen()
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _listen_at(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.lstat(path).st_mode) and _is_left(path):
+                os.unlink(path)
+        sock.bind(path)
+        sock.listen()
+    except OSError:
+        sock.close()
+        raise
+    finally:
+        os.umask(before)
+    return sock
+
+
+def end(listening: socket.socket, handed_over: bool) -> None:
+    """Close a listening socket, and remove its path unless another daemon may have it by now."""
+    path = listening.getsockname()
+    listening.close()
+    if isinstance(path, str) and not handed_over:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _is_left(path: str) -> bool:
+    """Whether nobody listens at a socket's path: its daemon was killed."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+@define
+class MetricsServer:
+    """Answers scrapers; the socket stays its maker's."""
+
+    dispatcher: Dispatcher
+    listening: socket.socket
+    _room: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONNECTIONS), init=False)
+    _text: bytes = field(default=b"", init=False)
+    _made_at: float = field(default=float("-inf"), init=False)
+
+    async def run(self) -> None:
+        """Answer until it is cancelled."""
+        sock = trio.socket.from_stdlib_socket(self.listening)
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._room.acquire_on_behalf_of(ticket := object())
+                try:
+                    peer, _ = await sock.accept()
+                except OSError as error:
+                    self._room.release_on_behalf_of(ticket)
+                    if error.errno in OUT_OF_FDS:
+                        self.dispatcher.log.error("connection_refused", reason=explain(error))
+                        await trio.sleep(PAUSE_SECONDS)
+                    continue
+                nursery.start_soon(self._serve, trio.SocketStream(peer), ticket)
+
+    async def _serve(self, peer: trio.SocketStream, ticket: object) -> None:
+        try:
+            with contextlib.suppress(trio.BrokenResourceError), trio.move_on_after(SECONDS):
+                await peer.send_all(await self._answer(await _request(peer)))
+                await peer.send_eof()
+        finally:
+            self._room.release_on_behalf_of(ticket)
+            peer.socket.close()
+
+    async def _answer(self, request: bytes) -> bytes:
+        method, _, rest = request.partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        if not request.endswith(b"\r\n\r\n"):
+            return _response("400 Bad Request", b"a request of HTTP is expected\n")
+        if method not in (b"GET", b"HEAD"):
+            return _response("405 Method Not Allowed", b"GET and HEAD are served\n", more="Allow: GET, HEAD\r\n")
+        if path not in (b"/", b"/metrics"):
+            return _response("404 Not Found", b"the metrics are at /metrics\n")
+        response = _response("200 OK", await self._current(), CONTENT_TYPE)
+        return response if method == b"GET" else response.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+    async def _current(self) -> bytes:
+        """Return the text, made anew if it is old."""
+        if trio.current_time() - self._made_at > FRESH_SECONDS:
+            self._made_at = trio.current_time()  # others meanwhile get the text before
+            with trio.move_on_after(SECONDS / 2):
+                for server in list(self.dispatcher.servers.values()):
+                    await server.refresh()
+            self._text = metrics_text(self.dispatcher.state, self.dispatcher.settings.backend).encode()
+        return self._text or metrics_text(self.dispatcher.state, self.dispatcher.settings.backend).encode()
+
+
+async def _request(peer: trio.SocketStream) -> bytes:
+    """Return the head of a request, or what there was when it ended, or grew too long."""
+    request = b""
+    while not request.endswith(b"\r\n\r\n") and len(request) < REQUEST_BYTES:
+        more = await peer.receive_some(REQUEST_BYTES - len(request))
+        if not more:
+            break
+        request += more
+    return request
+
+
+def _response(status: str, body: bytes, kind: str = "text/plain; charset=utf-8", more: str = "") -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,109 @@
+"""The daemon as OpenMetrics text (OpenMetrics 1.0: names end in their unit, infos in _info, the text in # EOF)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.version import CUDA_VERSION, VERSION
+from pympsd.vocabulary.statuses import ServerStatus
+
+CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+Sample = tuple[dict[str, object], float]
+
+
+def metrics_text(daemon: Daemon, backend: str) -> str:
+    """Return all metrics. Nothing is counted here: rates of what comes and goes are a scraper's."""
+    return "".join(f"{line}\n" for line in (*_daemon(daemon, backend), *_devices(daemon), *_servers(daemon), "# EOF"))
+
+
+def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
+    versions = {"version": VERSION, "cuda_version": CUDA_VERSION, "backend": backend, "protocol": daemon.protocol}
+    yield from _family("pympsd", "info", "The daemon.", [(versions, 1)], suffix="_info")
+    waiting = Counter(entry.uid for entry in daemon.queue)
+    yield from _family(
+        "pympsd_waiting_clients",
+        "gauge",
+        "Clients, and requests to start a server, that wait for their user's turn.",
+        [({"uid": uid}, count) for uid, count in waiting.items()] or [({"uid": daemon.uid}, 0)],
+    )
+
+
+def _devices(daemon: Daemon) -> Iterator[str]:
+    labels = [{"device": n, "uuid": each.uuid, "name": each.name} for n, each in enumerate(daemon.devices)]
+    for name, help, values in (
+        ("multiprocessors", "Multiprocessors of the device.", [each.multiprocessors for each in daemon.devices]),
+        ("memory_bytes", "Memory of the device.", [each.memory_bytes for each in daemon.devices]),
+    ):
+        yield from _family(f"pympsd_device_{name}", "gauge", help, list(zip(labels, values, strict=True)))
+
+
+def _servers(daemon: Daemon) -> Iterator[str]:
+    servers = [
+        ({"server": each.name, "server_pid": each.pid, "uid": each.uid}, each) for each in daemon.running_servers()
+    ]
+    yield from _family(
+        "pympsd_server_status",
+        "stateset",
+        "The status of the server.",
+        [
+            ({**of, "pympsd_server_status": status}, server.status == status)
+            for of, server in servers
+            for status in ServerStatus
+        ],
+    )
+    yield from _family(
+        "pympsd_server_active_thread_ratio",
+        "gauge",
+        "The share of the multiprocessors that the next client of the server gets at most.",
+        [(of, server.thread_percentage.value / 100) for of, server in servers],
+    )
+    yield from _family(
+        "pympsd_server_clients",
+        "gauge",
+        "Client processes of the server.",
+        [(of, len(server.clients)) for of, server in servers],
+    )
+    yield from _family(
+        "pympsd_server_contexts",
+        "gauge",
+        "Client contexts of the server on the device.",
+        [
+            ({**of, "device": device}, count)
+            for of, server in servers
+            for device, count in sorted(
+                Counter(
+                    context.device for client in server.clients.values() for context in client.contexts.values()
+                ).items()
+            )
+        ],
+    )
+    yield from _family(
+        "pympsd_client_memory_bytes",
+        "gauge",
+        "Memory that the client holds on the device; the driver's own server does not report it.",
+        [
+            ({**of, "pid": client.pid, "client": client.serial, "device": device}, count)
+            for of, server in servers
+            for client in server.clients.values()
+            for device, count in sorted(client.memory.items())
+        ],
+    )
+
+
+def _family(name: str, kind: str, help: str, samples: Iterable[Sample], suffix: str = "") -> Iterator[str]:
+    yield f"# TYPE {name} {kind}"
+    if name.endswith(("_bytes", "_ratio")):
+        yield f"# UNIT {name} {name.rpartition('_')[2]}"
+    yield f"# HELP {name} {help}"
+    for labels, value in samples:
+        shown = ",".join(f'{label}="{_escaped(str(text))}"' for label, text in labels.items())
+        yield (
+            f"{name}{suffix}{{{shown}}} {float(value)!r}" if value % 1 else f"{name}{suffix}{{{shown}}} {int(value)}"
+        )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

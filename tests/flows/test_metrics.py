@@ -1,0 +1,188 @@
+"""--metrics: OpenMetrics text at a socket or a port, which neither slow nor many scrapers can make a burden."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from processes import SECONDS, ClientProcess, DaemonProcess, clients_of, wait_until
+
+from pympsd.devices.machine import from_toml
+from pympsd.service.metrics import CONNECTIONS, REQUEST_BYTES
+from pympsd.service.metrics_text import metrics_text
+from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
+from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.vocabulary.limits import ThreadPercentage
+
+DASHBOARD = Path(__file__).parents[2] / "docs/grafana/pympsd.json"
+MIB = 1 << 20
+SAMPLE = re.compile(r'(\w+)\{((?:[a-z_]+="(?:[^"\\]|\\[\\"n])*",?)*)\} (-?[0-9.e+-]+)')
+
+
+def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Read a text as OpenMetrics says, strictly."""
+    *lines, end = text.splitlines()
+    assert (end, text[-1]) == ("# EOF", "\n")
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    family, kind = "", ""
+    for line in lines:
+        if line.startswith("# "):
+            _, what, name, rest = line.split(" ", 3)
+            if what == "TYPE":
+                assert name not in found, "the lines of a family are together"
+                family, kind = name, rest
+                found[family] = []
+            assert name == family
+            assert what in ("TYPE", "HELP") or family.endswith(f"_{rest}")
+            continue
+        match = SAMPLE.fullmatch(line)
+        assert match, line
+        assert match[1] == family + ("_info" if kind == "info" else "")
+        labels = dict(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', match[2]))
+        assert (kind != "stateset") or family in labels
+        assert labels not in [each for each, _ in found[family]], "a sample is there once"
+        found[family].append((labels, float(match[3])))
+    return found
+
+
+@pytest.fixture
+def state() -> Daemon:
+    """A server with a client of two contexts, and one who waits."""
+    daemon = Daemon(0, from_toml("[[device]]\n[[device]]\n"), queue=[QueueEntry(1, 1002), QueueEntry(2, 1002)])
+    server = Server(1, 7, ThreadPercentage(12.5), pid=847, phase=Phase.FAULT, name='a "b"\\')
+    contexts = {1: Context(1, 1, 0), 2: Context(2, 2, 1)}
+    server.clients = {5: Client(5, 907, 7, "python", 0, contexts, {0: 3 * MIB, 1: 0})}
+    daemon.servers = {1: server}
+    return daemon
+
+
+def test_the_text_says_what_there_is(state: Daemon) -> None:
+    found = samples(metrics_text(state, "emulated"))
+    assert [value for _, value in found["pympsd_waiting_clients"]] == [2]
+    assert found["pympsd_server_active_thread_ratio"][0][1] == 0.125
+    assert found["pympsd_server_clients"][0][0] == {"server": r"a \"b\"\\", "server_pid": "847", "uid": "7"}
+    states = {labels["pympsd_server_status"]: value for labels, value in found["pympsd_server_status"]}
+    assert states == {"INITIALIZING": 0, "ACTIVE": 0, "FAULT": 1}
+    memory = {labels["device"]: value for labels, value in found["pympsd_client_memory_bytes"]}
+    assert memory == {"0": 3 * MIB, "1": 0}
+    assert [(labels["device"], value) for labels, value in found["pympsd_server_contexts"]] == [("0", 1), ("1", 1)]
+
+
+def test_the_text_of_a_daemon_without_servers(state: Daemon) -> None:
+    state.servers.clear()
+    assert samples(metrics_text(state, "emulated"))["pympsd_server_clients"] == []
+
+
+def test_the_dashboard_shows_what_there_is(state: Daemon) -> None:
+    known = set(re.findall(r"^(\w+)\{", metrics_text(state, "emulated"), re.M))
+    asked = [target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel["targets"]]
+    names = {name for each in asked for name in re.findall(r"pympsd_\w+", re.sub(r"\{.*?\}", "", each))}
+    assert names == known - {"pympsd_device_multiprocessors"}
+
+
+def connect(address: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX if address.startswith("/") else socket.AF_INET)
+    sock.settimeout(SECONDS)
+    sock.connect(address if address.startswith("/") else ("127.0.0.1", int(address)))
+    return sock
+
+
+def asked(address: str, request: str = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n") -> tuple[str, str]:
+    """Send a request; return the head and the body of the answer."""
+    with connect(address) as sock:
+        sock.sendall(request.encode())
+        answer = b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+    head, _, body = answer.partition("\r\n\r\n")
+    assert f"Content-Length: {len(body)}" in head or request.startswith("HEAD")
+    return head, body
+
+
+@pytest.fixture
+def address(directory: Path) -> str:
+    return str(directory / "metrics")
+
+
+@pytest.fixture
+def serving(make_daemon: Callable[..., DaemonProcess], address: str) -> DaemonProcess:
+    daemon = make_daemon()
+    done = daemon.start("-d", "--metrics", address)
+    assert (done.returncode, done.stderr) == (0, "")
+    return daemon
+
+
+@pytest.fixture
+def make_client(serving: DaemonProcess) -> Iterator[Callable[..., ClientProcess]]:
+    with clients_of(serving) as make:
+        yield make
+
+
+def test_a_scraper_is_answered(
+    serving: DaemonProcess, address: str, make_client: Callable[..., ClientProcess]
+) -> None:
+    client = make_client().connect()
+    assert client.do(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
+
+    def memory() -> float:
+        head, body = asked(address)
+        assert head.startswith("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text; version=1.0.0")
+        return sum(value for _, value in samples(body)["pympsd_client_memory_bytes"])
+
+    wait_until(lambda: memory() >= 64 * MIB, "the memory")
+    assert asked(address, "HEAD / HTTP/1.0\r\n\r\n")[1] == ""
+    assert asked(address, "GET /other HTTP/1.1\r\n\r\n")[0].startswith("HTTP/1.1 404 ")
+    assert asked(address, "POST /metrics HTTP/1.1\r\n\r\n")[0].startswith("HTTP/1.1 405 ")
+    assert asked(address, "x" * REQUEST_BYTES)[0].startswith("HTTP/1.1 400 ")
+    assert Path(address).stat().st_mode & 0o777 == 0o600
+
+
+def test_slow_scrapers_hurt_nobody(serving: DaemonProcess, address: str) -> None:
+    with ExitStack() as held:
+        for _ in range(CONNECTIONS + 4):
+            held.enter_context(connect(address)).send(b"GET ")
+        assert serving.say("get_default_active_thread_percentage") == "100.0\n"
+    assert samples(asked(address)[1])
+
+
+def test_the_next_daemon_takes_the_address_and_the_last_one_removes_it(serving: DaemonProcess, address: str) -> None:
+    serving.kill()
+    assert serving.start("-d", "--metrics", address).stderr == ""
+    assert samples(asked(address)[1])
+    done = serving.start("-d", "--replace", "--metrics", address)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert samples(asked(address)[1])
+    serving.say("quit")
+    serving.await_end()
+    assert not Path(address).exists()
+
+
+def test_a_port_of_the_loopback(make_daemon: Callable[..., DaemonProcess]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+        taken.listen()
+        daemon = make_daemon()
+        done = daemon.start("-d", f"--metrics=127.0.0.1:{port}")
+        said = f"--metrics 127.0.0.1:{port}: Address already in use"
+        assert (done.returncode, done.stderr) == (1, f"{said}\n")
+        assert daemon.start().returncode == 0
+        done = daemon.start("-d", "--replace", "--metrics", f"127.0.0.1:{port}")
+        assert (done.returncode, done.stderr) == (0, f"{said}; the daemon starts without metrics\n")
+        daemon.say("quit")
+        daemon.await_end()
+    assert daemon.start("-d", "--metrics", port).returncode == 0
+    assert samples(asked(port)[1])
+    daemon.kill()
+    assert daemon.start("-d", "--metrics", port).stderr == ""
+    assert samples(asked(port)[1])
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:9400", "host:9400", "99999", "0", "x", "/nowhere/metrics", "/dev/null"])
+def test_other_addresses_are_refused(make_daemon: Callable[..., DaemonProcess], address: str) -> None:
+    done = make_daemon().run(["-d", "--metrics", address])
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith(f"--metrics {address}: ")
