@@ -96,8 +96,8 @@ class Keeper:
         """Return the keeper of an earlier daemon, and what it holds in order, or None: start another.
 
         The caller owns the descriptors; it drops what it has no use for. Only a keeper of this process's user is
-        believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave everything as
-        it is, if this process may not open so many files.
+        believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave everything
+        as it is, if this process may not open so many files.
         """
         process = KeeperProcess.find(directory)
         if process is None:
