@@ -30,14 +30,19 @@ from pympsd.wire import keeper_packets as packets
 COMM = "pympsd-keeper"
 """What ps, pgrep and pidof call the process."""
 SERVER_PREFIX = "server "
-"""Entries with such names are connections to servers: while one lives the keeper waits for a daemon."""
+"""Entries with such names are connections to servers: while one lives the keeper waits for a daemon.
+
+The note asks the server to end if it has no clients."""
+CLIENT_PREFIX = "client "
+"""Entries with such names are the processes (pidfds) of clients whose servers cannot be asked often."""
+LONG_WAITS = 10
+"""After so many waits for a daemon, and after as many again, servers without clients are asked to end."""
 BACKLOG = 16
 FD_BYTES = 4
 SPARE_FDS = 16
 """Descriptors that are never used for entries: the next daemon's connection needs one."""
 CROWDED_SECONDS = 0.01
 """Pause when the user has too many descriptors on their way in sockets (ETOOMANYREFS, unix(7))."""
-CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class Keeper:
@@ -82,27 +87,38 @@ class Keeper:
 
     def _await_daemon(self) -> bool:
         """Wait for the next daemon and return True; return False if the time is over and no server is left."""
-        give_up = time.monotonic() + self._waiting_seconds
+        give_up, waits = time.monotonic() + self._waiting_seconds, 0
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         watched = {fd: name for name, (_, fd) in self._held.items()}
         for fd in watched:
-            poll.register(fd, 0)  # the end of a peer is always reported
+            # The end of a peer is always reported, of a process (pidfd) as input.
+            poll.register(fd, select.POLLIN if watched[fd].startswith(CLIENT_PREFIX) else 0)
         while self._link is None:
             left = give_up - time.monotonic()
             if left <= 0:
                 if not any(name.startswith(SERVER_PREFIX) for name in watched.values()) or not self._is_reachable():
                     return False
-                left = self._waiting_seconds
+                left, waits = self._waiting_seconds, waits + 1
+                give_up = time.monotonic() + left
+                if waits % LONG_WAITS == 0:
+                    self._end_idle_servers()
             for fd, events in poll.poll(left * 1000 + 1):
                 if fd == self._listener.fileno():
                     self._accept()
-                elif events & CLOSED:
+                elif events:
                     poll.unregister(fd)
                     name = watched.pop(fd)
                     if not _has_unread(fd):  # a server's last words are for the next daemon
                         self._drop(name)
         return True
+
+    def _end_idle_servers(self) -> None:
+        """Ask the servers to end that have no clients: those that have some ignore or refuse it."""
+        if not any(name.startswith(CLIENT_PREFIX) for name in self._held):
+            for name, (note, fd) in self._held.items():
+                if name.startswith(SERVER_PREFIX) and note:
+                    _ask(fd, note)
 
     def _is_reachable(self) -> bool:
         """Return whether the next daemon would find this keeper: nobody has removed or replaced its socket."""
@@ -267,6 +283,19 @@ def _greet(fd: int, greeting: bytes) -> None:
     sock = _socket.socket(fileno=fd)
     try:
         sock.send(greeting, _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL)
+    except OSError:
+        pass
+    finally:
+        sock.detach()
+
+
+def _ask(link: int, question: bytes) -> None:
+    """Send a server a question, if its link has room; the answer to the one before makes room for its answer."""
+    sock = _socket.socket(fileno=link)
+    try:
+        if sock.type & 0xF == _socket.SOCK_SEQPACKET and _has_unread(link):
+            sock.recv(4, _socket.MSG_DONTWAIT)
+        sock.send(question, _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL)
     except OSError:
         pass
     finally:

@@ -37,7 +37,10 @@ def file_note(path: str) -> bytes:
 
 
 def link_name(server: int) -> str:
-    """Return the name of the daemon's end of a server's link. The keeper stays while one has a living peer."""
+    """Return the name of the daemon's end of a server's link. The keeper stays while one has a living peer.
+
+    The note asks the server to end if it has no clients: the keeper sends it after a long time without a daemon.
+    """
     return f"server {server}"
 
 
@@ -112,7 +115,7 @@ class Inherited:
     _unknown: list[tuple[str, int]] = field(factory=list)
 
     @classmethod
-    def of(cls, keeper: Keeper, held: Mapping[str, Held]) -> Inherited:
+    def of(cls, keeper: Keeper | None, held: Mapping[str, Held]) -> Inherited:
         """Sort what a keeper held."""
         left = cls(keeper)
         for name, entry in held.items():

@@ -228,3 +228,9 @@ class ServerDismissed:
     """The new daemon does not adopt the server: it ends with its last client, and no daemon after the link's end."""
 
     reason: str
+
+
+@message(56)
+@frozen
+class EndIfAlone:
+    """End if there is no client; from the keeper, after a long time without a daemon."""

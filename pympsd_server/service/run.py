@@ -163,6 +163,9 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                     nursery.start_soon(ClientSession.of(containment, message, fds).run)
                 case link.ShutDown(forced), _:
                     server.leave(forced)
+                case link.EndIfAlone(), _:
+                    if not server.roster.clients:
+                        server.leave(forced=False)
                 case link.LimitsChanged(thread_percentage, memory_limits), _:
                     server.change_limits(thread_percentage, memory_limits)
                 case link.TerminateClient() as message, _:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kept_entries import ask_to_end
 from processes import (
     PYMPSD,
     SECONDS,
@@ -91,6 +92,26 @@ def links_of(pid: int) -> list[str]:
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             found.append(os.readlink(path))
     return found
+
+
+def test_a_server_that_is_asked_to_end_without_a_daemon_does_so_when_it_has_no_clients(daemon: DaemonProcess) -> None:
+    client = daemon.client().connect()
+    (server,) = daemon.servers()
+    daemon.kill()
+    ask_to_end(daemon.directory / "pipe")
+    assert client.do("add") == RIGHT
+    assert alive(server)
+    client.end()
+
+    def has_ended() -> bool:
+        ask_to_end(daemon.directory / "pipe")
+        return not alive(server)
+
+    with contextlib.suppress(OSError, ValueError):  # it has ended as it was asked again
+        wait_until(has_ended)
+    wait_until(lambda: not alive(server))
+    assert daemon.start().returncode == 0
+    assert daemon.servers() == []
 
 
 def test_a_kernel_in_flight_and_all_that_is_listed_outlive_the_daemon(

@@ -8,12 +8,13 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import DaemonProcess, wait_until
+from kept_entries import ask_to_end
+from processes import DaemonProcess, alive, wait_until
 from vendor.client import ask, be_greeted
 from vendor.install import misbehave
 from vendor.peer import CONTEXT, INIT
@@ -141,6 +142,27 @@ def test_the_next_daemon_hands_over_who_was_sent_a_connection(daemon: DaemonProc
             assert [answer["result"] for answer in served] == ["CUDA_SUCCESS"] * 3
         assert client.ask("sync") == "sync CUDA_SUCCESS"
         assert daemon.servers() == [server]
+
+
+def test_a_server_that_is_asked_to_end_without_a_daemon_does_so_when_it_has_no_clients(
+    daemon: DaemonProcess, client: VendorClient
+) -> None:
+    (server,) = daemon.servers()
+    daemon.kill()
+    ask_to_end(daemon.directory / "pipe")
+    assert client.ask("sync") == "sync CUDA_SUCCESS"
+    assert alive(server)
+    client.exit()
+
+    def has_ended() -> bool:
+        ask_to_end(daemon.directory / "pipe")
+        return not alive(server)
+
+    with suppress(OSError, ValueError):  # it has ended as it was asked again
+        wait_until(has_ended)
+    wait_until(lambda: not alive(server))
+    assert daemon.start().returncode == 0
+    assert daemon.servers() == []
 
 
 def test_a_server_that_was_asked_to_end_does_so_under_the_next_daemon(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
 from typing import Any
 from unittest.mock import Mock
 
@@ -82,6 +83,27 @@ async def test_a_client_that_takes_nothing_is_in_nobodys_way() -> None:
         nursery.cancel_scope.cancel()
     os.close(next_one.offer.servers)
     late.offer.close()
+
+
+@pytest.mark.parametrize("has_it", [False, True])
+async def test_a_server_that_an_earlier_daemon_gave_a_client_is_not_given_it_again(has_it: bool) -> None:
+    """That daemon was killed before it could say so to the keeper."""
+    link: Any = Mock()
+    newcomer = Newcomer(1, is_ready=True)
+    newcomer.offer.is_inherited = True
+    servers = newcomer.offer.servers
+    with subprocess.Popen(["sleep", "1000"], pass_fds=[servers] if has_it else []) as server:
+        handoffs = Handoffs(Mock(keeper=None), 1, server.pid)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(handoffs.run, link, False)
+            handoffs.add(newcomer, 0)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        server.kill()
+    assert link.tell.called is not has_it
+    assert link.ask.called
+    if not has_it:
+        os.close(servers)
 
 
 async def test_a_server_that_has_ended_since_it_registered_is_not_served() -> None:

@@ -32,6 +32,7 @@ from pympsd.service.inheritance import (
     listener_name,
 )
 from pympsd.service.keeper_link import Keeper
+from pympsd.service.processes.keeper import Held
 from pympsd.service.sessions.server import ServerSession
 from pympsd.vocabulary import files
 from pympsd.wire import frames, messages
@@ -517,3 +518,31 @@ async def test_after_an_internal_error_an_answered_operator_is_not_answered_agai
         assert await operator.ask(line) == [(frames.OPERATOR_STDOUT, said), (frames.OPERATOR_DONE, b"\1")]
         assert "not foreseen" in daemon.sentences()[-1]
     del daemon.dispatcher.servers[99]
+
+
+def test_a_client_goes_on_with_the_connection_that_it_was_offered_if_both_ends_are_there() -> None:
+    """An earlier daemon may have been killed between any two of its packets to the keeper."""
+    names = ["newcomer 1", "offer 1", "newcomer 2", "offer 3", "newcomer 4", "offer 4"]
+    notes = {"newcomer 4": b"9"}
+    names += [f"connection {serial} control" for serial in range(1, 5)]
+    fds = dict(zip(names, descriptors(len(names)), strict=True))
+    left = Inherited.of(None, {name: Held(notes.get(name, b""), fd) for name, fd in fds.items()})
+    # A server that may have the end that is still on offer is freed from it, too, if the client does not answer.
+    ((name, end),) = left.take_newcomers(9)
+    assert (name, os.path.sameopenfile(end, fds["newcomer 4"]), end == fds["newcomer 4"]) == (
+        "newcomer 4",
+        True,
+        False,
+    )
+    assert [one.offered for one in left.take_connections("control")] == [
+        (fds["offer 1"], fds["newcomer 1"]),
+        None,
+        None,
+        (fds["offer 4"], fds["newcomer 4"]),
+    ]
+    assert left.next_connection() == 4, "no name is used that is in use"
+    left.close()
+    assert [is_open(fds[name]) for name in ("newcomer 2", "offer 3")] == [False, False]
+    for name in ("newcomer 1", "offer 1", "newcomer 4", "offer 4", *names[6:]):
+        os.close(fds[name])
+    os.close(end)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import trio
 from attrs import define, field
-from processes import SECONDS, adopt_orphans, alive, children_of, suspend, wait_until
+from processes import SECONDS, adopt_orphans, alive, children_of, killed_after, suspend, wait_until
 
 from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.service.keeper_link import Keeper
@@ -433,6 +433,27 @@ def test_it_waits_as_long_as_a_server_lives_and_then_ends(daemons: Daemons, tmp_
         assert _open(server)
         server.close()
         wait_until(lambda: not alive(with_server), "the end of the keeper whose server ended")
+
+
+def test_after_a_long_time_without_a_daemon_servers_without_clients_are_asked_to_end(daemons: Daemons) -> None:
+    """Not while a client lives; then again and again, the answer to the time before being taken."""
+    server, ours = _pair()
+    client = subprocess.Popen(["sleep", "1000"])
+    try:
+        with server, killed_after(client):
+            daemon = daemons.start(SHORT / 10, server_1=ours)
+            daemon.do("note", "server 1", "end if you are alone")
+            daemon.do("watch", "client 1", str(client.pid))
+            keeper = daemon.keeper()
+            daemon.kill()
+            assert not select.select([server], [], [], 2 * SHORT)[0], "it has a client"
+            client.kill()
+            for _ in range(30):
+                assert server.recv(100) == b"end if you are alone"
+                server.send(bytes(4))
+            assert alive(keeper)
+    finally:
+        client.wait()
 
 
 def test_the_socket_of_a_keeper_without_a_daemon_is_removed_and_it_ends(daemons: Daemons) -> None:

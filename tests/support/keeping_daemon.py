@@ -35,6 +35,9 @@ def do(keeper: Keeper, fds: dict[str, int], verb: str, name: str, text: str) -> 
         case "hold":  # a descriptor it has, under COUNT names
             for number in range(int(text)):
                 keeper.hold(f"{name} {number}", fds[name], b"x" * 100)
+        case "watch":
+            fds[name] = os.pidfd_open(int(text))
+            keeper.hold(name, fds[name])
         case "accept":
             with socket.socket(fileno=os.dup(fds[name])) as listener, listener.accept()[0] as connection:
                 connection.sendall(text.encode())

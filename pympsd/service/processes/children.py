@@ -27,6 +27,8 @@ from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.vocabulary.identities import Peer
+from pympsd.wire import messages
+from pympsd.wire.link_messages import EndIfAlone
 
 PASSED_ENVIRONMENT: Final = (
     *("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"),
@@ -71,7 +73,7 @@ async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None
     async with trio.open_nursery() as nursery:
         last_line: list[str] = []
         nursery.start_soon(log_stderr, dispatcher, process, last_line)
-        with dispatcher.held(link_name(instruction.server), ours.fileno()):
+        with dispatcher.held(link_name(instruction.server), ours.fileno(), messages.encode(EndIfAlone())):
             await session.run(dispatcher)
         status = await reap(process)
         nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS

@@ -113,7 +113,7 @@ class AwaitedServer:
         self._serving = trio.Event()
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
         try:
-            with dispatcher.held(link_name(self.session.serial), fd):
+            with dispatcher.dropped_after(link_name(self.session.serial)):
                 if isinstance(self.session, VendorServerSession):
                     self.settled.set()
                     await _resume(self.session, sock)

@@ -121,6 +121,10 @@ def shut_down_if_idle() -> Question[int]:
     return Question((_INT.pack(_SHUT_DOWN),), _one(_INT))
 
 
+END_IF_IDLE: Final = _INT.pack(_SHUT_DOWN)
+"""The same question, for the keeper, which has no use for the answer."""
+
+
 def clients() -> Question[tuple[int, ...]]:
     """Ask for the PIDs of the client processes that have contexts."""
 

@@ -21,6 +21,7 @@ from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.errors import ProtocolError, RemoteError
 from pympsd.wire.vendor.handshake import CREDENTIALS, PACKET_BYTES, ROLE_BYTES, Role, encode_role, role_of
+from pympsd.wire.vendor.server_commands import END_IF_IDLE
 
 HELLO_SECONDS: Final = 10.0
 """A connection without credentials and role is closed after this time."""
@@ -122,7 +123,7 @@ class VendorConversation:
         registration = await channel.receive(PACKET_BYTES)
         if server.registered.is_set():
             raise RemoteError("the server has registered already")
-        with self.dispatcher.held(link_name(server.serial), sock.fileno()):
+        with self.dispatcher.held(link_name(server.serial), sock.fileno(), END_IF_IDLE):
             self.dispatcher.drop(name)
             await server.serve(channel, registration)
 

@@ -1,0 +1,38 @@
+"""What a keeper without a daemon holds, as the next daemon would be sent it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pympsd.wire import keeper_packets as packets
+
+
+@contextmanager
+def kept_entries(pipe: Path) -> Iterator[dict[str, tuple[bytes, int]]]:
+    """Return the notes and descriptors by name; they are closed at the end, and the keeper waits again."""
+    entries: dict[str, tuple[bytes, int]] = {}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(30)
+        sock.connect(str(pipe / "pympsd.keeper"))
+        while True:
+            data, fds, _, _ = socket.recv_fds(sock, packets.PACKET_BYTES, 1)
+            kind, name, note = packets.decode(data)
+            if kind == packets.COMPLETE:
+                break
+            entries[name] = note, fds[0]
+        try:
+            yield entries
+        finally:
+            for _, fd in entries.values():
+                os.close(fd)
+
+
+def ask_to_end(pipe: Path) -> None:
+    """Ask the one server to end if it has no clients, as its keeper does after a long time."""
+    with kept_entries(pipe) as entries:
+        ((note, fd),) = (entry for name, entry in entries.items() if name.startswith("server "))
+        os.write(fd, note)
