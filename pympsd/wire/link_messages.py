@@ -230,7 +230,7 @@ class ServerDismissed:
     reason: str
 
 
-@message(56)
+@message(57)
 @frozen
 class EndIfAlone:
     """End if there is no client; from the keeper, after a long time without a daemon."""
