@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import PYMPSD, SECONDS, DaemonProcess, alive, wait_until
+from processes import PYMPSD, SECONDS, DaemonProcess, alive, clients_of, wait_until
+from tested_machine import with_machine
 from vendor.client import be_handed_over
 from vendor.programs import VendorClient, chain
 
@@ -359,6 +360,32 @@ def test_a_client_that_the_daemon_cannot_see(make_led: Callable[..., DaemonProce
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+# --- the client library
+
+
+@pytest.mark.parametrize("backend", ["emulated", "cuda", "vendor"])
+def test_one_program_of_the_client_library_on_every_backend(
+    make_daemon: MakeDaemon, directory: Path, backend: str
+) -> None:
+    given = {
+        "emulated": {"PYMPSD_BACKEND": "emulated", "PYMPSD_EMULATED_DEVICES": "H200"},
+        "cuda": with_machine({}),
+        "vendor": running.settings(directory),
+    }
+    daemon = make_daemon(**given[backend])
+    done = daemon.start()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    try:
+        with clients_of(daemon) as make:
+            one = make(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50").connect()
+            assert one.do("sm") == str(running.multiprocessors(50))
+            assert one.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+            assert listed(daemon) == {one.pid}
+    finally:
+        daemon.stop()
+        end_all(daemon)
 
 
 # --- the vendor's tool and daemon
