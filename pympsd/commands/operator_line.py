@@ -46,10 +46,11 @@ def asked_servers(daemon: Daemon, line: bytes) -> list[Server]:
     return [server for server in daemon.running_servers() if named in (None, server.pid)]
 
 
-def asked_process(daemon: Daemon, line: bytes) -> int | None:
+def asked_process(line: bytes) -> int | None:
     """Return the PID of the process that a line asks of; None if it asks of none."""
     words = split(line[:LINE_LIMIT])
-    if words[:2] != ["rules", "test"]:
+    known = v3.command_of(words)
+    if known is None or not known.asks_process:
         return None
     return next((int(word) for word in words[2:] if word.isascii() and word.isdecimal() and len(word) < 11), None)
 
@@ -71,15 +72,13 @@ def _with_note(answer: Answer, silent: tuple[int, ...]) -> Answer:
 def decide_line(daemon: Daemon, caller: Caller, line: bytes, file: bytes | None = None) -> Decision:
     """Run the command of a line; ``file``: the text of the file that it names."""
     words = split(line[:LINE_LIMIT])
-    if daemon.protocol == 3 and len(line) <= LINE_LIMIT:
+    is_whole, in_v3 = len(line) <= LINE_LIMIT, v3.command_of(words)
+    if is_whole and (daemon.protocol == 3 or (in_v3 is not None and in_v3.in_both)):
         return v3.decide(daemon, caller, words, file)
     name = words[0] if words else ""
-    known = REGISTRY.get(name) if len(line) <= LINE_LIMIT else None
+    known = REGISTRY.get(name) if is_whole else None
     if known is not None:
         return known.run(daemon, caller, words[1:])
-    in_v3 = v3.command_of(words)
-    if in_v3 is not None and in_v3.in_both and len(line) <= LINE_LIMIT:
-        return v3.decide(daemon, caller, words, file)
     if in_v3 is not None:
         both = " ".join(words[:2])
         hint = f"{both} is a command of protocol 3; start the daemon with -p 3"

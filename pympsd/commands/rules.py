@@ -42,6 +42,7 @@ def list_rules(daemon: Daemon, caller: Caller, format: Format | None = None) -> 
         options={"namespace": Option(str, "<server>/<namespace>"), "format": FORMAT},
     ),
     in_both=True,
+    asks_process=True,
 )
 def examine(
     daemon: Daemon, caller: Caller, pid: str, namespace: str | None = None, format: Format | None = None

@@ -16,6 +16,7 @@ from pympsd.configuration.positions import Path, line_of, positions
 from pympsd.configuration.rules import read_condition
 from pympsd.devices.visible import find_device, listed
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES
+from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
@@ -209,7 +210,7 @@ class _Reading:
         if uid is None:
             return None
         path = (*path, "uid")
-        if isinstance(uid, bool) or not isinstance(uid, int) or not 0 <= uid < (1 << 32) - 1:
+        if isinstance(uid, bool) or not isinstance(uid, int) or not 0 <= uid < NO_USER:
             self._wrong(path, f"{_dotted(path)} is a user's number,", uid)
             return None
         if self.surroundings.multiuser and uid != 0:

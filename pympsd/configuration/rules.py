@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.rules import Condition, Rule
 from pympsd.vocabulary.texts import BadText
 
-_MOST_ID: Final = (1 << 32) - 2
 _ID: Final = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _PATTERNS: Final = {
     "cgroup": (re.compile(r"/.*", re.DOTALL), "a path from the root of the cgroups, such as /user.slice,"),
@@ -54,7 +54,7 @@ def _value(kind: str, text: str) -> str:
 
 
 def _number(text: str, whose: str, by_name: Callable[[str], int]) -> str:
-    if _ID.fullmatch(text) and int(text) <= _MOST_ID:
+    if _ID.fullmatch(text) and int(text) < NO_USER:
         return text
     try:
         return str(by_name(text))

@@ -232,7 +232,7 @@ class Dispatcher:
                 for server in asked:
                     if server.serial in self.servers:
                         nursery.start_soon(refresh, self.servers[server.serial])
-        pid = asked_process(self.state, line)
+        pid = asked_process(line)
         process = None if pid is None else self.origin_of_pid(pid)
         self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place, process))
 

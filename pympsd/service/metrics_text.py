@@ -100,9 +100,7 @@ def _family(name: str, kind: str, help: str, samples: Iterable[Sample], suffix: 
     yield f"# HELP {name} {help}"
     for labels, value in samples:
         shown = ",".join(f'{label}="{_escaped(str(text))}"' for label, text in labels.items())
-        yield (
-            f"{name}{suffix}{{{shown}}} {float(value)!r}" if value % 1 else f"{name}{suffix}{{{shown}}} {int(value)}"
-        )
+        yield f"{name}{suffix}{{{shown}}} {float(value) if value % 1 else int(value)}"
 
 
 def _escaped(text: str) -> str:

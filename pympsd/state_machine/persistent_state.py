@@ -9,6 +9,7 @@ from attrs import define, evolve, field, frozen
 from pympsd.state_machine.daemon_state import Daemon, Quit, Server
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits, name_problem
 from pympsd.vocabulary.rules import KINDS, Rule
@@ -191,8 +192,8 @@ def _check_named(named: PersistentNamedServer, devices: int) -> None:
 
 
 def _check_user(uid: int) -> None:
-    # The last number is no uid: to the kernel it means "unchanged", which is the daemon's own user.
-    if not 0 <= uid < (1 << 32) - 1:
+    # To the kernel it means "unchanged", which is the daemon's own user.
+    if not 0 <= uid < NO_USER:
         raise ValueError(f"there is no user {uid}")
 
 

@@ -150,8 +150,7 @@ def _is_like(found: str, value: str) -> bool:
 def _is_below(path: str, value: str) -> bool:
     """Whether a path is one that is named, part by part, or lies below it."""
     parts, wanted = path.strip("/").split("/"), value.strip("/").split("/")
-    below = wanted == [""] or len(parts) >= len(wanted)
-    return below and (wanted == [""] or all(map(fnmatchcase, parts, wanted)))
+    return wanted == [""] or (len(parts) >= len(wanted) and all(map(fnmatchcase, parts, wanted)))
 
 
 def _is_in(namespace: str, value: str) -> bool:

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import trio
 from attrs import define, field
@@ -72,6 +72,7 @@ class Change:
 class NamedSoak(Soak):
     """One round."""
 
+    of_protocol: ClassVar[str] = " (protocol 3)"
     places: Places = frozenset()
     changes: list[Change] = field(factory=list)
 
@@ -232,20 +233,6 @@ class NamedSoak(Soak):
             self.changes.append(Change(began, frozenset(touched), now() + SLACK))
 
     # --- judging
-
-    def _judge_until(self, time: float) -> None:
-        due = [life for life in self._unjudged if life.ended <= time]
-        self._unjudged = [life for life in self._unjudged if life.ended > time]
-        for life in due:
-            for problem in self.problems(life):
-                self.testbed.blame(problem)
-            self.testbed.counts["wrong results"] += sum(step.wrong for step in life.steps)
-            self.testbed.counts["hangs"] += life.hung
-            self.testbed.counts["steps"] += len(life.steps)
-            self.testbed.counts.update(
-                f"error {step.code} in {step.name.split()[0]} (protocol 3)" for step in life.steps if step.code
-            )
-            self.judged += 1
 
     def problems(self, life: Life) -> Iterator[str]:
         """Yield what is wrong with a client that has ended, each in a sentence."""

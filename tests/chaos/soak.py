@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import trio
 from attrs import define, field
@@ -32,6 +33,8 @@ NO_CLIENTS: Final = ("", "Server not found\n")
 class Soak:
     """One run."""
 
+    of_protocol: ClassVar[str] = ""
+    """What is added to the names of counted errors."""
     testbed: Testbed
     seed: int
     seconds: float
@@ -138,15 +141,19 @@ class Soak:
         due = [life for life in self._unjudged if life.ended <= time]
         self._unjudged = [life for life in self._unjudged if life.ended > time]
         for life in due:
-            for problem in problems(self.testbed.history, life):
+            for problem in self.problems(life):
                 self.testbed.blame(problem)
             self.testbed.counts["wrong results"] += sum(step.wrong for step in life.steps)
             self.testbed.counts["hangs"] += life.hung
             self.testbed.counts["steps"] += len(life.steps)
             self.testbed.counts.update(
-                f"error {step.code} in {step.name.split()[0]}" for step in life.steps if step.code
+                f"error {step.code} in {step.name.split()[0]}{self.of_protocol}" for step in life.steps if step.code
             )
             self.judged += 1
+
+    def problems(self, life: Life) -> Iterator[str]:
+        """Yield what is wrong with a client that has ended, each in a sentence."""
+        return problems(self.testbed.history, life)
 
     # --- chaos
 

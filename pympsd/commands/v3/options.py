@@ -6,15 +6,15 @@ from typing import Final
 
 from pympsd.commands.v3.grammar import Option
 from pympsd.commands.v3.output import Format
+from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.texts import BadText, read_memory_by_device, read_percentage, read_priority
 
-MOST_UID: Final = (1 << 32) - 2
 MOST_SECONDS: Final = 86400
 
 
 def read_uid(text: str) -> int:
     """Read the number of a user."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) <= MOST_UID):
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) < NO_USER):
         raise BadText("a user's number,", text)
     return int(text)
 

@@ -35,6 +35,8 @@ class Command:
     """A daemon of protocol 2 has it too."""
     takes_file: bool = False
     """Its handler gets the text of the file that the line names, as ``text``."""
+    asks_process: bool = False
+    """Its caller gets what rules ask of the process whose PID is its first argument."""
 
     @property
     def is_query(self) -> bool:
@@ -65,7 +67,12 @@ COMMANDS: Final[dict[str, dict[str, Command]]] = {}
 
 
 def command(
-    syntax: Syntax, *, asks_servers: bool = False, in_both: bool = False, takes_file: bool = False
+    syntax: Syntax,
+    *,
+    asks_servers: bool = False,
+    in_both: bool = False,
+    takes_file: bool = False,
+    asks_process: bool = False,
 ) -> Callable[[Handler], Handler]:
     """Register a handler for a command."""
     module, verb = syntax.command.split(" ")
@@ -74,7 +81,7 @@ def command(
         verbs = COMMANDS.setdefault(module, {})
         if verb in verbs:
             raise ValueError(f"the command {syntax.command} is registered twice")
-        verbs[verb] = Command(module, verb, syntax, handler, asks_servers, in_both, takes_file)
+        verbs[verb] = Command(module, verb, syntax, handler, asks_servers, in_both, takes_file, asks_process)
         return handler
 
     return register

@@ -30,6 +30,12 @@ def stat_of(folder: str) -> list[bytes]:
     return []
 
 
+def status_numbers(status: bytes, name: bytes) -> tuple[int, ...]:
+    """Return the numbers of a field of /proc/PID/status (proc(5)); none if there is no such field."""
+    # At the start of a line: the process's name, which comes first, may contain the word.
+    return tuple(map(int, status.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()))
+
+
 def started_at(pid: int) -> int:
     """Return a process's start time in clock ticks since boot; -1 if it does not exist."""
     fields = stat(pid)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from pympsd.channel import descriptors
 from pympsd.channel.message_channel import MessageChannel
@@ -289,20 +289,12 @@ def _vendor_session(
 def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], has_other_devices: bool) -> PersistentState:
     serials = {server.session.serial for server in awaited}
     state = saved.remembered
-    return PersistentState(
-        generation=state.generation,
-        thread_percentage=state.thread_percentage,
-        client_priority=state.client_priority,
-        # By ordinal: meaningless for other devices.
-        memory_limits=None if has_other_devices else state.memory_limits,
-        wishes=state.wishes,
-        servers=tuple(server for server in state.servers if server.serial in serials),
-        quit=state.quit,
-        protocol=state.protocol,
-        named_servers=() if has_other_devices else state.named_servers,
-        rules=without_memory(state.rules) if has_other_devices else state.rules,
-        default_socket=state.default_socket,
-    )
+    servers = tuple(server for server in state.servers if server.serial in serials)
+    if not has_other_devices:
+        return evolve(state, servers=servers)
+    # What is by ordinal is meaningless for other devices.
+    rules = without_memory(state.rules)
+    return evolve(state, servers=servers, memory_limits=None, named_servers=(), rules=rules)
 
 
 async def _receive_report(

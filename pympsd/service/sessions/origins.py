@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from pympsd.service.processes.status import has_ended
+from pympsd.service.processes.status import has_ended, status_numbers
 from pympsd.service.sessions.peers import KnownPeer
 from pympsd.vocabulary.rules import Origin
 
@@ -23,13 +23,12 @@ def origin_of(known: KnownPeer) -> Origin:
 def origin_of_pid(pid: int) -> Origin | None:
     """Return what is known of a process; None if there is none with this PID."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return None
-    # At the start of a line: the process's name, which comes first, may contain the words.
-    fields = dict(line.partition(":")[::2] for line in status.splitlines()[1:])
-    uid, gid = (int(fields[name].split()[1]) for name in ("Uid", "Gid"))
-    groups = tuple(dict.fromkeys((gid, *map(int, fields["Groups"].split()))))
+    # The effective ones, as the kernel reports them of a peer.
+    uid, gid = (status_numbers(status, name)[1] for name in (b"Uid", b"Gid"))
+    groups = tuple(dict.fromkeys((gid, *status_numbers(status, b"Groups"))))
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:

@@ -14,7 +14,7 @@ from attrs import define
 
 from pympsd.channel.descriptors import UCRED
 from pympsd.journal.line_format import sanitised
-from pympsd.service.processes.status import has_ended
+from pympsd.service.processes.status import has_ended, status_numbers
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.vocabulary.identities import NO_USER, OVERFLOW_UID, Peer
 
@@ -94,9 +94,7 @@ def _groups(sock: AnySocket, pid: int) -> tuple[int, ...]:
         if error.errno != errno.ERANGE:
             raise
         # More groups than fit in the buffer.
-        status = Path(f"/proc/{pid}/status").read_bytes()
-        # At the start of a line: the process's name, which comes first, may contain the word.
-        return tuple(map(int, status.partition(b"\nGroups:")[2].partition(b"\n")[0].split()))
+        return status_numbers(Path(f"/proc/{pid}/status").read_bytes(), b"Groups")
     return struct.unpack(f"={len(packed) // 4}I", packed)
 
 
@@ -131,8 +129,7 @@ def _is_in_container(sock: AnySocket, peer: Peer) -> bool:
     """Whether a process is in another PID or user namespace than this one, or cannot be seen."""
     known = with_pidfd(sock, peer)
     try:
-        status = Path(f"/proc/{peer.pid}/status").read_bytes()
-        pids = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+        pids = status_numbers(Path(f"/proc/{peer.pid}/status").read_bytes(), b"NSpid")
         # Readable by everybody, unlike the links in /proc/PID/ns.
         same = Path(f"/proc/{peer.pid}/uid_map").read_bytes() == Path("/proc/self/uid_map").read_bytes()
         return peer.pid == 0 or len(pids) != 1 or not same or (known.pidfd >= 0 and has_ended(known.pidfd))

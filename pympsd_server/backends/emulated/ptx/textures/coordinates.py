@@ -26,7 +26,7 @@ def nearest(place: Array) -> Array:
 
 def neighbours(place: Array) -> tuple[Array, Array]:
     """Return the index of the first of the two elements around each place, and the second's weight in steps."""
-    first, share = np.divmod(_rounded((place - 0.5) * STEPS), STEPS)
+    first, share = np.divmod(rounded((place - 0.5) * STEPS), STEPS)
     return first, share
 
 
@@ -40,16 +40,17 @@ def corner_weights(shares: list[Array]) -> dict[tuple[int, ...], Array]:
     x, y, z = (*shares, nothing, nothing)[:3]
     found = {}
     for depth, whole in ((0, STEPS - z), (1, z)):
-        right = _rounded(whole * x / STEPS)
+        right = rounded(whole * x / STEPS)
         left = whole - right
-        right_below = _rounded(right * y / STEPS)
-        left_above = _rounded(left * (STEPS - y) / STEPS)
+        right_below = rounded(right * y / STEPS)
+        left_above = rounded(left * (STEPS - y) / STEPS)
         found[0, 0, depth], found[0, 1, depth] = left_above, left - left_above
         found[1, 0, depth], found[1, 1, depth] = right - right_below, right_below
     return {corner[: len(shares)]: weight for corner, weight in found.items() if not any(corner[len(shares) :])}
 
 
-def _rounded(values: Array) -> Array:
+def rounded(values: Array) -> Array:
+    """Return the nearest integers, of two the greater."""
     found: Array = np.floor(values + 0.5).astype(S64)
     return found
 

@@ -17,6 +17,7 @@ from pympsd_server.backends.emulated.ptx.textures.coordinates import (
     mapped,
     nearest,
     neighbours,
+    rounded,
 )
 from pympsd_server.backends.emulated.ptx.textures.texels import border, by_object, read
 
@@ -86,7 +87,7 @@ def _at_levels(state: BatchState, of: TextureObject, geometry: str, place: tuple
     where = np.clip(np.minimum(np.maximum(wanted + bias, least), greatest), 0, last)
     if how.level_filter and of.is_float:
         lower = np.floor(where)
-        share = np.floor((where - lower) * STEPS + 0.5) / STEPS
+        share = rounded((where - lower) * STEPS) / STEPS
         upper = np.minimum(lower + 1, last)
         low, high = (_each_level(state, of, geometry, place, one.astype(S64)) for one in (lower, upper))
         between: Array = low * (1 - share) + high * share
