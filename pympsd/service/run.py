@@ -25,6 +25,7 @@ from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
 from pympsd.service.namespace_sockets import NamespaceSockets
+from pympsd.service.notification import READY, STOPPING, notify, notify_reloading, run_watchdog
 from pympsd.service.processes.children import spawn_server
 from pympsd.service.processes.status import is_child
 from pympsd.service.processes.vendor_server import NAME, spawn_vendor_server
@@ -150,7 +151,10 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         if setup.configuration is not None:
             await apply_configuration(dispatcher, *setup.configuration)
         ready()
+        notify(READY)
+        nursery.start_soon(run_watchdog)
         await dispatcher.done.wait()
+        notify(STOPPING)
         with trio.move_on_after(FINAL_ANSWER_SECONDS):
             for operator in list(dispatcher.operators.values()):
                 await operator.drain()
@@ -307,7 +311,9 @@ def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: lis
 async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -> None:
     async for number in signals:
         if number == signal.SIGHUP:
+            notify_reloading()
             dispatcher.journal.reopen()
+            notify(READY)
         elif number == HAND_OVER:
             dispatcher.log.info("daemon_hands_over")
             dispatcher.handed_over = True
@@ -319,10 +325,9 @@ async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -
 def _resolve_paths(setup: DaemonSetup) -> DaemonSetup:
     """Resolve relative paths, and make the state folder of an emulated machine, which every user's server uses."""
     machine, logs = resolved(setup.settings.emulated_devices), os.path.abspath(setup.settings.log_directory)
-    folder = state_folder_of(machine)
-    if folder is not None:
+    if setup.machine.backend == "emulated":
         with contextlib.suppress(OSError):  # a server that needs it reports the error
-            folder.make()
+            state_folder_of(machine).make()
     return evolve(setup, settings=evolve(setup.settings, emulated_devices=machine, log_directory=logs))
 
 
