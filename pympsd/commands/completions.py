@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.commands.manual import OPTIONS, USAGE
+from pympsd.commands.manual import OPTIONS, takes_server
 from pympsd.commands.registry import REGISTRY
 from pympsd.commands.v3.registry import COMMANDS
 
@@ -19,11 +19,6 @@ def _options() -> list[str]:
 
 def _commands() -> list[str]:
     return sorted({*REGISTRY, *COMMANDS})
-
-
-def takes_server(command: str) -> bool:
-    """Whether the first argument of a command is the PID of a server."""
-    return USAGE.get(command, "").strip("[]").startswith(("PID", "SERVER-PID", "-p PID"))
 
 
 def bash() -> str:

@@ -161,6 +161,11 @@ def synopsis(command: Command) -> str:
     return f"{command.name} {USAGE.get(command.name, '')}".rstrip()
 
 
+def takes_server(command: str) -> bool:
+    """Whether the first argument of a command is the PID of a server."""
+    return USAGE.get(command, "").strip("[]").startswith(("PID", "SERVER-PID", "-p PID"))
+
+
 def summary(command: Command) -> str:
     """Return a command's docstring."""
     return cleandoc(command.handler.__doc__ or "")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from processes import BIN, SECONDS
 
-from pympsd.commands.completions import takes_server
+from pympsd.commands.manual import takes_server
 from pympsd.commands.registry import REGISTRY
 from pympsd.extras import LINKS
 
