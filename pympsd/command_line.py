@@ -33,6 +33,8 @@ def main(arguments: "Sequence[str]") -> int:
         return control_client.print_text(_help(options.name, protocol))
     if options.text == "v":
         return control_client.print_text(_version())
+    if options.install:
+        return _install(options)
     if options.start:
         return _start(options, protocol)
     if options.words[:1] == ["top"]:
@@ -80,6 +82,27 @@ def _start(options: Options, protocol: str) -> int:
     if options.static:
         sys.stderr.write(f"{options.static} is not needed: protocol 3 has no mode for static partitions\n")
     return start_daemon(options, int(protocol))
+
+
+def _install(options: Options) -> int:
+    import os
+    import sysconfig
+    from pathlib import Path
+
+    from pympsd import extras
+
+    folder = Path(os.path.abspath(options.folder))
+    launcher = os.path.realpath(options.launcher) if options.launcher else sysconfig.get_path("scripts") + "/pympsd"
+    launchers = Path(launcher).parent
+    try:
+        if options.install == "--link-nvidia-names":
+            extras.link_nvidia_names(folder, launchers)
+            return 0
+        text = "".join(f"{file}\n" for file in extras.install(folder, launchers))
+    except extras.CannotInstall as error:
+        sys.stderr.write(f"{options.install}: {error}\n")
+        return 1
+    return control_client.print_text(text)
 
 
 def _find_dependencies() -> None:

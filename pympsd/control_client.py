@@ -75,7 +75,7 @@ def give_commands(
         if protocol != if_protocol:
             words = ()
         if words[:2] == ["config", "apply"]:
-            from pympsd import attached_file
+            from pympsd.channel import attached_file
 
             daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
         refused = _give(daemon, words, timeout, protocol)

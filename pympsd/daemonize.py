@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
-from pympsd.attached_file import text_of
+from pympsd.channel.attached_file import text_of
 from pympsd.configuration.plan import Plan, Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.devices.discovery import Machine, visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_vendor_server
+from pympsd.devices.state_folder import with_machine_file
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
 from pympsd.journal.dialects import Dialect
 from pympsd.journal.files import LogFile
@@ -56,7 +57,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
     if options.multiuser and os.geteuid() != 0:
         return _complain("-multiuser-server: only root can serve other users; start without it for your own", 1)
     try:
-        settings = Settings.from_environment(os.environ)
+        settings = Settings.from_environment(with_machine_file(os.environ))
         if protocol == 3 and os.geteuid() == 0 and not os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
             settings = evolve(settings, pipe_directory=files.SYSTEM_PIPE_DIRECTORY)
         if options.dialect:

@@ -1,4 +1,4 @@
-"""Which daemon there is, in a line for ``--help``."""
+"""Which daemon there is, in a line for ``--help``; ``python -m pympsd.found_daemon`` prints it."""
 
 from pympsd import pipe_sockets
 from pympsd.control_client import OTHER_KIND, TIMEOUT, Daemon
@@ -20,3 +20,7 @@ def found_daemon() -> str:
     finally:
         daemon.close()
     return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n"
+
+
+if __name__ == "__main__":
+    print(found_daemon(), end="")

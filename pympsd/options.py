@@ -20,13 +20,23 @@ MULTIUSER = ("-multiuser-server", "--multiuser-server", "-M", "-m", "--multiuser
 STATIC = ("-S", "-s", "--static-partitioning")
 PROTOCOLS = ("2", "3")
 PROTOCOL_VARIABLE = "CUDA_MPS_PROTOCOL_VERSION"
+INSTALLS = {"--install-extras": "PREFIX", "--link-nvidia-names": "DIR"}
 START_FLAGS = {
     "--clients-only": "operators are refused at control",
     "--open-queries": "operators see everything at every namespace's socket",
     "--trust-containers": "operators in other namespaces are taken for their user",
 }
 """Those of a daemon, with what it then does."""
-VALUED = ("--timeout", "--log-dialect", "--turn-patience", "--users", "--protocol", "--apply", "--metrics")
+VALUED = (
+    *INSTALLS,
+    "--timeout",
+    "--log-dialect",
+    "--turn-patience",
+    "--users",
+    "--protocol",
+    "--apply",
+    "--metrics",
+)
 SHORT = {"-p": "--protocol", "-a": "--apply"}
 USERS = ("in-turn", "together")
 DIALECTS = ("documented", "r580", "json")
@@ -64,6 +74,11 @@ class Options:
         """The configuration file."""
         self.metrics = ""
         """Where metrics are served."""
+        self.launcher = ""
+        """The path that the launcher was started by."""
+        self.install = ""
+        """One of INSTALLS; ``folder`` is its argument."""
+        self.folder = ""
         self.quit = ""
         """How the end of the daemon was asked for; with -d or -f -q asks for something else."""
         self.force = False
@@ -77,7 +92,8 @@ class Options:
         self.overlooked: list[str] = []
         rest = list(arguments)
         if rest and rest[0].startswith("--argv0="):
-            given = rest.pop(0).partition("=")[2].rpartition("/")[2]
+            self.launcher = rest.pop(0).partition("=")[2]
+            given = self.launcher.rpartition("/")[2]
             self.name = DROP_IN_NAME if given == DROP_IN_NAME else OWN_NAME
         self.shown = [self.name, *rest]
         while rest and (rest[0].startswith("-") or self.start):
@@ -106,6 +122,8 @@ class Options:
             raise BadOption("--force goes with -q: it terminates the clients first")
         if self.quit == "--quit" and (self.words or self.apply):
             raise BadOption("--quit takes no command and no file beside it")
+        if self.install and (self.start or self.quit or self.words or self.apply):
+            raise BadOption(f"{self.install} takes no command and starts no daemon: give it by itself")
         if self.apply and self.words:
             raise BadOption("--apply takes no command beside it")
 
@@ -180,6 +198,11 @@ class Options:
             if not value:
                 raise BadOption("--apply needs the path of a configuration file")
             self.apply = value
+            return
+        if option in INSTALLS:
+            if not value:
+                raise BadOption(f"{option} needs a folder: {option} {INSTALLS[option]}")
+            self.install, self.folder = option, value
             return
         if option == "--users":
             if value not in USERS:

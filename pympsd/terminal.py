@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import readline
+import subprocess
+import sys
 from collections.abc import Iterator
+from difflib import get_close_matches
 
-from pympsd.commands.manual import command_help
+from pympsd.commands.manual import command_help, takes_server
 from pympsd.commands.registry import REGISTRY
 from pympsd.commands.v3 import line as v3
 from pympsd.commands.v3.registry import COMMANDS
@@ -13,6 +17,11 @@ from pympsd.commands.v3.registry import COMMANDS
 PROMPT = "> "
 HISTORY_LINES = 1000
 HELP = ("help", "?")
+LEAVE = ("exit", "bye", "logout")
+"""What people type to leave, which is no command."""
+KNOWN = (*REGISTRY, *COMMANDS, *HELP)
+LIST_SECONDS = 2.0
+"""The longest wait for the list of servers, at a press of TAB."""
 
 
 def typed_lines(in_v3: bool = False) -> Iterator[bytes]:
@@ -30,8 +39,17 @@ def typed_lines(in_v3: bool = False) -> Iterator[bytes]:
             yield " ".join((*words[1:], "help")).encode("utf-8", "surrogateescape")
         elif words and words[0] in HELP:
             print(command_help(words[1] if len(words) > 1 else ""), end="")
+        elif words and words[0] in LEAVE:
+            print("Ctrl-D leaves this prompt; quit ends the daemon and its servers")
         elif words:
             yield line.encode("utf-8", "surrogateescape")
+            print(_suggestion(words[0]), end="")
+
+
+def _suggestion(name: str) -> str:
+    """Return a question for a name that is near a command's, and no command."""
+    near = [] if name in KNOWN else get_close_matches(name.lower(), KNOWN, n=1)
+    return f"Did you mean {near[0]}?\n" if near else ""
 
 
 def _ask() -> str | None:
@@ -48,9 +66,8 @@ def _ask() -> str | None:
 
 def _complete(text: str, state: int) -> str | None:
     before = readline.get_line_buffer()[: readline.get_begidx()].split()
-    if before and before[0] not in HELP:
-        return None
-    names = sorted(name for name in (*REGISTRY, *HELP) if name.startswith(text))
+    names = _candidates(before, text) if state == 0 else _found
+    _found[:] = names
     return f"{names[state]} " if state < len(names) else None
 
 
@@ -72,3 +89,28 @@ def _words_v3(before: list[str]) -> Iterator[str]:
     elif known is not None:
         yield from (f"--{option}=" for option in known.syntax.options)
         yield from (f"--{flag} " for flag in known.syntax.flags)
+
+
+_found: list[str] = []
+"""The candidates of the completion that goes on."""
+
+
+def _candidates(before: list[str], text: str) -> list[str]:
+    if not before or (before[0] in HELP and len(before) == 1):
+        words = KNOWN
+    elif takes_server(before[0]) and len(before) == 1:
+        words = tuple(_servers())
+    else:
+        words = ()
+    return sorted(word for word in words if word.startswith(text))
+
+
+def _servers() -> list[str]:
+    """Return the PIDs of the servers; none if the daemon does not say."""
+    program = os.path.join(os.path.dirname(__file__), "__main__.py")
+    command = [sys.executable, "-I", "-S", program, "get_server_list"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIST_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.split()

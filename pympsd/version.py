@@ -11,3 +11,6 @@ API_VERSION = 13010
 
 DRIVER_BRANCH = 580
 """The driver whose recorded behaviour pympsd follows, as server.log prints it."""
+
+DRIVER_VERSION = f"{DRIVER_BRANCH}.0"
+"""Its version in dotted form, at whose dot scripts split it."""

@@ -44,7 +44,7 @@ def _missing(name: str) -> str:
     near = ", ".join(get_close_matches(name, _FUNCTIONS))
     nearest = f" (the nearest names it has: {near})" if near else ""
     missing = f"pympsd does not have {name} yet{nearest}"
-    return f"{missing}; README.md, How it differs from the vendor's MPS, says what is missing"
+    return f"{missing}; docs/differences.md says what is missing"
 
 
 def _is_driver_function(name: str) -> bool:

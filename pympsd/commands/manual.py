@@ -92,6 +92,14 @@ OPTIONS: Final = (
     ("-S, --static-partitioning", "protocol 3: accepted; it is not needed"),
     ("--strict", "exit with status 1 if any command was refused"),
     ("--timeout SECONDS", "give up on a daemon that is silent for this long (default 10), exit status 2"),
+    (
+        "--install-extras PREFIX",
+        "copy manual pages, completions, systemd units, scripts of batch systems, samples and examples below PREFIX",
+    ),
+    (
+        "--link-nvidia-names DIR",
+        "make links named nvidia-cuda-mps-control, nvidia-cuda-mps-server and nvidia-smi in DIR",
+    ),
     ("-v, --version", "print the version"),
     ("-h, --help", "print this"),
 )
@@ -120,12 +128,36 @@ FILES: Final = (
         "1: an emulated GPU faults at the first byte beyond an allocation, not at the next unit",
     ),
     ("PYMPSD_EMULATED_DEVICES", "the emulated machine: H200, 2xH200,1xP100, or the path of a TOML file"),
+    ("PYMPSD_STATE_DIRECTORY", "where compute modes and users of machines in short form are kept; default /tmp"),
 )
 
 EXITS: Final = (
     "0 when the daemon was reached, whatever it answered; 1 when there is none, or a command given as arguments (or "
     "with --strict any command) was refused; 2 when the daemon did not answer in time; 74 when not all of an answer "
     "could be printed."
+)
+
+SIGNALS: Final = (
+    ("SIGTERM, SIGINT", "end the daemon and its servers, clients or not, within seconds"),
+    ("SIGHUP", "open control.log and server.log again by their names, as logrotate needs it"),
+    ("SIGUSR2", "end, and leave sockets, servers and clients to the next daemon of the pipe directory"),
+)
+
+PATHS: Final = (
+    ("/etc/pympsd/machine.toml", "the emulated machine, if neither of the next two says it"),
+    ("$XDG_CONFIG_HOME/pympsd/machine.toml", "the emulated machine of a user; default of the folder: ~/.config"),
+    ("$PYMPSD_EMULATED_DEVICES", "comes before both, where it names a file as well"),
+    ("$CUDA_MPS_PIPE_DIRECTORY/control", "the daemon's socket; beside it are its lock, state and keeper's socket"),
+    ("$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid", "the daemon's PID"),
+    ("$CUDA_MPS_LOG_DIRECTORY/control.log, server.log", "the logs; a named server of protocol 3 has a folder there"),
+)
+
+_EXAMPLES: Final = (
+    ("pympsd -d", "start the daemon"),
+    ("echo ps | pympsd", "show the clients"),
+    ("echo quit -t 10 | pympsd", "end it, after 10 s by force"),
+    ("pympsd --users together --log-dialect json -f", "every user at once, the log as JSON on standard output"),
+    ("python -m pympsd_client", "what a program sees here, and what is wrong"),
 )
 
 _DESCRIPTION: Final = (
@@ -138,6 +170,11 @@ def synopsis(command: Command) -> str:
     """Return a command with its arguments."""
     json = "" if command.takes is None else " [--json]"
     return f"{command.name} {USAGE.get(command.name, '')}".rstrip() + json
+
+
+def takes_server(command: str) -> bool:
+    """Whether the first argument of a command is the PID of a server."""
+    return USAGE.get(command, "").strip("[]").startswith(("PID", "SERVER-PID", "-p PID"))
 
 
 def summary(command: Command) -> str:
@@ -204,6 +241,14 @@ def man_page() -> str:
         *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in FILES),
         ".SH EXIT STATUS",
         _roff(EXITS),
+        ".SH SIGNALS",
+        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in SIGNALS),
+        ".SH FILES",
+        *(f".TP\n.I {_roff(left)}\n{_roff(right)}" for left, right in PATHS),
+        ".SH EXAMPLES",
+        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in _EXAMPLES),
+        ".SH SEE ALSO",
+        ".BR pympsd\\-run (1),\n.BR pympsd\\-smi (1),\n.BR systemd (1),\n.BR logrotate (8)",
     ]
     return "".join(f"{_wrapped(part)}\n" for part in parts)
 

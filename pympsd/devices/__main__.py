@@ -13,14 +13,14 @@ from attrs import evolve
 
 from pympsd.devices.discovery import visible_machine
 from pympsd.devices.driver_probe import ask_driver
-from pympsd.devices.state_folder import with_current_modes
+from pympsd.devices.state_folder import with_current_modes, with_machine_file
 from pympsd.vocabulary.settings import Settings
 
 
 def main() -> int:
     """Print the devices that the environment describes."""
     try:
-        settings = Settings.from_environment(os.environ)
+        settings = Settings.from_environment(with_machine_file(os.environ))
         if settings.backend == "vendor":
             # The driver's server is the daemon's: for a program by itself it makes no difference.
             settings = evolve(settings, backend="auto")

@@ -1,9 +1,9 @@
-"""The state of a machine that a file describes: its compute modes, in ``<file>.state`` beside it.
+"""The state of an emulated machine: its compute modes, in ``<file>.state`` beside the file that describes it.
 
 The description itself is never written. Servers of every user register in the folder (``registrations``), so it has
 the permissions of /tmp: every user may create files there, and remove only their own. Modes count only if root, or
 the owner of the description, wrote them; any other file in their place is ignored, replaced at root's next change.
-A machine in short form has no folder and no state.
+Machines in short form share one folder, whose modes only root sets: devices of the same UUID are the same device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.devices.machine import COMPUTE_MODES, BadMachine, is_file, with_attributes
+from pympsd.devices.machine import COMPUTE_MODES, VARIABLE, BadMachine, is_file, with_attributes
 from pympsd.vocabulary.device_facts import DeviceFacts
 
 MODES: Final = "modes"
@@ -28,6 +28,8 @@ READ_BYTES: Final = 1 << 16
 LOCK_SECONDS: Final = 5.0
 """Seconds to wait for the lock, which is usually held for some microseconds."""
 _RETRY_SECONDS: Final = 0.001
+DIRECTORY: Final = "PYMPSD_STATE_DIRECTORY"
+"""The variable that names the folder below which the state of machines in short form is."""
 _FOLDER_MODE: Final = 0o1777
 _REMOVALS: Final = 16
 """How often a directory in the way of a file is moved away before that counts as an error."""
@@ -35,9 +37,13 @@ _REMOVALS: Final = 16
 
 @frozen
 class StateFolder:
-    """The folder of one machine; ``description`` is the real path of its file."""
+    """The folder of one machine; ``description`` is the real path of its file.
+
+    ``is_short``: of machines in short form, without such a file.
+    """
 
     description: str
+    is_short: bool = False
 
     @property
     def path(self) -> str:
@@ -104,7 +110,7 @@ class StateFolder:
             os.fsync(folder)
 
     def _read_modes(self, folder: int) -> dict[str, str]:
-        trusted = (0, os.stat(self.description).st_uid)
+        trusted = (0,) if self.is_short else (0, os.stat(self.description).st_uid)
         try:
             # Checked before it is opened: opening a file that another user put there may fail.
             found = os.stat(MODES, dir_fd=folder, follow_symlinks=False)
@@ -127,9 +133,23 @@ class StateFolder:
         return modes
 
 
-def state_folder_of(machine: str) -> StateFolder | None:
-    """Return the folder of a machine as PYMPSD_EMULATED_DEVICES describes it; None for one in short form."""
-    return StateFolder(os.path.realpath(machine)) if is_file(machine) else None
+def state_folder_of(machine: str) -> StateFolder:
+    """Return the folder of a machine as PYMPSD_EMULATED_DEVICES describes it."""
+    if is_file(machine):
+        return StateFolder(os.path.realpath(machine))
+    return StateFolder(os.path.join(os.environ.get(DIRECTORY) or "/tmp", "pympsd-devices"), is_short=True)
+
+
+def with_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which PYMPSD_EMULATED_DEVICES, if it is not set, names the machine file that is there.
+
+    That of the user comes before that of the machine, since callers may strip variables.
+    """
+    home = environment.get("HOME")
+    folders = (environment.get("XDG_CONFIG_HOME") or (home and os.path.join(home, ".config")), "/etc")
+    places = [os.path.join(folder, "pympsd", "machine.toml") for folder in folders if folder]
+    found = environment.get(VARIABLE) or next(filter(os.path.lexists, places), "")
+    return {**environment, VARIABLE: found} if found else dict(environment)
 
 
 def resolved(machine: str) -> str:
@@ -139,8 +159,7 @@ def resolved(machine: str) -> str:
 
 def with_current_modes(devices: Sequence[DeviceFacts], machine: str) -> tuple[DeviceFacts, ...]:
     """Return a machine's devices with their current compute modes; raise BadMachine."""
-    folder = state_folder_of(machine)
-    modes = folder.modes() if folder is not None else {}
+    modes = state_folder_of(machine).modes()
     return tuple(
         with_attributes(device, COMPUTE_MODE=COMPUTE_MODES[modes[device.uuid]]) if device.uuid in modes else device
         for device in devices

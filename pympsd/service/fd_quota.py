@@ -16,6 +16,13 @@ UNLIMITED: Final = 1 << 20
 """Assumed where RLIMIT_NOFILE sets no limit."""
 
 
+def raise_fd_limit() -> None:
+    """Raise the soft limit of open descriptors to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def fd_quota(divisor: int) -> int:
     """Return the limit of open descriptors divided by ``divisor``, at least MINIMUM."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,6 +17,7 @@ from pympsd.devices.discovery import Machine
 from pympsd.devices.state_folder import resolved, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.fd_quota import raise_fd_limit
 from pympsd.service.files.log_fifo import read_fifo
 from pympsd.service.files.pipe_directory import PID_MODE, VENDORS_PID_MODE, PipeDirectory
 from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
@@ -26,6 +26,7 @@ from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
 from pympsd.service.metrics import MetricsServer, end
 from pympsd.service.namespace_sockets import NamespaceSockets
+from pympsd.service.notification import READY, STOPPING, notify, notify_reloading, run_watchdog
 from pympsd.service.processes.children import spawn_server
 from pympsd.service.processes.status import is_child
 from pympsd.service.processes.vendor_server import NAME, spawn_vendor_server
@@ -81,7 +82,7 @@ def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
     """
     early = _record_early_signals()
     os.umask(0o022)
-    _raise_fd_limit()
+    raise_fd_limit()
     setup = _resolve_paths(setup)
     # After an internal error another daemon may adopt the servers.
     handed_over = True
@@ -161,7 +162,10 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         if setup.configuration is not None:
             await apply_configuration(dispatcher, *setup.configuration)
         ready()
+        notify(READY)
+        nursery.start_soon(run_watchdog)
         await dispatcher.done.wait()
+        notify(STOPPING)
         with trio.move_on_after(FINAL_ANSWER_SECONDS):
             for operator in list(dispatcher.operators.values()):
                 await operator.drain()
@@ -324,7 +328,9 @@ def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: lis
 async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -> None:
     async for number in signals:
         if number == signal.SIGHUP:
+            notify_reloading()
             dispatcher.journal.reopen()
+            notify(READY)
         elif number == HAND_OVER:
             dispatcher.log.info("daemon_hands_over")
             dispatcher.handed_over = True
@@ -336,14 +342,7 @@ async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -
 def _resolve_paths(setup: DaemonSetup) -> DaemonSetup:
     """Resolve relative paths, and make the state folder of an emulated machine, which every user's server uses."""
     machine, logs = resolved(setup.settings.emulated_devices), os.path.abspath(setup.settings.log_directory)
-    folder = state_folder_of(machine)
-    if folder is not None:
+    if setup.machine.backend == "emulated":
         with contextlib.suppress(OSError):  # a server that needs it reports the error
-            folder.make()
+            state_folder_of(machine).make()
     return evolve(setup, settings=evolve(setup.settings, emulated_devices=machine, log_directory=logs))
-
-
-def _raise_fd_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

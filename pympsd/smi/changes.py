@@ -10,7 +10,6 @@ from pympsd.devices.machine import COMPUTE_MODES
 from pympsd.smi.machine import MODE_NAMES, Device, Machine
 from pympsd.smi.options import BAD_VALUE, Refused
 
-NOT_SUPPORTED: Final = 3
 NO_PERMISSION: Final = 4
 OTHER_ERROR: Final = 255
 EARLY_END: Final = "Terminating early due to previous errors.\n"
@@ -28,14 +27,13 @@ def set_mode(machine: Machine, devices: Sequence[Device], word: str) -> tuple[st
         if device.mode == mode:
             said.append(f"Compute mode is already set to {mode} for GPU {device.bus_id}.\n")
             continue
-        refused = _refusal(machine)
-        if refused is not None:
-            why, status = refused
+        if os.geteuid() != 0:
+            why = "Insufficient Permissions"
             said.append(f"Unable to set the compute mode for GPU {device.bus_id}: {why}\n{EARLY_END}")
-            return "".join(said), status
+            return "".join(said), NO_PERMISSION
         changes[device.facts.uuid] = mode
         said.append(f"Set compute mode to {mode} for GPU {device.bus_id}.\n")
-    if changes and machine.folder is not None:
+    if changes:
         try:
             machine.folder.change_modes(changes)
         except OSError as error:
@@ -57,16 +55,6 @@ def _mode(word: str) -> str:
     if mode is None:
         raise Refused(f"Invalid compute mode: {word}\n{EARLY_END}", BAD_VALUE)
     return mode
-
-
-def _refusal(machine: Machine) -> tuple[str, int] | None:
-    if machine.folder is None:
-        why = (
-            f"Not Supported\nPYMPSD_EMULATED_DEVICES={machine.text} is a machine in short form, which has nowhere to "
-            "keep a mode; describe it in a TOML file and name that file"
-        )
-        return why, NOT_SUPPORTED
-    return ("Insufficient Permissions", NO_PERMISSION) if os.geteuid() != 0 else None
 
 
 def reset(devices: Sequence[Device]) -> tuple[str, int]:

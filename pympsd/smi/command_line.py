@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from pympsd.devices.machine import BadMachine
+from pympsd.devices.machine import VARIABLE, BadMachine
+from pympsd.devices.state_folder import with_machine_file
 from pympsd.smi import changes, queries, report, summary
 from pympsd.smi.machine import Machine, NoSuchDevice
 from pympsd.smi.options import Action, Refused, Request, parse, usage
-from pympsd.version import CUDA_VERSION, DRIVER_BRANCH, VERSION
+from pympsd.version import CUDA_VERSION, DRIVER_VERSION, VERSION
 
 NO_MACHINE = 9
 NOT_FOUND = 6
@@ -47,7 +48,7 @@ def _answer(request: Request, name: str) -> tuple[str, int]:
             return usage(name), 0
         case Action.VERSION:
             return _version(), 0
-    text = os.environ.get("PYMPSD_EMULATED_DEVICES", "") or "H200"
+    text = with_machine_file(os.environ).get(VARIABLE) or "H200"
     machine = Machine.of(text, request.action not in WITHOUT_PROCESSES)
     devices = machine.chosen(request.ids)
     match request.action:
@@ -69,4 +70,4 @@ def _answer(request: Request, name: str) -> tuple[str, int]:
 
 def _version() -> str:
     cuda = f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"
-    return f"PYMPSD-SMI version  : {VERSION}\nDRIVER version      : {DRIVER_BRANCH}\nCUDA Version        : {cuda}\n"
+    return f"PYMPSD-SMI version  : {VERSION}\nDRIVER version      : {DRIVER_VERSION}\nCUDA Version        : {cuda}\n"

@@ -87,7 +87,7 @@ class Machine:
 
     text: str
     devices: tuple[Device, ...]
-    folder: StateFolder | None
+    folder: StateFolder
 
     @classmethod
     def of(cls, text: str, with_processes: bool = True) -> Machine:

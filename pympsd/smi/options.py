@@ -129,7 +129,7 @@ def usage(program: str) -> str:
 {program} -L                        list the GPUs
 {program} [-i ID] -q [-d WHAT]      what is known of each; WHAT: COMPUTE, MEMORY, PIDS, or several with commas
 {program} [-i ID] -c MODE           set the compute mode; MODE: 0/DEFAULT, 1/EXCLUSIVE_THREAD (deprecated: means 3),
-                                    2/PROHIBITED, 3/EXCLUSIVE_PROCESS. Root's; of a machine that a file describes
+                                    2/PROHIBITED, 3/EXCLUSIVE_PROCESS. Root's
 {program} [-i ID] -r                reset a GPU that no process uses. Root's
 {program} [-i ID] --query-gpu=FIELDS [--format=csv[,noheader][,nounits]]
                                     FIELDS: index, uuid, name, pci.bus_id, memory.total, memory.used, memory.free,

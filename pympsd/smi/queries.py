@@ -8,7 +8,7 @@ from typing import Final
 from pympsd.smi.machine import Device, Machine, Process
 from pympsd.smi.options import BAD_VALUE, Refused
 from pympsd.smi.summary import MIB
-from pympsd.version import DRIVER_BRANCH
+from pympsd.version import DRIVER_VERSION
 
 MEMORY_UNIT: Final = "MiB"
 
@@ -22,7 +22,7 @@ _OF_DEVICES: Final[dict[str, Callable[[Device], object]]] = {
     "memory.free": lambda device: device.total // MIB - device.used // MIB,
     "compute_mode": lambda device: device.shown_mode,
     "compute_cap": lambda device: ".".join(map(str, device.facts.compute_capability)),
-    "driver_version": lambda _: DRIVER_BRANCH,
+    "driver_version": lambda _: DRIVER_VERSION,
 }
 _OF_PROCESSES: Final[dict[str, Callable[[Device, Process], object]]] = {
     "pid": lambda _, process: process.pid,

@@ -9,7 +9,7 @@ from typing import Final
 from pympsd.smi.machine import Device, Machine
 from pympsd.smi.options import BAD_VALUE, Refused
 from pympsd.smi.summary import MIB, in_order
-from pympsd.version import CUDA_VERSION, DRIVER_BRANCH
+from pympsd.version import CUDA_VERSION, DRIVER_VERSION
 
 _COLUMN: Final = 55
 
@@ -22,7 +22,7 @@ def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
         "==============NVSMI LOG==============",
         "",
         _line(0, "Timestamp", time.strftime("%a %b %e %H:%M:%S %Y")),
-        _line(0, "Driver Version", DRIVER_BRANCH),
+        _line(0, "Driver Version", DRIVER_VERSION),
         _line(0, "CUDA Version", f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"),
         "",
         _line(0, "Attached GPUs", len(machine.devices)),

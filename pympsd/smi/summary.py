@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pympsd.smi.machine import Device, Process
-from pympsd.version import CUDA_VERSION, DRIVER_BRANCH, VERSION
+from pympsd.version import CUDA_VERSION, DRIVER_VERSION, VERSION
 
 MIB: Final = 1 << 20
 _WIDTH: Final = 89
@@ -39,7 +39,7 @@ def table(devices: Sequence[Device]) -> str:
 
 def _device_lines(devices: Sequence[Device]) -> Iterator[str]:
     cuda = f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"
-    title = f" {f'PYMPSD-SMI {VERSION}':<34}{f'Driver Version: {DRIVER_BRANCH}':<31}{f'CUDA Version: {cuda}':<23}"
+    title = f" {f'PYMPSD-SMI {VERSION}':<34}{f'Driver Version: {DRIVER_VERSION}':<31}{f'CUDA Version: {cuda}':<23}"
     rule = "+" + "+".join("-" * width for width in _CELLS) + "+"
     yield "+" + "-" * _WIDTH + "+"
     yield f"|{title}|"

@@ -35,7 +35,7 @@ class CannotStart(Exception):
 
 @define
 class RegisteredDevices:
-    """A server's devices. There is no registration in a machine in short form, or if the folder cannot be used."""
+    """A server's devices. Real devices are not registered, nor are others if the folder cannot be used."""
 
     facts: tuple[DeviceFacts, ...]
     folder: StateFolder | None = None
@@ -84,7 +84,7 @@ def register_devices(setup: ServerSetup) -> RegisteredDevices:
         facts = with_current_modes(setup.devices, setup.machine)
     except BadMachine as error:
         raise CannotStart(str(error)) from None
-    devices = RegisteredDevices(facts, state_folder_of(setup.machine))
+    devices = RegisteredDevices(facts, state_folder_of(setup.machine) if setup.backend == "emulated" else None)
     reasons = start_checks.refusals(os.uname().sysname, struct.calcsize("P") * 8, facts)
     if reasons:
         raise CannotStart(*reasons)
@@ -102,7 +102,7 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
     alone = start_checks.is_exclusive(device)
     if folder is None:
         if alone:
-            reason = "only a machine that a file describes (PYMPSD_EMULATED_DEVICES) can keep it."
+            reason = "only an emulated device can be kept for one server."
             raise CannotStart(start_checks.cannot_be_held(ordinal, device, reason))
         return
     try:

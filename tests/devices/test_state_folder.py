@@ -196,10 +196,15 @@ def test_links_and_relative_paths_have_one_state(
     assert resolved("node.toml") == str(machine.resolve())
 
 
-def test_a_machine_in_short_form_has_no_state() -> None:
-    assert state_folder_of("2xH200") is None
+def test_machines_in_short_form_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYMPSD_STATE_DIRECTORY", str(tmp_path))
+    assert state_folder_of("2xH200") == state_folder_of("P100")
+    assert state_folder_of("2xH200").path == str(tmp_path / "pympsd-devices.state")
     assert resolved("2xH200") == "2xH200"
-    assert with_current_modes(describe("2xH200"), "2xH200") == describe("2xH200")
+    devices = describe("2xH200")
+    assert with_current_modes(devices, "2xH200") == devices
+    state_folder_of("2xH200").change_modes({devices[1].uuid: "PROHIBITED"})
+    assert [each.attributes["COMPUTE_MODE"] for each in with_current_modes(devices, "2xH200")] == [0, 2]
 
 
 @pytest.fixture(scope="module")

@@ -227,3 +227,26 @@ def test_a_device_is_reset_only_when_it_is_not_in_use(make_node: MakeNode) -> No
     assert "1 device is currently being used by one or more other processes" in busy.stdout
     daemon.say("quit -t 0")
     wait_until(lambda: node.smi("-i", "0", "-r").returncode == 0, "the reset")
+
+
+def test_a_machine_in_short_form_keeps_modes_and_shows_clients(make_node: MakeNode) -> None:
+    node = make_node()
+    short = {"PYMPSD_EMULATED_DEVICES": "H200", "PYMPSD_STATE_DIRECTORY": str(node.directory)}
+    node.variables.update(short)
+    node.set_mode("EXCLUSIVE_PROCESS")
+    first, second = node.daemon("a", **short), node.daemon("b", **short)
+    client = node.client(first)
+    client.connect()
+    (server,) = first.servers()
+    apps = ("--query-compute-apps=pid", "--format=csv,noheader")
+    wait_until(lambda: node.smi(*apps).stdout.split() == [str(server), str(client.pid)], "both processes")
+    refused(node.client(second))
+    assert f"process {server}" in failure(second)
+
+
+def test_the_machine_file_describes_the_machine_of_daemon_and_programs(make_node: MakeNode) -> None:
+    node = make_node("[[device]]\nprofile = 'V100'\n[[device]]\nprofile = 'V100'\n")
+    (node.directory / "pympsd").mkdir()
+    node.machine.rename(node.directory / "pympsd" / "machine.toml")
+    daemon = node.daemon("a", PYMPSD_EMULATED_DEVICES="", XDG_CONFIG_HOME=str(node.directory))
+    assert daemon.say("device_query").count("V100") == 2

@@ -210,11 +210,10 @@ def test_c9_processes_show_as_pympsd(daemon: DaemonProcess) -> None:
 
 @pytest.fixture
 def vendor_named(directory: Path):  # type: ignore[no-untyped-def]
-    """A daemon started under the vendor's name, through the links that the script makes."""
+    """A daemon started under the vendor's name, through the links that --link-nvidia-names makes."""
     links = directory / "bin"
     links.mkdir()
-    script = Path(__file__).parents[2] / "scripts" / "link-nvidia-names"
-    subprocess.run([script, links], env={"PYMPSD_BIN": str(BIN), "PATH": os.environ["PATH"]}, check=True)
+    subprocess.run([BIN / "pympsd", "--link-nvidia-names", links], check=True)
     daemon = DaemonProcess(directory, command=str(links / "nvidia-cuda-mps-control"))
     assert daemon.start().returncode == 0
     yield daemon

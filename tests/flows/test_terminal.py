@@ -58,6 +58,21 @@ def test_a_tab_completes_the_name_of_a_command(terminal: Terminal) -> None:
     assert "PIDs of all server" in " ".join(terminal.until("> ").split())
 
 
+def test_a_misspelt_command_is_answered_with_the_nearest(terminal: Terminal, daemon: DaemonProcess) -> None:
+    assert "Did you mean get_server_list?\n" in terminal.enter("get_sever_list")
+    assert "Did you mean" not in terminal.enter("frobnicate")
+    assert terminal.enter("exit") == "Ctrl-D leaves this prompt; quit ends the daemon and its servers\n"
+    assert daemon.servers() == []
+
+
+def test_a_tab_completes_the_pid_of_a_server(terminal: Terminal, daemon: DaemonProcess) -> None:
+    daemon.say("start_server -uid 0")
+    wait_until(lambda: bool(daemon.servers()), "a server")
+    (server,) = daemon.servers()
+    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "its start")
+    assert "ACTIVE" in terminal.enter("get_server_status \t")
+
+
 def test_history_and_editing(terminal: Terminal) -> None:
     terminal.enter("get_default_client_priority")
     terminal.enter("set_default_active_thread_percentage 40")

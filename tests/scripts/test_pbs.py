@@ -77,8 +77,7 @@ def node() -> Iterator[BatchNode]:
         fake.write_text(f'#!/bin/sh\necho "{name} $*" >> {directory}/called\n')
         fake.chmod(0o755)
     linked = subprocess.run(
-        [ROOT / "scripts" / "link-nvidia-names", directory / "bin"],
-        env={"PYMPSD_BIN": str(BIN), "PATH": os.environ["PATH"]},
+        [BIN / "pympsd", "--link-nvidia-names", directory / "bin"],
         capture_output=True,
         text=True,
     )

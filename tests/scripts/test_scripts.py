@@ -20,11 +20,6 @@ def test_the_generated_docs_are_those_of_the_code() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_link_nvidia_names_says_how_it_is_used() -> None:
-    done = subprocess.run([ROOT / "scripts" / "link-nvidia-names"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "usage: link-nvidia-names DIR   (a folder that exists)\n")
-
-
 @pytest.mark.parametrize(
     ("given", "passed_on", "last"),
     [

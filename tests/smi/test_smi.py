@@ -43,7 +43,7 @@ def test_the_compute_modes_as_recorded(node: Node) -> None:
             "",
             "==============NVSMI LOG==============",
             "",
-            "Driver Version                                         : 580",
+            "Driver Version                                         : 580.0",
             "CUDA Version                                           : 13.0",
             "",
             "Attached GPUs                                          : 4",
@@ -72,7 +72,7 @@ def test_the_bare_table_as_recorded(node: Node) -> None:
     lines = printed(node, "-i", "1").splitlines()
     assert {len(line) for line in lines if line[:1] in ("|", "+")} == {91}
     assert lines[1] == "+" + "-" * 89 + "+"
-    assert "Driver Version: 580 " in lines[2]
+    assert "Driver Version: 580.0 " in lines[2]
     assert "CUDA Version: 13.0 " in lines[2]
     for recorded in (
         "+-----------------------------------------+------------------------+----------------------+",
@@ -264,22 +264,61 @@ def test_queries_as_recorded(node: Node) -> None:
     )
 
 
-def smi(machine: str, *arguments: str, program: str = SMI) -> subprocess.CompletedProcess[str]:
+def smi(machine: str, *arguments: str, program: str = SMI, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [program, *arguments],
-        env={"PYMPSD_EMULATED_DEVICES": machine},
+        env={"PYMPSD_EMULATED_DEVICES": machine, **settings},
         capture_output=True,
         text=True,
         timeout=SECONDS,
     )
 
 
-def test_a_mode_of_a_machine_in_short_form_is_refused() -> None:
-    done = smi("2xH200", "-c", "3")
-    assert done.returncode == 3
-    assert "PYMPSD_EMULATED_DEVICES=2xH200 is a machine in short form" in done.stdout
-    assert "describe it in a TOML file" in done.stdout
-    assert smi("2xH200", "-c", "DEFAULT").returncode == 0, "setting the current mode is no change"
+def test_a_mode_of_a_machine_in_short_form_is_kept(tmp_path: Path) -> None:
+    def on(machine: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return smi(machine, *arguments, PYMPSD_STATE_DIRECTORY=str(tmp_path))
+
+    query = ("--query-gpu=compute_mode", "--format=csv,noheader")
+    done = on("", "-c", "EXCLUSIVE_PROCESS")  # as the Kubernetes device plugin does, on the default machine
+    assert (done.returncode, done.stdout) == (
+        0,
+        "Set compute mode to EXCLUSIVE_PROCESS for GPU 00000000:00:06.0.\nAll done.\n",
+    )
+    assert on("H200", *query).stdout == "Exclusive_Process\n"
+    assert on("2xH200", *query).stdout == "Exclusive_Process\nDefault\n", "the same device has the same UUID"
+    assert on("2xH200", "-c", "0").returncode == 0
+    assert on("", *query).stdout == "Default\n"
+
+
+def test_modes_of_a_machine_in_short_form_are_roots(tmp_path: Path) -> None:
+    folder = tmp_path / "pympsd-devices.state"
+    folder.mkdir(mode=0o777)
+    uuid = smi("H200", "--query-gpu=uuid", "--format=csv,noheader").stdout.strip()
+    (folder / "modes").write_text(f"{uuid} PROHIBITED\n")
+    (tmp_path / "pympsd-devices").write_text("a file that would describe it, and whose owner is not trusted")
+    query = ("--query-gpu=compute_mode", "--format=csv,noheader")
+    assert smi("H200", *query, PYMPSD_STATE_DIRECTORY=str(tmp_path)).stdout == "Prohibited\n"
+    for file in (folder / "modes", tmp_path / "pympsd-devices"):
+        os.chown(file, 10001, -1)
+    assert smi("H200", *query, PYMPSD_STATE_DIRECTORY=str(tmp_path)).stdout == "Default\n"
+
+
+def test_the_machine_file_is_found_without_a_variable(tmp_path: Path) -> None:
+    (tmp_path / "home/.config/pympsd").mkdir(parents=True)
+    (tmp_path / "home/.config/pympsd/machine.toml").write_text('[[device]]\nprofile = "A100"\n')
+    (tmp_path / "config/pympsd").mkdir(parents=True)
+    file = tmp_path / "config/pympsd/machine.toml"
+    file.write_text('[[device]]\nprofile = "V100"\n')
+    at_home = {"HOME": str(tmp_path / "home")}
+    assert "A100" in smi("", "-L", **at_home).stdout
+    assert "V100" in smi("", "-L", **at_home, XDG_CONFIG_HOME=str(tmp_path / "config")).stdout
+    assert "P100" in smi("P100", "-L", **at_home).stdout
+    file.write_text("[[device]]\nprofile = 7\n")
+    done = smi("", "-L", XDG_CONFIG_HOME=str(tmp_path / "config"))
+    assert (done.returncode, str(file) in done.stderr) == (9, True)
+
+
+def test_the_short_forms() -> None:
     assert smi("2xH200", "--query-gpu=count", "--format=csv,noheader").stdout == "2\n2\n"
     assert smi("", "-L").stdout.count("\n") == 1, "one H200 by default"
 

@@ -18,6 +18,8 @@ class Node:
 
     directory: Path
     text: str = "[[device]]\n"
+    variables: dict[str, str] = field(factory=dict, init=False)
+    """For pympsd-smi, beside the machine's."""
     _daemons: list[DaemonProcess] = field(factory=list, init=False)
     _clients: list[ClientProcess] = field(factory=list, init=False)
 
@@ -33,7 +35,7 @@ class Node:
         """Run pympsd-smi."""
         return subprocess.run(
             [SMI, *arguments],
-            env={"PYMPSD_EMULATED_DEVICES": str(self.machine)},
+            env={"PYMPSD_EMULATED_DEVICES": str(self.machine), **self.variables},
             capture_output=True,
             text=True,
             timeout=SECONDS,

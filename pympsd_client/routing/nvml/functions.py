@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ctypes import c_int, c_uint64, memmove
 from typing import Any, Final
 
-from pympsd.version import CUDA_VERSION, DRIVER_BRANCH
+from pympsd.version import CUDA_VERSION, DRIVER_BRANCH, DRIVER_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
@@ -159,7 +159,6 @@ def _constant(text: str) -> _Row:
     return (lambda place, length: nvml.text(place, length, text)), "QI"
 
 
-_VERSION_TEXT: Final = f"{DRIVER_BRANCH}.0"
 _BRANCH: Final = f"r{DRIVER_BRANCH}_00".encode().ljust(_BRANCH_BYTES, b"\0")
 _FUNCTIONS: Final[dict[str, _Row]] = {
     "nvmlInit_v2": (nvml.init, ""),
@@ -168,8 +167,8 @@ _FUNCTIONS: Final[dict[str, _Row]] = {
     "nvmlSystemGetCudaDriverVersion": (lambda place: nvml.number(place, nvml.driver_version()), "Q"),
     "nvmlSystemGetCudaDriverVersion_v2": (lambda place: nvml.number(place, nvml.driver_version()), "Q"),
     "nvmlSystemGetDriverBranch": (lambda place, length: nvml.versioned(place, _BRANCH, 1), "QI"),
-    "nvmlSystemGetDriverVersion": _constant(_VERSION_TEXT),
-    "nvmlSystemGetNVMLVersion": _constant(f"{CUDA_VERSION // 1000}.{_VERSION_TEXT}"),
+    "nvmlSystemGetDriverVersion": _constant(DRIVER_VERSION),
+    "nvmlSystemGetNVMLVersion": _constant(f"{CUDA_VERSION // 1000}.{DRIVER_VERSION}"),
     "nvmlSystemGetProcessName": (_process_name, "IQI"),
     "nvmlDeviceGetArchitecture": _number_of(_architecture),
     "nvmlDeviceGetComputeMode": _number_of(lambda facts: facts.attributes["COMPUTE_MODE"]),

@@ -1,0 +1,128 @@
+"""What comes with the packages: complete in a build, installed below a prefix, named by the launchers' folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import BIN, SECONDS
+
+from pympsd.commands.manual import takes_server
+from pympsd.commands.registry import REGISTRY
+from pympsd.extras import LINKS
+
+ROOT = Path(__file__).parents[2]
+EXPECTED = (
+    "share/man/man1/pympsd.1",
+    "share/man/man1/pympsd-run.1",
+    "share/man/man1/pympsd-smi.1",
+    "share/man/man1/nvidia-cuda-mps-control.1",
+    "share/bash-completion/completions/pympsd",
+    "share/zsh/site-functions/_pympsd",
+    "share/fish/vendor_completions.d/pympsd.fish",
+    "lib/systemd/system/pympsd.service",
+    "lib/systemd/user/pympsd.service",
+    "share/pympsd/examples/add_one.ptx",
+    "share/pympsd/examples/two_processes.py",
+    "share/pympsd/samples/pympsd.logrotate",
+    "share/pympsd/samples/machine.toml",
+    "share/pympsd/pbs/prologue",
+)
+
+
+def pympsd(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([BIN / "pympsd", *map(str, words)], capture_output=True, text=True, timeout=SECONDS)
+
+
+def files(folder: Path) -> set[str]:
+    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a prefix below which the extras were installed."""
+    folder = tmp_path_factory.mktemp("prefix") / "below"
+    done = pympsd("--install-extras", folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {str(Path(line).relative_to(folder)) for line in done.stdout.splitlines()} == files(folder)
+    return folder
+
+
+def test_a_build_has_what_an_installation_has(tmp_path: Path, prefix: Path) -> None:
+    pytest.importorskip("setuptools")  # of an environment with it; .ci/run builds a whole wheel
+    for name in ("pympsd", "docs", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    (tmp_path / "setup.py").write_text(
+        "from setuptools import setup\nfrom scripts.build_extras import BuildExtras\n"
+        "setup(name='x', packages=['pympsd'], cmdclass={'build_py': BuildExtras})\n"
+    )
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", "built"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "built/pympsd/_extras") == files(prefix)
+    assert files(prefix).issuperset(EXPECTED)
+
+
+def test_units_name_the_launchers(prefix: Path) -> None:
+    for scope in ("system", "user"):
+        assert f"ExecStart={BIN}/pympsd -f" in (prefix / f"lib/systemd/{scope}/pympsd.service").read_text()
+
+
+def test_programs_stay_programs(prefix: Path) -> None:
+    assert os.access(prefix / "share/pympsd/pbs/prologue", os.X_OK)
+
+
+@pytest.mark.parametrize("option", ["--install-extras", "--link-nvidia-names"])
+def test_a_place_that_cannot_be_is_said(tmp_path: Path, option: str) -> None:
+    (tmp_path / "file").write_text("")
+    done = pympsd(option, tmp_path / "file")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert str(tmp_path / "file") in done.stderr
+    done = pympsd(option)
+    assert (done.returncode, done.stderr.startswith(f"{option} needs a folder")) == (2, True)
+    assert pympsd(option, tmp_path, "ps").returncode == 2
+
+
+def test_the_vendors_names_are_links_and_replace_nothing_else(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert pympsd("--link-nvidia-names", tmp_path).returncode == 0
+    assert {name: str((tmp_path / name).readlink()) for name in LINKS} == {
+        name: str(BIN / launcher) for name, launcher in LINKS.items()
+    }
+    (tmp_path / "nvidia-smi").unlink()
+    (tmp_path / "nvidia-smi").write_text("the vendor's")
+    done = pympsd("--link-nvidia-names", tmp_path)
+    assert (done.returncode, "nvidia-smi is there, and no link" in done.stderr) == (1, True)
+    assert (tmp_path / "nvidia-smi").read_text() == "the vendor's"
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["pympsd", "get_server_l"], ["get_server_list"]),
+        (["pympsd", "--inst"], ["--install-extras"]),
+        (["pympsd", "get_client_list", ""], ["4711"]),
+    ],
+)
+def test_bash_completes(prefix: Path, words: list[str], completed: list[str]) -> None:
+    script = (
+        f'pympsd() {{ echo 4711; }}; . {prefix}/share/bash-completion/completions/pympsd; _pympsd "$1" "$2" "$3"; '
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", words[0], words[-1], words[-2]],
+        capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert (done.stdout.split(), done.stderr) == (completed, "")
+
+
+def test_the_commands_that_take_a_server() -> None:
+    assert {name for name in REGISTRY if takes_server(name)} == {
+        "device_query", "get_active_thread_percentage", "get_client_list", "get_device_client_list",
+        "get_device_pinned_mem_limit", "get_server_status", "ps", "set_active_thread_percentage",
+        "set_device_pinned_mem_limit", "shutdown_server", "terminate_client",
+    }  # fmt: skip
