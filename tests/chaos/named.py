@@ -37,6 +37,7 @@ LIMITS: Final = (
     {"client-priority": "1"},
     {"pinned-memory-limit": "1=1G", "active-thread-percentage": "75"},
 )
+VERBS: Final = ("create", "create", "delete", "make", "make", "make", "remove", "set", "apply", "apply", "show")
 WORKS: Final = ("copies", "kernels", "contexts", "streams", "memory")
 STRIKES: Final = {
     Kind.CLIENT_KILL: 5,
@@ -115,17 +116,15 @@ class NamedSoak(Soak):
     async def _do_chaos(self, cast: trio.Nursery) -> None:
         cast.start_soon(self._strike)
         source = random.Random(f"{self.seed}/named commands")
+        await self._command(source, "apply", len(SERVERS))
         while now() < self.testbed.began + self.seconds:
-            await self._command(source)
+            await self._command(source, source.choice(VERBS), source.randint(1, len(SERVERS)))
             await trio.sleep(source.choice((0, 0, 0.2, 0.7)))
 
-    async def _command(self, source: random.Random) -> None:
-        """Give a command; what is listed afterwards must be what it was to do."""
+    async def _command(self, source: random.Random, verb: str, count: int) -> None:
+        """Give a command (a file names ``count`` servers); what is listed afterwards must be what it was to do."""
         server, namespace = source.choice(SERVERS), source.choice(NAMESPACES)
         forced = source.random() < 0.6
-        verb = source.choice(
-            ("create", "create", "delete", "make", "make", "make", "remove", "set", "apply", "apply", "show")
-        )
         before, began = self.places, now()
         of_server = frozenset(place for place in before if place[0] == server)
         uid = self.testbed.uids[SERVERS.index(server)]
@@ -146,7 +145,7 @@ class NamedSoak(Soak):
                 words, wanted = ["namespace", "set", namespace, f"--server={server}", *_options(source)], before
             case "apply":
                 prune = source.random() < 0.5
-                named = self._write_file(source)
+                named = self._write_file(source, count)
                 words = ["config", "apply", str(self._file), *["--prune"] * prune, *force]
                 wanted = named if prune else before | named
             case _:
@@ -174,9 +173,9 @@ class NamedSoak(Soak):
         self.places = after
         self.testbed.counts[f"named {' '.join(words.split()[:2])}: {status}"] += 1
 
-    def _write_file(self, source: random.Random) -> Places:
+    def _write_file(self, source: random.Random, count: int) -> Places:
         lines, named = ['schema_version = "1.0"'], set()
-        for server in source.sample(SERVERS, source.randint(1, len(SERVERS))):
+        for server in source.sample(SERVERS, count):
             lines += [f"[servers.{server}]", f"uid = {self.testbed.uids[SERVERS.index(server)]}"]
             named.add((server, "default"))
             for namespace in source.sample(NAMESPACES, source.randint(0, len(NAMESPACES))):

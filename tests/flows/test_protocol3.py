@@ -86,7 +86,7 @@ class Replay:
         added = {name: self.text(value) for name, value in step.get("env", {}).items()}
         self.daemon.settings = {**settings, **added}
         try:
-            starts = words[:1] == ["-d"]
+            starts = not {"-d", "--daemon"}.isdisjoint(words)
             done = self.daemon.start(*words) if starts else self.daemon.run(words, step.get("in", ""), step.get("as"))
         finally:
             self.daemon.settings = settings

@@ -31,7 +31,7 @@ class _StartingOperator:
 
 
 async def apply_configuration(dispatcher: Dispatcher, path: str, text: bytes) -> None:
-    """Apply a file, and return when its servers are ready or cannot start; say on standard error what failed."""
+    """Apply a file as `config apply` does, and return when that is answered; say on standard error what failed."""
     operator = _StartingOperator()
     session = dispatcher.serials.take()
     dispatcher.operators[session] = operator
