@@ -79,6 +79,28 @@ def test_1_the_four_clients_of_the_documents(daemon: DaemonProcess, make_client:
     assert (after[0] != before[0], after[1] != before[1], after[2] == before[2]) == (True, True, True)
 
 
+@pytest.mark.parametrize("connected", [False, True])
+def test_1_who_comes_while_executors_are_replaced_is_held(
+    daemon: DaemonProcess, make_client: Make, connected: bool
+) -> None:
+    culprit, elsewhere, late = make_client().connect(0), make_client().connect(2), make_client()
+    (server,) = daemon.servers()
+    culprit.do("illegal")
+    assert culprit.do("sync") == FATAL
+    wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
+    # It frees nothing for some seconds, and then ends: whoever comes now comes before the next one.
+    os.kill(_executors(daemon, server)[0], signal.SIGSTOP)
+    culprit.end(signal.SIGKILL)
+    if connected:
+        assert elsewhere.do("newctx 2") == READY, "the other devices are there all the time"
+        assert elsewhere.do("newctx 0") == READY
+        late = elsewhere
+    else:
+        assert [late.do("init"), late.do("ctx 0")] == [READY] * 2
+    assert late.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert _status(daemon, server) == "ACTIVE"
+
+
 @pytest.mark.long
 def test_1_the_documented_lines_in_order(daemon: DaemonProcess, make_client: Make) -> None:
     a, b = make_client().connect(0), make_client().connect(0)
