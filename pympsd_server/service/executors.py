@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -137,6 +138,8 @@ class Executors:
     """Called with (device, bytes by client) when that has changed; None: not reported."""
     is_used: Callable[[ExecutorSlot], bool] = lambda slot: True
     """Returns whether a slot has contexts. The executor of an unused one makes room for another user's."""
+    launches: Counter[int] = field(factory=Counter, init=False)
+    """Kernels started by device, in all generations."""
     _running: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
     _generations: dict[int, int] = field(factory=dict, init=False)
     """The last generation by device."""
@@ -277,6 +280,7 @@ class Executors:
                 if isinstance(message, executor_messages.ContextFaulted):
                     self.on_fault(message.context, message.code, message.reason)
                 elif isinstance(message, executor_messages.MemoryUsed):
+                    self.launches[executor.device] += message.launches
                     self._report_memory(executor.slot, message.clients)
                 else:
                     executor.deliver(message, fds)

@@ -88,13 +88,18 @@ async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: st
 
 def _record_memory(containment: Containment, devices: RegisteredDevices) -> None:
     """Report the memory that clients hold to the daemon, and in the folder that every user can read."""
+    recorded: dict[int, list[tuple[int, int]]] = {}
 
     def record(device: int, held: dict[int, int]) -> None:
         clients = containment.server.roster.clients
-        containment.server.link.memory_used(device, {each: held[each] for each in held if each in clients})
+        launches = containment.executors.launches[device]
+        containment.server.link.memory_used(device, {each: held[each] for each in held if each in clients}, launches)
         present = [(clients[serial].pid, count) for serial, count in held.items() if serial in clients]
         left = sum(count for serial, count in held.items() if serial not in clients)
-        devices.report(device, [*present, (GONE, left)] if left else present)
+        rows = [*present, (GONE, left)] if left else present
+        if rows != recorded.get(device):  # else kernels were launched, no more
+            devices.report(device, rows)
+            recorded[device] = rows
 
     containment.executors.on_memory = record
 
