@@ -29,6 +29,9 @@ HOLD_SECONDS: Final = 30.0
 """The limit for holding a newcomer while executors are replaced: on a GPU that takes some seconds, an executor that
 does not become ready twice as long as this; who started the program should not wait for that without a word."""
 
+REACHED: Final = "a fatal GPU fault of another context has reached this one"
+"""The reason that contexts hear which a fault reaches; the culprit has its own."""
+
 
 @define
 class Containment:
@@ -88,7 +91,8 @@ class Containment:
         if self.server.devices[context.device].contains_faults:
             self.server.log.info("context_inactive", pid=client.pid, context=context.number)
             return
-        self._contain(context.slot, code, reason)
+        # Its kernel and addresses are nobody else's business: other clients may be other users'.
+        self._contain(context.slot, code, REACHED)
 
     def executor_lost(self, slot: ExecutorSlot, reason: str) -> None:
         """Handle the unexpected end of an executor as a fatal fault of its device."""

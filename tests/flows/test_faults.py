@@ -60,6 +60,8 @@ def test_1_the_four_clients_of_the_documents(daemon: DaemonProcess, make_client:
     assert b.first_error() == ELSEWHERE
     assert b.do("ctx 0") == READY
     assert b.first_error() == FATAL
+    assert b.do("error").endswith("a fatal GPU fault of another context has reached this one")
+    assert "of another" not in a.do("error")
     assert c.first_error() == ELSEWHERE
     assert c.do("sync") == ELSEWHERE
     assert d.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"

@@ -289,6 +289,14 @@ def test_an_ordinary_users_daemon_and_clients_of_others_refuse_each_other(own: D
         assert f"runs as uid {OTHER}; only root's and your own (uid {uid}) is trusted" in client.do("error")
     finally:
         _end(client)
+    # The daemon: a line that names both.
+    wait_until(
+        lambda: any(
+            text.startswith(f"Refusing client {client.pid} from user {uid}: ") and f"user {OTHER} runs this" in text
+            for text in own.log()
+        ),
+        "the line of the refusal",
+    )
     assert own.servers() == []
 
 
