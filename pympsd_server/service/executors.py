@@ -127,7 +127,6 @@ class Executors:
 
     devices: tuple[DeviceFacts, ...]
     backend: str
-    show_as: str
     nursery: trio.Nursery
     log: Any
     on_fault: Callable[[int, int, str], None] = lambda serial, code, reason: None
@@ -212,7 +211,7 @@ class Executors:
     async def _run(self, slot: ExecutorSlot, generation: int, task_status: Any) -> None:
         device = slot.device
         try:
-            ours, process = await _spawn(self.show_as)
+            ours, process = await _spawn()
         except OSError as error:
             reason = f"the executor of device {device} could not be started: {explain(error)}"
             if error.errno in EXHAUSTED:
@@ -301,14 +300,14 @@ def _first(group: BaseExceptionGroup[ExecutorError]) -> ExecutorError:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _spawn(show_as: str) -> tuple[socket.socket, trio.Process]:
+async def _spawn() -> tuple[socket.socket, trio.Process]:
     main = os.path.join(os.path.dirname(os.path.dirname(__file__)), "executor", "__main__.py")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         try:
             # It inherits the server's standard streams: errors go to the daemon.
             process = await open_process(
-                [sys.executable, "-I", main, "--link-fd", str(theirs.fileno()), "--name", show_as],
+                [sys.executable, "-I", main, "--link-fd", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": NOWHERE},
             )
