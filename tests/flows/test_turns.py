@@ -256,11 +256,12 @@ def test_a_forced_shutdown_gives_the_turn_away_at_once(start: Start) -> None:
 
 
 @pytest.fixture
-def own(directory: Path) -> Iterator[DaemonProcess]:
-    """The directories of user OTHER, with a daemon that is not started."""
+def own(directory: Path, request: pytest.FixtureRequest) -> Iterator[DaemonProcess]:
+    """The directories of user OTHER, or of the parameter, with a daemon that is not started."""
+    uid = getattr(request, "param", OTHER)
     for name in ("pipe", "log"):
-        os.chown(directory / name, OTHER, OTHER)
-    daemon = DaemonProcess(directory, uid=OTHER)
+        os.chown(directory / name, uid, uid)
+    daemon = DaemonProcess(directory, uid=uid)
     yield daemon
     daemon.stop()
 
@@ -275,6 +276,17 @@ def test_an_ordinary_users_daemon_serves_its_own_user(own: DaemonProcess) -> Non
         refused = own.run([], f"start_server -uid {NOBODY}")
         assert f"run by user {OTHER} and can serve only that user" in refused.stderr
         assert own.servers() == [server]
+    finally:
+        _end(client)
+
+
+@pytest.mark.parametrize("own", [NOBODY], indirect=True)
+def test_a_client_of_nobodys_daemon_is_told_who_that_may_be(own: DaemonProcess) -> None:
+    assert own.start().returncode == 0
+    client = ClientProcess.start({**own.environment, "PYMPSD_REQUIRE_MPS": "1"}, OTHER)
+    try:
+        assert client.do("init") == REFUSED
+        assert f"runs as uid {NOBODY} (nobody, or a user of another user namespace)" in client.do("error")
     finally:
         _end(client)
 
